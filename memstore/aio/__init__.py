@@ -37,3 +37,7 @@ __all__ = [
     "read_rows",
     "stores",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call

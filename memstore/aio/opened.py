@@ -143,7 +143,9 @@ class Opened(Awaits[Store]):
         """By its root, as a Store. What was made when this one was opened is there for others."""
         self.check_open()
         if self._store is None and self._mode == "w":
-            raise TypeError(f"the store {self.root} of mode 'w' isn't opened yet, and a copy would begin it anew: await it")
+            raise TypeError(
+                f"the store {self.root} of mode 'w' isn't opened yet, and a copy would begin it anew: await it"
+            )
         if self._store is None:
             return type(self), (self.root, self._mode, dict(self._options))
         kept = {name: self._options[name] for name in ("verify", "allow_pickle", "timeout")}

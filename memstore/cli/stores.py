@@ -36,7 +36,7 @@ def stores(remove: bool, force: bool, yes: bool, as_json: bool) -> None:
     if (force or yes) and not remove:
         raise click.UsageError(f"{'--force' if force else '--yes'} is for --remove: say that too, or leave it out")
     found = memstore.stores()
-    chosen = [one for one in found if _may_go(one, force=force)] if remove else []
+    chosen = [one for one in found if may_go(one, force=force)] if remove else []
     if not as_json and not columns.write(_TITLES, map(_cells, found), right=("size", "age", "changed")):
         render.console.print("no store on /dev/shm, and none that is open")
     if not remove:
@@ -58,7 +58,8 @@ def stores(remove: bool, force: bool, yes: bool, as_json: bool) -> None:
         sys.exit(REFUSED)
 
 
-def _may_go(one: StoreSummary, *, force: bool) -> bool:
+def may_go(one: StoreSummary, *, force: bool) -> bool:
+    """Whether `--remove` removes it: what is served never goes."""
     return not one.is_served and (force or not (one.pids or one.is_member))
 
 

@@ -6,6 +6,7 @@ lie, as far as this user may look. A process that has a store open maps its door
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import defaultdict
@@ -79,14 +80,15 @@ def _opened() -> dict[str, set[int]]:
 def _summary(root: str, pids: set[int], locks: set[tuple[int, int]]) -> StoreSummary | None:
     """None: it was removed meanwhile, or is the state of a store on storage that hosts share."""
     settings: Settings | None = None
-    try:
+    with contextlib.suppress(MemstoreError, OSError):  # damaged, newer, or closed to this user: it takes space as well
         settings = folder.read_settings(root)
-    except (MemstoreError, OSError):  # damaged, of a newer memstore, or closed to this user: it takes space all the same
-        pass
     if settings is not None and settings.shared is not None:
         return None
     try:
-        status, nbytes = os.stat(f"{root}/{folder.SETTINGS}"), _size_of(f"{root}/{SEGMENTS}") + _size_of(f"{root}/{CATALOG}")
+        status, nbytes = (
+            os.stat(f"{root}/{folder.SETTINGS}"),
+            _size_of(f"{root}/{SEGMENTS}") + _size_of(f"{root}/{CATALOG}"),
+        )
         created = min(status.st_mtime, _changed(f"{root}/catalog"))
         changed = max(created, _changed(f"{root}/{SEGMENTS}"), _changed(f"{root}/{CATALOG}/data.mdb"))
     except FileNotFoundError:

@@ -64,6 +64,7 @@ from memstore.errors import (
     NotServedError,
     PermissionDeniedError,
     ReadOnlyError,
+    StoreClosedError,
 )
 
 log = logging.getLogger("memstore")
@@ -137,7 +138,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
             raise
     root = use.root
     if root.lock is not None and mode != "r":
-        with _closed_on_error(use):
+        with _closed_on_error(use), _replacement_told(root):
             if is_new:
                 # If the last owner died, `run` recovers first, so that what it committed is seen here.
                 root.lock.run(lambda: check_headers(root, LOOKED_AT), deadline)
@@ -201,7 +202,9 @@ def _give_up(path: str, settings: Settings | None, creation: Creation) -> None:
         check_alone(path, settings)
         group = _chosen(creation).unix_group
         if os.stat(path).st_uid != os.geteuid():
-            raise PermissionDeniedError(f"{path} belongs to another user, who alone begins it anew: clear() deletes keys")
+            raise PermissionDeniedError(
+                f"{path} belongs to another user, who alone begins it anew: clear() deletes keys"
+            )
         if group is not None and os.geteuid() != 0 and group not in (os.getegid(), *os.getgroups()):
             raise PermissionDeniedError(f"{path}: this process is not in the group {creation.unix_group!r}")
     with unserved(path):
@@ -215,7 +218,9 @@ def destroy_root(path: str, timeout: float) -> None:
     """
     path, deadline = os.path.abspath(path), deadline_after(timeout)
     if not os.path.lexists(path):
-        raise NotAStoreError(f"{path} doesn't exist: nothing was removed; memstore.stores() lists the stores of this host")
+        raise NotAStoreError(
+            f"{path} doesn't exist: nothing was removed; memstore.stores() lists the stores of this host"
+        )
     folder.ensure_folder(path, None, create=False)
     is_link, path = os.path.islink(path), os.path.realpath(path)
     with _permission_errors(path), folder.locked(path, deadline, registry.lock) as fd:
@@ -394,6 +399,16 @@ def _join(
 
 def _is_read_only(path: str) -> bool:
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+@contextlib.contextmanager
+def _replacement_told(root: Root) -> Generator[None]:
+    """Another thread may begin the store anew before its opening has come to its end."""
+    try:
+        yield
+    except StoreClosedError:
+        root.check_in_place()
+        raise
 
 
 @contextlib.contextmanager
