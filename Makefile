@@ -2,6 +2,7 @@
 #
 #   make demo        a trainer and two evaluators share weights; one evaluator is killed on the way
 #   make test        the fast tests              make test-full   all of them, on twice the workers: most wait for others
+#   make test-alone    each file of tests in a process of its own; part of test-full
 #   make test-torchrl  the tests with torchrl, in an environment of its own; part of test-full
 #   make check       ruff, basedpyright, docs     make bench       the benchmarks, with their goals
 #   make format      ruff format                 make bench-long  ten minutes of overwrites: does anything grow?
@@ -25,7 +26,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 # Thousands of processes import memstore: each would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-full test-torchrl check lint types docs bench bench-long format clean dist try-dist release-check
+.PHONY: demo test test-full test-alone test-torchrl check lint types docs bench bench-long format clean dist try-dist release-check
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-demo
@@ -37,8 +38,13 @@ test: $(VENV)/.has-test
 # The extras are those without which a test is skipped: it draws plots, builds the site, and has the archives checked.
 test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-release
 	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $$(($(WORKERS) + 1)) --dist worksteal -m "full or not full"
+	@$(MAKE) --no-print-directory test-alone
 	@if $(MAKE) --no-print-directory $(WITH_TORCHRL)/.has-torchrl; then $(MAKE) --no-print-directory test-torchrl; else \
 		echo "memstore: skipped make test-torchrl: torchrl could not be installed, see above" >&2; fi
+
+# In a run of all files a test may rely on what another file has imported, warmed or left.
+test-alone: $(VENV)/.has-test
+	$(RUN) -m tests.alone -n $(WORKERS)
 
 # torchrl 0.14 wants tensordict 0.14, and memstore's own tests are run with 0.15.
 test-torchrl: $(WITH_TORCHRL)/.has-torchrl

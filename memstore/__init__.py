@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any
 from memstore.errors import (
     AddressUnavailableError,
     AlreadyExistsError,
+    AmbiguousCheckpointError,
     ContentionError,
     CorruptionError,
     CrossHostError,
@@ -166,6 +167,7 @@ _ROOMS = frozenset({"aio", "convert", "deferred_init", "errors", "fake", "integr
 __all__ = [
     "AddressUnavailableError",
     "AlreadyExistsError",
+    "AmbiguousCheckpointError",
     "AppState",
     "BlockShuffle",
     "Cluster",

@@ -52,6 +52,14 @@ def older_version(value: Any) -> int:
     return max(0, min(whole_number("newer_than", value), LARGEST_VERSION))
 
 
+def older_versions(value: Any) -> dict[str, int] | int:
+    """Returns `newer_than` of several keys: versions by key, or one for all. Raises TypeError."""
+    if not isinstance(value, Mapping):
+        return older_version(value)
+    found = cast("Mapping[str, Any]", value)
+    return {key: older_version(version) for key, version in found.items()}
+
+
 def seconds_of(name: str, value: Any, *, otherwise: str = "") -> float:
     """Returns the number. Raises TypeError for what is none, ValueError for one below 0 and for nan.
 

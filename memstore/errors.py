@@ -16,6 +16,7 @@
     │   ├── NotAStoreError
     │   ├── AlreadyExistsError (FileExistsError)
     │   ├── FormatVersionError
+    │   ├── AmbiguousCheckpointError                a folder has checkpoints of two libraries
     │   ├── PermissionDeniedError (PermissionError)
     │   ├── UnsupportedFilesystemError
     │   ├── ReadOnlyError
@@ -149,6 +150,10 @@ class AlreadyExistsError(MemstoreError, FileExistsError):
 
 class FormatVersionError(MemstoreError):
     """The store was written by a version of memstore that this one can't read."""
+
+
+class AmbiguousCheckpointError(MemstoreError):
+    """A folder has a checkpoint of memstore and one of another library, and nothing says which is newer."""
 
 
 class PermissionDeniedError(MemstoreError, PermissionError):
@@ -286,3 +291,26 @@ class TransportUnavailableError(MemstoreError):
 
 class StaleMembershipError(MemstoreError):
     """This host was removed from the cluster, and its values are no longer part of the store."""
+
+
+# --- of snapshots: each is also the error that torchsnapshot raises in its place, since callers catch that ------------
+
+
+class NoSnapshotError(NotAStoreError, FileNotFoundError, RuntimeError):
+    """There is nothing to restore: no such folder, or one without a manifest. Callers start afresh.
+
+    A folder of another kind (a store, a checkpoint of another library) is a plain NotAStoreError: what was saved there
+    would be lost by a fresh start.
+    """
+
+
+class SnapshotMismatchError(StructureMismatchError, RuntimeError):
+    """What is to be restored has other names, shapes or dtypes than the snapshot. Nothing was restored."""
+
+
+class NoSuchPathError(KeyNotFoundError, RuntimeError):
+    """The snapshot has no tensor or object at this path."""
+
+
+class NoSuchStateError(KeyNotFoundError, AssertionError):
+    """The snapshot has no state dict under this name."""

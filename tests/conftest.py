@@ -23,6 +23,7 @@ from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS
 from memstore.testing.fork_server import ForkServer
 from tests.examples import examples
+from tests.huge_pages import ask_at_any_price
 from tests.leaks import find_leaks
 from tests.ranks.worlds import rank_server, ranks2, ranks4, world2, world4  # noqa: F401 - fixtures of several folders
 
@@ -35,6 +36,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("full", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "memstore"))
+
+ask_at_any_price()
 
 # One import of torch for all the processes that tests start with the method "forkserver", not one in each.
 multiprocessing.set_forkserver_preload(["tensordict", "memstore.store.opening", "memstore.contents"])
@@ -107,6 +110,15 @@ def opener(root: str) -> Iterator[Callable[..., memstore.Store]]:
     yield open_store
     for one in opened:
         one.close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Says the seed of the order, which pytest-randomly does not do in a quiet run. --randomly-seed=... repeats it."""
+    options, reporter = session.config.option, session.config.pluginmanager.get_plugin("terminalreporter")
+    seed = getattr(options, "randomly_seed", "default")  # "default": pytest-randomly is not installed, or is off
+    if seed != "default" and reporter is not None and reporter.verbosity < 0:
+        reporter.write_line(f"in random order: --randomly-seed={seed}")
 
 
 _passed = pytest.StashKey[bool]()

@@ -1,13 +1,15 @@
-"""Whether the kernel makes huge pages of files here, as it is asked for them by puts."""
+"""Huge pages of files: whether the kernel makes them here, and operations that ask for them at any price."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 
 import pytest
 
 from memstore.engine import syscalls
+from memstore.engine.files import huge_pages
 
 
 def require_huge_pages(folder: str) -> None:
@@ -21,3 +23,23 @@ def require_huge_pages(folder: str) -> None:
         del mapping
     if not works:
         pytest.skip(f"the kernel makes no huge pages of files in {folder}")
+
+
+class _AtAnyPrice(huge_pages.PagePrices):
+    def prefers_huge(self) -> bool:
+        return True
+
+
+def ask_at_any_price() -> None:
+    """In this process and its children: so that an operation has the same steps each time, whatever memory costs."""
+    huge_pages.prices = _AtAnyPrice()
+
+
+def warm_huge_pages(nbytes: int) -> None:
+    """Takes huge pages and gives them back: the next who asks gets these, and none that costs more than small ones.
+
+    Free memory that a virtual machine has given back to its host, or never had, costs ten times as much.
+    """
+    with mmap.mmap(-1, nbytes + syscalls.HUGE_PAGE) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory[:: syscalls.PAGE] = bytes(len(memory) // syscalls.PAGE)

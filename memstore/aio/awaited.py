@@ -52,10 +52,11 @@ class Awaits(ABC, Generic[Blocking]):
         lane: Hashable,
         is_timed: bool,
         settles: bool = False,
+        undo: Callable[[R], object] | None = None,
     ) -> R:
-        """Calls a method in a thread, within the call's timeout, if it takes one."""
+        """Calls a method in a thread, within the call's timeout, if it takes one; `settles` and `undo`: see `call`."""
         if not is_timed:
-            return await call(lane, lambda waited: method(self.blocking(), *arguments, **options))
+            return await call(lane, lambda waited: method(self.blocking(), *arguments, **options), undo=undo)
         given = options.get("timeout")
         seconds = self.timeout if given is None else given
         deadline_after(seconds)  # refuses what is no number
@@ -64,7 +65,7 @@ class Awaits(ABC, Generic[Blocking]):
             left = {"timeout": max(seconds - waited, 0.0)} if waited > WORTH_COUNTING else {}
             return method(self.blocking(), *arguments, **{**options, **left})
 
-        return await call(lane, make, seconds, settles=settles)
+        return await call(lane, make, seconds, settles=settles, undo=undo)
 
 
 @overload

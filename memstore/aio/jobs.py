@@ -6,12 +6,16 @@
    one that has is made whole.
 3. Under way, and it writes into memory of the caller's (`settles`): the task goes on when the call has ended, so that
    nothing is written there any more. A call that asks before it writes holds the task only while it does.
+4. Over, but the task doesn't get what it gives: `undo` is called with that, in a thread. So rows that a sample has
+   taken from all others are put back. Such a task may be cancelled at three moments: before the thread is done,
+   before the loop has seen that, and before the task has gone on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -20,9 +24,11 @@ from memstore.aio.torch_state import TorchState
 
 T = TypeVar("T")
 
+log = logging.getLogger("memstore")
+
 
 class Job(Generic[T]):
-    """Made in the loop whose task waits for it. Its lane's lock guards what changes.
+    """Made in the loop whose task waits for it, if one does. Its lane's lock guards what changes.
 
     Attributes:
         future: of that loop; what the task awaits.
@@ -31,15 +37,42 @@ class Job(Generic[T]):
         function: called with the seconds that it has waited for a thread. None: it is not to run.
     """
 
-    __slots__ = ("_context", "_error", "_loop", "_made", "_result", "_state", "function", "future", "settled", "thread")
+    __slots__ = (
+        "_add",
+        "_context",
+        "_error",
+        "_loop",
+        "_made",
+        "_result",
+        "_state",
+        "_undo",
+        "function",
+        "future",
+        "settled",
+        "thread",
+    )
 
-    def __init__(self, function: Callable[[float], T]) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(
+        self,
+        function: Callable[[float], T],
+        add: Callable[[Job[Any]], object],
+        undo: Callable[[T], object] | None = None,
+        *,
+        is_awaited: bool = True,
+    ) -> None:
+        """
+        Args:
+            add: gives another job to the lane.
+            undo: called in a thread with what the function gave, if the task doesn't get it.
+            is_awaited: a task of this loop waits for it. False: nobody does, and what it raises is noted in the log.
+        """
+        self._loop = asyncio.get_running_loop() if is_awaited else None
+        self._add, self._undo = add, undo
         self._context, self._state = contextvars.copy_context(), TorchState()
         self._made = time.monotonic()
         self._result: Any = None
         self._error: BaseException | None = None
-        self.future: asyncio.Future[T] | None = self._loop.create_future()
+        self.future: asyncio.Future[T] | None = None if self._loop is None else self._loop.create_future()
         self.settled: asyncio.Future[None] | None = None
         self.function: Callable[[float], T] | None = function
         self.thread = 0
@@ -52,19 +85,41 @@ class Job(Generic[T]):
         except BaseException as error:
             self._error = error
 
+    def drop(self) -> None:
+        """In a thread: the task doesn't get what the function gave."""
+        result, error, self._result, self._error = self._result, self._error, None, None
+        if error is None and self._undo is not None:
+            try:
+                self._undo(result)
+            except Exception as failed:
+                log.info("memstore.aio: %s", str(failed))
+
+    def drop_soon(self, result: T) -> None:
+        """In the loop: the same, in a thread of the lane."""
+        if self._undo is not None:
+            undo = self._undo
+            self._add(Job(lambda _: undo(result), self._add, is_awaited=False))
+
     def deliver(self) -> None:
         """To the task, from any thread. By the time when the task goes on, nothing here refers to what it gets."""
+        if self._loop is None:
+            if self._error is not None:
+                log.info("memstore.aio: %s", str(self._error))
+            self._result = self._error = None
+            return
         try:
             self._loop.call_soon_threadsafe(self._set)
         except RuntimeError:  # the loop was closed: nobody waits
-            self._result = self._error = None
+            self.drop()
 
     def _set(self) -> None:
         future, self.future = self.future, None
-        result, error, self._result, self._error = self._result, self._error, None, None
         if self.settled is not None:
             self.settled.set_result(None)
+        result, error, self._result, self._error = self._result, self._error, None, None
         if future is None or future.done():
+            if error is None:
+                self.drop_soon(result)
             return
         if error is None:
             future.set_result(result)

@@ -114,7 +114,10 @@ class Lane:
         del function
         with self._some:
             job.thread = 0
-            ABANDONED.pop(me, None)
+            is_given_up = ABANDONED.pop(me, None) is not None
+        if is_given_up:
+            job.drop()
+        with self._some:
             self._running -= 1
             self._quiet.notify_all()
         job.deliver()
@@ -144,6 +147,7 @@ async def call(
     *,
     settles: bool = False,
     asks: bool = False,
+    undo: Callable[[T], object] | None = None,
 ) -> T:
     """Calls a function in a thread of a lane, and awaits what it gives.
 
@@ -152,6 +156,7 @@ async def call(
         seconds: that it may wait for one, at most; None: as long as it takes.
         settles: it writes into memory of the caller's: a task that is cancelled goes on when the call has ended.
         asks: it does so `writing` (`memstore/abandoned.py`): before and after that, the task goes on at once.
+        undo: called in a thread of the lane with what the function gave, if the task was cancelled and doesn't get it.
 
     Raises:
         StoreTimeoutError: no thread had time for it.
@@ -160,7 +165,7 @@ async def call(
     lane = _lanes.get(name)
     if lane is None:
         lane = _lanes.setdefault(name, Lane())
-    job = Job(function)
+    job = Job(function, lane.add, undo)
     future = job.future
     assert future is not None, "nobody has run it"
     timer: asyncio.TimerHandle | None = None
@@ -169,7 +174,9 @@ async def call(
     try:
         return await future
     except asyncio.CancelledError:
-        if not lane.take_back(job) and settles:
+        if future.done() and not future.cancelled() and future.exception() is None:  # cancelled before it went on
+            job.drop_soon(future.result())
+        elif not lane.take_back(job) and settles:
             await _settle(lane, job, asks=asks)
         raise
     finally:

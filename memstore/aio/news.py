@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Hashable, Mapping
+import time
+from collections.abc import Hashable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from memstore.aio.awaited import called_as
 from memstore.aio.elsewhere import HERE_BY_NOW, Elsewhere
 from memstore.aio.lanes import HERE, call
 from memstore.aio.opened import Opened
-from memstore.aio.waits import LOOK_AGAIN, Waiting, news_of
+from memstore.aio.waits import LOOK_AGAIN, Waiting, change_of, news_of
 from memstore.arguments import older_version
 from memstore.engine import Root, deadline_after, home_now, index, is_served
 from memstore.errors import StoreTimeoutError
 from memstore.keys import encode_key
-from memstore.listing import Mode
+from memstore.listing import Mode, wanted_of
 from memstore.store.store import Store
 
 
@@ -31,6 +33,35 @@ class Waits(Opened):
     async def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
         seconds = self.timeout if timeout is None else timeout
         return await self._wait_until(key, newer_than, deadline_after(seconds), seconds)
+
+    @called_as(Store.wait_any)
+    async def wait_any(
+        self,
+        keys: Iterable[str] | None = None,
+        *,
+        prefix: str | None = None,
+        newer_than: Mapping[str, int] | int = 0,
+        timeout: float | None = None,
+    ) -> dict[str, int]:
+        wanted = wanted_of(keys, prefix, newer_than)
+        seconds = self.timeout if timeout is None else timeout
+        deadline = deadline_after(seconds)
+        some = (wanted.prefix if wanted.keys is None else wanted.keys[0]).decode()
+        store = self.ready
+        if store is None:
+            store = await call(self.lane_of(some), lambda _: self.blocking())
+        root = store.lend_root(some)[0]
+        while True:
+            self.check_open()
+            seen, now = root.doorbell.state(), time.monotonic()  # before the catalog
+            look = partial(look_at, root, wanted, max(deadline - now, 0.0))
+            found, hears = await call(self.lane_of(some), look)
+            if found:
+                return {name.decode(): version for name, version in found.items()}
+            if time.monotonic() >= deadline:
+                raise index.none_newer(wanted, seconds)
+            until = deadline if hears else min(deadline, now + index.ASK_EVERY)
+            await change_of(root, None, seen, self, until)
 
     async def _wait_until(self, key: str, newer_than: int, deadline: float, seconds: float) -> int:
         """As `wait`, whose timeout of so many seconds ends at this monotonic time."""
@@ -78,6 +109,11 @@ class Waits(Opened):
     def leave_to_parent(self) -> None:
         super().leave_to_parent()
         self._elsewhere = {}  # tasks of the parent's, which go on there
+
+
+def look_at(root: Root, wanted: index.Wanted, seconds: float, _: float) -> tuple[dict[bytes, int], bool]:
+    """The keys that have newer versions by now. Also whether the doorbell tells of all that may come."""
+    return index.newer_versions(lambda: root, wanted, seconds), index.hears_of_all(root, wanted)
 
 
 def home_here(root: Root, name: bytes) -> int | None:

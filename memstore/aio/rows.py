@@ -6,17 +6,28 @@ What looks at memory alone is called as it is: lengths, and rows that a slice sh
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Hashable
+from collections.abc import AsyncIterator, Callable, Generator, Hashable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from memstore.aio.awaited import Awaits, awaited
+from memstore.aio.awaited import Awaits, awaited, called_as
 from memstore.aio.lanes import call
 from memstore.aio.opened import Opened, check_opened
-from memstore.datasets import Dataset
+from memstore.datasets import Dataset, as_name
+from memstore.engine import deadline_after
 from memstore.errors import MemstoreError
-from memstore.replay import RateLimiter, Sampler, SamplerOptions
+from memstore.replay import (
+    RateLimiter,
+    Sampled,
+    Sampler,
+    SamplerOptions,
+    copied_rows,
+    parts_by_age,
+    sample_rows,
+    sample_slices,
+)
 from memstore.replay import ReplayBuffer as BlockingBuffer
 
 if TYPE_CHECKING:
@@ -59,9 +70,12 @@ class AsyncDataset(Awaits[Dataset]):
         """The number of complete rows."""
         return len(self.dataset)
 
-    def __getitem__(self, index: int | slice) -> Any:
-        """Rows over the shared memory, at once, for an int or a slice. For other indices await `read_rows`."""
-        if isinstance(index, int | slice):  # pyright: ignore[reportUnnecessaryIsInstance]
+    def __getitem__(self, index: int | slice | str | tuple[str, ...]) -> Any:
+        """Rows over the shared memory, at once, for an int or a slice, or a column, for the name of a leaf.
+
+        For other indices await `read_rows`.
+        """
+        if isinstance(index, int | slice) or as_name(index) is not None:
             return self.dataset[index]
         raise TypeError(f"rows by {type(index).__qualname__} are copied: await read_rows(index)")
 
@@ -163,10 +177,41 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
 
     add = awaited(BlockingBuffer.add)
     extend = awaited(BlockingBuffer.extend)
-    sample = awaited(BlockingBuffer.sample, lane=lane_of_samples)
-    sample_slices = awaited(BlockingBuffer.sample_slices, lane=lane_of_samples)
     update_priority = awaited(BlockingBuffer.update_priority)
     flush = awaited(BlockingBuffer.flush)
+
+    @called_as(BlockingBuffer.sample)
+    async def sample(self, *arguments: Any, **options: Any) -> Any:
+        return await self._sampled(sample_rows, arguments, options)
+
+    @called_as(BlockingBuffer.sample_slices)
+    async def sample_slices(self, *arguments: Any, **options: Any) -> Any:
+        return await self._sampled(sample_slices, arguments, options)
+
+    read_rows = awaited(BlockingBuffer.read_rows)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        """Copies of the whole rows that are there now, from the oldest on, without those that are overwritten since."""
+        lane = self.lane_of(None)
+        for positions in await call(lane, lambda _: parts_by_age(self.blocking())):
+            read = partial(copied_rows, self.blocking(), positions, deadline_after(self.timeout))
+            for row in (await call(lane, lambda _, read=read: read())).unbind(0):
+                yield row
+
+    async def _sampled(
+        self, sample: Callable[..., Sampled], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        """What a sample has taken from all others is put back if its task is cancelled, and doesn't get it."""
+        found = await self.made(
+            sample,
+            arguments,
+            options,
+            lane=self.lane_of_samples(None),
+            is_timed=True,
+            settles=options.get("out") is not None,
+            undo=Sampled.put_back,
+        )
+        return found.value
 
     @property
     def capacity(self) -> int:

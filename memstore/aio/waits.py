@@ -29,6 +29,7 @@ _BETWEEN_GLANCES = 0.002  # seconds, where nobody can be heard
 
 _FOR_EVER = 1e7  # seconds: no timer is set for so long
 _CLOSED = "the store {} was closed: memstore.aio.open it again"
+_ALL_BELLS = -1
 LOOK_AGAIN = -1  # in place of a version: something has changed, such as the hosts of the store
 
 
@@ -42,7 +43,8 @@ class Waiting:
     """One wait of a task. Make it in the task's loop.
 
     Attributes:
-        seen: the word of the key's bell at its last look; -1: there was none.
+        name: the key; None: it is of all keys, and of any change.
+        seen: the word of the key's bell at its last look, or of all of them the state; -1: there was none.
         is_of_any_change: it is told LOOK_AGAIN whenever that word changes, and each second.
         owner: the store object that it was asked of: see `end_waits`.
         membership: under which the key's home is here; 0: of a store that nobody serves.
@@ -51,11 +53,11 @@ class Waiting:
 
     __slots__ = ("bell", "future", "is_of_any_change", "loop", "membership", "name", "newer_than", "owner", "seen")
 
-    def __init__(self, root: Root, name: bytes, newer_than: int, membership: int, owner: Owner) -> None:
-        self.name, self.newer_than, self.membership, self.owner = name, newer_than, membership, owner
-        self.bell = root.doorbell.bell(name)
+    def __init__(self, root: Root, name: bytes | None, newer_than: int, membership: int, owner: Owner) -> None:
+        self.name, self.newer_than, self.membership, self.owner = name or b"", newer_than, membership, owner
+        self.bell = _ALL_BELLS if name is None else root.doorbell.bell(name)
         self.seen = -1
-        self.is_of_any_change = False
+        self.is_of_any_change = name is None
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[int] = self.loop.create_future()
 
@@ -151,7 +153,10 @@ class _Room:
         for waiting in self._waiting.values():
             word = words.get(waiting.bell)
             if word is None:
-                word = words[waiting.bell] = self._root.doorbell.load(waiting.bell)  # before the catalog
+                bell, doorbell = waiting.bell, self._root.doorbell
+                word = words[bell] = (
+                    doorbell.state() if bell == _ALL_BELLS else doorbell.load(bell)
+                )  # before the catalog
             if word != waiting.seen or looks_at_all:
                 waiting.seen = word
                 due.append(waiting)
@@ -245,8 +250,11 @@ async def news_of(root: Root, waiting: Waiting, deadline: float) -> int | None:
                 room.drop(waiting)
 
 
-async def change_of(root: Root, name: bytes, seen: int, owner: Owner, deadline: float) -> None:
-    """Returns when something has changed for a key since its bell's word was `seen`, or may have; or then."""
+async def change_of(root: Root, name: bytes | None, seen: int, owner: Owner, deadline: float) -> None:
+    """Returns when something has changed for a key since its bell's word was `seen`, or may have; or then.
+
+    `name`: None: for any key, since the doorbell's state was that.
+    """
     waiting = Waiting(root, name, 0, 0, owner)
     waiting.is_of_any_change, waiting.seen = True, seen
     await news_of(root, waiting, deadline)

@@ -30,6 +30,13 @@ TARGETS = tuple(name for name in FORMATS if name != "torchsnapshot")
 )
 @click.option("--allow-pickle", is_flag=True, help="Read and write objects that need pickle, which can run code.")
 @click.option("--untie", is_flag=True, help="Store tensors that share memory separately, if DST can't keep them tied.")
+@click.option(
+    "--max-expanded",
+    default="16GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="The most that expanded tensors may take in DST beyond what they take in SRC.",
+)
 @as_json
 def convert(
     source: str,
@@ -38,6 +45,7 @@ def convert(
     target_as: str | None,
     allow_pickle: bool,
     untie: bool,
+    max_expanded: str,
     as_json: bool,
 ) -> None:
     """Convert a checkpoint to another format.
@@ -55,6 +63,7 @@ def convert(
             target_as=target_as,
             allow_pickle=allow_pickle,
             untie=untie,
+            max_expanded=max_expanded,
             progress=advance,
         )
     many = "1 tensor" if done.tensors == 1 else f"{done.tensors:,} tensors"

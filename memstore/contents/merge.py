@@ -24,7 +24,7 @@ from memstore.contents.merged_layout import LeafLayout, find_ties
 from memstore.contents.merged_leaves import LeafMerger, LeafOfRank
 from memstore.contents.parts import RankPart
 from memstore.engine import Content, Path, SegmentExtent, base_after, encode_extents, end_of
-from memstore.errors import ShardMismatchError
+from memstore.errors import PartialCommitError, ShardMismatchError
 from memstore.structure import TreesDifferError
 
 log = logging.getLogger("memstore")
@@ -43,6 +43,7 @@ def merge(key: str, parts: Sequence[RankPart], *, with_checksums: bool) -> Conte
     parts = sorted(parts, key=lambda part: part.rank)
     extents, data = _place_segments(parts)
     names, objects, tree = _merge_trees(key, parts)
+    _check_wrapped_shards(key, tree)
     held = _by_name(parts, names, data)
     laid_out = LeafLayout(end_of(extents))
     differing: dict[str, list[int]] = {}
@@ -110,6 +111,22 @@ def _merge_trees(key: str, parts: Sequence[RankPart]) -> tuple[tuple[Path, ...],
             ) from None
     names = structure.tree_names(tree)
     return names.tensors, names.objects, tree
+
+
+def _check_wrapped_shards(key: str, tree: Any) -> None:
+    """Raises ShardMismatchError and PartialCommitError, as for other leaves that ranks hold in parts."""
+    for name, missing, pair in structure.check_wrapped_shards(tree):
+        text = structure.render_path(name)
+        if pair is not None:
+            raise ShardMismatchError(
+                f"{key!r}: {text}: two ranks hold parts that overlap and are not the same", key=key
+            )
+        if missing:
+            raise PartialCommitError(
+                f"{key!r}: all ranks have put their parts, and none holds {missing[0]} of {text}",
+                key=key,
+                missing_boxes=tuple((text, box.offsets, box.shape) for box in missing),
+            )
 
 
 def _merge_objects(parts: Sequence[RankPart], names: Sequence[Path], differing: dict[str, list[int]]) -> list[Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
-from memstore import modes
+import torch
+
+from memstore import modes, structure
 from memstore.arguments import flag
 from memstore.convert.beside import already_there, folder_beside, publish
 from memstore.convert.comparing import compare, take_apart
@@ -21,13 +23,17 @@ from memstore.convert.formats import (
     source_format,
     target_format,
 )
+from memstore.convert.leaves import Found
+from memstore.convert.naming import shown_path
 from memstore.convert.rules import Rules
 from memstore.convert.sources import open_source
 from memstore.convert.targets import draft_target
-from memstore.errors import NotAStoreError, StoreFullError
+from memstore.engine import Path
+from memstore.errors import NotAStoreError, StoreFullError, UnsupportedValueError
 from memstore.formats import Meter
 from memstore.info import Progress
-from memstore.wording import an, check_new_folder, check_progress, of_no_place
+from memstore.structure import expanded_bytes
+from memstore.wording import an, check_new_folder, check_progress, of_no_place, parse_size
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -63,6 +69,7 @@ def convert(
     target_as: str | None = None,
     allow_pickle: bool = False,
     untie: bool = False,
+    max_expanded: int | str = "16GiB",
     progress: Progress | None = None,
 ) -> Converted:
     """Writes a checkpoint in another format. The target is compared with the source before it appears.
@@ -81,10 +88,13 @@ def convert(
         allow_pickle: allow objects that only pickle can read or write. Unpickling can run code, so allow it only if you
             trust the source.
         untie: if the target can't keep shared memory, store each of the tensors that share it separately.
+        max_expanded: bytes, or text ("64GiB"), that all tensors together may take in the target beyond those that they
+            have in the source. A file of a kilobyte can have a tensor of any size, if it is expanded.
         progress: called with the bytes done and the total; each tensor counts twice, for writing and for comparing.
 
     Raises:
-        UnsupportedValueError: the target can't express some leaves (all are named), or the source needs pickle.
+        UnsupportedValueError: the target can't express some leaves (all are named), the source needs pickle, contains
+            itself, nests more than 200 levels deep, or is expanded beyond `max_expanded`.
         AlreadyExistsError: something exists at `target`.
         CorruptionError: the source is damaged, or reading the target back gave other bytes.
         StoreFullError: there isn't enough space.
@@ -102,16 +112,18 @@ def convert(
         ('torch', 'safetensors', 1, 24)
     """
     check_progress(progress)
-    rules = Rules(flag("allow_pickle", allow_pickle), flag("untie", untie))
+    rules = Rules(flag("allow_pickle", allow_pickle), flag("untie", untie), parse_size(max_expanded))
     path, made = _paths(source, target)
     read_as = source_format(path) if source_as is None else checked(source_as, FORMATS)
     write_as = target_format(made) if target_as is None else checked_target(made, target_as)
     if source_as is not None:
         check_source(path, read_as)
     found = open_source(path, read_as, rules)
+    _check_nesting(path, found.value)
     draft = draft_target(write_as, found, rules, made)
     wanted = found.with_value(draft.value)
     tensors = take_apart(draft.value, rules).tensors
+    _check_expanded(path, wanted, tensors, rules)
     nbytes = sum(wanted.leaf(tensor).nbytes for tensor in tensors.values())
     meter = Meter(2 * nbytes, progress)
     with _naming_the_full(made, nbytes), folder_beside(made) as folder:
@@ -151,6 +163,27 @@ def _absolute(path: str | os.PathLike[str]) -> str:
     except TypeError:
         what = an(type(path))
         raise TypeError(f"convert takes the path of a checkpoint and that of the new one, and not {what}") from None
+
+
+def _check_nesting(path: str, value: object) -> None:
+    try:
+        structure.check_nesting(value)
+    except structure.RefusedError as error:
+        raise UnsupportedValueError(f"{path}: {error.message()}") from None
+
+
+def _check_expanded(path: str, found: Found, tensors: Mapping[Path, torch.Tensor], rules: Rules) -> None:
+    """Before anything is written: hours may go by until a disk is full of one number."""
+    more = {name: sum(expanded_bytes(part) for _, part in found.leaf(one).boxes) for name, one in tensors.items()}
+    if sum(more.values()) <= rules.max_expanded:
+        return
+    name = max(more, key=lambda one: more[one])
+    nbytes = found.leaf(tensors[name]).nbytes
+    raise UnsupportedValueError(
+        f"{path}: {shown_path(name)} is expanded: its elements take {nbytes:,} bytes, and lie in "
+        f"{nbytes - more[name]:,}. The target would have {sum(more.values()):,} bytes more than the source, "
+        f"and max_expanded is {rules.max_expanded:,}: allow more if you trust the source"
+    )
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def source_format(path: str) -> Format:
         return "huggingface" if path.endswith(".index.json") else found
     if is_snapshot(path):
         values = frozenset(value.key for value in load_manifest(os.path.abspath(path)).values)
-        return "memstore-dcp" if values == CHECKPOINT_VALUES else "snapshot"
+        return "memstore-dcp" if values - {"wrapped"} == CHECKPOINT_VALUES else "snapshot"
     for name, format in ((DCP_METADATA, "dcp"), (TORCHSNAPSHOT_METADATA, "torchsnapshot")):
         if os.path.lexists(f"{path}/{name}"):
             return cast("Any", format)

@@ -17,7 +17,7 @@ import torch
 from memstore import structure
 from memstore.engine import map_file
 from memstore.sharding import Box, BoxIndex, whole
-from memstore.structure import contiguous_stride
+from memstore.structure import contiguous_stride, memory_of
 
 PIECE = 4 << 20  # bytes that are put together at a time, where a tensor doesn't lie in order
 
@@ -127,13 +127,6 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         (*tensor.shape, size),
         (*(step * size for step in tensor.stride()), 1),
     )
-
-
-def memory_of(tensor: torch.Tensor) -> Bytes:
-    """The bytes of a tensor that is contiguous."""
-    nbytes = tensor.numel() * tensor.itemsize
-    start = int(tensor.storage_offset()) * tensor.itemsize
-    return structure.over(tensor.untyped_storage(), torch.uint8, start, (nbytes,), (1,)).numpy()
 
 
 def stand_in(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from memstore.datasets.batch import Batch, take_batch
 from memstore.datasets.creating import control_of, put_entry
 from memstore.datasets.dataset import Dataset, SharedRows, shared_rows
+from memstore.datasets.indices import NoLeafError, as_name, as_row, in_range
 from memstore.datasets.opening import create_dataset, create_dataset_from, hold_rows, open_dataset
 from memstore.datasets.references import Reference, opened, reduce
 from memstore.datasets.rows import Rows, arrays_over
@@ -27,15 +28,19 @@ from memstore.datasets.tables import rows_html, rows_text
 __all__ = [
     "Batch",
     "Dataset",
+    "NoLeafError",
     "Reference",
     "Rows",
     "SharedRows",
     "Spec",
     "arrays_over",
+    "as_name",
+    "as_row",
     "control_of",
     "create_dataset",
     "create_dataset_from",
     "hold_rows",
+    "in_range",
     "open_dataset",
     "opened",
     "put_entry",

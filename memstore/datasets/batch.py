@@ -15,9 +15,9 @@ from tensordict import (
 
 from memstore.engine import Leaf, Path
 from memstore.errors import MemstoreError, StructureMismatchError, UnsupportedValueError
-from memstore.structure import DTYPES, MAX_DEPTH, Plan, render_path, tensor_of_array, traits
+from memstore.structure import DTYPES, MAX_DEPTH, Plan, render_path, tensor_of_array, why_no_memory
 from memstore.view import StoredTensor
-from memstore.wording import an, an_instance
+from memstore.wording import an_instance
 
 Array = np.ndarray[Any, Any]
 
@@ -117,17 +117,9 @@ def _with_bytes(tensor: torch.Tensor, path: Path) -> torch.Tensor:
     if isinstance(tensor, StoredTensor):
         return tensor.clone()
     check_dense(tensor, render_path(path))
-    what = "a meta tensor" if tensor.is_meta else ""
-    if not what:
-        try:
-            storage = tensor.untyped_storage()
-            is_there = storage.device == tensor.device and not traits.is_cut(tensor)
-            if not is_there or (tensor.numel() and not tensor.data_ptr()):
-                what = f"{an(type(tensor))} whose bytes aren't there"
-        except (RuntimeError, NotImplementedError):  # of a transform, or a fake one
-            what = f"{an(type(tensor))} that has no memory of its own"
-    if what:
-        raise UnsupportedValueError(f"{render_path(path)} is {what}: rows are of dense tensors")
+    reason = why_no_memory(tensor)
+    if reason is not None:
+        raise UnsupportedValueError(f"{render_path(path)} is {reason}; rows are of dense tensors")
     return tensor.detach().cpu()
 
 

@@ -14,7 +14,7 @@ from memstore import contents
 from memstore.abandoned import ABANDONED, check_abandoned
 from memstore.dataloader import Row, as_rows, read_batch
 from memstore.datasets.batch import Batch, take_batch
-from memstore.datasets.indices import as_row, in_range, places_of
+from memstore.datasets.indices import as_name, as_row, in_range, places_of
 from memstore.datasets.references import Reference, opened, reduce
 from memstore.datasets.rows import Rows, capacity_of
 from memstore.datasets.spec import spec_of
@@ -72,15 +72,17 @@ class Dataset(_RowsForLoaders):
 
     @modes.unaffected
     def __getitem__(self, index: Any) -> Any:
-        """Rows, in the structure of the spec: a TensorDict, or a tensor.
+        """Rows, in the structure of the spec: a TensorDict, or a tensor. Or a column: one leaf of all rows.
 
         Args:
             index: an int, or a slice that steps forward, gives tensors over the shared memory: they show what others
-                write there later, and others see what you write to them. Any other index of `read_rows`, except tuples,
-                gives a copy.
+                write there later, and others see what you write to them. So does the name of a leaf, or a tuple of
+                names: `dataset["obs"]`, `dataset["next", "reward"]`, with the rows that are there by now. Any other
+                index of `read_rows`, except tuples, gives a copy.
 
         Raises:
             IndexError: a row that isn't there.
+            KeyError: the spec has no such leaf.
             TypeError, ValueError: `index` doesn't select rows.
             NotAStoreError: the store was removed, or replaced by another one.
         """
@@ -90,6 +92,8 @@ class Dataset(_RowsForLoaders):
             start, stop, step = cast("slice[Any, Any, Any]", index).indices(length)
             if step > 0:
                 return rows.shared(slice(start, max(start, stop), step))
+        if isinstance(index, (str, tuple)) and (names := as_name(index)) is not None:
+            return rows.column(names, length)
         row = as_row(index)
         if row is None:
             try:

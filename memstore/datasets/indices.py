@@ -1,4 +1,4 @@
-"""What the index of a dataset means: one row, or places of rows."""
+"""What the index of a dataset means: a leaf by its name, one row, or places of rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,20 @@ import torch
 from memstore.rows import Index
 
 _BOOLEAN = (torch.bool, np.dtype(np.bool_))
+
+
+class NoLeafError(KeyError):
+    """A KeyError whose message is printed as it is, without quotes around it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def as_name(index: Any) -> tuple[str, ...] | None:
+    """The names that lead to a leaf, or to a part of the spec, if the index is those: a str, or a tuple of them."""
+    if isinstance(index, str):
+        return (index,)
+    return index if isinstance(index, tuple) and index and all(isinstance(name, str) for name in index) else None  # type: ignore[reportUnknownVariableType]
 
 
 def as_row(index: Any) -> int | None:

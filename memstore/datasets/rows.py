@@ -10,6 +10,7 @@ import torch
 
 from memstore import structure
 from memstore.datasets.batch import NUMPY_SAME_SIZE, Array, Batch
+from memstore.datasets.indices import NoLeafError
 from memstore.engine import CONTROL_SIZE, MappedEntry, MutableEntry, Record, sync_rows
 from memstore.structure import DTYPES, Plan
 
@@ -54,6 +55,24 @@ class Rows:
         with torch.inference_mode(False):
             rows = self.value[index]
             return self._own(rows) if isinstance(rows, torch.Tensor) else rows.apply(self._own)
+
+    def column(self, names: tuple[str, ...], length: int) -> Any:
+        """So many rows of one leaf, or of a part of the spec, as `shared`. Raises KeyError, which lists the leaves."""
+        found = self.value
+        for name in names:
+            found = None if isinstance(found, torch.Tensor) else found.get(name, None)
+            if found is None:
+                asked = names[0] if len(names) == 1 else names
+                raise NoLeafError(f"{self._entry.key!r} has no leaf {asked!r}, but {self._leaves()}")
+        with torch.inference_mode(False):
+            rows = found[:length]
+            return self._own(rows) if isinstance(rows, torch.Tensor) else rows.apply(self._own)
+
+    def _leaves(self) -> str:
+        names = [tuple(map(str, leaf.name)) for leaf in self.plan.leaves]
+        if names == [()]:
+            return "rows of one tensor: dataset[:] is all of them"
+        return ", ".join(repr(name[0] if len(name) == 1 else name) for name in names)
 
     def _own(self, view: torch.Tensor) -> torch.Tensor:
         return structure.in_own_storage(view, self._memory, self._entry.mapping)

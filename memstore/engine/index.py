@@ -1,4 +1,4 @@
-"""What a Store asks of the catalog beside `get` and `put`: records, versions, keys, and the wait for a new version.
+"""What a Store asks of the catalog beside `get` and `put`: records, versions, keys, and waits for new versions.
 
 Nothing is mapped, and no tensor is read. In a store on several hosts, what isn't found here is asked for elsewhere.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from memstore.engine.catalog import Transaction, served
 from memstore.engine.format import Record
@@ -20,6 +21,9 @@ from memstore.errors import CorruptionError, StoreTimeoutError
 _KEYS_A_PAGE = 1024
 DEFAULT_TIMEOUT = 30.0  # seconds
 LOOK_EVERY = 1.0  # seconds: a waiter looks again by itself, should its wake get lost
+ASK_EVERY = 0.05  # seconds, where homes on other hosts are asked
+_BETWEEN_LOOKS = 0.0005  # seconds at least, where many others change keys that nobody waits for here
+_BETWEEN_GLANCES = 0.002  # seconds, in a store that may only be read: nobody wakes its processes
 
 
 def find(root: Root, name: bytes, timeout: float = DEFAULT_TIMEOUT) -> Record | None:
@@ -185,6 +189,87 @@ def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: 
             doorbell.wait(bell, seen, min(LOOK_EVERY, left))
         elif version := elsewhere_of(root).wait(name, newer_than, deadline):
             return version
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Keys of which one is waited for.
+
+    Attributes:
+        keys: which; None: all that start with `prefix`, but those of mutable entries.
+        newer_than: versions, by key; 0 for others. Or one for all.
+    """
+
+    keys: tuple[bytes, ...] | None
+    prefix: bytes
+    newer_than: Mapping[bytes, int] | int
+
+    def is_newer(self, name: bytes, version: int) -> bool:
+        given = self.newer_than
+        return version > (given if isinstance(given, int) else given.get(name, 0))
+
+
+def newer_versions(opened: Callable[[], Root], wanted: Wanted, timeout: float) -> dict[bytes, int]:
+    """The keys that have newer versions by now, with these. `opened` and `timeout` as in `keys_from`.
+
+    Raises MutableEntryError where one of `wanted.keys` is that of a mutable entry.
+    """
+    records: Iterator[tuple[bytes, Record | None]]
+    if wanted.keys is None:
+        records = ((name, one) for name, one in records_from(opened, wanted.prefix, timeout) if not one.is_mutable)
+    else:
+        records = zip(wanted.keys, _records(opened(), list(wanted.keys), timeout), strict=True)
+    found: dict[bytes, int] = {}
+    for name, record in records:
+        if record is not None and record.is_mutable:
+            raise mutable_entry(name, record.mutable_kind)
+        if record is not None and wanted.is_newer(name, record.version):
+            found[name] = record.version
+    return found
+
+
+def hears_of_all(root: Root, wanted: Wanted) -> bool:
+    """Whether each put that is waited for changes a doorbell of this host: the homes of all keys are here."""
+    if not is_served(root):
+        return True
+    names = wanted.keys
+    if names is None:  # a key's home depends on what stands before its first "/"
+        names = (wanted.prefix,) if b"/" in wanted.prefix else None
+    return names is not None and all(home_now(root, name) for name in names)
+
+
+def wait_for_any(opened: Callable[[], Root], wanted: Wanted, timeout: float) -> dict[bytes, int]:
+    """As `newer_versions`, as soon as there are some. Raises StoreTimeoutError."""
+    deadline = deadline_after(timeout)
+    doorbell = opened().doorbell
+    watch = None if doorbell.watch is None else doorbell.watch.another()
+    looked = 0.0
+    while True:
+        time.sleep(max(looked + _BETWEEN_LOOKS - time.monotonic(), 0.0))
+        if watch is not None:
+            watch.mark()
+        seen, looked = doorbell.state(), time.monotonic()  # before the catalog
+        found = newer_versions(opened, wanted, max(deadline - looked, 0.0))
+        if found:
+            return found
+        if time.monotonic() >= deadline:
+            raise none_newer(wanted, timeout)
+        until = min(deadline, looked + (LOOK_EVERY if hears_of_all(opened(), wanted) else ASK_EVERY))
+        if watch is not None:
+            watch.sleep(max(until - time.monotonic(), 0.0))
+            continue
+        while doorbell.state() == seen and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _BETWEEN_GLANCES))
+
+
+def none_newer(wanted: Wanted, timeout: float) -> StoreTimeoutError:
+    """What a wait for any of several keys raises whose time is over."""
+    if wanted.keys is None:
+        return StoreTimeoutError(
+            f"no key that starts with {wanted.prefix.decode()!r} got a newer version within {timeout:g} s"
+        )
+    names = ", ".join(repr(name.decode()) for name in wanted.keys[:3]) + ", ..." * (len(wanted.keys) > 3)
+    return StoreTimeoutError(f"none of {len(wanted.keys):,} keys ({names}) got a newer version within {timeout:g} s")
 
 
 def not_newer(name: bytes, version: int, newer_than: int, timeout: float) -> StoreTimeoutError:

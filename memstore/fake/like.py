@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from memstore import structure
+from memstore.errors import UnsupportedValueError
 from memstore.fake.marks import Mark, mark_of, meta_twin, set_mark
 from memstore.fake.tensors import become_fake
-from memstore.structure import modes
+from memstore.structure import RefusedError, modes
 
 
 @modes.uncompiled
@@ -31,6 +33,10 @@ def fake_like(value: Any) -> Any:
         >>> fake_like({"w": torch.zeros(2, 3)})
         {'w': tensor(..., size=(2, 3), fake=True)}
     """
+    try:
+        structure.check_nesting(value)
+    except RefusedError as error:
+        raise UnsupportedValueError(error.message()) from None
     with modes.put_aside():
         return _like(value, {})
 

@@ -87,6 +87,8 @@ def export_value(
         elif format == "memmap":
             with between_forks():
                 from memstore.formats.memmap_export import write_memmap
+            for name, tensor in structure.iter_tensors(value):
+                _check_expanded(name, tensor)
             write_memmap(os.path.abspath(path), value, meter, durable=durable, allow_pickle=allow_pickle)
         else:
             with new_file(os.path.abspath(path), meter, durable=durable) as file:
@@ -157,6 +159,7 @@ def _named_tensors(plan: structure.Plan, value: Any) -> dict[str, torch.Tensor]:
         if name in found:
             _refuse(path, f"another tensor is called {name!r} as well when names are joined by dots")
         special = what_special(tensor)
+        _check_expanded(path, tensor)
         reason = f"it is {special}" if special else why_not(name, tensor)
         if reason:
             _refuse(path, reason)
@@ -166,6 +169,13 @@ def _named_tensors(plan: structure.Plan, value: Any) -> dict[str, torch.Tensor]:
         if leaf.name not in paths:
             _refuse(leaf.name, "it is a numpy array, or a part of no plain tensor")
     return found
+
+
+def _check_expanded(path: Path, tensor: torch.Tensor) -> None:
+    reason = structure.traits.why_too_expanded(tensor)
+    if reason:
+        name = "value" + "".join(f"[{part!r}]" for part in path)
+        raise UnsupportedValueError(f"{name}: {reason}: format='torch' keeps it as it is")
 
 
 def _refuse(path: Path, why: str) -> None:

@@ -25,6 +25,12 @@ from memstore.formats.torch_zip import Archive, is_legacy, read_archive
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 _UNPICKLER_SAYS = re.compile(r"WeightsUnpickler error:\s+(.+)")
 _LOAD_SAYS = re.compile(r"Weights only load failed\. (.+)")
+
+
+class _WrappersError(Exception):
+    """A file has tensors that wrap others, which torch loads only to a device that it is told by name."""
+
+
 _Place = Callable[[Any, str], Any]  # of storages
 
 
@@ -75,13 +81,26 @@ def _load_archive(path: str, fd: int, found: os.stat_result, archive: Archive, a
             spans.append((storage.data_ptr(), storage.nbytes()))
         return storage
 
-    value = _load(path, fd, archive, place, allow_pickle)
+    try:
+        value = _load(path, fd, archive, place, allow_pickle)
+    except _WrappersError:  # torch takes no function for them
+        value = _load(path, fd, archive, "cpu", allow_pickle)
+        storages = [tensor.untyped_storage() for tensor in _tensors_of(path, value, allow_pickle)]
+        spans = [(storage.data_ptr(), storage.nbytes()) for storage in storages if storage.nbytes()]
     offsets = file_offsets([address for address, _ in spans], path, found.st_ino) or []
     if len(offsets) != len(spans) or not all(
         archive.has(start, start + nbytes) for start, (_, nbytes) in zip(offsets, spans, strict=True)
     ):
         damaged(path, "a tensor lies in none of its storages")
     return value
+
+
+def _tensors_of(path: str, value: Any, allow_pickle: bool) -> list[torch.Tensor]:
+    try:
+        _, walk, *_ = structure.take_apart(value, lambda careful: structure.Walk(allow_pickle, careful))
+    except structure.RefusedError as error:
+        raise UnsupportedValueError(f"{path}: {error.message()}") from None
+    return walk.tensors
 
 
 def _load_legacy(path: str, fd: int, size: int, allow_pickle: bool) -> Any:
@@ -98,13 +117,17 @@ def _load_legacy(path: str, fd: int, size: int, allow_pickle: bool) -> Any:
     return _load(path, fd, None, place, allow_pickle)
 
 
-def _load(path: str, fd: int, archive: Archive | None, place: _Place, allow_pickle: bool) -> Any:
+def _load(path: str, fd: int, archive: Archive | None, place: _Place | str, allow_pickle: bool) -> Any:
     located: Any = place  # torch's stubs name another class of storages than it passes
     name = f"/proc/self/fd/{fd}"  # the file that was looked at, though its path may name another by now
     try:
         return torch.load(name, map_location=located, mmap=archive is not None, weights_only=not allow_pickle)
     except (OSError, MemoryError, RecursionError, CorruptionError):
         raise
+    except RuntimeError as error:
+        if "Callable map_location" in str(error) and archive is not None:
+            raise _WrappersError from error
+        _refuse(path, archive, allow_pickle, error)
     except Exception as error:  # of the pickle's opcodes, with whatever arguments
         _refuse(path, archive, allow_pickle, error)
 

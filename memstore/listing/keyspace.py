@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from memstore.arguments import expected_version, flag, older_version
+from memstore.arguments import expected_version, flag, older_version, older_versions
 from memstore.engine import (
     Change,
     Creation,
@@ -181,6 +181,54 @@ class Keyspace:
         except StoreTimeoutError as error:
             raise not_in_time(self._opened(), name, error) from None
 
+    def wait_any(
+        self,
+        keys: Iterable[str] | None = None,
+        *,
+        prefix: str | None = None,
+        newer_than: Mapping[str, int] | int = 0,
+        timeout: float | None = None,
+    ) -> dict[str, int]:
+        """Waits until one of several keys has a newer version, and returns all keys that do, with their versions.
+
+        A put wakes it, as it wakes `wait`. Each time, the versions of all these keys are looked at. In a store on
+        several hosts, keys whose home is another host are asked for 20 times a second, and so are all keys of a prefix
+        without "/": their homes may be anywhere.
+
+        Args:
+            keys: which; they need not exist yet.
+            prefix: instead of `keys`, all keys that start with it, also those that are put later. Datasets and replay
+                buffers are left out.
+            newer_than: a version for each key, as this call has returned them before; 0 for keys that it doesn't have.
+                Or one version for all keys.
+            timeout: seconds; None: the store's; `float("inf")`: for ever.
+
+        Returns:
+            At least one key, with its version. Those of a prefix are sorted.
+
+        Raises:
+            StoreTimeoutError: there was none in time. It is a TimeoutError too.
+            MutableEntryError: one of `keys` is that of a dataset or a replay buffer.
+            HomeUnavailableError: in a store on several hosts, one didn't answer.
+            TypeError, ValueError: neither `keys` nor `prefix` is given, or both; or there are no keys.
+
+        Example:
+            >>> import memstore, tempfile
+            >>> store = memstore.open(tempfile.mkdtemp())
+            >>> seen = {}
+            >>> for step in range(2):
+            ...     version = store.put(f"batch/{step}", step)
+            ...     new = store.wait_any(prefix="batch/", newer_than=seen)
+            ...     seen |= new
+            ...     print(list(new))
+            ['batch/0']
+            ['batch/1']
+        """
+        self._opened()
+        seconds = self._timeout if timeout is None else timeout
+        found = index.wait_for_any(self._opened, wanted_of(keys, prefix, newer_than), seconds)
+        return {name.decode(): version for name, version in found.items()}
+
     def pending(self, key: str | None = None) -> tuple[PendingInfo, ...]:
         """Returns the sharded puts that wait for the parts of other ranks: those of one key, or all."""
         return pending(self._opened(), None if key is None else encode_key(key))
@@ -252,6 +300,20 @@ class Keyspace:
     def __contains__(self, key: object) -> bool:
         """Whether there is such a key."""
         return bool(index.version_of(self._opened(), encode_key(key), self._timeout))
+
+
+def wanted_of(keys: Iterable[str] | None, prefix: str | None, newer_than: Mapping[str, int] | int) -> index.Wanted:
+    """The arguments of `wait_any`, checked."""
+    if (keys is None) == (prefix is None):
+        raise TypeError("wait_any waits for keys, or for all that start with prefix=: give one of them")
+    older = older_versions(newer_than)
+    than = older if isinstance(older, int) else {encode_key(key): version for key, version in older.items()}
+    if keys is None:
+        return index.Wanted(None, encode_prefix(prefix or ""), than)
+    names = tuple(dict.fromkeys(map(encode_key, several(keys))))
+    if not names:
+        raise ValueError("there are no keys to wait for: give some, or a prefix= for those that come")
+    return index.Wanted(names, b"", than)
 
 
 @register_elsewhere

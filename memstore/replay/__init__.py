@@ -17,15 +17,35 @@ samples     what a user gets
 creating    what a put writes of a new one; opening: opened, or made
 filled      the part of ReplayBuffer that writes
 buffer      ReplayBuffer: what a user calls
-looking     rows for who only looks
+looking     rows for who only looks, where they lie or as copies
 """
 
 from __future__ import annotations
 
-from memstore.replay.buffer import ReplayBuffer
+from memstore.replay.buffer import (
+    ReplayBuffer,
+    Sampled,
+    copied_rows,
+    parts_by_age,
+    sample_rows,
+    sample_slices,
+)
 from memstore.replay.limits import RateLimiter
 from memstore.replay.looking import BufferRows, look_at_rows
 from memstore.replay.samplers import Sampler, SamplerOptions
 from memstore.replay.sum_tree import SumTree
 
-__all__ = ["BufferRows", "RateLimiter", "ReplayBuffer", "Sampler", "SamplerOptions", "SumTree", "look_at_rows"]
+__all__ = [
+    "BufferRows",
+    "RateLimiter",
+    "ReplayBuffer",
+    "Sampled",
+    "Sampler",
+    "SamplerOptions",
+    "SumTree",
+    "copied_rows",
+    "look_at_rows",
+    "parts_by_age",
+    "sample_rows",
+    "sample_slices",
+]

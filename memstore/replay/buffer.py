@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from typing import TYPE_CHECKING, Any, Literal
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from memstore.datasets import Reference, Spec, opened, reduce, rows_html, rows_text, spec_of
+from memstore.datasets import (
+    Reference,
+    Spec,
+    as_row,
+    in_range,
+    opened,
+    reduce,
+    rows_html,
+    rows_text,
+    spec_of,
+)
 from memstore.engine import MutableEntry, deadline_after
+from memstore.errors import MemstoreError, StoreTimeoutError
 from memstore.replay.filled import Filled
 from memstore.replay.layout import capacity_of
 from memstore.replay.limits import RateLimiter
+from memstore.replay.looking import copy_rows_at, rows_by_age
 from memstore.replay.opening import checked_alpha, open_or_create, options_for
 from memstore.replay.picking import Dice, Picked, Picker
 from memstore.replay.recovery import keep_whole
@@ -22,7 +37,8 @@ from memstore.replay.samplers import Sampler, SamplerOptions, picker_for
 from memstore.replay.samples import INDEX, WEIGHT, Samples
 from memstore.replay.sampling import new_targets, sample
 from memstore.replay.slices import Slices
-from memstore.replay.taking import Taking, hand_out
+from memstore.replay.taking import Taking, hand_out, put_back
+from memstore.rows import Index
 from memstore.structure import modes
 from memstore.wording import check_store, count_of, names_its_methods
 
@@ -30,6 +46,9 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from memstore.store.store import Store
+
+
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 256, 1 << 20  # of an iteration
 
 
 @modes.uncompiled_methods
@@ -149,10 +168,7 @@ class ReplayBuffer(Filled):
                 give no row twice.
             TypeError: `batch_size` or `out` is invalid; or both `out` and `device` are given.
         """
-        rows = _count(batch_size, "batch_size")
-        if out is not None and device is not None:
-            raise TypeError("out= has a device of its own: leave device= out")
-        return self._sample(self._picker, (rows,), out, device, self._deadline(timeout))
+        return sample_rows(self, batch_size, out=out, device=device, timeout=timeout).value
 
     def sample_slices(
         self, num_slices: int, slice_len: int, *, end_key: Any = "done", timeout: float | None = None
@@ -189,12 +205,17 @@ class ReplayBuffer(Filled):
             >>> steps.shape, (steps.diff() == 1).all()
             (torch.Size([8, 3]), tensor(True))
         """
-        count, length = _count(num_slices, "num_slices"), _count(slice_len, "slice_len", least=1)
+        return sample_slices(self, num_slices, slice_len, end_key=end_key, timeout=timeout).value
+
+    def _sample_rows(self, rows: int, out: Any, device: Any, timeout: float | None) -> Sampled:
+        return self._sample(self._picker, (rows,), out, device, self._deadline(timeout))
+
+    def _sample_slices(self, count: int, length: int, end_key: Any, timeout: float | None) -> Sampled:
         end = None if end_key is None else self._samples.number_of_end(end_key)
         slices = Slices(self._ring, self._dice, length, end)
         return self._sample(slices, (count, length), None, None, self._deadline(timeout))
 
-    def _sample(self, picker: Picker, shape: tuple[int, ...], out: Any, device: Any, deadline: float) -> Any:
+    def _sample(self, picker: Picker, shape: tuple[int, ...], out: Any, device: Any, deadline: float) -> Sampled:
         if modes.are_active():
             with modes.put_aside():
                 return self._sample(picker, shape, out, device, deadline)
@@ -213,18 +234,100 @@ class ReplayBuffer(Filled):
         else:
             none = np.empty(0, np.int64)
             picked = Picked(none, none, none.astype(np.float64))
-        found = {INDEX: samples.index_of(picked, shape)}
-        if is_weighted:
-            found[WEIGHT] = samples.weights_of(picked, self._own.beta)
-        if out is not None:
-            return samples.fill(out, targets, found)
-        return samples.build(targets, found, None if device is None else torch.device(device))
+        is_taking = isinstance(picker, Taking)
+        try:
+            found = {INDEX: samples.index_of(picked, shape)}
+            if is_weighted:
+                found[WEIGHT] = samples.weights_of(picked, self._own.beta)
+            if out is not None:
+                value = samples.fill(out, targets, found)
+            else:
+                value = samples.build(targets, found, None if device is None else torch.device(device))
+        except BaseException:  # of a device, for example
+            with contextlib.suppress(MemstoreError):
+                put_back(ring, picked, self._deadline(None), are_taken=is_taking)
+            raise
+        return Sampled(value, ring, picked, is_taking, self._timeout)
 
     def _check_it_fits(self, picker: Picker, rows: int) -> None:
         """Raises ValueError for a sample that no buffer of this capacity ever has: nobody is to wait for it."""
         why = picker.never(rows) if rows else None
         if why is not None:
             raise ValueError(f"{self.key!r} has {count_of(self.capacity, 'slot', 'slots')}, and {why}")
+
+    # --- look at rows -------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        """Copies rows, counted from the oldest one: see `read_rows`."""
+        return self.read_rows(index)
+
+    def read_rows(self, index: Any, *, timeout: float | None = None) -> Any:
+        """Copies whole rows, which are counted from the oldest one on, from 0 to `len(buffer) - 1`.
+
+        It takes nothing: rows that "fifo" and "lifo" have handed out are there until they are overwritten. Each call
+        looks at the states of all slots. While others write, row 0 is soon another one: "index" says which row it is.
+
+        Args:
+            index: an int (a negative one counts from the newest row), a slice, integers, or a mask.
+            timeout: seconds to wait for the rows, where others write them over all the time; None: the store's.
+
+        Returns:
+            A TensorDict [n], or [] for an int, in memory of its own, with the leaves of a sample and "index". Of a
+            slice, rows are left out that were overwritten while they were copied. Otherwise the call begins anew.
+
+        Raises:
+            IndexError: a row that isn't there.
+            StoreTimeoutError: rows were overwritten faster than they could be copied.
+            TypeError, ValueError: `index` doesn't select rows.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> store = memstore.open(tempfile.mkdtemp())
+            >>> buffer = memstore.ReplayBuffer(store, "replay", {"x": ((), torch.int64)}, capacity=4)
+            >>> for number in range(6):
+            ...     index = buffer.add({"x": torch.tensor(10 * number)})
+            >>> buffer[:]["x"], buffer[-1]["x"], [int(row["index"]) for row in buffer]
+            (tensor([20, 30, 40, 50]), tensor(50), [2, 3, 4, 5])
+        """
+        if isinstance(index, (str, tuple)):
+            raise TypeError(
+                f"{index!r:.100}: a buffer is indexed by rows alone: take the rows first, as in buffer[:]['obs']"
+            )
+        with modes.put_aside():
+            deadline = self._deadline(timeout)
+            while True:
+                self._ring.entry.check_in_place()
+                there = rows_by_age(self._ring)
+                row = as_row(index)
+                if row is not None:
+                    places = np.array([in_range(row, len(there), self.key)])
+                else:
+                    places = Index(index).rows(len(there), repr(self.key)).numpy()
+                rows = self._copied_rows(there[places], deadline)
+                if len(rows) == len(places) or isinstance(index, slice):
+                    return rows if row is None else rows[0]
+                if time.monotonic() > deadline:
+                    raise StoreTimeoutError(
+                        f"{self.key!r}: rows were written over faster than they could be copied", key=self.key
+                    )
+
+    def __iter__(self) -> Iterator[Any]:
+        """Copies of the whole rows that are there now, from the oldest on, without those that are overwritten since."""
+        for positions in self._parts_by_age():
+            yield from self._copied_rows(positions, self._deadline(None)).unbind(0)
+
+    @modes.put_aside()
+    def _parts_by_age(self) -> list[Any]:
+        ring = self._ring
+        ring.entry.check_in_place()
+        row = sum(array.nbytes for array in ring.arrays) // ring.capacity
+        there, most = rows_by_age(ring), max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(row, 1)))
+        return [there[start : start + most] for start in range(0, len(there), most)]
+
+    @modes.put_aside()
+    def _copied_rows(self, positions: Any, deadline: float) -> Any:
+        targets, picked = copy_rows_at(self._ring, positions, deadline)
+        return self._samples.build(targets, {INDEX: self._samples.index_of(picked, (len(picked.slots),))}, None)
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -249,6 +352,55 @@ class ReplayBuffer(Filled):
         return (
             f"memstore.ReplayBuffer {self.key!r}{f' ({state})' * bool(state)}: {len(self):,} of {self.capacity:,} rows"
         )
+
+
+class Sampled(NamedTuple):
+    """A sample, and what it has taken from all others.
+
+    Attributes:
+        value: what the caller gets.
+        picked: its rows.
+        are_taken: they are handed out once.
+        timeout: seconds to wait for the mutex to put them back.
+    """
+
+    value: Any
+    ring: Ring
+    picked: Picked
+    are_taken: bool
+    timeout: float
+
+    def put_back(self) -> None:
+        """The caller doesn't get it. Raises StoreTimeoutError."""
+        put_back(self.ring, self.picked, deadline_after(self.timeout), are_taken=self.are_taken)
+
+
+def sample_rows(
+    buffer: ReplayBuffer, batch_size: int, *, out: Any = None, device: Any = None, timeout: float | None = None
+) -> Sampled:
+    """As `buffer.sample`; its rows can be put back."""
+    rows = _count(batch_size, "batch_size")
+    if out is not None and device is not None:
+        raise TypeError("out= has a device of its own: leave device= out")
+    return buffer._sample_rows(rows, out, device, timeout)  # pyright: ignore[reportPrivateUsage]
+
+
+def sample_slices(
+    buffer: ReplayBuffer, num_slices: int, slice_len: int, *, end_key: Any = "done", timeout: float | None = None
+) -> Sampled:
+    """As `buffer.sample_slices`; it can be undone."""
+    count, length = _count(num_slices, "num_slices"), _count(slice_len, "slice_len", least=1)
+    return buffer._sample_slices(count, length, end_key, timeout)  # pyright: ignore[reportPrivateUsage]
+
+
+def parts_by_age(buffer: ReplayBuffer) -> list[Any]:
+    """The positions of all rows that are whole now, as parts of about a MiB."""
+    return buffer._parts_by_age()  # pyright: ignore[reportPrivateUsage]
+
+
+def copied_rows(buffer: ReplayBuffer, positions: Any, deadline: float) -> Any:
+    """The rows at positions, without those that were overwritten: a TensorDict [n] with "index"."""
+    return buffer._copied_rows(positions, deadline)  # pyright: ignore[reportPrivateUsage]
 
 
 def _count(number: Any, name: str, least: int = 0) -> int:

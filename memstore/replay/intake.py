@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from memstore.datasets import Batch, take_batch
 from memstore.replay.ring import Ring
-from memstore.structure import DTYPES, modes, traits
+from memstore.structure import DTYPES, is_readable, modes
 
 Level = dict[str, "Level | int"]  # the names of a level, with the numbers of their leaves
 
@@ -78,12 +78,7 @@ class Intake:
             is_fit, rows = len(shape) > 0 and shape[1:] == self._shapes[number], shape[0] if shape else 0
         if not is_fit or (count >= 0 and rows != count) or tensor.layout is not torch.strided or tensor.is_nested:
             return -1
-        if (
-            tensor.is_conj()
-            or tensor.is_neg()
-            or traits.is_cut(tensor)
-            or not (tensor.data_ptr() or not tensor.numel())
-        ):
+        if not is_readable(tensor):
             return -1
         plain = tensor.detach() if tensor.requires_grad else tensor
         array: Any = plain.numpy() if self._has_numpy[number] else plain.view(self._ring.tensors[number].dtype).numpy()

@@ -1,16 +1,28 @@
-"""The rows of a buffer, for who looks at them and writes nothing: some may change meanwhile."""
+"""The rows of a buffer, for who looks at them and writes nothing.
+
+`look_at_rows`: all slots where they lie; some may change meanwhile. `rows_by_age` and `copy_rows_at`: copies of whole
+rows, oldest first, made as a sample is: copied, and looked at again (`sampling.py`).
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from memstore import structure
 from memstore.engine import Path, RingNumbers, Root, deadline_after, open_mutable, resource_errors
 from memstore.replay.layout import capacity_of
+from memstore.replay.picking import Picked
+from memstore.replay.ring import Ring
+from memstore.replay.sampling import LOADS_IN_ORDER, Targets, copy_picked, new_targets
+from memstore.replay.words import READABLE, WHOLE, positions_of, words_of
 from memstore.structure import modes
+
+Positions = NDArray[np.int64]
 
 
 class BufferRows(NamedTuple):
@@ -40,3 +52,27 @@ def look_at_rows(root: Root, key: str, timeout: float) -> BufferRows:
         memory = np.asarray(mapping)[record.start : record.start + record.nbytes]
         tensors = {leaf.name: structure.leaf_tensor(leaf, memory)[:written] for leaf in plan.leaves}
         return BufferRows(min(numbers.rows, capacity), capacity, tensors)
+
+
+def rows_by_age(ring: Ring) -> Positions:
+    """The positions of all rows that are whole by now, those that were handed out too, in their order."""
+    words: Any = np.array(ring.words)
+    slots = np.flatnonzero(words & READABLE)
+    found: Positions = positions_of(words[slots], slots, ring.capacity)
+    found.sort()
+    return found
+
+
+def copy_rows_at(ring: Ring, positions: Positions, deadline: float) -> tuple[Targets, Picked]:
+    """Copies rows, without those that the ring has written over. Raises StoreTimeoutError where it takes the mutex."""
+    picked = Picked(positions % ring.capacity, words_of(positions, ring.capacity, WHOLE))
+    targets = new_targets(ring, len(positions))
+    if LOADS_IN_ORDER or not ring.entry.writable:
+        gone = copy_picked(ring, picked, targets)
+    else:
+        gone = ring.run(partial(copy_picked, ring, picked, targets), deadline)
+    if len(gone):
+        left = np.delete(np.arange(len(positions)), gone)
+        targets = [target[torch.as_tensor(left)] for target in targets]
+        picked = Picked(picked.slots[left], picked.words[left])
+    return targets, picked

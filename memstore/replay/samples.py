@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
+from memstore.datasets import NoLeafError
 from memstore.errors import StructureMismatchError
 from memstore.replay.picking import Picked
 from memstore.replay.ring import Ring
@@ -24,13 +25,6 @@ INDEX, WEIGHT = "index", "weight"
 ONLY = "data"  # the name of the leaf of a spec that is one tensor
 
 Name = tuple[str, ...]
-
-
-class NoLeafError(KeyError):
-    """A KeyError whose message is printed as it is, without quotes around it."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class Samples:

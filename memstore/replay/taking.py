@@ -2,6 +2,7 @@
 
 1. *Pick* rows that wait, and *copy* them, without the mutex.
 2. *Take* them, under the mutex, if they wait there still: their words say that they are handed out.
+3. *Put back*, if the caller doesn't get them after all: they wait again, unless the ring has written over them.
 
 So a consumer that dies, or is written over, has taken nothing that it hasn't got. Another one that is faster makes it
 begin anew; after some rounds all is done under the mutex.
@@ -117,6 +118,38 @@ class Taking:
         else:
             waiting = self._waiting(np.arange(max(numbers.cursor, oldest), highest))
             numbers.cursor = max(numbers.cursor, int(waiting[0]) if len(waiting) else highest + 1)
+
+
+def put_back(ring: Ring, picked: Picked, deadline: float, *, are_taken: bool) -> None:
+    """Undoes a sample that its caller doesn't get: its rows wait again, and count for no rate limiter.
+
+    Killed in between, it leaves rows that are handed out, and a cursor that stands where none of them waits.
+
+    Args:
+        are_taken: they were handed out once. False: a sample takes no rows, and only counts.
+    """
+    if (
+        len(picked.slots)
+        and (are_taken or ring.limiter is not None)
+        and ring.run(partial(_put_back, ring, picked, are_taken=are_taken), deadline)
+    ):
+        ring.page.wake()
+
+
+def _put_back(ring: Ring, picked: Picked, *, are_taken: bool) -> bool:
+    """Under the mutex. Whether somebody is to be woken after it."""
+    if are_taken:
+        numbers = ring.numbers
+        still: Any = ring.words.take(picked.slots) == picked.words | 1
+        slots, words = picked.slots[still], picked.words[still]
+        if len(slots):
+            positions = positions_of(words, slots, ring.capacity)
+            first, end = int(positions.min()), int(positions.max()) + 1
+            numbers.publish(first, end, numbers.added, ring.capacity)  # cursor, top and late
+            ring.words[slots] = words
+    if ring.limiter is not None:
+        ring.numbers.sampled = max(ring.numbers.sampled - len(picked.slots), 0)
+    return ring.page.ring()
 
 
 def hand_out(ring: Ring, taking: Taking, rows: int, targets: Targets, deadline: float) -> Picked:

@@ -10,11 +10,11 @@ import torch
 from memstore import modes, structure
 from memstore.contents import encode_boxes
 from memstore.engine import Content, Leaf, check_header
-from memstore.errors import MemstoreError
+from memstore.errors import CorruptionError, MemstoreError
 from memstore.snapshot.progress import SILENT
 from memstore.snapshot.read import MappedFiles, Places, Stored, Value, Want, new_target, read_into
 from memstore.snapshot.restore import state_dict_of
-from memstore.structure import DTYPES, ExternalValue, traits
+from memstore.structure import DTYPES, ExternalValue, over, traits
 from memstore.view import StoredTensor, lazy_leaf
 
 
@@ -31,7 +31,10 @@ def describe_snapshot(key: str, path: str | os.PathLike[str], format: object, *,
         places = Places(stored, [tensor for value in values for tensor in value.tensors])
         starts, boxes = places.with_room([tensor for value in values for tensor in value.tensors])
         keys = [value.key for value in values]
-        joined = structure.join_external(keys, [ExternalValue(value.plan, value.objects) for value in values], starts)
+        try:
+            joined = structure.join_external(keys, [ExternalValue(one.plan, one.objects) for one in values], starts)
+        except CorruptionError as error:
+            raise stored.damaged(error.detail) from error
         boxes = {leaf: found for leaf, found in boxes.items() if leaf not in joined.plan.same}
         check_header(key, len(joined.plan.description) + len(joined.objects))
     except MemstoreError as error:
@@ -95,7 +98,7 @@ def _over(source: MappedFiles, leaf: Leaf, start: int) -> torch.Tensor:
         part = part.copy()
     storage = torch.from_numpy(part).untyped_storage()
     storage._memstore_mapping = source.mapping  # pyright: ignore[reportAttributeAccessIssue] - as structure's own leaves
-    return traits.over(storage, DTYPES[leaf.dtype], 0, leaf.shape, traits.contiguous_stride(leaf.shape))
+    return over(storage, DTYPES[leaf.dtype], 0, leaf.shape, traits.contiguous_stride(leaf.shape))
 
 
 def _values(stored: Stored, rank: int) -> list[Value]:

@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any, Literal, NoReturn
 
 from memstore.engine import deadline_after
-from memstore.errors import KeyNotFoundError, MemstoreError
+from memstore.errors import MemstoreError, NoSuchStateError
 from memstore.info import Progress
 from memstore.snapshot.format import Manifest, local_path
 from memstore.snapshot.options import Options, storage_options_of
@@ -102,7 +102,8 @@ class Snapshot:
             allow_pickle: store objects that need it with pickle.
 
         Raises:
-            AlreadyExistsError: a snapshot or a store is at `path`, or another take finished first. It stays as it is.
+            AlreadyExistsError: a snapshot, a store or another library's checkpoint is at `path`, or another take
+                finished first. It stays as it is.
             ValueError: `path` is an address of other storage, or leads to a folder "~" that isn't there.
             UnsupportedValueError: a leaf can't be saved.
             ShardMismatchError: ranks disagree about a tensor that they share: its shape, its dtype or its parts.
@@ -183,10 +184,13 @@ class Snapshot:
 
         Raises:
             StructureMismatchError: names, shapes or dtypes differ; all differences are listed. Nothing was restored.
+                (It is a RuntimeError, too, as in torchsnapshot.)
             CorruptionError: stored bytes are damaged. The objects' tensors then have any content.
             VersionGoneError: meanwhile the snapshot was removed, or another one took its place (checkpoints of
                 torch.distributed.checkpoint are overwritten). The same holds for the other calls that read bytes.
-            NotAStoreError: there is no snapshot at the path.
+            NotAStoreError: there is no snapshot at the path. (Where nothing else is there either, it is a
+                FileNotFoundError and a RuntimeError, too.)
+            AmbiguousCheckpointError: another library has saved to the folder, too.
             StoreTimeoutError, MemstoreError: of other ranks, as of `take`.
         """
         ranks = Ranks(self.pg, self._timeout)
@@ -203,8 +207,8 @@ class Snapshot:
                 with checksums at least a chunk of 16 MiB.
 
         Raises:
-            KeyNotFoundError: there is nothing at `path`.
-            StructureMismatchError: `obj_out` has another shape or dtype.
+            KeyNotFoundError: there is nothing at `path`. It is a RuntimeError, too.
+            StructureMismatchError: `obj_out` has another shape or dtype. It is a RuntimeError, too.
             CorruptionError: the bytes are damaged.
         """
         stored = self._open()
@@ -233,7 +237,7 @@ class Snapshot:
         value = stored.value(rank, key)
         if value is None:
             there = ", ".join(map(repr, stored.keys(rank)))
-            raise KeyNotFoundError(f"{self.path} has nothing under {key!r}; it has {there}", key=key)
+            raise NoSuchStateError(f"{self.path} has nothing under {key!r}; it has {there}", key=key)
         return state_dict_of(stored, value, allow_pickle=self._allow_pickle)
 
     def view(self) -> dict[str, Any]:

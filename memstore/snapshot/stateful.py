@@ -47,6 +47,9 @@ class StateDict(dict[str, Any]):
         self.update(state_dict)
 
 
+_WORDS = 625  # of the Mersenne Twister, with its position
+
+
 @modes.uncompiled_methods
 class RNGState:
     """The random state of the process: of torch (CPU and CUDA), of Python's `random`, and of numpy's global generator.
@@ -61,7 +64,7 @@ class RNGState:
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
             "rng_state": torch.get_rng_state(),
-            "python": random.getstate(),
+            "python": _python_state(),
             "numpy": np.random.get_state(legacy=False),
         }
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -72,12 +75,29 @@ class RNGState:
         """Sets the states that are there; those of CUDA as far as there are devices."""
         torch.set_rng_state(state_dict["rng_state"].cpu())
         if "python" in state_dict:
-            random.setstate(state_dict["python"])
+            _set_python_state(state_dict["python"])
         if "numpy" in state_dict:
             np.random.set_state(state_dict["numpy"])
         if "cuda" in state_dict and torch.cuda.is_available():
             for device, state in zip(range(torch.cuda.device_count()), state_dict["cuda"], strict=False):
                 torch.cuda.set_rng_state(state.cpu(), device)
+
+
+def _python_state() -> torch.Tensor:
+    """The state of `random` as one tensor: version, words, and the number that `gauss` has left, if there is one."""
+    version, words, gauss = random.getstate()
+    left = [] if gauss is None else [int(np.float64(gauss).view(np.int64))]
+    return torch.tensor([version, *words, *left], dtype=torch.int64, device="cpu")
+
+
+def _set_python_state(state: Any) -> None:
+    if isinstance(state, torch.Tensor):
+        version, *words = state.tolist()
+        gauss = float(np.int64(words.pop()).view(np.float64)) if len(words) > _WORDS else None
+        random.setstate((version, tuple(words), gauss))
+    else:  # of snapshots before memstore kept it so; torch makes lists of tuples
+        version, words, gauss = state
+        random.setstate((version, tuple(words), gauss))
 
 
 def check_app_state(app_state: Any) -> AppState:

@@ -20,7 +20,9 @@ from memstore.abandoned import writing
 from memstore.engine import Pin
 from memstore.late_imports import between_forks
 from memstore.optimizers import loads_as_torch, steps_as_torch, why_of_another
+from memstore.sharding import TensorShards
 from memstore.store.model_state import GROUPS, PARAMS, STATE, ModelEntry, model_entries, parameter_names
+from memstore.structure import clone_parts, is_made_of_several, is_wrapper, pair_parts, pair_shards
 from memstore.view import StoredTensor, view
 from memstore.wording import an
 
@@ -42,6 +44,7 @@ class Fit:
         self.problems: list[str] = []
         self.unexpected: list[str] = []
         self._out: dict[str, Any] = {}
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []  # of tensors that wrap others: their parts
         self._loaded: dict[str, Any] = {}  # what the module is to load itself
         self._optimizer_state: dict[str, Any] | None = None
         assert pin.held is not None, "a pin that is mapped"
@@ -66,6 +69,9 @@ class Fit:
         assert pin.held is not None, "a pin that is mapped"
         chosen = pin.options
         contents.read(pin.root, pin.key, pin.held, options, verify=chosen.verify, allow_pickle=chosen.allow_pickle)
+        with torch.no_grad():
+            for target, source in self._pairs:
+                target.copy_(source)
         if self._loaded:
             state: Any = self._model.state_dict(keep_vars=True)  # for the versions of its modules, which some ask for
             loaded: Any = OrderedDict(self._loaded)
@@ -83,17 +89,32 @@ class Fit:
                 self._miss(f"model[{name!r}]: not stored")
                 continue
             found, value = stored[name], entry.value
-            problem = _why_not_into(found, value) if isinstance(value, torch.Tensor) else None
+            is_part = isinstance(found, TensorShards)
+            problem = None if is_part or not isinstance(value, torch.Tensor) else _why_not_into(found, value)
             if problem:
                 self.problems.append(f"model[{name!r}]: {problem}")
             elif entry.is_own and isinstance(found, StoredTensor):
                 targets[name] = value
-            elif _has_quantized(found):  # which no get can fill, so that the view has them loaded already
-                self._loaded[entry.key] = _target(found, None, lambda stored, _: stored.clone())
+            elif _has_several(found):  # which no get can fill, so that the view has them loaded already
+                self._fit_several(name, entry, found)
             else:
                 targets[name] = self._loaded[entry.key] = _target(found, value, _fresh)
         self._out[MODEL] = targets
         self.unexpected += [f"model[{name!r}]" for name in stored if name not in entries]
+
+    def _fit_several(self, name: str, entry: ModelEntry, found: Any) -> None:
+        """What is stored as several tensors: filled part by part where the module has its like."""
+        value = entry.value
+        pairs = (pair_parts(value, found) or pair_shards(value, found)) if isinstance(value, torch.Tensor) else None
+        if pairs is not None:
+            self._pairs += pairs
+        elif isinstance(found, TensorShards) or (isinstance(found, torch.Tensor) and is_wrapper(type(found))):
+            self.problems.append(
+                f"model[{name!r}]: stored as {an(type(found))}, here {an(type(entry.value))}, or one that is made "
+                "otherwise: make the module's as it was when it was saved"
+            )
+        else:
+            self._loaded[entry.key] = _target(found, None, lambda stored, _: stored.clone())
 
     def _miss(self, problem: str) -> None:
         if self._strict:
@@ -115,10 +136,12 @@ class Fit:
                 self._miss(f"optimizer: it had no parameter {name!r}")
             if name in stored[STATE]:
                 make = _maker_for(parameter)
-                filled[name] = states[number] = _target(stored[STATE][name], present[STATE].get(number), make)
+                states[number] = _target(stored[STATE][name], present[STATE].get(number), make)
+                filled[name] = _filled(states[number])
         named = {key: value for key, value in stored[STATE].items() if key not in homes}
         for key, value in named.items():  # states of no parameter
-            filled[key] = states[key] = _target(value, present[STATE].get(key), _fresh)
+            states[key] = _target(value, present[STATE].get(key), _fresh)
+            filled[key] = _filled(states[key])
         groups, options = self._fit_groups(stored[GROUPS], homes, list(parameters), present[GROUPS])
         if loads_as_torch(optimizer) and steps_as_torch(optimizer):
             own = dict.fromkeys(homes[name] for name in parameters if name in homes)  # other ranks may have other kinds
@@ -184,19 +207,33 @@ def _target(stored: Any, present: Any, make: _Make) -> Any:
     if isinstance(stored, list | tuple) and type(stored) in (list, tuple):
         there = present if isinstance(present, list | tuple) and len(present) == len(stored) else [None] * len(stored)
         return type(stored)(_target(value, one, make) for value, one in zip(stored, there, strict=True))
+    if isinstance(stored, torch.Tensor) and is_made_of_several(stored):
+        return clone_parts(stored)  # the view has loaded it
     if not isinstance(stored, StoredTensor):
-        return stored  # an object, or a tensor that a view has loaded
+        return stored  # an object
     if isinstance(present, torch.Tensor) and _why_not_into(stored, present) is None:
         return present.detach()
     return make(stored, present)
 
 
-def _has_quantized(stored: Any) -> bool:
+def _has_several(stored: Any) -> bool:
+    """Whether there is a tensor that is stored as several."""
     if isinstance(stored, Mapping):
-        return any(map(_has_quantized, stored.values()))
+        return any(map(_has_several, stored.values()))
     if isinstance(stored, list | tuple):
-        return any(map(_has_quantized, stored))
-    return isinstance(stored, torch.Tensor) and stored.is_quantized
+        return any(map(_has_several, stored))
+    return isinstance(stored, TensorShards) or (isinstance(stored, torch.Tensor) and is_made_of_several(stored))
+
+
+def _filled(target: Any) -> Any:
+    """What a get is to fill of a target: tensors that are stored as several are copied from the view already."""
+    if not isinstance(target, Mapping):
+        return target
+    return {
+        key: _filled(value)
+        for key, value in target.items()
+        if not (isinstance(value, torch.Tensor) and is_made_of_several(value))
+    }
 
 
 def _fresh(stored: torch.Tensor, present: Any) -> torch.Tensor:

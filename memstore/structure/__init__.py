@@ -20,12 +20,26 @@ The rooms, from the top floor down; a room imports only from those below it:
 from __future__ import annotations
 
 from memstore.structure.checks import MalformedError, require
-from memstore.structure.containers import is_wrapper, tensor_of_array
+from memstore.structure.containers import (
+    are_shards_of,
+    box_name,
+    check_wrapped_shards,
+    clone_parts,
+    fill_parts,
+    flatten_wrapped_shards,
+    has_wrapped_shards,
+    is_made_of_several,
+    is_wrapper,
+    pair_parts,
+    pair_shards,
+    tensor_of_array,
+)
 from memstore.structure.external import (
     ExternalValue,
     describe_external_tree,
     describe_external_value,
     join_external,
+    raw_objects,
 )
 from memstore.structure.get import (
     assemble,
@@ -91,11 +105,15 @@ from memstore.structure.refusals import (
 from memstore.structure.tensors import (
     DTYPE_NAMES,
     DTYPES,
+    MOST_EXPANDED,
     NUMPY_DTYPES,
     Traits,
     contiguous_stride,
     count,
+    expanded_bytes,
     has_gaps,
+    is_readable,
+    memory_of,
     modes,
     need_device,
     over,
@@ -106,6 +124,7 @@ from memstore.structure.tensors import (
     to_device,
     to_flags,
     traits,
+    why_no_memory,
 )
 from memstore.structure.transport import lend_by
 from memstore.structure.transport import register as _register_transport
@@ -121,7 +140,10 @@ from memstore.structure.tree import (
 )
 from memstore.structure.walk import (
     Walk,
+    check_nesting,
     flattens,
+    held_in_memory,
+    in_memory,
     take_apart,
 )
 
@@ -149,9 +171,11 @@ __all__ = [
     "Tree",
     "TreesDifferError",
     "Walk",
+    "are_shards_of",
     "assemble",
     "bare_array",
     "box_bytes",
+    "box_name",
     "box_tensor",
     "boxes_of_leaf",
     "build",
@@ -159,7 +183,9 @@ __all__ = [
     "check_box",
     "check_boxes",
     "check_extent",
+    "check_wrapped_shards",
     "class_name",
+    "clone_parts",
     "contents",
     "contiguous_stride",
     "copy_tensors",
@@ -168,13 +194,20 @@ __all__ = [
     "describe_external_tree",
     "describe_external_value",
     "fill",
+    "fill_parts",
     "flatten",
+    "flatten_wrapped_shards",
     "flattens",
     "get_into",
     "get_like",
+    "in_memory",
     "in_own_storage",
     "has_gaps",
     "has_shards",
+    "has_wrapped_shards",
+    "held_in_memory",
+    "is_made_of_several",
+    "is_readable",
     "is_wrapper",
     "iter_tensors",
     "join_external",
@@ -182,6 +215,7 @@ __all__ = [
     "leaf_tensor",
     "lend_by",
     "lies_in_order",
+    "memory_of",
     "merge_trees",
     "modes",
     "name_of",
@@ -189,6 +223,8 @@ __all__ = [
     "own_device",
     "over",
     "pack",
+    "pair_parts",
+    "pair_shards",
     "plan_at",
     "plan_dense",
     "plan_of",
@@ -200,6 +236,9 @@ __all__ = [
     "rebuild",
     "rebuild_lazily",
     "render_path",
+    "check_nesting",
+    "MOST_EXPANDED",
+    "expanded_bytes",
     "repeats",
     "require",
     "show_objects",
@@ -213,5 +252,7 @@ __all__ = [
     "to_flags",
     "traits",
     "tree_names",
+    "why_no_memory",
     "written_objects",
+    "raw_objects",
 ]

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from memstore.engine import Leaf
-from memstore.errors import UnsupportedValueError
+from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure.objects import encode_objects
 from memstore.structure.plans import Plan, describe, plan_of
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tensors import DTYPE_NAMES, PLAIN, Traits, traits
 from memstore.structure.tree import Tree, from_msgpack
 from memstore.structure.walk import Walk, take_apart
+from memstore.undecodable import UNDECODABLE
 
 
 class ExternalValue(NamedTuple):
@@ -38,21 +39,40 @@ def describe_external_tree(
     return ExternalValue(plan, encode_objects(list(written)))
 
 
+def raw_objects(data: bytes, count: int) -> list[msgspec.Raw]:
+    """Cuts a value's objects apart, and reads none of them. Raises CorruptionError if they aren't `count`."""
+    if not data and not count:
+        return []
+    try:
+        found = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
+    except UNDECODABLE as error:
+        raise CorruptionError(detail=f"the non-tensor leaves can't be read: {error}") from error
+    if len(found) != count:
+        raise CorruptionError(detail=f"it has {count} non-tensor leaves, but others are stored")
+    return found
+
+
 def join_external(keys: Sequence[str], values: Sequence[ExternalValue], places: Sequence[int]) -> ExternalValue:
-    """A dict of values that were described before, with their leaves at other places. Raises as `plan_of`."""
+    """A dict of values that were described before, with their leaves at other places.
+
+    Raises:
+        CorruptionError: as `plan_of`, or the objects of a value aren't those that its structure has.
+    """
     trees: list[Tree] = []
     leaves: list[Leaf] = []
     leaf_traits: list[Traits] = []
     same: dict[int, int] = {}
     written: list[Any] = []
-    for value in values:
+    for key, value in zip(keys, values, strict=True):
         plan = value.plan
         trees.append(from_msgpack(plan.description)[0])
         same |= {i + len(leaves): first + len(leaves) for i, first in plan.same.items()}
         leaf_traits += plan.traits
         leaves += plan.leaves
-        if value.objects:
-            written += msgspec.msgpack.decode(value.objects, type=list[msgspec.Raw])
+        try:
+            written += raw_objects(value.objects, plan.object_count)
+        except CorruptionError as error:
+            raise CorruptionError(detail=f"the value {key!r:.100}: {error.detail}") from error
     moved = [msgspec.structs.replace(leaf, offset=place) for leaf, place in zip(leaves, places, strict=True)]
     return describe_external_tree(("dict", list(keys), trees), moved, written, leaf_traits, same)
 

@@ -17,6 +17,7 @@ from memstore import structure
 from memstore.abandoned import ABANDONED
 from memstore.aio import AsyncStore, lanes
 from memstore.engine import SAMPLES
+from memstore.replay.samples import Samples
 from memstore.store import models
 from memstore.store.model_fit import Fit
 from tests.aio.loops import Stopper, end_of_calls, threads_of_aio, until, with_store
@@ -231,6 +232,53 @@ def test_a_sample_that_is_cancelled_takes_no_rows(root: str, sampler: Any) -> No
         await queue.extend({"x": torch.arange(4)})
         assert sorted((await asyncio.wait_for(queue.sample(4), 60))["x"].tolist()) == [0, 1, 2, 3]
         await until(lambda: not ABANDONED)
+
+    with_store(root, use)
+
+
+MOMENTS = ("before its thread is done", "before the loop has seen it", "before its task has gone on")
+
+
+@pytest.mark.parametrize("sampler", ["fifo", "lifo", "uniform"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_sample_that_is_cancelled_when_it_has_its_rows_puts_them_back(
+    root: str, monkeypatch: pytest.MonkeyPatch, moment: str, sampler: Any
+) -> None:
+    is_there, may_end = threading.Event(), threading.Event()
+    original = Samples.build
+
+    def slow(*arguments: Any) -> Any:
+        is_there.set()
+        assert may_end.wait(60)
+        return original(*arguments)
+
+    async def use(store: AsyncStore) -> None:
+        limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=1, tolerance=8.0)
+        queue = memstore.aio.ReplayBuffer(
+            store, "queue", {"x": ((), torch.int64)}, capacity=100, sampler=sampler, rate_limiter=limiter
+        )
+        ring = (await queue.opened())._ring
+        await queue.extend({"x": torch.arange(4)})
+        monkeypatch.setattr(Samples, "build", slow)
+        task = asyncio.ensure_future(queue.sample(4))
+        await until(is_there.is_set)
+        assert ring.numbers.sampled == 4
+        if moment == MOMENTS[0]:
+            await cancelled(task)
+            may_end.set()
+        else:
+            may_end.set()
+            while is_under_way(queue):  # the loop sees nothing meanwhile
+                time.sleep(0.001)
+            if moment == MOMENTS[1]:
+                task.cancel()
+            else:
+                asyncio.get_running_loop().call_soon(task.cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await until(lambda: ring.numbers.sampled == 0)
+        assert sorted((await queue.sample(4))["x"].tolist()) == [0, 1, 2, 3] or sampler == "uniform"
+        assert ring.numbers.sampled == 4
 
     with_store(root, use)
 

@@ -105,6 +105,7 @@ def test_datasets(root: str) -> None:
         assert len(data) == 3 and data[1:3]["x"].sum() == 4 and data.batch_size == (3,)
         await data.write_rows(0, {"x": torch.zeros(2)})
         assert (await made.read_rows([0, 1]))["x"].tolist() == [[0, 0], [1, 1]]
+        assert made["x"].shape == made["x",].shape == (3, 2)
         with pytest.raises(TypeError, match="await read_rows"):
             made[[0, 1]]  # type: ignore[index]
         assert len(pickle.loads(pickle.dumps(made))) == 3

@@ -223,3 +223,36 @@ def test_a_mutable_entry_is_refused(root: str) -> None:
         assert time.monotonic() - started < 9
 
     with_store(root, use)
+
+
+def test_a_wait_for_any_key_is_woken_by_another_process_and_may_be_cancelled(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "LOOK_EVERY", 3600.0)
+
+    async def use(store: AsyncStore) -> None:
+        await store.put("other", 1)
+        with Child(_put_when_told, root) as child:
+            for number in range(3):
+                waiting = [
+                    asyncio.ensure_future(store.wait_any(prefix=f"batch{number}/")),
+                    asyncio.ensure_future(store.wait_any(["missing", f"batch{number}/b"])),
+                ]
+                left = asyncio.ensure_future(store.wait_any(prefix="never/", timeout=float("inf")))
+                await asyncio.sleep(0.02)
+                child.send([f"batch{number}/b"])
+                found = await asyncio.gather(*waiting)
+                assert found == [{f"batch{number}/b": await store.version(f"batch{number}/b")}] * 2
+                left.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await left
+            child.send(None)
+        (room,) = waits._rooms.values()
+        await until(lambda: not room._waiting and not room._incoming)
+        last = asyncio.ensure_future(store.wait_any(["missing"], timeout=float("inf")))
+        await until(lambda: bool(room._waiting))
+        await store.close()
+        with pytest.raises(memstore.errors.StoreClosedError):
+            await last
+
+    with_store(root, use)

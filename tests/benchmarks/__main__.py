@@ -48,6 +48,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="list the workloads")
     parser.add_argument("--minutes", type=float, help="how long `long` runs, which runs by itself (10)")
     parser.add_argument("--quick", action="store_true", help="few rounds, small sizes: to try the harness")
+    parser.add_argument("--crowded", action="store_true", help="in memory that is full of files, and in pieces")
     parser.add_argument("--peers", help="ids of peers to run, comma-separated; 'none': memstore and the limits only")
     parser.add_argument("--root", type=Path, default=Path("/dev/shm"), help="where to put stores (/dev/shm)")
     parser.add_argument("--disk", type=Path, default=OUTPUT.parent, help="a folder on a disk, for cold pages (build)")
@@ -70,16 +71,28 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error(f"--minutes is for {', '.join(LONG)}")
     if options.minutes is not None and not options.minutes >= LEAST_MINUTES:
         parser.error(f"--minutes is at least {LEAST_MINUTES:g}: the last two thirds have to show a line")
-    if options.publish and (options.quick or asked - set(LONG) or options.peers):
-        parser.error("--publish shows whole runs only: no workloads but long, no --quick, no --peers")
+    if options.publish and (options.quick or asked - set(LONG) or options.peers or options.crowded):
+        parser.error("--publish shows whole runs only: no workloads but long, no --quick, --peers or --crowded")
 
 
 def _measure(options: argparse.Namespace) -> Report:
+    """In memory as it is, or crowded."""
+    if not options.crowded:
+        return _measure_all(options)
+    from tests.benchmarks.crowding import crowded
+
+    options.disk.mkdir(parents=True, exist_ok=True)
+    with crowded(options.disk) as what:
+        return _measure_all(options, what)
+
+
+def _measure_all(options: argparse.Namespace, page_cache: str = "") -> Report:
     from tests.benchmarks.machine import machine, used_by_others, versions
     from tests.benchmarks.session import session
     from tests.benchmarks.workloads import load
 
-    found = Report(FORMAT, date.today().isoformat(), options.quick, machine(options.root), versions(), [])
+    where = machine(options.root) | ({"page cache": page_cache} if page_cache else {})
+    found = Report(FORMAT, date.today().isoformat(), options.quick, where, versions(), [])
     if options.resume:
         found = _resumed(found, options.output / RESULTS)
     peers = None if options.peers is None else frozenset(options.peers.split(",")) - {"none"}

@@ -7,6 +7,8 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -72,6 +74,20 @@ def _cpu_times() -> list[int]:
         return [int(word) for word in file.readline().split()[1:9]]
 
 
+_is_backed = True
+
+
+@contextmanager
+def not_backed() -> Iterator[None]:
+    """For memory as it is: meanwhile `back_memory` does nothing, here and in children that are forked."""
+    global _is_backed
+    _is_backed = False
+    try:
+        yield
+    finally:
+        _is_backed = True
+
+
 def back_memory(nbytes: int) -> None:
     """Has the host back as much free memory as a put is about to take.
 
@@ -79,7 +95,7 @@ def back_memory(nbytes: int) -> None:
     took 20 times as long as a warm one (0.5 instead of 10 GB/s), in whoever happened to be there first. What was just
     given back is what the kernel gives out next. Not timed, and the same for every contestant.
     """
-    if nbytes < SMALL:
+    if nbytes < SMALL or not _is_backed:
         return
     size = -(-nbytes // HUGE_PAGE) * HUGE_PAGE
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

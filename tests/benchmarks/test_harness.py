@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -18,7 +20,9 @@ import torch
 import memstore
 import tests.benchmarks.__main__ as main
 from tests.benchmarks import pages, workloads
+from tests.benchmarks.crowding import crowded
 from tests.benchmarks.document import markdown
+from tests.benchmarks.machine import back_memory
 from tests.benchmarks.measure import Contestant, compare, spread, take_turns
 from tests.benchmarks.peers import same
 from tests.benchmarks.peers.checkpoints import Checkpointer, PlainFile, Snapshots, State
@@ -100,6 +104,22 @@ def test_huge_pages_are_those_of_the_reader_alone(store: memstore.Store) -> None
     assert value.sum() == 4 << 20
     (file,) = store.info("key").files
     assert _mapped_huge(file) == 4 << 20
+
+
+def test_crowded_memory_is_full_of_files_and_nothing_is_backed_meanwhile(tmp_path: Path) -> None:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with crowded(tmp_path, share=(40 << 20) / total) as what:
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) >= 40 << 20 and "GiB of files" in what
+        assert _faults_of_backing() < 100
+    assert _faults_of_backing() >= (8 << 20) // mmap.PAGESIZE
+    assert list(tmp_path.iterdir()) == []
+
+
+def _faults_of_backing() -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    back_memory(8 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
 def test_what_a_call_returned_lives_until_its_time_was_taken() -> None:

@@ -228,7 +228,9 @@ def test_a_leaf_is_written_to_each_format(filled: str, tmp_path: Path) -> None:
     assert torch.load(pt, weights_only=True)["step"] == 7
     with memstore.open(filled) as store:
         store.put("half", torch.ones(3, dtype=torch.bfloat16))
-    assert "numpy hasn't: write a .safetensors" in " ".join(call("get", filled, "half", "-o", npy, "--force", code=3).split())
+    assert "numpy hasn't: write a .safetensors" in " ".join(
+        call("get", filled, "half", "-o", npy, "--force", code=3).split()
+    )
     assert (np.load(npy) == np.arange(1000)).all()  # what was there stays
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 import memstore
-from memstore.convert import FORMATS, convert
+import memstore.fake
+from memstore.convert import FORMATS, WRITTEN, convert
+from memstore.integrations import dcp
 from memstore.testing.equality import assert_same
 
 TIED = torch.ones(4)
@@ -157,3 +162,134 @@ def test_objects_of_checkpoints_need_it_too(folder: str) -> None:
         convert(f"{folder}/c", f"{folder}/target.pt")
     convert(f"{folder}/c", f"{folder}/target.pt", allow_pickle=True)
     assert torch.load(f"{folder}/target.pt", weights_only=False)["y"].number == 7
+
+
+# --- values without an end --------------------------------------------------------------------------------------------
+
+
+def within_itself(kind: type) -> Any:
+    value: Any = {"w": torch.ones(2)} if kind is dict else [torch.ones(2)]
+    if kind is dict:
+        value["me"] = value
+    else:
+        value.append(value)
+    return value if kind is dict else {"list": value}
+
+
+def nested(levels: int) -> Any:
+    value: Any = {"w": torch.ones(2)}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+def shared_on_each_level(levels: int) -> Any:
+    """A file of some kilobytes, whose leaves are 2**levels."""
+    value: Any = {"w": torch.ones(2)}
+    for _ in range(levels):
+        value = {"a": value, "b": value}
+    return value
+
+
+def endless(kind: str) -> tuple[Any, str]:
+    if kind == "dict":
+        return within_itself(dict), r"value\['me'\]: a container that contains itself: value"
+    if kind == "list":
+        return within_itself(list), r"value\['list'\]\[1\]: a container that contains itself: value\['list'\]"
+    if kind == "deep":
+        return nested(2000), r"value\['a'\]\['a'\]\['a'\]\.\.\.: more than 200 levels of containers"
+    return shared_on_each_level(60), "stand in so many places"
+
+
+KINDS = ["dict", "list", "deep", "shared"]
+
+
+@pytest.mark.parametrize("target", WRITTEN)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_value_without_an_end_is_named(folder: str, kind: str, target: str) -> None:
+    value, said = endless(kind)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(50_000)  # for torch.save, which the file comes from
+    try:
+        torch.save(value, f"{folder}/source.pt")
+    finally:
+        sys.setrecursionlimit(limit)
+    with pytest.raises(memstore.UnsupportedValueError, match=said) as caught:
+        convert(f"{folder}/source.pt", f"{folder}/target", target_as=target)
+    assert f"{folder}/source.pt" in str(caught.value) and os.listdir(folder) == ["source.pt"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_call_that_stores_a_value_runs_out_of_stack(folder: str, kind: str) -> None:
+    value, said = endless(kind)
+    with memstore.open(f"{folder}/store") as store:
+        calls: list[Callable[[], Any]] = [
+            lambda: store.put("k", value),
+            lambda: store.put_many({"k": value}),
+            lambda: memstore.Snapshot.take(f"{folder}/s", {"a": memstore.StateDict(value)}),
+            lambda: memstore.Snapshot.async_take(f"{folder}/s", {"a": memstore.StateDict(value)}),
+            lambda: dcp.save(value, checkpoint_id=f"{folder}/s"),
+            lambda: dcp.async_save(value, checkpoint_id=f"{folder}/s"),
+            lambda: memstore.fake.fake_like(value),
+        ]
+        for call in (
+            calls[4:] if kind == "shared" else calls
+        ):  # others walk a while; test_refusals of structure has them
+            with pytest.raises((memstore.UnsupportedValueError, CheckpointException)) as caught:
+                call()
+            errors = [one[0] for one in getattr(caught.value, "failures", {0: [caught.value]}).values()]
+            assert all(isinstance(error, memstore.UnsupportedValueError) for error in errors)
+            assert re.search("itself|more than 200 levels|so many places", str(errors[0])), errors
+        assert list(store.keys()) == []
+    assert os.listdir(folder) == ["store"]
+
+
+def test_two_hundred_levels_are_fine(folder: str) -> None:
+    torch.save(nested(199), f"{folder}/source.pt")
+    convert(f"{folder}/source.pt", f"{folder}/target.pt")
+    dcp.save(nested(199), checkpoint_id=f"{folder}/c")
+
+
+# --- tensors of a few bytes, and of any size --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", WRITTEN)
+def test_a_tensor_that_is_expanded_beyond_measure_is_named_before_anything_is_written(folder: str, target: str) -> None:
+    said = refused(folder, {"b": torch.ones(2), "w": torch.ones(1).expand(2**40)}, target)
+    assert "value['w'] is expanded: its elements take 4,398,046,511,104 bytes, and lie in 4" in said
+    assert "max_expanded is 17,179,869,184" in said
+
+
+@pytest.mark.parametrize("target", ["torch", "safetensors", "memstore-dcp"])
+def test_how_much_may_be_expanded_is_for_the_caller_to_say(folder: str, target: str) -> None:
+    """All tensors together: many small ones are as large as one."""
+    value = {f"w{i}": torch.full((1,), float(i)).expand(1000) for i in range(5)}
+    text = refused(folder, value, target, max_expanded=5 * 3996 - 1)
+    assert "19,980 bytes more than the source, and max_expanded is 19,979" in text
+    convert(f"{folder}/source.pt", f"{folder}/target", target_as=target, max_expanded="20kB")
+    with pytest.raises(ValueError, match="a size is a positive number"):
+        convert(f"{folder}/source.pt", f"{folder}/other", target_as=target, max_expanded="much")
+
+
+def test_no_call_that_writes_elements_writes_an_expansion_for_hours(folder: str) -> None:
+    value = {"w": torch.ones(1).expand(2**40)}
+    with memstore.open(f"{folder}/store") as store:
+        store.put("k", value)
+        assert store.get("k")["w"].stride() == (0,)
+        calls: list[Callable[[], Any]] = [
+            lambda: store.export("k", f"{folder}/x.safetensors"),
+            lambda: store.export("k", f"{folder}/x", format="memmap"),
+            lambda: memstore.Snapshot.take(f"{folder}/x", {"a": memstore.StateDict(value)}),
+            lambda: memstore.Snapshot.async_take(f"{folder}/x", {"a": memstore.StateDict(value)}),
+        ]
+        for call in calls:
+            with pytest.raises(memstore.UnsupportedValueError, match=r"w.*4,398,046,511,104 bytes, and lie in 4"):
+                call()
+        with pytest.raises(CheckpointException, match="w: a tensor .* expanded"):
+            dcp.save(value, checkpoint_id=f"{folder}/x")
+        assert os.listdir(folder) == ["store"]
+        store.export("k", f"{folder}/x.pt", format="torch")
+        torch.save(value, f"{folder}/source.pt")
+        store.attach("copy", f"{folder}/source.pt", copy=True)
+        assert store.get("copy")["w"].stride() == (0,)
+    assert torch.load(f"{folder}/x.pt")["w"].stride() == (0,)

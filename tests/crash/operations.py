@@ -15,7 +15,10 @@ from memstore import contents
 from memstore.engine.protocols import put as engine_put
 from memstore.engine.sync.clocks import deadline_after
 from tests.crash.values import INLINE, LARGE, SMALL, SMALLISH, stamp_at, stamped
+from tests.huge_pages import ask_at_any_price
 from tests.inside import root_of
+
+ask_at_any_price()  # in the workers, too, which import this
 
 OLD, NEW = 1, 2
 Sizes = Mapping[str, int]  # of the keys' values, in bytes

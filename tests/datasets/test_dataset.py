@@ -67,6 +67,31 @@ def test_slices_are_the_shared_memory_and_other_indices_copies(store: memstore.S
     assert store.open_dataset("data")[2]["y"] == 77
 
 
+def test_a_column_is_one_leaf_of_all_rows_over_the_shared_memory(store: memstore.Store) -> None:
+    spec = {"obs": ((3,), torch.float32), "next": {"reward": ((), torch.bfloat16)}}
+    data = store.create_dataset("columns", spec, capacity=10)
+    assert data["obs"].shape == (0, 3)
+    data.extend({"obs": torch.ones(4, 3), "next": {"reward": torch.arange(4).to(torch.bfloat16)}})
+    column = data["obs"]
+    assert column.shape == (4, 3) and data["next", "reward"].tolist() == [0, 1, 2, 3]
+    assert data[("obs",)].data_ptr() == column.data_ptr() == data[:]["obs"].data_ptr()
+    assert column.untyped_storage().nbytes() == 4 * 3 * 4  # its own, and no more
+    assert data["next"].batch_size == (4,)
+    data[1] = {"obs": torch.full((3,), 7.0), "next": {"reward": torch.tensor(9, dtype=torch.bfloat16)}}
+    assert column[1].tolist() == [7, 7, 7]
+    column[2] = 5
+    assert store.open_dataset("columns")["obs"][2].tolist() == [5, 5, 5]
+    for name in ("reward", ("next", "obs"), ("obs", "x")):
+        with pytest.raises(KeyError, match=r"has no leaf .*, but 'obs', \('next', 'reward'\)"):
+            data[name]
+    with pytest.raises(KeyError, match="rows of one tensor"):
+        store.create_dataset_from("bare", torch.arange(3))["data"]
+    with pytest.raises(TypeError, match="is a tuple"):
+        data[3, "obs"]
+    with pytest.raises(memstore.StructureMismatchError):
+        data["obs"] = torch.zeros(4, 3)  # data["obs"][:] = ... writes it
+
+
 @pytest.mark.parametrize(
     "index",
     [0, -1, slice(None), slice(1, 4), slice(0, 5, 2), slice(4, 1), slice(None, None, -2), [4, 0, 4], [], range(1, 3)],
@@ -101,7 +126,7 @@ def test_iteration_gives_rows(store: memstore.Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "index", [(0, 1), (slice(0, 1), 0), ..., None, True, np.True_, 1.0, "y", torch.tensor(True), [[0]], [0.5], [None]]
+    "index", [(0, 1), (slice(0, 1), 0), ..., None, True, np.True_, 1.0, b"y", torch.tensor(True), [[0]], [0.5], [None]]
 )
 def test_what_is_no_index_of_rows(store: memstore.Store, index: Any) -> None:
     data = new(store)

@@ -7,6 +7,7 @@ mutexes that it held pass on, the buffer's and that of its claim, with word of i
               publish: note it, make each word whole, count, free the claim; small batches: all in one hold
     SAMPLER   pick | copy cell by cell | look again; after some tries the same under the mutex
     CONSUMER  pick | copy cell by cell | look again, and take: mark the word, move the cursor
+              if nobody gets the row after all, put it back: move the cursor back, mark the word
     RECOVERY  claims that were being made, and publications that had begun, are completed
 
 Stores are plain, and become visible in their order, as x86-64 has it; loads are made in theirs. A store that is
@@ -27,6 +28,7 @@ from tests.replay.slots_state import (
     TAKEN,
     WHOLE,
     Scene,
+    Slot,
     State,
     Steps,
     with_word,
@@ -51,6 +53,8 @@ MUTATIONS = {
     "the cursor alone": "what is handed out is not marked, and the cursor may go back",
     "the cursor skips rows": "the cursor moves behind what is taken, and over what was published before it meanwhile",
     "take without the mutex": "a consumer takes a row without the mutex",
+    "put back behind the cursor": "the cursor stays where it is when a row is put back",
+    "put back what is written over": "a row is put back without a look whether it lies there still",
 }
 
 
@@ -173,8 +177,32 @@ def _consumer(scene: Scene, broken: frozenset[str]) -> Steps:
         yield _take(scene, broken)
     elif process.at == "return":
         yield scene.returned()
+        if scene.state.cancels:
+            cancelled = scene.state._replace(cancels=scene.state.cancels - 1)
+            yield scene.step("cancelled", cancelled, at="lock: put back")
+    elif process.at in ("put back", "wait again"):
+        yield _put_back(scene, broken)
+    elif process.at == "begin anew":
+        yield scene.step("begin anew", at="start", copy=(), tries=1, seen=(-1, Slot()))
     else:
         yield scene.finish("raise")
+
+
+def _put_back(scene: Scene, broken: frozenset[str]) -> tuple[str, State]:
+    """Under the mutex: the cursor first, so that a row that waits is always looked for."""
+    state, process = scene.state, scene.process
+    slot, word = process.seen
+    position = word.lap * state.capacity + slot
+    if process.at == "wait again":
+        marked = with_word(state, slot, WHOLE)
+        return scene.step("put back: mark", marked._replace(handed=state.handed - {position}), at="release: begin anew")
+    found = state.slots[slot]
+    if (found.state, found.lap) != (TAKEN, word.lap) and "put back what is written over" not in broken:
+        return scene.step("put back: it is written over", at="release: begin anew")
+    if "put back behind the cursor" not in broken:
+        is_late = position < state.head - state.capacity
+        state = state._replace(cursor=min(state.cursor, position), late=state.late or is_late)
+    return scene.step("put back: move the cursor", state, at="wait again")
 
 
 def _pick_waiting(scene: Scene) -> tuple[str, State]:

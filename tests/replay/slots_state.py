@@ -82,6 +82,7 @@ class State(NamedTuple):
     kills: int = 0
     stops: int = 0
     interrupts: int = 0
+    cancels: int = 0
 
     @property
     def capacity(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import memstore
+from memstore.replay import sample_rows
 from memstore.testing import faults
 from tests.replay import points
 from tests.replay.rows import SPEC, check_priorities, check_whole, numbers_of, ring_of, rows, there, writer_of
@@ -58,6 +59,7 @@ OPERATIONS = {
     "add, large": Operation("uniform", lambda buffer: large(buffer).add(one(100)), (OLD, {**OLD, BEFORE: 100})),
     "fifo": Operation("fifo", lambda buffer: buffer.sample(3), (OLD,)),
     "lifo": Operation("lifo", lambda buffer: buffer.sample(3), (OLD,)),
+    "put back": Operation("fifo", lambda buffer: sample_rows(buffer, 3).put_back(), (OLD,)),
     "update": Operation("prioritized", lambda buffer: buffer.update_priority([0, 3, 5], [4.0, 5.0, 6.0]), (OLD,)),
     "sample": Operation("prioritized", lambda buffer: buffer.sample(3), (OLD,)),
     "open": Operation(
@@ -66,6 +68,9 @@ OPERATIONS = {
         (OLD,),
     ),
 }
+
+
+HANDED_OUT = ("fifo", "lifo", "put back")
 
 
 def ring_root(buffer: memstore.ReplayBuffer) -> str:
@@ -84,7 +89,7 @@ def check(store: memstore.Store, name: str, buffer: memstore.ReplayBuffer) -> No
     """After it was cut short."""
     other = memstore.ReplayBuffer(store, buffer.key)
     assert there(store, buffer.key) in OPERATIONS[name].may_be
-    if name in ("fifo", "lifo"):
+    if name in HANDED_OUT:
         check_handed_out(store, buffer)
     check_priorities(other)
     check_whole(store, other)
@@ -138,7 +143,7 @@ def test_an_interrupt_leaves_all_or_nothing_and_its_thread_goes_on(store: memsto
     for point in some(number, part):
         buffer = prepare(store, operation)
         interrupted += points.interrupt(lambda buffer=buffer: operation.run(buffer), point)
-        if name in ("fifo", "lifo"):
+        if name in HANDED_OUT:
             check_handed_out(store, buffer)
         assert there(store, buffer.key) in operation.may_be
         check_whole(store, buffer)

@@ -87,6 +87,17 @@ def test_rows_are_handed_out_once_in_their_order(store: memstore.Store, sampler:
     assert len(buffer) == 7
 
 
+@pytest.mark.parametrize("sampler", ["fifo", "lifo"])
+def test_a_sample_that_fails_when_it_has_its_rows_puts_them_back(store: memstore.Store, sampler: Any) -> None:
+    limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=1, tolerance=4.0)
+    buffer = new(store, sampler=sampler, rate_limiter=limiter)
+    buffer.extend(rows(0, 4))
+    assert len(numbers_of(buffer.sample(1))) == 1
+    with pytest.raises(RuntimeError):
+        buffer.sample(3, device="a device that there is not")
+    assert len(numbers_of(buffer.sample(3, timeout=0))) == 3
+
+
 def _consume(wire: Wire, number: int, root: str, sampler: Any) -> list[int]:
     buffer = memstore.ReplayBuffer(memstore.open(root), "replay", sampler=sampler)
     found: list[int] = []

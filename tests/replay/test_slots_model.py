@@ -46,6 +46,7 @@ SCENES: dict[str, tuple[list[Process], dict[str, int]]] = {
     "small rows for a consumer": ([writer(1, 2, small=True), writer(), consumer(2)], {"kills": 1}),
     "a consumer": ([writer(1, 3), consumer(2)], {"kills": 1}),
     "two consumers": ([writer(2, 1), consumer(), consumer()], {"kills": 1, "late": True}),
+    "a consumer is cancelled": ([writer(1, 3), consumer()], {"kills": 1, "cancels": 1}),
     "a writer is passed over": ([writer(), writer(1, 2), consumer()], {}),
     "a consumer passes a slow writer": ([writer(), writer(), consumer(3)], {}),
 }
@@ -82,6 +83,8 @@ FOUND_IN = {
     "the cursor alone": "a consumer passes a slow writer",
     "the cursor skips rows": "a consumer passes a slow writer",
     "take without the mutex": "two consumers",
+    "put back behind the cursor": "a consumer is cancelled",
+    "put back what is written over": "a consumer is cancelled",
 }
 
 

@@ -6,6 +6,7 @@ import base64
 import copy
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore import Snapshot, StateDict
+from memstore.convert import convert
 from memstore.snapshot.format.names import MANIFEST
 from tests.examples import examples
 
@@ -103,7 +105,8 @@ class Kept:
     """A snapshot whose manifest is replaced."""
 
     def __init__(self, folder: str) -> None:
-        self.path = f"{folder}/s"
+        self.path, self.converted = f"{folder}/s", f"{folder}/converted"
+        self.store = memstore.open(f"{folder}/store")
         state = StateDict(
             a=torch.arange(20, dtype=torch.int32), b=[torch.ones(3), "text", {"c": 1.5}], d=torch.zeros(0, 3)
         )
@@ -135,6 +138,14 @@ class Kept:
         look(lambda: snapshot.restore({"state": StateDict()}))
         look(lambda: snapshot.restore({"model": torch.nn.Linear(2, 2)}, strict=False))
         look(snapshot.verify)
+        for as_copy in (False, True):
+            self.store.delete("k", missing_ok=True)
+            look(lambda as_copy=as_copy: self.store.attach("k", self.path, copy=as_copy))
+            if "k" in self.store:
+                look(lambda: self.store.get("k"))
+                look(lambda: self.store.info("k"))
+        look(lambda: convert(self.path, self.converted))
+        shutil.rmtree(self.converted, ignore_errors=True)
         if failed:
             raise failed[0]
 
@@ -143,6 +154,34 @@ class Kept:
 def kept() -> Iterator[Kept]:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
         yield Kept(folder)
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        b"",
+        b"\x05",
+        b"\xa1x",
+        b"\x80",
+        b"\xc0",
+        b"\xc1",
+        b"\x90",
+        b"\x91",
+        b"\x92\x03",
+        b"\x93\x01\x02\x03",
+        b"\x91" * 300 + b"\x03",
+    ],
+)
+def test_objects_that_no_take_wrote_are_damage_at_every_call(kept: Kept, objects: bytes) -> None:
+    document = copy.deepcopy(kept.document)
+    (value,) = [one for one in document["values"] if one["key"] == "state"]
+    value["objects"] = base64.b64encode(objects).decode()
+    with pytest.raises(memstore.CorruptionError):
+        kept.use(signed(json.dumps(document)[1:]))
+    with pytest.raises(memstore.CorruptionError, match=f"^{kept.path}/{MANIFEST}: the value 'state'") as raised:
+        kept.store.attach("hostile", kept.path)
+    assert raised.value.key == "hostile" and raised.value.path == f"{kept.path}/{MANIFEST}"
+    assert "hostile" not in kept.store
 
 
 @given(st.data())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 import weakref
 from collections import OrderedDict
@@ -217,7 +218,6 @@ def test_pickle_is_only_used_where_it_was_asked_for(path: str) -> None:
 
 
 def test_the_random_state_is_restored_last_and_left_alone_by_a_take(path: str) -> None:
-    import random
 
     import numpy as np
 
@@ -335,3 +335,65 @@ def test_keys_that_are_written_alike_have_paths_of_their_own(path: str) -> None:
     paths = ["0/s/x/1", "0/s/x/1~", "0/s/x/a%2Fb", "0/s/x/a%252Fb", "0/s/a/b"]
     assert sorted(snapshot.get_manifest()) == sorted(paths)
     assert [snapshot.read_object(name).item() for name in paths] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("drawn", [0, 1])
+def test_pythons_random_state_is_one_tensor(path: str, drawn: int) -> None:
+    """`gauss` keeps every second number that it makes, which is a part of the state."""
+    for _ in range(drawn):
+        random.gauss(0, 1)
+    before = random.getstate()
+    assert (before[2] is not None) == bool(drawn % 2)
+    Snapshot.take(path, {"rng": memstore.RNGState()})
+    assert random.getstate() == before
+    random.seed(1)
+    Snapshot(path).restore({"rng": memstore.RNGState()})
+    assert random.getstate() == before
+    assert [name for name in Snapshot(path).get_manifest() if "python" in name] == ["0/rng/python"]
+
+
+def test_a_random_state_of_an_older_snapshot_is_restored() -> None:
+    """Python's own tuple, and the lists that other libraries make of it."""
+    before = random.getstate()
+    for old in (before, [before[0], list(before[1]), before[2]]):
+        random.seed(1)
+        memstore.RNGState().load_state_dict({"rng_state": torch.get_rng_state(), "python": old})
+        assert random.getstate() == before
+
+
+def test_errors_are_of_the_kinds_that_torchsnapshots_callers_catch(path: str) -> None:
+    model = torch.nn.Linear(2, 2)
+    for kind in (RuntimeError, FileNotFoundError, memstore.NotAStoreError):
+        with pytest.raises(kind, match="is no snapshot"):
+            Snapshot(f"{path}/none").restore({"model": model})
+    snapshot = Snapshot.take(path, {"model": model, "step": StateDict(step=3)})
+    for kind in (RuntimeError, memstore.KeyNotFoundError):
+        with pytest.raises(kind, match="has nothing at"):
+            snapshot.read_object("0/model/wait")
+        with pytest.raises(kind, match="did you mean"):
+            snapshot.read_object("0/model/weigth")
+    for kind in (AssertionError, memstore.KeyNotFoundError):
+        with pytest.raises(kind, match="has nothing under"):
+            snapshot.get_state_dict_for_key("modle")
+    for kind in (RuntimeError, memstore.StructureMismatchError):
+        with pytest.raises(kind, match="app_state differs"):
+            snapshot.restore({"model": torch.nn.Linear(3, 2)})
+        with pytest.raises(kind, match="app_state differs"):
+            snapshot.restore({"other": model})
+        with pytest.raises(kind):
+            snapshot.read_object("0/model/weight", torch.zeros(3))
+
+
+def test_what_would_be_lost_by_a_fresh_start_is_not_told_as_no_snapshot(path: str) -> None:
+    """A store, another library's checkpoint, two checkpoints: these pass who catches for a fresh start."""
+    os.mkdir(path)
+    memstore.open(f"{path}/store").close()
+    for name in (".metadata", ".snapshot_metadata"):
+        os.makedirs(f"{path}/{name[1:]}")
+        open(f"{path}/{name[1:]}/{name}", "w").close()
+    Snapshot.take(f"{path}/two", {"a": StateDict(x=1)})
+    open(f"{path}/two/.metadata", "w").close()
+    for name in ("store", "metadata", "snapshot_metadata", "two"):
+        with pytest.raises(memstore.MemstoreError) as raised:
+            Snapshot(f"{path}/{name}").restore({"a": StateDict(x=1)})
+        assert not isinstance(raised.value, (RuntimeError, FileNotFoundError)), raised.value

@@ -36,7 +36,7 @@ from memstore.snapshot.writer.failures import error_of, failure_of
 from memstore.snapshot.writer.messages import Job, Outcome
 from memstore.testing import faults
 from tests.children import Child, Wire
-from tests.huge_pages import require_huge_pages
+from tests.huge_pages import require_huge_pages, warm_huge_pages
 from tests.small_tmpfs import on_small_tmpfs
 
 MIB = 1 << 20
@@ -165,6 +165,7 @@ def test_the_memory_is_made_huge_when_the_writer_has_time(folder: FileStorage) -
 
 
 def has_become_huge(folder: FileStorage, name: str) -> bool:
+    warm_huge_pages(200 * MIB)  # for the file and for the memory
     stager = Stager(limit=64 * MIB)
     staged = stager.stage([torch.ones(20 * MIB, dtype=torch.uint8)])
     address = staged.block.bytes.ctypes.data

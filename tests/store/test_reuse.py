@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 
 import pytest
 import torch
 
 import memstore
 from memstore.engine import syscalls
-from memstore.engine.files import huge_pages
 from memstore.engine.sync.doorbell import Doorbell
 from tests.children import Child, Wire, in_child
 from tests.huge_pages import require_huge_pages
@@ -191,20 +189,6 @@ def test_files_keep_their_huge_pages_when_they_are_used_again(store: memstore.St
     value = store.get("key")
     assert (value == 3).all()
     assert store.stats().huge_page_bytes - before == size
-
-
-def test_a_slow_kernel_is_asked_for_no_more_huge_pages(store: memstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def slowly(address: int, size: int) -> bool:
-        asked.append(size)
-        time.sleep(huge_pages.COLLAPSE_SLOW * 1.1)
-        return True
-
-    monkeypatch.setattr(syscalls, "collapse", slowly)
-    store.put("key", of_size(64 * MIB))
-    assert asked == [huge_pages.COLLAPSE_STEP]
-    assert (store.get("key") == 7).all()
 
 
 def test_a_lost_race_costs_no_file(store: memstore.Store) -> None:

@@ -61,7 +61,7 @@ def freed() -> torch.Tensor:
         (lambda: torch.ones([1] * 65), (1,) * 65, "a tensor of 65 dimensions; 64 is the most"),
         (lambda: torch.ones(1, 1), (1 << 40, 1 << 40), "more than any memory has"),
         (lambda: torch.empty(0, 1), (1 << 40, 1 << 40), "more than any memory has"),
-        (lambda: torch.eye(2).to_sparse(), (2, 2), "put one of its to_dense"),
+        (lambda: torch.eye(2).to_sparse(), (2, 2), "put its to_dense"),
     ],
 )
 def test_what_no_box_can_be_stored_of_is_refused_by_its_rank_and_named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -122,3 +123,80 @@ def test_a_follower_ends_at_the_last_version(store: memstore.Store) -> None:
     version = store.put_many({"key": 300, "end": 1})["key"]
     thread.join(100)
     assert seen == sorted(set(seen)) and seen[-1] == version
+
+
+# --- any of several keys ----------------------------------------------------------------------------------------------
+
+
+def test_all_that_are_newer_are_returned(store: memstore.Store) -> None:
+    versions = store.put_many({"batch/1": 1, "batch/0": 0, "other": 2})
+    both = {key: versions[key] for key in ("batch/0", "batch/1")}
+    assert list(store.wait_any(prefix="batch/").items()) == list(both.items())
+    assert store.wait_any(["batch/1", "missing", "batch/1"]) == {"batch/1": versions["batch/1"]}
+    assert store.wait_any(prefix="batch/", newer_than={"batch/0": versions["batch/0"]}) == {
+        "batch/1": versions["batch/1"]
+    }
+    assert store.wait_any(iter(["other", "batch/0"]), newer_than=versions["other"] - 1, timeout=5).keys() >= {"other"}
+    later = store.put("batch/0", 3)
+    assert store.wait_any(prefix="", newer_than=versions) == {"batch/0": later}
+
+
+def test_none_that_is_newer_is_a_timeout(store: memstore.Store) -> None:
+    seen = {"batch/0": store.put("batch/0", 1)}
+    for timeout in (0, 0.05):
+        with pytest.raises(memstore.StoreTimeoutError, match="no key that starts with 'batch/' got a newer"):
+            store.wait_any(prefix="batch/", newer_than=seen, timeout=timeout)
+    with pytest.raises(memstore.StoreTimeoutError, match=r"none of 2 keys \('batch/0', 'missing'\) got a newer"):
+        store.wait_any(["batch/0", "missing"], newer_than=seen, timeout=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error"),
+    [
+        ((), {}, TypeError),
+        ((["a"],), {"prefix": "a"}, TypeError),
+        (("a",), {}, TypeError),
+        (([],), {}, ValueError),
+        ((["a"],), {"newer_than": {"a": "1"}}, TypeError),
+        ((["a"],), {"newer_than": None}, TypeError),
+        (([""],), {}, memstore.errors.InvalidKeyError),
+    ],
+    ids=str,
+)
+def test_keys_that_nobody_can_wait_for(store: memstore.Store, arguments: Any, options: Any, error: Any) -> None:
+    with pytest.raises(error):
+        store.wait_any(*arguments, **options, timeout=0)
+
+
+def test_a_dataset_has_no_versions_to_wait_for(store: memstore.Store) -> None:
+    store.create_dataset_from("batch/rows", torch.zeros(3))
+    with pytest.raises(memstore.MutableEntryError, match="batch/rows"):
+        store.wait_any(["batch/rows"], timeout=0)
+    version = store.put("batch/0", 1)
+    assert store.wait_any(prefix="batch/") == {"batch/0": version}
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_put_of_a_new_key_wakes_who_waits_for_a_prefix(store: memstore.Store, mode: str) -> None:
+    """And the waiter doesn't just look again."""
+    store.put("other", 0)
+    with Child(_consume, store.root, mode) as child:
+        child.receive()
+        for number in range(5):
+            if mode == "r+":
+                child.wait_until_it_sleeps_on_a_futex()
+            store.put("other", number)
+            version = store.put(f"batch/{number}", torch.zeros(1000))
+            assert child.receive() == {f"batch/{number}": version}
+
+
+def _consume(wire: Wire, root: str, mode: Any) -> None:
+    entries.LOOK_EVERY = 3600.0  # seconds
+    seen: dict[str, int] = {}
+    with open_store(root, mode) as store:
+        wire.send()
+        for _ in range(5):
+            new = store.wait_any(prefix="batch/", newer_than=seen, timeout=60)
+            seen |= new
+            wire.send(new)

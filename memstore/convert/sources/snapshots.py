@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from memstore.convert.leaves import Assembly, Found
 from memstore.convert.nesting import nested
@@ -12,10 +13,12 @@ from memstore.convert.rules import Rules
 from memstore.convert.sources.mapped_files import MappedFiles
 from memstore.errors import UnsupportedValueError
 from memstore.integrations.dcp import StorageReader
-from memstore.integrations.dcp.planners import decode_object
+from memstore.integrations.dcp.places import WRAPPED, wrapped_name
+from memstore.integrations.dcp.planners import decode_object, decode_tensor
 from memstore.sharding import Box
 from memstore.snapshot.read import Stored, StoredTensor, Value
 from memstore.structure import DTYPES, traits
+from memstore.wording import short
 
 WHOLE = "state"  # the name in the app state of a value that is no app state
 
@@ -105,4 +108,27 @@ def open_checkpoint(path: str, rules: Rules) -> Found:
             found = reader.tensor(tensor)
             name = str(leaf.name[0])
             items[name] = found if key == "state" else decode_object(name, found.numpy().tobytes())
+    for name, chunks in _wrapped_chunks(stored, metadata).items():
+        if len(chunks) > 1:
+            raise UnsupportedValueError(
+                f"{path}: {short(name)} is made of several tensors, and was saved in {len(chunks)} parts: load it with "
+                "the sharding that it was saved with"
+            )
+        items[name] = decode_tensor(name, Found(None, reader.assembly.boxes).leaf(reader.tensor(chunks[0])).whole())
     return Found(nested(items, metadata.planner_data, path), reader.assembly.boxes)
+
+
+def _wrapped_chunks(stored: Stored, metadata: Metadata) -> dict[str, list[StoredTensor]]:
+    """The chunks of each tensor that is made of several."""
+    value = stored.value(0, WRAPPED)
+    if value is None:
+        return {}
+    stored.check_files(value.tensors)
+    chunks = {str(leaf.name[0]): tensor for leaf, tensor in zip(value.plan.leaves, value.tensors, strict=True)}
+    found: dict[str, list[StoredTensor]] = {}
+    for name, said in metadata.state_dict_metadata.items():
+        if isinstance(said, TensorStorageMetadata):
+            own = [wrapped_name(MetadataIndex(name, chunk.offsets)) for chunk in said.chunks]
+            if own and own[0] in chunks:
+                found[name] = [chunks[one] for one in own]
+    return found

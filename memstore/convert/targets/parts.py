@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from memstore.convert.leaves import Leaf, memory_of
+from memstore.convert.leaves import Leaf
 from memstore.formats import Meter
 from memstore.snapshot.storage import FilePart, FileStorage, LateBytes
+from memstore.structure import memory_of
 
 
 class NewFile:

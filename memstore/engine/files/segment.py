@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 
 from memstore.engine import syscalls
+from memstore.engine.files import huge_pages
 from memstore.engine.files.mapping import Mapping, map_file
 from memstore.engine.format import HEAD_SIZE, SegmentExtent, belongs
 from memstore.engine.syscalls import HUGE_PAGE, PAGE, Cleanup
@@ -102,7 +103,7 @@ def map_segments(
         finally:
             del closing
     end = max((-(-(extent.base + extent.size) // PAGE) * PAGE for _, extent in files), default=0)
-    if size - end >= HUGE_PAGE:
+    if size - end >= HUGE_PAGE and huge_pages.prices.prefers_huge():
         syscalls.prefer_huge_pages(mapping.address + end, size - end)
     return mapping
 

@@ -15,11 +15,7 @@ from memstore.engine.files.claimed_file import (
     PreparedFile,
     map_for_writing,
 )
-from memstore.engine.files.huge_pages import (
-    allocate_rest,
-    collapse_extents,
-    touch_extents,
-)
+from memstore.engine.files.huge_pages import allocate_pages, move_to_huge
 from memstore.engine.files.spares import Spare
 from memstore.engine.format import Header
 
@@ -77,17 +73,16 @@ class SegmentWriter:
         if not self.is_whole:
             _check_room(fd, self.size)
             syscalls.truncate(fd, self.size)
-            if huge_pages:
-                touch_extents(fd, self.size)
-            else:
+            if not huge_pages:
                 syscalls.allocate(fd, self.size)
         if self._mapping is None:
             self._mapping, address, start = syscalls.reserve(self.size)
             self._address = address + start
             map_for_writing(self._address, fd, self.size, guard)
-            if huge_pages:
-                collapse_extents(self._address, self.size)
-                allocate_rest(fd, self._address, self.size)
+            if huge_pages and not self.is_whole:
+                allocate_pages(fd, self._address, self.size)
+            elif huge_pages:
+                move_to_huge(self._address, self.size)
         self.is_whole = True
 
     @property

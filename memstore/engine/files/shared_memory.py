@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from memstore.engine import syscalls
-from memstore.engine.files.huge_pages import COLLAPSE_STEP, allocate_rest, collapse_extents, touch_extents
+from memstore.engine.files.huge_pages import allocate_huge, allocate_rest, move_to_huge
 
 
 class SharedMemory:
@@ -60,26 +60,23 @@ class SharedMemory:
         allocate_rest(self.fd, self.address, self.size)
 
     def allocate_huge(self, start: int, stop: int) -> int:
-        """Allocates a run of new memory in huge pages, as far as the kernel has some. Returns where that ends.
+        """Allocates a run of new memory in huge pages, while these cost no more than small ones. Returns where it ends.
 
         The run starts on a multiple of 2 MiB. In many threads.
 
         Raises OSError if the machine, or the file system of a file, has not so much memory.
         """
-        touch_extents(self.fd, stop - start, start)
-        size = collapse_extents(self.address + start, stop - start)
-        if size:
-            syscalls.allocate(self.fd, size, start)  # for the extents that the kernel has left out for the moment
-        return start + size
+        end = allocate_huge(self.fd, self.address, start, stop)
+        if end > start:
+            syscalls.allocate(self.fd, end - start, start)  # extents that the kernel has left out for the moment
+        return end
 
-    def huge_steps(self) -> range:
-        """Where `make_huge` may start."""
-        return range(0, self.size // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE, COLLAPSE_STEP)
+    def make_huge(self, start: int, size: int) -> int:
+        """Moves a run to huge pages, for all processes, whatever they do meanwhile.
 
-    def make_huge(self, start: int) -> bool:
-        """Moves the next 8 MiB to huge pages, for all processes, whatever they do meanwhile. False where refused."""
-        whole = self.size // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE
-        return syscalls.collapse(self.address + start, min(COLLAPSE_STEP, whole - start))
+        Returns where it ended: before the end where the kernel refuses, or where it has just cost too much.
+        """
+        return start + move_to_huge(self.address + start, min(size, self.size - start))
 
     def keep_from_children(self) -> None:
         """Children that are forked from now on don't have it at all."""

@@ -6,7 +6,7 @@ what it waits for is there, and sleeps only while the word is as it was loaded: 
 
 from __future__ import annotations
 
-import random
+import os
 
 import xxhash
 
@@ -43,7 +43,8 @@ class Watch:
         return Watch(self.address, self._memory)
 
     def mark(self) -> None:
-        self._mark = random.getrandbits(32) | 1  # forked children go on with other random numbers
+        # Not of the module `random`, whose numbers are the program's: ranks that are seeded alike would draw the same.
+        self._mark = int.from_bytes(os.urandom(4), "little") | 1
         self.word[0] = self._mark
 
     def sleep(self, seconds: float) -> None:
@@ -90,6 +91,10 @@ class Doorbell:
         for bell in changed:
             seen[bell] = words[bell]
         return changed
+
+    def state(self) -> int:
+        """A number for all words together: another one after a change of any key."""
+        return xxhash.xxh3_64_intdigest(memoryview(self._words).cast("B"))
 
     def words(self) -> list[int]:
         """All of them, by bell: for who counts changes."""

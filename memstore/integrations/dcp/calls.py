@@ -7,12 +7,14 @@ import threading
 import warnings
 import weakref
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import planner as planners
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver, storage
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
 from memstore import modes
 from memstore.errors import NotAStoreError
@@ -20,7 +22,7 @@ from memstore.integrations.dcp.planners import LoadPlanner, SavePlanner
 from memstore.integrations.dcp.reader import StorageReader
 from memstore.integrations.dcp.stager import Stager
 from memstore.integrations.dcp.writer import StorageWriter
-from memstore.wording import of_no_place
+from memstore.wording import an, of_no_place
 
 StateDict = dict[str, Any]
 
@@ -29,34 +31,52 @@ class _Save(NamedTuple):
     """An asynchronous save of a process. It doesn't keep the future: an error refers to all that was staged."""
 
     pid: int
-    writer: StorageWriter
+    writer: StorageWriter | None  # that was made for this save
     ended: threading.Event
 
 
 _stager: Stager | None = None
-_latest: _Save | None = None  # asynchronous save
+_latest: _Save | None = None  # asynchronous save in a thread
 _group: tuple[weakref.ref[Any], Any] | None = None  # the default group that it was made beside, and the group
 
 
 @modes.uncompiled
-def save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Metadata:
+def save(
+    state_dict: StateDict,
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_writer: storage.StorageWriter | None = None,
+    planner: planners.SavePlanner | None = None,
+    process_group: Any = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+) -> Metadata:
     """Saves a state dict of all ranks as one checkpoint, without pickle.
 
-    If there is a default process group, all of its ranks call it. It is `torch.distributed.checkpoint.save` with
-    `StorageWriter` and `SavePlanner`; call that one to pass other arguments. It waits for earlier asynchronous saves of
-    this process.
+    If there is a default process group, all of its ranks call it. It is `torch.distributed.checkpoint.save` with the
+    same arguments, and with `StorageWriter` and `SavePlanner` where none are given. It waits for earlier asynchronous
+    saves of this process. A save that fails leaves neither files nor a folder that it has made.
 
     Args:
         state_dict: nested dicts and lists of tensors, DTensors, ShardedTensors and plain objects, or Statefuls.
-        checkpoint_id: the folder. An earlier checkpoint stays there until the new one is complete.
+        checkpoint_id: the folder; with a `storage_writer` for a store, the key. An earlier checkpoint stays there until
+            the new one is complete.
+        storage_writer: where to save, and how. Another library's comes with torch's planner if you give none.
+        planner: what to save of the state dict, and by which rank.
+        process_group: the ranks that save together; None: those of the default group.
+        no_dist: save what this process has, and ask no other rank.
+        use_collectives: if False, each rank saves a checkpoint of its own, without waiting for others.
 
     Returns:
         torch's metadata of the checkpoint.
 
     Raises:
-        CheckpointException: torch's error, even with one rank. It is a BaseException, and its `failures` have the error
-            of each rank: UnsupportedValueError for an object that can't be stored without pickle, which the message
-            names; StoreFullError, PermissionDeniedError, AlreadyExistsError and ValueError as in `Snapshot.take`.
+        CheckpointException: torch's error, even with one rank (not with `use_collectives=False`). It is a
+            BaseException, and its `failures` have the error of each rank: UnsupportedValueError for an object that
+            can't be stored without pickle, which the message names; StoreFullError, PermissionDeniedError,
+            AlreadyExistsError and ValueError as in `Snapshot.take`.
+        TypeError, ValueError: neither `checkpoint_id` nor `storage_writer` is given, one is of the wrong type, or
+            `process_group` and `no_dist` exclude each other.
 
     Example:
         >>> import tempfile, torch
@@ -68,70 +88,213 @@ def save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Met
         >>> state
         {'w': tensor([1., 1., 1.]), 'epoch': 4}
     """
+    _check("save", storage.StorageWriter, "storage_writer", storage_writer, checkpoint_id)
+    _check_ranks(process_group, no_dist)
     _one_process_is_fine()
-    writer = _InTurn(checkpoint_id, _earlier())
-    return state_dict_saver.save(
-        state_dict, checkpoint_id=writer.checkpoint_id, storage_writer=writer, planner=SavePlanner()
-    )
+    _end_of(_earlier())
+    writer = storage_writer or _new_writer(checkpoint_id)
+    try:
+        return state_dict_saver.save(
+            state_dict,
+            checkpoint_id=checkpoint_id,
+            storage_writer=writer,
+            planner=_planner_for(writer, planner),
+            process_group=process_group,
+            no_dist=no_dist,
+            use_collectives=use_collectives,
+        )
+    except BaseException:
+        if isinstance(writer, StorageWriter):
+            writer.give_up()
+        raise
 
 
 @modes.uncompiled
-def load(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> None:
+def load(
+    state_dict: StateDict,
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_reader: storage.StorageReader | None = None,
+    planner: planners.LoadPlanner | None = None,
+    process_group: Any = None,
+    no_dist: bool = False,
+) -> None:
     """Loads a checkpoint into a state dict, in place. Each rank reads only its own parts. Nothing is unpickled.
 
-    It is `torch.distributed.checkpoint.load` with `StorageReader` and `LoadPlanner`; call that one to pass other
-    arguments.
+    It is `torch.distributed.checkpoint.load` with the same arguments, and with `StorageReader` and `LoadPlanner` where
+    none are given.
 
     Args:
         state_dict: the tensors to fill. They have the shapes of the saved ones, and any dtype, layout and mesh.
-        checkpoint_id: the folder.
+        checkpoint_id: the folder; with a `storage_reader` for a store, the key.
+        storage_reader: where to load from.
+        planner: what to load of the checkpoint. torch's DefaultLoadPlanner unpickles what torch has saved.
+        process_group: the ranks that load together; None: those of the default group.
+        no_dist: load into this process's state dict, and ask no other rank.
 
     Raises:
-        NotAStoreError: there is no such folder, and no process group.
+        NotAStoreError: there is no such folder, no `storage_reader`, and no other rank.
         CheckpointException: torch's error, even with one rank. Its `failures` have the error of each rank:
             CorruptionError; VersionGoneError if a save overwrote the checkpoint meanwhile (load again);
             UnsupportedValueError for objects that only pickle could read; an AssertionError, which says so, if there
-            is no checkpoint or its metadata are damaged.
+            is no checkpoint, its metadata are damaged, or another library has saved to the folder, too.
+        TypeError, ValueError: as in `save`.
     """
+    _check("load", storage.StorageReader, "storage_reader", storage_reader, checkpoint_id)
+    _check_ranks(process_group, no_dist)
     _one_process_is_fine()
-    reader = StorageReader(checkpoint_id)
-    if not _has_ranks() and not os.path.lexists(reader.checkpoint_id):  # else all ranks have to hear of it from torch
-        path = os.fspath(reader.checkpoint_id)
-        raise NotAStoreError(f"{path} is no checkpoint: there is no such folder{of_no_place(path)}")
-    state_dict_loader.load(state_dict, storage_reader=reader, planner=LoadPlanner())
+    reader = storage_reader
+    if reader is None:
+        reader = StorageReader(_given(checkpoint_id))
+        alone = no_dist or not _has_ranks()  # else all ranks have to hear of it from torch
+        if alone and not os.path.lexists(reader.checkpoint_id):
+            path = os.fspath(reader.checkpoint_id)
+            raise NotAStoreError(f"{path} is no checkpoint: there is no such folder{of_no_place(path)}")
+    state_dict_loader.load(
+        state_dict,
+        checkpoint_id=None if storage_reader is None else checkpoint_id,
+        storage_reader=reader,
+        planner=LoadPlanner() if planner is None else planner,
+        process_group=process_group,
+        no_dist=no_dist,
+    )
 
 
+@overload
+def async_save(
+    state_dict: StateDict,
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_writer: storage.StorageWriter | None = None,
+    planner: planners.SavePlanner | None = None,
+    process_group: Any = None,
+    async_checkpointer_type: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
+    async_stager: None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+) -> Future[Metadata]: ...
+@overload
+def async_save(
+    state_dict: StateDict,
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_writer: storage.StorageWriter | None = None,
+    planner: planners.SavePlanner | None = None,
+    process_group: Any = None,
+    async_checkpointer_type: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
+    async_stager: AsyncStager,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+) -> Future[Metadata] | AsyncSaveResponse: ...
 @modes.uncompiled
-def async_save(state_dict: StateDict, *, checkpoint_id: str | os.PathLike[str]) -> Future[Metadata]:
+def async_save(
+    state_dict: StateDict,
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_writer: storage.StorageWriter | None = None,
+    planner: planners.SavePlanner | None = None,
+    process_group: Any = None,
+    async_checkpointer_type: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
+    async_stager: AsyncStager | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+) -> Future[Metadata] | AsyncSaveResponse:
     """Like `save`, but in a thread. You may change the tensors as soon as it returns.
 
     The threads of the ranks use a process group of their own, which the first call creates, so training can go on with
-    the default one.
+    the default one. (If you give a `process_group`, they use that; with `use_collectives=False` and in a separate
+    process they need none.)
 
-    You need not wait for an earlier save, also not for one to the same path. The saves of a process run one after the
-    other, in the order of the calls, which is the same on all ranks. Each waits until the earlier one has ended,
-    whether that succeeds or fails.
+    You need not wait for an earlier save, also not for one to the same path. The saves of a process in threads run one
+    after the other, in the order of the calls, which is the same on all ranks. Each waits until the earlier one has
+    ended, whether that succeeds or fails. With a `storage_writer` of yours, or in a separate process, the call waits
+    for the earlier save before it stages anything.
+
+    Args:
+        state_dict: as of `save`.
+        checkpoint_id: as of `save`.
+        storage_writer: as of `save`.
+        planner: as of `save`.
+        process_group: as of `save`. It has a CPU backend.
+        async_checkpointer_type: save in a thread, or in a separate process, as torch has it.
+        async_stager: copies the state dict; None: memstore's `Stager`.
+        no_dist: as of `save`.
+        use_collectives: as of `save`.
 
     Returns:
-        A future of the metadata; its `result()` raises what `save` would.
+        A future of the metadata; its `result()` raises what `save` would. With an `async_stager` that returns a future
+        itself, torch's AsyncSaveResponse, which has both.
     """
     global _stager, _latest
-    _stager = _stager or Stager()
+    _check("save", storage.StorageWriter, "storage_writer", storage_writer, checkpoint_id)
+    _check_ranks(process_group, no_dist)
     _one_process_is_fine()
-    writer = _InTurn(checkpoint_id, _earlier())
+    in_thread = async_checkpointer_type is AsyncCheckpointerType.THREAD
+    made: StorageWriter | None = None
+    if storage_writer is None and in_thread:
+        made = _InTurn(_given(checkpoint_id), _earlier())
+    else:
+        _end_of(_earlier())
+    writer = storage_writer or made or _new_writer(checkpoint_id)
+    if async_stager is None and isinstance(writer, StorageWriter):
+        async_stager = _stager = _stager or Stager()
+    if process_group is None and in_thread and use_collectives and not no_dist:
+        process_group = _own_group()
     answer = state_dict_saver.async_save(
         state_dict,
-        checkpoint_id=writer.checkpoint_id,
+        checkpoint_id=_given(checkpoint_id) if made is not None else checkpoint_id,
         storage_writer=writer,
-        planner=SavePlanner(),
-        async_stager=_stager,
-        process_group=_own_group(),
+        planner=_planner_for(writer, planner),
+        process_group=process_group,
+        async_checkpointer_type=async_checkpointer_type,
+        async_stager=async_stager,
+        no_dist=no_dist,
+        use_collectives=use_collectives,
     )
     future: Future[Any] = answer.upload_completion if isinstance(answer, AsyncSaveResponse) else answer
     ended = threading.Event()
-    future.add_done_callback(lambda _: ended.set())
-    _latest = _Save(os.getpid(), writer, ended)
-    return future
+    give_up = writer.give_up if isinstance(writer, StorageWriter) else None
+
+    def end(done: Future[Any]) -> None:
+        try:
+            if give_up is not None and (done.cancelled() or done.exception() is not None):
+                give_up()
+        finally:
+            ended.set()
+
+    future.add_done_callback(end)
+    if in_thread:
+        _latest = _Save(os.getpid(), made, ended)
+    return answer
+
+
+def _given(checkpoint_id: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
+    assert checkpoint_id is not None  # as `_check` has seen
+    return checkpoint_id
+
+
+def _new_writer(checkpoint_id: str | os.PathLike[str] | None) -> StorageWriter:
+    return StorageWriter(_given(checkpoint_id))
+
+
+def _planner_for(writer: storage.StorageWriter, given: planners.SavePlanner | None) -> planners.SavePlanner | None:
+    """torch reads the objects in another library's storage by its own planner, unless somebody says otherwise."""
+    return SavePlanner() if given is None and isinstance(writer, StorageWriter) else given
+
+
+def _check(call: str, kind: type[Any], name: str, storage: Any, checkpoint_id: Any) -> None:
+    if storage is None and checkpoint_id is None:
+        raise ValueError(f"{call} needs a place: give checkpoint_id=, the path of a folder, or {name}=")
+    if storage is not None and not isinstance(storage, kind):
+        raise TypeError(
+            f"{name} is a {kind.__name__}, as memstore.integrations.dcp and torch.distributed.checkpoint have them, "
+            f"and not {an(type(storage))}"
+        )
+
+
+def _check_ranks(process_group: Any, no_dist: bool) -> None:
+    if no_dist and process_group is not None:
+        raise ValueError("process_group= and no_dist=True exclude each other: with no_dist no other rank takes part")
 
 
 class _InTurn(StorageWriter):
@@ -146,10 +309,16 @@ class _InTurn(StorageWriter):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         earlier, self._earlier = self._earlier, None
-        if earlier is not None:
-            earlier.ended.wait()
-            earlier.writer.reset()  # so that the files of a save that failed can go, though the future has its error
+        _end_of(earlier)
         super().reset(checkpoint_id)
+
+
+def _end_of(earlier: _Save | None) -> None:
+    """Waits until a save has ended."""
+    if earlier is not None:
+        earlier.ended.wait()
+        if earlier.writer is not None:
+            earlier.writer.reset()  # so that the files of a save that failed can go, though the future has its error
 
 
 def _earlier() -> _Save | None:

@@ -8,7 +8,7 @@ planner of torch has.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, cast
 
 import msgspec
@@ -18,16 +18,18 @@ from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
+    MetadataIndex,
     StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
 
 from memstore.errors import CorruptionError, FormatVersionError
-from memstore.integrations.dcp.places import BYTES, STATE, Checkpoint, Tensor, text_of
+from memstore.integrations.dcp.places import BYTES, STATE, WRAPPED, Checkpoint, Tensor, text_of, wrapped_name
+from memstore.structure import DTYPE_NAMES, DTYPES
 from memstore.undecodable import UNDECODABLE
 
-FORMAT = 1
+FORMAT = 2  # what has no wrapped tensors is written as 1, so that older versions read it
 _MEMORY_FORMATS = {
     str(one): one
     for one in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d, torch.preserve_format)
@@ -52,7 +54,15 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     modules: list[str] = []
 
 
-class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WrappedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A tensor that is made of several, as it shows itself. Its chunks: offsets and shape of each."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: list[tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is stored of torch's metadata.
 
     Attributes:
@@ -61,6 +71,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         paths: the planner's data, where that is where each item lies in a nested state dict.
         properties: of tensors that have other than the usual ones.
         order: the names of all items, as torch lists them.
+        wrapped: tensors that are made of several.
     """
 
     format: int
@@ -69,10 +80,15 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paths: PlannerPaths | None
     properties: dict[str, Properties]
     origin: Origin | None
+    wrapped: dict[str, WrappedTensor] = {}
 
 
-def describe(metadata: Metadata) -> dict[str, Any]:
-    """What is stored of it, as a value for memstore."""
+def describe(metadata: Metadata, wrapped: Collection[str] = ()) -> dict[str, Any]:
+    """What is stored of it, as a value for memstore.
+
+    Args:
+        wrapped: the names of the tensors that are made of several.
+    """
     properties: dict[str, Properties] = {}
     for name, found in metadata.state_dict_metadata.items():
         if isinstance(found, TensorStorageMetadata):
@@ -82,17 +98,23 @@ def describe(metadata: Metadata) -> dict[str, Any]:
     paths = _paths_of(metadata.planner_data)
     origin = metadata.storage_meta
     description = Description(
-        FORMAT,
+        FORMAT if wrapped else 1,
         metadata.version,
         list(metadata.state_dict_metadata),
         paths,
         properties,
         None if origin is None else _origin_of(origin),
+        {name: _wrapped_of(metadata.state_dict_metadata[name]) for name in wrapped},
     )
     return {
         "description": msgspec.msgpack.encode(description),
         "planner_data": metadata.planner_data if paths is None else None,
     }
+
+
+def _wrapped_of(found: Any) -> WrappedTensor:
+    chunks = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in found.chunks]
+    return WrappedTensor(DTYPE_NAMES[found.properties.dtype], tuple(found.size), chunks)
 
 
 def _kept(found: TensorProperties) -> Properties:
@@ -129,15 +151,21 @@ def metadata_of(checkpoint: Checkpoint) -> Metadata:
     try:
         stored = msgspec.convert(objects, type=_Objects)
         version = msgspec.msgpack.decode(stored.description, type=_Version).format
-        if version != FORMAT:
+        if not 1 <= version <= FORMAT:
             raise FormatVersionError(
                 f"the checkpoint {checkpoint.id} has a description of format {version}, and this memstore reads "
-                f"{FORMAT}: use a newer one"
+                f"1 to {FORMAT}: use a newer one"
             )
         description = msgspec.msgpack.decode(stored.description, type=Description)
     except UNDECODABLE as error:
         raise checkpoint.damaged(f"what torch says of it can't be read: {error}") from None
-    tensors, items = checkpoint.tensors(STATE), checkpoint.tensors(BYTES)
+    tensors, items = dict(checkpoint.tensors(STATE)), checkpoint.tensors(BYTES)
+    stored_chunks = set(checkpoint.tensors(WRAPPED))
+    for name, one in description.wrapped.items():
+        names_of_chunks = {wrapped_name(MetadataIndex(name, torch.Size(offsets))) for offsets, _ in one.chunks}
+        if name in tensors or one.dtype not in DTYPES or not names_of_chunks <= stored_chunks:
+            raise checkpoint.damaged(f"what torch says of {name!r:.100} makes no sense")
+        tensors[name] = Tensor(DTYPES[one.dtype], one.shape, one.chunks)
     names = list(dict.fromkeys(description.order))
     if len(names) != len(description.order) or set(names) != {*tensors, *items} or set(tensors) & set(items):
         raise checkpoint.damaged("what torch says of it names other tensors than it has")

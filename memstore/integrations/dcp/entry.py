@@ -55,6 +55,9 @@ class Entry:
                 key=self._key,
             )
 
+    def missing(self) -> list[str]:
+        return []
+
     def announce(self, ticket: Ticket) -> None:
         self._store.put(self._note, {"save": ticket.save, "world_size": ticket.world_size})
 
@@ -76,6 +79,7 @@ class Entry:
             parts[key, box.path].append(box)
         value: dict[str, dict[str, Any]] = {STATE: {}, BYTES: {}}
         for (key, name), found in parts.items():
+            value.setdefault(key, {})
             made = tuple((box.box.offsets, _made(box)) for box in found)
             value[key][name] = TensorShards(found[0].dtype, found[0].shape, made)
         self._store.put_sharded(

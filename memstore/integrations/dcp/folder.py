@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from memstore.errors import CorruptionError, VersionGoneError
-from memstore.integrations.dcp.places import BYTES, DCP, STATE, Finished, Part, Tensor, Ticket, WriteOptions
+from memstore.integrations.dcp.places import BYTES, DCP, STATE, WRAPPED, Finished, Part, Tensor, Ticket, WriteOptions
 from memstore.snapshot.planned import (
     Planned,
     PlannedBox,
@@ -18,8 +19,11 @@ from memstore.snapshot.planned import (
     WrittenFile,
     begin,
     check_folder,
+    check_others,
     new_save,
     publish_planned,
+    refuse_two,
+    remove_torchs,
     sweep,
     write_boxes,
 )
@@ -31,20 +35,32 @@ class Folder:
 
     Args:
         path: absolute.
+        around: of the checkpoint that a rank saves by itself: the folder of all of them, where torch's writer would
+            have put its own.
     """
 
-    def __init__(self, path: str, options: WriteOptions) -> None:
-        self.path, self._options = path, options
+    def __init__(self, path: str, options: WriteOptions, around: str | None = None) -> None:
+        self.path, self._options, self._around = path, options, around
 
     @property
     def id(self) -> str:
         return self.path
 
     def of_rank(self, rank: int) -> Folder:
-        return Folder(f"{self.path}/rank-{rank}", self._options)
+        return Folder(f"{self.path}/rank-{rank}", self._options, self.path)
 
     def check(self) -> None:
+        if self._around is not None:
+            check_others(self._around, overwrite=self._options.overwrite)
         check_folder(self.path, DCP, overwrite=self._options.overwrite)
+
+    def missing(self) -> list[str]:
+        found: list[str] = []
+        path = self.path
+        while not os.path.lexists(path):
+            found.append(path)
+            path = os.path.dirname(path)
+        return found
 
     def announce(self, ticket: Ticket) -> None:
         """Ranks need not know: each has an id of its own for its files, and says it with them."""
@@ -69,6 +85,7 @@ class Folder:
     def publish(self, finished: Finished) -> None:
         tensors: dict[str, dict[str, Whole]] = {STATE: {}, BYTES: {}}
         for key, found in finished.tensors.items():
+            tensors.setdefault(key, {})
             for name, (dtype, shape, parts) in found.items():
                 boxes = [(file, finished.files[file].boxes[box]) for file, box in parts]
                 tensors[key][name] = Whole(dtype, shape, [(file, box) for file, box in boxes if box is not None])
@@ -80,6 +97,8 @@ class Folder:
             durable=self._options.durability == "disk",
             overwrite=self._options.overwrite,
         )
+        if self._around is not None:
+            remove_torchs(self._around, durable=self._options.durability == "disk")
 
     def abandon(self, save: str) -> None:
         self.sweep()
@@ -88,7 +107,10 @@ class Folder:
         sweep(self.path)
 
     def open(self) -> FolderCheckpoint:
-        return FolderCheckpoint(self.path)
+        found = FolderCheckpoint(self.path)
+        if self._around is not None:
+            refuse_two(self.path, self._around)
+        return found
 
 
 class FolderCheckpoint:
@@ -107,7 +129,8 @@ class FolderCheckpoint:
         snapshot = PlannedSnapshot(self._path)
         if self._save is not None and self._save != snapshot.id:
             raise VersionGoneError(f"{self._path} was overwritten while it was about to be read: load it again")
-        return _Opened(snapshot, {key: snapshot.tensors(key) for key in (STATE, BYTES)})
+        wrapped = (WRAPPED,) if snapshot.has(WRAPPED) else ()
+        return _Opened(snapshot, {key: snapshot.tensors(key) for key in (STATE, BYTES, *wrapped)})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FolderCheckpoint, (self._path, self.id)
@@ -118,7 +141,7 @@ class FolderCheckpoint:
 
     def tensors(self, key: str) -> Mapping[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for name, tensor in self._opened.tensors[key].items():
+        for name, tensor in self._opened.tensors.get(key, {}).items():
             chunks = [(box.offsets, box.shape) for box in tensor.boxes] or [((0,) * len(tensor.shape), tensor.shape)]
             found[name] = Tensor(DTYPES[tensor.dtype], tensor.shape, chunks)
         return found
@@ -141,7 +164,7 @@ class FolderCheckpoint:
 
 
 class _Opened(NamedTuple):
-    """A checkpoint, and its tensors by STATE or BYTES and by name."""
+    """A checkpoint, and its tensors by STATE, BYTES or WRAPPED and by name."""
 
     snapshot: PlannedSnapshot
     tensors: dict[str, Mapping[str, StoredTensor]]

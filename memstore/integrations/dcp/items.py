@@ -20,14 +20,16 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from memstore.errors import KeyNotFoundError, StructureMismatchError, UnsupportedValueError
-from memstore.integrations.dcp.places import BYTES, STATE, Part, Tensor
+from memstore.integrations.dcp.places import BYTES, STATE, WRAPPED, Part, Tensor, wrapped_name
+from memstore.integrations.dcp.planners import EncodedTensor, decode_tensor
 from memstore.sharding import Box, whole
 from memstore.snapshot.planned import PlannedBox
-from memstore.wording import an
+from memstore.structure import RefusedError, fill_parts, in_memory, is_made_of_several, why_no_memory
+from memstore.wording import an, first_line
 
 
 class Planned(NamedTuple):
-    """An item of a plan, and its box. `key`: STATE or BYTES."""
+    """An item of a plan, and its box. `key`: STATE, BYTES or WRAPPED."""
 
     item: MetadataIndex
     key: str
@@ -56,9 +58,36 @@ def _planned(item: WriteItem, planner: SavePlanner) -> Planned:
     data = item.tensor_data
     if data is None:
         raise UnsupportedValueError(f"{name}: the plan has a tensor of which it says neither shape nor dtype")
+    shown = _looked_up(item, planner)
+    if shown is not None and is_made_of_several(shown):
+        return _wrapped(item, planner)
     box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
     made = PlannedBox(name, data.properties.dtype, tuple(data.size), box, partial(_resolve, planner, item))
     return Planned(item.index, STATE, made)
+
+
+def _looked_up(item: WriteItem, planner: SavePlanner) -> torch.Tensor | None:
+    """The tensor of an item, where the planner can show it without making it. Checked, if it is a plain one.
+
+    Raises UnsupportedValueError for one without memory: now, when nothing is written yet.
+    """
+    look_up = getattr(planner, "lookup_object", None)
+    found = None if look_up is None else look_up(item.index)
+    if not isinstance(found, torch.Tensor):
+        return None
+    if type(found) in (torch.Tensor, torch.nn.Parameter) and not is_made_of_several(found):
+        reason = why_no_memory(found)
+        if reason is not None:
+            raise UnsupportedValueError(f"{item.index.fqn}: {reason}")
+    return found
+
+
+def _wrapped(item: WriteItem, planner: SavePlanner) -> Planned:
+    """A tensor that is made of several, as bytes that say how to make it again."""
+    name = item.index.fqn
+    encoded = EncodedTensor(name, planner.resolve_data(item))
+    box = whole((encoded.nbytes,))
+    return Planned(item.index, WRAPPED, PlannedBox(wrapped_name(item.index), torch.uint8, box.shape, box, encoded.make))
 
 
 def _bytes_of(name: str, found: Any) -> bytearray:
@@ -73,12 +102,10 @@ def _resolve(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     found = planner.resolve_data(item)
     if not isinstance(found, torch.Tensor):
         raise UnsupportedValueError(f"{item.index.fqn}: the planner gives {an(type(found))} for a tensor")
-    if found.is_meta:
-        raise UnsupportedValueError(
-            f"{item.index.fqn}: the tensor is on the meta device and has no values: leave it out of the state dict, or "
-            "make it real before the save"
-        )
-    return settled(found)
+    try:
+        return in_memory(settled(found))
+    except RefusedError as error:
+        raise UnsupportedValueError(f"{item.index.fqn}: {error.reason}") from None
 
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,6 +131,10 @@ def reading_of(item: ReadItem, planner: LoadPlanner, stored: Mapping[str, Mappin
     name = item.storage_index.fqn
     key = BYTES if item.type == LoadItemType.BYTE_IO else STATE
     tensor = stored[key].get(name)
+    if tensor is None and key == STATE:
+        chunk = stored[WRAPPED].get(wrapped_name(item.storage_index))
+        if chunk is not None:
+            return _reading_of_several(item, planner, chunk)
     if tensor is None:
         raise KeyNotFoundError(f"the checkpoint has no {name!r} among its {'bytes' if key == BYTES else 'tensors'}")
     if key == BYTES:
@@ -111,13 +142,59 @@ def reading_of(item: ReadItem, planner: LoadPlanner, stored: Mapping[str, Mappin
         part = Part(key, name, whole(tensor.shape), data)
         return Reading(part, partial(_load_bytes, planner, item, data))
     box = _box_of(item, tensor)
-    target = settled(planner.resolve_tensor(item)).detach()
-    if tuple(target.shape) != box.shape:
-        raise StructureMismatchError(
-            f"{name}: the plan reads a part of shape {list(box.shape)}, and the tensor for it is of shape "
-            f"{list(target.shape)}"
-        )
+    target = _target_of(item, planner, box.shape)
+    if is_made_of_several(target):
+        data = torch.empty(box.shape, dtype=tensor.dtype)
+        return Reading(Part(key, name, box, data), partial(_fill, planner, item, target, data))
+    target = target.detach()
     return Reading(Part(key, name, box, target), partial(planner.commit_tensor, item, target))
+
+
+def _target_of(item: ReadItem, planner: LoadPlanner, shape: tuple[int, ...]) -> torch.Tensor:
+    target = settled(planner.resolve_tensor(item))
+    if tuple(target.shape) != shape:
+        raise StructureMismatchError(
+            f"{item.storage_index.fqn}: the plan reads a part of shape {list(shape)}, and the tensor for it is of "
+            f"shape {list(target.shape)}"
+        )
+    return target
+
+
+def _reading_of_several(item: ReadItem, planner: LoadPlanner, chunk: Tensor) -> Reading:
+    """A part of a chunk that is stored as the tensors that it is made of: the chunk is read whole, and cut then."""
+    name, sizes = item.storage_index.fqn, tuple(item.lengths)
+    target = _target_of(item, planner, sizes)
+    data = torch.empty(chunk.shape, dtype=torch.uint8)
+
+    def finish() -> None:
+        found = decode_tensor(name, data)
+        starts = tuple(item.storage_offsets)
+        try:
+            for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+                if size != found.shape[dim]:
+                    found = found.narrow(dim, start, size)
+        except Exception as error:  # of the class's own operators
+            raise UnsupportedValueError(
+                f"{name}: {an(type(found))} of shape {list(found.shape)} is stored, of which this rank wants a part, "
+                f"and it can't be cut: load it with the sharding that it was saved with ({first_line(error):.200})"
+            ) from error
+        _fill(planner, item, target, found)
+
+    return Reading(Part(WRAPPED, wrapped_name(item.storage_index), whole(chunk.shape), data), finish)
+
+
+def _fill(planner: LoadPlanner, item: ReadItem, target: torch.Tensor, found: torch.Tensor) -> None:
+    """Copies what was read into a tensor, where one of the two is made of several."""
+    with torch.no_grad():
+        try:
+            if not fill_parts(target, found):
+                target.copy_(found)
+        except Exception as error:  # of the class's own operators
+            raise StructureMismatchError(
+                f"{item.dest_index.fqn}: {an(type(found))} is stored, which can't be copied into {an(type(target))} "
+                f"({first_line(error):.200})"
+            ) from error
+    planner.commit_tensor(item, target)
 
 
 def _box_of(item: ReadItem, tensor: Tensor) -> Box:

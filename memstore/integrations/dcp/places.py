@@ -8,12 +8,20 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from memstore.errors import CorruptionError
 from memstore.sharding import Box
 from memstore.snapshot.planned import PlannedBox, WrittenFile
 
-STATE, BYTES, DCP = "state", "bytes", "dcp"  # the values of a checkpoint: tensors, bytes items, and what torch says
+# The values of a checkpoint: tensors, bytes items, tensors that are made of several (each chunk as bytes; only where
+# there are any), and what torch says.
+STATE, BYTES, WRAPPED, DCP = "state", "bytes", "wrapped", "dcp"
+
+
+def wrapped_name(index: MetadataIndex) -> str:
+    """The name in WRAPPED of a chunk of a tensor that is made of several."""
+    return f"{text_of(index.fqn)}@{','.join(map(str, index.offset or ()))}"
 
 
 class Ticket(msgspec.Struct, frozen=True):
@@ -32,7 +40,7 @@ class Written(msgspec.Struct, frozen=True):
 
     Attributes:
         item: its place among the rank's items.
-        key: STATE or BYTES.
+        key: STATE, BYTES or WRAPPED.
         dtype: its name; what was stored.
         shape: of the whole tensor.
         file: what the rank has written in all; said with its first item only.
@@ -60,7 +68,7 @@ class Tensor(NamedTuple):
 class Part(NamedTuple):
     """A part of a tensor, and the tensor of just its elements that it is read into, of any dtype, on any device."""
 
-    key: str  # STATE or BYTES
+    key: str  # STATE, BYTES or WRAPPED
     name: str
     box: Box
     target: torch.Tensor
@@ -71,7 +79,7 @@ class Finished(NamedTuple):
 
     Attributes:
         files: of each rank that has written an item.
-        tensors: by STATE or BYTES and by name: dtype, shape, and the parts: which file, and which of its boxes.
+        tensors: by STATE, BYTES or WRAPPED and by name: dtype, shape, and the parts: which file, and which box of it.
         objects: for DCP.
     """
 
@@ -93,7 +101,7 @@ class Checkpoint(Protocol):
     def id(self) -> str: ...
 
     def tensors(self, key: str) -> Mapping[str, Tensor]:
-        """Those of STATE, or the bytes items as tensors of uint8."""
+        """Those of STATE, or the items of BYTES or WRAPPED as tensors of uint8."""
         ...
 
     def objects(self) -> Any:
@@ -136,6 +144,10 @@ class Place(Protocol):
         """Raises AlreadyExistsError if nothing may be written here."""
         ...
 
+    def missing(self) -> list[str]:
+        """Folders that a save will make here, the innermost first."""
+        ...
+
     def announce(self, ticket: Ticket) -> None:
         """Tells ranks whose plans are cached which save they write for; called before `current`."""
         ...
@@ -149,7 +161,7 @@ class Place(Protocol):
         ...
 
     def write(self, ticket: Ticket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
-        """Writes a rank's part. Each box comes with STATE or BYTES."""
+        """Writes a rank's part. Each box comes with STATE, BYTES or WRAPPED."""
         ...
 
     def publish(self, finished: Finished) -> None:

@@ -14,16 +14,21 @@ import msgspec
 import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
 
 from memstore import modes, structure
 from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.structure import RefusedError, traits
 from memstore.undecodable import UNDECODABLE
 from memstore.wording import first_line
 
 _MARK, _STREAM = b"memstore object 1\n", b"memstore stream 1\n"
 _POSITION = struct.Struct("<Q")
+_TENSOR, _LENGTHS = b"memstore tensor 1\n", struct.Struct("<QQ")
+_ALIGNMENT = 64
 _ANY_SIZE = 1 << 62
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 class _Object(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -37,6 +42,28 @@ class _Object(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 @modes.uncompiled_methods
 class SavePlanner(DefaultSavePlanner):
     """torch's DefaultSavePlanner, with the same arguments. Objects that aren't tensors are stored without pickle."""
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Raises UnsupportedValueError for a state dict without an end, or a tensor that is expanded beyond measure."""
+        try:
+            structure.check_nesting(state_dict)
+        except RefusedError as error:
+            raise UnsupportedValueError(error.message()) from None
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+        for name, item in self.state_dict.items():
+            if type(item) in _PLAIN and traits.expanded_bytes(item):
+                reason = traits.why_too_expanded(item)
+                if reason:
+                    raise UnsupportedValueError(f"{name}: {reason}: save what it is expanded from")
+
+    def create_local_plan(self) -> SavePlan:
+        """Raises UnsupportedValueError, which names the item, for a tensor that no plan can describe."""
+        for name, value in self.state_dict.items():
+            if isinstance(value, torch.Tensor):
+                _check_plannable(name, value)
+        return super().create_local_plan()
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
         """Raises UnsupportedValueError, which names the item, for an object that can't be stored."""
@@ -85,6 +112,75 @@ def encode_object(name: str, value: Any) -> bytes:
             f"{name}: {error.message}: memstore's planner doesn't pickle; torch's DefaultSavePlanner does"
         ) from None
     return _MARK + msgspec.msgpack.encode(_Object(flat.plan.description, flat.objects, structure.contents(flat)))
+
+
+def _check_plannable(name: str, tensor: torch.Tensor) -> None:
+    """Raises UnsupportedValueError for a tensor of which torch's plans can't say what it is."""
+    if tensor.is_nested:
+        raise UnsupportedValueError(
+            f"{name}: a nested tensor, of which torch.distributed.checkpoint can't say the shape: save its values() "
+            "and offsets(), or its unbind()"
+        )
+    if tensor.dtype in structure.traits.WITHOUT_COPY:
+        raise UnsupportedValueError(
+            f"{name}: a tensor of {tensor.dtype}, which torch.distributed.checkpoint can't save: save its "
+            "view(torch.uint8)"
+        )
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not structure.is_made_of_several(tensor):
+        reason = structure.why_no_memory(tensor)
+        if reason is not None:
+            raise UnsupportedValueError(f"{name}: {reason}")
+
+
+class EncodedTensor:
+    """A tensor that is made of several, as bytes; they are made when they are wanted.
+
+    A mark, the length of a head and where the memory starts, the head, and from a multiple of 64 on the memory.
+
+    Attributes:
+        nbytes: of all.
+    """
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        """Raises UnsupportedValueError, which names the item, if it can't be stored."""
+        try:
+            self._flat = structure.flatten(tensor, inline_limit=0)
+        except UnsupportedValueError as error:
+            raise UnsupportedValueError(f"{name}: {error.message.removeprefix('value: ')}") from None
+        head = msgspec.msgpack.encode((self._flat.plan.description, self._flat.objects))
+        before = len(_TENSOR) + _LENGTHS.size + len(head)
+        self._start = -(-before // _ALIGNMENT) * _ALIGNMENT
+        self._head = _TENSOR + _LENGTHS.pack(len(head), self._start) + head
+        self.nbytes = self._start + self._flat.plan.nbytes
+
+    def make(self) -> torch.Tensor:
+        memory = np.zeros(self.nbytes, np.uint8)
+        memory[: len(self._head)] = np.frombuffer(self._head, np.uint8)
+        structure.fill(self._flat, memory[self._start :])
+        return torch.from_numpy(memory)
+
+
+def decode_tensor(name: str, data: torch.Tensor) -> torch.Tensor:
+    """The tensor that `EncodedTensor` was made of, over the memory of `data`. Raises CorruptionError."""
+    memory = data.numpy()
+    try:
+        lengths = memory[len(_TENSOR) : len(_TENSOR) + _LENGTHS.size].tobytes()
+        if memory[: len(_TENSOR)].tobytes() != _TENSOR or len(lengths) != _LENGTHS.size:
+            raise CorruptionError(detail="it is no tensor")
+        length, start = _LENGTHS.unpack(lengths)
+        head = memory[len(_TENSOR) + _LENGTHS.size :][:length].tobytes()
+        description, objects = msgspec.msgpack.decode(head, type=tuple[bytes, bytes])
+        plan = structure.plan_of(description)
+        if plan.nbytes > len(memory) - start:
+            raise CorruptionError(detail=f"it needs {plan.nbytes:,} bytes, and has {len(memory) - start:,}")
+        found = structure.rebuild(plan, objects, memory[start:], None)
+    except UNDECODABLE as error:
+        raise CorruptionError(detail=f"the tensor {name!r:.100} can't be read: {error}") from None
+    except CorruptionError as error:
+        raise CorruptionError(detail=f"the tensor {name!r:.100} can't be read: {error.detail}") from None
+    if not isinstance(found, torch.Tensor):
+        raise CorruptionError(detail=f"the tensor {name!r:.100} can't be read: it is no tensor")
+    return found
 
 
 def decode_object(name: str, data: bytes) -> Any:

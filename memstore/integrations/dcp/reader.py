@@ -21,10 +21,10 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from memstore import modes
-from memstore.errors import CorruptionError, FormatVersionError
+from memstore.errors import AmbiguousCheckpointError, CorruptionError, FormatVersionError
 from memstore.integrations.dcp.description import metadata_of
 from memstore.integrations.dcp.items import Reading, reading_of
-from memstore.integrations.dcp.places import BYTES, STATE, Checkpoint, Place, WriteOptions
+from memstore.integrations.dcp.places import BYTES, STATE, WRAPPED, Checkpoint, Place, WriteOptions
 from memstore.integrations.dcp.where import Where, is_possible
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class StorageReader(storage.StorageReader):
     def __init__(self, path_or_store: str | os.PathLike[str] | Store, *, key: str | None = None) -> None:
         self._where = Where(path_or_store, key, "r")
         self._checkpoint: Checkpoint | None = None
-        self._damage: CorruptionError | FormatVersionError | None = None  # of a checkpoint that is there
+        self._damage: CorruptionError | FormatVersionError | AmbiguousCheckpointError | None = None  # of what is there
         self._rank: int | None = None  # of whom this reads the checkpoint that it has saved by itself
         self._load = uuid.uuid4().hex
 
@@ -78,6 +78,7 @@ class StorageReader(storage.StorageReader):
         Raises:
             NotAStoreError, KeyNotFoundError: there is no checkpoint.
             CorruptionError, FormatVersionError: it is damaged, or was written by a newer memstore.
+            AmbiguousCheckpointError: torch's own writer has saved to the folder, too.
         """
         rank = None if kwargs.get("rank") is None else int(kwargs["rank"])
         if rank is not None and self._damage is not None:
@@ -87,7 +88,7 @@ class StorageReader(storage.StorageReader):
         try:
             checkpoint = place.open()
             metadata = metadata_of(checkpoint)
-        except (CorruptionError, FormatVersionError) as error:
+        except (CorruptionError, FormatVersionError, AmbiguousCheckpointError) as error:
             self._damage = error
             raise
         if metadata.storage_meta is not None:
@@ -165,7 +166,7 @@ class StorageReader(storage.StorageReader):
         checkpoint = self._opened()
         if plan.storage_data is not None:
             checkpoint = checkpoint.shared(plan.storage_data)
-        stored = {key: checkpoint.tensors(key) for key in (STATE, BYTES)}
+        stored = {key: checkpoint.tensors(key) for key in (STATE, BYTES, WRAPPED)}
         batch: list[Reading] = []
         nbytes = 0
         for item in plan.items:

@@ -16,11 +16,13 @@ import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
-from memstore import modes
+from memstore import modes, structure
+from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.integrations.dcp.items import settled
 from memstore.snapshot.staging import stage
-from memstore.structure import traits
+from memstore.structure import RefusedError, over, traits
+from memstore.view import StoredTensor
 from memstore.wording import an
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -49,10 +51,15 @@ class Stager(AsyncStager):
         """Copies to the CPU: tensors, DTensors and ShardedTensors in dicts, lists and tuples, and objects.
 
         Raises:
-            UnsupportedValueError: a tensor has no plain memory (sparse, nested, or of an unknown subclass).
+            UnsupportedValueError: a tensor has no plain memory (sparse, nested, or of an unknown subclass), or a
+                container contains itself.
             StoreTimeoutError: earlier saves still take too much memory.
             ResourceLimitError: the machine doesn't have enough memory.
         """
+        try:
+            structure.check_nesting(state_dict)
+        except RefusedError as error:
+            raise UnsupportedValueError(error.message()) from None
         with modes.put_aside(), torch.no_grad():
             walk = _Walk()
             made = walk.visit(state_dict)
@@ -77,7 +84,7 @@ def _over(memory: Any, tensor: torch.Tensor, place: tuple[int, int]) -> torch.Te
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     part = np.frombuffer(memoryview(memory)[start : start + nbytes], np.uint8)  # a slice would not refer to `memory`
     storage = torch.from_numpy(part).untyped_storage()
-    return traits.over(storage, tensor.dtype, 0, tensor.shape, traits.contiguous_stride(tensor.shape))
+    return over(storage, tensor.dtype, 0, tensor.shape, traits.contiguous_stride(tensor.shape))
 
 
 Make = Callable[[list[torch.Tensor]], Any]
@@ -90,43 +97,56 @@ class _Walk:
         self.tensors: list[torch.Tensor] = []
         self._known: dict[int, tuple[int, torch.Tensor]] = {}  # by id, and the tensor, which keeps that its own
 
-    def visit(self, value: Any) -> Make:
+    def visit(self, value: Any, path: Path = ()) -> Make:
+        """Args: path: the keys that lead to it, for errors."""
         if isinstance(value, torch.Tensor):
-            return self._visit_tensor(value)
+            return self._visit_tensor(value, path)
         if isinstance(value, Mapping):
-            return self._visit_mapping(cast("Mapping[Any, Any]", value))
+            return self._visit_mapping(cast("Mapping[Any, Any]", value), path)
         if type(value) in (list, tuple):
-            makers = [self.visit(entry) for entry in cast("list[Any]", value)]
+            makers = [self.visit(entry, (*path, i)) for i, entry in enumerate(cast("list[Any]", value))]
             kind = type(value)
             return lambda copies: kind(make(copies) for make in makers)
         kept = copy.deepcopy(value)
         return lambda _: kept
 
-    def _visit_mapping(self, value: Mapping[Any, Any]) -> Make:
-        makers = {key: self.visit(entry) for key, entry in value.items()}
+    def _visit_mapping(self, value: Mapping[Any, Any], path: Path) -> Make:
+        makers = {key: self.visit(entry, (*path, key)) for key, entry in value.items()}
         return lambda copies: {key: make(copies) for key, make in makers.items()}
 
-    def _visit_tensor(self, value: torch.Tensor) -> Make:
+    def _visit_tensor(self, value: torch.Tensor, path: Path) -> Make:
         value = settled(value)
         if type(value) in _PLAIN:
-            if value.layout is not torch.strided or value.is_nested or value.is_quantized or value.is_meta:
-                raise UnsupportedValueError(f"a tensor of {value.layout} on {value.device} can't be staged")
+            if structure.is_made_of_several(value):
+                kept = value.detach().clone()
+                return lambda _: kept
+            self._check(value, path)
             number, _ = self._known.setdefault(id(value), (len(self.tensors), value))
             if number == len(self.tensors):
                 self.tensors.append(value.detach())
             return lambda copies: copies[number]
+        if isinstance(value, StoredTensor):  # it never changes: what is written is read of it
+            return lambda _: value
         if isinstance(value, LocalShardsWrapper):
-            return self._visit_shards(value)
+            return self._visit_shards(value, path)
         if hasattr(value, "local_shards"):
-            return self._visit_sharded(value)
+            return self._visit_sharded(value, path)
         if hasattr(value, "__tensor_flatten__"):
-            return self._visit_wrapper(value)
-        raise UnsupportedValueError(f"{an(type(value))} can't be staged")
+            return self._visit_wrapper(value, path)
+        self._check(value, path)
+        raise UnsupportedValueError(f"{structure.render_path(path)}: {an(type(value))} can't be staged")
 
-    def _visit_wrapper(self, value: torch.Tensor) -> Make:
+    def _check(self, value: torch.Tensor, path: Path) -> None:
+        reason = structure.why_no_memory(value)
+        if reason is not None:
+            raise UnsupportedValueError(f"{structure.render_path(path)}: {reason}")
+
+    def _visit_wrapper(self, value: torch.Tensor, path: Path) -> Make:
         names, context = cast("Any", value).__tensor_flatten__()
         parts = {name: getattr(value, name) for name in names}
-        makers = {name: self.visit(part) for name, part in parts.items() if isinstance(part, torch.Tensor)}
+        makers = {
+            name: self.visit(part, (*path, name)) for name, part in parts.items() if isinstance(part, torch.Tensor)
+        }
         kind, size, stride = cast("Any", type(value)), value.size(), value.stride()
 
         def make(copies: list[torch.Tensor]) -> Any:
@@ -135,14 +155,14 @@ class _Walk:
 
         return make
 
-    def _visit_shards(self, value: LocalShardsWrapper) -> Make:
+    def _visit_shards(self, value: LocalShardsWrapper, path: Path) -> Make:
         """What the DTensors of embedding tables have for local tensors."""
-        makers = [self.visit(shard) for shard in value.local_shards()]
+        makers = [self.visit(shard, path) for shard in value.local_shards()]
         offsets = [tuple(offset) for offset in value.local_offsets()]
         return lambda copies: LocalShardsWrapper([make(copies) for make in makers], offsets)
 
-    def _visit_sharded(self, value: Any) -> Make:
-        makers = [self.visit(shard.tensor) for shard in value.local_shards()]
+    def _visit_sharded(self, value: Any, path: Path) -> Make:
+        makers = [self.visit(shard.tensor, path) for shard in value.local_shards()]
 
         def make(copies: list[torch.Tensor]) -> Any:
             made = copy.copy(value)

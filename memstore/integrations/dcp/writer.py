@@ -12,6 +12,7 @@ remembers whose plans it has carried out; in a folder it then takes an id of its
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import weakref
@@ -26,11 +27,21 @@ from torch.futures import Future
 
 from memstore import modes
 from memstore.arguments import flag
-from memstore.errors import MemstoreError
+from memstore.errors import MemstoreError, UnsupportedValueError
 from memstore.integrations.dcp import unfinished
 from memstore.integrations.dcp.description import describe
 from memstore.integrations.dcp.items import planned_items
-from memstore.integrations.dcp.places import Finished, Place, Ticket, WriteOptions, Written, text_of
+from memstore.integrations.dcp.places import (
+    STATE,
+    WRAPPED,
+    Finished,
+    Place,
+    Ticket,
+    WriteOptions,
+    Written,
+    text_of,
+    wrapped_name,
+)
 from memstore.integrations.dcp.where import Where, is_possible
 from memstore.snapshot.planned import WrittenFile, new_save
 from memstore.structure import DTYPE_NAMES, DTYPES
@@ -89,6 +100,7 @@ class StorageWriter(storage.StorageWriter):
         self._part: weakref.finalize[..., Any] | None = None
         self._rank, self._alone = 0, False  # alone: each rank has a checkpoint of its own, without the others
         self._planned = 0  # ranks
+        self._missing: list[str] = []  # folders that were not there before this save, the innermost first
 
     # --- as torch calls them, in this order ---------------------------------------------------------------------------
 
@@ -124,7 +136,9 @@ class StorageWriter(storage.StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Raises AlreadyExistsError if a checkpoint exists and `overwrite` is False."""
-        self._place().check()
+        place = self._place()
+        place.check()
+        self._missing = place.missing()
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -150,9 +164,33 @@ class StorageWriter(storage.StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publishes what all ranks have written, and completes `metadata` as torch expects it."""
+        try:
+            self._finish(metadata, results)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def give_up(self) -> None:
+        """Ends this rank's part in a save that has failed, and removes what nobody needs any more.
+
+        Calls of this module do that by themselves. Files that another rank may still be writing stay, until that rank
+        gives up too, or until the next save. Best effort: what can't be removed stays, and harms nobody.
+        """
+        self._end_part()
+        with contextlib.suppress(MemstoreError, OSError, ValueError):
+            place = self._place()
+            if self._unfinished is not None and self._unfinished.detach() is not None:
+                place.abandon(self._save)
+            else:
+                place.sweep()
+            for folder in self._missing:
+                os.rmdir(folder)
+
+    def _finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         files: list[WrittenFile] = []
         tensors: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...], list[tuple[int, int]]]]] = {}
         seen: set[MetadataIndex] = set()
+        wrapped: set[str] = set()  # the names of tensors that are made of several
         for of_rank in results:
             for result in of_rank:
                 written = _written(result)
@@ -161,14 +199,21 @@ class StorageWriter(storage.StorageWriter):
                 if result.index in seen:
                     continue  # two ranks wrote it, where no planner left one of them out
                 seen.add(result.index)
+                if written.key == WRAPPED:
+                    wrapped.add(result.index.fqn)
+                name = wrapped_name(result.index) if written.key == WRAPPED else result.index.fqn
                 _, _, parts = tensors.setdefault(written.key, {}).setdefault(
-                    result.index.fqn, (DTYPES[written.dtype], written.shape, [])
+                    name, (DTYPES[written.dtype], written.shape, [])
                 )
                 parts.append((len(files) - 1, written.item))
+        for name in wrapped & tensors.get(STATE, {}).keys():
+            raise UnsupportedValueError(
+                f"{name}: some of its parts are plain tensors, and others are made of several: make all of one kind"
+            )
         metadata.version = _VERSION
         metadata.storage_meta = StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save)
         metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
-        self._place().publish(Finished(self._save, self._planned, files, tensors, describe(metadata)))
+        self._place().publish(Finished(self._save, self._planned, files, tensors, describe(metadata, wrapped)))
         if self._unfinished is not None:
             self._unfinished.detach()
         self._end_part()
@@ -218,7 +263,7 @@ class StorageWriter(storage.StorageWriter):
         try:
             file = place.write(ticket, [(item.key, item.box) for item in items])
         except BaseException:
-            self._end_part()
+            self.give_up()
             raise
         results: list[WriteResult] = []
         for number, item in enumerate(items):

@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
-from tensordict import TensorDict, is_tensor_collection
+from tensordict import LazyStackedTensorDict, TensorDict, is_non_tensor, is_tensor_collection, is_tensorclass
 
-from memstore.errors import UnsupportedValueError
+from memstore.errors import StructureMismatchError, UnsupportedValueError
 from memstore.integrations.torchrl.checkpoint import CopyCheckpointer
 from memstore.integrations.torchrl.coordinates import Cells, cells_of, row_numbers
 from memstore.integrations.torchrl.entry import StorageOfEntry
@@ -67,16 +67,15 @@ class MemstoreStorage(StorageOfEntry):
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Writes rows to slots; each batch is written completely or not at all.
 
-        Raises the errors of `Dataset.extend`. Another dtype is refused, where TorchRL would cast.
+        Raises the errors of `Dataset.extend`. Another dtype is refused, where TorchRL would cast; so are rows whose
+        entries differ in their shapes.
 
         Args:
             cursor: an int for one row, or slots, as an index of the first dimension.
             data: as many rows as slots; a list of rows is stacked.
             set_cursor: whether these are the newest rows, so that no trajectory continues after them.
         """
-        if isinstance(data, list):
-            data = torch.stack(cast("list[torch.Tensor]", data))
-        self._check(data)
+        data = as_batch(self.key, data)
         if isinstance(cursor, tuple) and len(cast("tuple[Any, ...]", cursor)) == 1:
             (cursor,) = cast("tuple[Any]", cursor)
         is_one = isinstance(cursor, int) or (isinstance(cursor, (torch.Tensor, np.generic)) and not cursor.ndim)
@@ -91,9 +90,7 @@ class MemstoreStorage(StorageOfEntry):
     @_eager
     def append(self, data: Any) -> torch.Tensor:
         """Writes rows to the next slots, and returns these. All processes share the cursor. See MemstoreWriter."""
-        if isinstance(data, list):
-            data = torch.stack(cast("list[torch.Tensor]", data))
-        self._check(data)
+        data = as_batch(self.key, data)
         if not len(data):
             raise RuntimeError(f"Expected at least one element in extend. Got {data=}")  # as TorchRL's writers
         if not self.initialized:
@@ -101,16 +98,8 @@ class MemstoreStorage(StorageOfEntry):
         return self.rows.append(data)
 
     def batch_of_one(self, row: Any) -> Any:
-        self._check(row)
+        check_row(self.key, row, "rows are")
         return row[None]
-
-    def _check(self, rows: Any) -> None:
-        if not is_tensor_collection(rows) and not isinstance(rows, torch.Tensor):
-            raise UnsupportedValueError(
-                f"{self.key!r}: rows are TensorDicts, tensorclasses or tensors, and not of type "
-                f"{type(rows).__qualname__}: make a TensorDict of it",
-                key=self.key,
-            )
 
     def _slots(self, index: Any) -> Words:
         return row_numbers(index, self.rows.journal.slots, self.key)
@@ -195,6 +184,69 @@ class MemstoreStorage(StorageOfEntry):
         self.load_rows(value, length)
         if "_cursor" in state_dict:
             self.load_counts(state_dict["_cursor"], state_dict["_written"], state_dict["_last"])
+
+
+def as_batch(key: str, data: Any) -> Any:
+    """A batch as one value: a list of rows is stacked.
+
+    Raises:
+        UnsupportedValueError: a row is a dict, a tuple or another object.
+        StructureMismatchError: an entry has different shapes in different rows: a slot has room for one.
+    """
+    if not isinstance(data, list):
+        check_row(key, data, "rows are")
+        if is_tensor_collection(data):
+            _check_lazy_stacks(key, data, ())
+        return data
+    rows = cast("list[Any]", data)
+    if not rows:
+        raise RuntimeError("Expected at least one element in extend. Got data=[]")  # as TorchRL's writers
+    for number, row in enumerate(rows):
+        check_row(key, row, f"row {number} of the list is of type {type(row).__qualname__!r}, and rows are")
+    _check_shapes(key, rows, ())
+    return torch.stack(rows)
+
+
+def check_row(key: str, row: Any, text: str) -> None:
+    """Raises UnsupportedValueError."""
+    if not is_tensor_collection(row) and not isinstance(row, torch.Tensor):
+        raise UnsupportedValueError(
+            f"{key!r}: {text} TensorDicts, tensorclasses or tensors, and not of type {type(row).__qualname__}: make a "
+            "TensorDict of it",
+            key=key,
+        )
+
+
+def _check_lazy_stacks(key: str, value: Any, path: tuple[str, ...]) -> None:
+    value = getattr(value, "_tensordict", value) if is_tensorclass(value) else value
+    if isinstance(value, LazyStackedTensorDict):
+        _check_shapes(key, value.tensordicts, path)
+        return
+    for name, inner in value.items():
+        if is_tensor_collection(inner) and not is_non_tensor(inner):
+            _check_lazy_stacks(key, inner, (*path, name))
+
+
+def _check_shapes(key: str, rows: Sequence[Any], path: tuple[str, ...]) -> None:
+    """Raises StructureMismatchError for an entry that has not the same shape in all rows."""
+    if len({type(row) for row in rows}) > 1 or not rows:
+        return  # torch names what can't be stacked
+    if isinstance(rows[0], torch.Tensor):
+        shapes = list(dict.fromkeys(tuple(row.shape) for row in rows))
+        if len(shapes) > 1:
+            name = repr(path[0] if len(path) == 1 else path) if path else "a row"
+            raise StructureMismatchError(
+                f"{key!r}: {name} has shape {list(shapes[0])} in one row and {list(shapes[1])} in another, and a slot "
+                "has room for one shape: pad the rows, and keep their lengths in another entry",
+                key=key,
+            )
+        return
+    common = set.intersection(*({*row.keys()} for row in rows))
+    for name in list(rows[0].keys()):
+        if name in common:
+            inner = [row.get(name) for row in rows]
+            if not any(map(is_non_tensor, inner)):
+                _check_shapes(key, inner, (*path, name))
 
 
 def _is_basic(index: Any) -> bool:

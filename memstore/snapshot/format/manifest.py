@@ -16,7 +16,15 @@ import xxhash
 
 from memstore.depth import nests_too_deeply
 from memstore.engine import has_settings
-from memstore.errors import CorruptionError, FormatVersionError, KeyNotFoundError, NotAStoreError, UnsupportedValueError
+from memstore.errors import (
+    AmbiguousCheckpointError,
+    CorruptionError,
+    FormatVersionError,
+    KeyNotFoundError,
+    NoSnapshotError,
+    NotAStoreError,
+    UnsupportedValueError,
+)
 from memstore.snapshot.format.manifest_checks import BrokenError, check
 from memstore.snapshot.format.manifest_nouns import (
     MOST_RANKS,
@@ -26,7 +34,7 @@ from memstore.snapshot.format.manifest_nouns import (
     StoredTensor,
     StoredValue,
 )
-from memstore.snapshot.format.names import MANIFEST
+from memstore.snapshot.format.names import MANIFEST, others_in
 from memstore.snapshot.storage import FileStorage
 from memstore.strict_json import count_names
 from memstore.undecodable import UNDECODABLE
@@ -44,6 +52,7 @@ __all__ = [
     "encode_manifest",
     "load_manifest",
     "read_manifest",
+    "refuse_two",
 ]
 
 VERSION = 1
@@ -105,31 +114,49 @@ def read_manifest(path: str, text: bytes | bytearray) -> Manifest:
     return manifest
 
 
-_OTHERS = {  # a file that checkpoints of other libraries have, and what reads them
-    ".metadata": "a checkpoint of torch.distributed.checkpoint, whose `load` reads it",
-    ".snapshot_metadata": "a snapshot of torchsnapshot",
-}
-
-
 def _of_others(path: str) -> str:
-    for name, kind in _OTHERS.items():
-        if os.path.lexists(f"{path}/{name}"):
-            return f"it is {kind}: `memstore convert {path} NEW` makes a snapshot of it"
+    for other in others_in(path):
+        reads = ", whose `load` reads it" if other.is_torchs else ""
+        return f"it is {other.kind}{reads}: `memstore convert {path} NEW` makes a snapshot of it"
     return "a take that was not finished leaves none"
 
 
+def refuse_two(path: str, folder: str | None = None) -> None:
+    """Raises AmbiguousCheckpointError if another library's checkpoint is beside the manifest in `path`.
+
+    Args:
+        path: of the folder that has a manifest.
+        folder: where the other one would be; None: in the same.
+    """
+    there = folder or path
+    for other in others_in(there):
+        raise AmbiguousCheckpointError(
+            f"two checkpoints are there, and nothing says which is newer: memstore's ({path}/{MANIFEST}) and "
+            f"{other.kind} ({there}/{other.name}). Remove that file of the older one, or save there again with "
+            f"memstore; `memstore convert {there} NEW --from {other.format}` reads the second"
+        )
+
+
 def load_manifest(path: str) -> Manifest:
-    """The manifest of the snapshot in a folder. Raises as `read_manifest`, and NotAStoreError if there is none."""
+    """The manifest of the snapshot in a folder.
+
+    Raises:
+        CorruptionError, FormatVersionError: as `read_manifest`.
+        NotAStoreError: there is none; a NoSnapshotError where nothing else is there either.
+        AmbiguousCheckpointError: another library has saved to the folder, too.
+    """
     if not os.path.isdir(path):
-        is_file = os.path.isfile(path)
-        what = "it is a file, and a snapshot is a folder" if is_file else f"there is no such folder{of_no_place(path)}"
-        raise NotAStoreError(f"{path} is no snapshot: {what}")
+        if os.path.isfile(path):
+            raise NotAStoreError(f"{path} is no snapshot: it is a file, and a snapshot is a folder")
+        raise NoSnapshotError(f"{path} is no snapshot: there is no such folder{of_no_place(path)}")
     try:
         text = FileStorage(path).read_bytes(MANIFEST, LIMIT)
     except KeyNotFoundError:
         if has_settings(path):
             raise NotAStoreError(f"{path} is a store, and no snapshot: memstore.open opens it") from None
-        raise NotAStoreError(f"{path} is no snapshot: it has no {MANIFEST}; {_of_others(path)}") from None
+        kind = NotAStoreError if others_in(path) else NoSnapshotError
+        raise kind(f"{path} is no snapshot: it has no {MANIFEST}; {_of_others(path)}") from None
+    refuse_two(path)
     return read_manifest(path, text)
 
 

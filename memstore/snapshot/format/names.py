@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 MANIFEST = "memstore_snapshot.json"
 CLAIM = "memstore_snapshot.claim"  # has the id of the take that may use the plain names
@@ -13,6 +13,27 @@ INDEX = "model.safetensors.index.json"  # as transformers calls it
 _FILE = re.compile(r"(model|state)(-[0-9]{5,7}-of-[0-9]{5,7})?(?:-([0-9a-f]{16}))?\.safetensors")
 _TRACE = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:claim|save|(?:part|failure)-[0-9]{1,9})")
 _ID = re.compile(r"[0-9a-f]{16}")
+_TORCH_MARK = re.compile(r"(__[0-9]+)?\.metadata")  # with a rank: of a save without collectives
+_TORCH_DATA = re.compile(r"__[0-9]+_[0-9]+\.distcp")
+_TORCHSNAPSHOT_MARK = ".snapshot_metadata"
+
+
+class OtherCheckpoint(NamedTuple):
+    """A checkpoint of another library.
+
+    Attributes:
+        name: of the file by which it is recognised; whoever reads it begins with this file.
+        kind: what it is, for errors.
+        format: as `memstore convert` calls it.
+    """
+
+    name: str
+    kind: str
+    format: str
+
+    @property
+    def is_torchs(self) -> bool:
+        return self.format == "dcp"
 
 
 def is_id(text: str) -> bool:
@@ -105,6 +126,30 @@ def local_path(path: Any) -> str:
 def is_snapshot(path: str | os.PathLike[str]) -> bool:
     """Whether this is the folder of a snapshot."""
     return os.path.lexists(os.path.join(path, MANIFEST))
+
+
+def others_in(folder: str) -> list[OtherCheckpoint]:
+    """Returns the checkpoints of other libraries in a folder; each would be read by its library as if it were alone."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []  # what may not be listed can't be opened either, and that error says more
+    found: list[OtherCheckpoint] = []
+    for name in names:
+        if _TORCH_MARK.fullmatch(name):
+            other = OtherCheckpoint(name, "a checkpoint of torch.distributed.checkpoint", "dcp")
+        elif name == _TORCHSNAPSHOT_MARK:
+            other = OtherCheckpoint(name, "a snapshot of torchsnapshot", "torchsnapshot")
+        else:
+            continue
+        if not os.path.isdir(os.path.join(folder, name)):
+            found.append(other)
+    return found
+
+
+def is_torch_data(name: str) -> bool:
+    """Whether torch's FileSystemWriter calls a file with tensors so."""
+    return _TORCH_DATA.fullmatch(name) is not None
 
 
 def path_of(parts: Sequence[str | int]) -> str:

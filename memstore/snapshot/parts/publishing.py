@@ -27,6 +27,7 @@ from memstore.snapshot.format import (
     claim_name,
     encode_manifest,
     is_id,
+    others_in,
     part_name,
     read_manifest,
     take_of,
@@ -86,11 +87,14 @@ def publish(storage: Storage, parts: Sequence[Part]) -> bytes:
     """Makes the snapshot of all parts. Returns its manifest.
 
     Raises:
-        AlreadyExistsError: another take was first.
+        AlreadyExistsError: another take was first, or another library has saved to the folder.
     """
     take = parts[0].take
     manifest = merge(parts)
     text = encode_manifest(manifest)
+    if storage.size(MANIFEST) is None:
+        for other in others_in(take.path):
+            raise AlreadyExistsError(f"{take.path}: {other.kind} ({other.name}) was saved there meanwhile")
     index = index_of(parts, manifest)
     if index and take.plain:
         with contextlib.suppress(AlreadyExistsError):  # this take's, by another rank's writer

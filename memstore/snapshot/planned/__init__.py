@@ -9,9 +9,17 @@ values       a snapshot of values that lie in files of others
 
 from __future__ import annotations
 
-from memstore.snapshot.format import StoredTensor
+from memstore.snapshot.format import StoredTensor, refuse_two
 from memstore.snapshot.planned.leftovers import begin, sweep
-from memstore.snapshot.planned.publishing import Planned, Whole, check_folder, new_save, publish_planned
+from memstore.snapshot.planned.publishing import (
+    Planned,
+    Whole,
+    check_folder,
+    check_others,
+    new_save,
+    publish_planned,
+    remove_torchs,
+)
 from memstore.snapshot.planned.reading import PlannedSnapshot, Wanted
 from memstore.snapshot.planned.values import write_values
 from memstore.snapshot.planned.writing import PlannedBox, WrittenFile, write_boxes
@@ -26,8 +34,11 @@ __all__ = [
     "WrittenFile",
     "begin",
     "check_folder",
+    "check_others",
     "new_save",
     "publish_planned",
+    "refuse_two",
+    "remove_torchs",
     "sweep",
     "write_boxes",
     "write_values",

@@ -4,10 +4,12 @@
     2. one rank, alone in the folder: all files are there, and of the size that was said
     3. the earlier snapshot gets a trace: from the next step on no manifest names its files either
     4. the manifest is renamed to its name: the moment of publication. Until then the earlier snapshot is whole
-    5. files of the earlier snapshot go, and those of saves that have left traces, which died or can't be published
+    5. a checkpoint that torch's own writer has left goes: its metadata first, by which torch would read it
+    6. files of the earlier snapshot go, and those of saves that have left traces, which died or can't be published
 
 A kill before 4 leaves the earlier snapshot, one after it the new one; both leave files that the next save removes
-before it writes (`leftovers.sweep`). Of two saves at once, the one that is published last wins; the other's error, if
+before it writes (`leftovers.sweep`). A kill in 5 leaves two checkpoints, both whole: memstore's readers refuse
+them, and the next save replaces both. Of two saves at once, the one that is published last wins; the other's error, if
 its files are gone, comes in 2.
 """
 
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memstore.engine import syscalls
 from memstore.errors import AlreadyExistsError, MemstoreError, UnknownOutcomeError
 from memstore.sharding import Box, TensorShard
 from memstore.snapshot.cover import check_cover
@@ -37,6 +40,8 @@ from memstore.snapshot.format import (
     StoredValue,
     encode_manifest,
     id_of,
+    is_torch_data,
+    others_in,
     read_manifest,
     save_name,
     take_of,
@@ -76,7 +81,7 @@ def new_save() -> str:
 
 
 def publish_planned(path: str, planned: Planned, *, kind: str, save: str, durable: bool, overwrite: bool) -> Manifest:
-    """Steps 2 to 5.
+    """Steps 2 to 6.
 
     Args:
         kind: the name of a value that all snapshots of this kind have, and others have not.
@@ -104,6 +109,7 @@ def publish_planned(path: str, planned: Planned, *, kind: str, save: str, durabl
             if of_earlier is not None:
                 leave_trace(storage, of_earlier)
         storage.replace(MANIFEST, text, durable=durable)
+        remove_torchs(path, durable=durable)
         _remove_others(storage, manifest, earlier, {save, *(written.save for written in planned.files)})
     return read_manifest(path, text)
 
@@ -117,13 +123,44 @@ def check_folder(path: str, kind: str, *, overwrite: bool) -> None:
 
 
 def _check_place(path: str, earlier: Manifest | MemstoreError | None, kind: str, *, overwrite: bool) -> None:
-    """What is damaged may be replaced."""
+    """What is damaged may be replaced, and so may a checkpoint of torch's own writer."""
     if isinstance(earlier, Manifest) and not any(value.key == kind for value in earlier.values):
         raise AlreadyExistsError(f"{path} has a snapshot that is no checkpoint: save to another path, or remove it")
     if earlier is not None and not overwrite:
         raise AlreadyExistsError(
             f"Checkpoint already exists in {path}, and overwrite is False: save to another path, or remove it"
         )
+    check_others(path, overwrite=overwrite)
+
+
+def check_others(path: str, *, overwrite: bool) -> None:
+    """Raises AlreadyExistsError for another library's checkpoint, unless it is torch's own, and may be overwritten."""
+    for other in others_in(path):
+        if not other.is_torchs:
+            raise AlreadyExistsError(f"{path} has {other.kind} ({other.name}): save to another path, or remove it")
+        if not overwrite:
+            raise AlreadyExistsError(
+                f"Checkpoint already exists in {path}: {other.kind} ({other.name}), and overwrite is False: "
+                "save to another path, or remove it"
+            )
+
+
+def remove_torchs(path: str, *, durable: bool) -> None:
+    """Step 5. An error says that torch would still read its own checkpoint.
+
+    A kill between the two loops leaves files with tensors that nothing names any more.
+    """
+    marks = [other.name for other in others_in(path) if other.is_torchs]
+    if not marks:
+        return
+    storage = FileStorage(path)
+    for name in marks:
+        storage.remove(name)
+    if durable:
+        syscalls.sync_folder(path)
+    for name in storage.names():
+        if is_torch_data(name):
+            _remove(storage, name)
 
 
 def _manifest(planned: Planned, save: str) -> Manifest:
@@ -164,7 +201,7 @@ def _moved(box: StoredBox, file: int) -> StoredBox:
 def _remove_others(
     storage: FileStorage, manifest: Manifest, earlier: Manifest | MemstoreError | None, saves: set[str]
 ) -> None:
-    """Step 5. Best effort: what can't be removed stays, and harms nobody."""
+    """Step 6. Best effort: what can't be removed stays, and harms nobody."""
     keep = {file.name for file in manifest.files}
     theirs = {file.name for file in earlier.files} if isinstance(earlier, Manifest) else set[str]()
     names = storage.names()

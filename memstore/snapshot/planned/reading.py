@@ -43,6 +43,10 @@ class PlannedSnapshot:
         """Of the save that wrote it."""
         return self._stored.manifest.id
 
+    def has(self, key: str) -> bool:
+        """Whether there is a value of this name."""
+        return self._stored.value(0, key) is not None
+
     def tensors(self, key: str) -> Mapping[str, StoredTensor]:
         """Those of a value, by name."""
         value = self._value(key)

@@ -14,7 +14,7 @@ import torch
 
 from memstore.sharding import Box
 from memstore.snapshot.storage import FilePart
-from memstore.structure import traits
+from memstore.structure import over, traits
 
 _JOINED = 64 << 10  # bytes of a gap: to read them takes as long as what Python does for a run of its own
 
@@ -84,7 +84,7 @@ class BoxPart:
         target = self.target
         nbytes = traits.reach(target.shape, target.stride()) * target.itemsize
         start = int(target.storage_offset()) * target.itemsize
-        flat = traits.over(target.untyped_storage(), torch.uint8, start, (nbytes,), (1,))
+        flat = over(target.untyped_storage(), torch.uint8, start, (nbytes,), (1,))
         return self._parts(flat.numpy(), target.stride())
 
     # --- through memory -----------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class BoxPart:
         """What was read into memory, into the target."""
         target = self.target
         storage = torch.from_numpy(memory).untyped_storage()
-        source = traits.over(storage, target.dtype, 0, self.inner.shape, self._memory_stride())
+        source = over(storage, target.dtype, 0, self.inner.shape, self._memory_stride())
         with torch.inference_mode(target.is_inference()), torch.no_grad():
             traits.copyable(target).copy_(traits.copyable(source))
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from memstore.errors import KeyNotFoundError, UnsupportedValueError
+from memstore import structure
+from memstore.errors import CorruptionError, NoSuchPathError, UnsupportedValueError
 from memstore.listing import near
 from memstore.snapshot.format import StoredTensor, path_of
 from memstore.snapshot.read.stored import Stored, Value
 from memstore.structure import DTYPES, PICKLED, name_of
-from memstore.undecodable import UNDECODABLE
 from memstore.wording import age, count_of, size
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)
@@ -148,12 +148,9 @@ def leaves_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Iterator[t
 
 def _raw_objects(stored: Stored, value: Value) -> list[msgspec.Raw]:
     try:
-        found = msgspec.msgpack.decode(value.objects, type=list[msgspec.Raw])
-    except UNDECODABLE as error:
-        raise stored.damaged(f"the value {value.key!r:.100}: its objects can't be read: {error}") from error
-    if len(found) != len(value.plan.object_names):
-        raise stored.damaged(f"the value {value.key!r:.100} has other objects than its structure names")
-    return found
+        return structure.raw_objects(value.objects, len(value.plan.object_names))
+    except CorruptionError as error:
+        raise stored.damaged(f"the value {value.key!r:.100}: {error.detail}") from error
 
 
 def _opened(name: tuple[str | int, ...], value: Any) -> Iterator[tuple[str, Any]]:
@@ -197,8 +194,8 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> Leaf:
     found = near(path, (f"{own}/{one}" for one in islice(stored.by_path(), _COMPARED)))
     if found:
         likely = " or ".join(map(repr, found))
-        raise KeyNotFoundError(f"{stored.path} has nothing at {path!r}: did you mean {likely}?", key=path)
-    raise KeyNotFoundError(
+        raise NoSuchPathError(f"{stored.path} has nothing at {path!r}: did you mean {likely}?", key=path)
+    raise NoSuchPathError(
         f"{stored.path} has nothing at {path!r}: paths are a rank, a name of the app state and the keys in its state "
         "dict, as in '0/model/layer.weight'; get_manifest() lists them",
         key=path,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memstore.arguments import whole_number
-from memstore.errors import StructureMismatchError
+from memstore.errors import SnapshotMismatchError
 from memstore.snapshot.format import StoredTensor
 from memstore.snapshot.progress import SILENT
 from memstore.snapshot.read.reading import BUDGET, Want, read_into
@@ -27,10 +27,10 @@ def read_tensor(stored: Stored, path: str, tensor: StoredTensor, obj_out: Any, b
     else:
         found = find_targets(obj_out).get(())
         if found is None:
-            raise StructureMismatchError(f"{path} is a tensor, and obj_out {an(type(obj_out))}, which has no memory")
+            raise SnapshotMismatchError(f"{path} is a tensor, and obj_out {an(type(obj_out))}, which has no memory")
         problem = why_not_filled(tensor, found)
         if problem:
-            raise StructureMismatchError(f"{path}: {problem}")
+            raise SnapshotMismatchError(f"{path}: {problem}")
         target = found
     read_into(stored, [Want(tensor, target.shards)], SILENT, BUDGET if budget is None else budget)
     return target.value

@@ -19,7 +19,7 @@ from memstore.snapshot.progress import Meter
 from memstore.snapshot.read.box_parts import BoxPart
 from memstore.snapshot.read.stored import Stored
 from memstore.snapshot.storage import CHUNK, FilePart, by_width
-from memstore.snapshot.tensor_bytes import own_bytes
+from memstore.structure import memory_of
 
 BUDGET = 1 << 28  # bytes of memory for what can't be read straight into its target
 
@@ -72,7 +72,7 @@ def _plan(box: StoredBox, shard: Shard, direct: dict[int, list[FilePart]], detou
     """What the shard needs of the box: straight into its memory, where the elements lie there as in the file."""
     local = shard.local
     if shard.box == (box.offsets, box.shape) and local.is_cpu and local.is_contiguous():  # which most are
-        direct[box.file].append(FilePart(box.offset, own_bytes(local)))
+        direct[box.file].append(FilePart(box.offset, memory_of(local)))
         return
     there = Box(box.offsets, box.shape)
     meet = shard.box.meet(there)

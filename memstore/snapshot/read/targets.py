@@ -13,7 +13,7 @@ from memstore import modes, structure
 from memstore.errors import ResourceLimitError
 from memstore.sharding import Shard, TensorShard, sharded_leaf, whole
 from memstore.snapshot.format import StoredTensor
-from memstore.structure import DTYPES, name_of, traits
+from memstore.structure import DTYPES, name_of, traits, why_no_memory
 
 Name = tuple[str | int, ...]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -51,6 +51,14 @@ def _walk(value: Any, name: Name) -> Iterator[tuple[Name, Any]]:
                 yield inner, entry
             else:
                 yield from _walk(entry, inner)
+    elif structure.has_wrapped_shards(value):
+        leaf = sharded_leaf(value)
+        for shard in () if leaf is None else leaf.shards:
+            yield from _walk(shard.local, (*name, structure.box_name(shard.box)))
+    elif isinstance(value, torch.Tensor) and structure.is_wrapper(type(value)) and structure.is_made_of_several(value):
+        inner: Any = value
+        for part in inner.__tensor_flatten__()[0]:
+            yield from _walk(getattr(inner, part), (*name, part))
     else:
         yield from structure.iter_tensors(value, name)
 
@@ -76,7 +84,7 @@ def _target(value: Any) -> Target | None:
         why_not = "it is a conjugated or negated view"
     elif not plain.is_contiguous() and traits.overlaps_itself(shape, tensor.stride()):
         why_not = "several of its elements are one in memory"
-    elif traits.is_cut(tensor):
+    elif why_no_memory(tensor) is not None:
         why_not = "its storage was freed or cut"
     shards = (Shard(whole(shape), plain),) if tensor.numel() else ()
     return Target(value, tensor.dtype, shape, shards, why_not)

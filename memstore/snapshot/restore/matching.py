@@ -18,8 +18,10 @@ from memstore.snapshot.read import Name, Stored, Target, Value, find_targets, wh
 from memstore.snapshot.restore.layouts import layouts_of
 from memstore.snapshot.restore.sharing import Place
 from memstore.structure import traits
+from memstore.wording import an
 
 _OF_DCP = {"state", "bytes", "dcp"}  # the names in a checkpoint that memstore.integrations.dcp has saved
+_ALSO_OF_DCP = {"wrapped"}
 
 
 class Match(NamedTuple):
@@ -58,7 +60,11 @@ def match_value(
     value = stored.value(rank, key)
     if value is None:
         has = stored.keys(rank)
-        others = "; it was saved by memstore.integrations.dcp, whose load reads it" if set(has) == _OF_DCP else ""
+        others = (
+            "; it was saved by memstore.integrations.dcp, whose load reads it"
+            if set(has) - _ALSO_OF_DCP == _OF_DCP
+            else ""
+        )
         differences.append(f"{key}: the snapshot has nothing of this name; it has {', '.join(has)}{others}")
         return None
     stored.check_files(value.tensors)
@@ -91,8 +97,42 @@ def match_value(
         if i in reused or not leaf.name or leaf.name[0] not in match.left:
             match.places.append(Place(path, tensor, made.value, made.shards, replace))
     if is_module:
+        differences += _other_kinds(match.value, state_dict, targets)
         _match_module(stored, match, state_dict, targets, strict, differences)
     return match
+
+
+def _other_kinds(value: Value, state_dict: Any, targets: dict[Name, Target]) -> list[str]:
+    """Tensors of a module that wrap others where what is stored doesn't, or is made of others; and the reverse."""
+    stored: dict[Any, list[Name]] = {}
+    for leaf in value.plan.leaves:
+        if leaf.name:
+            stored.setdefault(leaf.name[0], []).append(leaf.name)
+    found: list[str] = []
+    for key, present in state_dict.items():
+        names = stored.get(structure.name_of(key))
+        if names is None or not isinstance(present, torch.Tensor):
+            continue
+        is_whole = len(names[0]) == 1
+        if structure.has_wrapped_shards(present) and not all(name in targets for name in names):
+            boxes = ", ".join(str(name[1]) for name in names if len(name) > 1)
+            found.append(
+                f"{path_of((value.key, structure.name_of(key)))}: it was saved as {boxes or 'a plain tensor'}, whose "
+                f"inner tensors can't be cut anew for {an(type(present))}: restore it with the sharding that it was "
+                "saved with"
+            )
+            continue
+        if structure.is_made_of_several(present) and not all(name in targets for name in names):
+            what = "a plain tensor" if is_whole else f"one that wraps {', '.join(str(name[-1]) for name in names)}"
+        elif type(present) in (torch.Tensor, torch.nn.Parameter) and not is_whole:
+            what = f"one that wraps {', '.join(str(name[-1]) for name in names)}"
+        else:
+            continue
+        found.append(
+            f"{path_of((value.key, structure.name_of(key)))}: stored as {what}, here {an(type(present))}: make the "
+            "module's as it was when the snapshot was taken"
+        )
+    return found
 
 
 def _match_module(

@@ -8,15 +8,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
 
 from memstore import modes, structure
-from memstore.errors import StructureMismatchError
+from memstore.errors import SnapshotMismatchError
 from memstore.info import Progress
 from memstore.snapshot.format import path_of
 from memstore.snapshot.progress import SILENT, Meter
@@ -100,7 +100,7 @@ def _restore(
 
     def load(key: str) -> bytes:
         if key in matches:
-            _load(stored, app_state[key], matches[key], strict, allow_pickle)
+            _load(stored, app_state[key], dicts[key], matches[key], strict, allow_pickle)
         return b""
 
     ranks.together(match)
@@ -123,13 +123,14 @@ def _raise(stored: Stored, differences: list[str]) -> None:
     if differences:
         more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
         lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
-        raise StructureMismatchError(
+        raise SnapshotMismatchError(
             f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
         )
 
 
-def _load(stored: Stored, stateful: Any, match: Match, strict: bool, allow_pickle: bool) -> None:
-    state_dict = stored.build(match.value, match.tensors, allow_pickle=allow_pickle)
+def _load(stored: Stored, stateful: Any, present: Any, match: Match, strict: bool, allow_pickle: bool) -> None:
+    """Args: present: the state dict of the object, whose tensors have been filled where `match` says so."""
+    state_dict = _with_present(stored.build(match.value, match.tensors, allow_pickle=allow_pickle), present)
     if isinstance(stateful, torch.nn.Module):
         for name in match.left:
             del state_dict[name]
@@ -137,6 +138,23 @@ def _load(stored: Stored, stateful: Any, match: Match, strict: bool, allow_pickl
         stateful.load_state_dict(state_dict, strict=strict)
     else:
         stateful.load_state_dict(state_dict)
+
+
+def _with_present(built: Any, present: Any) -> Any:
+    """The state dict, with a DTensor that is there in the stead of what its parts make, where they were filled."""
+    if structure.has_wrapped_shards(present):
+        return present if structure.are_shards_of(built, present) else built
+    if isinstance(built, Mapping) and isinstance(present, Mapping):
+        entries, there = cast("dict[Any, Any]", built), cast("Mapping[Any, Any]", present)
+        for key in entries:
+            if key in there:
+                made = _with_present(entries[key], there[key])
+                if made is not entries[key]:
+                    entries[key] = made
+    elif type(built) is list and type(present) is list:
+        pairs = zip(cast("list[Any]", built), cast("list[Any]", present), strict=False)
+        return [*(_with_present(one, there) for one, there in pairs), *built[len(present) :]]
+    return built
 
 
 def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:

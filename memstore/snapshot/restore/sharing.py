@@ -16,7 +16,7 @@ from memstore.sharding import Shard, double, sharded_leaf
 from memstore.snapshot.format import StoredTensor
 from memstore.snapshot.progress import SILENT
 from memstore.snapshot.read import Stored, Want, read_into
-from memstore.structure import traits
+from memstore.structure import over, traits
 
 _ALIGNMENT = 16  # bytes of the widest element
 _NAMED = 4  # paths in one message
@@ -130,7 +130,7 @@ def _agree(stored: Stored, places: Sequence[Place], cluster: Sequence[_Range]) -
         for one, shard in zip(cluster, read, strict=True):
             local = one.shard.local
             at = (one.start - start) // local.itemsize
-            doubles.append(traits.over(storage, local.dtype, at, local.shape, local.stride()))
+            doubles.append(over(storage, local.dtype, at, local.shape, local.stride()))
             traits.copyable(doubles[-1]).copy_(traits.copyable(shard.local))
         return all(torch.equal(_bits(there), _bits(shard.local)) for there, shard in zip(doubles, read, strict=True))
 

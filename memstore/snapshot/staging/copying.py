@@ -14,7 +14,7 @@ from memstore.engine import ALIGNMENT, syscalls
 from memstore.errors import UnsupportedValueError
 from memstore.snapshot.parallel import in_parallel
 from memstore.snapshot.staging.pinning import own_streams
-from memstore.structure import Copies, GatheredCopy, PlainCopy, copy_tensors, modes, traits
+from memstore.structure import Copies, GatheredCopy, PlainCopy, copy_tensors, modes, why_no_memory
 
 _BRIEF = 1 << 18  # bytes: up to here no other thread of Python runs meanwhile
 _SHARE = 16 << 20  # bytes that one thread copies at a time
@@ -67,9 +67,11 @@ def _sorted_out(
     long: list[_Move] = []
     others: list[int] = []
     for i, (tensor, (offset, nbytes)) in enumerate(zip(tensors, places, strict=True)):
+        reason = why_no_memory(tensor)
+        if reason is not None:
+            raise UnsupportedValueError(f"tensor {i} of the snapshot, of shape {list(tensor.shape)}: {reason}")
         if not nbytes:
             continue
-        _check_storage(tensor, i)
         if tensor.is_cpu and _is_plain(tensor):
             (brief if nbytes < _BRIEF else long).append(_Move(base + offset, tensor.data_ptr(), nbytes))
         else:
@@ -79,14 +81,6 @@ def _sorted_out(
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-
-
-def _check_storage(tensor: torch.Tensor, number: int) -> None:
-    if traits.is_cut(tensor):
-        raise UnsupportedValueError(
-            f"tensor {number} of the snapshot, of shape {list(tensor.shape)}, has a storage that was freed or cut: its "
-            "bytes aren't there"
-        )
 
 
 def _shares(moves: Sequence[_Move]) -> list[list[_Move]]:

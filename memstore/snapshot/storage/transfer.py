@@ -37,14 +37,9 @@ class NewFile:
         self._memory = memory
 
     def huge_pages(self, start: int, stop: int) -> memoryview:
-        """A run of it, as far as the kernel has huge pages for that. Once it lacks some, there are no more."""
+        """A run of it, as far as the kernel has huge pages that cost no more than small ones."""
         memory = self._memory
-        if memory is None:
-            return memoryview(b"")
-        end = memory.allocate_huge(start, stop)
-        if end < stop - syscalls.HUGE_PAGE:
-            self._memory = None
-        return memory.bytes[start:end]
+        return memoryview(b"") if memory is None else memory.bytes[start : memory.allocate_huge(start, stop)]
 
 
 def write_run(new: NewFile, run: Run, *, checksum: bool) -> bytes:

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from memstore.errors import AlreadyExistsError
-from memstore.snapshot.format import CLAIM, INDEX, MANIFEST, claim_name, local_path, path_of
+from memstore.snapshot.format import CLAIM, INDEX, MANIFEST, claim_name, local_path, others_in, path_of
 from memstore.snapshot.options import Options
 from memstore.snapshot.parts import Take
 from memstore.snapshot.ranks import Ranks
@@ -59,6 +59,8 @@ def _begin(path: str, world_size: int, options: Options) -> Take:
         raise AlreadyExistsError(f"{path} has a snapshot: take to another path, or remove it first")
     if os.path.lexists(f"{path}/memstore.json"):
         raise AlreadyExistsError(f"{path} is a store: take to a folder of its own, such as {path}-step-1")
+    for other in others_in(path):
+        raise AlreadyExistsError(f"{path} has {other.kind} ({other.name}): take to another path, or remove it first")
     if os.path.lexists(path) and not os.path.isdir(path):
         raise AlreadyExistsError(f"{path} is there, and is no folder: take to another path")
     writer = f"memstore {importlib.import_module('memstore').__version__}"  # which is a layer above this one

@@ -54,8 +54,18 @@ class _StateWalk(Walk):
 
     def visit(self, value: Any) -> Tree:
         if isinstance(value, (torch.Tensor, TensorShard)) and type(value) not in _PLAIN:
-            leaf = sharded_leaf(value)
+            try:
+                leaf = sharded_leaf(value)
+            except UnsupportedValueError as error:
+                raise RefusedError(error.message) from None
             if leaf is not None:
+                found = traits.traits_of(value) if isinstance(value, torch.Tensor) else traits.PLAIN
+                kind = traits.PARAMETER if getattr(value, "_is_param", False) else found.kind
+                flags = traits.to_flags(kind, found.requires_grad)
+                wrapped = structure.flatten_wrapped_shards(value, leaf, flags, self)
+                if wrapped is not None:
+                    return wrapped
+                leaf = structure.held_in_memory(leaf)
                 self.sharded[len(self.tensors)] = leaf
                 self.tensors.append(torch.empty((), dtype=leaf.dtype, device="cpu").expand(leaf.shape))
                 return structure.TENSOR
@@ -112,8 +122,13 @@ class StateWalker:
         else:
             shards = leaf.shards
         path = path_of((key, *name))
-        if any(traits.is_cut(shard.local) for shard in shards):
-            raise UnsupportedValueError(f"{path}: a tensor whose storage was freed or cut: its bytes aren't there")
+        for shard in shards:
+            reason = structure.why_no_memory(shard.local)
+            if reason is not None:
+                raise UnsupportedValueError(f"{path}: {reason}")
+            reason = traits.why_too_expanded(shard.local)
+            if reason is not None:
+                raise UnsupportedValueError(f"{path}: {reason}: save what it is expanded from")
         while path in self._paths:  # the keys 1 and "1" make one path
             path += "~"
         self._paths.add(path)

@@ -25,6 +25,7 @@ from memstore.snapshot.writer.failures import failure_of
 from memstore.snapshot.writer.messages import Advance, Job, Outcome, StagedFile
 from memstore.snapshot.writer.steps import step_named
 
+_AT_ONCE = 8 << 20  # bytes that are moved to huge pages before a job is looked for
 _INTERVAL = 0.1  # seconds between two words on how a job advances
 
 
@@ -39,7 +40,7 @@ def serve(channel: socket.socket, idle: float) -> None:
     """Carries out one job after the other."""
     poll = select.poll()
     poll.register(channel, select.POLLIN)
-    huge: set[int] = set()
+    huge: dict[int, int] = {}  # inode of a memory -> its bytes that are in huge pages
     while True:
         if not poll.poll(int(idle * 1000)):
             channel.shutdown(socket.SHUT_RD)  # what arrived before is still received
@@ -52,22 +53,22 @@ def serve(channel: socket.socket, idle: float) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer is dead, and the snapshot is not
             messages.send_outcome(channel, outcome)
         inode = syscalls.status(fd).st_ino
-        if inode not in huge and _make_huge(memory, poll):
-            huge.add(inode)
+        huge[inode] = _make_huge(memory, huge.get(inode, 0), poll)
         del memory
 
 
-def _make_huge(memory: SharedMemory, poll: select.poll) -> bool:
+def _make_huge(memory: SharedMemory, start: int, poll: select.poll) -> int:
     """Moves the memory to huge pages, for the trainer's next copy into it; it takes seconds, which nobody waits for.
 
-    Where the trainer did it before its first copy, that took three times as long. False if a job came in between.
+    Where the trainer did it before its first copy, that took three times as long. Returns where it ended, for the next
+    time: a job came in between, or huge pages have become dear.
     """
-    for start in memory.huge_steps():
-        if poll.poll(0):
-            return False
-        if not memory.make_huge(start):
-            break
-    return True
+    while start < memory.size and not poll.poll(0):
+        end = memory.make_huge(start, _AT_ONCE)
+        if end < start + _AT_ONCE:  # what is left over behind the last huge page stays as it is
+            return end
+        start = end
+    return start
 
 
 def _teller(channel: socket.socket, job: Job) -> Callable[[int], None]:

@@ -17,8 +17,19 @@ from __future__ import annotations
 
 from memstore.late_imports import between_forks
 from memstore.structure.containers import arrays, builtin, instances, sequences  # each registers its containers
-from memstore.structure.containers.arrays import tensor_of_array
-from memstore.structure.containers.wrappers import is_wrapper
+from memstore.structure.containers.arrays import is_made_of_several, tensor_of_array
+from memstore.structure.containers.wrappers import (
+    are_shards_of,
+    box_name,
+    check_wrapped_shards,
+    clone_parts,
+    fill_parts,
+    flatten_wrapped_shards,
+    has_wrapped_shards,
+    is_wrapper,
+    pair_parts,
+    pair_shards,
+)
 from memstore.structure.tree import loads_containers
 
 
@@ -28,4 +39,22 @@ def load_tensordicts() -> None:
         import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
-__all__ = ["arrays", "builtin", "instances", "is_wrapper", "load_tensordicts", "sequences", "tensor_of_array"]
+__all__ = [
+    "are_shards_of",
+    "arrays",
+    "box_name",
+    "builtin",
+    "check_wrapped_shards",
+    "clone_parts",
+    "fill_parts",
+    "flatten_wrapped_shards",
+    "has_wrapped_shards",
+    "instances",
+    "is_made_of_several",
+    "is_wrapper",
+    "load_tensordicts",
+    "pair_parts",
+    "pair_shards",
+    "sequences",
+    "tensor_of_array",
+]

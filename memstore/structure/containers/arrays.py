@@ -26,7 +26,7 @@ from memstore.structure.containers.wrappers import flatten_wrapper, is_wrapper
 from memstore.structure.refusals import RefusedError
 from memstore.structure.tensors import NUMPY_DTYPES
 from memstore.structure.tree import TENSOR, Node, Parts, Reader, Tree, register
-from memstore.structure.walk import Flattener, Walk, flattens, refuse, refuse_unless_pickled, rule
+from memstore.structure.walk import Flattener, Walk, flattener, flattens, refuse, refuse_unless_pickled, rule
 from memstore.wording import first_line
 
 # -- numpy -----------------------------------------------------------------------------------------------------------
@@ -120,6 +120,14 @@ def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
         raise RefusedError(f"a tensor that has no plain memory ({first_line(error)})") from None
     walk.tensors.append(value)
     return TENSOR
+
+
+def is_made_of_several(tensor: torch.Tensor) -> bool:
+    """Whether a value stores it as several tensors: one that wraps others, a sparse, nested or quantized one."""
+    kind = type(tensor)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return tensor.is_nested or tensor.is_quantized or is_sparse(tensor)
+    return flattener(kind) in (flatten_wrapper, flatten_jagged)
 
 
 @flattens(TensorShard)

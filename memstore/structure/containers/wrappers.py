@@ -1,6 +1,10 @@
 """Tensors of classes that are made of other tensors and can name them, like torchao's quantized weights.
 
     ["wrapper", class, kind and requires_grad, names, entries, tree of [context, shape, strides]]
+    ["wrapped_shards", shape of the whole, kind and requires_grad, boxes, entries]
+
+The second is a tensor of which each rank holds a part that wraps others, as a DTensor's local tensor may. Which elements of
+the inner tensors belong to which part only the class knows. So the parts are stored as they are, by their boxes.
 
 Such a class has `__tensor_flatten__`, which gives the names of the tensors inside and a context, and
 `__tensor_unflatten__`, which makes it of them: torch's protocol for its compiler. These two run, of a class that is
@@ -18,11 +22,12 @@ import torch
 
 from memstore.engine import Path
 from memstore.errors import MemstoreError, UnsupportedValueError
+from memstore.sharding import Box, ShardedLeaf, TensorShard, TensorShards, overlap, part, sharded_leaf, uncovered, whole
 from memstore.structure.checks import MalformedError, require, sizes, unpack
 from memstore.structure.objects import class_name, defines, dotted, find_class, short
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tensors import traits
-from memstore.structure.tree import Node, Parts, Reader, Tree, register
+from memstore.structure.tensors import traits, why_no_memory
+from memstore.structure.tree import Node, Parts, Reader, Tree, compile_tree, register, to_msgpack
 from memstore.structure.walk import Walk, flattener
 
 
@@ -56,6 +61,55 @@ def flatten_wrapper(value: Any, walk: Walk) -> Tree:
     trees = walk.entries(value, names, inner)
     about = walk.visit([context, list(value.shape), list(value.stride())])
     return ("wrapper", name, flags, walk.keys(names), trees, about)
+
+
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def pair_parts(target: torch.Tensor, source: torch.Tensor) -> Pairs | None:
+    """The plain tensors of a tensor that wraps others, each with the one of `source` that is copied into it.
+
+    None if the two aren't made alike. What isn't in the parts (block sizes, dtypes) stands in the context, which has to
+    be equal.
+    """
+    pairs: Pairs = []
+    return pairs if _is_wrapper(type(target)) and _pair(target, source, pairs) else None
+
+
+def _pair(target: Any, source: Any, pairs: Pairs) -> bool:
+    kind = type(target)
+    if not _is_wrapper(kind):
+        pairs.append((target, source))
+        alike = not _is_wrapper(type(source)) and target.shape == source.shape and target.dtype == source.dtype
+        return alike and why_no_memory(target) is None
+    if type(source) is not kind:
+        return False
+    (names, context), (others, other) = target.__tensor_flatten__(), source.__tensor_flatten__()
+    try:
+        is_equal = names == others and bool(context == other)
+    except Exception:  # of what the class has for a context
+        return False
+    return is_equal and all(_pair(getattr(target, one), getattr(source, one), pairs) for one in names)
+
+
+def fill_parts(target: torch.Tensor, source: torch.Tensor) -> bool:
+    """Copies a tensor into one that is made alike, part by part. False, with nothing copied, where it isn't.
+
+    The caller has disabled autograd.
+    """
+    pairs = pair_parts(target, source)
+    for into, part in pairs or ():
+        into.copy_(part)
+    return pairs is not None
+
+
+def clone_parts(tensor: Any) -> Any:
+    """A copy of a tensor that wraps others, made by its class of copies of them; of any other tensor its clone."""
+    if not _is_wrapper(type(tensor)):
+        return tensor.detach().clone()
+    names, context = tensor.__tensor_flatten__()
+    inner = {name: clone_parts(getattr(tensor, name)) for name in names}
+    return type(tensor).__tensor_unflatten__(inner, context, tensor.shape, tensor.stride())
 
 
 def _is_wrapper(kind: type) -> bool:
@@ -100,20 +154,7 @@ class WrapperNode(Node):
             raise self._refusal(f"its __tensor_unflatten__ fails: {error}") from error
         if type(made) is not kind or tuple(made.shape) != shape:
             raise self._refusal(f"its __tensor_unflatten__ makes a {type(made).__qualname__} of another shape or class")
-        return self._finished(made)
-
-    def _finished(self, made: Any) -> Any:
-        if made.requires_grad != self.requires_grad:
-            made = made.detach()
-            if self.requires_grad:
-                try:
-                    made.requires_grad_()
-                except RuntimeError as error:  # of integers
-                    raise MalformedError(f"a gradient that can't be: {error}") from None
-        if self.kind_of_tensor == traits.PARAMETER:
-            made._is_param = True  # what isinstance(made, Parameter) looks at
-            return made
-        return traits.with_traits(made, traits.Traits(self.kind_of_tensor, False, None))
+        return _finished(made, self.kind_of_tensor, self.requires_grad)
 
     def _refusal(self, why: str) -> UnsupportedValueError:
         return UnsupportedValueError(
@@ -126,3 +167,159 @@ class WrapperNode(Node):
 
     def describe(self) -> str:
         return short(self.name)
+
+
+def _finished(made: Any, kind: int, requires_grad: bool) -> Any:
+    """A tensor that was just made, as the Parameter or Buffer that was put."""
+    if made.requires_grad != requires_grad:
+        made = made.detach()
+        if requires_grad:
+            try:
+                made.requires_grad_()
+            except RuntimeError as error:  # of integers
+                raise MalformedError(f"a gradient that can't be: {error}") from None
+    if kind == traits.PARAMETER:
+        made._is_param = True  # what isinstance(made, Parameter) looks at
+        return made
+    return traits.with_traits(made, traits.Traits(kind, False, None))
+
+
+# -- parts of them, of several ranks ---------------------------------------------------------------------------------
+
+
+def has_wrapped_shards(value: Any) -> bool:
+    """Whether it is a DTensor, or the like, whose local tensor wraps others."""
+    if not isinstance(value, (torch.Tensor, TensorShard)) or type(value) in (torch.Tensor, torch.nn.Parameter):
+        return False
+    return _is_wrapper(type(getattr(value, "_local_tensor", getattr(value, "local", None))))
+
+
+def flatten_wrapped_shards(value: Any, leaf: ShardedLeaf, flags: int, walk: Walk) -> Tree | None:
+    """What a rank holds of a sharded tensor, if that wraps others; None if it doesn't.
+
+    Args:
+        value: the DTensor, or whatever `leaf` is made of.
+        flags: kind and requires_grad.
+    """
+    local = getattr(value, "_local_tensor", getattr(value, "local", None))
+    held = [shard.local for shard in leaf.shards] or [local]
+    if not all(_is_wrapper(type(one)) for one in held):
+        return None
+    boxes = tuple(box_name(shard.box) for shard in leaf.shards)
+    return ("wrapped_shards", tuple(leaf.shape), flags, boxes, walk.entries(leaf, boxes, held if boxes else []))
+
+
+def box_name(box: Box) -> str:
+    """A box as a key: "0:4, 0:8"."""
+    return ", ".join(f"{one.start}:{one.stop}" for one in box.slices)
+
+
+def _read_box(name: Any) -> Box:
+    try:
+        bounds = [tuple(map(int, one.split(":"))) for one in name.split(", ")] if name else []
+        box = Box(tuple(start for start, _ in bounds), tuple(stop - start for start, stop in bounds))
+    except (AttributeError, ValueError) as error:
+        raise MalformedError(f"the name of a box: {error}") from None
+    require(all(start >= 0 <= size for start, size in zip(*box, strict=True)), "a box that can't be")
+    return box
+
+
+@register
+class WrappedShardsNode(Node):
+    __slots__ = ("boxes", "entries", "kind_of_tensor", "names", "requires_grad", "shape")
+    kind = "wrapped_shards"
+    reads_leaves = True
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: Reader) -> Node:
+        shape, flags, names, trees = unpack(payload, list, int, list, list)
+        node = cls()
+        node.shape = sizes(shape)
+        node.kind_of_tensor, node.requires_grad = traits.read_flags(flags)
+        node.names, node.boxes = tuple(names), tuple(map(_read_box, names))
+        require(len(names) == len(trees) and len(set(names)) == len(names), "other boxes than entries")
+        require(all(len(box.shape) == len(node.shape) for box in node.boxes), "boxes of other dimensions")
+        node.entries = reader.entries(trees)
+        return node
+
+    def build(self, parts: Parts) -> Any:
+        """The whole, if it is one part, or if the class can join the parts; else the parts, as TensorShards."""
+        found = self.entries.build(parts)
+        require(all(isinstance(one, torch.Tensor) for one in found), "malformed wrapped tensors")
+        shapes = [tuple(one.shape) for one in found]
+        require(shapes == [box.shape for box in self.boxes], "parts of other shapes than their boxes")
+        whole_one = self._joined(found)
+        if whole_one is not None:
+            return _finished(whole_one, self.kind_of_tensor, self.requires_grad)
+        dtype = found[0].dtype if found else torch.float32
+        held = zip((box.offsets for box in self.boxes), found, strict=True)
+        return TensorShards(dtype, self.shape, tuple(held))
+
+    def _joined(self, found: list[Any]) -> Any:
+        if not found or uncovered(whole(self.shape), self.boxes) or overlap(self.boxes) is not None:
+            return None
+        if len(found) == 1:
+            return found[0]
+        dims = [dim for dim, size in enumerate(self.shape) if any(box.shape[dim] != size for box in self.boxes)]
+        if len(dims) != 1:
+            return None
+        in_order = [one for _, one in sorted(zip(self.boxes, found, strict=True), key=lambda pair: pair[0].offsets)]
+        try:
+            with torch.no_grad():
+                made = torch.cat(in_order, dims[0])
+        except Exception:  # of the class's own operators: most can't
+            return None
+        return made if type(made) is type(found[0]) and tuple(made.shape) == self.shape else None
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        return self.entries.named(self.names)
+
+    def describe(self) -> str:
+        return "shards of wrapped tensors"
+
+
+def check_wrapped_shards(tree: Tree) -> Iterator[tuple[Path, list[Box], tuple[int, int] | None]]:
+    """For each such tensor of a value: its name, what no part has of it, and two parts that overlap."""
+    if WrappedShardsNode.kind.encode() not in to_msgpack(tree):
+        return
+    stack: list[tuple[Path, Node]] = [((), compile_tree(tree)[0])]
+    while stack:
+        name, node = stack.pop()
+        if isinstance(node, WrappedShardsNode):
+            yield name, uncovered(whole(node.shape), node.boxes), overlap(node.boxes)
+        else:
+            stack += [(name + key, child) for key, child in node.children()]
+
+
+def pair_shards(target: Any, found: Any) -> Pairs | None:
+    """As `pair_parts`, for a DTensor or the like whose local tensors wrap others: of the parts that are here."""
+    leaf = sharded_leaf(target)
+    if leaf is None or not all(_is_wrapper(type(shard.local)) for shard in leaf.shards):
+        return None
+    pairs: Pairs = []
+    for box, local in leaf.shards:
+        own_part = _part_of(found, box)
+        own = None if own_part is None else pair_parts(local, own_part)
+        if own is None:
+            return None
+        pairs += own
+    return pairs
+
+
+def _part_of(found: Any, box: Box) -> Any:
+    """A part that was stored so, or that the class can cut out of the whole; None if there is none."""
+    if isinstance(found, TensorShards):
+        return next((one for at, one in found.parts if (at, tuple(one.shape)) == box), None)
+    if not isinstance(found, torch.Tensor) or len(found.shape) != len(box.shape):
+        return None
+    try:
+        with torch.no_grad():
+            return part(found, box)
+    except Exception:  # of the class's own operators: many can't
+        return None
+
+
+def are_shards_of(built: Any, target: Any) -> bool:
+    """Whether a value was built of the inner tensors of a DTensor, or the like."""
+    pairs = pair_shards(target, built)
+    return bool(pairs) and all(one.data_ptr() == other.data_ptr() for one, other in pairs)

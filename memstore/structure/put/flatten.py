@@ -24,7 +24,7 @@ from memstore.structure.put.cast import check_dtype, stored_dtypes
 from memstore.structure.put.fill import Copies, Flat
 from memstore.structure.put.planning import make_plan, unsupported
 from memstore.structure.refusals import RefusedError
-from memstore.structure.tensors import NO_TIES, Footprints, Locations, Ties, locate_tensors, ties
+from memstore.structure.tensors import FREED, NO_TIES, Footprints, Locations, Ties, locate_tensors, ties
 from memstore.structure.tree import Tree
 from memstore.structure.walk import Facts, Walk, take_apart
 
@@ -98,7 +98,7 @@ def flatten(
             raise unsupported(
                 tree,
                 missing[0],
-                "a tensor whose storage was freed or cut: its bytes aren't there: put it while it has them",
+                FREED,
             )
         overlapping = ties.overlapping(addresses, footprints.spans)
         if overlapping:
@@ -129,8 +129,8 @@ def _flatten_bare(tensor: torch.Tensor, inline_limit: int, dtype: torch.dtype | 
             or tensor.requires_grad
             or tensor.is_neg()
             or tensor.is_conj()
-            or tensor.untyped_storage().nbytes() < found[2] + tensor.storage_offset() * tensor.itemsize
-            or not tensor.data_ptr()
+            or tensor.untyped_storage().nbytes() < found[2] + (start := tensor.storage_offset() * tensor.itemsize)
+            or tensor.data_ptr() <= start  # a storage without memory has the address 0, to which torch adds the offset
             or hasattr(tensor, "_is_buffer")
         ):
             return None

@@ -17,13 +17,13 @@ from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import MOST_DIMENSIONS, Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
 from memstore.structure.checks import MalformedError
+from memstore.structure.containers import flatten_wrapped_shards
 from memstore.structure.objects import encode_objects
 from memstore.structure.plans import check_extent
 from memstore.structure.refusals import RefusedError, render_path
 from memstore.structure.tensors import PLAIN, Traits, traits
 from memstore.structure.tree import TENSOR, TensorNode, Tree, compile_tree, leaf_names
-from memstore.structure.walk import Walk, check_held, take_apart
-from memstore.wording import an
+from memstore.structure.walk import Walk, held_in_memory, take_apart
 
 
 class HeldLeaf(NamedTuple):
@@ -74,11 +74,16 @@ class _ShardedWalk(Walk):
             raise RefusedError(error.message) from None
         if found is None:
             return super().visit(value)
-        _check(found)
         described = value.local if isinstance(value, TensorShard) else value
         kind = traits.traits_of(described) if isinstance(described, torch.Tensor) else PLAIN
         if getattr(value, "_is_param", False):
             kind = kind._replace(kind=traits.PARAMETER)
+        wrapped = flatten_wrapped_shards(value, found, traits.to_flags(kind.kind, kind.requires_grad), self)
+        if wrapped is not None:
+            self.has_shards = True
+            return wrapped
+        found = held_in_memory(found)
+        _check_size(found)
         self.sharded[len(self.tensors)] = found, kind._replace(device=None)
         # in its place stands what has its dtype, for the facts of all tensors
         self.tensors.append(found.shards[0].local if found.shards else torch.empty(0, dtype=found.dtype))
@@ -88,16 +93,8 @@ class _ShardedWalk(Walk):
         return tree if tree[0] in ("dict", "ordered") else super().joined(tree, trees, join)
 
 
-def _check(leaf: ShardedLeaf) -> None:
+def _check_size(leaf: ShardedLeaf) -> None:
     """Raises RefusedError for what no box can be stored of."""
-    check_held(leaf)
-    for _, local in leaf.shards:
-        if traits.is_cut(local):
-            if type(local) is not torch.Tensor:  # a lazy leaf of a view
-                raise RefusedError(f"a shard that is {an(type(local))}, without memory: put its clone()")
-            raise RefusedError(
-                "a shard whose storage was freed or cut: its bytes aren't there: put it while it has them"
-            )
     if len(leaf.shape) > MOST_DIMENSIONS:
         raise RefusedError(
             f"a shard of a tensor of {len(leaf.shape)} dimensions; {MOST_DIMENSIONS} is the most that ranks can put: "

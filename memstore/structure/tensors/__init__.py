@@ -1,5 +1,6 @@
 """What memstore has to know of torch's tensors, whatever value they are in.
 
+memory       whether a tensor's bytes can be read at its address; tensors over memory
 traits       dtypes by name; Parameter, Buffer, requires_grad, device; the arithmetic of strides
 devices      devices by the names that stored values have of them
 gaps         tensors whose elements don't lie side by side, and how they are stored without the gaps
@@ -23,18 +24,20 @@ from memstore.structure.tensors.devices import (
 )
 from memstore.structure.tensors.footprints import Footprints, Locations, locate_tensors
 from memstore.structure.tensors.gaps import Packing, has_gaps, pack
+from memstore.structure.tensors.memory import FREED, is_readable, memory_of, over, why_no_memory
 from memstore.structure.tensors.ties import NO_TIES, Group, Ties
 from memstore.structure.tensors.traits import (
     DTYPE_NAMES,
     DTYPES,
+    MOST_EXPANDED,
     NUMPY_DTYPES,
     PARAMETER,
     PLAIN,
     Traits,
     contiguous_stride,
     count,
+    expanded_bytes,
     may_be_dtype,
-    over,
     read_flags,
     repeats,
     to_flags,
@@ -44,6 +47,7 @@ from memstore.structure.tensors.traits import (
 __all__ = [
     "DTYPES",
     "DTYPE_NAMES",
+    "FREED",
     "NO_DEVICE",
     "NO_TIES",
     "NUMPY_DTYPES",
@@ -59,9 +63,11 @@ __all__ = [
     "count",
     "has_device",
     "has_gaps",
+    "is_readable",
     "lacks_device",
     "locate_tensors",
     "may_be_dtype",
+    "memory_of",
     "modes",
     "need_device",
     "own_device",
@@ -72,5 +78,8 @@ __all__ = [
     "repeats",
     "to_device",
     "to_flags",
+    "why_no_memory",
     "with_traits",
+    "MOST_EXPANDED",
+    "expanded_bytes",
 ]

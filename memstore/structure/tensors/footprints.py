@@ -57,5 +57,7 @@ class Footprints:
         addresses, sizes, offsets = locations
         if sizes == self._whole and not any(offsets) and 0 not in addresses:
             return []
-        short = np.array(offsets, np.int64) * self._itemsizes + self.spans > np.array(sizes, np.int64)
-        return np.flatnonzero((short | (np.array(addresses, np.int64) == 0)) & (self.spans > 0)).tolist()
+        starts = np.array(offsets, np.int64) * self._itemsizes
+        short = starts + self.spans > np.array(sizes, np.int64)
+        nowhere = np.array(addresses, np.int64) <= starts  # of a storage without memory: torch adds the offset to 0
+        return np.flatnonzero((short | nowhere) & (self.spans > 0)).tolist()

@@ -17,6 +17,8 @@ DTYPES: dict[str, torch.dtype] = {
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 QUANTIZED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
+MOST_EXPANDED = 16 << 30  # bytes that are written of a tensor beyond those that it has in memory; seconds, not hours
+
 _DTYPE_NAME = re.compile(r"(b?float|u?int|complex|bits)[0-9][0-9a-z_]*")
 
 
@@ -89,19 +91,6 @@ def read_flags(flags: Any) -> tuple[int, bool]:
     return flags >> 1, bool(flags & 1)
 
 
-def over(
-    storage: torch.UntypedStorage,
-    dtype: torch.dtype,
-    offset: int | torch.SymInt,
-    shape: Sequence[int],
-    stride: Sequence[int],
-    device: torch.device | str = "cpu",
-) -> torch.Tensor:
-    """A tensor over a storage, which lies on this device; `offset` counts elements."""
-    # set_ takes every dtype that has bytes, and makes no view (so no version counter is shared)
-    return torch.empty(0, dtype=dtype, device=device).set_(storage, offset, shape, stride)
-
-
 def copyable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or for dtypes that can't be copied its bytes."""
     return tensor.view(torch.uint8) if tensor.dtype in WITHOUT_COPY else tensor
@@ -155,15 +144,25 @@ def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
     return last + 1
 
 
-def is_cut(tensor: torch.Tensor) -> bool:
-    """Whether its storage was freed or made shorter, and so lacks some of its bytes: FSDP frees parameters so."""
-    elements = tensor.numel()
-    if elements and not tensor.is_contiguous():
-        elements = reach(tensor.shape, tensor.stride())
-    end = (int(tensor.storage_offset()) + elements) * tensor.itemsize
-    return elements > 0 and tensor.untyped_storage().nbytes() < end
-
-
 def repeats(tensor: torch.Tensor) -> bool:
     """Whether elements share bytes: then a few bytes can claim any number of elements."""
     return reach(tensor.shape, tensor.stride()) < tensor.numel()
+
+
+def expanded_bytes(tensor: torch.Tensor) -> int:
+    """The bytes that its elements take when each is written by itself, beyond those that they have in memory."""
+    if tensor.layout is not torch.strided:
+        return 0
+    return max(tensor.numel() - reach(tensor.shape, tensor.stride()), 0) * tensor.itemsize
+
+
+def why_too_expanded(tensor: torch.Tensor, most: int = MOST_EXPANDED) -> str | None:
+    """Why a tensor isn't written element by element: `expand` makes any number of them from a few. None for most."""
+    more = expanded_bytes(tensor)
+    if more <= most:
+        return None
+    nbytes = tensor.numel() * tensor.itemsize
+    return (
+        f"a tensor of shape {list(tensor.shape)}, whose elements are {nbytes:,} bytes, and lie in {nbytes - more:,} "
+        f"(expanded); at most {most:,} bytes more than there are in memory are written"
+    )

@@ -17,7 +17,7 @@ from memstore.structure.tree.dict_keys import read_key
 from memstore.structure.tree.node import TensorNode, Tree, leaf_names
 
 # Where keys and entries stand in the trees of containers that merge by key, and where a device does.
-_KEYED = {"dict": (1, 2), "ordered": (1, 2), "defaultdict": (2, 3), "td": (5, 6)}
+_KEYED = {"dict": (1, 2), "ordered": (1, 2), "defaultdict": (2, 3), "td": (5, 6), "wrapped_shards": (3, 4)}
 _TENSORDICT_DEVICE = 2
 
 

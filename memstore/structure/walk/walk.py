@@ -8,9 +8,10 @@ same when a list of losses grows or an optimizer's `lr` becomes an int.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -155,6 +156,59 @@ class Walk:
             reason = f"an object of type {type(value).__qualname__} that fails to pickle: {error}"
             instead = alternative(value)
             raise RefusedError(f"{reason}; {instead}" if instead else reason) from error
+
+
+class _Extent(NamedTuple):
+    """Of a container that was looked at.
+
+    Attributes:
+        levels: of containers, itself included.
+        entries: all in it, counted for each place in which they stand.
+    """
+
+    levels: int
+    entries: int
+
+
+def check_nesting(value: Any) -> None:
+    """Refuses dicts, lists and tuples that no recursion over a value gets to the end of.
+
+    For calls that give a value to recursions of their own, or of other libraries, and need no tree of it.
+
+    Raises:
+        RefusedError: a container contains itself, there are more than MAX_DEPTH levels, or what is shared on level
+            after level makes too many entries.
+    """
+    seen: dict[int, tuple[_Extent, Any]] = {}  # with the container, which keeps its id its own
+    distinct = 0
+
+    def look(container: Any, depth: int) -> _Extent:
+        nonlocal distinct
+        if depth >= MAX_DEPTH:
+            raise TooDeepError(MAX_DEPTH)
+        known = seen.get(id(container))
+        if known is not None and depth + known[0].levels <= MAX_DEPTH:
+            return known[0]
+        levels, entries = 0, len(container)
+        distinct += len(container)
+        pairs: Any = container.items() if isinstance(container, Mapping) else enumerate(container)
+        for key, entry in itertools.chain(pairs, getattr(container, "__dict__", {}).items()):
+            if isinstance(entry, (Mapping, list, tuple)):
+                try:
+                    inner = look(entry, depth + 1)
+                except TooDeepError as error:
+                    error.path.append(key)
+                    error.containers.append(container)
+                    raise
+                levels, entries = max(levels, inner.levels), entries + inner.entries
+        seen[id(container)] = _Extent(levels + 1, entries), container
+        return seen[id(container)][0]
+
+    if isinstance(value, (Mapping, list, tuple)):
+        found = look(value, 0)
+        repeated = found.entries - distinct
+        if repeated > max(_MOST_REPEATED, _REPEATED_FOR_EACH * distinct):
+            raise SharedTooOftenError(repeated)
 
 
 def _refused_key(key: Any, reason: str) -> RefusedError:

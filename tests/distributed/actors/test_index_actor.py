@@ -67,24 +67,34 @@ def client(many: Agents, agent: Agent, reference: bytes) -> Iterator[ActorClient
         yield made
 
 
+@pytest.fixture
+def epoch(client: ActorClient) -> int:
+    """Another one once the second host has joined."""
+    report = client.ask(Report())
+    assert isinstance(report, Reported)
+    return report.epoch
+
+
 def opened(client: ActorClient) -> int:
     answer = client.ask(Open())
     assert isinstance(answer, Opened)
     return answer.session
 
 
-def commit(session: int, number: int, *keys: str, body: bytes = b"v", expect: int | None = None) -> Commit:
+def commit(epoch: int, session: int, number: int, *keys: str, body: bytes = b"v", expect: int | None = None) -> Commit:
     content = Content(b"d", b"", len(body), inline=body)
     changes = tuple(change_of(Change(key.encode(), content, expect=expect), b"t" * 16) for key in keys)
-    return Commit(Call(session, 0, number, 1), changes)
+    return Commit(Call(session, 0, number, epoch), changes)
 
 
-def test_it_answers_by_the_same_bytes_as_the_listener(agent: Agent, client: ActorClient, caller: Caller) -> None:
+def test_it_answers_by_the_same_bytes_as_the_listener(
+    agent: Agent, client: ActorClient, caller: Caller, epoch: int
+) -> None:
     session = opened(client)
-    made = client.ask(commit(session, 1, "same/a", "same/b"))
+    made = client.ask(commit(epoch, session, 1, "same/a", "same/b"))
     assert isinstance(made, Committed) and len(made.versions) == 2
-    assert client.ask(commit(session, 1, "same/a", "same/b")) == made  # its outcome is recorded
-    for request in (Lookup(1, (b"same/a", b"same/none", b"same/b")), List(1, b"same/", b"", 10)):
+    assert client.ask(commit(epoch, session, 1, "same/a", "same/b")) == made  # its outcome is recorded
+    for request in (Lookup(epoch, (b"same/a", b"same/none", b"same/b")), List(epoch, b"same/", b"", 10)):
         answer = client.ask(request)
         assert answer == caller.call(agent, request) and not isinstance(answer, Failed)
     report = client.ask(Report())
@@ -92,18 +102,18 @@ def test_it_answers_by_the_same_bytes_as_the_listener(agent: Agent, client: Acto
     assert client.ask(Close(session)) == Done()
 
 
-def test_errors_come_across_with_their_types(client: ActorClient) -> None:
+def test_errors_come_across_with_their_types(client: ActorClient, epoch: int) -> None:
     session = opened(client)
-    failed = client.ask(commit(session, 1, "errors/k", expect=7))
+    failed = client.ask(commit(epoch, session, 1, "errors/k", expect=7))
     assert isinstance(failed, Failed) and failed.error == "VersionConflictError" and failed.key == b"errors/k"
     with pytest.raises(LinkRefusedError, match="index actor says"):
         client.ask(b"garbage")
     assert isinstance(client.ask(Report()), Reported)
 
 
-def test_a_wait_is_answered_by_a_put_and_holds_up_nobody(agent: Agent, client: ActorClient) -> None:
+def test_a_wait_is_answered_by_a_put_and_holds_up_nobody(agent: Agent, client: ActorClient, epoch: int) -> None:
     for key in ("wait/a", "wait/b"):
-        client.begin(Wait(1, key.encode(), 0, 10_000))
+        client.begin(Wait(epoch, key.encode(), 0, 10_000))
     time.sleep(0.2)  # so that they are kept, most of the time; the answers are the same if they aren't
     assert isinstance(client.ask(Report()), Reported)
     started = time.monotonic()
@@ -113,19 +123,19 @@ def test_a_wait_is_answered_by_a_put_and_holds_up_nobody(agent: Agent, client: A
     assert time.monotonic() - started < 9
 
 
-def test_a_wait_ends_at_the_deadline_of_who_asks(client: ActorClient) -> None:
+def test_a_wait_ends_at_the_deadline_of_who_asks(client: ActorClient, epoch: int) -> None:
     started = time.monotonic()
-    answer = client.ask(Wait(1, b"wait/never", 0, 10_000), timeout=0.5)
+    answer = client.ask(Wait(epoch, b"wait/never", 0, 10_000), timeout=0.5)
     assert answer in (None, IsAt(0))  # the home ends it just then: who is first is chance
     assert time.monotonic() - started < 5
     assert isinstance(client.ask(Report()), Reported)
 
 
-def test_long_messages_go_in_pieces(agent: Agent, client: ActorClient, caller: Caller) -> None:
+def test_long_messages_go_in_pieces(agent: Agent, client: ActorClient, caller: Caller, epoch: int) -> None:
     session, keys = opened(client), [f"long/{number}" for number in range(900)]
-    made = client.ask(commit(session, 1, *keys, body=bytes(1000)))
+    made = client.ask(commit(epoch, session, 1, *keys, body=bytes(1000)))
     assert isinstance(made, Committed) and len(made.versions) == 900
-    lookup = Lookup(1, tuple(key.encode() for key in keys))
+    lookup = Lookup(epoch, tuple(key.encode() for key in keys))
     found = client.ask(lookup)
     assert isinstance(found, Found) and len(encode(found)) > 900_000
     assert found == caller.call(agent, lookup)
@@ -157,7 +167,7 @@ def test_a_child_forked_after_asks_by_sockets(
 ) -> None:
     """Also by links that it has made itself: it has its parent's Monarch, which hangs there."""
     report = decode_answer(client.run(send_in_a_fork, agent.address, reference, is_anew))
-    assert isinstance(report, Reported) and report.keys > 0
+    assert isinstance(report, Reported) and report.name
     assert isinstance(client.ask(Report()), Reported)
 
 
@@ -222,9 +232,14 @@ def test_a_client_that_is_killed_ends_nobody_else(
 
 
 @pytest.mark.full
-def test_an_old_reference_ends_in_time_and_the_next_actor_is_found(
-    agent: Agent, client: ActorClient, caller: Caller, reference: bytes
-) -> None:
+def test_an_old_reference_ends_in_time_and_the_next_actor_is_found(many: Agents, caller: Caller) -> None:
+    agent = many.serve("d", "--monarch")
+    reference = wait_for_actor(caller, agent).reference
+    with client_of(agent, many.secret, reference, decode_reference(reference).member) as client:
+        kill_it(agent, client, caller, reference)
+
+
+def kill_it(agent: Agent, client: ActorClient, caller: Caller, reference: bytes) -> None:
     before = caller.report(agent)
     client.begin(Wait(before.epoch, b"old/k", 0, 10_000))
     os.kill(before.pid, signal.SIGKILL)

@@ -139,6 +139,28 @@ def test_a_put_at_the_home_wakes_who_waits_elsewhere(pair: Cluster) -> None:
         here.wait("missing", timeout=0)
 
 
+def test_a_wait_for_any_key_hears_of_all_homes(homes: Cluster) -> None:
+    here, there = homes.stores[0], homes.stores[1]
+    mine, theirs = homes.key_at(0), homes.key_at(1)
+    seen: dict[str, int] = {}
+    for putter, key in ((here, mine), (there, theirs), (here, theirs)):
+        woken: list[dict[str, int]] = []
+
+        def wait(keys: list[str] | None, prefix: str | None, woken: Any = woken, seen: Any = seen) -> None:
+            woken.append(here.wait_any(keys, prefix=prefix, newer_than=seen, timeout=20))
+
+        waiters = [threading.Thread(target=wait, args=one) for one in (([mine, theirs], None), (None, ""))]
+        for waiter in waiters:
+            waiter.start()
+        new = {key: putter.put(key, 1)}
+        for waiter in waiters:
+            waiter.join(60)
+        assert woken == [new, new]
+        seen = {**seen, **new}
+    with pytest.raises(memstore.StoreTimeoutError):
+        here.wait_any([mine, theirs], newer_than=seen, timeout=0.2)
+
+
 def test_a_wait_follows_a_key_whose_home_moves(homes: Cluster) -> None:
     """Who sleeps on this host's doorbell hears of no put of another one."""
     here, there = homes.stores

@@ -26,9 +26,14 @@ SIZE = 1 << 16  # elements
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
+    """Its stores have read from each other: what opens a link reads files of its own host, which come before others."""
     path = Path(tempfile.mkdtemp(prefix="mapped-", dir="/dev/shm"))
     try:
         with Pair(path, maps=True) as made:
+            for reader, home in ((0, 1), (1, 0)):
+                key = made.key_at(home, "link")
+                made.stores[home].put(key, torch.ones(SIZE))
+                assert float(made.stores[reader].get(key)[0]) == 1.0
             yield made
     finally:
         shutil.rmtree(path, ignore_errors=True)

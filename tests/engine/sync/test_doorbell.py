@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import time
 from pathlib import Path
 
@@ -85,6 +86,19 @@ def test_a_change_between_mark_and_sleep_is_not_slept_through(watched: Doorbell)
     started = time.monotonic()
     watched.watch.sleep(30)
     assert time.monotonic() - started < 20
+
+
+def test_watchers_that_are_seeded_alike_have_marks_of_their_own(watched: Doorbell) -> None:
+    """Each rank of a training calls `random.seed` with the same number, and relies on what it draws afterwards."""
+    assert watched.watch is not None
+    marks: list[int] = []
+    for _ in range(2):
+        random.seed(0)
+        state = random.getstate()
+        watched.watch.mark()
+        marks.append(watched.watch.word[0])
+        assert random.getstate() == state, "a wait has taken a number from the program"
+    assert marks[0] != marks[1]
 
 
 def test_while_nobody_watches_no_one_is_woken(watched: Doorbell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import resource
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.futures import Future
 
+from memstore.integrations import dcp
 from memstore.integrations.dcp import StorageReader, StorageWriter
 from tests.integrations.dcp.on_ranks import load_rows, opened, rows, save_rows
 from tests.integrations.dcp.states import save
@@ -138,3 +141,19 @@ def fail_again_and_again(place: str) -> tuple[list[str], list[int]]:
         dist.barrier()
     save_rows(place, None, 3.0)
     return [type(error.failures[2][0]).__name__ for error in errors], there
+
+
+def save_in_vain(path: str, failing: int) -> bool:
+    """memstore's own call, whose bytes one rank can't write. Returns whether the error arrived."""
+    place = "memstore.integrations.dcp.folder.write_boxes"
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with patch(place, fail) if dist.get_rank() == failing else nullcontext():
+        try:
+            dcp.save({"w": rows(1.0)}, checkpoint_id=path)
+        except CheckpointException:
+            dist.barrier()
+            return True
+    return False

@@ -203,7 +203,7 @@ def test_metadata_of_other_versions(scratch: str) -> None:
     text = Path(scratch, MANIFEST).read_bytes()
     document = _document(scratch)
     Path(scratch, MANIFEST).write_bytes(_with_description(document, format=description.FORMAT + 1, more=1))
-    with pytest.raises(FormatVersionError, match="description of format 2, and this memstore reads 1"):
+    with pytest.raises(FormatVersionError, match="description of format 3, and this memstore reads 1 to 2"):
         StorageReader(scratch).read_metadata()
     newer = b'{"memstore_snapshot":2,"checksum":"0000000000000000",' + json.dumps(_document_of(text))[1:].encode()
     newer = newer.replace(b"0" * 16, xxhash.xxh3_64_hexdigest(newer).encode(), 1)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import os
 import pickle
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import checkpoint as torch_dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
@@ -207,12 +209,12 @@ def test_planners_that_give_what_is_no_tensor_and_no_bytes(scratch: str) -> None
         with pytest.raises(CheckpointException, match=text) as raised:
             save(state, StorageWriter(scratch), planner=Planner())
         assert isinstance(raised.value.failures[0][0], UnsupportedValueError)
-    assert "memstore_snapshot.json" not in os.listdir(scratch)
+    assert not os.path.exists(scratch)
 
 
 def test_tensors_without_values_are_refused_by_name(place: Place) -> None:
     state = {"model": {"w": torch.ones(3), "unreal": torch.ones(3, device="meta")}}
-    with pytest.raises(CheckpointException, match="model.unreal: the tensor is on the meta device") as raised:
+    with pytest.raises(CheckpointException, match="model.unreal: a meta tensor") as raised:
         save(state, place.writer())
     assert isinstance(raised.value.failures[0][0], UnsupportedValueError)
 
@@ -265,3 +267,150 @@ def test_calls_have_the_arguments_of_the_contract() -> None:
         dcp.save({}, "positional")  # pyright: ignore
     with pytest.raises(ValueError, match="durability"):
         StorageWriter("/tmp/x", durability="often")
+
+
+# --- memstore's own calls, with torch's arguments ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["save", "load", "async_save"])
+def test_calls_take_the_arguments_of_torchs(name: str) -> None:
+    """By name, kind and default, in torch's order."""
+
+    def arguments(call: Any) -> list[tuple[str, Any, Any]]:
+        found = inspect.signature(inspect.unwrap(call)).parameters.values()
+        return [(one.name, one.kind, one.default) for one in found]
+
+    assert arguments(getattr(dcp, name)) == arguments(getattr(torch_dcp, name))
+
+
+@pytest.fixture
+def with_a_group() -> Any:
+    """One rank, whose default group says that others could be there."""
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+
+
+def through(call: str, state: dict[str, Any], **arguments: Any) -> Any:
+    made = getattr(dcp, call)(state, **arguments)
+    return made if call == "save" else made.result()
+
+
+@pytest.mark.parametrize("call", ["save", "async_save"])
+def test_calls_use_the_storage_that_they_are_given(call: str, scratch: str) -> None:
+    with memstore.open(scratch) as store:
+        through(call, {"n": 1}, storage_writer=StorageWriter(store), checkpoint_id="a")
+        through(call, {"n": 2}, storage_writer=StorageWriter(store, key="b"))
+        for key, value in (("a", 1), ("b", 2)):
+            state = {"n": 0}
+            dcp.load(state, storage_reader=StorageReader(store), checkpoint_id=key)
+            assert state == {"n": value}
+    own = torch_dcp.FileSystemWriter(f"{scratch}/torch")
+    through(call, {"n": 3, "w": torch.ones(2)}, storage_writer=own)
+    state = {"n": 0, "w": torch.zeros(2)}
+    torch_dcp.load(state, checkpoint_id=f"{scratch}/torch", no_dist=True)  # by torch's planner
+    assert state["n"] == 3
+    dcp.load(state, storage_reader=torch_dcp.FileSystemReader(f"{scratch}/torch"))
+
+
+@pytest.mark.parametrize("call", ["save", "async_save"])
+def test_calls_use_the_planner_that_they_are_given(call: str, scratch: str) -> None:
+    class Planner(dcp.SavePlanner):
+        def transform_object(self, write_item: Any, object: Any) -> Any:
+            seen.append(write_item.index.fqn)
+            return super().transform_object(write_item, object)
+
+    class Reading(dcp.LoadPlanner):
+        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+            seen.append(read_item.dest_index.fqn)
+            super().load_bytes(read_item, value)
+
+    seen: list[str] = []
+    through(call, {"n": 1}, checkpoint_id=scratch, planner=Planner())
+    dcp.load({"n": 0}, checkpoint_id=scratch, planner=Reading())
+    assert seen == ["n", "n"]
+
+
+@pytest.mark.parametrize("call", ["save", "async_save"])
+def test_calls_save_with_the_ranks_that_they_are_told(call: str, scratch: str, with_a_group: Any) -> None:
+    through(call, {"n": 1}, checkpoint_id=f"{scratch}/a", no_dist=True)
+    through(call, {"n": 2}, checkpoint_id=f"{scratch}/b", process_group=with_a_group)
+    through(call, {"n": 3}, checkpoint_id=f"{scratch}/c", use_collectives=False)
+    assert os.listdir(f"{scratch}/c") == ["rank-0"]
+    for name, value, how in (("a", 1, {"no_dist": True}), ("b", 2, {"process_group": with_a_group}), ("c", 3, {})):
+        state = {"n": 0}
+        dcp.load(state, checkpoint_id=f"{scratch}/{name}", **how)
+        assert state == {"n": value}
+    with pytest.raises(ValueError, match="exclude each other"):
+        getattr(dcp, call)({"n": 1}, checkpoint_id=f"{scratch}/d", process_group=with_a_group, no_dist=True)
+
+
+def test_an_asynchronous_save_uses_the_stager_that_it_is_given(scratch: str) -> None:
+    class Staging(dcp.Stager):
+        def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+            staged.append(list(state_dict))
+            return super().stage(state_dict, **kwargs)
+
+    staged: list[Any] = []
+    done = dcp.async_save({"n": 1}, checkpoint_id=scratch, async_stager=Staging())
+    assert not isinstance(done, torch_dcp.state_dict_saver.AsyncSaveResponse)
+    done.result()
+    assert staged == [["n"]]
+
+
+@pytest.mark.parametrize("call", ["save", "async_save", "load"])
+def test_calls_without_a_place_or_with_what_is_none_say_what_they_need(call: str) -> None:
+    name = "storage_reader" if call == "load" else "storage_writer"
+    with pytest.raises(ValueError, match=f"checkpoint_id=, the path of a folder, or {name}="):
+        getattr(dcp, call)({"n": 1})
+    with pytest.raises(TypeError, match=f"{name} is a Storage.* and not a str"):
+        getattr(dcp, call)({"n": 1}, **{name: "/tmp"})
+
+
+# --- what a failed save leaves ---------------------------------------------------------------------------------------
+
+
+class Refusing(dcp.SavePlanner):
+    """Fails when the bytes of the last item are wanted."""
+
+    def resolve_data(self, write_item: Any) -> Any:
+        if write_item.index.fqn == "z":
+            raise ArithmeticError("no data")
+        return super().resolve_data(write_item)
+
+
+@pytest.mark.parametrize("call", ["save", "async_save"])
+@pytest.mark.parametrize("fault", ["object", "planner", "write", "publication"])
+def test_a_failed_save_leaves_no_folder(scratch: str, call: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the checkpoint's nor those above it that it has made; what was there stays, also an empty folder."""
+    state: dict[str, Any] = {"w": torch.ones(3), "z": (lambda: 0) if fault == "object" else torch.ones(3)}
+    place = "memstore.integrations.dcp.folder"
+
+    def fail(*_: Any, **__: Any) -> Any:
+        os.makedirs(path, exist_ok=True)
+        raise OSError(28, "No space left on device")
+
+    if fault == "write":
+        monkeypatch.setattr(f"{place}.write_boxes", fail)
+    if fault == "publication":
+        monkeypatch.setattr(f"{place}.publish_planned", fail)
+    os.makedirs(f"{scratch}/there")
+    for path in (f"{scratch}/run/step-1", f"{scratch}/there"):
+        with pytest.raises((CheckpointException, UnsupportedValueError)):
+            through(call, state, checkpoint_id=path, planner=Refusing() if fault == "planner" else None)
+        assert os.listdir(scratch) == ["there"] and not os.listdir(f"{scratch}/there")
+
+
+@pytest.mark.parametrize("fault", ["write_boxes", "publish_planned"])
+def test_a_failed_save_through_torchs_own_call_leaves_no_folder(
+    scratch: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"memstore.integrations.dcp.folder.{fault}", fail)
+    os.makedirs(scratch)
+    writer = StorageWriter(f"{scratch}/run/step-1")
+    with pytest.raises(CheckpointException):
+        save({"w": torch.ones(3)}, writer)
+    assert not os.listdir(scratch)

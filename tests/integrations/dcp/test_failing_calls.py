@@ -168,3 +168,11 @@ def test_torch_tells_which_rank_failed_in_a_save_and_the_earlier_checkpoint_stay
 def test_torch_tells_which_rank_failed_in_a_load(ranks4: Ranks, scratch: str, key: str | None) -> None:
     expected = [([(one.rank, True)], 1.0) for one in failing_on_ranks.LOADS]
     assert ranks4.run(failing_on_ranks.fail_loads, scratch, key) == [expected] * 4
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_save_that_fails_on_one_rank_leaves_no_folder_on_any(ranks4: Ranks, scratch: str, rank: int) -> None:
+    """The ranks that have written give up as well, and the last of them finds the files of all."""
+    os.makedirs(scratch, exist_ok=True)
+    assert ranks4.run(failing_on_ranks.save_in_vain, f"{scratch}/run/step-1", rank) == [True] * 4
+    assert os.listdir(scratch) == []

@@ -300,3 +300,67 @@ def test_other_entries_are_refused(store: memstore.Store) -> None:
 def test_the_writer_wants_a_storage_of_memstore() -> None:
     with pytest.raises(TypeError, match="MemstoreStorage"):
         data.ReplayBuffer(storage=data.LazyTensorStorage(10), writer=MemstoreWriter()).extend(torch.zeros(3))
+
+
+def lazy(*rows: TensorDict) -> LazyStackedTensorDict:
+    return LazyStackedTensorDict(*rows, stack_dim=0)
+
+
+def of_length(count: int) -> TensorDict:
+    return TensorDict({"x": torch.zeros(3), "n": {"y": torch.zeros(count)}})
+
+
+@pytest.mark.parametrize(
+    "ragged",
+    [
+        lambda: lazy(of_length(2), of_length(3)),
+        lambda: [of_length(2), of_length(3)],
+        lambda: TensorDict({"more": lazy(of_length(2), of_length(3))}, [2]),
+    ],
+    ids=["lazy stack", "list", "lazy stack inside"],
+)
+def test_ragged_rows_are_refused_by_name_and_make_no_entry(store: memstore.Store, ragged: Any) -> None:
+    storage = MemstoreStorage(10, store=store, key="rows")
+    for write in (lambda: storage.set(range(2), ragged()), lambda: storage.append(ragged())):
+        with pytest.raises(memstore.StructureMismatchError, match=r"'n', 'y'\) has shape \[2\] in one row and \[3\]"):
+            write()
+    assert "rows" not in store
+    assert storage.append(lazy(of_length(2), of_length(2))).tolist() == [0, 1]
+    assert storage.append([of_length(2)] * 3).tolist() == [2, 3, 4]
+    with pytest.raises(memstore.StructureMismatchError):
+        storage.append(ragged())
+    assert len(storage) == 5
+
+
+def test_a_buffer_of_ragged_rows_stays_as_it_is(store: memstore.Store) -> None:
+    rb = buffer(MemstoreStorage(10, store=store, key="rows"), MemstoreWriter())
+    rb.extend(batch(3))
+    with pytest.raises(memstore.StructureMismatchError):
+        rb.extend(lazy(of_length(2), of_length(3)))
+    assert rb.extend(batch(2, 3)).tolist() == [3, 4] and len(rb) == 5
+
+
+def test_ragged_tensors_are_refused(store: memstore.Store) -> None:
+    storage = MemstoreStorage(10, store=store, key="rows")
+    with pytest.raises(memstore.StructureMismatchError, match="a row has shape"):
+        storage.set(range(2), [torch.zeros(2), torch.zeros(3)])
+    assert "rows" not in store
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"x": torch.zeros(3)}] * 2,
+        [(torch.zeros(3), torch.zeros(1))] * 2,
+        [torch.zeros(3), "text"],
+        {"x": torch.zeros(2, 3)},
+        (torch.zeros(2, 3), torch.zeros(2)),
+    ],
+    ids=["dicts", "tuples", "text", "a dict", "a tuple"],
+)
+def test_rows_that_are_no_tensordicts_are_refused_by_name(store: memstore.Store, rows: Any) -> None:
+    storage = MemstoreStorage(10, store=store, key="rows")
+    for write in (lambda: storage.set(range(2), rows), lambda: storage.append(rows)):
+        with pytest.raises(memstore.UnsupportedValueError, match="'rows': .* make a TensorDict of it"):
+            write()
+    assert "rows" not in store
