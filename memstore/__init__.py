@@ -105,6 +105,7 @@ if TYPE_CHECKING:
         RepairReport,
         ShardInfo,
         StoreStats,
+        StoreSummary,
         VerifyReport,
     )
     from memstore.replay import RateLimiter, ReplayBuffer
@@ -116,6 +117,7 @@ if TYPE_CHECKING:
     from memstore.store.rescue import repair
     from memstore.store.sharded import PendingPut
     from memstore.store.store import Store
+    from memstore.store.stores import destroy, stores
     from memstore.store.weights import iter_weights
     from memstore.view import StoredTensor
 
@@ -131,11 +133,14 @@ _HOMES = {
     "LeafInfo": "memstore.info",
     "RepairReport": "memstore.info",
     "StoreStats": "memstore.info",
+    "StoreSummary": "memstore.info",
     "PendingInfo": "memstore.info",
     "ShardInfo": "memstore.info",
     "PendingPut": "memstore.store.sharded",
     "VerifyReport": "memstore.info",
     "repair": "memstore.store.rescue",
+    "destroy": "memstore.store.stores",
+    "stores": "memstore.store.stores",
     "Cluster": "memstore.distributed.serving",
     "ClusterStatus": "memstore.info",
     "HostStatus": "memstore.info",
@@ -210,6 +215,7 @@ __all__ = [
     "StoreDataset",
     "StoreFullError",
     "StoreStats",
+    "StoreSummary",
     "StoreTimeoutError",
     "StoredTensor",
     "StructureMismatchError",
@@ -222,6 +228,7 @@ __all__ = [
     "VersionConflictError",
     "VersionGoneError",
     "bytes_read",
+    "destroy",
     "iter_weights",
     "join",
     "open",
@@ -229,6 +236,7 @@ __all__ = [
     "read_rows",
     "repair",
     "serve",
+    "stores",
 ]
 
 

@@ -248,6 +248,38 @@ class RepairReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSummary:
+    """A store of this machine, as its files and /proc tell.
+
+    Attributes:
+        root: the folder.
+        nbytes: what the files of its values and its catalog take.
+        created: when it was made, in Unix seconds.
+        changed: when a key was put or deleted last, in Unix seconds.
+        pids: the processes that have it open. Those of other users and containers may be missing.
+        is_member: it is, or was, one host's part of a store on several hosts.
+        is_served: an agent serves it to other hosts now.
+    """
+
+    root: str
+    nbytes: int
+    created: float
+    changed: float
+    pids: tuple[int, ...]
+    is_member: bool
+    is_served: bool
+
+    def __repr__(self) -> str:
+        return f"memstore.StoreSummary: {self.root}, {self.describe()}"
+
+    def describe(self) -> str:
+        """Says size, age and who has it open in a few words."""
+        opened = f"open in {count_of(len(self.pids), 'process', 'processes')}" if self.pids else "not open"
+        member = ", served to other hosts" if self.is_served else ", a member of a cluster" if self.is_member else ""
+        return f"{size(self.nbytes)}, changed {age(self.changed)} ago, {opened}{member}"
+
+
+@dataclass(frozen=True, slots=True)
 class HostStatus:
     """A host that serves a store, as it says itself.
 

@@ -41,7 +41,7 @@ FLOORS = (
     ("catalog",),
     ("sync",),
     ("root",),
-    ("usage", "holdings"),
+    ("usage", "holdings", "machine"),
     ("failures",),
     ("protocols",),
     ("index",),

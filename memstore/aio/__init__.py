@@ -19,7 +19,7 @@ store        AsyncStore; opening: open; reading: iter_weights, read_rows
 
 from __future__ import annotations
 
-from memstore.aio.opening import open
+from memstore.aio.opening import destroy, open, stores
 from memstore.aio.reading import iter_weights, read_rows
 from memstore.aio.results import AsyncPendingPut, AsyncRef
 from memstore.aio.rows import AsyncDataset, ReplayBuffer
@@ -31,7 +31,13 @@ __all__ = [
     "AsyncRef",
     "AsyncStore",
     "ReplayBuffer",
+    "destroy",
     "iter_weights",
     "open",
     "read_rows",
+    "stores",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call

@@ -1,13 +1,29 @@
-"""Opening a store for tasks of asyncio."""
+"""Opening a store for tasks of asyncio; and the stores of this machine."""
 
 from __future__ import annotations
 
 import os
 from typing import Any, Literal
 
+from memstore.aio.lanes import call
 from memstore.aio.store import AsyncStore
+from memstore.engine import absolute_path
+from memstore.info import StoreSummary
 from memstore.listing import Mode
 from memstore.store.octal import OWNER_ONLY
+from memstore.store.stores import destroy as destroy_blocking
+from memstore.store.stores import stores as stores_blocking
+
+
+async def destroy(root: str | os.PathLike[str], *, timeout: float = 30.0) -> None:
+    """Removes a store with all its values, and its folder. Arguments and errors as `memstore.destroy`."""
+    path = absolute_path(root)
+    await call(("destroy", path), lambda _: destroy_blocking(path, timeout=timeout))
+
+
+async def stores() -> tuple[StoreSummary, ...]:
+    """Lists the stores of this machine, as `memstore.stores`."""
+    return await call("stores", lambda _: stores_blocking())
 
 
 def open(

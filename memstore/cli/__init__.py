@@ -5,6 +5,7 @@ listing     keys                               entries     one of them, looked a
 files       of other formats: put, served, written
 values      one value, shown or written        figures     statistics and histograms, as text
 diffs       two values, compared               looking     what these look into: keys and files, taken apart
+stores      the stores of this machine, cleared and removed
 upkeep      about a store as a whole           holders     which process holds what
 watch       the live table                     rates       how often keys are put
 convert     checkpoints of one format made into another's

@@ -27,6 +27,7 @@ import memstore.cli.holders  # pyright: ignore[reportUnusedImport]
 import memstore.cli.hosts  # pyright: ignore[reportUnusedImport]
 import memstore.cli.listing  # pyright: ignore[reportUnusedImport]
 import memstore.cli.snapshots  # pyright: ignore[reportUnusedImport]
+import memstore.cli.stores  # pyright: ignore[reportUnusedImport]
 import memstore.cli.upkeep  # pyright: ignore[reportUnusedImport]
 import memstore.cli.values  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore.cli import nowhere, render, words

@@ -19,7 +19,7 @@ from memstore.cli.group import as_json, cli, complete_attempt, complete_key, com
 from memstore.cli.listing import tell_pattern
 from memstore.cli.shards import number_layouts
 from memstore.engine import files_of, index
-from memstore.errors import KeyNotFoundError, MemstoreError
+from memstore.errors import AlreadyExistsError, KeyNotFoundError, MemstoreError
 from memstore.info import EntryInfo
 from memstore.keys import encode_key
 from memstore.listing import (
@@ -157,9 +157,14 @@ def _key_named(key: str) -> Generator[None]:
 @click.option(
     "--allow-pickle", is_flag=True, help="Copy leaves that are pickles, too: they run code. Trust both stores."
 )
+@click.option("-f", "--force", is_flag=True, help="Replace keys that TARGET has.")
 @as_json
-def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pickle: bool, as_json: bool) -> None:
+def cp(
+    root: str, key: str, target: str, target_key: str, prefix: bool, allow_pickle: bool, force: bool, as_json: bool
+) -> None:
     """Copy KEY, under the same key or TARGET_KEY, into the store TARGET, which is created if need be.
+
+    A key that TARGET has is replaced only with --force.
 
     Within one store, TARGET is ROOT: `memstore cp ROOT KEY ROOT TARGET_KEY`.
     """
@@ -174,6 +179,8 @@ def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pi
     is_new = not looking.is_store(target)
     with opened_to_read(root, allow_pickle=allow_pickle) as source:
         chosen = _chosen(source, key, is_prefix=prefix)
+        if not force and not is_new:
+            _refuse_replaced(target, [target_key or name for name, _ in chosen])
         total, done, store = sum(nbytes for _, nbytes in chosen), 0, None
         with contextlib.ExitStack() as stack, render.progress("copying") as advance:
             stack.enter_context(left_over_told(target))
@@ -183,7 +190,8 @@ def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pi
                     value = source.get(name)
                     if store is None:  # created only for a value that could be read
                         store = stack.enter_context(memstore.open(target, allow_pickle=allow_pickle))
-                    copied[target_key or name] = store.put(target_key or name, value)
+                    expected = None if force else 0
+                    copied[target_key or name] = store.put(target_key or name, value, expect_version=expected)
                 advance(done := done + nbytes, total)
     place = render.printable(os.path.abspath(target))
     into = f"; {place} is a new store" if is_new else f", into {place}"
@@ -194,6 +202,17 @@ def cp(root: str, key: str, target: str, target_key: str, prefix: bool, allow_pi
     if copied and is_new and not prefix and not target_key and os.sep not in target:
         meant = shlex.join(["memstore", "cp", root, key, root, target])
         render.complain(f"{target!r} was taken as the folder of a store: to copy to a key of ROOT, say `{meant}`")
+
+
+def _refuse_replaced(target: str, names: list[str]) -> None:
+    """Before anything is copied."""
+    with open_keyspace(target, "r") as store:
+        there = [name for name in names if name in store]
+    if there:
+        more = f" and {len(there) - 1:,} more" if len(there) > 1 else ""
+        raise AlreadyExistsError(
+            f"{target} has {there[0]!r}{more} already: --force replaces {'them' if more else 'it'}; nothing was copied"
+        )
 
 
 def _chosen(source: memstore.Store, key: str, *, is_prefix: bool) -> list[tuple[str, int]]:

@@ -16,6 +16,7 @@ from memstore.cli.completing import (
     complete_prefix,
 )
 from memstore.errors import PermissionDeniedError
+from memstore.listing import near
 
 __all__ = [
     "Seconds",
@@ -54,8 +55,8 @@ allow_pickle = click.option(
 
 
 _SECTIONS = {
-    "Look": ("ls", "info", "get", "diff", "watch", "top", "stats"),
-    "Change": ("put", "cp", "rm", "abort"),
+    "Look": ("stores", "ls", "tree", "info", "get", "diff", "watch", "top", "stats"),
+    "Change": ("put", "cp", "rm", "clear", "destroy", "abort"),
     "Other files": ("attach", "export", "convert", "snapshot"),
     "Upkeep": ("verify", "repair", "gc", "bench"),
     "Several hosts": ("serve", "status", "remove"),
@@ -63,8 +64,21 @@ _SECTIONS = {
 }
 
 
+_NEVER_MEANT = frozenset(("abort", "clear", "destroy", "gc", "remove", "repair", "rm"))  # what can't be taken back
+
+
 class _Group(click.Group):
-    """Its help has the commands by what they are for."""
+    """Its help has the commands by what they are for. A word that isn't known never leads to one that removes."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            like = near(name, set(self.commands) - _NEVER_MEANT)
+            meant = f" Did you mean {' or '.join(map(repr, like))}?" if like else ""
+            ctx.fail(f"No such command {name!r}.{meant}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, self.commands))

@@ -12,7 +12,7 @@ import click
 from memstore.cli import columns, render
 from memstore.cli.group import as_json, cli, complete_prefix, root
 from memstore.info import PendingInfo
-from memstore.listing import COLUMNS, GLOB, Keyspace, Listed, cells, entries, open_keyspace
+from memstore.listing import COLUMNS, GLOB, Keyspace, Listed, cells, entries, key_tree, open_keyspace
 from memstore.wording import count_of
 
 _LONG = ("key", "type", "content", "kind", "bytes", "version", "created")
@@ -55,6 +55,24 @@ def ls(root: str, prefix: str, pending: bool, sort: str | None, reverse: bool, i
             render.print_items(found)
         else:
             _list_keys(found, prefix, is_long=is_long)
+
+
+@cli.command(short_help="Draw the keys as a tree, split at each /.")
+@root
+@click.argument("prefix", default="", shell_complete=complete_prefix)
+@as_json
+def tree(root: str, prefix: str, as_json: bool) -> None:
+    """Draw the keys that start with PREFIX as a tree, split at each "/". With --json the keys are listed, as by ls."""
+    with open_keyspace(root, "r") as store:
+        if as_json:
+            render.print_items(entries(store, prefix))
+            return
+        drawn = key_tree(store, prefix)
+    if len(drawn):
+        for line in str(drawn).splitlines():
+            render.console.print(render.printable(line), soft_wrap=True)
+    else:
+        _say_none("keys", prefix)
 
 
 def _sorted(found: Iterator[Listed], sort: str | None, *, reverse: bool) -> Iterable[Listed]:

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 import memstore
 from memstore.cli import columns, looking, render
 from memstore.cli.group import allow_pickle, as_json, cli, complete_leaf, key, root
-from memstore.errors import UnsupportedValueError
+from memstore.errors import AlreadyExistsError, UnsupportedValueError
 from memstore.info import Progress
 
 if TYPE_CHECKING:
@@ -31,14 +31,17 @@ _ENDINGS = {".npy": "npy", ".pt": "torch", ".pth": "torch", ".safetensors": "saf
 @click.option(
     "--bins", default=10, show_default=True, type=click.IntRange(1, 1000), help="Number of bins of the histogram."
 )
+@click.option("-f", "--force", is_flag=True, help="With -o: replace a file that is there.")
 @allow_pickle
 @as_json
-def get(root: str, key: str, leaf: str, output: str | None, bins: int, allow_pickle: bool, as_json: bool) -> None:
+def get(
+    root: str, key: str, leaf: str, output: str | None, bins: int, force: bool, allow_pickle: bool, as_json: bool
+) -> None:
     """Show the value of KEY, or its leaf LEAF: first elements, minimum, mean, maximum, NaNs and a histogram.
 
     LEAF is a name as in `memstore info`, with its parts joined by "/" or "."; it may stand for all leaves below it.
     """
-    _check_options(output, allow_pickle=allow_pickle)
+    _check_options(output, allow_pickle=allow_pickle, force=force)
     if output is not None:
         _write(root, key, leaf, output, allow_pickle=allow_pickle, as_json=as_json)
         return
@@ -50,8 +53,12 @@ def get(root: str, key: str, leaf: str, output: str | None, bins: int, allow_pic
             _show(key, leaf, shown, bins)
 
 
-def _check_options(output: str | None, *, allow_pickle: bool) -> None:
-    """Refuses what would have no effect."""
+def _check_options(output: str | None, *, allow_pickle: bool, force: bool) -> None:
+    """Refuses what would have no effect, and what would replace a file unasked."""
+    if output is None and force:
+        raise click.UsageError("--force is for -o, which writes a file: leave it out")
+    if output is not None and not force and os.path.lexists(output):
+        raise AlreadyExistsError(f"{output} exists: --force replaces it, or say another file")
     if output is None and allow_pickle:
         raise click.UsageError("--allow-pickle is for -o: what is shown is never unpickled, so leave it out")
     source = click.get_current_context().get_parameter_source("bins")

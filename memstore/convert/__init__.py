@@ -20,3 +20,7 @@ from memstore.convert.converting import Converted, convert
 from memstore.convert.formats import FORMATS, WRITTEN
 
 __all__ = ["FORMATS", "WRITTEN", "Converted", "convert"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call

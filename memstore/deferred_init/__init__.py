@@ -32,3 +32,7 @@ from memstore.deferred_init.init import deferred_init, is_deferred, materialize_
 from memstore.deferred_init.modules import materialize_module
 
 __all__ = ["Materialized", "deferred_init", "is_deferred", "materialize_module", "materialize_tensor"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call

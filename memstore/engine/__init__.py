@@ -89,6 +89,7 @@ from memstore.engine.format import (
     split_header,
 )
 from memstore.engine.holdings import Holding, who_holds
+from memstore.engine.machine import stores_of_machine
 from memstore.engine.opening import Creation, check_is_host, destroy_root, has_settings, may_come, open_root
 from memstore.engine.pin import Pin, PinOptions, pack, unpack
 from memstore.engine.protocols import (
@@ -375,6 +376,7 @@ __all__ = [
     "segments_of",
     "state_folder",
     "storage_error",
+    "stores_of_machine",
     "stored_entry",
     "split_header",
     "sweep_all",

@@ -64,6 +64,7 @@ from memstore.errors import (
     NotServedError,
     PermissionDeniedError,
     ReadOnlyError,
+    StoreClosedError,
 )
 
 log = logging.getLogger("memstore")
@@ -137,7 +138,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
             raise
     root = use.root
     if root.lock is not None and mode != "r":
-        with _closed_on_error(use):
+        with _closed_on_error(use), _replacement_told(root):
             if is_new:
                 # If the last owner died, `run` recovers first, so that what it committed is seen here.
                 root.lock.run(lambda: check_headers(root, LOOKED_AT), deadline)
@@ -398,6 +399,16 @@ def _join(
 
 def _is_read_only(path: str) -> bool:
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+@contextlib.contextmanager
+def _replacement_told(root: Root) -> Generator[None]:
+    """Another thread may begin the store anew before its opening has come to its end."""
+    try:
+        yield
+    except StoreClosedError:
+        root.check_in_place()
+        raise
 
 
 @contextlib.contextmanager

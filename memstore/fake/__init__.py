@@ -45,3 +45,7 @@ from memstore.fake.session import Session
 from memstore.fake.tensors import become_fake, original_class
 
 __all__ = ["fake_like", "fake_mode", "is_fake", "meta_like"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call

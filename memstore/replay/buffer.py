@@ -43,6 +43,8 @@ from memstore.structure import modes
 from memstore.wording import check_store, count_of, names_its_methods
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
+
     from memstore.store.store import Store
 
 
@@ -143,7 +145,9 @@ class ReplayBuffer(Filled):
 
     # --- sample -------------------------------------------------------------------------------------------------------
 
-    def sample(self, batch_size: int, *, out: Any = None, device: Any = None, timeout: float | None = None) -> Any:
+    def sample(
+        self, batch_size: int, *, out: Any = None, device: Any = None, timeout: float | None = None
+    ) -> TensorDict:
         """Returns rows, in memory of their own.
 
         Args:
@@ -168,7 +172,7 @@ class ReplayBuffer(Filled):
 
     def sample_slices(
         self, num_slices: int, slice_len: int, *, end_key: Any = "done", timeout: float | None = None
-    ) -> Any:
+    ) -> TensorDict:
         """Returns slices of trajectories: rows that were added one after the other, from random places.
 
         If several writers add one row at a time, their rows are interleaved: add whole episodes, or number them.

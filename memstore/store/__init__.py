@@ -5,4 +5,5 @@ store         Store, of the methods in puts, gets, by_files, by_ranks, by_rows a
 ref           one version of a key, pinned
 weights       one version as named tensors
 rescue        repair
+stores        the stores of this machine, and the end of one
 """

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+from memstore.engine import index
 from memstore.errors import (
     ContentionError,
     InvalidKeyError,
     KeyNotFoundError,
+    MemstoreError,
     PartialCommitError,
     VersionConflictError,
 )
@@ -20,6 +23,8 @@ from memstore.store.mistakes import as_items
 from memstore.store.puts import Puts
 
 _ABSENT = object()
+_COMPLETED = 1000  # keys that a notebook offers
+_COMPLETED_WITHIN = 1.0  # seconds that it waits for other hosts
 
 
 class AsMapping(Puts, Gets):
@@ -43,6 +48,14 @@ class AsMapping(Puts, Gets):
     def __delitem__(self, key: str) -> None:
         """As `delete(key)`."""
         self.delete(key)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        """What notebooks offer behind `store["`: the first keys, or none of a store that can't be read now."""
+        try:
+            keys = index.keys_from(self._opened, b"", _COMPLETED_WITHIN)
+            return [key.decode() for key in itertools.islice(keys, _COMPLETED)]
+        except (MemstoreError, OSError):
+            return []
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Iterates over keys and values; keys that are deleted meanwhile are left out. Errors as `keys` and `get`."""

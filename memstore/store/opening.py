@@ -94,8 +94,8 @@ def open(
         UnsupportedFilesystemError: the folder is on a network file system, or "disk" was asked for on a tmpfs.
         StoreFullError: there is no room for the catalog of a new store.
         InvalidAddressError: `cluster` is no address.
-        NotServedError: this host can't be a member of that cluster. Mode "w", and the store is served to other hosts, or
-            was.
+        NotServedError: this host can't be a member of that cluster; or in mode "w" the store is one host's part of a
+            store on several.
 
     Example:
         >>> import memstore, tempfile, torch

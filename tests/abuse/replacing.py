@@ -37,6 +37,11 @@ def move_and_make_anew(root: str) -> None:
     make(root)
 
 
+def begin_anew(root: str) -> None:
+    with memstore.open(root, "w") as store:
+        store.put_many({"key": INLINE, "segment": SEGMENT})
+
+
 def move_the_parent(root: str) -> None:
     os.rename(os.path.dirname(root), f"{os.path.dirname(root)}.aside")
 
@@ -55,7 +60,8 @@ def remove_slowly(root: str) -> None:
 
 
 WAYS = [
-    shutil.rmtree, make_anew, empty_and_make_anew, move_and_make_anew, move_the_parent, put_a_file_there,
+    shutil.rmtree, make_anew, empty_and_make_anew, move_and_make_anew, move_the_parent, put_a_file_there, begin_anew,
+    memstore.destroy,
 ]  # fmt: skip
 
 

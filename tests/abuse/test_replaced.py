@@ -20,6 +20,7 @@ from tests.abuse.replacing import (
     INLINE,
     SEGMENT,
     WAYS,
+    begin_anew,
     empty_and_make_anew,
     look_again,
     make,
@@ -85,7 +86,7 @@ def test_every_call_says_so(home: str, files: str, way: Callable[[str], None], m
     assert answered == {}
     assert os.listdir(files) == ["a.npy"]
     store.close()
-    if way in (make_anew, empty_and_make_anew, move_and_make_anew):
+    if way in (make_anew, empty_and_make_anew, move_and_make_anew, begin_anew):
         with memstore.open(home) as other:
             assert torch.equal(other.get("key"), INLINE)
 

@@ -222,13 +222,15 @@ def test_a_leaf_is_written_to_each_format(filled: str, tmp_path: Path) -> None:
     assert (np.load(npy) == wanted.numpy()).all()
     assert torch.equal(torch.load(pt, weights_only=True), wanted)
     assert torch.equal(safetensors.torch.load_file(st)["layer.w"], wanted)
-    found = call_json("get", filled, "bare", "-o", npy)
+    found = call_json("get", filled, "bare", "-o", npy, "--force")
     assert found == {"path": npy, "nbytes": os.path.getsize(npy)} and (np.load(npy) == np.arange(1000)).all()
-    call("get", filled, "policy", "-o", pt)
+    call("get", filled, "policy", "-o", pt, "--force")
     assert torch.load(pt, weights_only=True)["step"] == 7
     with memstore.open(filled) as store:
         store.put("half", torch.ones(3, dtype=torch.bfloat16))
-    assert "numpy hasn't: write a .safetensors" in " ".join(call("get", filled, "half", "-o", npy, code=3).split())
+    assert "numpy hasn't: write a .safetensors" in " ".join(
+        call("get", filled, "half", "-o", npy, "--force", code=3).split()
+    )
     assert (np.load(npy) == np.arange(1000)).all()  # what was there stays
 
 

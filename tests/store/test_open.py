@@ -40,7 +40,7 @@ def test_an_empty_folder_is_no_store_yet(root: str) -> None:
     memstore.open(root, "x").close()
 
 
-@pytest.mark.parametrize("mode", ["w", "rw", "", None, "A", 3])
+@pytest.mark.parametrize("mode", ["wb", "rw", "", None, "A", 3])
 def test_another_mode_is_refused(root: str, mode: object) -> None:
     with pytest.raises(ValueError, match="mode is 'r'"):
         memstore.open(root, mode)  # type: ignore[arg-type]

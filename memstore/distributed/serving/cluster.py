@@ -178,7 +178,7 @@ def remove_host(root: str, host: str, *, force: bool = False, timeout: float = 3
 
     Args:
         root: of any other member.
-        host: its address, name or id.
+        host: its address, name or id; the IP alone where no other member has it.
         force: remove it though it answers and has keys: its processes go on with them until it hears of it.
 
     Returns: the member that was removed.
@@ -217,10 +217,17 @@ def _has_left(member: Member, report: Reported, view: View) -> bool:
     return not member.is_home and report.is_settled and report.epoch == view.epoch
 
 
+def _parts_of_address(address: str) -> tuple[str, str]:
+    """ "10.0.0.2:7411" and "10.0.0.2" of "tcp://10.0.0.2:7411"; of IPv6 with its brackets."""
+    place = address.removeprefix("tcp://")
+    return place, place.rpartition(":")[0]
+
+
 def _named(view: View, host: str) -> Member:
     found = [one for one in view.members if host in (one.address, one.name, one.id.hex())]
+    found = found or [one for one in view.members if host in _parts_of_address(one.address)]
     if len(found) == 1:
         return found[0]
     known = ", ".join(f"{one.address} ({one.name}, {one.id.hex()})" for one in view.members)
-    what = "is the name of several hosts: give an address" if found else "is no host of the cluster"
+    what = "is the name or the IP of several hosts: give a whole address" if found else "is no host of the cluster"
     raise NotServedError(f"{host!r} {what}; it has {known}")

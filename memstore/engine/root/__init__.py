@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memstore.engine.root import folder, registry
-from memstore.engine.root.discard import check_alone, discard, remove_begun, remove_root, unserved
+from memstore.engine.root.discard import AGENT_LOCK, check_alone, discard, remove_begun, remove_root, unserved
 from memstore.engine.root.filesystem import (
     TMPFS,
     Durability,
@@ -22,7 +22,7 @@ from memstore.engine.root.folder import (
     create_file,
     give_to_group,
 )
-from memstore.engine.root.holders import holders_of, lock_holders, mappers_of
+from memstore.engine.root.holders import all_maps, holders_of, lock_holders, mappers_of
 from memstore.engine.root.registry import RootUse, close_root, close_unused, reopen_root, use_root
 from memstore.engine.root.root import KeptFile, Root
 from memstore.engine.root.settings import CLUSTER, MUTABLE, SHARDED, Feature, Settings, Shared, new_settings
@@ -46,6 +46,7 @@ from memstore.engine.root.shared import (
 )
 
 __all__ = [
+    "AGENT_LOCK",
     "CATALOG",
     "CLAIMS",
     "CLUSTER",
@@ -64,6 +65,7 @@ __all__ = [
     "Settings",
     "Shared",
     "absolute_path",
+    "all_maps",
     "check_alone",
     "check_filesystem",
     "check_local",

@@ -1,10 +1,11 @@
 """A store is given up: by one rename there is none any more, and then its files are removed.
 
-The caller holds the lock on the folder (`folder.locked`), so nobody opens or creates a store there meanwhile. Who has the
-store open keeps what it has mapped, and hears from its next call that the store is gone: see `Root.check_in_place`.
+The caller holds the lock on the folder (`folder.locked`), so nobody opens or creates a store there meanwhile. Who has
+the store open keeps what it has mapped, and hears from its next call that the store is gone: see `Root.check_in_place`.
 
-1. `segments` is renamed to `segments.discarded`. **This is the moment**: a put that commits later isn't acknowledged, since
-   it looks for `segments` before it returns; and a folder with `segments.discarded` is no store, whatever else it has.
+1. `segments` is renamed to `segments.discarded`. **This is the moment**: a put that commits later isn't acknowledged,
+   since it looks for `segments` before it returns; and a folder with `segments.discarded` is no store, whatever else it
+   has.
 2. `memstore.json` is removed, then all else, `segments.discarded` last.
 
 A kill after step 1 leaves no store, and files that the next creator, or `discard` again, removes first.
@@ -27,6 +28,7 @@ from memstore.engine.sync import describe_thread
 from memstore.errors import NotAStoreError, NotServedError
 
 AGENT_LOCK = "agent.lock"  # held by who serves the store: `distributed/serving/agent_lock.py`
+_TRIES = 1000  # processes that may be in the middle of a put
 _OF_CLUSTERS = {AGENT_LOCK, "agent.log", "cluster", "secret", "transport"}  # what serving a store leaves in its folder
 
 
@@ -92,7 +94,7 @@ def discard(root: str, settings: Settings | None) -> None:
     _empty(moved)
     if is_durable:  # a crash of the host must not bring the settings back without their mark
         syscalls.sync_folder(root)
-    syscalls.remove_folder(moved)
+    _remove_folder(moved)
 
 
 def remove_root(root: str) -> None:
@@ -113,10 +115,21 @@ def remove_begun(root: str) -> None:
 
 def _remove(path: str) -> None:
     if stat.S_ISDIR(os.lstat(path).st_mode):
-        _empty(path)
-        syscalls.remove_folder(path)
+        _remove_folder(path)
     else:
         syscalls.unlink(path)
+
+
+def _remove_folder(path: str) -> None:
+    """Who is in the middle of a put may make one more file in it, and then finds out that the store is gone."""
+    for left in reversed(range(_TRIES)):
+        _empty(path)
+        try:
+            syscalls.remove_folder(path)
+            return
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or not left:
+                raise
 
 
 def _empty(path: str) -> None:
@@ -125,8 +138,7 @@ def _empty(path: str) -> None:
         entries = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_folder in entries:
         if is_folder:
-            _empty(name)
-            syscalls.remove_folder(name)
+            _remove_folder(name)
         else:
             with contextlib.suppress(FileNotFoundError):
                 syscalls.unlink(name)

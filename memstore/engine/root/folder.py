@@ -45,7 +45,10 @@ def read_settings(root: str) -> Settings | None:
     path = f"{root}/{SETTINGS}"
     if _kind_checked(path, folder=False) is None or is_discarded(root):
         return None
-    fd = syscalls.open_file(path, os.O_RDONLY)
+    try:
+        fd = syscalls.open_file(path, os.O_RDONLY)
+    except FileNotFoundError:  # given up between the two looks
+        return None
     try:
         text = syscalls.read_at(fd, 1 << 16, 0)
     finally:

@@ -59,7 +59,7 @@ def _map_holders(files: Collection[Identity]) -> tuple[dict[Identity, set[int]],
     devices = {f"{os.major(device):02x}:{os.minor(device):02x}": device for device, _ in files}
     private = re.compile(rf" r[-w][-x]p [0-9a-f]+ ({'|'.join(devices)}) ([0-9]+) ".encode())
     wanted, mapped, readable = set(files), defaultdict[Identity, set[int]](set), set[int]()
-    for pid, maps in _all_maps():
+    for pid, maps in all_maps():
         readable.add(pid)
         for device, inode in private.findall(maps):
             file = devices[device.decode()], int(inode)
@@ -68,7 +68,8 @@ def _map_holders(files: Collection[Identity]) -> tuple[dict[Identity, set[int]],
     return mapped, readable
 
 
-def _all_maps() -> Iterator[tuple[int, bytes]]:
+def all_maps() -> Iterator[tuple[int, bytes]]:
+    """Each process whose maps this one may read: its pid, and what /proc/PID/maps says."""
     for name in os.listdir("/proc"):
         if name.isdecimal():
             try:
@@ -82,4 +83,4 @@ def mappers_of(file: Identity) -> set[int]:
     """The pids that map a file, whichever way, as far as their maps can be read."""
     device, inode = file
     wanted = re.compile(rf" [0-9a-f]+ {os.major(device):02x}:{os.minor(device):02x} {inode} ".encode())
-    return {pid for pid, maps in _all_maps() if wanted.search(maps)}
+    return {pid for pid, maps in all_maps() if wanted.search(maps)}

@@ -67,4 +67,4 @@ if not TYPE_CHECKING:  # for a type checker any name would be there
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})

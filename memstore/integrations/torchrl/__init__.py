@@ -47,7 +47,7 @@ if not TYPE_CHECKING:  # for a type checker any name would be there
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})
 
 
 __all__ = ["CopyCheckpointer", "InPlaceCheckpointer", "MemstoreStorage", "MemstoreWriter"]

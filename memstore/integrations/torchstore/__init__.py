@@ -86,6 +86,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call
+
+
 explain_absent_modules()
 
 

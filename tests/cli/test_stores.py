@@ -1,0 +1,86 @@
+"""Commands about whole stores, and what the others don't replace or suggest unasked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import memstore
+from memstore.cli.commands import cli
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, words)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def filled(scratch: str) -> str:
+    with memstore.open(scratch) as store:
+        store.put_many({"a/1": torch.ones(3), "a/2": 2, "b": 3})
+    return scratch
+
+
+def test_stores_removes_only_what_nobody_has_open(filled: str) -> None:
+    other = f"{filled}-open"
+    with memstore.open(other):
+        rows = {one["root"]: one for one in json.loads(run("stores", "--json")[1])}
+        assert rows[other]["pids"] == [os.getpid()] and rows[filled]["pids"] == []
+        code, said = run("stores", "--remove")
+        assert code == 2 and "--yes" in said and os.path.isdir(filled)
+        assert run("stores", "--yes")[0] == 2
+
+
+def test_what_may_go(filled: str) -> None:
+    from memstore.cli.stores import may_go
+
+    with memstore.open(filled):
+        (opened,) = [one for one in memstore.stores() if one.root == filled]
+    (closed,) = [one for one in memstore.stores() if one.root == filled]
+    assert may_go(closed, force=False) and not may_go(opened, force=False) and may_go(opened, force=True)
+
+
+def test_clear_and_destroy_ask_first(filled: str) -> None:
+    assert run("clear", filled, "a/")[0] == 2 and run("destroy", filled)[0] == 2
+    assert run("clear", filled, "a/", "--yes") == (0, "2 deleted\n")
+    assert run("clear", filled, "-y", "--json") == (0, '{"deleted": 1}\n')
+    assert run("destroy", filled, "-y")[0] == 0 and not os.path.exists(filled)
+    with pytest.raises(memstore.NotAStoreError):
+        run("destroy", filled, "-y")
+
+
+def test_tree_draws_the_keys(filled: str) -> None:
+    code, drawn = run("tree", filled)
+    assert code == 0 and "a/" in drawn and drawn.count("──") == 4
+    assert run("tree", filled, "c") == (0, "no keys that start with 'c'\n")
+
+
+@pytest.mark.parametrize("word", ["removee", "rn", "repare", "destroyy", "cleer", "abortt", "gcc"])
+def test_no_word_leads_to_a_command_that_removes(word: str) -> None:
+    code, said = run(word)
+    assert code == 2 and "Did you mean" not in said
+
+
+def test_a_word_like_another_command_leads_there() -> None:
+    assert "Did you mean 'tree'?" in run("tre")[1]
+
+
+def test_cp_and_get_replace_only_with_force(filled: str, tmp_path: Path) -> None:
+    with pytest.raises(memstore.AlreadyExistsError, match="--force"):
+        run("cp", filled, "a/1", filled, "b")
+    with memstore.open(filled, "r") as store:
+        assert store.get("b") == 3
+    assert run("cp", filled, "a/1", filled, "b", "--force")[0] == 0
+    file = tmp_path / "one.npy"
+    file.write_text("mine")
+    with pytest.raises(memstore.AlreadyExistsError, match="--force"):
+        run("get", filled, "a/1", "-o", str(file))
+    assert file.read_text() == "mine"
+    assert run("get", filled, "a/1", "-o", str(file), "-f")[0] == 0 and file.read_bytes()[:6] == b"\x93NUMPY"
