@@ -118,7 +118,8 @@ MISTAKES = [
         "'linear': version 9 doesn't fit, and nothing was loaded:\n"
         "  model['weight']: a fake tensor, without memory: give a real one, which materialize_module makes of a deferred "
         "one\n"
-        "  model['bias']: a fake tensor, without memory: give a real one, which materialize_module makes of a deferred one",
+        "  model['bias']: a fake tensor, without memory: give a real one, which materialize_module makes of a deferred "
+        "one",
     ),
     Mistake(
         "pickle.dumps(deferred_init(torch.nn.Linear, 4, 2))",
