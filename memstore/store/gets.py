@@ -217,6 +217,12 @@ class Gets(Keyspace):
             raise
         return Ref(self._pin(root, key, seconds))
 
+    def _ref_lazily(self, key: str) -> Ref:
+        """See `ref_lazily`."""
+        root = self._opened()
+        held = self._held(root, key, lazily=True)
+        return Ref(Pin(root, key, held.record, held, self._pin_options()))
+
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
         """Returns the current version of `key` with lazy leaves: slicing one reads nothing, using it reads that part.
 
@@ -299,9 +305,7 @@ class Gets(Keyspace):
 
 def ref_lazily(store: Gets, key: str) -> Ref:
     """As `store.ref(key)`, for this process only: bytes of other hosts come when they are read."""
-    root = store._opened()  # pyright: ignore[reportPrivateUsage]
-    held = store._held(root, key, lazily=True)  # pyright: ignore[reportPrivateUsage]
-    return Ref(Pin(root, key, held.record, held, store._pin_options()))  # pyright: ignore[reportPrivateUsage]
+    return store._ref_lazily(key)  # pyright: ignore[reportPrivateUsage]
 
 
 def get_at_once(store: Gets, key: str, default: Any) -> Any:
