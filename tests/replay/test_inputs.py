@@ -237,7 +237,7 @@ def test_a_tensor_whose_memory_was_freed_is_told(store: memstore.Store) -> None:
     buffer = make(store, ((2,), torch.float32))
     row = torch.ones(2)
     row.untyped_storage().resize_(0)
-    with pytest.raises(memstore.UnsupportedValueError, match="whose bytes aren't there"):
+    with pytest.raises(memstore.UnsupportedValueError, match="its bytes aren't there"):
         buffer.add(row)
 
 

@@ -113,12 +113,11 @@ def test_shards_without_dimensions_and_without_elements(store: memstore.Store) -
     assert got["s"].item() == 5.0 and torch.equal(got["e"], torch.ones(2, 3)) and got["n"].shape == (0, 3)
 
 
-def test_a_lazy_leaf_is_no_shard_and_its_clone_is(store: memstore.Store) -> None:
+def test_a_lazy_leaf_is_a_shard_and_so_is_its_clone(store: memstore.Store) -> None:
     store.put("from", torch.arange(8.0))
     parts = [store.view("from")[4 * i : 4 * i + 4] for i in range(2)]
-    with pytest.raises(memstore.UnsupportedValueError, match=r"a StoredTensor, without memory: put its clone\(\)"):
-        put_by_ranks(store, *(TensorShard(part, (8,), (4 * i,)) for i, part in enumerate(parts)))
-    assert not store.pending()
+    put_by_ranks(store, *(TensorShard(part, (8,), (4 * i,)) for i, part in enumerate(parts)), key="lazy")
+    assert torch.equal(store.get("lazy"), torch.arange(8.0))
     put_by_ranks(store, *(TensorShard(part.clone(), (8,), (4 * i,)) for i, part in enumerate(parts)), key="other")
     assert torch.equal(store.get("other"), torch.arange(8.0))
 

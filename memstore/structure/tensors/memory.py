@@ -115,8 +115,9 @@ def over(
 
 
 def _address_of(storage: torch.UntypedStorage) -> int:
-    """0 if it has none; torch says so of some storages of tensors that wrap others, and raises for others."""
+    """0 if it has none."""
     try:
         return storage.data_ptr()
-    except RuntimeError:
-        return 0
+    except RuntimeError as error:
+        # Of a tensor that wraps others; else it is a lazy leaf's, which may be read and gives out no pointer.
+        return 0 if "invalid python storage" in str(error) else 1
