@@ -122,7 +122,7 @@ MISTAKES = [
     Mistake(
         'store.get("policy", timeout=float("nan"))',
         ValueError,
-        "a timeout is a number of seconds, and not nan",
+        "a timeout is a number of seconds, 0 or more, and not nan",
     ),
     Mistake(
         'list(memstore.iter_weights(store, "policy", prefix="model."))',
@@ -200,7 +200,7 @@ MISTAKES = [
         'store.ref("policy").get(devcie="cpu")',
         TypeError,
         "Ref.get() got an unexpected keyword argument 'devcie': it takes default, out, like, device, dtype, "
-        "non_blocking, strict, timeout, max_age",
+        "non_blocking, strict, cast, timeout, max_age",
     ),
     Mistake(
         'closed.get("policy")',

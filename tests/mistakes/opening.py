@@ -92,9 +92,9 @@ MISTAKES = [
         "root is a folder of this host, or of storage that is mounted there, and not 's3://bucket/store'",
     ),
     Mistake(
-        'memstore.open(path + "/store", "w")',
+        'memstore.open(path + "/store", "rw")',
         ValueError,
-        "mode is 'r', 'r+', 'a' or 'x', and not 'w'",
+        "mode is 'r', 'r+', 'a', 'x' or 'w', and not 'rw'",
     ),
     Mistake(
         'memstore.open(path + "/store", "x")',

@@ -145,10 +145,9 @@ MISTAKES = [
         "dataset[3][0], or give a list of rows",
     ),
     Mistake(
-        'frames["x"]',
-        TypeError,
-        "a str is no index of rows: it takes integers or booleans (uint8 might mean either), as a list, "
-        "array or tensor of one dimension, a slice or a range",
+        'frames["y"]',
+        KeyError,
+        "'frames' has no leaf 'y', but 'x'",
     ),
     Mistake(
         'frames[5] = {"x": torch.ones(2), "done": torch.tensor(True)}',
@@ -371,7 +370,7 @@ MISTAKES = [
     Mistake(
         "memstore.read_rows(replay, [0])",
         TypeError,
-        "a ReplayBuffer is no view: its sample(batch_size) reads rows of it",
+        "a ReplayBuffer is no view: its own read_rows(index) reads its rows",
     ),
     Mistake(
         "memstore.read_rows(store, [0])",

@@ -61,9 +61,9 @@ MISTAKES = [
         "a loop over keys would block a loop of asyncio: write async for key in store.keys()",
     ),
     Mistake(
-        'memstore.aio.open(path + "/store", "w")',
+        'memstore.aio.open(path + "/store", "rw")',
         ValueError,
-        "mode is 'r', 'r+', 'a' or 'x', and not 'w'",
+        "mode is 'r', 'r+', 'a', 'x' or 'w', and not 'rw'",
     ),
     Mistake(
         'memstore.aio.ReplayBuffer(store, "replay")',
