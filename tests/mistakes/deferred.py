@@ -116,10 +116,10 @@ MISTAKES = [
         'store.load_model("linear", deferred_init(torch.nn.Linear, 4, 2))',
         StructureMismatchError,
         "'linear': version 9 doesn't fit, and nothing was loaded:\n"
-        "  model['weight']: a fake tensor, without memory: give a real one, which materialize_module makes of a deferred "
-        "one\n"
-        "  model['bias']: a fake tensor, without memory: give a real one, which materialize_module makes of a deferred "
-        "one",
+        "  model['weight']: a fake tensor, without memory: give a real one, which materialize_module makes of a "
+        "deferred one\n"
+        "  model['bias']: a fake tensor, without memory: give a real one, which materialize_module makes of a "
+        "deferred one",
     ),
     Mistake(
         "pickle.dumps(deferred_init(torch.nn.Linear, 4, 2))",

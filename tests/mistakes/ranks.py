@@ -92,8 +92,8 @@ MISTAKES = [
         'store.load_model("policy", module)',
         StructureMismatchError,
         "'policy': version 1 doesn't fit, and nothing was loaded:\n"
-        "  an OrderedDict is stored, which save_model didn't make; if it is a state_dict: "
-        "model.load_state_dict(store.get('policy'))",
+        "  an OrderedDict is stored, which save_model didn't make; as a state_dict it has none of the model's names: "
+        "its first is 'w'",
     ),
     Mistake(
         'store.load_model("linear", larger)',
@@ -104,7 +104,8 @@ MISTAKES = [
     Mistake(
         'store.load_model("step", module)',
         StructureMismatchError,
-        "'step': version 4 doesn't fit, and nothing was loaded:\n  an int is stored, which save_model didn't make",
+        "'step': version 4 doesn't fit, and nothing was loaded:\n"
+        "  an int is stored, which save_model didn't make, and is no state_dict",
     ),
     Mistake(
         'view["w"].distribute(None, [])',

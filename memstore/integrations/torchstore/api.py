@@ -142,13 +142,14 @@ async def get(
     tensor_slice_spec: TensorSlice | None = None,
     store_name: str = DEFAULT_TORCHSTORE_NAME,
 ) -> Any:
-    """Returns what was put, on the CPU, without a copy.
+    """Returns what was put, on the CPU, without a copy. A Parameter comes back as a plain tensor, without gradients.
 
     Args:
         key: the key of a put; or KEY/NAME, for a leaf of a state dict.
         inplace_tensor: a tensor to fill and return. Of a DTensor, this rank's shard is filled, whatever mesh it was put
             from.
-        tensor_slice_spec: the part to return, or to fill `inplace_tensor` with.
+        tensor_slice_spec: the part to return, or to fill `inplace_tensor` with. What reaches past the tensor's end is
+            clipped.
 
     Raises:
         KeyError: there is no such key, or parts of its value are missing.
@@ -218,7 +219,7 @@ async def get_state_dict(
     store_name: str = DEFAULT_TORCHSTORE_NAME,
     direct_rdma: bool = False,
 ) -> Any:
-    """Returns a state dict, or fills one in place.
+    """Returns a state dict of plain tensors, without gradients, or fills one in place.
 
     Args:
         key: the key of the put.

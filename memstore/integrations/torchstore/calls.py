@@ -17,7 +17,7 @@ from memstore.errors import (
     StructureMismatchError,
     UnsupportedValueError,
 )
-from memstore.integrations.torchstore.leaves import fill_common, has_leaf, leaf_of
+from memstore.integrations.torchstore.leaves import fill_common, has_leaf, leaf_of, plain_tensor, plain_tensors
 from memstore.integrations.torchstore.refusals import StateDictNotFoundError
 from memstore.integrations.torchstore.shards import next_attempt, plain_where_whole
 from memstore.integrations.torchstore.slices import check_fillable, read_slice, shards_of
@@ -85,12 +85,12 @@ def get(store: memstore.Store, key: str, target: Any, spec: TensorSlice | None) 
         return read_slice(_lazy(store, key), key, spec, target)
     try:
         if target is None:
-            return store.get(stored(key), device="cpu")
+            return plain_tensor(store.get(stored(key), device="cpu"))
         store.get(stored(key), out=target, cast=True)
     except KeyNotFoundError:
         leaf = _leaf(store, key)
         if target is None:
-            return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+            return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
         _fill_leaf(key, leaf, target)
     except PartialCommitError as error:
         error.args = (f"{key!r} is partially committed: {error.message}",)
@@ -138,7 +138,7 @@ def get_batch(store: memstore.Store, keys: list[str] | dict[str, torch.Tensor | 
         values = store.get_many([stored(key) for key in whole])
     except (CrossHostError, UnsupportedValueError):  # several homes; or from a device that this process lacks
         values = {}
-    found = {key: _on_cpu(values[stored(key)]) for key in whole if values}
+    found = {key: plain_tensor(_on_cpu(values[stored(key)])) for key in whole if values}
     return {key: found[key] if key in found else get(store, key, target, None) for key, target in targets.items()}
 
 
@@ -149,7 +149,7 @@ def _on_cpu(value: Any) -> Any:
 def get_state_dict(store: memstore.Store, key: str, target: Any, strict: bool) -> Any:
     try:
         if target is None:
-            return store.get(stored(key), device="cpu")
+            return plain_tensors(store.get(stored(key), device="cpu"))
         if not strict:
             return fill_common(store, stored(key), target)
         store.get(stored(key), out=target, cast=True)

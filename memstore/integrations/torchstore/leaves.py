@@ -30,16 +30,15 @@ def fill_common(store: memstore.Store, key: str, target: Any) -> Any:
     return merged
 
 
-def _merged(stored: Any, target: Any, loaded: dict[int, torch.Tensor]) -> Any:
-    """Args: loaded: by lazy leaf; tied ones stay one tensor."""
+def _merged(stored: Any, target: Any, loaded: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """Args: loaded: each leaf with its result, by the leaf's id; so tied ones stay one tensor."""
     if isinstance(stored, torch.Tensor):
         if isinstance(target, torch.Tensor | memstore.TensorShard):
             return target
-        if not isinstance(stored, StoredTensor):
-            return stored
         if id(stored) not in loaded:
-            loaded[id(stored)] = load_leaf(stored)
-        return loaded[id(stored)]
+            found = load_leaf(stored) if isinstance(stored, StoredTensor) else stored
+            loaded[id(stored)] = stored, plain_tensor(found)
+        return loaded[id(stored)][1]
     if isinstance(stored, dict):
         others = target if isinstance(target, dict) else {}
         for name in stored:
@@ -50,6 +49,20 @@ def _merged(stored: Any, target: Any, loaded: dict[int, torch.Tensor]) -> Any:
         others = target if alike else [None] * len(stored)
         return type(stored)(_merged(*both, loaded) for both in zip(stored, others, strict=True))
     return stored
+
+
+# --- without gradients ------------------------------------------------------------------------------------------------
+
+
+def plain_tensor(value: Any) -> Any:
+    """A tensor of a Parameter or Buffer, or of one that requires gradients. Other values are returned as they are."""
+    marked = isinstance(value, torch.nn.Parameter | torch.nn.Buffer)
+    return value.detach() if marked or (isinstance(value, torch.Tensor) and value.requires_grad) else value
+
+
+def plain_tensors(state_dict: Any) -> Any:
+    """The state dict that a get made, with plain tensors in its dicts, lists and tuples. Tied ones stay one tensor."""
+    return _merged(state_dict, None, {})
 
 
 # --- one leaf ---------------------------------------------------------------------------------------------------------

@@ -99,6 +99,30 @@ def test_without_strict_the_common_names_are_filled_and_the_stored_ones_returned
     asyncio.run(use())
 
 
+@pytest.mark.parametrize("target", [None, {"other": torch.zeros(3)}], ids=["got", "filled"])
+def test_the_tensors_of_a_state_dict_are_plain_and_tied_ones_stay_one(target: Any) -> None:
+    async def use() -> None:
+        weight = torch.nn.Parameter(torch.ones(3, 2))
+        value = {"w": weight, "list": [weight, {"b": torch.nn.Parameter(torch.ones(2))}], "pair": (weight, 1)}
+        await ts.put_state_dict({**value, "other": torch.ones(3, requires_grad=True)}, "v0")
+        found = await ts.get_state_dict("v0", target, strict=False)
+        assert found["w"] is found["list"][0] is found["pair"][0] and found["pair"][1] == 1
+        for tensor in (found["w"], found["list"][1]["b"], found["other"]):
+            assert type(tensor) is torch.Tensor and not tensor.requires_grad and tensor.all()
+
+    asyncio.run(use())
+
+
+def test_a_parameter_that_is_filled_is_returned_as_it_is() -> None:
+    async def use() -> None:
+        await ts.put_state_dict({"w": torch.nn.Parameter(torch.ones(3))}, "v0")
+        for strict in (True, False):
+            target = {"w": torch.nn.Parameter(torch.zeros(3))}
+            assert (await ts.get_state_dict("v0", target, strict))["w"] is target["w"] and target["w"].all()
+
+    asyncio.run(use())
+
+
 def test_a_state_dict_that_is_not_there_is_a_runtime_error_and_a_key_error() -> None:
     for error in (RuntimeError, KeyError, ts.StateDictNotFoundError):
         with pytest.raises(error, match="no state dict 'v9'"):

@@ -125,13 +125,65 @@ def test_a_slice_is_read_or_filled() -> None:
     asyncio.run(use())
 
 
+@pytest.mark.parametrize("key", ["key", "state/w"])
+def test_a_slice_past_the_end_is_clipped_to_the_tensor(key: str) -> None:
+    async def use() -> None:
+        value = torch.randn(100, 200)
+        await ts.put("key", value)
+        await ts.put_state_dict({"w": value}, "state")
+        found = await ts.get(key, tensor_slice_spec=box((96, 190), (5, 20)))
+        assert torch.equal(found, value[96:101, 190:210]) and found.shape == (4, 10)
+        assert (await ts.get(key, tensor_slice_spec=box((100, 0), (5, 20)))).shape == (0, 20)
+        target = torch.zeros(4, 5)
+        assert await ts.get(key, target, box((96, 0), (5, 5))) is target and torch.equal(target, value[96:, :5])
+        larger = torch.zeros(5, 5)
+        with pytest.raises(memstore.StructureMismatchError, match=r"the slice \[4, 5\], clipped to .* \[100, 200\]"):
+            await ts.get(key, larger, box((96, 0), (5, 5)))
+        assert not larger.any()
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.nn.Parameter(torch.ones(4, 2)), torch.nn.Buffer(torch.ones(4, 2)), torch.ones(4, 2, requires_grad=True) * 1],
+    ids=["Parameter", "Buffer", "of a graph"],
+)
+def test_tensors_come_back_plain_and_without_gradients(value: torch.Tensor) -> None:
+    async def use() -> None:
+        await ts.put("w", value)
+        await ts.put_batch({"batched": value})
+        await ts.put_state_dict({"w": value}, "state")
+        part = ts.TensorSlice((1, 0), None, (4, 2), (2, 2), None)
+        found = [
+            await ts.get("w"),
+            await ts.get("state/w"),
+            await ts.get("w", tensor_slice_spec=part),
+            await ts.get("state/w", tensor_slice_spec=part),
+            *(await ts.get_batch(["w", "batched"])).values(),
+            *(await ts.get_batch({"batched": None, "state/w": None})).values(),
+        ]
+        for tensor in found:
+            assert type(tensor) is torch.Tensor and not isinstance(tensor, torch.nn.Buffer)
+            assert tensor.is_leaf and not tensor.requires_grad and tensor.all()
+
+    asyncio.run(use())
+
+
+def test_an_object_keeps_its_parameters() -> None:
+    async def use() -> None:
+        await ts.put("object", {"w": torch.nn.Parameter(torch.ones(2))})
+        assert isinstance((await ts.get("object"))["w"], torch.nn.Parameter)
+
+    asyncio.run(use())
+
+
 @pytest.mark.parametrize(
     ("wanted", "target", "message"),
     [
         (box((0, 0), (5, 5), (100, 100)), None, "of shape .100, 200., and the slice is one of"),
-        (box((96, 0), (5, 5)), None, "is not in"),
         (box((-1, 0), (5, 5)), None, "is not in"),
-        (box((0, 0), (5, 5)), torch.zeros(4, 5), "inplace_tensor has shape"),
+        (box((0, 0), (5, 5)), torch.zeros(4, 5), r"inplace_tensor has shape \[4, 5\], and the slice \[5, 5\]$"),
     ],
 )
 def test_a_slice_that_does_not_fit_is_told(wanted: ts.TensorSlice, target: Any, message: str) -> None:
