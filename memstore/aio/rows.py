@@ -31,6 +31,7 @@ from memstore.replay import (
 from memstore.replay import ReplayBuffer as BlockingBuffer
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
     from typing_extensions import Self
 
 
@@ -181,11 +182,11 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
     flush = awaited(BlockingBuffer.flush)
 
     @called_as(BlockingBuffer.sample)
-    async def sample(self, *arguments: Any, **options: Any) -> Any:
+    async def sample(self, *arguments: Any, **options: Any) -> TensorDict:
         return await self._sampled(sample_rows, arguments, options)
 
     @called_as(BlockingBuffer.sample_slices)
-    async def sample_slices(self, *arguments: Any, **options: Any) -> Any:
+    async def sample_slices(self, *arguments: Any, **options: Any) -> TensorDict:
         return await self._sampled(sample_slices, arguments, options)
 
     read_rows = awaited(BlockingBuffer.read_rows)

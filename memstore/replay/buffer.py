@@ -316,7 +316,7 @@ class ReplayBuffer(Filled):
         for positions in self._parts_by_age():
             yield from self._copied_rows(positions, self._deadline(None)).unbind(0)
 
-    @modes.put_aside()
+    @modes.unaffected
     def _parts_by_age(self) -> list[Any]:
         ring = self._ring
         ring.entry.check_in_place()
@@ -324,7 +324,7 @@ class ReplayBuffer(Filled):
         there, most = rows_by_age(ring), max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(row, 1)))
         return [there[start : start + most] for start in range(0, len(there), most)]
 
-    @modes.put_aside()
+    @modes.unaffected
     def _copied_rows(self, positions: Any, deadline: float) -> Any:
         targets, picked = copy_rows_at(self._ring, positions, deadline)
         return self._samples.build(targets, {INDEX: self._samples.index_of(picked, (len(picked.slots),))}, None)

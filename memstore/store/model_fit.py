@@ -40,6 +40,7 @@ from memstore.structure import (
     pair_parts,
     pair_shards,
     why_not_filled,
+    why_parts_not_filled,
 )
 from memstore.view import StoredTensor, view
 from memstore.wording import an
@@ -226,7 +227,7 @@ def _why_not_into(stored: Any, target: torch.Tensor, cast: bool = False) -> str 
         return f"stored as {stored.dtype}, here {target.dtype}; {advice}save_model(dtype=) stores another"
     leaf = sharded_leaf(target)
     here = [target] if leaf is None else [shard.local for shard in leaf.shards]
-    return next(filter(None, map(why_not_filled, here)), None)
+    return next(filter(None, map(why_parts_not_filled, here)), None)
 
 
 def _target(stored: Any, present: Any, make: _Make) -> Any:

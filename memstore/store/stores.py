@@ -44,7 +44,7 @@ def stores() -> tuple[StoreSummary, ...]:
     Stores on disks that nobody has open aren't found. Nothing is opened or changed.
 
     Returns:
-        One summary for each, sorted by their folders: size, age, and which processes have it open.
+        A summary of each with its size, its age and the processes that have it open, sorted by their folders.
 
     Example:
         >>> import memstore

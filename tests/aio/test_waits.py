@@ -32,12 +32,12 @@ def test_what_is_there_is_returned(root: str) -> None:
 def test_what_does_not_come_is_a_timeout(root: str) -> None:
     async def use(store: AsyncStore) -> None:
         version = await store.put("key", 1)
-        for timeout in (0.05, 0, -1):
+        for timeout in (0.05, 0):
             with pytest.raises(memstore.StoreTimeoutError, match=f"version {version}: no.* newer than {version} "):
                 await store.wait("key", newer_than=version, timeout=timeout)
         with pytest.raises(memstore.StoreTimeoutError, match="'missing' doesn't exist"):
             await store.wait("missing", timeout=0.01)
-        for wrong in ("soon", float("nan")):
+        for wrong in ("soon", float("nan"), -1):
             with pytest.raises((TypeError, ValueError)):
                 await store.wait("key", timeout=wrong)  # type: ignore[arg-type]
 

@@ -317,7 +317,10 @@ def test_a_store_that_may_only_be_read(filled: str) -> None:
 
 def test_the_help_has_each_command_in_a_section_with_what_it_does() -> None:
     lines = call("--help").splitlines()
-    described = dict(line.split(maxsplit=1) for line in lines[lines.index("Look:") :] if line.startswith("  "))
+    entries = re.sub(
+        r"\n {4,}", " ", "\n".join(lines[lines.index("Look:") :])
+    ).splitlines()  # a text may take two lines
+    described = dict(line.split(maxsplit=1) for line in entries if line.startswith("  "))
     assert set(described) == set(cli.commands)
     assert all(text.endswith(".") and not text.endswith("...") for text in described.values()), described
     assert all(len(line) <= 80 for line in lines)

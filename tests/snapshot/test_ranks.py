@@ -326,5 +326,5 @@ def _take_and_fail_to_restore(rank: int, path: str) -> tuple[str, list[str]]:
 def test_rank_0_says_where_a_snapshot_is_and_a_failure_of_one_rank_to_restore_is_told_by_all(path: str) -> None:
     (first_path, first), (second_path, second) = all_right(on_ranks(2, _take_and_fail_to_restore, path))
     assert first_path == second_path == path
-    assert [text.split()[0] for text in second] == ["NotAStoreError", "TypeError", *["ArithmeticError"] * 2]
+    assert [text.split()[0] for text in second] == ["NoSnapshotError", "TypeError", *["ArithmeticError"] * 2]
     assert len(first) == 4 and all("rank 1" in text for text in first), first

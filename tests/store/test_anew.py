@@ -22,6 +22,8 @@ from memstore.testing import faults
 from memstore.testing.fork_server import ForkServer
 from tests.children import in_child
 
+pytestmark = pytest.mark.embedded  # a folder, begun anew: no other backend has one
+
 KILLED = -9
 OLD, NEW = torch.arange(5000), torch.arange(7000)
 

@@ -128,7 +128,10 @@ def test_a_call_gives_what_it_gives_uncompiled(call: Call, root: str, tmp_path: 
 
 
 # Of hosts, which load no torch; values alone, whose code may be traced; and a context that is there to be traced in.
-TRACED = {"Cluster", "join", "repair", "serve", "RateLimiter", "StateDict", "Stateful", "TensorShard", "fake_mode"}
+TRACED = {
+    *("Cluster", "destroy", "join", "repair", "serve", "stores", "RateLimiter", "StateDict", "Stateful", "TensorShard"),
+    "fake_mode",
+}
 
 
 def _functions(found: Any) -> Iterator[FunctionType]:

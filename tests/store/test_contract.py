@@ -19,7 +19,7 @@ SIGNATURES = {
     "Store.put_many": "self, items, *, dtype=None, expect_versions=None, atomic=True, timeout=None",
     "Store.get": (
         "self, key, default=..., *, out=None, like=None, device=None, dtype=None, non_blocking=False, "
-        "strict=True, max_age=None, timeout=None"
+        "strict=True, cast=False, max_age=None, timeout=None"
     ),
     "Store.get_many": "self, keys, *, timeout=None",
     "Store.keys": "self, prefix=''",
@@ -48,11 +48,12 @@ SIGNATURES = {
         "self, key, value, *, attempt=None, rank=None, world_size=None, process_group=None, dtype=None, "
         "expect_version=None, wait=True, lease=600.0, timeout=None"
     ),
-    "Store.pending": "self, key=None",
-    "Store.abort": "self, key, attempt",
+    "Store.pending": "self, key=None, *, timeout=None",
+    "Store.abort": "self, key, attempt, *, timeout=None",
     "Store.save_model": "self, key, model, optimizer=None, *, dtype=None, process_group=None, timeout=None",
     "Store.load_model": (
-        "self, key, model, optimizer=None, *, strict=True, newer_than=None, process_group=None, timeout=None"
+        "self, key, model, optimizer=None, *, strict=True, cast=False, newer_than=None, process_group=None, "
+        "timeout=None"
     ),
     "Ref.view": "self, **options",
     "read_rows": "source, index, *, out=None, device=None",

@@ -35,6 +35,7 @@ from memstore.structure import why_no_memory
 from tests.children import in_child
 
 pytestmark = [
+    pytest.mark.embedded,  # its calls take folders
     pytest.mark.filterwarnings("ignore:.*(prototype|deprecated|Sparse|torch.distributed is disabled).*"),
     pytest.mark.filterwarnings("ignore:ComplexHalf support"),
 ]

@@ -22,7 +22,7 @@ def test_what_is_there_is_returned_at_once(store: memstore.Store) -> None:
     assert store.wait("key", newer_than=version - 1, timeout=0) == version
 
 
-@pytest.mark.parametrize("timeout", [0, 0.05, -1])
+@pytest.mark.parametrize("timeout", [0, 0.05])
 def test_what_doesnt_come_is_a_timeout(store: memstore.Store, timeout: float) -> None:
     version = store.put("key", 1)
     started = time.monotonic()

@@ -158,9 +158,12 @@ def reading_of(item: ReadItem, planner: LoadPlanner, stored: Mapping[str, Mappin
     return Reading(Part(key, name, box, target), partial(planner.commit_tensor, item, target))
 
 
-def _target_of(item: ReadItem, planner: LoadPlanner, shape: tuple[int, ...]) -> torch.Tensor:
+def _target_of(
+    item: ReadItem, planner: LoadPlanner, shape: tuple[int, ...], takes_whole_tensors: bool = False
+) -> torch.Tensor:
     target = settled(planner.resolve_tensor(item))
-    why = None if 0 in shape else why_parts_not_filled(target)
+    is_dense = target.layout is torch.strided and not target.is_quantized
+    why = None if 0 in shape or (takes_whole_tensors and not is_dense) else why_parts_not_filled(target)
     if why is not None:
         raise StructureMismatchError(f"{item.dest_index.fqn}: {why}; nothing was loaded on this rank")
     if tuple(target.shape) != shape:
@@ -174,7 +177,7 @@ def _target_of(item: ReadItem, planner: LoadPlanner, shape: tuple[int, ...]) -> 
 def _reading_of_several(item: ReadItem, planner: LoadPlanner, chunk: Tensor) -> Reading:
     """A part of a chunk that is stored as the tensors that it is made of: the chunk is read whole, and cut then."""
     name, sizes = item.storage_index.fqn, tuple(item.lengths)
-    target = _target_of(item, planner, sizes)
+    target = _target_of(item, planner, sizes, takes_whole_tensors=True)  # copy_ fills sparse and quantized ones
     data = torch.empty(chunk.shape, dtype=torch.uint8)
 
     def finish() -> None:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
@@ -86,6 +86,9 @@ def _restore(
             if found is not None:
                 matches[key] = found
                 stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
+                if any(map(structure.has_wrapped_shards, _leaves_of(state_dict))):
+                    unread = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
+                    _with_present(unread, state_dict, (key,))
             if found is not None and isinstance(app_state[key], torch.optim.Optimizer):
                 saved = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
                 differences += differences_of(path_of((key,)), app_state[key], saved)
@@ -147,6 +150,17 @@ def _load_built(stateful: Any, state_dict: Any, match: Match, strict: bool) -> N
         stateful.load_state_dict(state_dict, strict=strict)
     else:
         stateful.load_state_dict(state_dict)
+
+
+def _leaves_of(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for entry in cast("Mapping[Any, Any]", value).values():
+            yield from _leaves_of(entry)
+    elif isinstance(value, list | tuple):
+        for entry in cast("list[Any]", value):
+            yield from _leaves_of(entry)
+    else:
+        yield value
 
 
 def _with_present(built: Any, present: Any, path: tuple[str | int, ...]) -> Any:

@@ -151,7 +151,7 @@ def repeats(tensor: torch.Tensor) -> bool:
 
 def expanded_bytes(tensor: torch.Tensor) -> int:
     """The bytes that its elements take when each is written by itself, beyond those that they have in memory."""
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return 0
     return max(tensor.numel() - reach(tensor.shape, tensor.stride()), 0) * tensor.itemsize
 
