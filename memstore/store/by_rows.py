@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Literal
 
+from memstore.engine import resource_errors
 from memstore.errors import KeyNotFoundError, ReadOnlyError
 from memstore.keys import check_key, encode_key
 from memstore.late_imports import between_forks
@@ -147,7 +149,9 @@ class ByRows(Keyspace):
         """
         deadline = self._deadline(timeout)
         root = self._writable(timeout)
-        root.mutex.run(lambda: None, deadline)
+        if "tensordict" not in sys.modules:
+            with resource_errors(self.root, None, root):
+                root.mutex.run(lambda: None, deadline)
         return root, deadline
 
     def _seconds(self, timeout: float | None) -> float:

@@ -147,7 +147,7 @@ MISTAKES = [
     Mistake(
         'frames["y"]',
         KeyError,
-        "'frames' has no leaf 'y', but 'x'",
+        "'frames' has no leaf 'y', but 'x', 'done'",
     ),
     Mistake(
         'frames[5] = {"x": torch.ones(2), "done": torch.tensor(True)}',

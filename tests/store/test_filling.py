@@ -331,8 +331,6 @@ def expected(call: str, target: str, form: str) -> str:
         return "replaced"  # by torch, where there is a process group
     if target == "wrapper" and call.startswith("dcp"):
         return "filled"  # by its class
-    if target == "wrapper" and call == "restore_dict" and form == "DTensor":
-        return "replaced"
     if call.startswith("sample") and "inference" in target:
         return "refused"
     return "filled" if target in FILLED else "refused"
