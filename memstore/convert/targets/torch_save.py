@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.serialization import get_safe_globals
+from torch.serialization import get_safe_globals  # pyright: ignore[reportUnknownVariableType]
 
 from memstore import structure
 from memstore.convert.comparing import take_apart
@@ -49,7 +49,8 @@ def draft_torch(found: Found, value: Any, rules: Rules) -> NewFile:
 
 
 def _loads_safely(kind: type) -> bool:
-    return any(known is kind or isinstance(known, tuple) and known[0] is kind for known in get_safe_globals())
+    known: list[Any] = list(get_safe_globals())  # pyright: ignore[reportUnknownArgumentType]
+    return any(one is kind or (isinstance(one, tuple) and one[0] is kind) for one in known)
 
 
 def _storages(found: Found, value: Any, rules: Rules) -> dict[tuple[int, int], Leaf]:

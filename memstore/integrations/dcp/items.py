@@ -92,7 +92,8 @@ def _looked_up(item: WriteItem, planner: SavePlanner) -> torch.Tensor | None:
 def _wrapped(item: WriteItem, planner: SavePlanner) -> Planned:
     """A tensor that is made of several, as bytes that say how to make it again."""
     name = item.index.fqn
-    encoded = EncodedTensor(name, planner.resolve_data(item))
+    found: Any = planner.resolve_data(item)
+    encoded = EncodedTensor(name, found)
     box = whole((encoded.nbytes,))
     return Planned(item.index, WRAPPED, PlannedBox(wrapped_name(item.index), torch.uint8, box.shape, box, encoded.make))
 

@@ -88,7 +88,7 @@ def _restore(
                 stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
                 if any(map(structure.has_wrapped_shards, _leaves_of(state_dict))):
                     unread = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
-                    _with_present(unread, state_dict, (key,))
+                    _with_present(unread, state_dict, (key,), _are_alike)
             if found is not None and isinstance(app_state[key], torch.optim.Optimizer):
                 saved = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
                 differences += differences_of(path_of((key,)), app_state[key], saved)
@@ -163,10 +163,23 @@ def _leaves_of(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _with_present(built: Any, present: Any, path: tuple[str | int, ...]) -> Any:
-    """The state dict, with a DTensor that is there in the stead of what its parts make, where they were filled."""
+def _are_alike(built: Any, target: Any) -> bool:
+    return bool(structure.pair_shards(target, built))
+
+
+def _with_present(
+    built: Any,
+    present: Any,
+    path: tuple[str | int, ...],
+    fits: Callable[[Any, Any], bool] = structure.are_shards_of,
+) -> Any:
+    """The state dict, with a DTensor that is there in the stead of what its parts make, where they were filled.
+
+    Args:
+        fits: whether a DTensor (the second) has what was built. Before anything is read that is asked of their kinds.
+    """
     if structure.has_wrapped_shards(present):
-        if not structure.are_shards_of(built, present):
+        if not fits(built, present):
             raise StructureMismatchError(
                 f"{path_of(path)}: {an(type(present))} whose local tensor wraps others was saved with another "
                 "sharding, or none: its parts can't be cut anew, so restore it with the sharding that it was saved with"
@@ -176,12 +189,12 @@ def _with_present(built: Any, present: Any, path: tuple[str | int, ...]) -> Any:
         entries, there = cast("dict[Any, Any]", built), cast("Mapping[Any, Any]", present)
         for key in entries:
             if key in there:
-                made = _with_present(entries[key], there[key], (*path, structure.name_of(key)))
+                made = _with_present(entries[key], there[key], (*path, structure.name_of(key)), fits)
                 if made is not entries[key]:
                     entries[key] = made
     elif type(built) is list and type(present) is list:
         pairs = zip(cast("list[Any]", built), cast("list[Any]", present), strict=False)
-        made = [_with_present(one, there, (*path, i)) for i, (one, there) in enumerate(pairs)]
+        made = [_with_present(one, there, (*path, i), fits) for i, (one, there) in enumerate(pairs)]
         return [*made, *built[len(present) :]]
     return built
 
