@@ -120,10 +120,11 @@ def close_in_child(listener: object, links: Links) -> str:
 def test_an_interpreter_ends_with_calls_under_way() -> None:
     kept: list[Asked] = []
     with listening(kept.append) as listener, Child(leave_with_calls_under_way, listener.address) as child:
+        until(lambda: len(kept) >= 2)  # both calls are under way
+        child.send("leave")
         assert child.receive() == "leaving"
         child.process.join(30)
         assert child.process.exitcode == 0
-    until(lambda: len(kept) >= 2)
 
 
 def leave_with_calls_under_way(wire: Wire, address: str) -> None:
@@ -131,6 +132,6 @@ def leave_with_calls_under_way(wire: Wire, address: str) -> None:
     other = started_listener()
     for _ in range(2):
         threading.Thread(target=ask, args=(links, address, b"wait"), daemon=True).start()
-    until(lambda: links.hello_of(address) is not None)
     assert ask(links, other.address, b"x") == b"x"
+    assert wire.receive() == "leave"
     wire.send("leaving")

@@ -21,6 +21,8 @@ from memstore.info import ClusterStatus
 from tests.children import in_child
 from tests.distributed.serving.agents import LONG, Agents, eventually
 
+CLOSED = str(1 << 24)  # a descriptor that no process has: more than the kernel lets it open
+
 
 class Done(NamedTuple):
     returncode: object
@@ -159,7 +161,10 @@ def test_with_another_secret_no_host_is_alive_and_the_reason_is_told(agents: Age
     [
         (("serve", "/x"), "--address"),
         (("serve", "/x", "--address", "tcp://127.0.0.1:1", "--maps"), "say --shared too, or leave --maps out"),
-        (("serve", "/x", "--address", "tcp://127.0.0.1:1", "--ready-fd", "77"), "77 is no open file descriptor"),
+        (
+            ("serve", "/x", "--address", "tcp://127.0.0.1:1", "--ready-fd", CLOSED),
+            f"{CLOSED} is no open file descriptor",
+        ),
         (("serve", "/x", "--address", "tcp://127.0.0.1:1", "--hang-after", "0"), "not in the range x>=0.5"),
         (("remove", "/x"), "HOST"),
     ],
