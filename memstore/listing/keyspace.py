@@ -225,7 +225,7 @@ class Keyspace:
             ['batch/0']
             ['batch/1']
         """
-        self._opened()
+        self._opened(timeout)
         seconds = self._timeout if timeout is None else timeout
         found = index.wait_for_any(self._opened, wanted_of(keys, prefix, newer_than), seconds)
         return {name.decode(): version for name, version in found.items()}
