@@ -168,6 +168,24 @@ def test_no_two_pages_use_one_folder() -> None:
     assert len(owners) > 3, "this tests nothing"
 
 
+OPENED = re.compile(r"""open\(\s*"/dev/shm/([\w-]+)[^"]*"(, "w")?""")
+CONTINUED = {  # stores that a page means to find again
+    "recipes-restart": "a trainer continues",
+    "start-order": "destroyed by whoever starts the processes",
+    "start-order-again": "removed by the page",
+    **dict.fromkeys(("host-a", "host-b", "rdma-a", "rdma-b", "team", "monarch"), "served: no host begins it anew"),
+}
+
+
+def test_a_page_begins_without_the_values_of_an_earlier_run() -> None:
+    opened: dict[str, tuple[str, str]] = {}  # the first opening of each store: where, and whether it begins anew
+    for snippet in (snippet for page in RUNNING for snippet in snippets(page) if snippet.not_run is None):
+        for folder, mode in OPENED.findall(snippet.code):
+            opened.setdefault(folder, (snippet.place, mode))
+    assert {folder: place for folder, (place, mode) in opened.items() if not mode and folder not in CONTINUED} == {}
+    assert set(CONTINUED) <= set(opened), "a name that no page opens"
+
+
 @pytest.mark.parametrize(
     ("page", "says"),
     [
