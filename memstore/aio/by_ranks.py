@@ -46,7 +46,9 @@ class ByRanks(Waits):
     ) -> int:
         seconds = self.timeout if timeout is None else timeout
         deadline = deadline_after(seconds)
-        load = await call(self.lane_of(key), lambda _: begin_load(self.blocking(), key, process_group), seconds)
+        load = await call(
+            self.lane_of(key), lambda _: begin_load(self.blocking(), key, process_group, seconds), seconds
+        )
         lane = self.lane_of(key, fetches=True) if load.is_alone else self.lane_of_ranks(key)
         wait: Callable[[], object] | None = None
         if newer_than is not None and load.leads:

@@ -108,7 +108,7 @@ class Keyspace:
         if flag("atomic", atomic):
             delete_part(changes)
         else:
-            at_each_home(self._opened(), changes, lambda change: change.key, delete_part)
+            at_each_home(self._opened(timeout), changes, lambda change: change.key, delete_part)
         return sum(map(bool, versions))
 
     def _delete(self, changes: list[Change], timeout: float | None) -> list[int]:

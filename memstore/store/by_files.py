@@ -61,7 +61,7 @@ class ByFiles(Puts, Gets):
             from memstore.formats import describe_files, load_files
             from memstore.snapshot import is_snapshot
 
-        root, name = self._writable(), encode_key(key)
+        root, name = self._writable(timeout), encode_key(key)
         deadline = self._deadline(timeout)
         if expect_version is not None:
             expect_version = expected_version(expect_version)

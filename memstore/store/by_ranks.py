@@ -207,7 +207,7 @@ class ByRanks(Puts, Gets):
             from memstore.store.ranks import DistributedPlace
             from memstore.store.sharded import put_sharded
 
-        root = self._writable()
+        root = self._writable(timeout)
         check_key("save_model", key, model)
         meeting = meet(process_group, "put", key, root)
         if meeting is None:
@@ -273,24 +273,23 @@ class ByRanks(Puts, Gets):
             HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
         """
         check_key("load_model", key, model)
-        load = self._begin_load(key, process_group)
         seconds = self._timeout if timeout is None else timeout
         deadline = deadline_after(seconds)
+        load = self._begin_load(key, process_group, seconds)
         wait = None if newer_than is None else partial(self.wait, key, newer_than=newer_than, timeout=seconds)
         strict, cast = flag("strict", strict), flag("cast", cast)
         return load.fill(model, optimizer, strict=strict, cast=cast, wait=wait, deadline=deadline, timeout=seconds)
 
-    def _begin_load(self, key: str, process_group: Any) -> ModelLoad:
+    def _begin_load(self, key: str, process_group: Any, timeout: float) -> ModelLoad:
         """See `begin_load`."""
         with between_forks():
             from memstore.engine import unpack
             from memstore.store.loads import ModelLoad
             from memstore.store.meeting import meet
 
-        root = self._opened()
+        root = self._opened(timeout)
         encode_key(key)
         meeting = meet(process_group, "load", key, root)
-        options = self._pin_options()
 
         def count(pin: Pin) -> Pin:
             self._gets += 1
@@ -298,8 +297,8 @@ class ByRanks(Puts, Gets):
 
         return ModelLoad(
             meeting,
-            lambda: count(self._pin(root, key)),
-            lambda packed: count(unpack(root, key, packed, options=options)),
+            lambda deadline: count(self._pin(root, key, deadline=deadline)),
+            lambda packed: count(unpack(root, key, packed, options=self._pin_options(timeout=timeout))),
         )
 
     def abort(self, key: str, attempt: str, *, timeout: float | None = None) -> bool:
@@ -322,6 +321,6 @@ class ByRanks(Puts, Gets):
         return abort(self._writable(timeout), encode_key(key), attempt, "Store.abort was called", deadline)
 
 
-def begin_load(store: ByRanks, key: str, process_group: Any) -> ModelLoad:
+def begin_load(store: ByRanks, key: str, process_group: Any, timeout: float) -> ModelLoad:
     """The first step of a `load_model`, which waits for nothing: for who waits for a newer version in another way."""
-    return store._begin_load(key, process_group)  # pyright: ignore[reportPrivateUsage]
+    return store._begin_load(key, process_group, timeout)  # pyright: ignore[reportPrivateUsage]

@@ -104,7 +104,7 @@ class Gets(Keyspace):
             HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
             ValueError: `max_age` isn't a number of seconds.
         """
-        root = self._opened()
+        root = self._opened(timeout)
         name = encode_key(key)
         deadline = None if timeout is None else self._deadline(timeout)
         if max_age is not None and max_age != 0:
@@ -177,7 +177,7 @@ class Gets(Keyspace):
             MutableEntryError: one is a dataset or replay buffer.
             HomeUnavailableError: in a store on several hosts, one that has a key, or its bytes, didn't answer.
         """
-        root = self._opened()
+        root = self._opened(timeout)
         names = {key: encode_key(key) for key in several(keys)}
         with resource_errors(self.root):
             held = hold(root, tuple(names.values()), self._deadline(timeout), may_lock=self._mode != "r")
@@ -265,16 +265,17 @@ class Gets(Keyspace):
             return self._hold_rows(root, key)
         return self._held(root, key, lazily=True)  # a buffer; or a dataset that was sealed just now
 
-    def _pin(self, root: Root, key: str, lease: float = DEFAULT_LEASE) -> Pin:
-        held = self._held(root, key)
+    def _pin(self, root: Root, key: str, lease: float = DEFAULT_LEASE, *, deadline: float | None = None) -> Pin:
+        held = self._held(root, key, deadline=deadline)
         return Pin(root, key, held.record, held, self._pin_options(lease))
 
-    def _pin_options(self, lease: float = DEFAULT_LEASE) -> PinOptions:
-        return PinOptions(self._mode, self._timeout, self._verify, self._allow_pickle, lease)
+    def _pin_options(self, lease: float = DEFAULT_LEASE, *, timeout: float | None = None) -> PinOptions:
+        seconds = self._timeout if timeout is None else timeout
+        return PinOptions(self._mode, seconds, self._verify, self._allow_pickle, lease)
 
-    def _held(self, root: Root, key: str, *, lazily: bool = False) -> MappedEntry:
+    def _held(self, root: Root, key: str, *, lazily: bool = False, deadline: float | None = None) -> MappedEntry:
         name = encode_key(key)
-        held = self._hold(root, key, name, None, lazily=lazily)
+        held = self._hold(root, key, name, deadline, lazily=lazily)
         if held is None:
             raise listing.no_value(root, name)
         return held

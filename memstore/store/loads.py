@@ -33,7 +33,7 @@ class ModelLoad:
         leads: it takes the version, for all.
     """
 
-    def __init__(self, meeting: Meeting | None, take: Callable[[], Pin], receive: Callable[[bytes], Pin]) -> None:
+    def __init__(self, meeting: Meeting | None, take: Callable[[float], Pin], receive: Callable[[bytes], Pin]) -> None:
         self._meeting, self._take, self._receive = meeting, take, receive
         self.is_alone = meeting is None or meeting.world_size == 1
         self.leads = meeting is None or meeting.rank == 0
@@ -60,7 +60,7 @@ class ModelLoad:
         def take() -> Pin:
             if wait is not None:
                 wait()
-            return self._take()
+            return self._take(deadline)
 
         if self._meeting is None or self.is_alone:
             pin = take()

@@ -75,13 +75,13 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
             ...     store.clear("runs/"), list(store)
             (2, ['seed'])
         """
-        self._writable()
+        self._writable(timeout)
         start = encode_prefix(prefix)
         seconds = self._timeout if timeout is None else timeout
         deadline_after(seconds)  # raises for what is no number of seconds
-        for one in self.pending():
+        for one in self.pending(timeout=timeout):
             if one.key.startswith(prefix):
-                self.abort(one.key, one.attempt)
+                self.abort(one.key, one.attempt, timeout=timeout)
         names, deleted = index.keys_from(self._writable, start, seconds), 0
         while step := [name.decode() for name in itertools.islice(names, _CLEARED_AT_ONCE)]:
             deleted += self.delete_many(step, missing_ok=True, atomic=False, timeout=timeout)
@@ -132,8 +132,9 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
         if self._root is None:
             return table_html((), (), repr(self))
         try:
-            rows = list(itertools.islice(map(listing.cells, listing.entries(self, timeout=_SHOWN_WITHIN)), ROWS))
-            keys = shown(self._count(_SHOWN_WITHIN), "key", "keys")
+            seconds = min(self._timeout, _SHOWN_WITHIN)
+            rows = list(itertools.islice(map(listing.cells, listing.entries(self, timeout=seconds)), ROWS))
+            keys = shown(self._count(seconds), "key", "keys")
         except MemstoreError as error:  # other hosts don't answer, or the catalog is damaged
             return table_html((), (), f"{self._title()}: {error}")
         return table_html(listing.COLUMNS, rows, f"{self._title()}: {keys}")

@@ -95,7 +95,21 @@ OTHERS: dict[str, Callable[[memstore.Store, float], object]] = {
     "create-dataset-from": lambda store, timeout: store.create_dataset_from("d", torch.zeros(3, 2), timeout=timeout),
     "seal": lambda store, timeout: store.open_dataset("rows").seal(timeout=timeout),
     "put-seldom-kept": lambda store, timeout: store.put("parts", stamped(1, LARGE), timeout=timeout),
-    "in-a-forked-child": lambda store, timeout: _in_a_child(store, timeout),
+    "clear": lambda store, timeout: store.clear(timeout=timeout),
+    **{
+        f"{name}-in-a-forked-child": lambda store, timeout, call=call: _in_a_child(store, lambda: call(store, timeout))
+        for name, call in {
+            "put": CALLS["put"],
+            "put-sharded": lambda store, timeout: _shard(store, "mine", 1, timeout),
+            "abort": lambda store, timeout: store.abort("parts", "waiting", timeout=timeout),
+            "save-model": lambda store, timeout: store.save_model("m", torch.nn.Linear(2, 2), timeout=timeout),
+            "load-model": lambda store, timeout: store.load_model("model", torch.nn.Linear(2, 2), timeout=timeout),
+            "get": lambda store, timeout: store.get("held", timeout=timeout),
+            "get-many": lambda store, timeout: store.get_many(["held"], timeout=timeout),
+            "delete-many": lambda store, timeout: store.delete_many(["held"], atomic=False, timeout=timeout),
+            "clear": lambda store, timeout: store.clear(timeout=timeout),
+        }.items()
+    },
 }
 
 
@@ -104,12 +118,12 @@ def _shard(store: memstore.Store, attempt: str, world: int, timeout: float, *, w
     return store.put_sharded("parts", value, attempt=attempt, rank=0, world_size=world, wait=wait, timeout=timeout)
 
 
-def _in_a_child(store: memstore.Store, timeout: float) -> None:
-    """Puts in a child that was forked, which has to open the catalog anew."""
+def _in_a_child(store: memstore.Store, call: Callable[[], object]) -> None:
+    """Calls in a child that was forked, which has to open the catalog anew."""
     read, write = os.pipe()
     if os.fork() == 0:
         try:
-            store.put("k", VALUE, timeout=timeout)
+            call()
         except BaseException as error:
             os.write(write, f"{type(error).__name__} {error}".encode())
         finally:
@@ -122,9 +136,10 @@ def _in_a_child(store: memstore.Store, timeout: float) -> None:
         raise {kind.__name__: kind for kind in (memstore.StoreTimeoutError, memstore.UnknownOutcomeError)}[name](text)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=() if one in ("put-sharded", "abort") else pytest.mark.full) for one in OTHERS]
-)
+FAST = ("put-sharded", "abort", "clear", "save-model-in-a-forked-child")
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in FAST else pytest.mark.full) for one in OTHERS])
 def test_each_call_ends_within_its_timeout_and_names_who_it_waited_for(
     name: str, store: memstore.Store, server: ForkServer
 ) -> None:

@@ -19,7 +19,7 @@ from memstore.distributed.transfers.kept import Kept
 from memstore.distributed.transfers.ranges import NO_RANGES, Ranges, merged, one_range, together
 from memstore.engine import MappedEntry, Record, SegmentExtent
 from memstore.engine import Mapping as MappedRange
-from memstore.errors import VersionGoneError
+from memstore.errors import HomeUnavailableError, VersionGoneError
 
 _LET_GO = (
     "its host has let go of it before all of it had come, since its index process was started again or the connection "
@@ -92,9 +92,7 @@ class AbsentBytes:
                 moved = Ranges(wanted.starts[inside] - extent.base, wanted.stops[inside] - extent.base)
                 hosts.setdefault(host, []).append(Part(extent, moved, into[inside] - moved.starts))
         deadline = time.monotonic() + self._seconds
-        if self._kept is not None:
-            self._kept.renew(hosts, deadline)
-        if not self._bring_parts(hosts, deadline):
+        if not self._fetch(hosts, deadline):
             raise self._gone()
         self._passed = together([self._passed, wanted])
         return True
@@ -129,13 +127,19 @@ class AbsentBytes:
             if ranges:
                 moved = Ranges(ranges.starts - extent.base, ranges.stops - extent.base)
                 hosts.setdefault(host, []).append(Part(extent, moved, self._address + extent.base))
-        if self._kept is not None:
-            self._kept.renew(hosts, deadline)
-        if not self._bring_parts(hosts, deadline):
+        if not self._fetch(hosts, deadline):
             return False
         # Another thread may have brought others meanwhile, and be forgotten here: then they come once more.
         self._there = together([self._there, lacking])
         return True
+
+    def _fetch(self, hosts: Mapping[bytes, Sequence[Part]], deadline: float) -> bool:
+        if self._kept is not None:
+            self._kept.renew(hosts, deadline)
+        try:
+            return self._bring_parts(hosts, deadline)
+        except HomeUnavailableError as error:
+            raise of_key(self._key, error) from error
 
     def _gone(self) -> VersionGoneError:
         key = self._key.decode()
@@ -144,3 +148,8 @@ class AbsentBytes:
             "value must outlive that, get it whole instead of viewing it",
             key=key,
         )
+
+
+def of_key(key: bytes, error: HomeUnavailableError) -> HomeUnavailableError:
+    """The error of a host that doesn't send bytes, told of the key that they belong to."""
+    return HomeUnavailableError(f"{key.decode()!r}: {error}", key=key.decode())

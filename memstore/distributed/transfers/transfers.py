@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from memstore.distributed.rules import Member
-from memstore.distributed.transfers.absent import AbsentBytes
+from memstore.distributed.transfers.absent import AbsentBytes, of_key
 from memstore.distributed.transfers.asking import Part
 from memstore.distributed.transfers.copies import (
     GoneError,
@@ -107,7 +107,11 @@ class Transfers:
         elsewhere: dict[bytes, list[SegmentExtent]] = {}
         for host, extent in record.elsewhere(self._root.member_id()):
             elsewhere.setdefault(host, []).append(extent)
-        kept = self._keeper.keep([(self._member(host), extents) for host, extents in elsewhere.items()], deadline)
+        try:
+            hosts = [(self._member(host), extents) for host, extents in elsewhere.items()]
+        except HomeUnavailableError as error:
+            raise of_key(key, error) from error
+        kept = self._keeper.keep(hosts, deadline)
         return None if kept is None else self._absent(key, record, kept, seconds, deadline)
 
     def _check_not_attached(self, key: bytes, record: Record) -> None:
@@ -181,7 +185,10 @@ class Transfers:
             if held is not None:
                 return held
             assert record.hosts is not None, "it lies on another host"
-            return fetch_copy(self._root, key, record, self._streams, self._member(record.hosts[0]), deadline)
+            try:
+                return fetch_copy(self._root, key, record, self._streams, self._member(record.hosts[0]), deadline)
+            except HomeUnavailableError as error:
+                raise of_key(key, error) from error
 
     def _localized(self, key: bytes, record: Record, deadline: float) -> MappedEntry | None:
         name = key.decode()

@@ -54,7 +54,8 @@ def verify_store(
         check_publications(root)
     except CorruptionError as error:
         damaged.append(_told(error))
-    step = _Steps(progress, found.nbytes if chosen is None else _bytes_of(root, chosen, timeout))
+    asked = () if progress is None or chosen is None else chosen  # who hears of no progress doesn't wait for sizes
+    step = _Steps(progress, found.nbytes if chosen is None else _bytes_of(root, asked, timeout))
     checked = unchecked = 0
     for key in keys_of_bytes_here(root) if chosen is None else chosen:
         try:

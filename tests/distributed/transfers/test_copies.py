@@ -247,8 +247,9 @@ def test_a_host_that_is_away_is_an_error_within_the_timeout(hosts: Hosts) -> Non
     hosts.there.put("key", torch.arange(5000))
     record = hosts.record("key")
     hosts.served.senders.close()
-    with pytest.raises(HomeUnavailableError, match="host at"):
+    with pytest.raises(HomeUnavailableError, match="^'key': .* at ") as caught:
         hosts.transfers.hold(b"key", record, time.monotonic() + 0.7)
+    assert caught.value.key == "key"
     assert hosts.here.stats().filling_bytes == 0
 
 
