@@ -1,6 +1,6 @@
 """A data set in a store, read by the workers of a DataLoader: they get a reference to it, and read the rows they need.
 
-    python examples/dataset.py [--rows N] [--batch N] [--epochs N] [--workers N]
+    python examples/dataset.py [--rows N] [--batch N] [--epochs N] [--workers N] [--root PATH]
 
 Each worker receives a pickled view: some hundred bytes, however large the data set is. For each batch a worker reads
 the rows with one `memstore.read_rows` into memory that it shares with this process. So a row is copied only once
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from itertools import cycle
@@ -60,30 +58,30 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--root", default="/dev/shm/memstore-dataset", help="of the store, which begins anew")
     options = parser.parse_args()
-    root = tempfile.mkdtemp(prefix="memstore-dataset-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-    try:
-        run(root, options)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    with memstore.open(options.root, "w") as store:  # "w": without what a run has left that was killed
+        try:
+            run(store, options)
+        finally:
+            memstore.destroy(options.root)
 
 
-def run(root: str, options: argparse.Namespace) -> None:
-    with memstore.open(root) as store:
-        store.put(KEY, made_up(options.rows))
-        data = Rows(store.view(KEY), options.batch)
-        nbytes = store.info(KEY).nbytes
-        sent = len(ForkingPickler.dumps(data))
-        print(f"data set: {options.rows:,} rows, {nbytes / MIB:.0f} MiB; a worker gets {sent} bytes")
-        loader = load(data, options)
-        for number in range(1, options.epochs + 1):
-            start = time.perf_counter()
-            seen, read = epoch(loader)
-            seconds = time.perf_counter() - start
-            rate = f"{len(seen) / seconds:,.0f} rows/s" if number > 1 else "with the start of the workers"
-            print(f"epoch {number}: {len(seen):,} rows in {seconds:.2f} s, {rate}")
-            if len(seen.unique()) != options.rows // options.batch * options.batch:
-                raise SystemExit(f"only {len(seen.unique()):,} different rows came")
+def run(store: memstore.Store, options: argparse.Namespace) -> None:
+    store.put(KEY, made_up(options.rows))
+    data = Rows(store.view(KEY), options.batch)
+    nbytes = store.info(KEY).nbytes
+    sent = len(ForkingPickler.dumps(data))
+    print(f"data set: {options.rows:,} rows, {nbytes / MIB:.0f} MiB; a worker gets {sent} bytes")
+    loader = load(data, options)
+    for number in range(1, options.epochs + 1):
+        start = time.perf_counter()
+        seen, read = epoch(loader)
+        seconds = time.perf_counter() - start
+        rate = f"{len(seen) / seconds:,.0f} rows/s" if number > 1 else "with the start of the workers"
+        print(f"epoch {number}: {len(seen):,} rows in {seconds:.2f} s, {rate}")
+        if len(seen.unique()) != options.rows // options.batch * options.batch:
+            raise SystemExit(f"only {len(seen.unique()):,} different rows came")
     print(f"read by the workers: {read / MIB:.0f} MiB")
 
 

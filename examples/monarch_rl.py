@@ -1,6 +1,6 @@
 """A trainer, generators and an evaluator, actors on a Monarch mesh, pass weights and batches through one store.
 
-    python examples/monarch_rl.py [--until MEAN] [--workers tcp://HOST:PORT ...]
+    python examples/monarch_rl.py [--until MEAN] [--workers tcp://HOST:PORT ...] [--root PATH]
 
 Without --workers the mesh is this host. With them it is the hosts whose Monarch workers listen there, this one first:
 the store is one across all of them, and the actors' lines are the same. They know each other by keys only:
@@ -17,11 +17,9 @@ what was passed. `pip install '.[demo,cluster]'` brings what it needs.
 from __future__ import annotations
 
 import argparse
-import shutil
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -93,7 +91,7 @@ class Generator(Member):
 
     @endpoint
     def remove(self) -> None:
-        shutil.rmtree(self.store.root, ignore_errors=True)
+        memstore.destroy(self.store.root)
 
     @torch.no_grad()
     def play(self, game: Any, seen: Any) -> tuple[dict[str, Tensor], Any]:
@@ -181,10 +179,6 @@ class Evaluator(Member):
             self.put("scores/greedy", {"mean": mean, "best": best, "returns": returns, "version": self.version})
         return self.row()
 
-    @endpoint
-    def remove(self) -> None:
-        shutil.rmtree(self.store.root, ignore_errors=True)
-
     @torch.no_grad()
     def play(self, game: Any) -> float:
         seen, total, is_over = game.reset()[0], 0.0, False
@@ -203,12 +197,11 @@ def main() -> int:
     parser.add_argument("--updates", type=int, default=150, help="of the policy, at most")
     parser.add_argument("--generators", type=int, default=2, help="on each host")
     parser.add_argument("--workers", nargs="+", metavar="ADDRESS", help="of Monarch, of the hosts; this host's first")
+    parser.add_argument("--root", default="/dev/shm/memstore-rl", help="of the store, which begins anew")
     options = parser.parse_args()
-    root = tempfile.mkdtemp(prefix="memstore-rl-", dir="/dev/shm")
     try:
-        return run(root, mesh_of(options.workers), options)
+        return run(options.root, mesh_of(options.workers), options)
     finally:
-        shutil.rmtree(root, ignore_errors=True)
         shutdown_context().get()
 
 
@@ -222,6 +215,8 @@ def mesh_of(workers: list[str] | None) -> Any:
 
 def run(root: str, mesh: Any, options: argparse.Namespace) -> int:
     cluster = memstore.serve(mesh, root)
+    with memstore.open(root) as store:
+        store.clear()  # what a run has left that was killed: its agents go on, and this run found them
     generators = mesh.spawn_procs(per_host={"generators": options.generators}).spawn("gen", Generator, root)
     try:
         with memstore.open(root) as store:

@@ -1,6 +1,6 @@
 """A dataset that one process creates and others fill: they receive a reference to it over torch.distributed.rpc.
 
-    python examples/remote_fill.py [--workers N]
+    python examples/remote_fill.py [--workers N] [--root PATH]
 
 TensorDict's documentation shows the same with memory maps: the rows aren't sent back, because a worker with the
 reference writes them to their place. Here rank 0 creates the dataset with room for the digits of scikit-learn. Each
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import tempfile
 import warnings
 from pathlib import Path
@@ -36,15 +35,13 @@ LOG = {"worker": ((), torch.int64), "rows": ((2,), torch.int64)}
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python examples/remote_fill.py")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--root", default="/dev/shm/memstore-remote-fill", help="of the store, which begins anew")
     options = parser.parse_args()
     if options.workers < 1:
         parser.error("--workers is 1 or more")
-    root = tempfile.mkdtemp(prefix="memstore-remote-fill-")
-    try:
-        meeting = f"file://{root}/meeting"
-        multiprocessing.spawn(run, (options.workers + 1, meeting, root), options.workers + 1)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="memstore-remote-fill-") as folder:
+        arguments = (options.workers + 1, f"file://{folder}/meeting", options.root)
+        multiprocessing.spawn(run, arguments, options.workers + 1)
 
 
 def run(rank: int, world: int, meeting: str, root: str) -> None:
@@ -53,7 +50,11 @@ def run(rank: int, world: int, meeting: str, root: str) -> None:
     backend = rpc.TensorPipeRpcBackendOptions(init_method=meeting, num_worker_threads=2)
     rpc.init_rpc(f"rank{rank}", rank=rank, world_size=world, rpc_backend_options=backend)
     if rank == 0:
-        create_and_judge(f"{root}/store", world - 1)
+        with memstore.open(root, "w", checksum=True) as store:  # "w": without what a run has left that was killed
+            try:
+                create_and_judge(store, world - 1)
+            finally:
+                memstore.destroy(root)
     rpc.shutdown()  # waits for all calls
 
 
@@ -83,29 +84,28 @@ def enlarged(images: torch.Tensor) -> torch.Tensor:
 # --- rank 0 -----------------------------------------------------------------------------------------------------------
 
 
-def create_and_judge(path: str, workers: int) -> None:
+def create_and_judge(store: memstore.Store, workers: int) -> None:
     images, labels = digits()
-    with memstore.open(path, checksum=True) as store:
-        data = store.create_dataset("digits", ROW, capacity=len(labels), length=len(labels))
-        log = store.create_dataset("log", LOG, capacity=len(labels))
-        print(f"created    {len(data):,} rows of zeros, {store.info('digits').nbytes / (1 << 20):.1f} MiB")
+    data = store.create_dataset("digits", ROW, capacity=len(labels), length=len(labels))
+    log = store.create_dataset("log", LOG, capacity=len(labels))
+    print(f"created    {len(data):,} rows of zeros, {store.info('digits').nbytes / (1 << 20):.1f} MiB")
 
-        calls = [rpc.rpc_async(f"rank{i}", fill, (data, log, i, workers)) for i in range(1, workers + 1)]
-        pids: list[int] = [call.wait() for call in calls]
+    calls = [rpc.rpc_async(f"rank{i}", fill, (data, log, i, workers)) for i in range(1, workers + 1)]
+    pids: list[int] = [call.wait() for call in calls]
 
-        for i, pid in enumerate(pids, 1):
-            own = log[:]["rows"][log[:]["worker"] == i]
-            print(f"worker {i}   pid {pid}, {int((own[:, 1] - own[:, 0]).sum()):,} rows in {len(own)} slices")
-        filled = data[:]
-        same = torch.equal(filled["picture"], enlarged(images)) and torch.equal(filled["label"], labels)
-        print(f"filled     rank 0 sees {'every row as it should be' if same else 'OTHER ROWS'}")
+    for i, pid in enumerate(pids, 1):
+        own = log[:]["rows"][log[:]["worker"] == i]
+        print(f"worker {i}   pid {pid}, {int((own[:, 1] - own[:, 0]).sum()):,} rows in {len(own)} slices")
+    filled = data[:]
+    same = torch.equal(filled["picture"], enlarged(images)) and torch.equal(filled["label"], labels)
+    print(f"filled     rank 0 sees {'every row as it should be' if same else 'OTHER ROWS'}")
 
-        version = data.seal()
-        sealed, report = store.get("digits"), store.verify(["digits"])
-        same = same and torch.equal(sealed["label"], labels) and report.ok
-        print(f"sealed     version {version}, {Path(store.info('digits').files[0]).name}, checksums fit: {report.ok}")
-        if not same or os.getpid() in pids:
-            raise SystemExit(1)
+    version = data.seal()
+    sealed, report = store.get("digits"), store.verify(["digits"])
+    same = same and torch.equal(sealed["label"], labels) and report.ok
+    print(f"sealed     version {version}, {Path(store.info('digits').files[0]).name}, checksums fit: {report.ok}")
+    if not same or os.getpid() in pids:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

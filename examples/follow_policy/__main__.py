@@ -1,6 +1,6 @@
 """A trainer publishes a network's weights after every step; two evaluators follow, and one of them is killed.
 
-    python -m examples.follow_policy [--steps N] [--pace SECONDS]
+    python -m examples.follow_policy [--steps N] [--pace SECONDS] [--root PATH]
 
 Three processes share one folder, without a server. They communicate only through keys of the store: the weights are
 under "policy", and each process puts its state under "report/NAME", which this process reads to draw the picture.
@@ -11,11 +11,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
-import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing import forkserver
@@ -41,23 +38,22 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--pace", type=float, default=0.025, help="seconds a step takes at least")
     parser.add_argument("--sabotage", type=int, default=0, metavar="STEP", help="damage the weights of one step")
+    parser.add_argument("--root", default="/dev/shm/memstore-demo", help="of the store, which begins anew")
     options = parser.parse_args()
     if options.steps < 2:
         parser.error("--steps is 2 or more, so that the evaluators see one")
-    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    root = tempfile.mkdtemp(prefix="memstore-demo-", dir=parent)
-    try:
-        return run(root, options)
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    with memstore.open(options.root, "w") as store:  # "w": without what a run has left that was killed
+        try:
+            return run(store, options)
+        except KeyboardInterrupt:
+            return 130
+        finally:
+            memstore.destroy(options.root)
 
 
-def run(root: str, options: argparse.Namespace) -> int:
-    console = Console()
+def run(store: memstore.Store, options: argparse.Namespace) -> int:
+    root, console = store.root, Console()
     console.print(f"store [bold]{root}[/], {options.steps} steps, {len(EVALUATORS)} evaluators", highlight=False)
-    store = memstore.open(root)
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for this process, which ends the others
     forkserver.ensure_running()
     signal.signal(signal.SIGINT, handler)

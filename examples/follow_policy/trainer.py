@@ -15,7 +15,7 @@ def train(root: str, steps: int, pace: float, sabotage: int) -> None:
     """Publishes the weights after each of `steps` steps, `pace` seconds apart at least, so that one can watch."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    store = memstore.open(root)
+    store = memstore.open(root, "r+")
     (pixels, labels), _ = digits()
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
