@@ -90,7 +90,16 @@ from memstore.engine.format import (
 )
 from memstore.engine.holdings import Holding, who_holds
 from memstore.engine.machine import stores_of_machine
-from memstore.engine.opening import Creation, check_is_host, destroy_root, has_settings, may_come, open_root
+from memstore.engine.opening import (
+    Creation,
+    Fresh,
+    check_is_host,
+    created_for,
+    destroy_root,
+    has_settings,
+    may_come,
+    open_root,
+)
 from memstore.engine.pin import Pin, PinOptions, pack, unpack
 from memstore.engine.protocols import (
     DEFAULT_LEASE,
@@ -311,7 +320,9 @@ __all__ = [
     "decode_segments",
     "decode_mutable",
     "delete",
+    "created_for",
     "destroy_root",
+    "Fresh",
     "encode_extents",
     "encode_mutable",
     "end_of",

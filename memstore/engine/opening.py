@@ -69,6 +69,7 @@ from memstore.errors import (
 
 log = logging.getLogger("memstore")
 
+_TAKEN_BACK_WITHIN = 5.0  # seconds
 CREATE = ("a", "x", "w")  # modes that create a store where there is none
 
 
@@ -146,6 +147,60 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
             if creation.capacity is not None:
                 _set_capacity(root, creation.capacity, deadline)
     return use
+
+
+class Fresh:
+    """What an opening is about to make: a store, a folder. What needs the store, and fails, takes that back.
+
+    Args:
+        path: of the root, before it is opened with mode "a".
+        creation: that it is opened with.
+    """
+
+    def __init__(self, path: str, creation: Creation) -> None:
+        self._path = os.path.realpath(path)
+        self._makes_store = creation.shared is None and not has_settings(self._path)
+        self._makes_folder = not os.path.lexists(self._path)
+
+    def take_back(self) -> None:
+        """Removes the store, if it wasn't there before and is nobody's by now: it is empty, unserved, and no member.
+
+        Nothing is raised: the error that led here is the one to tell.
+        """
+        if not self._makes_store or not has_settings(self._path):
+            return
+        self._makes_store = False
+        with contextlib.suppress(MemstoreError, OSError):
+            use = open_root(self._path, "r+", Creation(), _TAKEN_BACK_WITHIN)
+            try:
+                self._take_back(use.root)
+            finally:
+                close_root(use)
+
+    def _take_back(self, root: Root) -> None:
+        path, deadline = self._path, deadline_after(_TAKEN_BACK_WITHIN)
+
+        def discard_if_empty() -> None:  # under the mutex: nobody's put comes between
+            if not root.catalog.view(lambda transaction: transaction.count("entries")):
+                discard(path, root.settings)
+
+        with folder.locked(path, deadline, registry.lock), unserved(path):
+            if not root.catalog.has_membership():
+                root.mutex.run(discard_if_empty, deadline)
+        if self._makes_folder and not has_settings(path):
+            remove_root(path)
+
+
+@contextlib.contextmanager
+def created_for(path: str, creation: Creation, timeout: float) -> Generator[None]:
+    """Creates the store at `path` for what follows, if there is none. Where that fails, no new store is left."""
+    fresh = Fresh(path, creation)
+    close_root(open_root(path, "a", creation, timeout))
+    try:
+        yield
+    except BaseException:
+        fresh.take_back()
+        raise
 
 
 def check_is_host(use: RootUse) -> None:

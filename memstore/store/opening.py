@@ -10,7 +10,7 @@ from memstore.engine import (
     Creation,
     absolute_path,
     check_is_host,
-    close_root,
+    created_for,
     deadline_after,
     open_root,
     resource_errors,
@@ -167,6 +167,5 @@ def _join(path: str, cluster: str, creation: Creation, timeout: float) -> None:
         from memstore.distributed.serving import join
 
     parse_own_address(cluster)  # before anything is made
-    with resource_errors(path):
-        close_root(open_root(path, "a", creation, timeout))
-    join(path, cluster=cluster, timeout=timeout)
+    with resource_errors(path), created_for(path, creation, timeout):
+        join(path, cluster=cluster, timeout=timeout)

@@ -44,7 +44,16 @@ from memstore.distributed.serving import (
     turn,
     wait_until_member,
 )
-from memstore.engine import Creation, absolute_path, boot_id, close_root, open_root, resource_errors, state_folder
+from memstore.engine import (
+    Creation,
+    Fresh,
+    absolute_path,
+    boot_id,
+    close_root,
+    open_root,
+    resource_errors,
+    state_folder,
+)
 from memstore.errors import AddressUnavailableError, CorruptionError, FormatVersionError, NotServedError
 from memstore.version import __version__
 
@@ -64,6 +73,7 @@ class Launching:
         self._ips = ips
         self._root = ""
         self._is_shared = False  # it lies on storage that all hosts mount, where it was made before
+        self._fresh: Fresh | None = None  # what a look has made
         self._reception: Reception | None = None
         self._agent = 0  # the pid of the one that was started here
         self._lock = threading.Lock()  # around that pid, and whether all is undone
@@ -109,7 +119,9 @@ class Launching:
         path = absolute_path(order.root)
         with resource_errors(path):
             self._is_shared = os.path.isdir(path) and state_folder(path) != path
-            use = open_root(path, "a", Creation(shared="copy" if self._is_shared else None), _OPEN_WITHIN)
+            creation = Creation(shared="copy" if self._is_shared else None)
+            self._fresh = Fresh(path, creation)
+            use = open_root(path, "a", creation, _OPEN_WITHIN)
             try:
                 member = use.root.member_id()
             finally:
@@ -191,13 +203,18 @@ class Launching:
                 os.kill(agent, signal.SIGTERM)
 
     def _undo(self) -> None:
-        """Ends the agent, if one was started here, and keeps one that is just being started from staying."""
+        """Ends the agent, if one was started here, and keeps one that is just being started from staying.
+
+        The store that was made for it goes, too.
+        """
         self._receive_no_more()
         with self._lock:
             self._is_undone, agent = True, self._agent
             self._agent = 0
         if agent:
             _end(agent)
+        if self._fresh is not None:
+            self._fresh.take_back()
 
 
 def _is_taken(address: Address) -> bool:

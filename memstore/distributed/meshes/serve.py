@@ -6,8 +6,9 @@
    answers once its host is a member.
 4. When all have settled, the launchers are ended. The agents go on.
 
-If one fails, or time runs out, the agents that were started here are ended, and the launchers with them. If this
-process is killed meanwhile, agents that were started may stay: to serve the mesh again goes on with them.
+If one fails, or time runs out, the agents that were started here are ended, and the launchers with them. Stores that
+were made are removed, unless their hosts are members by then. If this process is killed meanwhile, agents that were
+started may stay: to serve the mesh again goes on with them.
 """
 
 from __future__ import annotations
@@ -118,13 +119,13 @@ class _Serving:
 
     def run(self) -> Cluster:
         look = Look(VERSION, self._root)
-        seen = self._launchers.ask(dict.fromkeys(range(self._launchers.count), look), Seen, self._deadline)
-        for rank, one in seen.items():
-            self._launchers.name(rank, one.name)
-        plan = plan_of(seen)
-        secret = self._secret(plan)
-        is_here = _folder(self._root) in {one.folder for one in seen.values()}
         try:
+            seen = self._launchers.ask(dict.fromkeys(range(self._launchers.count), look), Seen, self._deadline)
+            for rank, one in seen.items():
+                self._launchers.name(rank, one.name)
+            plan = plan_of(seen)
+            secret = self._secret(plan)
+            is_here = _folder(self._root) in {one.folder for one in seen.values()}
             view = self._start(plan, self._ips(plan, seen, is_here), secret).view
         except BaseException:
             undo = dict.fromkeys(range(self._launchers.count), Undo())

@@ -35,6 +35,7 @@ from memstore.engine import (
     absolute_path,
     boot_id,
     close_root,
+    created_for,
     is_in_memory,
     open_root,
     resource_errors,
@@ -138,7 +139,13 @@ def _serve(options: Options, hello: Hello, ready_fd: int | None, creation: Creat
     path = options.root
     if creation.shared is not None and options.seed != options.address:
         wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
-    durable = _open_once(path, creation)
+    with created_for(path, creation, _OPEN_WITHIN):
+        _serve_store(options, hello, ready_fd)
+
+
+def _serve_store(options: Options, hello: Hello, ready_fd: int | None) -> None:
+    path = options.root
+    durable = _is_durable(path)
     state = state_folder(path)
     lock = AgentLock(path)
     try:
@@ -155,10 +162,10 @@ def _serve(options: Options, hello: Hello, ready_fd: int | None, creation: Creat
         lock.close()
 
 
-def _open_once(path: str, creation: Creation) -> bool:
-    """Creates the root if there is none. Returns whether its puts are synced to a disk."""
+def _is_durable(path: str) -> bool:
+    """Whether its puts are synced to a disk."""
     with resource_errors(path):
-        use = open_root(path, "a", creation, _OPEN_WITHIN)
+        use = open_root(path, "r+", Creation(), _OPEN_WITHIN)
         try:
             return use.root.settings.durable
         finally:

@@ -29,9 +29,9 @@ from memstore.distributed.serving.news import Kind, Lines
 from memstore.engine import (
     Creation,
     absolute_path,
-    close_root,
+    created_for,
     deadline_after,
-    open_root,
+    has_settings,
     resource_errors,
     state_folder,
     syscalls,
@@ -90,13 +90,17 @@ def join(
     creation = Creation(shared="copy" if shared else None)
     if shared and own != seed:
         wait_for_storage(path, deadline)
-    with resource_errors(path):
-        close_root(open_root(path, "a", creation, timeout))
-    path = os.path.realpath(path)
-    with turn(path, deadline, timeout):
-        if not is_served_on(path, deadline, timeout):
-            start_agent(path, own, seed, deadline, timeout, shared=shared)
-    standing = wait_until_member(path, deadline, timeout)
+    with resource_errors(path), created_for(path, creation, timeout):
+        path = os.path.realpath(path)
+        try:
+            with turn(path, deadline, timeout):
+                if not is_served_on(path, deadline, timeout):
+                    start_agent(path, own, seed, deadline, timeout, shared=shared)
+            standing = wait_until_member(path, deadline, timeout)
+        except FileNotFoundError as error:
+            if has_settings(path):
+                raise
+            raise NotServedError(f"{path} was removed by a process of this host that could not join: {error}") from None
     if standing.view.seed_address != str(seed):
         raise NotServedError(
             f"{path} is served already, in the cluster of the seed {standing.view.seed_address}, not {seed}: end that "

@@ -54,7 +54,10 @@ def test_each_call_ends_at_its_timeout_and_names_the_host_and_the_key(fault: str
             told = f"{kind} {name}: {seconds:.2f} s of {limit} s, {error} {text}"
             if seconds > limit + LATE_BY:
                 wrong.append(f"late: {told}")
-            if (error != "") != (name not in LOCAL) or (error and error != "HomeUnavailableError"):
+            allowed = {""} if name in LOCAL else {"HomeUnavailableError"}
+            if name.startswith("put_sharded"):
+                allowed.add("UnknownOutcomeError")  # the attempt may be completed by others
+            if error not in allowed:
                 wrong.append(f"another end: {told}")
             elif error and cluster.address(1) not in text:
                 wrong.append(f"names no host: {told}")

@@ -138,7 +138,7 @@ def test_an_address_that_is_taken_or_not_here_is_named(agents: Agents, ip: str) 
         address = f"tcp://{ip}:{taken.getsockname()[1]}"
         code, text = agents.start("a", address=address).ended()
     assert code == REFUSED and address in text and "can't listen there" in text
-    assert agents.processes() == []
+    assert agents.processes() == [] and not os.path.exists(f"{agents.folder}/a")
 
 
 def refusal(agents: Agents, address: str, **environment: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,6 +196,7 @@ def test_what_stands_in_the_way_is_told(agents: Agents, launched: str, monkeypat
     with pytest.raises(memstore.NotServedError, match="mode 0644"):
         memstore.join(launched, timeout=LONG)
     eventually(lambda: agents.processes() == [], "no process is left")
+    assert not os.path.exists(launched)
 
 
 def test_a_seed_that_does_not_answer_is_named_in_time(
@@ -204,9 +206,43 @@ def test_a_seed_that_does_not_answer_is_named_in_time(
         silent.bind(("127.0.0.3", 0))
         seed = f"tcp://127.0.0.3:{silent.getsockname()[1]}"
     monkeypatch.setenv("MEMSTORE_ADDRESS", seed.replace("127.0.0.3", "127.0.0.4"))
-    for _ in range(2):
+    os.mkdir(launched)
+    for kind in ("join", "open"):
         with pytest.raises(memstore.StoreTimeoutError, match=seed) as late:
-            memstore.join(launched, cluster=seed, timeout=1.5)
+            if kind == "join":
+                memstore.join(launched, cluster=seed, timeout=1.5)
+            else:
+                memstore.open(launched, "r", cluster=seed, wait=1.5)
         assert "see whether the seed is served" in str(late.value)
         assert "SIGTERM" not in str(late.value)  # neither by this call nor by the one before
+        assert os.listdir(launched) == []  # the folder was there before, and the store wasn't
     eventually(lambda: agents.processes() == [], "no process is left")
+
+
+def put_soon(root: str) -> None:
+    with memstore.open(root, "r", wait=LONG), memstore.open(root) as store:
+        store.put("key", "kept")
+
+
+@pytest.mark.parametrize(
+    "was_there", [pytest.param(True, id="there before", marks=pytest.mark.full), pytest.param(False, id="put into")]
+)
+def test_a_store_that_is_somebodys_stays_when_a_join_fails(
+    was_there: bool, agents: Agents, launched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`put into`: while this host tried to become a member."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.3", 0))
+        seed = f"tcp://127.0.0.3:{silent.getsockname()[1]}"
+    monkeypatch.setenv("MEMSTORE_ADDRESS", seed.replace("127.0.0.3", "127.0.0.4"))
+    if was_there:
+        memstore.open(launched).close()
+    putting = threading.Thread(target=put_soon, args=(launched,))
+    if not was_there:
+        putting.start()
+    with pytest.raises(memstore.StoreTimeoutError, match=seed):
+        memstore.open(launched, cluster=seed, wait=1.5)
+    with memstore.open(launched, "r") as store:
+        assert list(store) == ([] if was_there else ["key"])
+    if not was_there:
+        putting.join()
