@@ -92,7 +92,11 @@ class Launching:
     def _take(self, order: Order) -> Report:
         match order:
             case Look():
-                return self._look(order)
+                try:
+                    return self._look(order)
+                finally:
+                    if self._is_undone and self._fresh is not None:  # by an order that has overtaken this one
+                        self._fresh.take_back()
             case Receive():
                 self._reception = Reception(order.ips, order.port)
                 return Receives(self._reception.addresses, self._reception.token)

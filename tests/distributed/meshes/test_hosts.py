@@ -41,6 +41,10 @@ def nothing_runs(mesh: MeshHosts, root: str) -> bool:
     return not any(mesh.agents(number, root) for number in range(HOSTS))
 
 
+def nothing_is_left(mesh: MeshHosts, path: str) -> bool:
+    return all(host.run(["test", "-e", path]).returncode == 1 for host in mesh.hosts)
+
+
 def stop(mesh: MeshHosts, number: int, root: str) -> None:
     mesh.run(number, STOP, root)
     eventually(lambda: nothing_runs(mesh, root), "no agent is left")
@@ -134,7 +138,7 @@ def test_a_root_that_one_host_cannot_make_names_it(mesh: MeshHosts, root: str) -
         mesh.run(number, "import os; os.mkdir(sys.argv[1])", root)
     with pytest.raises(memstore.NotAStoreError, match=f"host2: .*{root}"):
         mesh.attach(*mesh.workers).call("serve", f"{root}/store")
-    assert nothing_runs(mesh, root)
+    assert nothing_runs(mesh, root) and nothing_is_left(mesh, f"{root}/store")
     mesh.run(2, "open(sys.argv[1], 'w')", root)
     with pytest.raises(memstore.MemstoreError, match=f"host2: .*{root}"):
         mesh.owner.call("serve", f"{root}/store")
@@ -144,7 +148,7 @@ def test_a_root_that_one_host_cannot_make_names_it(mesh: MeshHosts, root: str) -
 def test_a_host_with_another_version_is_named(mesh: MeshHosts, root: str) -> None:
     with pytest.raises(memstore.FormatVersionError, match=r"host.*: memstore 99\.9 here"):
         mesh.attach(*mesh.workers[:2], mesh.work(2, FAKE_VERSION="99.9")).call("serve", root)
-    assert nothing_runs(mesh, root)
+    assert nothing_runs(mesh, root) and nothing_is_left(mesh, root)
 
 
 def test_a_host_without_memstore_is_named(mesh: MeshHosts, root: str) -> None:
@@ -180,7 +184,7 @@ def test_a_host_that_cannot_reach_the_first_one_is_named(mesh: MeshHosts, root: 
     first = mesh.work(0, MEMSTORE_ADDRESS="tcp://127.0.0.1:7600")
     with pytest.raises(memstore.NotServedError, match=r"no address at which all others reach it \(.*host1: tcp://127"):
         mesh.attach(first, *mesh.workers[1:]).call("serve", root)
-    assert nothing_runs(mesh, root)
+    assert nothing_runs(mesh, root) and nothing_is_left(mesh, root)
 
 
 def test_a_worker_that_does_not_run_ends_the_call_in_time(mesh: MeshHosts, root: str) -> None:
@@ -234,7 +238,7 @@ def test_the_example_learns_on_several_hosts(mesh: MeshHosts) -> None:
     assert re.search(r"generator 1 +host1 ", done.stdout), done.stdout
     for host in mesh.hosts[:2]:
         left = host.run(["ls", "/dev/shm"], capture_output=True, text=True, check=True).stdout
-        assert "memstore-rl-" not in left
+        assert "memstore-rl" not in left
 
 
 def test_the_cluster_file_names_all_hosts(mesh: MeshHosts, root: str) -> None:
