@@ -6,19 +6,19 @@ What an earlier call has put into the module stays as it is, here and where it i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from memstore.deferred_init.placed import as_before, is_placed, note_placed
+from memstore.deferred_init.placed import Swaps, as_before, have_same_slots, is_placed, note_placed
 from memstore.deferred_init.shards import distribute, spread_as
 from memstore.deferred_init.slots import Slot
 from memstore.deferred_init.sources import Table
 from memstore.deferred_init.taking import Taking
-from memstore.deferred_init.tensors import become, made_for_now, made_of, materialize
+from memstore.deferred_init.tensors import become, is_deferred_tensor, made_for_now, made_of, materialize, plainly
 from memstore.deferred_init.ties import ties_apart
 from memstore.deferred_init.wishes import Names, Wish, is_on
 from memstore.deferred_init.wrappers import is_wrapper
@@ -53,8 +53,10 @@ def fill(slots: Sequence[Slot], table: Table | None, wish: Wish) -> Materialized
         StructureMismatchError: tensors of the source don't fit; all are listed.
         MemstoreError: see `materialize_module`. After any error nothing was changed.
     """
+    slots = [slot for slot in slots if is_deferred_tensor(slot.tensor)]  # another thread may have made them since
     in_turn = sorted(slots, key=lambda slot: not slot.is_parameter)  # what is one is spread as one, wherever it is too
-    with as_before(slot.tensor for slot in in_turn):
+    seen = {id(slot.tensor): made_of(slot.tensor) for slot in in_turn}
+    with as_before(slot.tensor for slot in in_turn), Swaps() as swaps:
         todo = [slot for slot in in_turn if not is_placed(slot.tensor)]
         found = [] if table is None else _found(todo, table, wish.names)
         if table is not None:
@@ -66,9 +68,11 @@ def fill(slots: Sequence[Slot], table: Table | None, wish: Wish) -> Materialized
         else:
             _replay(todo, wish)
         made = _all_finished(in_turn, wish)
+        _become_real(in_turn, made, seen, swaps, wish.names)
     for slot, one in zip(in_turn, made, strict=True):
-        slot.home[slot.key] = one
-        note_placed(slot.tensor)
+        deferred = swaps.deferred(slot.tensor)
+        slot.home[slot.key] = one if deferred is None else slot.tensor  # a scripted module's home is in C++
+        note_placed(slot.tensor if deferred is None else deferred)
     taken = {id(slot.tensor) for slot, _ in found}
     saved = {id(slot.tensor) for slot in slots if slot.is_saved}
     named = [slot for slot in slots if slot.is_saved or id(slot.tensor) not in saved]
@@ -164,6 +168,33 @@ def _finished(slot: Slot, wish: Wish) -> torch.Tensor:
     if made.dtype != dtype or not is_on(made.device, device):
         return become(tensor, made.detach().to(device=device, dtype=dtype))
     return made
+
+
+def _become_real(
+    slots: Sequence[Slot],
+    made: Sequence[torch.Tensor],
+    seen: Mapping[int, torch.Tensor | None],
+    swaps: Swaps,
+    names: Names,
+) -> None:
+    """Makes the deferred tensors real as the same objects, but for those in whose place another object belongs.
+
+    Args:
+        seen: of each deferred tensor, what `materialize_tensor` has returned for it before. It stays as it is, and
+            shares its memory. If the user has put it into the module, what is tied to it becomes that object.
+    """
+    with plainly():
+        for slot, one in zip(slots, made, strict=True):
+            tensor = slot.tensor
+            if swaps.deferred(tensor) is not None or made_of(tensor) is not one:
+                continue
+            if is_placed(tensor) or not have_same_slots(type(tensor), type(one)):
+                continue
+            if one is seen[id(tensor)]:
+                if id(one) in names or is_lazy(one):
+                    continue
+                one = become(tensor, one.detach())
+            swaps.swap(slot.name, tensor, one)
 
 
 def _is_spread(tensor: torch.Tensor, made: torch.Tensor | None) -> bool:
