@@ -6,7 +6,7 @@ What an earlier call has put into the module stays as it is, here and where it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -57,7 +57,8 @@ def fill(slots: Sequence[Slot], table: Table | None, wish: Wish) -> Materialized
     in_turn = sorted(slots, key=lambda slot: not slot.is_parameter)  # what is one is spread as one, wherever it is too
     seen = {id(slot.tensor): made_of(slot.tensor) for slot in in_turn}
     with as_before(slot.tensor for slot in in_turn), Swaps() as swaps:
-        todo = [slot for slot in in_turn if not is_placed(slot.tensor)]
+        placed = {id(slot.tensor) for slot in in_turn if is_placed(slot.tensor)}
+        todo = [slot for slot in in_turn if id(slot.tensor) not in placed]
         found = [] if table is None else _found(todo, table, wish.names)
         if table is not None:
             _check(todo, found, table, wish)
@@ -67,8 +68,9 @@ def fill(slots: Sequence[Slot], table: Table | None, wish: Wish) -> Materialized
             taking.write()
         else:
             _replay(todo, wish)
-        made = _all_finished(in_turn, wish)
-        _become_real(in_turn, made, seen, swaps, wish.names)
+        made = _all_finished(in_turn, placed, wish)
+        pairs = [(slot, one) for slot, one in zip(in_turn, made, strict=True) if id(slot.tensor) not in placed]
+        _become_real(pairs, seen, swaps, wish.names)
     for slot, one in zip(in_turn, made, strict=True):
         deferred = swaps.deferred(slot.tensor)
         slot.home[slot.key] = one if deferred is None else slot.tensor  # a scripted module's home is in C++
@@ -140,12 +142,12 @@ def _kind(dtype: torch.dtype) -> int:
     return 2 if dtype.is_complex else int(dtype.is_floating_point)
 
 
-def _all_finished(slots: Sequence[Slot], wish: Wish) -> list[torch.Tensor]:
+def _all_finished(slots: Sequence[Slot], placed: Container[int], wish: Wish) -> list[torch.Tensor]:
     """What was made for each. Shards lie between tensors that were freed, whose pages the C library would keep."""
     made: list[torch.Tensor] = []
     freed = 0
     for slot in slots:
-        made.append(_finished(slot, wish))
+        made.append(materialize([slot.tensor])[0] if id(slot.tensor) in placed else _finished(slot, wish))
         freed += 0 if wish.mesh is None or is_lazy(slot.tensor) else slot.tensor.nbytes
         if freed >= _TRIMMED_EVERY:
             freed = 0
@@ -156,8 +158,6 @@ def _all_finished(slots: Sequence[Slot], wish: Wish) -> list[torch.Tensor]:
 def _finished(slot: Slot, wish: Wish) -> torch.Tensor:
     """What was made for a slot, as it is wished. What is replayed is spread one by one: all are never there at once."""
     tensor = slot.tensor
-    if is_placed(tensor):
-        return materialize([tensor])[0]
     made, dtype, spread = made_of(tensor), wish.dtype_of(tensor), wish.spread_of(slot)
     if spread is not None and not _is_spread(tensor, made):
         whole = made_for_now(tensor) if made is None else made
@@ -171,24 +171,21 @@ def _finished(slot: Slot, wish: Wish) -> torch.Tensor:
 
 
 def _become_real(
-    slots: Sequence[Slot],
-    made: Sequence[torch.Tensor],
-    seen: Mapping[int, torch.Tensor | None],
-    swaps: Swaps,
-    names: Names,
+    pairs: Iterable[tuple[Slot, torch.Tensor]], seen: Mapping[int, torch.Tensor | None], swaps: Swaps, names: Names
 ) -> None:
     """Makes the deferred tensors real as the same objects, but for those in whose place another object belongs.
 
     Args:
+        pairs: slots, and what was made for each.
         seen: of each deferred tensor, what `materialize_tensor` has returned for it before. It stays as it is, and
             shares its memory. If the user has put it into the module, what is tied to it becomes that object.
     """
     with plainly():
-        for slot, one in zip(slots, made, strict=True):
+        for slot, one in pairs:
             tensor = slot.tensor
             if swaps.deferred(tensor) is not None or made_of(tensor) is not one:
                 continue
-            if is_placed(tensor) or not have_same_slots(type(tensor), type(one)):
+            if not have_same_slots(type(tensor), type(one)):
                 continue
             if one is seen[id(tensor)]:
                 if id(one) in names or is_lazy(one):
