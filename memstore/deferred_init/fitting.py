@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from memstore.deferred_init.placed import Swaps, as_before, have_same_slots, is_placed, note_placed
-from memstore.deferred_init.shards import distribute, spread_as
+from memstore.deferred_init.shards import distribute
 from memstore.deferred_init.slots import Slot
 from memstore.deferred_init.sources import Table
 from memstore.deferred_init.taking import Taking
@@ -24,9 +24,9 @@ from memstore.deferred_init.wishes import Names, Wish, is_on
 from memstore.deferred_init.wrappers import is_wrapper
 from memstore.engine import syscalls
 from memstore.errors import StructureMismatchError
-from memstore.fake import is_fake
+from memstore.fake import is_fake, original_class
 from memstore.structure import why_no_memory
-from memstore.wording import short
+from memstore.wording import an, short
 
 _TRIMMED_EVERY = 32 << 20  # bytes
 
@@ -61,8 +61,8 @@ def fill(slots: Sequence[Slot], table: Table | None, wish: Wish) -> Materialized
         todo = [slot for slot in in_turn if id(slot.tensor) not in placed]
         found = [] if table is None else _found(todo, table, wish.names)
         if table is not None:
-            _check(todo, found, table, wish)
             taking = Taking(slots, found, table, wish)
+            _check(todo, found, table, wish, taking)
             taking.take()
             _replay(todo, wish)
             taking.write()
@@ -94,8 +94,6 @@ def _found(slots: Sequence[Slot], table: Table, names: Names) -> list[tuple[Slot
     """Slots that the source has something for, each tensor once, and its name there."""
     found: dict[int, tuple[Slot, str]] = {}
     for slot in slots:
-        if is_wrapper(slot.tensor) and spread_as(slot.tensor) is None:
-            continue  # its parts are replayed
         for name in names[id(slot.tensor)]:
             stored = table.find(name)
             if stored is not None and not (is_lazy(stored) and is_lazy(slot.tensor)):
@@ -103,7 +101,7 @@ def _found(slots: Sequence[Slot], table: Table, names: Names) -> list[tuple[Slot
     return list(found.values())
 
 
-def _check(todo: Sequence[Slot], found: Sequence[tuple[Slot, str]], table: Table, wish: Wish) -> None:
+def _check(todo: Sequence[Slot], found: Sequence[tuple[Slot, str]], table: Table, wish: Wish, taking: Taking) -> None:
     problems: list[str] = []
     for slot, name in found:
         tensor, stored = slot.tensor, table.get(name)
@@ -113,7 +111,7 @@ def _check(todo: Sequence[Slot], found: Sequence[tuple[Slot, str]], table: Table
             problems.append(f"{name}: the source's is uninitialized, and has no values")
         elif stored.device.type == "meta" and wish.device_of(tensor).type != "meta":
             problems.append(f"{name}: the source's is on meta, and has no values")
-        elif (why := _why_not_taken(tensor, stored)) is not None:
+        elif (why := _why_not_taken(tensor, stored) or _why_no_class(slot, stored, wish, taking)) is not None:
             problems.append(f"{name}: the source's is {why}")
         elif not is_lazy(tensor) and tuple(stored.shape) != tuple(tensor.shape):  # a lazy one takes any
             problems.append(f"{name}: shape {list(tensor.shape)} in the module, {list(stored.shape)} in the source")
@@ -136,6 +134,27 @@ def _why_not_taken(tensor: torch.Tensor, stored: torch.Tensor) -> str | None:
         return f"a {stored.layout} tensor: give its to_dense()"
     reason = None if stored.layout is not torch.strided or stored.is_quantized else why_no_memory(stored)
     return None if reason is None else "a tensor whose storage was freed or cut, and has no values"
+
+
+def _why_no_class(slot: Slot, stored: torch.Tensor, wish: Wish, taking: Taking) -> str | None:
+    """Why the module can't have a tensor of the class that the source has: one of them wraps others."""
+    ours, theirs = slot.tensor, type(stored)
+    if not is_wrapper(ours) and not is_wrapper(stored):
+        return None
+    spread = wish.spread_of(slot)
+    if is_wrapper(ours) and spread is None:
+        cls = original_class(type(ours))
+        if cls is theirs:
+            return None
+        return f"{an(theirs)}, and the module's {an(cls)}: give one, or let the module have {an(theirs)}"
+    if not is_wrapper(stored):
+        return None
+    plain = "its full_tensor()" if hasattr(stored, "full_tensor") else "a plain tensor"
+    if spread is not None:
+        return f"{an(theirs)}, which wraps others, and no rank can take its part of these: give {plain}"
+    if taking.shares(ours):
+        return f"{an(theirs)}, which wraps others, and the module's shares its memory with others: give {plain}"
+    return None
 
 
 def _kind(dtype: torch.dtype) -> int:

@@ -35,8 +35,8 @@ def materialize_module(
 ) -> Materialized:
     """Makes the tensors of a module and its descendants real, as the same objects: who has them has the real ones.
 
-    An optimizer that was made before trains, and ties, hooks and weak references last. With `mesh`, plain tensors become
-    DTensors, which are new objects.
+    An optimizer that was made before trains, and ties, hooks and weak references last. With `mesh`, plain tensors
+    become DTensors, which are new objects.
 
     Args:
         module: the result of `deferred_init`, or a part of it. Tensors that are already real aren't changed.

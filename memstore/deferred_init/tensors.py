@@ -162,7 +162,9 @@ def _become(tensor: torch.Tensor, data: torch.Tensor, cls: Any) -> torch.Tensor:
     if cls is torch.Tensor and isinstance(tensor, torch.nn.Parameter):
         cls = torch.nn.Parameter  # of a deferred tensor, outside of the mode, it makes one by a mark
     needs_grad = requires_grad(tensor) and (data.is_floating_point() or data.is_complex())
-    if cls is torch.Tensor:
+    if type(data) is not torch.Tensor and not is_wrapper(data):
+        data = data.as_subclass(torch.Tensor)  # a source's class is none of the module's
+    if cls is torch.Tensor or (is_wrapper(data) and not isinstance(tensor, torch.nn.Parameter)):
         made = data.detach().requires_grad_(needs_grad and tensor.is_leaf)
     elif type(data) is not torch.Tensor:  # a DTensor, which says by a mark that it is a parameter
         made = torch.nn.Parameter(data, needs_grad)
