@@ -169,13 +169,13 @@ class _Content(NamedTuple):
     slots: dict[str, Any]
 
 
-def _content(tensor: torch.Tensor) -> _Content:
+def _content(tensor: Any) -> _Content:
     cls = type(tensor)
     slots = {name: getattr(tensor, name) for name in slot_names(cls) if hasattr(tensor, name)}
     return _Content(tensor, tensor._cdata, cls, tensor.__dict__, slots)
 
 
-def _set(tensor: torch.Tensor, content: _Content) -> None:
+def _set(tensor: Any, content: _Content) -> None:
     tensor.__class__ = content.cls
     tensor.__dict__ = content.attributes
     for name in slot_names(content.cls):
@@ -206,7 +206,7 @@ def _end_hooks(tensor: torch.Tensor) -> None:
             setattr(tensor, name, None)
 
 
-def _refuse_backward(deferred: torch.Tensor) -> None:
+def _refuse_backward(deferred: Any) -> None:
     """What was computed from it before has no gradients for what is real: backward says so, instead of losing them."""
     if deferred.requires_grad and deferred.is_leaf and deferred._use_count() > 1:
         torch.autograd.graph.get_gradient_edge(deferred).node.register_prehook(_refuse_gradients)
