@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -118,7 +119,7 @@ def _of_dtensor(value: Any) -> ShardedLeaf:
     local = _plain(value.to_local())
     pieces = () if coordinate is None else _pieces(layout, tuple(coordinate), tuple(local.shape), value.placements)
     shards = tuple(Shard(piece.box, part(local, piece.local)) for piece in pieces)
-    is_replicated = layout.is_replicated or _is_part_of_the_world(mesh)
+    is_replicated = layout.is_replicated or _is_part_of_the_world(layout.mesh_shape)
     return ShardedLeaf(shape, local.dtype, shards, layout.is_primary(coordinate), is_replicated)
 
 
@@ -152,10 +153,10 @@ def _readings(layout: Layout, coordinate: tuple[int, ...], found: tuple[int, ...
     return tuple(dict.fromkeys(fitting))
 
 
-def _is_part_of_the_world(mesh: Any) -> bool:
+def _is_part_of_the_world(mesh_shape: Sequence[int]) -> bool:
     """Whether there are ranks outside of the mesh, which may have the same tensor on meshes of their own."""
     distributed: Any = sys.modules["torch.distributed"]
-    return distributed.is_initialized() and mesh.size() < distributed.get_world_size()
+    return distributed.is_initialized() and math.prod(mesh_shape) < distributed.get_world_size()
 
 
 def _order(value: Any) -> list[int] | None:
