@@ -65,10 +65,10 @@ def measure(session: Session) -> Workload:
         id="torchstore",
         title=TITLE,
         text="One script with TorchStore's calls, run with each of the two: puts under one key, and gets, in the "
-        "process that puts; and, as torchtitan's trainer and generator do, a state_dict of 300 float32 DTensors that 4 "
-        "actors hold by rows and put, and 2 others get by columns into bfloat16 with strict=False, from the first one's "
-        "begin to the last one's end. memstore's get without a target maps what is there "
-        "and copies nothing. Each has a process of its own, and the time of asyncio is in it.",
+        "process that puts; and, as torchtitan's trainer and generator do, a state_dict of 300 float32 DTensors that "
+        "4 actors hold by rows and put, and 2 others get by columns into bfloat16 with strict=False, from the first "
+        "one's begin to the last one's end. memstore's get without a target maps what is there and copies nothing. "
+        "Each has a process of its own, and the time of asyncio is in it.",
         series=list(series.values()),
         goals=[goal for some in goals for goal in some],
         absent=absent,
