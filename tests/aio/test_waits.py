@@ -247,6 +247,7 @@ def test_a_wait_for_any_key_is_woken_by_another_process_and_may_be_cancelled(
                 with pytest.raises(asyncio.CancelledError):
                     await left
             child.send(None)
+        assert (await store.wait_any(prefix="")).keys() >= {"other", "batch0/b"}
         (room,) = waits._rooms.values()
         await until(lambda: not room._waiting and not room._incoming)
         last = asyncio.ensure_future(store.wait_any(["missing"], timeout=float("inf")))
