@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import logging
 import os
-import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import memstore
-from memstore.engine import syscalls
 from memstore.testing import faults
 from tests.children import Wire, children, in_child
 from tests.inside import root_of
@@ -299,101 +294,3 @@ def _die_after_publication(root: str) -> None:
         store.put("key", torch.ones(5000))
         with faults.at_step(2, faults.die, after=True, names=frozenset({faults.COMMIT})):
             store.put("key", torch.zeros(5000))
-
-
-# --- what the log says of an opening ----------------------------------------------------------------------------------
-
-BOOT_AT, NAMESPACE_AT = syscalls.MUTEX_SIZE + 8, syscalls.MUTEX_SIZE + 40  # in the lock page
-
-
-def _log_of(action: Callable[[], object]) -> list[str]:
-    """What memstore logs meanwhile, without the file's name."""
-    log, lines, level = logging.getLogger("memstore"), list[str](), logging.getLogger("memstore").level
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage().partition(": ")[2])
-    log.addHandler(handler)
-    log.setLevel(logging.DEBUG)
-    try:
-        action()
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-    return [line for line in lines if "recovered" in line or "for the first time" in line or "anew" in line]
-
-
-def _use(root: str, mode: str = "a") -> None:
-    with memstore.open(root, mode) as store:
-        store.put("key", torch.ones(5000))
-    gc.collect()  # the lock page is in use as long as it is mapped
-
-
-def _overwrite(root: str, at: int) -> None:
-    with open(f"{root}/lock", "r+b") as file:
-        file.seek(at)
-        file.write(b"another!")
-
-
-def _copy(root: str) -> None:
-    shutil.copytree(root, f"{root}.copy")
-    os.rename(root, f"{root}.old")
-    os.rename(f"{root}.copy", root)
-
-
-def _repair(root: str) -> None:
-    memstore.repair(root)
-
-
-OPENINGS: dict[str, tuple[Callable[[str], object], str | None]] = {
-    "as it was": (lambda root: None, None),
-    "begun anew": (lambda root: _use(root, "w"), None),
-    "destroyed": (lambda root: memstore.destroy(root), None),
-    "repaired": (_repair, None),
-    "moved": (lambda root: (os.rename(root, f"{root}2"), os.rename(f"{root}2", root)), None),
-    "copied": (_copy, "the store was copied or moved here, and is opened for the first time"),
-    "another boot": (
-        lambda root: _overwrite(root, BOOT_AT),
-        "the store is opened for the first time since this host started",
-    ),
-    "another pid namespace": (
-        lambda root: _overwrite(root, NAMESPACE_AT),
-        "the store is opened for the first time in this pid namespace",
-    ),
-    "damaged page": (lambda root: _overwrite(root, BOOT_AT - 8), "the page was damaged, and is written anew"),
-}
-
-
-def test_a_new_store_has_recovered_from_nothing(scratch: str) -> None:
-    assert _log_of(lambda: _use(scratch)) == []
-
-
-@pytest.mark.parametrize("name", OPENINGS)
-def test_no_recovery_is_told_where_no_process_died(scratch: str, name: str) -> None:
-    change, words = OPENINGS[name]
-    _use(scratch)
-    assert _log_of(lambda: change(scratch)) == []
-    assert _log_of(lambda: _use(scratch)) == ([words] if words else [])
-    assert _log_of(lambda: _use(scratch)) == []
-
-
-def test_who_creates_it_at_the_same_time_recovers_from_nothing(scratch: str) -> None:
-    with children(4, _create_and_log, scratch) as creators:
-        assert [child.receive() for child in creators] == [[]] * 4
-
-
-def _create_and_log(wire: Wire, number: int, root: str) -> list[str]:
-    return _log_of(lambda: _create_and_put(wire, number, root))
-
-
-def test_a_recovery_says_whether_a_process_died_or_a_call_failed(scratch: str) -> None:
-    _use(scratch)
-    with pytest.raises(RuntimeError, match="exit code -9"):
-        in_child(_die_before_publication, scratch)
-    assert _log_of(lambda: _use(scratch)) == ["recovered after a process died while it held the store's mutex"]
-    failed = ["recovered after a call failed while it held the store's mutex"]
-    assert _log_of(lambda: _fail_before_publication(scratch)) == failed
-
-
-def _fail_before_publication(root: str) -> None:
-    failing = faults.at_step(2, faults.raising(OSError("no")), names=frozenset({faults.COMMIT}))
-    with memstore.open(root) as store, failing, pytest.raises(OSError, match="no"):
-        store.put("key", torch.zeros(5000))
