@@ -16,7 +16,8 @@ import torch
 
 import memstore
 from memstore.cli import main
-from memstore.distributed.serving import Cluster
+from memstore.distributed.rules import Member, View
+from memstore.distributed.serving import Cluster, cluster
 from memstore.info import ClusterStatus
 from tests.children import in_child
 from tests.distributed.serving.agents import LONG, Agents, eventually
@@ -91,9 +92,9 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
 
     code, text, _ = command(agents, "status", root)
     assert code == 0 and "received" in text and "…" not in text
-    cluster = in_child(cluster_in, agents.environment, root)
-    assert f"memstore.Cluster(&#x27;{root}&#x27;): 2 hosts; status() asks them how they are" in cluster
-    assert f">{other.address}<" in cluster
+    drawn = in_child(cluster_in, agents.environment, root)
+    assert f"memstore.Cluster(&#x27;{root}&#x27;): 2 hosts; status() asks them how they are" in drawn
+    assert f">{other.address}<" in drawn
     assert f"seed {seed.address}: 2 of 2 hosts answer" in " ".join(text.split())
     assert f"memstore {memstore.__version__}, torch {metadata.version('torch')}" in text
 
@@ -119,7 +120,8 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
 
     refused = command(agents, "remove", root, seed.address)
     assert refused.returncode == 3 and f"serve its folder at {seed.address} again" in refused.stderr
-    removed = command(agents, "remove", root, other.address)
+    bare = other.address.removeprefix("tcp://").rpartition(":")[0]
+    removed = command(agents, "remove", root, bare)
     assert removed.returncode == 0 and removed.stdout == f"{other.address} removed\n", removed.stderr
     assert len(json.loads(command(agents, "status", root, "--json").stdout)["hosts"]) == 1
 
@@ -154,6 +156,23 @@ def test_with_another_secret_no_host_is_alive_and_the_reason_is_told(agents: Age
         "hosts"
     ]
     assert not host["alive"] and "secret" in host["trouble"]
+
+
+def test_a_host_is_named_by_its_address_its_name_or_the_ip_alone() -> None:
+    def member(number: int, address: str, name: str) -> Member:
+        return Member(bytes([number]) * 16, address, name)
+
+    first, second = member(1, "tcp://10.0.0.1:7411", "a"), member(2, "tcp://10.0.0.2:7411", "b")
+    third, fourth = member(3, "tcp://10.0.0.3:7411", "c"), member(4, "tcp://10.0.0.3:7412", "d")
+    last = member(5, "tcp://[fd00::2]:7411", "e")
+    view = View(b"C" * 16, 1, (first, second, third, fourth, last), ())
+    for host in ("tcp://10.0.0.2:7411", "10.0.0.2:7411", "10.0.0.2", "b", second.id.hex()):
+        assert cluster._named(view, host) == second
+    assert cluster._named(view, "[fd00::2]") == last and cluster._named(view, "10.0.0.3:7412") == fourth
+    with pytest.raises(memstore.NotServedError, match="of several hosts: give a whole address.*10.0.0.3:7412"):
+        cluster._named(view, "10.0.0.3")
+    with pytest.raises(memstore.NotServedError, match="'10.0.0' is no host of the cluster; it has tcp://10.0.0.1:7411"):
+        cluster._named(view, "10.0.0")
 
 
 @pytest.mark.parametrize(
