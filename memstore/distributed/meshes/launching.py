@@ -44,7 +44,16 @@ from memstore.distributed.serving import (
     turn,
     wait_until_member,
 )
-from memstore.engine import Creation, absolute_path, boot_id, close_root, open_root, resource_errors, state_folder
+from memstore.engine import (
+    Creation,
+    absolute_path,
+    boot_id,
+    close_root,
+    open_root,
+    remove_unused,
+    resource_errors,
+    state_folder,
+)
 from memstore.errors import AddressUnavailableError, CorruptionError, FormatVersionError, NotServedError
 from memstore.version import __version__
 
@@ -63,6 +72,7 @@ class Launching:
     def __init__(self, ips: tuple[str, ...] = ()) -> None:
         self._ips = ips
         self._root = ""
+        self._was_there = True
         self._is_shared = False  # it lies on storage that all hosts mount, where it was made before
         self._reception: Reception | None = None
         self._agent = 0  # the pid of the one that was started here
@@ -107,6 +117,7 @@ class Launching:
                 "all hosts of the mesh"
             )
         path = absolute_path(order.root)
+        self._was_there = os.path.lexists(path)
         with resource_errors(path):
             self._is_shared = os.path.isdir(path) and state_folder(path) != path
             use = open_root(path, "a", Creation(shared="copy" if self._is_shared else None), _OPEN_WITHIN)
@@ -198,6 +209,8 @@ class Launching:
             self._agent = 0
         if agent:
             _end(agent)
+        if not self._was_there:
+            remove_unused(self._root, folder_too=True)
 
 
 def _is_taken(address: Address) -> bool:
