@@ -49,6 +49,7 @@ from memstore.engine import (
     absolute_path,
     boot_id,
     close_root,
+    gone_if_new,
     open_root,
     remove_unused,
     resource_errors,
@@ -118,6 +119,10 @@ class Launching:
             )
         path = absolute_path(order.root)
         self._was_there = os.path.lexists(path)
+        with gone_if_new(path):
+            return self._opened(path)
+
+    def _opened(self, path: str) -> Seen:
         with resource_errors(path):
             self._is_shared = os.path.isdir(path) and state_folder(path) != path
             use = open_root(path, "a", Creation(shared="copy" if self._is_shared else None), _OPEN_WITHIN)
@@ -125,6 +130,7 @@ class Launching:
                 member = use.root.member_id()
             finally:
                 close_root(use)
+                del use  # the traceback of a later error would keep the store open
         self._root = os.path.realpath(path)
         # On storage that hosts share, the root is the same everywhere, and pods of one node have the same kernel.
         status, standing = os.stat(state_folder(self._root)), standing_at(self._root, _OPEN_WITHIN)
