@@ -38,7 +38,7 @@ async def iter_weights(
         await store.wait(key, newer_than=newer_than, timeout=timeout)
     lane = store.lane_of(key, fetches=True)
     weights: Iterator[tuple[str, torch.Tensor]] = await call(
-        lane, lambda _: iter_weights_blocking(store.blocking(), key, prefix=prefix, names=names)
+        lane, lambda _: iter_weights_blocking(store.blocking(), key, prefix=prefix, names=names, timeout=timeout)
     )
     while (found := await call(lane, lambda _: next(weights, _ALL_TOLD))) is not _ALL_TOLD:
         yield found

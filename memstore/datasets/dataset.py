@@ -102,6 +102,10 @@ class Dataset(_RowsForLoaders):
                 raise of_key(error, self.key) from None
         return rows.shared(in_range(row, length, self.key))
 
+    def _ipython_key_completions_(self) -> list[str]:
+        """What notebooks offer behind `dataset["`: the columns."""
+        return self._rows.names()
+
     @modes.unaffected
     def __getitems__(self, index: Sequence[int]) -> list[Row]:
         """For torch's DataLoader: a copy of the rows of one batch, which its default collate function makes whole.

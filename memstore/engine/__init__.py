@@ -90,7 +90,16 @@ from memstore.engine.format import (
 )
 from memstore.engine.holdings import Holding, who_holds
 from memstore.engine.machine import stores_of_machine
-from memstore.engine.opening import Creation, check_is_host, destroy_root, has_settings, may_come, open_root
+from memstore.engine.opening import (
+    Creation,
+    check_is_host,
+    destroy_root,
+    gone_if_new,
+    has_settings,
+    may_come,
+    open_root,
+    remove_unused,
+)
 from memstore.engine.pin import Pin, PinOptions, pack, unpack
 from memstore.engine.protocols import (
     DEFAULT_LEASE,
@@ -207,6 +216,7 @@ __all__ = [
     "register_elsewhere",
     "home_now",
     "is_fellow",
+    "gone_if_new",
     "has_settings",
     "may_come",
     "is_served",
@@ -367,6 +377,7 @@ __all__ = [
     "read_stored",
     "record_of",
     "read_tensors",
+    "remove_unused",
     "reopen_root",
     "repair_store",
     "resource_errors",

@@ -12,6 +12,7 @@ from memstore.engine import (
     check_is_host,
     close_root,
     deadline_after,
+    gone_if_new,
     open_root,
     resource_errors,
 )
@@ -167,6 +168,7 @@ def _join(path: str, cluster: str, creation: Creation, timeout: float) -> None:
         from memstore.distributed.serving import join
 
     parse_own_address(cluster)  # before anything is made
-    with resource_errors(path):
-        close_root(open_root(path, "a", creation, timeout))
-    join(path, cluster=cluster, timeout=timeout)
+    with gone_if_new(path):
+        with resource_errors(path):
+            close_root(open_root(path, "a", creation, timeout))
+        join(path, cluster=cluster, timeout=timeout)

@@ -44,7 +44,17 @@ from memstore.distributed.serving import (
     turn,
     wait_until_member,
 )
-from memstore.engine import Creation, absolute_path, boot_id, close_root, open_root, resource_errors, state_folder
+from memstore.engine import (
+    Creation,
+    absolute_path,
+    boot_id,
+    close_root,
+    gone_if_new,
+    open_root,
+    remove_unused,
+    resource_errors,
+    state_folder,
+)
 from memstore.errors import AddressUnavailableError, CorruptionError, FormatVersionError, NotServedError
 from memstore.version import __version__
 
@@ -63,6 +73,7 @@ class Launching:
     def __init__(self, ips: tuple[str, ...] = ()) -> None:
         self._ips = ips
         self._root = ""
+        self._was_there = True
         self._is_shared = False  # it lies on storage that all hosts mount, where it was made before
         self._reception: Reception | None = None
         self._agent = 0  # the pid of the one that was started here
@@ -107,6 +118,11 @@ class Launching:
                 "all hosts of the mesh"
             )
         path = absolute_path(order.root)
+        self._was_there = os.path.lexists(path)
+        with gone_if_new(path):
+            return self._opened(path)
+
+    def _opened(self, path: str) -> Seen:
         with resource_errors(path):
             self._is_shared = os.path.isdir(path) and state_folder(path) != path
             use = open_root(path, "a", Creation(shared="copy" if self._is_shared else None), _OPEN_WITHIN)
@@ -114,6 +130,7 @@ class Launching:
                 member = use.root.member_id()
             finally:
                 close_root(use)
+                del use  # the traceback of a later error would keep the store open
         self._root = os.path.realpath(path)
         # On storage that hosts share, the root is the same everywhere, and pods of one node have the same kernel.
         status, standing = os.stat(state_folder(self._root)), standing_at(self._root, _OPEN_WITHIN)
@@ -198,6 +215,8 @@ class Launching:
             self._agent = 0
         if agent:
             _end(agent)
+        if not self._was_there:
+            remove_unused(self._root, folder_too=True)
 
 
 def _is_taken(address: Address) -> bool:

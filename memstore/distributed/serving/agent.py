@@ -35,6 +35,7 @@ from memstore.engine import (
     absolute_path,
     boot_id,
     close_root,
+    gone_if_new,
     is_in_memory,
     open_root,
     resource_errors,
@@ -138,7 +139,12 @@ def _serve(options: Options, hello: Hello, ready_fd: int | None, creation: Creat
     path = options.root
     if creation.shared is not None and options.seed != options.address:
         wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
-    durable = _open_once(path, creation)
+    with gone_if_new(path):
+        _serve_opened(options, hello, ready_fd, _open_once(path, creation))
+
+
+def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, durable: bool) -> None:
+    path = options.root
     state = state_folder(path)
     lock = AgentLock(path)
     try:

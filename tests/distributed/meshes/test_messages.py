@@ -79,11 +79,24 @@ def test_a_launcher_looks_and_has_nothing_to_undo(scratch: str, monkeypatch: pyt
     found = decode_report(launching.answer(encode(Look(VERSION, scratch))))
     assert isinstance(found, Seen) and (found.ips, found.port, found.is_named) == (("10.9.8.7",), 4242, True)
     assert found.view is None and not found.is_served and found.secret == b""
+    assert Path(scratch, "memstore.json").exists()
     assert decode_report(launching.answer(encode(Undo()))) == Done()
+    assert not Path(scratch).exists()  # it has made that itself
     monkeypatch.delenv("MEMSTORE_ADDRESS")
     monkeypatch.setenv("MEMSTORE_PORT", "many")
     failed = decode_report(launching.answer(encode(Look(VERSION, scratch))))
     assert isinstance(failed, Failed) and "MEMSTORE_PORT is a port" in failed.text
+    assert not Path(scratch).exists()
+
+
+def test_a_launcher_leaves_a_store_that_was_there(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    memstore.open(scratch).close()
+    launching = Launching(("192.0.2.1",))
+    assert isinstance(decode_report(launching.answer(encode(Look(VERSION, scratch)))), Seen)
+    assert decode_report(launching.answer(encode(Undo()))) == Done()
+    monkeypatch.setenv("MEMSTORE_PORT", "many")
+    assert isinstance(decode_report(launching.answer(encode(Look(VERSION, scratch)))), Failed)
+    memstore.open(scratch, "r").close()
 
 
 @pytest.mark.parametrize(
