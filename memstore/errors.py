@@ -349,3 +349,8 @@ def lack_of(error: BaseException) -> tuple[int, str] | None:
         if "failed to map segment" in text:
             return errno.ENOMEM, os.strerror(errno.ENOMEM)
     return None
+
+
+def __dir__() -> list[str]:
+    ours = (name for name, one in globals().items() if isinstance(one, type) and issubclass(one, MemstoreError))
+    return sorted({*(name for name in ours if name[0] != "_"), "__doc__", "__file__", "__name__"})

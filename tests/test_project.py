@@ -390,3 +390,45 @@ def run_demo(*options: str, expected: int) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == expected, f"{done.stdout}{done.stderr}"
     return done.stdout
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+TYPED = """
+import memstore
+import memstore.aio
+from tensordict import TensorDict
+from typing_extensions import assert_type
+
+
+def use(store: memstore.Store, buffer: memstore.ReplayBuffer) -> None:
+    assert_type(buffer.sample(3), TensorDict)
+    assert_type(buffer.sample_slices(3, 2), TensorDict)
+    assert_type(store.put("key", 1), int)
+    assert_type(store.put_many({"key": 1}), dict[str, int])
+    assert_type(store.wait("key"), int)
+    assert_type(store.wait_any(["key"]), dict[str, int])
+    assert_type(store.ref("key"), memstore.Ref)
+    assert_type(memstore.stores(), tuple[memstore.StoreSummary, ...])
+
+
+async def use_in_tasks(store: memstore.aio.AsyncStore, buffer: memstore.aio.ReplayBuffer) -> None:
+    assert_type(await buffer.sample(3), TensorDict)
+    assert_type(await store.put("key", 1), int)
+    assert_type(await store.wait("key"), int)
+    assert_type(await memstore.aio.stores(), tuple[memstore.StoreSummary, ...])
+"""
+
+
+@pytest.mark.full
+def test_a_type_checker_knows_what_calls_return(tmp_path: Path) -> None:
+    checker = Path(sys.executable).parent / "basedpyright"
+    if not checker.exists():
+        pytest.skip("basedpyright isn't installed")
+    (tmp_path / "use.py").write_text(TYPED)
+    (tmp_path / "pyrightconfig.json").write_text(
+        json.dumps({"extraPaths": [str(ROOT)], "typeCheckingMode": "standard"})
+    )
+    command = [checker, "--pythonpath", sys.executable, "use.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Hashable, Iterable, Mapping
@@ -18,8 +19,10 @@ from memstore.arguments import older_version
 from memstore.engine import Root, deadline_after, home_now, index, is_served
 from memstore.errors import StoreTimeoutError
 from memstore.keys import encode_key
-from memstore.listing import Mode, wanted_of
+from memstore.listing import Mode, tell_of_wait, wanted_of
 from memstore.store.store import Store
+
+log = logging.getLogger("memstore")
 
 
 class Waits(Opened):
@@ -31,8 +34,12 @@ class Waits(Opened):
 
     @called_as(Store.wait)
     async def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
+        began = time.perf_counter() if log.isEnabledFor(logging.DEBUG) else 0.0
         seconds = self.timeout if timeout is None else timeout
-        return await self._wait_until(key, newer_than, deadline_after(seconds), seconds)
+        version = await self._wait_until(key, newer_than, deadline_after(seconds), seconds)
+        if began:
+            tell_of_wait(self.root, began, {key: version})
+        return version
 
     @called_as(Store.wait_any)
     async def wait_any(
@@ -43,6 +50,7 @@ class Waits(Opened):
         newer_than: Mapping[str, int] | int = 0,
         timeout: float | None = None,
     ) -> dict[str, int]:
+        began = time.perf_counter() if log.isEnabledFor(logging.DEBUG) else 0.0
         wanted = wanted_of(keys, prefix, newer_than)
         seconds = self.timeout if timeout is None else timeout
         deadline = deadline_after(seconds)
@@ -57,7 +65,10 @@ class Waits(Opened):
             look = partial(look_at, root, wanted, max(deadline - now, 0.0))
             found, hears = await call(self.lane_of(some), look)
             if found:
-                return {name.decode(): version for name, version in found.items()}
+                versions = {name.decode(): version for name, version in found.items()}
+                if began:
+                    tell_of_wait(self.root, began, versions)
+                return versions
             if time.monotonic() >= deadline:
                 raise index.none_newer(wanted, seconds)
             until = deadline if hears else min(deadline, now + index.ASK_EVERY)

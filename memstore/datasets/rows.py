@@ -68,6 +68,10 @@ class Rows:
             rows = found[:length]
             return self._own(rows) if isinstance(rows, torch.Tensor) else rows.apply(self._own)
 
+    def names(self) -> list[str]:
+        """Of the columns; of nested leaves the first part. None if the rows are of one tensor."""
+        return list(dict.fromkeys(str(leaf.name[0]) for leaf in self.plan.leaves if leaf.name))
+
     def _leaves(self) -> str:
         names = [tuple(map(str, leaf.name)) for leaf in self.plan.leaves]
         if names == [()]:

@@ -92,13 +92,13 @@ from memstore.engine.holdings import Holding, who_holds
 from memstore.engine.machine import stores_of_machine
 from memstore.engine.opening import (
     Creation,
-    Fresh,
     check_is_host,
-    created_for,
     destroy_root,
+    gone_if_new,
     has_settings,
     may_come,
     open_root,
+    remove_unused,
 )
 from memstore.engine.pin import Pin, PinOptions, pack, unpack
 from memstore.engine.protocols import (
@@ -216,6 +216,7 @@ __all__ = [
     "register_elsewhere",
     "home_now",
     "is_fellow",
+    "gone_if_new",
     "has_settings",
     "may_come",
     "is_served",
@@ -320,9 +321,7 @@ __all__ = [
     "decode_segments",
     "decode_mutable",
     "delete",
-    "created_for",
     "destroy_root",
-    "Fresh",
     "encode_extents",
     "encode_mutable",
     "end_of",
@@ -378,6 +377,7 @@ __all__ = [
     "read_stored",
     "record_of",
     "read_tensors",
+    "remove_unused",
     "reopen_root",
     "repair_store",
     "resource_errors",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import os
 import stat
@@ -18,11 +19,12 @@ from typing import Literal
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog, Transaction
-from memstore.engine.files import OwnedFile
+from memstore.engine.files import LockFile, OwnedFile
 from memstore.engine.protocols import LOOKED_AT, after_death, check_headers, check_publications, close_ahead, sweep_all
 from memstore.engine.root import (
     CATALOG,
     CLAIMS,
+    CLUSTER,
     DOORBELL,
     LOCK,
     SEGMENTS,
@@ -55,7 +57,7 @@ from memstore.engine.root import (
     storage_error,
     unserved,
 )
-from memstore.engine.sync import Doorbell, LockPage, deadline_after
+from memstore.engine.sync import Doorbell, LockPage, deadline_after, read_notes
 from memstore.errors import (
     AlreadyExistsError,
     CorruptionError,
@@ -69,7 +71,8 @@ from memstore.errors import (
 
 log = logging.getLogger("memstore")
 
-_TAKEN_BACK_WITHIN = 5.0  # seconds
+MEMBER = "cluster"  # a file that members have: `distributed/serving/cluster_file.py`
+_REMOVED_WITHIN = 1.0  # seconds, for the lock on the folder
 CREATE = ("a", "x", "w")  # modes that create a store where there is none
 
 
@@ -147,60 +150,6 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
             if creation.capacity is not None:
                 _set_capacity(root, creation.capacity, deadline)
     return use
-
-
-class Fresh:
-    """What an opening is about to make: a store, a folder. What needs the store, and fails, takes that back.
-
-    Args:
-        path: of the root, before it is opened with mode "a".
-        creation: that it is opened with.
-    """
-
-    def __init__(self, path: str, creation: Creation) -> None:
-        self._path = os.path.realpath(path)
-        self._makes_store = creation.shared is None and not has_settings(self._path)
-        self._makes_folder = not os.path.lexists(self._path)
-
-    def take_back(self) -> None:
-        """Removes the store, if it wasn't there before and is nobody's by now: it is empty, unserved, and no member.
-
-        Nothing is raised: the error that led here is the one to tell.
-        """
-        if not self._makes_store or not has_settings(self._path):
-            return
-        self._makes_store = False
-        with contextlib.suppress(MemstoreError, OSError):
-            use = open_root(self._path, "r+", Creation(), _TAKEN_BACK_WITHIN)
-            try:
-                self._take_back(use.root)
-            finally:
-                close_root(use)
-
-    def _take_back(self, root: Root) -> None:
-        path, deadline = self._path, deadline_after(_TAKEN_BACK_WITHIN)
-
-        def discard_if_empty() -> None:  # under the mutex: nobody's put comes between
-            if not root.catalog.view(lambda transaction: transaction.count("entries")):
-                discard(path, root.settings)
-
-        with folder.locked(path, deadline, registry.lock), unserved(path):
-            if not root.catalog.has_membership():
-                root.mutex.run(discard_if_empty, deadline)
-        if self._makes_folder and not has_settings(path):
-            remove_root(path)
-
-
-@contextlib.contextmanager
-def created_for(path: str, creation: Creation, timeout: float) -> Generator[None]:
-    """Creates the store at `path` for what follows, if there is none. Where that fails, no new store is left."""
-    fresh = Fresh(path, creation)
-    close_root(open_root(path, "a", creation, timeout))
-    try:
-        yield
-    except BaseException:
-        fresh.take_back()
-        raise
 
 
 def check_is_host(use: RootUse) -> None:
@@ -293,6 +242,47 @@ def destroy_root(path: str, timeout: float) -> None:
             discard(path, settings)
         if not is_link:  # which would lead nowhere
             remove_root(path)
+
+
+@contextlib.contextmanager
+def gone_if_new(path: str) -> Generator[None]:
+    """If its body raises, a store that was made meanwhile is removed, and its folder, as far as nobody has used it.
+
+    For calls that open a folder before they can know that they fail.
+    """
+    path = os.path.abspath(path)
+    was_there, was_store = os.path.lexists(path), has_settings(path)
+    try:
+        yield
+    except BaseException:
+        if not was_store:
+            remove_unused(path, folder_too=not was_there)
+        raise
+
+
+def remove_unused(path: str, *, folder_too: bool) -> None:
+    """Removes a store in which nothing was ever put, unless it is open or served, or is a member of a cluster.
+
+    It may have asked to be one. If the seed has just agreed, it takes the next root at this address for a new one.
+    """
+    gc.collect()  # an error's traceback may keep what this process has closed
+    with contextlib.suppress(OSError, MemstoreError):
+        path = os.path.realpath(path)
+        with folder.locked(path, deadline_after(_REMOVED_WITHIN), registry.lock):
+            settings = folder.read_settings(path)
+            if settings is None or set(settings.features) - {CLUSTER} or os.path.lexists(f"{path}/{MEMBER}"):
+                return
+            page = LockFile(f"{path}/{LOCK}", os.O_RDWR)
+            try:
+                is_open = not syscalls.lock_exclusive(page.fd)
+                if is_open or read_notes(syscalls.read_at(page.fd, syscalls.PAGE, 0)).publications_rung:
+                    return
+                with unserved(path):
+                    discard(path, settings)
+            finally:
+                page.close()
+            if folder_too:
+                remove_root(path)
 
 
 def _open_shared(

@@ -86,7 +86,7 @@ def read_archive(path: str, fd: int, size: int) -> Archive:
     except MemstoreError:
         raise
     except Exception as error:  # of zipfile, to whatever bytes
-        damaged(path, f"it is truncated, or no file of torch.save: {error}")
+        damaged(path, f"it has {size:,} bytes, and is truncated, or no file of torch.save: {error}")
 
 
 def read_members(path: str, fd: int, start: int, size: int) -> Members:
@@ -106,7 +106,7 @@ def read_members(path: str, fd: int, start: int, size: int) -> Members:
     except MemstoreError:
         raise
     except Exception as error:  # of zipfile, to whatever bytes
-        damaged(path, f"at {start:,} it is truncated, or no file of torch.save: {error}")
+        damaged(path, f"the {size:,} bytes at {start:,} are truncated, or no file of torch.save: {error}")
 
 
 def _sums(file: _Bounded, directory: int, count: int) -> list[int]:

@@ -17,7 +17,7 @@ from memstore.listing.absent import absent, absent_many, near, no_value, no_valu
 from memstore.listing.entries import COLUMNS, Listed, cells, entries, value_bytes
 from memstore.listing.globs import GLOB
 from memstore.listing.keys import WhileRead
-from memstore.listing.keyspace import Keyspace, Mode, has_keys, open_keyspace, opened, wanted_of
+from memstore.listing.keyspace import Keyspace, Mode, has_keys, open_keyspace, opened, tell_of_wait, wanted_of
 from memstore.listing.outline import Leaf, UnknownKindError, outline
 from memstore.listing.tree import KeyTree, key_tree
 
@@ -43,6 +43,7 @@ __all__ = [
     "open_keyspace",
     "opened",
     "outline",
+    "tell_of_wait",
     "value_bytes",
     "wanted_of",
 ]

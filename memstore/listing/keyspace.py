@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.arguments import expected_version, flag, older_version, older_versions
@@ -70,6 +71,7 @@ class Keyspace:
         self._timeout = timeout
         self._puts: int = 0
         self._gets: int = 0
+        self._tells = log.isEnabledFor(logging.DEBUG)  # asked here: in each get it would take a hundredth of its time
 
     # --- delete -------------------------------------------------------------------------------------------------------
 
@@ -174,13 +176,17 @@ class Keyspace:
             StoreTimeoutError: there was none in time. It is a TimeoutError too.
             HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer.
         """
+        began = perf_counter() if self._tells else 0.0
         self._opened(timeout)
         seconds = self._timeout if timeout is None else timeout
         name = encode_key(key)
         try:
-            return index.wait_for(self._opened, name, older_version(newer_than), seconds)
+            version = index.wait_for(self._opened, name, older_version(newer_than), seconds)
         except StoreTimeoutError as error:
             raise not_in_time(self._opened(), name, error) from None
+        if began:
+            tell_of_wait(self.root, began, {key: version})
+        return version
 
     def wait_any(
         self,
@@ -225,10 +231,14 @@ class Keyspace:
             ['batch/0']
             ['batch/1']
         """
+        began = perf_counter() if self._tells else 0.0
         self._opened(timeout)
         seconds = self._timeout if timeout is None else timeout
         found = index.wait_for_any(self._opened, wanted_of(keys, prefix, newer_than), seconds)
-        return {name.decode(): version for name, version in found.items()}
+        versions = {name.decode(): version for name, version in found.items()}
+        if began:
+            tell_of_wait(self.root, began, versions)
+        return versions
 
     def pending(self, key: str | None = None, *, timeout: float | None = None) -> tuple[PendingInfo, ...]:
         """Returns the sharded puts that wait for the parts of other ranks: those of one key, or all.
@@ -253,10 +263,12 @@ class Keyspace:
 
     def gc(self, *, timeout: float | None = None) -> int:
         """Frees files that nobody holds: those of replaced versions, and of killed writers. Returns how many bytes."""
-        deadline = self._deadline(timeout)
+        deadline, began = self._deadline(timeout), perf_counter()
         root = self._writable(timeout)
         with resource_errors(self.root, None, root):
-            return sweep_all(root, deadline)
+            freed = sweep_all(root, deadline)
+        log.debug("%s: gc: %d bytes were given back, %.3f ms", self.root, freed, (perf_counter() - began) * 1e3)
+        return freed
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
@@ -313,6 +325,13 @@ class Keyspace:
     def __contains__(self, key: object) -> bool:
         """Whether there is such a key."""
         return bool(index.version_of(self._opened(), encode_key(key), self._timeout))
+
+
+def tell_of_wait(path: str, began: float, versions: Mapping[str, int]) -> None:
+    """Debug lines of a wait that has found these versions, and began at this time of `perf_counter`."""
+    took = (perf_counter() - began) * 1e3
+    for key, version in versions.items():
+        log.debug("%s: wait %r: version %d, %.3f ms", path, key, version, took)
 
 
 def wanted_of(keys: Iterable[str] | None, prefix: str | None, newer_than: Mapping[str, int] | int) -> index.Wanted:

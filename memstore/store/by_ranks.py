@@ -297,8 +297,8 @@ class ByRanks(Puts, Gets):
 
         return ModelLoad(
             meeting,
-            lambda deadline: count(self._pin(root, key, deadline=deadline)),
-            lambda packed: count(unpack(root, key, packed, options=self._pin_options(timeout=timeout))),
+            lambda lazily, deadline: count(self._pin(root, key, lazily=lazily, deadline=deadline)),
+            lambda packed, lazily: count(unpack(root, key, packed, self._pin_options(timeout=timeout), lazily=lazily)),
         )
 
     def abort(self, key: str, attempt: str, *, timeout: float | None = None) -> bool:

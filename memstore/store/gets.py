@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from memstore import contents, listing, structure
@@ -26,7 +27,7 @@ from memstore.errors import MutableEntryError
 from memstore.keys import encode_key, several
 from memstore.listing import Keyspace
 from memstore.store.mistakes import check_default
-from memstore.store.ref import Ref
+from memstore.store.ref import Ref, tell_of_read
 from memstore.view import view
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Gets(Keyspace):
             HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
             ValueError: `max_age` isn't a number of seconds.
         """
+        began = perf_counter() if self._tells else 0.0
         root = self._opened(timeout)
         name = encode_key(key)
         deadline = None if timeout is None else self._deadline(timeout)
@@ -128,11 +130,17 @@ class Gets(Keyspace):
         if options is contents.PLAIN and not self._verify:
             tensor = contents.read_bare(held)
             if tensor is not None:
+                if began:
+                    tell_of_read(root, "get", key, held, began)
                 return tensor
-        return contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
+        value = contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
+        if began:
+            tell_of_read(root, "get", key, held, began)
+        return value
 
     def _get_at_once(self, key: str, default: Any) -> Any:
         """See `get_at_once`."""
+        began = perf_counter() if self._tells else 0.0
         root = self._root
         if root is None or self._verify or not root.on_tmpfs or root.catalog.is_released:
             return NOT_NOW
@@ -166,6 +174,8 @@ class Gets(Keyspace):
         self._gets += 1
         if default is not NO_DEFAULT and record.nbytes:
             check_default(key, default, record.description, depth=_OF_TASKS)
+        if began:
+            tell_of_read(root, "get", key, held, began)
         return value
 
     def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, Any]:
@@ -193,9 +203,13 @@ class Gets(Keyspace):
         return values
 
     def _load(self, root: Root, key: str, held: MappedEntry, options: Any = None) -> Any:
+        began = perf_counter() if self._tells else 0.0
         self._gets += 1
         options = contents.PLAIN if options is None else options
-        return contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
+        value = contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
+        if began:
+            tell_of_read(root, "get", key, held, began)
+        return value
 
     def ref(self, key: str, *, lease: float = DEFAULT_LEASE) -> Ref:
         """Returns a picklable reference to the current version of `key`, which keeps that version.
@@ -251,10 +265,14 @@ class Gets(Keyspace):
             ...     rows.sum()
             tensor(8.)
         """
+        began = perf_counter() if self._tells else 0.0
         root = self._opened()
         held = self._held_or_rows(root, key)
         self._gets += 1
-        return view(root, key, held, self._pin_options(), device)
+        found = view(root, key, held, self._pin_options(), device)
+        if began:
+            tell_of_read(root, "view", key, held, began)
+        return found
 
     def _held_or_rows(self, root: Root, key: str) -> MappedEntry:
         try:
@@ -265,8 +283,16 @@ class Gets(Keyspace):
             return self._hold_rows(root, key)
         return self._held(root, key, lazily=True)  # a buffer; or a dataset that was sealed just now
 
-    def _pin(self, root: Root, key: str, lease: float = DEFAULT_LEASE, *, deadline: float | None = None) -> Pin:
-        held = self._held(root, key, deadline=deadline)
+    def _pin(
+        self,
+        root: Root,
+        key: str,
+        lease: float = DEFAULT_LEASE,
+        *,
+        lazily: bool = False,
+        deadline: float | None = None,
+    ) -> Pin:
+        held = self._held(root, key, lazily=lazily, deadline=deadline)
         return Pin(root, key, held.record, held, self._pin_options(lease))
 
     def _pin_options(self, lease: float = DEFAULT_LEASE, *, timeout: float | None = None) -> PinOptions:

@@ -10,8 +10,9 @@ from memstore.engine import (
     Creation,
     absolute_path,
     check_is_host,
-    created_for,
+    close_root,
     deadline_after,
+    gone_if_new,
     open_root,
     resource_errors,
 )
@@ -167,5 +168,7 @@ def _join(path: str, cluster: str, creation: Creation, timeout: float) -> None:
         from memstore.distributed.serving import join
 
     parse_own_address(cluster)  # before anything is made
-    with resource_errors(path), created_for(path, creation, timeout):
+    with gone_if_new(path):
+        with resource_errors(path):
+            close_root(open_root(path, "a", creation, timeout))
         join(path, cluster=cluster, timeout=timeout)

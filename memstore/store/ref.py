@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields
+from time import perf_counter
 from typing import Any
 
 from memstore import contents, structure
-from memstore.engine import MappedEntry, Pin, resource_errors
+from memstore.engine import MappedEntry, Pin, Root, resource_errors
 from memstore.structure import modes
 from memstore.view import view
+
+log = logging.getLogger("memstore")
 
 _OF_ANY_VERSION = ("timeout", "max_age")  # no lock is waited for here, and nobody asked which version is the last
 _OPTIONS = tuple(one.name for one in fields(contents.Options))
@@ -39,8 +43,10 @@ class Ref:
         Raises:
             VersionGoneError: the ref arrived after its lease, and the version was overwritten or deleted.
         """
+        began = perf_counter() if log.isEnabledFor(logging.DEBUG) else 0.0
         pin = self._pin
-        is_sharded = any(structure.has_shards(options.get(name)) for name in ("out", "like"))
+        is_elsewhere = pin.record.hosts is not None
+        is_sharded = is_elsewhere and any(structure.has_shards(options.get(name)) for name in ("out", "like"))
         held = self._map(lazily=is_sharded)  # then only the boxes that are read are fetched
         default = options.pop("default", ...)
         if held is None and default is not ...:
@@ -54,7 +60,10 @@ class Ref:
         except TypeError as error:
             raise _unknown_option(options) or error from None
         verify, allow_pickle = pin.options.verify, pin.options.allow_pickle
-        return contents.read(pin.root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)
+        value = contents.read(pin.root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)
+        if began:
+            tell_of_read(pin.root, "get", self.key, held, began)
+        return value
 
     def view(self, **options: Any) -> Any:
         """Returns this version with lazy leaves. Options as in `Store.view`, errors as in `get`."""
@@ -79,6 +88,20 @@ class Ref:
 
     def __repr__(self) -> str:
         return f"<memstore.Ref {self.key!r} version {self.version} in {self.root}>"
+
+
+_WHERE = {"inline": "in the catalog", "segment": "in its file", "sharded": "in files of ranks", "adopted": "attached"}
+
+
+def tell_of_read(root: Root, call: str, key: str, held: MappedEntry, began: float) -> None:
+    """A debug line of what was read."""
+    record, took = held.record, (perf_counter() - began) * 1e3
+    where = _WHERE.get(record.kind, "of rows")
+    if record.hosts is not None:
+        where += ", on another host"
+    put = f"version {record.version} of put {record.put_id:#x}"
+    nbytes = record.nbytes or len(record.objects)
+    log.debug("%s: %s %r: %s, %d bytes %s, %.3f ms", root.path, call, key, put, nbytes, where, took)
 
 
 def _unknown_option(options: dict[str, Any]) -> TypeError | None:

@@ -136,6 +136,9 @@ class PendingPut:
             with resource_errors(self._root.path, self.key, self._root):
                 merge = partial(_merge, self._root)
                 self._outcome = outcome_of(self._root, self._member, merge, waits_until, deadline)
+            if self._outcome is not None and self._outcome.version:
+                text = "%s: put %r: version %d of all ranks, attempt %r"
+                log.debug(text, self._root.path, self.key, self._outcome.version, self.attempt)
         return self._outcome is not None
 
     def __dir__(self) -> list[str]:

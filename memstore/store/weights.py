@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from memstore import structure
-from memstore.engine import Path
+from memstore.engine import Path, deadline_after
 from memstore.errors import UnsupportedValueError
 from memstore.store.model_state import saved_weights
 from memstore.store.store import Store
@@ -78,6 +78,8 @@ def iter_weights(
         raise TypeError(f"prefix is a str, and not {given!r:.100}")
     if names is not None and not callable(names):
         raise TypeError(f"names is a function of a name, and not {an_instance(names)}: {_of_mapping(names)}")
+    if timeout is not None:
+        deadline_after(timeout)  # which raises where it is none
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     loaded: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by lazy leaf: tied ones stay one tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import threading
 
@@ -12,6 +13,7 @@ import torch
 import memstore
 import memstore.aio
 from memstore.aio import AsyncStore, lanes
+from memstore.info import StoreSummary
 from tests.aio.loops import Stopper, with_store
 
 
@@ -35,6 +37,21 @@ def test_what_is_put_is_got(root: str) -> None:
         assert (await store.verify()).ok
 
     with_store(root, use)
+
+
+def test_stores_of_the_machine_are_listed_and_destroyed(scratch: str) -> None:
+    async def use() -> None:
+        async with memstore.aio.open(scratch) as store:
+            await store.put("key", torch.zeros(5000))
+            (found,) = [one for one in await memstore.aio.stores() if one.root == scratch]
+            assert isinstance(found, StoreSummary) and found.pids == (os.getpid(),)
+        await memstore.aio.destroy(scratch)
+        assert not os.path.exists(scratch)
+        assert scratch not in {one.root for one in await memstore.aio.stores()}
+        with pytest.raises(memstore.NotAStoreError, match="nothing was removed"):
+            await memstore.aio.destroy(scratch, timeout=1.0)
+
+    asyncio.run(use())
 
 
 def test_a_key_that_is_not_there(root: str) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from click.testing import CliRunner
 
 import memstore
 from memstore.cli.commands import cli
+from tests.namespaces import MOUNTS, PIDS, in_namespaces, mount_tmpfs
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -36,6 +40,30 @@ def test_stores_removes_only_what_nobody_has_open(filled: str) -> None:
         code, said = run("stores", "--remove")
         assert code == 2 and "--yes" in said and os.path.isdir(filled)
         assert run("stores", "--yes")[0] == 2
+
+
+def test_stores_removes_to_its_end_what_nobody_has_open() -> None:
+    """On a `/dev/shm` of its own, among processes of its own: the machine's stores are not this test's."""
+    listed, said, left, removed, kept = in_namespaces(MOUNTS | PIDS, _remove_in_a_process)
+    assert sorted(one["root"] for one in listed) == ["/dev/shm/deep/er/c", "/dev/shm/idle", "/dev/shm/open"]
+    assert sorted(removed["removed"]) == ["/dev/shm/deep/er/c", "/dev/shm/idle"] and removed["nbytes"] > 5000
+    assert said == "" and left == ["deep", "open", "other"] and kept == 7
+
+
+def _remove_in_a_process() -> tuple[Any, ...]:
+    mount_tmpfs("/dev/shm")
+    os.makedirs("/dev/shm/deep/er")
+    Path("/dev/shm/other").write_text("no store")
+    for name in ("idle", "deep/er/c"):
+        with memstore.open(f"/dev/shm/{name}") as store:
+            store.put("key", torch.zeros(5000))
+    with memstore.open("/dev/shm/open") as opened:
+        opened.put("key", 7)
+        command = [sys.executable, "-m", "memstore", "stores", "--json"]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run([*command, "--remove", "--yes"], capture_output=True, text=True, check=True)
+        left = sorted(os.listdir("/dev/shm"))
+        return json.loads(listed.stdout), done.stderr, left, json.loads(done.stdout), opened.get("key")
 
 
 def test_what_may_go(filled: str) -> None:

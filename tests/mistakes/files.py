@@ -26,7 +26,8 @@ MISTAKES = [
     Mistake(
         'store.attach("new", path + "/cut.safetensors")',
         CorruptionError,
-        "'new': PATH/cut.safetensors: 10 bytes are not even its header: it is truncated, or no safetensors file",
+        "'new': PATH/cut.safetensors: it has 10 bytes, and its header alone takes 16: it is truncated, or no "
+        "safetensors file",
     ),
     Mistake(
         'store.attach("new", path + "/folder")',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import subprocess
@@ -13,6 +14,7 @@ import torch
 from tensordict import TensorDict, set_printoptions
 
 import memstore
+import memstore.errors
 from memstore.integrations import dcp
 
 
@@ -254,6 +256,38 @@ def test_the_module_shows_what_users_call() -> None:
     assert {"Any", "TYPE_CHECKING", "os", "importlib", "between_forks"}.isdisjoint(shown)
     first = inspect.getdoc(memstore)
     assert first is not None and "memstore.open(" in first.splitlines()[2]
+
+
+# All that a page imports from, beside memstore itself.
+PACKAGES = [
+    *("aio", "convert", "deferred_init", "fake", "integrations.dcp", "integrations.torchstore"),
+    *("testing.history", "testing.hosts"),
+]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_shows_what_users_call(name: str) -> None:
+    package = importlib.import_module(f"memstore.{name}")
+    shown = {name for name in dir(package) if not name.startswith("__")}
+    assert shown == set(package.__all__)
+
+
+def test_the_errors_show_errors_alone() -> None:
+    shown = {name for name in dir(memstore.errors) if not name.startswith("__")}
+    assert {name for name in memstore.__all__ if name.endswith("Error")} <= shown
+    assert all(issubclass(getattr(memstore.errors, name), memstore.MemstoreError) for name in shown)
+    assert not any(name.startswith("_") for name in shown)
+
+
+def test_notebooks_complete_keys_and_columns(store: memstore.Store) -> None:
+    store.put_many({"policy": 1, "batch/2": 2, "ünï": 3})
+    assert store._ipython_key_completions_() == ["batch/2", "policy", "ünï"]
+    spec = {"obs": ((3,), torch.float32), "next": {"reward": ((), torch.float32), "done": ((), torch.bool)}}
+    rows = store.create_dataset("rows", spec, capacity=4)
+    assert rows._ipython_key_completions_() == ["obs", "next"]
+    assert store.create_dataset("plain", ((3,), torch.float32), capacity=4)._ipython_key_completions_() == []
+    store.close()
+    assert store._ipython_key_completions_() == []  # and no error in the middle of a word
 
 
 @pytest.mark.parametrize("room", ["convert", "errors", "integrations", "testing"])

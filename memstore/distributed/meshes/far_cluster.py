@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from memstore.distributed.rules import View
 from memstore.distributed.serving import Asker, Cluster, halt, raise_silent
+from memstore.engine import deadline_after
 
 
 class FarCluster(Cluster):
@@ -17,7 +16,7 @@ class FarCluster(Cluster):
 
     def stop(self, *, timeout: float = 30.0) -> None:
         with Asker(self._known_secret) as asker:
-            raise_silent(halt(asker, self._known.members, time.monotonic() + timeout))
+            raise_silent(halt(asker, self._known.members, deadline_after(timeout)))
 
     def _view(self) -> View:
         return self._known

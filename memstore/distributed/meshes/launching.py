@@ -46,11 +46,12 @@ from memstore.distributed.serving import (
 )
 from memstore.engine import (
     Creation,
-    Fresh,
     absolute_path,
     boot_id,
     close_root,
+    gone_if_new,
     open_root,
+    remove_unused,
     resource_errors,
     state_folder,
 )
@@ -72,8 +73,8 @@ class Launching:
     def __init__(self, ips: tuple[str, ...] = ()) -> None:
         self._ips = ips
         self._root = ""
+        self._was_there = True
         self._is_shared = False  # it lies on storage that all hosts mount, where it was made before
-        self._fresh: Fresh | None = None  # what a look has made
         self._reception: Reception | None = None
         self._agent = 0  # the pid of the one that was started here
         self._lock = threading.Lock()  # around that pid, and whether all is undone
@@ -92,11 +93,7 @@ class Launching:
     def _take(self, order: Order) -> Report:
         match order:
             case Look():
-                try:
-                    return self._look(order)
-                finally:
-                    if self._is_undone and self._fresh is not None:  # by an order that has overtaken this one
-                        self._fresh.take_back()
+                return self._look(order)
             case Receive():
                 self._reception = Reception(order.ips, order.port)
                 return Receives(self._reception.addresses, self._reception.token)
@@ -121,15 +118,19 @@ class Launching:
                 "all hosts of the mesh"
             )
         path = absolute_path(order.root)
+        self._was_there = os.path.lexists(path)
+        with gone_if_new(path):
+            return self._opened(path)
+
+    def _opened(self, path: str) -> Seen:
         with resource_errors(path):
             self._is_shared = os.path.isdir(path) and state_folder(path) != path
-            creation = Creation(shared="copy" if self._is_shared else None)
-            self._fresh = Fresh(path, creation)
-            use = open_root(path, "a", creation, _OPEN_WITHIN)
+            use = open_root(path, "a", Creation(shared="copy" if self._is_shared else None), _OPEN_WITHIN)
             try:
                 member = use.root.member_id()
             finally:
                 close_root(use)
+                del use  # the traceback of a later error would keep the store open
         self._root = os.path.realpath(path)
         # On storage that hosts share, the root is the same everywhere, and pods of one node have the same kernel.
         status, standing = os.stat(state_folder(self._root)), standing_at(self._root, _OPEN_WITHIN)
@@ -207,18 +208,15 @@ class Launching:
                 os.kill(agent, signal.SIGTERM)
 
     def _undo(self) -> None:
-        """Ends the agent, if one was started here, and keeps one that is just being started from staying.
-
-        The store that was made for it goes, too.
-        """
+        """Ends the agent, if one was started here, and keeps one that is just being started from staying."""
         self._receive_no_more()
         with self._lock:
             self._is_undone, agent = True, self._agent
             self._agent = 0
         if agent:
             _end(agent)
-        if self._fresh is not None:
-            self._fresh.take_back()
+        if not self._was_there:
+            remove_unused(self._root, folder_too=True)
 
 
 def _is_taken(address: Address) -> bool:

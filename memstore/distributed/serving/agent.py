@@ -35,7 +35,7 @@ from memstore.engine import (
     absolute_path,
     boot_id,
     close_root,
-    created_for,
+    gone_if_new,
     is_in_memory,
     open_root,
     resource_errors,
@@ -139,13 +139,12 @@ def _serve(options: Options, hello: Hello, ready_fd: int | None, creation: Creat
     path = options.root
     if creation.shared is not None and options.seed != options.address:
         wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
-    with created_for(path, creation, _OPEN_WITHIN):
-        _serve_store(options, hello, ready_fd)
+    with gone_if_new(path):
+        _serve_opened(options, hello, ready_fd, _open_once(path, creation))
 
 
-def _serve_store(options: Options, hello: Hello, ready_fd: int | None) -> None:
+def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, durable: bool) -> None:
     path = options.root
-    durable = _is_durable(path)
     state = state_folder(path)
     lock = AgentLock(path)
     try:
@@ -162,10 +161,10 @@ def _serve_store(options: Options, hello: Hello, ready_fd: int | None) -> None:
         lock.close()
 
 
-def _is_durable(path: str) -> bool:
-    """Whether its puts are synced to a disk."""
+def _open_once(path: str, creation: Creation) -> bool:
+    """Creates the root if there is none. Returns whether its puts are synced to a disk."""
     with resource_errors(path):
-        use = open_root(path, "r+", Creation(), _OPEN_WITHIN)
+        use = open_root(path, "a", creation, _OPEN_WITHIN)
         try:
             return use.root.settings.durable
         finally:

@@ -11,7 +11,7 @@ from memstore.distributed.rules import IsView, Member, Refused, Remove, View
 from memstore.distributed.serving.agent_lock import is_served
 from memstore.distributed.serving.asking import Asker, served_standing, standing_at
 from memstore.distributed.serving.messages import Halt, Report, Reported
-from memstore.engine import absolute_path
+from memstore.engine import absolute_path, deadline_after
 from memstore.errors import HomeUnavailableError, MemstoreError, NotServedError, StoreTimeoutError
 from memstore.info import ClusterStatus, HostStatus
 from memstore.wording import shown, table_html
@@ -68,7 +68,7 @@ class Cluster:
             HomeUnavailableError: some hosts did not answer, and may still serve; it names them. The others are ended.
             StoreTimeoutError: this host's agent still runs.
         """
-        deadline = time.monotonic() + timeout
+        deadline = deadline_after(timeout)
         standing = served_standing(self.root, timeout)
         others = [member for member in standing.view.members if member.id != standing.member]
         with Asker(self._secret()) as asker:
@@ -187,7 +187,7 @@ def remove_host(root: str, host: str, *, force: bool = False, timeout: float = 3
         NotServedError: there is no such host, it lives, or the seed refuses.
         HomeUnavailableError: the seed doesn't answer.
     """
-    deadline = time.monotonic() + timeout
+    deadline = deadline_after(timeout)
     standing = served_standing(root, timeout)
     member = _named(standing.view, host)
     seed = standing.view.member(standing.view.seed)

@@ -29,9 +29,10 @@ from memstore.distributed.serving.news import Kind, Lines
 from memstore.engine import (
     Creation,
     absolute_path,
-    created_for,
+    close_root,
     deadline_after,
-    has_settings,
+    gone_if_new,
+    open_root,
     resource_errors,
     state_folder,
     syscalls,
@@ -90,17 +91,14 @@ def join(
     creation = Creation(shared="copy" if shared else None)
     if shared and own != seed:
         wait_for_storage(path, deadline)
-    with resource_errors(path), created_for(path, creation, timeout):
+    with gone_if_new(path):
+        with resource_errors(path):
+            close_root(open_root(path, "a", creation, timeout))
         path = os.path.realpath(path)
-        try:
-            with turn(path, deadline, timeout):
-                if not is_served_on(path, deadline, timeout):
-                    start_agent(path, own, seed, deadline, timeout, shared=shared)
-            standing = wait_until_member(path, deadline, timeout)
-        except FileNotFoundError as error:
-            if has_settings(path):
-                raise
-            raise NotServedError(f"{path} was removed by a process of this host that could not join: {error}") from None
+        with turn(path, deadline, timeout):
+            if not is_served_on(path, deadline, timeout):
+                start_agent(path, own, seed, deadline, timeout, shared=shared)
+        standing = wait_until_member(path, deadline, timeout)
     if standing.view.seed_address != str(seed):
         raise NotServedError(
             f"{path} is served already, in the cluster of the seed {standing.view.seed_address}, not {seed}: end that "
@@ -170,13 +168,20 @@ def _own_address(seed: Address) -> Address:
 @contextlib.contextmanager
 def turn(path: str, deadline: float, timeout: float) -> Generator[None]:
     """One process of the host at a time."""
-    fd = syscalls.open_file(f"{state_folder(path)}/{LOG}", os.O_RDWR | os.O_CREAT)
+    name = f"{state_folder(path)}/{LOG}"
+    gone = NotServedError(f"{path} was removed just now, by another process of this host that could not join")
+    try:
+        fd = syscalls.open_file(name, os.O_RDWR | os.O_CREAT)
+    except FileNotFoundError:
+        raise gone from None
     try:
         while not syscalls.lock_exclusive(fd):
             if time.monotonic() > deadline:
                 raise StoreTimeoutError(f"{path}: another process of this host has not joined within {timeout:g} s")
             time.sleep(_LOOK_EVERY)
         try:
+            if not os.path.lexists(name):
+                raise gone
             yield
         finally:
             syscalls.unlock(fd)  # a child that was forked meanwhile has the file open too

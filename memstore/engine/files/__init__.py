@@ -8,7 +8,7 @@ from memstore.engine.files.external import ExternalFiles, map_external, opened
 from memstore.engine.files.lockfile import LockFile, OwnedFile, close_all
 from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file, watch
 from memstore.engine.files.placing import file_offsets
-from memstore.engine.files.segment import map_segment, map_segments, remove_file, segment_path
+from memstore.engine.files.segment import map_segment, map_segments, other_size, remove_file, segment_path
 from memstore.engine.files.segment_writer import SealedSegment, SegmentWriter, WritableMemory
 from memstore.engine.files.shared_memory import SharedMemory
 from memstore.engine.files.slots import erase_put_id, vacate, write_slots, write_state
@@ -42,6 +42,7 @@ __all__ = [
     "map_segments",
     "open_stored",
     "opened",
+    "other_size",
     "read_stored",
     "remove_file",
     "segment_path",

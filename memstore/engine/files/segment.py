@@ -61,14 +61,23 @@ def _is_locked_and_fits(path: str, fd: int, extent: SegmentExtent, store: str, *
         return False
     head = syscalls.read_at(fd, HEAD_SIZE, 0)  # only now: before the lock it may be a writer's
     if not belongs(head, extent.put_id, store, live=live):
+        if len(head) < HEAD_SIZE:  # no writer leaves so little: it sizes the file before the put has a record
+            raise CorruptionError(path=path, detail=other_size(len(head), extent.size))
         return False
     start = 8 + int.from_bytes(head[:8], "little")
     size = syscalls.size_of(fd)
-    if (start, size) != (extent.start, extent.size):
-        expected = f"{extent.size:,} and {extent.start:,}"
-        detail = f"the file has {size:,} bytes and a header of {start:,}, but by the catalog {expected}"
+    if size != extent.size:
+        raise CorruptionError(path=path, detail=other_size(size, extent.size))
+    if start != extent.start:
+        detail = f"its header has {start:,} bytes instead of {extent.start:,}: run memstore.repair"
         raise CorruptionError(path=path, detail=detail)
     return True
+
+
+def other_size(size: int, expected: int) -> str:
+    """What an error says of a segment that somebody has truncated, or extended."""
+    what = "it was truncated" if size < expected else "something was written behind its end"
+    return f"the file has {size:,} bytes instead of {expected:,}: {what}: put the key again, or restore the file"
 
 
 def map_segments(

@@ -47,6 +47,7 @@ class SegmentWriter:
     Attributes:
         size: of the file, fixed for its life: header, data, and slack.
         is_whole: all of the file is allocated; so it may be used again.
+        is_new: it had no value before.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class SegmentWriter:
     ) -> None:
         self.file, self.segment, self.put_id, self.size = file, segment, put_id, size
         self.is_whole = not is_new
-        self._is_new = is_new
+        self.is_new = is_new
         self._header: Header | None = None
         self._start = self._end = 0  # of the data
         self._scratch = bytearray()
@@ -105,7 +106,7 @@ class SegmentWriter:
         self.is_whole = True
         if durable:
             syscalls.sync(fd)
-        if durable and self._is_new:
+        if durable and self.is_new:
             syscalls.sync_folder(os.path.dirname(file.path))
         return SealedSegment(self.segment, self.put_id, self.size, self._start, self._end, file)
 

@@ -79,7 +79,9 @@ def header_size(head: bytes, size: int) -> int:
     """The bytes before the data, in a file of `size` bytes that starts with `head`. Raises CorruptionError."""
     nbytes = int.from_bytes(head[:8], "little")
     if len(head) < 8 or 8 + nbytes > size:
-        raise CorruptionError(f"{size:,} bytes are not even its header: it is truncated, or no safetensors file")
+        header = f"{8 + nbytes:,}" if len(head) >= 8 else "at least 8"
+        what = f"it has {size:,} bytes, and its header alone takes {header}"
+        raise CorruptionError(f"{what}: it is truncated, or no safetensors file")
     if nbytes > HEADER_LIMIT:
         raise CorruptionError(f"a header of {nbytes:,} bytes, and {HEADER_LIMIT:,} are the limit")
     return 8 + nbytes
@@ -170,8 +172,8 @@ def _check_cover(entries: dict[str, Entry], nbytes: int) -> None:
             raise CorruptionError(f"the tensor {short(name)} {what}: it starts at {start:,} of the data, not {end:,}")
         end = stop
     if end != nbytes:
-        what = "it is truncated, or has more behind it"
-        raise CorruptionError(f"its tensors take {end:,} bytes, and it has {nbytes:,}: {what}")
+        what = "it is truncated" if nbytes < end else "something was written behind them"
+        raise CorruptionError(f"its tensors take {end:,} bytes, and {nbytes:,} follow its header: {what}")
 
 
 def make_header(

@@ -18,11 +18,13 @@ All of it runs under `root.guard`, so that no forked child inherits the file des
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from memstore.engine.files import Mapping, map_external, map_segment, map_segments, segment_path
+from memstore.engine.files import Mapping, map_external, map_segment, map_segments, other_size, segment_path
 from memstore.engine.format import Extent, Record, SegmentExtent, base_after, decode_external, end_of
 from memstore.engine.protocols.elsewhere import elsewhere_of, is_served
 from memstore.engine.protocols.mapped_entry import MappedEntry
@@ -192,7 +194,12 @@ def damaged_entry(root: Root, key: bytes, record: Record) -> CorruptionError:
         except CorruptionError as error:
             return error
     root.check_missing()
-    name, path = key.decode(), " or ".join(files_of(root, record))
+    name, files = key.decode(), files_of(root, record)
+    for path, extent in zip(files, record.segments, strict=False):
+        with contextlib.suppress(OSError):
+            if (size := os.stat(path, follow_symlinks=False).st_size) < extent.size:
+                return CorruptionError(key=name, path=path, detail=other_size(size, extent.size))
+    path = " or ".join(files)
     detail = (
         f"the file is missing, is locked by somebody else, is not that of put {record.put_id:#x} of this store, or "
         "says that it was replaced: unless it is locked, run memstore.repair"

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TypeVar
 
 import msgspec
@@ -41,6 +42,7 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 log = logging.getLogger("memstore")
+_logs = log.isEnabledFor
 
 _OPEN_FILES = 16  # of a batch; the others are parked
 _LARGE = 16 << 20  # bytes: to copy them takes a thousand times the look whether the commit would refuse them
@@ -80,7 +82,11 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
         return retry_after_sweep(_put, root, drafts, deadline, None)
     key = first.key.decode()
     if first.expect is None and first.content.inline is not None and not first.seals:
-        return [retry_after_sweep(publish_inline, root, Change(first.key, first.content), deadline, key)]
+        began = perf_counter() if _logs(logging.DEBUG) else 0.0
+        version = retry_after_sweep(publish_inline, root, Change(first.key, first.content), deadline, key)
+        if began:
+            _tell(root, drafts, [], [version], began)
+        return [version]
     return retry_after_sweep(_put, root, drafts, deadline, key)
 
 
@@ -91,6 +97,7 @@ def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
+    began = perf_counter() if _logs(logging.DEBUG) else 0.0
     writers: list[SegmentWriter] = []
     changes: list[Change] = []
     for draft in drafts:
@@ -108,7 +115,23 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
             raise _no_room(root, drafts, len(changes), error) from None
         raise
     close_published(root, writers)
+    if began:
+        _tell(root, drafts, writers, versions, began)
     return versions
+
+
+def _tell(
+    root: Root, drafts: Sequence[Draft], writers: Sequence[SegmentWriter], versions: Sequence[int], began: float
+) -> None:
+    """Debug lines of a put: one for each key, with the time of all."""
+    left, took = iter(writers), (perf_counter() - began) * 1e3
+    for draft, version in zip(drafts, versions, strict=True):
+        where = "in the catalog"
+        if draft.header is not None:
+            writer = next(left)
+            where = f"in {'a new file' if writer.is_new else 'a file that is used again'}, put {writer.put_id:#x}"
+        key, nbytes = draft.key.decode(), draft.content.nbytes or len(draft.content.objects)
+        log.debug("%s: put %r: version %d, %d bytes %s, %.3f ms", root.path, key, version, nbytes, where, took)
 
 
 def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: float) -> Change:

@@ -39,7 +39,7 @@ _MOST = 1 << 20  # rows
 
 
 def after_death(root: Root) -> None:
-    """Runs before anything else of the mutex's next owner, when the last one died or raised in the middle.
+    """Runs before anything else of the mutex's next owner, where the last one died or failed, or there was none.
 
     0. A catalog that was rolled back is refused, before any file is taken for that of a dead writer.
     1. A commit may have booked a file for the next put without locking it (`ahead.py`): the row says filling, and the
@@ -83,7 +83,10 @@ def after_death(root: Root) -> None:
         mark_gone(root, retired)
         root.doorbell.ring_all()
         page.publications_rung = counters.publications
-    log.debug("%s: recovered after a process died or failed while it changed the store", root.path)
+    if page.has_died:
+        log.debug("%s: recovered after a process died while it held the store's mutex", root.path)
+    elif not page.is_new:  # nobody has changed anything under a new one
+        log.debug("%s: recovered after a call failed while it held the store's mutex", root.path)
 
 
 def _unbook(root: Root, transaction: Transaction, counters: Counters) -> None:

@@ -107,7 +107,7 @@ def sweep_if_due(root: Root, deadline: float) -> None:
 
 def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = None) -> int:
     """As `sweep`, in several holds: others publish in between, and few files are open at once."""
-    freed = 0
+    freed, began = 0, time.perf_counter()
     for left in range(files, 0, -_SWEPT_A_HOLD):
         unlinked: list[LockFile] = []
         action = functools.partial(sweep, root, unlinked, files=min(left, _SWEPT_A_HOLD), keep=keep)
@@ -115,6 +115,9 @@ def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = No
             freed += root.mutex.run(action, deadline)
         finally:  # after an error too: no later sweep would find what is unlinked already
             close_unlinked(unlinked)
+    if freed:
+        took = (time.perf_counter() - began) * 1e3
+        log.debug("%s: swept %d bytes of files that nobody holds, %.3f ms", root.path, freed, took)
     return freed
 
 

@@ -32,7 +32,7 @@ from typing import TypeVar
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog, Transaction
-from memstore.engine.files import LockFile, OwnedFile, write_slots
+from memstore.engine.files import LockFile, OwnedFile, other_size, write_slots
 from memstore.engine.format import LIVE, Record, SegmentExtent, Slots
 from memstore.engine.repair.membership import IsHome
 from memstore.engine.repair.salvage import read_catalog, read_segments
@@ -259,8 +259,14 @@ def _check_doorbell(path: str, settings: Settings) -> None:
 
 
 def _warn(path: str, settings: Settings, choice: Choice) -> None:
-    """Of what nobody can know, and so no report can name: what is lost or old, or was deleted and may be back."""
+    """Of what no report can say: why keys are lost; and what nobody knows to be lost or old, or deleted and back."""
     old = choice.old
+    for key in sorted(choice.lost() & old.records.keys())[:_NAMED]:
+        for extent in choice.here(old.records[key]):
+            file = choice.files.get(extent.segment)
+            if file is not None and file.size != extent.size:
+                what = other_size(file.size, extent.size)
+                log.warning("%r can't be kept: %s: %s", *_names([key]), file.path, what)
     if choice.membership.is_lost:
         log.warning(
             "%s: it was served as a member of a cluster, and what said of which is lost: it can't be one any more. "

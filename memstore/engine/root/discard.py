@@ -28,8 +28,9 @@ from memstore.engine.sync import describe_thread
 from memstore.errors import NotAStoreError, NotServedError
 
 AGENT_LOCK = "agent.lock"  # held by who serves the store: `distributed/serving/agent_lock.py`
+AGENT_LOG = "agent.log"  # held by who starts an agent: `turn` in `distributed/serving/ranks.py`
 _TRIES = 1000  # processes that may be in the middle of a put
-_OF_CLUSTERS = {AGENT_LOCK, "agent.log", "cluster", "secret", "transport"}  # what serving a store leaves in its folder
+_OF_CLUSTERS = {AGENT_LOCK, AGENT_LOG, "cluster", "secret", "transport"}  # what serving a store leaves in its folder
 
 
 def check_discardable(root: str) -> None:
@@ -55,20 +56,18 @@ def check_alone(root: str, settings: Settings) -> None:
 @contextlib.contextmanager
 def unserved(root: str) -> Generator[None]:
     """Keeps everybody from serving the store meanwhile. Raises NotServedError if somebody serves it now."""
-    path = f"{root}/{AGENT_LOCK}"
-    if not os.path.lexists(path):
+    with contextlib.ExitStack() as locks:
+        for name, does in ((AGENT_LOCK, "is served"), (AGENT_LOG, "is about to be served")):
+            if not os.path.lexists(f"{root}/{name}"):
+                continue
+            file = LockFile(f"{root}/{name}", os.O_RDWR)
+            locks.callback(file.close)
+            if not syscalls.lock_exclusive(file.fd):
+                status = syscalls.status(file.fd)
+                pids = sorted(lock_holders().get((status.st_dev, status.st_ino), ()))
+                who = ", ".join(map(describe_thread, pids)) or "a process that can't be seen from here"
+                raise NotServedError(f"{root} {does} to other hosts by {who}: end that agent first (SIGTERM)")
         yield
-        return
-    file = LockFile(path, os.O_RDWR)
-    try:
-        if not syscalls.lock_exclusive(file.fd):
-            status = syscalls.status(file.fd)
-            pids = sorted(lock_holders().get((status.st_dev, status.st_ino), ()))
-            who = ", ".join(map(describe_thread, pids)) or "a process that can't be seen from here"
-            raise NotServedError(f"{root} is served to other hosts by {who}: end that agent first (SIGTERM)")
-        yield
-    finally:
-        file.close()
 
 
 def discard(root: str, settings: Settings | None) -> None:

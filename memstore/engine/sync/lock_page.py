@@ -13,6 +13,7 @@ share a store: their thread ids, which mutexes and LMDB tell owners by, say noth
 from __future__ import annotations
 
 import errno
+import logging
 import sys
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ from memstore.errors import (
     ShardMismatchError,
     VersionConflictError,
 )
+
+log = logging.getLogger("memstore")
 
 _MAGIC = int.from_bytes(b"memstor1", "little")
 _IDENTITY_AT = syscalls.MUTEX_SIZE  # magic, boot id (2 words), device, inode, pid namespace
@@ -69,6 +72,8 @@ class LockPage(RobustMutex):
                 raise _in_use(path, in_other_namespace=tuple(written[:-1]) == identity[:-1])
             if written[0] != _MAGIC:
                 self.publications_rung = 0  # it was no page of ours, or is damaged: what it says means nothing
+            if any(written):  # else it is the page of a store that is being created
+                log.debug("%s: %s", path, _why_anew(tuple(written), identity))
             written[0] = 0
             self.batch = 0
             self.create()
@@ -92,6 +97,16 @@ class LockPage(RobustMutex):
     @publications_rung.setter
     def publications_rung(self, value: int) -> None:
         self._notes[_PUBLICATIONS] = value
+
+
+def _why_anew(written: tuple[int, ...], identity: tuple[int, ...]) -> str:
+    if written[0] != _MAGIC:
+        return "the page was damaged, and is written anew"
+    if written[1:3] != identity[1:3]:
+        return "the store is opened for the first time since this host started"
+    if written[3:5] != identity[3:5]:
+        return "the store was copied or moved here, and is opened for the first time"
+    return "the store is opened for the first time in this pid namespace"
 
 
 def _in_use(path: str, *, in_other_namespace: bool) -> Exception:

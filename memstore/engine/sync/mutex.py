@@ -14,7 +14,7 @@ from memstore.errors import ContentionError, StoreTimeoutError
 
 Result = TypeVar("Result")
 
-_DIED, _NEW = 1, 2  # bits of the dirty word
+_DIED, _NEW, _FAILED = 1, 2, 4  # bits of the dirty word
 
 
 class Refusal(Exception):
@@ -82,7 +82,7 @@ class RobustMutex:
             raise
         except BaseException:
             if owner[0] & syscalls.MUTEX_OWNER == me:
-                self._dirty[0] |= _DIED
+                self._dirty[0] |= _FAILED
                 syscalls.mutex_recovered(address)  # interrupted before `_lock` said so: unlocked as it is, it is lost
             raise
         finally:
@@ -93,7 +93,7 @@ class RobustMutex:
 
     def _lock(self, deadline: float, me: int) -> None:
         if self._owner[0] & syscalls.MUTEX_OWNER == me:  # an interrupt got past `run`: we hold it still
-            self._dirty[0] |= _DIED
+            self._dirty[0] |= _FAILED
             return
         code = syscalls.mutex_lock(self.address, deadline)
         if code == syscalls.OWNER_DIED:
@@ -104,8 +104,8 @@ class RobustMutex:
             raise StoreTimeoutError(f"{self._name}: waited for the mutex, held by {who}: look at what it does")
 
     def owe_recovery(self) -> None:
-        """Under the mutex: the next owner recovers, as if this one had died."""
-        self._dirty[0] |= _DIED
+        """Under the mutex: the next owner recovers, as if this one had failed."""
+        self._dirty[0] |= _FAILED
 
     def forget_threads(self) -> None:
         """In a forked child, whose thread ids are others."""
@@ -124,6 +124,11 @@ class RobustMutex:
     def is_new(self) -> bool:
         """While recovering: nobody has owned the mutex since it was created."""
         return bool(self._dirty[0] & _NEW)
+
+    @property
+    def has_died(self) -> bool:
+        """While recovering: an owner died in the middle of a change."""
+        return bool(self._dirty[0] & _DIED)
 
 
 def describe_thread(thread: int) -> str:

@@ -142,6 +142,8 @@ def _check(store_name: object, env: object, timeout: object) -> None:
         raise TypeError(
             f"rendezvous_timeout is a datetime.timedelta, as timedelta(seconds=120), and not {timeout!r:.100}"
         )
+    if timeout < timedelta():
+        raise ValueError(f"rendezvous_timeout is a time of 0 or more, and not {timeout!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,3 +23,7 @@ from memstore.testing.history.operation import Operation
 from memstore.testing.history.recorder import Outcome, Recorder, read_history
 
 __all__ = ["NotLinearizableError", "Operation", "Outcome", "Recorder", "check", "read_history"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call

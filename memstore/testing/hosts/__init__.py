@@ -28,3 +28,7 @@ from memstore.testing.hosts.hosts import Hosts, why_unavailable
 from memstore.testing.hosts.namespaces import HostGoneError, HostsUnavailableError
 
 __all__ = ["Host", "HostGoneError", "Hosts", "HostsUnavailableError", "why_unavailable"]
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -74,20 +73,30 @@ def test_a_launcher_answers_another_version_with_what_is_here(scratch: str) -> N
     assert not Path(scratch).exists()
 
 
-def test_a_launcher_looks_and_undoes_the_store_that_it_has_made(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_looks_and_has_nothing_to_undo(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSTORE_ADDRESS", "tcp://10.9.8.7:4242")
     launching = Launching(("192.0.2.1",))
     found = decode_report(launching.answer(encode(Look(VERSION, scratch))))
     assert isinstance(found, Seen) and (found.ips, found.port, found.is_named) == (("10.9.8.7",), 4242, True)
     assert found.view is None and not found.is_served and found.secret == b""
-    assert os.path.exists(f"{scratch}/memstore.json")
+    assert Path(scratch, "memstore.json").exists()
     assert decode_report(launching.answer(encode(Undo()))) == Done()
-    assert not os.path.exists(scratch)
+    assert not Path(scratch).exists()  # it has made that itself
     monkeypatch.delenv("MEMSTORE_ADDRESS")
     monkeypatch.setenv("MEMSTORE_PORT", "many")
     failed = decode_report(launching.answer(encode(Look(VERSION, scratch))))
     assert isinstance(failed, Failed) and "MEMSTORE_PORT is a port" in failed.text
-    assert not os.path.exists(scratch)
+    assert not Path(scratch).exists()
+
+
+def test_a_launcher_leaves_a_store_that_was_there(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    memstore.open(scratch).close()
+    launching = Launching(("192.0.2.1",))
+    assert isinstance(decode_report(launching.answer(encode(Look(VERSION, scratch)))), Seen)
+    assert decode_report(launching.answer(encode(Undo()))) == Done()
+    monkeypatch.setenv("MEMSTORE_PORT", "many")
+    assert isinstance(decode_report(launching.answer(encode(Look(VERSION, scratch)))), Failed)
+    memstore.open(scratch, "r").close()
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import metadata
 from typing import NamedTuple
@@ -15,10 +18,13 @@ import pytest
 import torch
 
 import memstore
+import memstore.aio
 from memstore.cli import main
-from memstore.distributed.serving import Cluster
+from memstore.distributed.rules import Member, View
+from memstore.distributed.serving import Cluster, cluster
+from memstore.engine import gone_if_new
 from memstore.info import ClusterStatus
-from tests.children import in_child
+from tests.children import Child, Wire, in_child
 from tests.distributed.serving.agents import LONG, Agents, eventually
 
 CLOSED = str(1 << 24)  # a descriptor that no process has: more than the kernel lets it open
@@ -91,9 +97,9 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
 
     code, text, _ = command(agents, "status", root)
     assert code == 0 and "received" in text and "…" not in text
-    cluster = in_child(cluster_in, agents.environment, root)
-    assert f"memstore.Cluster(&#x27;{root}&#x27;): 2 hosts; status() asks them how they are" in cluster
-    assert f">{other.address}<" in cluster
+    drawn = in_child(cluster_in, agents.environment, root)
+    assert f"memstore.Cluster(&#x27;{root}&#x27;): 2 hosts; status() asks them how they are" in drawn
+    assert f">{other.address}<" in drawn
     assert f"seed {seed.address}: 2 of 2 hosts answer" in " ".join(text.split())
     assert f"memstore {memstore.__version__}, torch {metadata.version('torch')}" in text
 
@@ -119,7 +125,8 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
 
     refused = command(agents, "remove", root, seed.address)
     assert refused.returncode == 3 and f"serve its folder at {seed.address} again" in refused.stderr
-    removed = command(agents, "remove", root, other.address)
+    bare = other.address.removeprefix("tcp://").rpartition(":")[0]
+    removed = command(agents, "remove", root, bare)
     assert removed.returncode == 0 and removed.stdout == f"{other.address} removed\n", removed.stderr
     assert len(json.loads(command(agents, "status", root, "--json").stdout)["hosts"]) == 1
 
@@ -154,6 +161,23 @@ def test_with_another_secret_no_host_is_alive_and_the_reason_is_told(agents: Age
         "hosts"
     ]
     assert not host["alive"] and "secret" in host["trouble"]
+
+
+def test_a_host_is_named_by_its_address_its_name_or_the_ip_alone() -> None:
+    def member(number: int, address: str, name: str) -> Member:
+        return Member(bytes([number]) * 16, address, name)
+
+    first, second = member(1, "tcp://10.0.0.1:7411", "a"), member(2, "tcp://10.0.0.2:7411", "b")
+    third, fourth = member(3, "tcp://10.0.0.3:7411", "c"), member(4, "tcp://10.0.0.3:7412", "d")
+    last = member(5, "tcp://[fd00::2]:7411", "e")
+    view = View(b"C" * 16, 1, (first, second, third, fourth, last), ())
+    for host in ("tcp://10.0.0.2:7411", "10.0.0.2:7411", "10.0.0.2", "b", second.id.hex()):
+        assert cluster._named(view, host) == second
+    assert cluster._named(view, "[fd00::2]") == last and cluster._named(view, "10.0.0.3:7412") == fourth
+    with pytest.raises(memstore.NotServedError, match="of several hosts: give a whole address.*10.0.0.3:7412"):
+        cluster._named(view, "10.0.0.3")
+    with pytest.raises(memstore.NotServedError, match="'10.0.0' is no host of the cluster; it has tcp://10.0.0.1:7411"):
+        cluster._named(view, "10.0.0")
 
 
 @pytest.mark.parametrize(
@@ -209,3 +233,81 @@ def test_status_says_what_a_get_and_a_slice_have_moved(agents: Agents, monkeypat
     assert 40 * 256 <= part - begin < 40 * 256 + a_little
     assert mebibyte <= whole - part < mebibyte + a_little
     assert again - whole < a_little
+
+
+# --- calls that fail leave nothing ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """An address at which somebody else listens."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.209", 0))
+        listening.listen()
+        yield f"tcp://127.0.0.209:{listening.getsockname()[1]}"
+
+
+async def open_in_a_task(root: str, address: str) -> None:
+    async with memstore.aio.open(root, cluster=address, wait=20.0):
+        pass
+
+
+JOINS: dict[str, Callable[[str, str], object]] = {
+    "open": lambda root, address: memstore.open(root, cluster=address, wait=20.0),
+    "aio.open": lambda root, address: asyncio.run(open_in_a_task(root, address)),
+    "join": lambda root, address: memstore.join(root, cluster=address, timeout=20.0),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] * (name != "open")) for name in JOINS])
+def test_a_host_that_can_not_join_has_no_folder_of_it(scratch: str, taken: str, name: str) -> None:
+    with pytest.raises(memstore.NotServedError, match="Address already in use"):
+        JOINS[name](scratch, taken)
+    assert not os.path.lexists(scratch)
+
+
+@pytest.mark.full
+def test_an_agent_that_can_not_listen_leaves_no_folder(agents: Agents, taken: str) -> None:
+    done = command(agents, "serve", f"{agents.folder}/a", "--address", taken)
+    assert done.returncode == 3 and "Address already in use" in done.stderr
+    assert not os.path.lexists(f"{agents.folder}/a")
+
+
+def test_what_was_there_before_a_call_that_fails_stays(agents: Agents, taken: str) -> None:
+    with memstore.open(f"{agents.folder}/a") as store:
+        store.put("key", 7)
+    os.mkdir(f"{agents.folder}/b", 0o700)
+    for name in "ab":
+        assert command(agents, "serve", f"{agents.folder}/{name}", "--address", taken).returncode == 3
+    with memstore.open(f"{agents.folder}/a", "r") as store:
+        assert store.get("key") == 7
+    assert os.listdir(f"{agents.folder}/b") == []
+
+
+def test_a_store_that_another_process_uses_by_then_stays(scratch: str) -> None:
+    def fail(meanwhile: Callable[[], object]) -> None:
+        with pytest.raises(ZeroDivisionError), gone_if_new(scratch):
+            memstore.open(scratch).close()
+            meanwhile()
+            raise ZeroDivisionError
+
+    fail(lambda: None)
+    assert not os.path.lexists(scratch)
+    with Child(_hold_open, scratch) as child:
+        fail(child.receive)
+        assert os.path.lexists(f"{scratch}/memstore.json")
+    memstore.destroy(scratch)
+    fail(lambda: in_child(_put_one, scratch))
+    with memstore.open(scratch, "r") as store:
+        assert store.get("key") == 7
+
+
+def _hold_open(wire: Wire, root: str) -> None:
+    with memstore.open(root, "r+", wait=60.0):
+        wire.send("open")
+        wire.receive()
+
+
+def _put_one(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("key", 7)

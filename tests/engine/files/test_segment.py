@@ -250,8 +250,6 @@ def test_another_put_is_told_apart(folder: Path) -> None:
     publish(path, random_bytes(5000))
     assert find(path, 5000, 0x1235) is None
     assert find(folder / "2.safetensors", 5000) is None
-    path.write_bytes(b"")
-    assert find(path, 5000) is None
 
 
 def test_a_locked_segment_is_left_alone(folder: Path) -> None:
@@ -263,7 +261,7 @@ def test_a_locked_segment_is_left_alone(folder: Path) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("change", [-1, 1, 4096, -4096])
+@pytest.mark.parametrize("change", [-1, 1, 4096, -4096, 100 - 12_288, -12_288])
 def test_another_length_is_damage(folder: Path, change: int) -> None:
     path = folder / "1.safetensors"
     publish(path, random_bytes(5000))
