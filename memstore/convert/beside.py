@@ -86,6 +86,9 @@ def _make(parent: str, prefix: str) -> tuple[str, int]:
             fd = syscalls.open_file(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue  # somebody has taken it for a leftover
+        except BaseException:
+            os.rmdir(folder)
+            raise
         if syscalls.lock_exclusive(fd) and os.path.isdir(folder):
             return folder, fd
         syscalls.close(fd)

@@ -165,14 +165,14 @@ def _new_block(size: int, limit: int) -> Block:
     if size > limit and size > _available_bytes():
         raise ResourceLimitError(
             f"to stage the snapshot takes {size:,} bytes of memory, and the machine has {_available_bytes():,} left: "
-            "use Snapshot.take, which copies a few tensors at a time"
+            "use Snapshot.take or dcp.save, which copy a few tensors at a time"
         )
     try:
         return Block(size)
     except OSError as error:
         raise ResourceLimitError(
-            f"there is no memory of {size:,} bytes to stage the snapshot in ({error.strerror}): use Snapshot.take, "
-            "which copies a few tensors at a time",
+            f"there is no memory of {size:,} bytes to stage the snapshot in ({error.strerror}): use "
+            "Snapshot.take or dcp.save, which copy a few tensors at a time",
             code=error.errno,
         ) from error
 
