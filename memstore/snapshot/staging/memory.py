@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from memstore.engine import SharedMemory, syscalls
-from memstore.errors import ResourceLimitError, StoreTimeoutError
+from memstore.errors import ResourceLimitError, StoreTimeoutError, lack_of, way_out
 from memstore.snapshot.parallel import in_parallel
 from memstore.snapshot.staging.containers import container_limits
 from memstore.snapshot.staging.pinning import Pinned
@@ -170,9 +170,10 @@ def _new_block(size: int, limit: int) -> Block:
     try:
         return Block(size)
     except OSError as error:
+        way = f"; or {way_out(error.errno)}" if lack_of(error) is not None and error.errno else ""
         raise ResourceLimitError(
             f"there is no memory of {size:,} bytes to stage the snapshot in ({error.strerror}): use "
-            "Snapshot.take or dcp.save, which copy a few tensors at a time",
+            f"Snapshot.take or dcp.save, which copy a few tensors at a time{way}",
             code=error.errno,
         ) from error
 
