@@ -7,6 +7,7 @@ error of the kernel. So this is a table: all limits that a process may have, and
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import resource
@@ -17,6 +18,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -293,7 +295,7 @@ class HungError(BaseException):
     """A call has hung."""
 
 
-def told(call: Callable[[], None]) -> Exception | None:
+def told(call: Callable[[], object]) -> Exception | None:
     """What a call raises, which is a typed error."""
 
     def hang(*_: object) -> None:
@@ -352,6 +354,25 @@ def folder(scratch: str) -> str:
 def test_files_may_have_no_bytes(folder: str) -> None:
     failed = in_child(go_through, folder, small_files, (0,), WRITES)
     assert all(failed.values()), failed
+
+
+def test_a_limit_within_the_catalog(folder: str) -> None:
+    """A write that it cuts short is an I/O error to LMDB."""
+    assert in_child(_put_within_limits, folder) > 2
+
+
+def _put_within_limits(folder: str) -> int:
+    failed = 0
+    with memstore.open(f"{folder}/store") as store:
+        for number in range(60):
+            with small_files(number * mmap.PAGESIZE + 100, folder):
+                error = told(partial(store.put, "key", number))
+            failed += error is not None
+            assert error is None or (isinstance(error, ResourceLimitError) and error.errno == errno.EFBIG), repr(error)
+            if error is not None:
+                store.put("key", number)
+            assert store.get("key") == number
+    return failed
 
 
 def test_no_file_can_be_opened(folder: str) -> None:
