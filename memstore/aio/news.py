@@ -50,7 +50,7 @@ class Waits(Opened):
         store = self.ready
         if store is None:
             store = await call(self.lane_of(some), lambda _: self.blocking())
-        root = store.lend_root(some)[0]
+        root = store.lend_root("any")[0]
         while True:
             self.check_open()
             seen, now = root.doorbell.state(), time.monotonic()  # before the catalog

@@ -61,8 +61,9 @@ def test_a_thousand_waits_take_one_thread_and_each_is_woken(root: str, monkeypat
         others = set(threads_of_aio())
         waiting = [asyncio.ensure_future(store.wait(key, timeout=float("inf"))) for key in keys]
         await store.put("other", 1)  # so that all have begun
-        (one,) = set(threads_of_aio()) - others
-        assert one.name == "memstore.aio waits"
+        new = [thread.name for thread in set(threads_of_aio()) - others]
+        assert new.count("memstore.aio waits") == 1
+        assert len(new) <= 2  # a put takes another thread where the one of the last put isn't free yet
         for key in keys[::100]:
             child.send([key])
             await asyncio.wait_for(waiting[keys.index(key)], 60)
@@ -247,6 +248,7 @@ def test_a_wait_for_any_key_is_woken_by_another_process_and_may_be_cancelled(
                 with pytest.raises(asyncio.CancelledError):
                     await left
             child.send(None)
+        assert (await store.wait_any(prefix="")).keys() >= {"other", "batch0/b"}
         (room,) = waits._rooms.values()
         await until(lambda: not room._waiting and not room._incoming)
         last = asyncio.ensure_future(store.wait_any(["missing"], timeout=float("inf")))

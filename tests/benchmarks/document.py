@@ -56,11 +56,18 @@ blocks back to its host. There a huge page costs more than the small ones in its
   extends of datasets and replay buffers, which were allocated when they were created.
 - *In memory that was just given back*: all figures of new files, of `large-fresh`, `put-by-size`, `dict300` (new key),
   `snapshot`, `dcp` and `remote`.
-- *In memory that has been in use*: in new processes, the first put of 256 MiB took 34 to 470 ms (34 to 1,200 before
-  their price was a limit), a DCP save of 256 MiB 77 to 330 ms (torch's writer 190 to 700), and a snapshot of
-  256 MiB 120 to 500 ms. Where most of a file has small pages, a snapshot or a save takes up to twice as long as with
-  huge ones, and readers map small pages. These times were taken by hand, in 20 runs, on a machine that others used
-  meanwhile.
+- *In memory that has been in use*: see the table. Where most of a file has small pages, readers map small pages.
+
+| ms, in new processes, least and most | a machine at rest | the page cache full, free memory in pieces |
+|---|---|---|
+| put of 256 MiB, four new keys in a row | 38 to 173 (214 to 854) | 120 to 418 (580 to 861) |
+| DCP save of 256 MiB, the second and the third | 98 to 164 (52 to 147) | 113 to 445 (132 to 1,017) |
+| snapshot of 256 MiB, the second and the third | 44 to 136 (115 to 457) | 107 to 140 (311 to 827) |
+| put of 4.8 MB, twelve new keys in a row | 1 to 4 (2 to 16) | 2 to 8 (2 to 17) |
+
+In brackets are the times before the price of huge pages was a limit. They were taken in turns, in three rounds each, in
+memory that nobody had backed. A DCP save that follows another at once is the one case that was faster before: the first
+one paid for huge pages, and the next ones found them.
 
 `python -m tests.benchmarks large-fresh snapshot dcp remote replay-write --crowded` measures the second kind.
 """
