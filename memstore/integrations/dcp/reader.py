@@ -197,7 +197,7 @@ class StorageReader(storage.StorageReader):
 
 def tell_lack(reader: storage.StorageReader, error: CheckpointException) -> None:
     """Where metadata couldn't be read, torch tells an AssertionError with the reason's text: here it is the reason."""
-    lack = reader._damage if isinstance(reader, StorageReader) else None
+    lack = reader._damage if isinstance(reader, StorageReader) else None  # pyright: ignore[reportPrivateUsage]
     if isinstance(lack, ResourceLimitError):
         for rank, (found, trace) in list(error.failures.items()):
             if lack.message in str(found):
