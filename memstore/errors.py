@@ -49,8 +49,10 @@ Each message says what was found, what was expected and what to do. `.key` is th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Generator
 from typing import Any
 
 
@@ -386,18 +388,13 @@ def error_of_lack(error: BaseException, what: str) -> ResourceLimitError | Store
     return ResourceLimitError(f"{what}: {text}: {way_out(code)}", code=code)
 
 
-class lacks_told:
+@contextlib.contextmanager
+def lacks_told(what: str | os.PathLike[str]) -> Generator[None]:
     """Makes of a lack within a ResourceLimitError, and of a full disk a StoreFullError, which name `what`: a path."""
-
-    __slots__ = ("_what",)
-
-    def __init__(self, what: str | os.PathLike[str]) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        typed = None if error is None else error_of_lack(error, str(self._what))
-        if typed is not None:
-            raise typed from error
+    try:
+        yield
+    except Exception as error:
+        typed = error_of_lack(error, str(what))
+        if typed is None:
+            raise
+        raise typed from error
