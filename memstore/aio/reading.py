@@ -44,15 +44,19 @@ async def iter_weights(
         yield found
 
 
-async def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
+async def read_rows(
+    source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None, cast: bool = False
+) -> Any:
     """As `memstore.read_rows`: reads rows of every tensor of a view, into memory of its own, or `out`.
 
     The bytes may lie on another host, so the reads of each key have 8 threads of their own.
     """
     lane = "reading", _key_of(source)
-    return await call(
-        lane, lambda _: read_rows_blocking(source, index, out=out, device=device), settles=out is not None
-    )
+
+    def read(_: float) -> Any:
+        return read_rows_blocking(source, index, out=out, device=device, cast=cast)
+
+    return await call(lane, read, settles=out is not None)
 
 
 def _key_of(source: Any) -> str:

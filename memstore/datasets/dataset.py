@@ -112,7 +112,9 @@ class Dataset(_RowsForLoaders):
         return as_rows(read_batch(self._rows.value[: len(self)], index), len(index))
 
     @modes.unaffected
-    def read_rows(self, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
+    def read_rows(
+        self, index: Any, *, out: Any = None, device: torch.device | str | None = None, cast: bool = False
+    ) -> Any:
         """A copy of rows. Arguments and errors as `memstore.read_rows`.
 
         Example:
@@ -124,7 +126,7 @@ class Dataset(_RowsForLoaders):
         """
         self._entry.check_in_place()
         try:
-            return read_rows(self._rows.value[: len(self)], index, out=out, device=device)
+            return read_rows(self._rows.value[: len(self)], index, out=out, device=device, cast=cast)
         except IndexError as error:
             raise of_key(error, self.key) from None
 

@@ -6,27 +6,27 @@ What an earlier call has put into the module stays as it is, here and where it i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from memstore.deferred_init.placed import as_before, is_placed, note_placed
-from memstore.deferred_init.shards import distribute, spread_as
+from memstore.deferred_init.placed import Swaps, as_before, have_same_slots, is_placed, note_placed
+from memstore.deferred_init.shards import distribute
 from memstore.deferred_init.slots import Slot
 from memstore.deferred_init.sources import Table
 from memstore.deferred_init.taking import Taking
-from memstore.deferred_init.tensors import become, made_for_now, made_of, materialize
+from memstore.deferred_init.tensors import become, is_deferred_tensor, made_for_now, made_of, materialize, plainly
 from memstore.deferred_init.ties import ties_apart
 from memstore.deferred_init.wishes import Names, Wish, is_on
 from memstore.deferred_init.wrappers import is_wrapper
 from memstore.engine import syscalls
 from memstore.errors import StructureMismatchError
-from memstore.fake import is_fake
+from memstore.fake import is_fake, original_class
 from memstore.structure import why_no_memory
-from memstore.wording import short
+from memstore.wording import an, short
 
 _TRIMMED_EVERY = 32 << 20  # bytes
 
@@ -53,22 +53,28 @@ def fill(slots: Sequence[Slot], table: Table | None, wish: Wish) -> Materialized
         StructureMismatchError: tensors of the source don't fit; all are listed.
         MemstoreError: see `materialize_module`. After any error nothing was changed.
     """
+    slots = [slot for slot in slots if is_deferred_tensor(slot.tensor)]  # another thread may have made them since
     in_turn = sorted(slots, key=lambda slot: not slot.is_parameter)  # what is one is spread as one, wherever it is too
-    with as_before(slot.tensor for slot in in_turn):
-        todo = [slot for slot in in_turn if not is_placed(slot.tensor)]
+    seen = {id(slot.tensor): made_of(slot.tensor) for slot in in_turn}
+    with as_before(slot.tensor for slot in in_turn), Swaps() as swaps:
+        placed = {id(slot.tensor) for slot in in_turn if is_placed(slot.tensor)}
+        todo = [slot for slot in in_turn if id(slot.tensor) not in placed]
         found = [] if table is None else _found(todo, table, wish.names)
         if table is not None:
-            _check(todo, found, table, wish)
             taking = Taking(slots, found, table, wish)
+            _check(todo, found, table, wish, taking)
             taking.take()
             _replay(todo, wish)
             taking.write()
         else:
             _replay(todo, wish)
-        made = _all_finished(in_turn, wish)
+        made = _all_finished(in_turn, placed, wish)
+        pairs = [(slot, one) for slot, one in zip(in_turn, made, strict=True) if id(slot.tensor) not in placed]
+        _become_real(pairs, seen, swaps, wish.names)
     for slot, one in zip(in_turn, made, strict=True):
-        slot.home[slot.key] = one
-        note_placed(slot.tensor)
+        deferred = swaps.deferred(slot.tensor)
+        slot.home[slot.key] = one if deferred is None else slot.tensor  # a scripted module's home is in C++
+        note_placed(slot.tensor if deferred is None else deferred)
     taken = {id(slot.tensor) for slot, _ in found}
     saved = {id(slot.tensor) for slot in slots if slot.is_saved}
     named = [slot for slot in slots if slot.is_saved or id(slot.tensor) not in saved]
@@ -88,8 +94,6 @@ def _found(slots: Sequence[Slot], table: Table, names: Names) -> list[tuple[Slot
     """Slots that the source has something for, each tensor once, and its name there."""
     found: dict[int, tuple[Slot, str]] = {}
     for slot in slots:
-        if is_wrapper(slot.tensor) and spread_as(slot.tensor) is None:
-            continue  # its parts are replayed
         for name in names[id(slot.tensor)]:
             stored = table.find(name)
             if stored is not None and not (is_lazy(stored) and is_lazy(slot.tensor)):
@@ -97,7 +101,7 @@ def _found(slots: Sequence[Slot], table: Table, names: Names) -> list[tuple[Slot
     return list(found.values())
 
 
-def _check(todo: Sequence[Slot], found: Sequence[tuple[Slot, str]], table: Table, wish: Wish) -> None:
+def _check(todo: Sequence[Slot], found: Sequence[tuple[Slot, str]], table: Table, wish: Wish, taking: Taking) -> None:
     problems: list[str] = []
     for slot, name in found:
         tensor, stored = slot.tensor, table.get(name)
@@ -107,7 +111,7 @@ def _check(todo: Sequence[Slot], found: Sequence[tuple[Slot, str]], table: Table
             problems.append(f"{name}: the source's is uninitialized, and has no values")
         elif stored.device.type == "meta" and wish.device_of(tensor).type != "meta":
             problems.append(f"{name}: the source's is on meta, and has no values")
-        elif (why := _why_not_taken(tensor, stored)) is not None:
+        elif (why := _why_not_taken(tensor, stored) or _why_no_class(slot, stored, wish, taking)) is not None:
             problems.append(f"{name}: the source's is {why}")
         elif not is_lazy(tensor) and tuple(stored.shape) != tuple(tensor.shape):  # a lazy one takes any
             problems.append(f"{name}: shape {list(tensor.shape)} in the module, {list(stored.shape)} in the source")
@@ -132,16 +136,37 @@ def _why_not_taken(tensor: torch.Tensor, stored: torch.Tensor) -> str | None:
     return None if reason is None else "a tensor whose storage was freed or cut, and has no values"
 
 
+def _why_no_class(slot: Slot, stored: torch.Tensor, wish: Wish, taking: Taking) -> str | None:
+    """Why the module can't have a tensor of the class that the source has: one of them wraps others."""
+    ours, theirs = slot.tensor, type(stored)
+    if not is_wrapper(ours) and not is_wrapper(stored):
+        return None
+    spread = wish.spread_of(slot)
+    if is_wrapper(ours) and spread is None:
+        cls = original_class(type(ours))
+        if cls is theirs:
+            return None
+        return f"{an(theirs)}, and the module's {an(cls)}: give one, or let the module have {an(theirs)}"
+    if not is_wrapper(stored):
+        return None
+    plain = "its full_tensor()" if hasattr(stored, "full_tensor") else "a plain tensor"
+    if spread is not None:
+        return f"{an(theirs)}, which wraps others, and no rank can take its part of these: give {plain}"
+    if taking.shares(ours):
+        return f"{an(theirs)}, which wraps others, and the module's shares its memory with others: give {plain}"
+    return None
+
+
 def _kind(dtype: torch.dtype) -> int:
     return 2 if dtype.is_complex else int(dtype.is_floating_point)
 
 
-def _all_finished(slots: Sequence[Slot], wish: Wish) -> list[torch.Tensor]:
+def _all_finished(slots: Sequence[Slot], placed: Container[int], wish: Wish) -> list[torch.Tensor]:
     """What was made for each. Shards lie between tensors that were freed, whose pages the C library would keep."""
     made: list[torch.Tensor] = []
     freed = 0
     for slot in slots:
-        made.append(_finished(slot, wish))
+        made.append(materialize([slot.tensor])[0] if id(slot.tensor) in placed else _finished(slot, wish))
         freed += 0 if wish.mesh is None or is_lazy(slot.tensor) else slot.tensor.nbytes
         if freed >= _TRIMMED_EVERY:
             freed = 0
@@ -152,8 +177,6 @@ def _all_finished(slots: Sequence[Slot], wish: Wish) -> list[torch.Tensor]:
 def _finished(slot: Slot, wish: Wish) -> torch.Tensor:
     """What was made for a slot, as it is wished. What is replayed is spread one by one: all are never there at once."""
     tensor = slot.tensor
-    if is_placed(tensor):
-        return materialize([tensor])[0]
     made, dtype, spread = made_of(tensor), wish.dtype_of(tensor), wish.spread_of(slot)
     if spread is not None and not _is_spread(tensor, made):
         whole = made_for_now(tensor) if made is None else made
@@ -164,6 +187,30 @@ def _finished(slot: Slot, wish: Wish) -> torch.Tensor:
     if made.dtype != dtype or not is_on(made.device, device):
         return become(tensor, made.detach().to(device=device, dtype=dtype))
     return made
+
+
+def _become_real(
+    pairs: Iterable[tuple[Slot, torch.Tensor]], seen: Mapping[int, torch.Tensor | None], swaps: Swaps, names: Names
+) -> None:
+    """Makes the deferred tensors real as the same objects, but for those in whose place another object belongs.
+
+    Args:
+        pairs: slots, and what was made for each.
+        seen: of each deferred tensor, what `materialize_tensor` has returned for it before. It stays as it is, and
+            shares its memory. If the user has put it into the module, what is tied to it becomes that object.
+    """
+    with plainly():
+        for slot, one in pairs:
+            tensor = slot.tensor
+            if swaps.deferred(tensor) is not None or made_of(tensor) is not one:
+                continue
+            if not have_same_slots(type(tensor), type(one)):
+                continue
+            if one is seen[id(tensor)]:
+                if id(one) in names or is_lazy(one):
+                    continue
+                one = become(tensor, one.detach())
+            swaps.swap(slot.name, tensor, one)
 
 
 def _is_spread(tensor: torch.Tensor, made: torch.Tensor | None) -> bool:

@@ -95,7 +95,8 @@ def is_deferred(obj: torch.Tensor | torch.nn.Module) -> bool:
 def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the real tensor for a deferred one, of the same class and with the same attributes.
 
-    A second call with the same tensor returns the same result. Tensors that share memory share it in their results.
+    The deferred one stays as it is. A second call returns the same result, until `materialize_module` makes the
+    deferred one real itself; both share their memory then. Tensors that share memory share it in their results.
 
     Args:
         tensor: a deferred tensor. A real tensor is returned as it is.

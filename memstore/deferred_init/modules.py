@@ -33,7 +33,10 @@ def materialize_module(
     mesh: Any = None,
     placements: Placements | None = None,
 ) -> Materialized:
-    """Makes the tensors of a module and its descendants real, in place.
+    """Makes the tensors of a module and its descendants real, as the same objects: who has them has the real ones.
+
+    An optimizer that was made before trains, and ties, hooks and weak references last. With `mesh`, plain tensors
+    become DTensors, which are new objects.
 
     Args:
         module: the result of `deferred_init`, or a part of it. Tensors that are already real aren't changed.
@@ -61,7 +64,8 @@ def materialize_module(
             has none of the module's names, or several parts of it have them; or `placements` has names that the module
             lacks. The module is unchanged, as after any error.
         UnsupportedValueError: a tensor can't be replayed; the message names the operator. Or a tensor was made in
-            `fake_mode`, or is a DTensor that was written or converted while it was deferred; the message names it.
+            `fake_mode`, or is a DTensor that was written or converted while it was deferred, or C++ code has a weak
+            reference of it; the message names it.
         NotAStoreError, CorruptionError: there is nothing at the path, or it is damaged.
         TypeError: `module` isn't a module, `source` is of an unknown type, `dtype` isn't a dtype, or only one of `mesh`
             and `placements` is given.

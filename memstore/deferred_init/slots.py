@@ -60,6 +60,8 @@ class _Tuple:
 
     def __setitem__(self, number: int, item: Any) -> None:
         before = self._home[self._key]
+        if before[number] is item:
+            return
         cls: Any = type(before)
         items = [*before[:number], item, *before[number + 1 :]]
         self._home[self._key] = cls._make(items) if hasattr(cls, "_make") else cls(items)

@@ -46,6 +46,13 @@ class Taking:
         self._taken: dict[Ref, torch.Tensor] = {}
         self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
 
+    def shares(self, tensor: torch.Tensor) -> bool:
+        """Whether others show its memory, or its values are written there: it can't become one that wraps others."""
+        ref = self._refs.get(id(tensor))
+        if ref is None or is_lazy(tensor):
+            return False
+        return len(self._all[ref.mark]) > 1 or self._is_written(tensor, ref)
+
     def take(self) -> None:
         """Reads all that can't be mapped, and changes no memory."""
         for slot, name in self._found:
@@ -65,6 +72,9 @@ class Taking:
         dtype, spread = wish.dtype_of(tensor), wish.spread_of(slot)
         if spread is not None and is_wrapper(tensor):
             become(tensor, distribute(self._table.get(name), spread, dtype))
+            return
+        if is_wrapper(tensor):
+            become(tensor, self._table.take(name).to(device=wish.device_of(tensor), dtype=dtype))
             return
         ref = self._refs[id(tensor)]
         if ref in self._taken:

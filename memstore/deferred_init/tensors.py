@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import copyreg
+import functools
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,12 +21,12 @@ from memstore.structure import modes
 
 _OURS = "_memstore_"
 _IS_PARAMETER = "_is_param"
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # by these dicts their handles remove them
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # by these dicts their handles remove them
 MADE, REAL = "_memstore_made", "_memstore_real"  # of a deferred tensor, and of its storage
 
 
 @contextmanager
-def _plainly() -> Generator[None]:
+def plainly() -> Generator[None]:
     """What is made is a plain tensor, also inside of modes and of inference mode."""
     no_functions = torch._C.DisableTorchFunction()
     with modes.put_aside(entirely=True), no_functions, torch.inference_mode(False), torch.no_grad():
@@ -61,7 +63,7 @@ def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _materialize_parts(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    with _plainly():
+    with plainly():
         wanted: dict[Mark, torch.Tensor] = {}
         for one in given:
             mark = mark_of(one)
@@ -143,7 +145,7 @@ def become(tensor: torch.Tensor, data: torch.Tensor, cls: Any = None) -> torch.T
     Args:
         cls: another class: that of a lazy tensor which gets values.
     """
-    with _plainly():
+    with plainly():
         made = _become(tensor, data, original_class(type(tensor)) if cls is None else cls)
         for one in parts_of(tensor) if is_wrapper(tensor) else [tensor]:
             _end(mark_of(one))
@@ -160,7 +162,9 @@ def _become(tensor: torch.Tensor, data: torch.Tensor, cls: Any) -> torch.Tensor:
     if cls is torch.Tensor and isinstance(tensor, torch.nn.Parameter):
         cls = torch.nn.Parameter  # of a deferred tensor, outside of the mode, it makes one by a mark
     needs_grad = requires_grad(tensor) and (data.is_floating_point() or data.is_complex())
-    if cls is torch.Tensor:
+    if type(data) is not torch.Tensor and not is_wrapper(data):
+        data = data.as_subclass(torch.Tensor)  # a source's class is none of the module's
+    if cls is torch.Tensor or (is_wrapper(data) and not isinstance(tensor, torch.nn.Parameter)):
         made = data.detach().requires_grad_(needs_grad and tensor.is_leaf)
     elif type(data) is not torch.Tensor:  # a DTensor, which says by a mark that it is a parameter
         made = torch.nn.Parameter(data, needs_grad)
@@ -171,11 +175,20 @@ def _become(tensor: torch.Tensor, data: torch.Tensor, cls: Any) -> torch.Tensor:
     return made
 
 
+@functools.cache
+def slot_names(cls: type[Any]) -> tuple[str, ...]:
+    """The names that a class and its bases have in `__slots__`."""
+    return tuple(copyreg._slotnames(cls))  # type: ignore[attr-defined]
+
+
 def _keep_attributes(tensor: torch.Tensor, made: torch.Tensor) -> None:
+    for name in slot_names(type(made)):
+        if hasattr(tensor, name) and not hasattr(made, name):
+            setattr(made, name, getattr(tensor, name))
     for name, one in tensor.__dict__.items():
         if not name.startswith(_OURS) and name not in made.__dict__ and name != _IS_PARAMETER:
             setattr(made, name, one)
-    for name in _HOOKS if made.requires_grad else ():
+    for name in HOOKS if made.requires_grad else ():
         hooks = getattr(tensor, name)
         if hooks:
             setattr(made, name, hooks)

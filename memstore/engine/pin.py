@@ -150,15 +150,25 @@ def receive(path: str, store: str, key: str, stored: bytes, *options: Any) -> Pi
 
 
 def pack(pin: Pin) -> bytes:
-    """The version, for processes that have the store open: they `unpack` it while this pin lives. Takes no lease."""
-    pin.localize()
-    return encode_record(pin.key.encode(), pin.record)
+    """The version, for processes that have the store open, on any of its hosts. Takes no lease.
+
+    They `unpack` it while this pin lives. So nothing has to be copied to this host first.
+    """
+    return msgspec.msgpack.encode((pin.root.settings.store, encode_record(pin.key.encode(), pin.record)))
 
 
-def unpack(root: Root, key: str, stored: bytes, options: PinOptions) -> Pin:
-    """Raises VersionGoneError, or CorruptionError if this is no version of the key."""
-    pin = Pin(root, key, decode_record(key.encode(), stored), None, options)
-    pin.held = pin.map()
+def unpack(root: Root, key: str, packed: bytes, options: PinOptions, *, lazily: bool = False) -> Pin:
+    """Raises VersionGoneError, or CorruptionError if this is no version of the key.
+
+    Args:
+        lazily: what lies on other hosts may be fetched when it is read.
+    """
+    store, stored = msgspec.msgpack.decode(packed, type=tuple[str, bytes])
+    record = decode_record(key.encode(), stored)
+    if root.settings.store != store:
+        record = _seen_from_here(root, store, key, record)
+    pin = Pin(root, key, record, None, options)
+    pin.held = pin.map(lazily=lazily)
     if pin.held is None:
         raise pin.gone()
     return pin

@@ -163,7 +163,8 @@ class ReplayBuffer(Filled):
 
         Raises:
             StoreTimeoutError: there were not enough rows in time; the message says why.
-            StructureMismatchError: `out` doesn't fit, or can't be filled. No row was handed out.
+            StructureMismatchError: `out` doesn't fit, can't be filled, or has leaves that share memory. No row was
+                handed out.
             ValueError: `batch_size` is negative; or the capacity is less, and "fifo", "lifo" and `replacement=False`
                 give no row twice.
             TypeError: `batch_size` or `out` is invalid; or both `out` and `device` are given.

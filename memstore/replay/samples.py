@@ -18,7 +18,7 @@ from memstore.replay.ring import Ring
 from memstore.replay.sampling import Targets
 from memstore.replay.words import positions_of
 from memstore.rows import is_kept
-from memstore.structure import DTYPES, copy_into, takes_bytes, to_device, why_not_filled
+from memstore.structure import DTYPES, copy_into, takes_bytes, to_device, traits, why_not_filled
 from memstore.wording import an_instance
 
 INDEX, WEIGHT = "index", "weight"
@@ -38,6 +38,7 @@ class Samples:
         self._ring = ring
         self.names: list[Name] = [tuple(map(str, leaf.name)) or (ONLY,) for leaf in ring.plan.leaves]
         self._dtypes = [DTYPES[leaf.dtype] for leaf in ring.plan.leaves]
+        self._apart: list[Any] | None = None  # where the leaves of the last `out` lay, which share no memory
 
     def number_of_end(self, key: Any) -> int:
         """The number of the leaf that says where episodes end. Raises KeyError, TypeError."""
@@ -89,6 +90,7 @@ class Samples:
         """
         wrong: list[str] = []
         targets: Targets = []
+        places: list[Any] = []
         for found, row, dtype, name in self._pairs(out):
             shape = (rows, *row.shape[1:])
             if not is_kept(found, _found(out, name)):
@@ -96,14 +98,22 @@ class Samples:
             elif (why := _why_not(found, shape, dtype)) is not None:
                 wrong.append(f"{_shown(name)} is {why}")
             elif _is_plain(found):
+                places.append(found.data_ptr())
                 targets.append(found.detach().view(row.dtype))
             else:
+                places.append((found.data_ptr(), found.stride()))
                 targets.append(torch.empty(shape, dtype=row.dtype))
         for name in extra:
             dtype = torch.int64 if name == INDEX else torch.float32
             found = out.get(name, None)
             if (why := _why_not(found, (rows,), dtype)) is not None:
                 wrong.append(f"{name!r} is {why}")
+            else:
+                places.append((found.data_ptr(), found.stride()))
+        places.append(rows)
+        if not wrong and places != self._apart:
+            wrong = _shared({name: _found(out, name) for name in (*self.names, *((name,) for name in extra))})
+            self._apart = None if wrong else places
         if wrong:
             key = self._ring.key
             raise StructureMismatchError(f"{key!r}: out doesn't fit a sample: {'; '.join(wrong)}", key=key)
@@ -159,14 +169,47 @@ def _shown(name: Name) -> str:
     return repr(name[0] if len(name) == 1 else name)
 
 
+def _shared(leaves: dict[Name, torch.Tensor]) -> list[str]:
+    """What is to be told of leaves that share memory: a sample has values of its own for each.
+
+    Leaves that are columns of one tensor lie between each other, and share none: of such each byte is looked at.
+    """
+    wrong: list[str] = []
+    near: dict[torch.device, list[tuple[int, int, Name]]] = {}  # leaves, each of which begins before others end
+    for name, leaf in sorted(leaves.items(), key=lambda one: one[1].data_ptr()):
+        start, nbytes = leaf.data_ptr(), traits.reach(leaf.shape, leaf.stride()) * leaf.itemsize
+        others = near.setdefault(leaf.device, [])
+        if all(end <= start for _, end, _ in others):
+            others.clear()
+        others.append((start, start + nbytes, name))
+        if len(others) > 1 and (other := _that_shares(leaves, others)) is not None:
+            wrong.append(f"{_shown(name)} is a tensor that shares memory with {_shown(other)}: give each its own")
+    return wrong
+
+
+def _that_shares(leaves: dict[Name, torch.Tensor], near: list[tuple[int, int, Name]]) -> Name | None:
+    """The first of the leaves that has bytes of the last one."""
+    begin = near[0][0]
+    bytes_of = torch.zeros(max(end for _, end, _ in near) - begin, dtype=torch.bool, device="cpu")
+
+    def shown(name: Name, start: int) -> torch.Tensor:
+        leaf = leaves[name]
+        stride = [step * leaf.itemsize for step in leaf.stride()]
+        return bytes_of.as_strided((*leaf.shape, leaf.itemsize), (*stride, 1), start - begin)
+
+    start, _, last = near[-1]
+    shown(last, start).fill_(True)
+    return next((name for start, _, name in near[:-1] if bool(shown(name, start).any())), None)
+
+
 def _why_not(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
     """Why an entry of `out` can't be filled with a tensor of this shape and dtype."""
-    takes = f"and takes {dtype} of shape {list(shape)}"
     if not isinstance(found, torch.Tensor):
-        return f"{'missing' if found is None else type(found).__qualname__}, {takes}"
+        what = "missing" if found is None else type(found).__qualname__
+        return f"{what}, and takes {dtype} of shape {list(shape)}"
     why = why_not_filled(found)
     if why is None and found.is_inference() and not torch.is_inference_mode_enabled():
         why = "an inference tensor, which is written in inference mode only: sample inside of torch.inference_mode()"
     if why is None and (tuple(found.shape) != shape or found.dtype != dtype):
-        why = f"{found.dtype} of shape {list(found.shape)}, {takes}"
+        why = f"{found.dtype} of shape {list(found.shape)}, and takes {dtype} of shape {list(shape)}"
     return why

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from memstore.arguments import flag
 from memstore.rows.copy import copy_rows
 from memstore.rows.gather import Allocate, Gather
 from memstore.rows.index import Index
@@ -26,7 +27,9 @@ __all__ = ["Allocate", "Index", "copy_rows", "is_kept", "of_key", "prefetch_rows
 
 
 @modes.uncompiled
-def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None) -> Any:
+def read_rows(
+    source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None, cast: bool = False
+) -> Any:
     """Reads rows of every tensor of a view, as `source[index]` does, but faster, and into existing memory.
 
     Rows that are on a disk are requested all at once. Then every row is copied once, to its destination.
@@ -41,13 +44,16 @@ def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device 
             Allocating a new batch costs more than reading it.
         device: the device of the batch; None: that of the leaf. Copies to CUDA go through pinned memory, asynchronously
             on the current stream.
+        cast: True casts the rows that go into `out` where it has another floating-point dtype. False: that is a
+            mismatch. Integers are never cast to floating-point numbers, or these to integers.
 
     Returns:
         The rows, in the structure of `source`. It is `out` if that is given, otherwise a new value.
 
     Raises:
         IndexError: a row out of range; the message names the range.
-        TypeError: an index of floats, or of anything else; a source without a tensor; `out` and `device` together.
+        TypeError: an index of floats, or of anything else; a source without a tensor; `out` and `device` together;
+            `cast` without `out`.
         ValueError: an index of more than one dimension.
         StructureMismatchError: `out` has another structure, shape or dtype, overlaps, or can't be filled. Nothing was
             written.
@@ -63,14 +69,16 @@ def read_rows(source: Any, index: Any, *, out: Any = None, device: torch.device 
     """
     if out is not None and device is not None:
         raise TypeError("out= has a device of its own: leave device= out")
+    if flag("cast", cast) and out is None:
+        raise TypeError("cast= is for out=, whose dtypes may differ: give out=, or use to(dtype) on the rows")
     if modes.are_active():
         with modes.put_aside():
-            return _read_rows(source, index, out, device)
-    return _read_rows(source, index, out, device)
+            return _read_rows(source, index, out, device, cast)
+    return _read_rows(source, index, out, device, cast)
 
 
-def _read_rows(source: Any, index: Any, out: Any, device: torch.device | str | None) -> Any:
-    return _read(Gather(Index(index), own_device(device)), source, out)
+def _read_rows(source: Any, index: Any, out: Any, device: torch.device | str | None, cast: bool) -> Any:
+    return _read(Gather(Index(index), own_device(device), cast=cast), source, out)
 
 
 @modes.uncompiled

@@ -36,6 +36,11 @@ class Job(NamedTuple):
     target: torch.Tensor
     is_given: bool
 
+    @property
+    def nbytes(self) -> int:
+        """Of the rows as they are stored: the target may have another dtype."""
+        return self.target.numel() * self.real.dtype.itemsize
+
     def prefetch(self) -> None:
         if self.stored is not None:
             self.stored.prefetch(self.box, self.rows)
@@ -49,11 +54,16 @@ class Job(NamedTuple):
 class Gather:
     """One batch: `walk.plan` adds its leaves, `check`, then `read` fills their targets.
 
-    New targets are made by `allocate` of a shape and a dtype; None: by torch, on the device.
+    Args:
+        device: where new targets are made.
+        allocate: makes them, of a shape and a dtype; None: torch does, on the device.
+        cast: targets that are given may have other floating dtypes.
     """
 
-    def __init__(self, index: Index, device: torch.device | None, allocate: Allocate | None = None) -> None:
-        self._index, self._device, self._allocate = index, device, allocate
+    def __init__(
+        self, index: Index, device: torch.device | None, allocate: Allocate | None = None, *, cast: bool = False
+    ) -> None:
+        self._index, self._device, self._allocate, self._cast = index, device, allocate, cast
         self._jobs: list[Job] = []
         self._later: list[Callable[[], object]] = []
         self._has_rows = False
@@ -65,7 +75,7 @@ class Gather:
 
     def of_picked(self) -> Gather:
         """One that adds leaves to this batch of which all rows are wanted: they were picked before."""
-        whole = Gather(Index(slice(None)), self._device, self._allocate)
+        whole = Gather(Index(slice(None)), self._device, self._allocate, cast=self._cast)
         whole._jobs, whole._later = self._jobs, self._later
         return whole
 
@@ -95,7 +105,7 @@ class Gather:
         elif out is None:
             target = torch.empty(shape, dtype=real.dtype, device=self._device or source.device)
         else:
-            check_target(out, shape, real.dtype, path)
+            check_target(out, shape, real.dtype, path, self._cast)
             target = out
         self._jobs.append(Job(path, box, real, stored, rows, target, out is not None))
         return target
@@ -133,8 +143,8 @@ class Gather:
                     continue
                 is_mapped = i not in cold
                 if isinstance(job.stored, LeafBytes):
-                    job.stored.use(job.target.nbytes)
-                    is_mapped = is_mapped and job.stored.populate(job.target.nbytes)
+                    job.stored.use(job.nbytes)
+                    is_mapped = is_mapped and job.stored.populate(job.nbytes)
                 _fill(job, is_mapped)
         for action in self._later:
             action()
@@ -152,12 +162,15 @@ def _no_rows(source: Any) -> str:
 
 
 def _fill(job: Job, is_mapped: bool) -> None:
-    """One copy a row; for a device by way of pinned memory, which torch keeps until the stream has done with it."""
-    target = job.target.detach()
-    if takes_bytes(target):
+    """One copy a row; for a device by way of pinned memory, which torch keeps until the stream has done with it.
+
+    Rows that are cast are copied first, too: `index_select(out=)` and `take` have no dtype but that of their source.
+    """
+    target, dtype = job.target.detach(), job.real.dtype
+    if takes_bytes(target) and target.dtype == dtype:
         _copy(job, target, is_mapped)
     elif target.device.type != "meta":
-        staged = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.device.type == "cuda")
+        staged = torch.empty(target.shape, dtype=dtype, pin_memory=target.device.type == "cuda")
         _copy(job, staged, is_mapped)
         copy_into(target, staged, non_blocking=True)
 

@@ -11,7 +11,7 @@ import torch
 
 from memstore.errors import StructureMismatchError
 from memstore.rows.path import Path, name_of
-from memstore.structure import traits, why_not_filled
+from memstore.structure import can_cast, traits, why_not_filled
 from memstore.wording import an
 
 
@@ -66,16 +66,22 @@ def is_unusual(tensor: torch.Tensor) -> bool:
     return tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized
 
 
-def check_target(out: Any, shape: tuple[int, ...], dtype: torch.dtype, path: Path) -> None:
-    """Raises StructureMismatchError unless it is a tensor of this shape and dtype that can be filled."""
+def check_target(out: Any, shape: tuple[int, ...], dtype: torch.dtype, path: Path, cast: bool) -> None:
+    """Raises StructureMismatchError unless it is a tensor of this shape and dtype that can be filled.
+
+    Args:
+        cast: another floating dtype will do.
+    """
     if not isinstance(out, torch.Tensor):
         raise StructureMismatchError(f"{name_of(path)} of out is {an(type(out))}, which can't be filled")
     why = why_not_filled(out)
     if why is not None:
         raise StructureMismatchError(f"{name_of(path)} of out is {why}")
-    if tuple(out.shape) != shape or out.dtype != dtype:
+    is_cast = out.dtype != dtype and can_cast(dtype, out.dtype)
+    if tuple(out.shape) != shape or not (out.dtype == dtype or (is_cast and cast)):
         found = f"{out.dtype} of shape {tuple(out.shape)}"
-        raise StructureMismatchError(f"{name_of(path)} of out is {found}, and takes {dtype} of shape {shape}")
+        advice = "; cast=True casts it" if is_cast and not cast else ""
+        raise StructureMismatchError(f"{name_of(path)} of out is {found}, and takes {dtype} of shape {shape}{advice}")
 
 
 def check_overlaps(targets: Sequence[tuple[Path, torch.Tensor]], read: Sequence[torch.Tensor]) -> None:

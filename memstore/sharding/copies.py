@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ import torch
 from memstore.sharding.box import Box
 from memstore.sharding.box_index import BoxIndex
 from memstore.sharding.coverage import uncovered
+
+_FEW = 256  # boxes of one tensor
 
 
 class Copies(NamedTuple):
@@ -44,19 +47,37 @@ def copies(wanted: Sequence[tuple[Box, torch.Tensor]], stored: Sequence[tuple[Bo
         >>> columns.tolist(), plan.missing
         ([[1], [3]], [])
     """
-    index = BoxIndex([box for box, _ in stored])
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    match = _match_again if len(wanted) + len(stored) <= _FEW else _match
+    meets, missing = match(tuple(box for box, _ in wanted), tuple(box for box, _ in stored))
+    pairs = [(part(wanted[want][1], into), part(stored[have][1], source)) for want, into, have, source in meets]
+    return Copies(pairs, list(missing))
+
+
+class _Meet(NamedTuple):
+    """What the boxes `want` and `have` have in common: the part `into` of the former, `source` of the latter."""
+
+    want: int
+    into: Box
+    have: int
+    source: Box
+
+
+def _match(wanted: tuple[Box, ...], stored: tuple[Box, ...]) -> tuple[tuple[_Meet, ...], tuple[Box, ...]]:
+    """The parts that meet, and what is missing."""
+    index = BoxIndex(stored)
+    meets: list[_Meet] = []
     missing: list[Box] = []
-    for box, target in wanted:
+    for want, box in enumerate(wanted):
         sources: dict[Box, int] = {}
-        for number, meet in index.meeting(box):
-            sources[meet] = min(number, sources.get(meet, number))
-        for meet, number in sources.items():
-            held, source = stored[number]
-            pairs.append((part(target, meet.within(box)), part(source, meet.within(held))))
+        for have, meet in index.meeting(box):
+            sources[meet] = min(have, sources.get(meet, have))
+        meets += [_Meet(want, meet.within(box), have, meet.within(stored[have])) for meet, have in sources.items()]
         if box not in sources:
             missing += uncovered(box, sources)
-    return Copies(pairs, missing)
+    return tuple(meets), tuple(missing)
+
+
+_match_again = functools.lru_cache(maxsize=1024)(_match)  # the layers of a model are alike, and got again and again
 
 
 def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -114,11 +115,11 @@ def _aside(read: Callable[[Any], ShardedLeaf], value: Any) -> ShardedLeaf:
 
 def _of_dtensor(value: Any) -> ShardedLeaf:
     mesh, shape, coordinate = value.device_mesh, tuple(value.shape), value.device_mesh.get_coordinate()
-    layout = layout_of(tuple(mesh.shape), value.placements, shape, _order(value))
+    layout = _layout(tuple(mesh.shape), tuple(value.placements), shape, _order(value))
     local = _plain(value.to_local())
     pieces = () if coordinate is None else _pieces(layout, tuple(coordinate), tuple(local.shape), value.placements)
     shards = tuple(Shard(piece.box, part(local, piece.local)) for piece in pieces)
-    is_replicated = layout.is_replicated or _is_part_of_the_world(mesh)
+    is_replicated = layout.is_replicated or _is_part_of_the_world(layout.mesh_shape)
     return ShardedLeaf(shape, local.dtype, shards, layout.is_primary(coordinate), is_replicated)
 
 
@@ -152,16 +153,19 @@ def _readings(layout: Layout, coordinate: tuple[int, ...], found: tuple[int, ...
     return tuple(dict.fromkeys(fitting))
 
 
-def _is_part_of_the_world(mesh: Any) -> bool:
+def _is_part_of_the_world(mesh_shape: Sequence[int]) -> bool:
     """Whether there are ranks outside of the mesh, which may have the same tensor on meshes of their own."""
     distributed: Any = sys.modules["torch.distributed"]
-    return distributed.is_initialized() and mesh.size() < distributed.get_world_size()
+    return distributed.is_initialized() and math.prod(mesh_shape) < distributed.get_world_size()
 
 
-def _order(value: Any) -> list[int] | None:
+_layout = functools.lru_cache(maxsize=4096)(layout_of)  # as `_readings`
+
+
+def _order(value: Any) -> tuple[int, ...] | None:
     """The mesh dimensions in the order in which they shard, where the DTensor says that it isn't left to right."""
     entries = getattr(value._spec, "shard_order", None)  # no public name says it; torch 2.11 has none at all
-    return None if entries is None else [mesh_dim for entry in entries for mesh_dim in entry.mesh_dims]
+    return None if entries is None else tuple(mesh_dim for entry in entries for mesh_dim in entry.mesh_dims)
 
 
 def _plain(local: torch.Tensor) -> torch.Tensor:

@@ -298,8 +298,8 @@ class ByRanks(Puts, Gets):
 
         return ModelLoad(
             meeting,
-            lambda: count(self._pin(root, key)),
-            lambda packed: count(unpack(root, key, packed, options=options)),
+            lambda lazily: count(self._pin(root, key, lazily=lazily)),
+            lambda packed, lazily: count(unpack(root, key, packed, options, lazily=lazily)),
         )
 
     def abort(self, key: str, attempt: str, *, timeout: float | None = None) -> bool:

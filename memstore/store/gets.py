@@ -265,8 +265,8 @@ class Gets(Keyspace):
             return self._hold_rows(root, key)
         return self._held(root, key, lazily=True)  # a buffer; or a dataset that was sealed just now
 
-    def _pin(self, root: Root, key: str, lease: float = DEFAULT_LEASE) -> Pin:
-        held = self._held(root, key)
+    def _pin(self, root: Root, key: str, lease: float = DEFAULT_LEASE, *, lazily: bool = False) -> Pin:
+        held = self._held(root, key, lazily=lazily)
         return Pin(root, key, held.record, held, self._pin_options(lease))
 
     def _pin_options(self, lease: float = DEFAULT_LEASE) -> PinOptions:

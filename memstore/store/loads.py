@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from memstore.errors import MemstoreError
+from memstore.store.model_state import is_spread
 from memstore.store.models import decline, load_alone, load_together
 
 if TYPE_CHECKING:
@@ -25,15 +26,17 @@ class ModelLoad:
 
     Args:
         meeting: with the other ranks; None: this process is no rank.
-        take: takes the key's current version.
-        receive: maps the version that rank 0 has packed.
+        take: takes the key's current version. Its argument: whether what lies on other hosts may come when it is read.
+        receive: maps the version that rank 0 has packed, in the same ways.
 
     Attributes:
         is_alone: there are no other ranks.
         leads: it takes the version, for all.
     """
 
-    def __init__(self, meeting: Meeting | None, take: Callable[[], Pin], receive: Callable[[bytes], Pin]) -> None:
+    def __init__(
+        self, meeting: Meeting | None, take: Callable[[bool], Pin], receive: Callable[[bytes, bool], Pin]
+    ) -> None:
         self._meeting, self._take, self._receive = meeting, take, receive
         self.is_alone = meeting is None or meeting.world_size == 1
         self.leads = meeting is None or meeting.rank == 0
@@ -56,11 +59,12 @@ class ModelLoad:
             deadline: monotonic, until which this rank's copy is to begin.
             timeout: seconds for the other ranks, once it is done.
         """
+        lazily = is_spread(model)  # this rank needs some of the bytes; else its host keeps a copy of all of them
 
         def take() -> Pin:
             if wait is not None:
                 wait()
-            return self._take()
+            return self._take(lazily)
 
         if self._meeting is None or self.is_alone:
             pin = take()
@@ -69,7 +73,7 @@ class ModelLoad:
         return load_together(
             self._meeting,
             take,
-            self._receive,
+            lambda packed: self._receive(packed, lazily),
             model,
             optimizer,
             strict=strict,

@@ -63,6 +63,14 @@ def model_entries(model: torch.nn.Module) -> dict[str, ModelEntry]:
     return {clean_name(model, key): ModelEntry(key, value, id(value) in own) for key, value in state.items()}
 
 
+def is_spread(model: Any) -> bool:
+    """Whether it is a module of which this process may hold a part only: it has DTensors."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if kind is None or not isinstance(model, torch.nn.Module):
+        return False
+    return any(isinstance(tensor, kind) for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+
+
 def saved_weights(value: Any) -> Mapping[str, Any] | None:
     """The module's state in what save_model stores. None: it is another value, as a state_dict that was put."""
     if not (isinstance(value, Mapping) and isinstance(value.get(MODEL), Mapping)):

@@ -40,7 +40,8 @@ class Ref:
             VersionGoneError: the ref arrived after its lease, and the version was overwritten or deleted.
         """
         pin = self._pin
-        is_sharded = any(structure.has_shards(options.get(name)) for name in ("out", "like"))
+        is_elsewhere = pin.record.hosts is not None
+        is_sharded = is_elsewhere and any(structure.has_shards(options.get(name)) for name in ("out", "like"))
         held = self._map(lazily=is_sharded)  # then only the boxes that are read are fetched
         default = options.pop("default", ...)
         if held is None and default is not ...:

@@ -333,6 +333,11 @@ def test_models_are_saved_and_loaded(root: str) -> None:
         version = await store.save_model("policy", trained)
         assert await store.load_model("policy", fresh) == version
         assert torch.equal(trained.weight, fresh.weight)
+        half = torch.nn.Linear(2, 1).bfloat16()
+        with pytest.raises(memstore.StructureMismatchError, match="cast=True casts it"):
+            await store.load_model("policy", half)
+        assert await store.load_model("policy", half, cast=True) == version
+        assert half.weight.dtype == torch.bfloat16 and torch.equal(half.weight, trained.weight.bfloat16())
         assert threading.active_count() < before + 8
 
     with_store(root, use)

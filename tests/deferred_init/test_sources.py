@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import memstore
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
@@ -260,3 +261,86 @@ def anonymous() -> int:
     """Bytes of memory of this process that lie in no file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+# --- tensors that wrap others -----------------------------------------------------------------------------------------
+
+
+class Marked(torch.Tensor):
+    """It wraps nothing."""
+
+
+def two(factor: float = 1.0) -> Any:
+    return TwoTensor(torch.full((4, 2), factor), torch.full((4, 2), 2 * factor))
+
+
+def with_buffer(make: Callable[[], torch.Tensor]) -> Any:
+    def made() -> nn.Module:
+        module = nn.Module()
+        module.register_buffer("kept", make())
+        module.bias = nn.Parameter(torch.zeros(2))
+        return module
+
+    return deferred_init(made)
+
+
+@pytest.mark.parametrize("ours", [two, lambda: torch.rand(4, 2), lambda: torch.rand(4, 2).as_subclass(Marked)])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_tensor_that_wraps_others_comes_as_what_it_is(ours: Any, dtype: torch.dtype | None) -> None:
+    made = with_buffer(ours)
+    kept = made.kept
+    done = materialize_module(made, source={"kept": two(3.0)}, dtype=dtype)
+    assert done.found == ("kept",) and made.kept is kept and type(kept) is TwoTensor
+    assert kept.a.unique().tolist() == [3] and kept.b.unique().tolist() == [6]
+    assert kept.a.dtype == kept.b.dtype == (dtype or torch.float32) and not isinstance(kept, nn.Parameter)
+
+
+@pytest.mark.parametrize("cls", [nn.Parameter, Marked])
+def test_a_sources_class_that_wraps_nothing_is_none_of_the_modules(cls: Any) -> None:
+    made = deferred_init(nn.Linear, 2, 4)
+    materialize_module(made, source={"weight": torch.ones(4, 2).as_subclass(cls)})
+    assert type(made.weight) is nn.Parameter and made.weight.unique().tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "message"),
+    [
+        (two, torch.ones(4, 2), "kept: the source's is a Tensor, and the module's a TwoTensor"),
+        (
+            lambda: torch.rand(8, 2)[:4],
+            two(),
+            "kept: the source's is a TwoTensor, which wraps others.*shares its memory",
+        ),
+    ],
+)
+def test_classes_that_can_not_be_are_named_and_nothing_is_changed(ours: Any, theirs: Any, message: str) -> None:
+    made = with_buffer(ours)
+    kept, bias = made.kept, made.bias
+    with pytest.raises(StructureMismatchError, match=message):
+        materialize_module(made, source={"bias": torch.ones(2), "kept": theirs})
+    assert made.kept is kept and made.bias is bias and is_deferred(kept) and is_deferred(bias)
+
+
+def test_no_rank_takes_a_part_of_what_wraps_others() -> None:
+    in_child(check_parts_of_wrappers, timeout=100.0)
+
+
+def check_parts_of_wrappers() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Shard
+
+    with as_rank(1, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        spread = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0)], run_check=False)
+        for theirs, way_out in ((two(), "give a plain tensor"), (spread, r"give its full_tensor\(\)")):
+            sharded: Any = deferred_init(nn.Linear, 2, 4, bias=False)
+            fully_shard(sharded, mesh=mesh)
+            cases: list[tuple[nn.Module, dict[str, Any]]] = [
+                (sharded, {}),
+                (deferred_init(nn.Linear, 2, 4), {"mesh": mesh, "placements": [Shard(0)]}),
+            ]
+            for made, kinds in cases:
+                with pytest.raises(StructureMismatchError, match=f"weight: the source's is a .*Tensor.*{way_out}"):
+                    materialize_module(made, source={"weight": theirs}, **kinds)
+                assert is_deferred(made)

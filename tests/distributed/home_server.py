@@ -9,10 +9,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
+from typing import Any
 
+from memstore.distributed.transfers import sending
 from tests.distributed.homes import Home, join
 
 _SOURCES = Path(__file__).parent.parent.parent
@@ -37,18 +40,31 @@ class HomeServer:
         self._folder.cleanup()
 
 
-def ask(address: str, what: str, *paths: str) -> None:
-    """`serve`: the stores at these paths, one cluster, of which the last is the only home. `stop`: none."""
+def ask(address: str, what: str, *paths: str) -> int:
+    """`serve`: the stores at these paths, one cluster, of which the last is the only home. `stop`: none.
+
+    Returns the bytes of values that its hosts have sent so far.
+    """
     with Client(address, "AF_UNIX") as connection:
         connection.send((what, *paths))
-        error = connection.recv()
+        error, sent = connection.recv()
     if error is not None:
         raise RuntimeError(error)
+    return sent
 
 
 class _Served:
     def __init__(self) -> None:
         self._stacks: dict[str, ExitStack] = {}
+        self.sent = 0
+        self._send_all, sending.send_all = sending.send_all, self._count
+
+    def _count(self, stream: Any, parts: Sequence[memoryview]) -> None:
+        self.sent += sum(map(len, parts))
+        self._send_all(stream, parts)
+
+    def look(self) -> None:
+        """Changes nothing: whoever asks wants what was sent."""
 
     def serve(self, *paths: str) -> None:
         if paths[0] not in self._stacks:
@@ -75,7 +91,7 @@ def _main(address: str) -> None:
                     getattr(served, what)(*paths)
                 except Exception as failure:  # whoever asked is told
                     error = repr(failure)
-                connection.send(error)
+                connection.send((error, served.sent))
 
 
 def _end_with_the_parent() -> None:

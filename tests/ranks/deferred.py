@@ -37,8 +37,8 @@ def shard(model: Any) -> nn.Module:
     return model
 
 
-def train(model: Any) -> list[torch.Tensor]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(model: Any, optimizer: torch.optim.Optimizer | None = None) -> list[torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if optimizer is None else optimizer
     outputs: list[torch.Tensor] = []
     for number in range(3):
         output = model(torch.linspace(-1, 1, 18).view(3, 6) + number)
@@ -66,16 +66,21 @@ def check_alike(made: nn.Module, usual: nn.Module) -> None:
 
 
 def train_fully_sharded(source: str | None) -> None:
-    """Sharded while it is deferred, then replayed, or read from a source of which each rank takes its part."""
+    """Sharded while it is deferred, then replayed, or read from a source of which each rank takes its part.
+
+    The optimizer is made before.
+    """
     usual = shard(seeded(net))
     made = shard(seeded(lambda: deferred_init(net)))
     if source is not None:
         seeded(lambda: made)
     assert is_deferred(made)
+    optimizer, before = torch.optim.SGD(made.parameters(), lr=0.1), list(made.parameters())
     done = materialize_module(made, source=source)
     assert bool(done.found) == (source is not None)
+    assert all(one is other for one, other in zip(made.parameters(), before, strict=True))
     check_alike(made, usual)
-    for one, other in zip(train(made), train(usual), strict=True):
+    for one, other in zip(train(made, optimizer), train(usual), strict=True):
         assert torch.equal(one, other)
     check_alike(made, usual)
 

@@ -16,15 +16,20 @@ pytestmark = pytest.mark.full
 
 
 @pytest.fixture
-def paths(root: str) -> Iterator[list[str]]:
+def server() -> Iterator[HomeServer]:
+    started = HomeServer()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def paths(root: str, server: HomeServer) -> list[str]:
     """The roots of two hosts, of which the last is the home of all keys."""
     found = [f"{root}-{name}" for name in "ab"]
     for path in found:
         memstore.open(path).close()
-    server = HomeServer()
     ask(server.address, "serve", *found)
-    yield found
-    server.close()
+    return found
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -45,3 +50,52 @@ def test_a_rank_that_does_not_come_is_named_to_those_on_both_hosts(paths: list[s
         error = ranks4.answer(rank).error
         assert isinstance(error, memstore.errors.StoreTimeoutError), error
         assert "rank 3 of 4 had put nothing" in str(error)
+
+
+# --- a trainer's float32, spread by rows, for a generator's bfloat16, spread by columns -------------------------------
+
+
+@pytest.mark.parametrize("by", ["get", "get_state_dict"])
+def test_ranks_of_another_host_cast_into_their_columns_and_each_byte_is_sent_once(
+    paths: list[str], server: HomeServer, ranks4: Ranks, by: str
+) -> None:
+    ranks4.run(hosts.put_weights, paths[0], "policy")
+    before = ask(server.address, "look")
+    names = [*hosts.weights()]
+    found = ranks4.run(hosts.get_cast, paths[1], "policy", by)
+    assert found == [[*names, "head"] if by == "get" else names] * 2 + [None] * 2
+    needed = sum(one.nbytes for one in hosts.weights().values())
+    assert needed <= ask(server.address, "look") - before <= 1.01 * needed
+
+
+def test_ranks_of_another_host_refuse_another_dtype_by_name_before_anything_is_sent(
+    paths: list[str], server: HomeServer, ranks4: Ranks
+) -> None:
+    ranks4.run(hosts.put_weights, paths[0], "policy")
+    before = ask(server.address, "look")
+    for text in ranks4.run(hosts.get_uncast, paths[1], "policy")[:2]:
+        assert "['layers.4']: stored as torch.float32, here torch.bfloat16; cast=True casts it" in text
+        assert "layers.3" not in text
+    assert ask(server.address, "look") == before
+
+
+@pytest.mark.parametrize("from_both", [False, True])
+@pytest.mark.parametrize("on_both", [False, True])
+def test_a_module_of_another_dtype_is_loaded_from_other_hosts_and_each_byte_is_sent_once(
+    paths: list[str], server: HomeServer, ranks4: Ranks, from_both: bool, on_both: bool
+) -> None:
+    ranks4.run(hosts.save_weights, paths if from_both else paths[:1], "policy")
+    before = ask(server.address, "look")
+    for text, is_right in ranks4.run(hosts.load_cast, paths if on_both else paths[1:], "policy"):
+        assert is_right and "layers_4" in text and "cast=True casts it" in text
+    whole = sum(one.nbytes for one in hosts.weights().values())
+    needed = whole // 2 if from_both or on_both else whole
+    assert needed <= ask(server.address, "look") - before <= 1.01 * needed
+
+
+@pytest.mark.parametrize("on_both", [False, True])
+def test_a_module_that_each_rank_has_whole_is_loaded_from_several_hosts(
+    paths: list[str], ranks4: Ranks, on_both: bool
+) -> None:
+    ranks4.run(hosts.save_weights, paths, "policy")
+    assert ranks4.run(hosts.load_whole, paths if on_both else paths[1:], "policy") == [True] * 4

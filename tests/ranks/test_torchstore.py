@@ -89,12 +89,18 @@ def test_a_batch_may_have_dtensors(job: str, ranks4: Ranks) -> None:
     assert torch.equal(asyncio.run(ts.get_batch(["w", "plain3"]))["w"], calls.whole())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_fsdp_model_is_got_in_tensor_parallel_shards(job: str, ranks4: Ranks, dtype: torch.dtype) -> None:
-    ranks4.run(calls.put_fsdp, job, 2, None if dtype == torch.float32 else dtype)
-    assert ranks4.run(calls.get_tensor_parallel, job, dtype, 2) == [True, True, None, None]
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("transfer", [None, torch.bfloat16])
+def test_an_fsdp_model_is_got_in_tensor_parallel_shards(
+    job: str, ranks4: Ranks, transfer: torch.dtype | None, wanted: torch.dtype, strict: bool
+) -> None:
+    """Whichever side casts."""
+    kept = transfer or torch.float32
+    ranks4.run(calls.put_fsdp, job, 2, transfer)
+    assert ranks4.run(calls.get_tensor_parallel, job, kept, wanted, 2, strict) == [True, True, None, None]
     stored = asyncio.run(ts.get_state_dict("policy"))
-    assert stored["step"] == 2 and {leaf.dtype for leaf in stored["model"].values()} == {dtype}
+    assert stored["step"] == 2 and {leaf.dtype for leaf in stored["model"].values()} == {kept}
 
 
 def test_followers_never_get_parts_of_two_versions(job: str, ranks4: Ranks) -> None:

@@ -110,25 +110,29 @@ def put_fsdp(job: str, steps: int, dtype: torch.dtype | None) -> None:
     asyncio.run(use())
 
 
-def get_tensor_parallel(job: str, dtype: torch.dtype, steps: int) -> bool | None:
-    """Two ranks, by columns. All ranks call it."""
+def get_tensor_parallel(job: str, stored: torch.dtype, dtype: torch.dtype, steps: int, strict: bool) -> bool | None:
+    """Two ranks, by columns. All ranks call it. If it isn't strict, these have a tensor more than is stored."""
     enter(job)
     mesh = DeviceMesh("cpu", [0, 1])
     state = model().state_dict()
-    for value in state.values():
+    for name, value in state.items():
         for _ in range(steps):
             value.add_(1)
+        state[name] = value.to(stored).to(dtype)
     targets = {
-        name: distribute_tensor(torch.zeros_like(value, dtype=dtype), mesh, [Shard(value.dim() - 1)])
+        name: distribute_tensor(torch.zeros_like(value), mesh, [Shard(value.dim() - 1)])
         for name, value in state.items()
     }
     if dist.get_rank() > 1:
         return None
-    into = {"model": targets, "step": 0}
-    asyncio.run(ts.get_state_dict("policy", into))
+    head = {} if strict else {"head": torch.zeros(3, dtype=dtype)}
+    into: dict[str, Any] = {"model": targets, "step": 0, **head}
+    found = asyncio.run(ts.get_state_dict("policy", into, strict=strict))
+    assert list(found) == ["model", "step"] and all(found["model"][name] is targets[name] for name in targets)
+    assert not any(one.any() for one in head.values())
     width = {name: value.shape[-1] // 2 for name, value in state.items()}
     return into["step"] == steps and all(
-        torch.equal(target.to_local(), state[name].to(dtype).narrow(-1, dist.get_rank() * width[name], width[name]))
+        torch.equal(target.to_local(), state[name].narrow(-1, dist.get_rank() * width[name], width[name]))
         for name, target in targets.items()
     )
 

@@ -177,6 +177,26 @@ def test_an_out_that_does_not_fit_is_told(store: memstore.Store, change: dict[st
     assert not any(bool(leaf.any()) for leaf in out.values(include_nested=True, leaves_only=True))
 
 
+def test_an_out_whose_leaves_share_memory_is_refused(store: memstore.Store) -> None:
+    """The one that was filled later had the values of both. Columns of one tensor share none."""
+    buffer = make(store, {"x": ((2,), torch.float32), "y": ((2,), torch.float32)}, sampler="fifo")
+    buffer.extend({"x": torch.ones(8, 2), "y": torch.full((8, 2), 2.0)})
+    whole, index = torch.zeros(5, 4), torch.zeros(4, dtype=torch.int64)
+    columns = TensorDict({"x": whole[:4, :2], "y": whole[:4, 2:], "index": index}, [4])
+    buffer.sample(4, out=columns)
+    assert whole[:4].tolist() == [[1, 1, 2, 2]] * 4
+    for x, y in ((whole[:4, :2], whole[:4, 1:3]), (whole[:4, :2], whole[1:, :2]), (whole[:4, 2:], whole[:4, 2:])):
+        whole.zero_()
+        out = TensorDict({"x": x, "y": y, "index": index}, [4])
+        with pytest.raises(memstore.StructureMismatchError, match="'[xy]' is a tensor that shares memory with '[xy]'"):
+            buffer.sample(4, out=out)
+        assert not whole.any()
+    out = TensorDict({"x": index.view(torch.float32).view(4, 2), "y": torch.zeros(4, 2), "index": index}, [4])
+    with pytest.raises(memstore.StructureMismatchError, match="shares memory with"):
+        buffer.sample(4, out=out)
+    assert buffer.sample(4, out=columns)["index"].tolist() == [4, 5, 6, 7], "no row was lost"
+
+
 def test_an_out_that_copies_its_leaves_is_refused(store: memstore.Store) -> None:
     """It was returned as it was: the rows went into a copy."""
     buffer = make(store, {"x": ((2,), torch.float32)})

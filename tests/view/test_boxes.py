@@ -312,6 +312,9 @@ def test_rows(boxed: BoxedStore, reads: Callable[[], Any]) -> None:
         out = {name: torch.zeros_like(one[rows]) for name, one in expected.items()}
         memstore.read_rows(chosen, index, out=out)
         assert all(torch.equal(out[name], one[rows]) for name, one in expected.items())
+        wide = {name: out[name].zero_().double() if name != "y" else out[name].zero_() for name in out}
+        memstore.read_rows(chosen, index, out=wide, cast=True)
+        assert all(torch.equal(wide[name], one[rows].to(wide[name].dtype)) for name, one in expected.items())
         memstore.prefetch_rows(chosen, index)
     assert torch.equal(memstore.read_rows(view["x"].view(20, 2, 6), [3, 1]), value["x"].view(20, 2, 6)[[3, 1]])
     with pytest.raises(IndexError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 import memstore
 import memstore.aio
+from memstore.errors import StructureMismatchError
 from memstore.rows import targets
 from memstore.testing.equality import assert_same
 
@@ -188,3 +190,79 @@ def test_many_targets_are_compared_with_what_is_read_in_no_time(monkeypatch: pyt
     assert 100 <= counts[0] <= 200
     with pytest.raises(ValueError, match="overlaps what is read"):
         memstore.read_rows(source, range(50), out=source)
+
+
+# --- other floating dtypes --------------------------------------------------------------------------------------------
+
+HALF = torch.bfloat16
+
+
+def test_rows_are_cast_into_other_floating_dtypes_if_it_is_asked_for(store: memstore.Store, reads: Any) -> None:
+    x, done = torch.randn(50, 7, 3), torch.arange(50)
+    store.put("rows", TensorDict({"x": x, "n": {"t": x.half(), "done": done}}, [50]))
+    dataset = store.create_dataset_from("dataset", TensorDict({"x": x, "n": {"t": x.half(), "done": done}}, [50]))
+    index = [49, 0, -2, 0]
+    targets: list[Callable[[], torch.Tensor]] = [
+        lambda: torch.zeros(4, 7, 3, dtype=HALF),
+        lambda: torch.zeros(4, 7, 6, dtype=torch.float64)[..., ::2],
+        lambda: torch.zeros(4, 7, 3, dtype=torch.complex64).conj().imag,
+        lambda: torch.nn.Parameter(torch.zeros(4, 7, 3, dtype=HALF)),
+    ]
+    view = store.view("rows")
+    for source in (view, store.get("rows"), dataset):
+        read = dataset.read_rows if source is dataset else partial(memstore.read_rows, source)
+        for make in targets:
+            out = {"x": make(), "n": {"t": make(), "done": torch.zeros(4, dtype=torch.int64)}}
+            with reads() as count:
+                assert read(index, out=out, cast=True) is out
+            assert torch.equal(out["x"].detach(), x[index].to(out["x"].dtype))
+            assert torch.equal(out["n"]["t"].detach(), x.half()[index].to(out["x"].dtype))
+            assert torch.equal(out["n"]["done"], done[index])
+            if source is view:
+                assert count() == 4 * (21 * 4 + 21 * 2 + 8), "what is stored counts, and not what becomes of it"
+
+
+@pytest.mark.parametrize("source_kind", [*SOURCES, "stack"])
+def test_another_floating_dtype_is_refused_untouched_unless_it_is_asked_for(source_kind: str) -> None:
+    source = stack(5, 1) if source_kind == "stack" else MAKE[source_kind](5, 1)
+    out = {"x": torch.zeros(2, 3, dtype=HALF), "n": {"done": torch.zeros(2, dtype=torch.int64)}}
+    with pytest.raises(StructureMismatchError, match=r"value\['x'\] of out is torch.bfloat16 .*; cast=True casts it"):
+        memstore.read_rows(source, [4, 0], out=out)
+    assert not out["n"]["done"].any()
+    assert memstore.read_rows(source, [4, 0], out=out, cast=True) is out
+    assert out["x"].all() and out["n"]["done"].all()
+
+
+@pytest.mark.parametrize("stored", [torch.int64, torch.complex64, torch.bool])
+def test_rows_of_what_is_no_floating_dtype_are_never_cast(stored: torch.dtype) -> None:
+    source = {"a": torch.ones(4), "b": torch.ones(4, dtype=stored)}
+    out = {"a": torch.zeros(2, dtype=HALF), "b": torch.zeros(2)}
+    with pytest.raises(StructureMismatchError, match=rf"value\['b'\] of out is .*takes {stored} of shape \(2,\)$"):
+        memstore.read_rows(source, [0, 1], out=out, cast=True)
+    assert not out["a"].any()
+
+
+def test_a_cast_of_rows_needs_a_target(store: memstore.Store) -> None:
+    dataset = store.create_dataset_from("rows", torch.ones(4))
+    for read in (partial(memstore.read_rows, torch.ones(4)), dataset.read_rows):
+        for options in ({}, {"device": "cpu"}):
+            with pytest.raises(TypeError, match="cast= is for out="):
+                read([0], cast=True, **options)
+        with pytest.raises(TypeError, match="cast is True or False, and not 'yes'"):
+            read([0], out=torch.zeros(1), cast="yes")
+
+
+def test_rows_are_cast_for_tasks(store: memstore.Store) -> None:
+    store.put("rows", torch.arange(5.0))
+    store.create_dataset_from("dataset", torch.arange(5.0))
+
+    async def awaited() -> list[torch.Tensor]:
+        async with memstore.aio.open(store.root) as opened:
+            view, dataset = await opened.view("rows"), await opened.open_dataset("dataset")
+            reads = [partial(memstore.aio.read_rows, view), dataset.read_rows]
+            for read in reads:
+                with pytest.raises(StructureMismatchError, match="cast=True casts it"):
+                    await read([4, 1], out=torch.zeros(2, dtype=HALF))
+            return [await read([4, 1], out=torch.zeros(2, dtype=HALF), cast=True) for read in reads]
+
+    assert [found.tolist() for found in asyncio.run(awaited())] == [[4.0, 1.0]] * 2

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
@@ -68,7 +69,7 @@ class SavePlanner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         """Raises UnsupportedValueError, which names the item, for a tensor that no plan can describe."""
         for name, value in self.state_dict.items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and not isinstance(value, ShardedTensor):
                 _check_plannable(name, value)
         return super().create_local_plan()
 

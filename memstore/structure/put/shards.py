@@ -137,11 +137,23 @@ def take_shards_apart(value: Any, *, allow_pickle: bool = False) -> HeldValue:
 
 def has_shards(value: Any) -> bool:
     """Whether a value that `flatten` refuses has leaves of which a rank holds a part."""
-    walk = _ShardedWalk(allow_pickle=True)
+    walk = _FirstShardWalk(allow_pickle=True)
     aside = modes.put_aside(entirely=True) if modes.are_active() else contextlib.nullcontext()
     with aside, contextlib.suppress(RefusedError, RuntimeError, NotImplementedError):
         walk.visit(value)
     return walk.has_shards or bool(walk.sharded)
+
+
+class _FirstShardWalk(_ShardedWalk):
+    """A walk that ends at the first leaf of which a rank holds a part: a model has thousands."""
+
+    __slots__ = ()
+
+    def visit(self, value: Any) -> Tree:
+        tree = super().visit(value)
+        if self.has_shards or self.sharded:
+            raise RefusedError("a leaf of which a rank holds a part")
+        return tree
 
 
 def _check_names(names: list[Path]) -> None:

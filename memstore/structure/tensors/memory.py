@@ -34,8 +34,13 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 def why_no_memory(tensor: torch.Tensor) -> str | None:
     """Why a tensor has no bytes at its address, as a noun and what to do; None if it has all that its strides need.
 
-    It may be on any device. Takes 1 µs.
+    It may be on any device. Takes 1 µs for a contiguous plain tensor on the CPU, and 2 for others.
     """
+    try:
+        if type(tensor) in _PLAIN and _is_usual(tensor):
+            return None
+    except (RuntimeError, NotImplementedError):  # of a transform: the same is told below
+        pass
     if type(tensor) not in _PLAIN and any(base.__name__ == "FakeTensor" for base in type(tensor).__mro__):
         return _FAKE
     if tensor.is_meta:
@@ -51,6 +56,20 @@ def why_no_memory(tensor: torch.Tensor) -> str | None:
             return _why_not_there(tensor)
     except (RuntimeError, NotImplementedError):  # of a transform, or of a class that has no storage
         return f"{an(type(tensor))}, which has no memory of its own: put a plain tensor of its values"
+
+
+def _is_usual(tensor: torch.Tensor) -> bool:
+    """Whether it is what nearly all are, and has its memory."""
+    return (
+        tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and tensor.is_contiguous()
+        and not tensor.storage_offset()
+        and 0 < tensor.nbytes <= tensor.untyped_storage().nbytes()
+        and tensor.data_ptr() != 0
+    )
 
 
 def _why_not_there(tensor: torch.Tensor) -> str | None:

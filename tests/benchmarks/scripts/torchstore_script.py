@@ -113,7 +113,7 @@ class Script:
         return calls[order.value == "leaves", order.call]()
 
 
-# --- four ranks and two -----------------------------------------------------------------------------------------------
+# --- a trainer of four ranks, and a generator of two, as torchtitan has them ------------------------------------------
 
 
 class Ranks(NamedTuple):
@@ -130,22 +130,23 @@ class Ranks(NamedTuple):
 class Rank(Actor):
     """A rank of one of two worlds, with its parts of the weights."""
 
-    def __init__(self, module: str, file: str, size: int, nbytes: int, dim: int) -> None:
+    def __init__(self, module: str, file: str, size: int, nbytes: int, dim: int, dtype: torch.dtype) -> None:
         self.rank = current_rank().rank
         os.environ.update(LOCAL_RANK=str(self.rank), HOSTNAME=socket.gethostname())
         torch.set_num_threads(1)
         self.ts = importlib.import_module(module)
-        self.file, self.size, self.nbytes, self.dim, self.step = file, size, nbytes, dim, 0
+        self.file, self.size, self.nbytes, self.dim, self.dtype, self.step = file, size, nbytes, dim, dtype, 0
 
     @endpoint
     async def join(self) -> None:
         dist.init_process_group("gloo", rank=self.rank, world_size=self.size, init_method=f"file://{self.file}")
         mesh = DeviceMesh("cpu", list(range(self.size)))
-        side = int((self.nbytes / 4 / 16) ** 0.5) // 8 * 8
+        side = int((self.nbytes / 4 / LEAVES) ** 0.5) // 8 * 8
         shape = [side, side]
         shape[self.dim] //= self.size
         self.weights = {
-            f"layers.{leaf}": DTensor.from_local(torch.zeros(shape), mesh, [Shard(self.dim)]) for leaf in range(16)
+            f"layers.{leaf}.weight": DTensor.from_local(torch.zeros(shape, dtype=self.dtype), mesh, [Shard(self.dim)])
+            for leaf in range(LEAVES)
         }
 
     @endpoint
@@ -162,8 +163,10 @@ class Rank(Actor):
     async def fill(self) -> tuple[int, int]:
         dist.barrier()
         start = time.monotonic_ns()
-        await self.ts.get_state_dict("ranks", self.weights)
+        found = await self.ts.get_state_dict("ranks", self.weights, strict=False)
         end = time.monotonic_ns()
+        if any(found[name] is not tensor for name, tensor in self.weights.items()):
+            raise ValueError("another tensor was returned than the one to be filled")
         steps = {float(step) for tensor in self.weights.values() for step in tensor.to_local().unique()}
         if len(steps) != 1 or steps.pop() < 1:
             raise ValueError(f"filled with steps {steps}")
@@ -174,9 +177,10 @@ async def start_ranks(module: str, nbytes: int) -> Ranks:
     spawn_actors = importlib.import_module(f"{module}.utils").spawn_actors
     folder = tempfile.mkdtemp(prefix="ranks-")
     worlds: list[Any] = []
-    for name, size, dim in (("putters", PUTTERS, 0), ("getters", GETTERS, 1)):
+    worlds_of = (("putters", PUTTERS, 0, torch.float32), ("getters", GETTERS, 1, torch.bfloat16))
+    for name, size, dim, dtype in worlds_of:
         actors = await spawn_actors(
-            size, Rank, name, module=module, file=f"{folder}/{name}", size=size, nbytes=nbytes, dim=dim
+            size, Rank, name, module=module, file=f"{folder}/{name}", size=size, nbytes=nbytes, dim=dim, dtype=dtype
         )
         await actors.join.call()
         worlds.append(actors)
