@@ -49,8 +49,10 @@ Each message says what was found, what was expected and what to do. `.key` is th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Generator
 from typing import Any
 
 
@@ -322,33 +324,80 @@ class NoSuchStateError(KeyNotFoundError, AssertionError):
 
 # --- what a process or a machine may lack -----------------------------------------------------------------------------
 
-WAY_OUT = (
-    "raise the limit (`ulimit -n` for files, `-f` for their size, `-v` for addresses, `-u` for processes and threads; "
-    "vm.max_map_count for mappings), or drop held values"
-)
-_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN)
+_WAYS_OUT = {
+    errno.EMFILE: "raise `ulimit -n`, or drop held values",
+    errno.ENFILE: "raise fs.file-max, or end processes that have many files open",
+    errno.ENOMEM: "free memory, raise `ulimit -v` or vm.max_map_count, or drop held values",
+    errno.EFBIG: "raise `ulimit -f`; where it is unlimited, the file system has no larger files",
+    errno.EAGAIN: "raise `ulimit -u` or the container's limit of processes, or end some",
+}
+_LACKS = tuple(_WAYS_OUT)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_THE_LOADER = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # its ImportErrors have the kernel's text, and no number
 
 
 def lack_of(error: BaseException) -> tuple[int, str] | None:
-    """The errno and the text of what is lacking, by an error of the kernel, of Python or of an import.
+    """The errno and the text of what is lacking, by an error of the kernel, of Python, of torch or of an import.
 
     None: the error says something else. A full disk is none of it: that is a StoreFullError.
     """
+    found = _code_of(error)
+    return found if found is not None and found[0] in _LACKS else None
+
+
+def _code_of(error: BaseException) -> tuple[int, str] | None:
+    """The errno that an error stands for, if it is one of a lack or of a full disk, and its text."""
     if isinstance(error, MemoryError):
         return errno.ENOMEM, "not enough memory"
     if isinstance(error, OSError):
-        return (error.errno, error.strerror or os.strerror(error.errno)) if error.errno in _LACKS else None
+        is_one = error.errno in _LACKS or error.errno in _FULL
+        return (error.errno or 0, error.strerror or os.strerror(error.errno or 0)) if is_one else None
     text = str(error)
-    if isinstance(error, RuntimeError) and "can't start new thread" in text:
-        return errno.EAGAIN, text
     if isinstance(error, ImportError):
         for code in _OF_THE_LOADER:
             if os.strerror(code) in text:
                 return code, os.strerror(code)
         if "failed to map segment" in text:
             return errno.ENOMEM, os.strerror(errno.ENOMEM)
+    elif isinstance(error, RuntimeError):
+        if "can't start new thread" in text:
+            return errno.EAGAIN, text
+        for code in (*_LACKS, *_FULL):  # torch's have the kernel's text and number, either one in parentheses
+            told = os.strerror(code)
+            if f"{told} ({code})" in text or f"{code} ({told})" in text:
+                return code, told
     return None
+
+
+def way_out(code: int) -> str:
+    """What to do about a lack of this errno."""
+    return _WAYS_OUT[code]
+
+
+def error_of_lack(error: BaseException, what: str) -> ResourceLimitError | StoreFullError | None:
+    """The typed error of a lack or of a full disk, for who works on `what`: mostly a path. None: it is another error.
+
+    An error of memstore's is typed already.
+    """
+    found = None if isinstance(error, MemstoreError) else _code_of(error)
+    if found is None:
+        return None
+    code, text = found
+    if code in _FULL:
+        return StoreFullError(f"{what} has no room ({text}): free some, or choose a place on another disk", code=code)
+    return ResourceLimitError(f"{what}: {text}: {way_out(code)}", code=code)
+
+
+@contextlib.contextmanager
+def lacks_told(what: str | os.PathLike[str]) -> Generator[None]:
+    """Makes of a lack within a ResourceLimitError, and of a full disk a StoreFullError, which name `what`: a path."""
+    try:
+        yield
+    except Exception as error:
+        typed = error_of_lack(error, str(what))
+        if typed is None:
+            raise
+        raise typed from error
 
 
 def __dir__() -> list[str]:

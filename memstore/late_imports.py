@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
-from memstore.errors import WAY_OUT, ResourceLimitError, lack_of
+from memstore.errors import ResourceLimitError, lack_of, way_out
 
 PATIENCE = 30.0  # seconds
 
@@ -60,7 +60,7 @@ def between_forks() -> Generator[None]:
         if lack is None:
             raise
         raise ResourceLimitError(
-            f"a part of memstore, or of a package that it needs, can't be imported now: {lack[1]}: {WAY_OUT}",
+            f"a part of memstore, or of a package that it needs, can't be imported now: {lack[1]}: {way_out(lack[0])}",
             code=lack[0],
         ) from error
     finally:

@@ -38,8 +38,17 @@ def folder_beside(target: str) -> Generator[str]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         syscalls.close(fd)  # and with it goes the lock
+        if os.path.lexists(folder):  # there was no descriptor left to look into it
+            _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Best effort. An empty one takes no descriptor."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def publish(made: str, target: str) -> None:
@@ -86,6 +95,9 @@ def _make(parent: str, prefix: str) -> tuple[str, int]:
             fd = syscalls.open_file(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue  # somebody has taken it for a leftover
+        except BaseException:
+            os.rmdir(folder)
+            raise
         if syscalls.lock_exclusive(fd) and os.path.isdir(folder):
             return folder, fd
         syscalls.close(fd)

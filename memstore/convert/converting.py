@@ -29,13 +29,18 @@ from memstore.convert.rules import Rules
 from memstore.convert.sources import open_source
 from memstore.convert.targets import draft_target
 from memstore.engine import Path
-from memstore.errors import NotAStoreError, StoreFullError, UnsupportedValueError
+from memstore.errors import (
+    NotAStoreError,
+    ResourceLimitError,
+    StoreFullError,
+    UnsupportedValueError,
+    error_of_lack,
+    lacks_told,
+)
 from memstore.formats import Meter
 from memstore.info import Progress
 from memstore.structure import expanded_bytes
 from memstore.wording import an, check_new_folder, check_progress, of_no_place, parse_size
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,7 @@ def convert(
         AlreadyExistsError: something exists at `target`.
         CorruptionError: the source is damaged, or reading the target back gave other bytes.
         StoreFullError: there isn't enough space.
+        ResourceLimitError: files, memory or threads are lacking, or the target is larger than a file may be.
         NotAStoreError, FormatVersionError, OSError: the source isn't a checkpoint, is of a newer version, or can't be
             read.
         ValueError: a format or suffix is unknown, the target is inside the source, or it is a new folder "~".
@@ -114,19 +120,20 @@ def convert(
     check_progress(progress)
     rules = Rules(flag("allow_pickle", allow_pickle), flag("untie", untie), parse_size(max_expanded))
     path, made = _paths(source, target)
-    read_as = source_format(path) if source_as is None else checked(source_as, FORMATS)
-    write_as = target_format(made) if target_as is None else checked_target(made, target_as)
-    if source_as is not None:
-        check_source(path, read_as)
-    found = open_source(path, read_as, rules)
-    _check_nesting(path, found.value)
-    draft = draft_target(write_as, found, rules, made)
-    wanted = found.with_value(draft.value)
-    tensors = take_apart(draft.value, rules).tensors
-    _check_expanded(path, wanted, tensors, rules)
+    with lacks_told(path):
+        read_as = source_format(path) if source_as is None else checked(source_as, FORMATS)
+        write_as = target_format(made) if target_as is None else checked_target(made, target_as)
+        if source_as is not None:
+            check_source(path, read_as)
+        found = open_source(path, read_as, rules)
+        _check_nesting(path, found.value)
+        draft = draft_target(write_as, found, rules, made)
+        wanted = found.with_value(draft.value)
+        tensors = take_apart(draft.value, rules).tensors
+        _check_expanded(path, wanted, tensors, rules)
     nbytes = sum(wanted.leaf(tensor).nbytes for tensor in tensors.values())
     meter = Meter(2 * nbytes, progress)
-    with _naming_the_full(made, nbytes), folder_beside(made) as folder:
+    with _naming_lacks(made, nbytes), folder_beside(made) as folder:
         name = os.path.basename(made)
         if draft.is_folder:
             os.mkdir(f"{folder}/{name}")
@@ -187,14 +194,16 @@ def _check_expanded(path: str, found: Found, tensors: Mapping[Path, torch.Tensor
 
 
 @contextlib.contextmanager
-def _naming_the_full(target: str, nbytes: int) -> Generator[None]:
+def _naming_lacks(target: str, nbytes: int) -> Generator[None]:
+    """Errors of a lack name the target, and not what is written beside it."""
     try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise StoreFullError(
-                f"there is no room for {target}, whose tensors have {nbytes:,} bytes: free some, or convert to another "
-                "file system; nothing is left of it",
-                code=error.errno,
-            ) from error
-        raise
+        with lacks_told(target):
+            yield
+    except StoreFullError as error:
+        raise StoreFullError(
+            f"there is no room for {target}, whose tensors have {nbytes:,} bytes: free some, or convert to another "
+            "file system; nothing is left of it",
+            code=error.errno,
+        ) from error
+    except ResourceLimitError as error:
+        raise (error_of_lack(error.__cause__, target) if error.__cause__ else None) or error from error.__cause__

@@ -6,7 +6,7 @@ import errno
 
 from memstore.engine.root import Root, storage_error
 from memstore.engine.usage import measure
-from memstore.errors import WAY_OUT, MemstoreError, ResourceLimitError, StoreFullError, lack_of
+from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError, lack_of, way_out
 from memstore.wording import size
 
 
@@ -77,7 +77,7 @@ class resource_errors:
 
     def _exhausted(self, code: int, text: str) -> ResourceLimitError:
         what = f" at {self._key!r}" if self._key is not None else ""
-        return ResourceLimitError(f"{self._root}: {text}{what}: {WAY_OUT}", key=self._key, code=code)
+        return ResourceLimitError(f"{self._root}: {text}{what}: {way_out(code)}", key=self._key, code=code)
 
 
 def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:

@@ -13,7 +13,7 @@ import torch
 
 from memstore import structure
 from memstore.engine import Path
-from memstore.errors import UnsupportedValueError
+from memstore.errors import UnsupportedValueError, lack_of
 from memstore.formats.output import Meter, NewFile, Progress, new_file, what_special
 from memstore.formats.safetensors import why_not, write_checkpoint, write_safetensors
 from memstore.late_imports import between_forks
@@ -142,6 +142,8 @@ def save_torch(value: Any, file: NewFile) -> None:
     try:
         torch.save(value, sink)  # pyright: ignore[reportArgumentType]
     except RuntimeError as error:  # one memory with two dtypes, for instance
+        if lack_of(error) is not None:
+            raise
         raise UnsupportedValueError(f"torch.save can't write it: {error}") from error
     error, sink.error = sink.error, None
     if error is not None:

@@ -14,7 +14,7 @@ from tensordict.utils import _STR_DTYPE_TO_DTYPE
 
 from memstore import structure
 from memstore.engine import Path
-from memstore.errors import UnsupportedValueError
+from memstore.errors import UnsupportedValueError, lacks_told
 from memstore.formats.memmap import PICKLES
 from memstore.formats.output import Meter, new_file, new_folder, what_special
 from memstore.structure import name_of
@@ -56,7 +56,8 @@ def make_folder(folder: str, source: Any, *, allow_pickle: bool) -> list[tuple[t
     Returns: the tensors that have elements, each with the file that is to have them, which has holes as yet.
     """
     try:
-        target = source.memmap_like(folder, copy_existing=True)
+        with lacks_told(folder):
+            target = source.memmap_like(folder, copy_existing=True)
     except OSError:
         raise
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:

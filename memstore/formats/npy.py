@@ -40,7 +40,7 @@ def _read_header(path: str, head: bytes) -> tuple[tuple[int, ...], bool, np.dtyp
             shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
         else:
             raise UnsupportedValueError(f"{path}: version {version} of the format, which has arrays of records only")
-    except (UnsupportedValueError, MemoryError, RecursionError):
+    except (UnsupportedValueError, MemoryError, RecursionError, OSError):
         raise
     except Exception as error:  # of numpy's parser, which evaluates a literal, and reads those of Python 2 too
         damaged(path, f"its header can't be read: {error}")

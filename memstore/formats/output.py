@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 import torch
 
 from memstore.engine import syscalls
-from memstore.errors import AlreadyExistsError, MemstoreError
+from memstore.errors import AlreadyExistsError, MemstoreError, error_of_lack, lacks_told
 from memstore.figures import pieces
 from memstore.wording import an, check_new_folder, of_no_place
 
@@ -26,7 +26,7 @@ _CHUNK = 16 << 20  # bytes between reports
 _PIECE = 1 << 22  # elements
 _OF_THE_KERNEL = ("/proc/", "/sys/")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_OF_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})  # errors that name no file
+_OF_WRITES = frozenset({errno.EIO, errno.EROFS})  # errors that name no file
 
 
 def what_special(tensor: torch.Tensor) -> str | None:
@@ -105,8 +105,8 @@ def new_file(path: str, meter: Meter, *, durable: bool) -> Generator[NewFile]:
         except BaseException:
             syscalls.unlink(beside)
             raise
-    if durable:
-        syscalls.sync_folder(os.path.dirname(path))
+        if durable:
+            syscalls.sync_folder(os.path.dirname(path))
 
 
 def _check_may_replace(path: str) -> None:
@@ -129,38 +129,48 @@ def new_folder(path: str, *, durable: bool) -> Generator[str]:
     beside = _beside(path)
     with _naming(given, beside):
         syscalls.make_folder(beside, 0o777)
-    try:
-        with _naming(given, beside):
-            yield beside
-        if durable:
-            sync_all(beside)
         try:
-            syscalls.rename(beside, path)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise AlreadyExistsError(f"{path} was filled by somebody else meanwhile") from None
+            yield beside
+            if durable:
+                sync_all(beside)
+            try:
+                syscalls.rename(beside, path)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise AlreadyExistsError(f"{path} was filled by somebody else meanwhile") from None
+                raise
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.rmdir(beside)  # an empty one: to look into it takes a descriptor, and there may be none
+            shutil.rmtree(beside, ignore_errors=True)
             raise
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-    if durable:
-        syscalls.sync_folder(os.path.dirname(path))
+        if durable:
+            syscalls.sync_folder(os.path.dirname(path))
 
 
 @contextlib.contextmanager
 def _naming(path: str, beside: str) -> Generator[None]:
-    """Errors of the file system name the path that was asked for, and not what is written beside it."""
+    """Errors of the file system name the path that was asked for, and not what is written beside it.
+
+    Lacks and a full disk are typed.
+    """
     try:
-        yield
+        with lacks_told(path):
+            yield
     except OSError as error:
         parent = os.path.dirname(path)
         if error.errno == errno.ENOENT and not os.path.lexists(parent):
             what = of_no_place(path).removeprefix("; ") or "create it first"
             what = f"the folder to export to doesn't exist: {what}"
             raise FileNotFoundError(error.errno, what, parent) from None
+        if isinstance(error, MemstoreError):
+            named = error_of_lack(error.__cause__, path) if error.__cause__ and beside in error.message else None
+            if named is not None:  # of a file in a new folder
+                raise named from error.__cause__
+            raise
         if isinstance(error.filename, str) and error.filename.startswith(beside):
             raise OSError(error.errno, error.strerror, path) from None
-        elif error.filename is None and error.errno in _OF_WRITES and not isinstance(error, MemstoreError):
+        elif error.filename is None and error.errno in _OF_WRITES:
             error.filename = path
         raise
 

@@ -7,7 +7,6 @@ on the CPU, wherever they were saved from.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ import torch
 
 from memstore import structure
 from memstore.engine import ExternalFiles, file_offsets, opened, syscalls
-from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.errors import CorruptionError, UnsupportedValueError, lacks_told
 from memstore.formats.documents import damaged
 from memstore.formats.torch_zip import Archive, is_legacy, read_archive
 
@@ -121,7 +120,8 @@ def _load(path: str, fd: int, archive: Archive | None, place: _Place | str, allo
     located: Any = place  # torch's stubs name another class of storages than it passes
     name = f"/proc/self/fd/{fd}"  # the file that was looked at, though its path may name another by now
     try:
-        return torch.load(name, map_location=located, mmap=archive is not None, weights_only=not allow_pickle)
+        with lacks_told(path):
+            return torch.load(name, map_location=located, mmap=archive is not None, weights_only=not allow_pickle)
     except (OSError, MemoryError, RecursionError, CorruptionError):
         raise
     except RuntimeError as error:
@@ -138,8 +138,6 @@ def _refuse(path: str, archive: Archive | None, allow_pickle: bool, error: Excep
     said = _UNPICKLER_SAYS.search(text) or _LOAD_SAYS.search(text)
     detail = said[1] if said else f"{type(error).__name__}: {text}"
     missing = _GLOBAL.search(text)
-    if "allocate memory" in text:
-        raise OSError(errno.ENOMEM, "torch can't load it") from error
     if archive is not None and not archive.is_intact:
         damaged(path, f"its data.pkl doesn't fit its checksum, and torch can't read it: {detail}")
     if "must be imported" in text:

@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 from memstore.engine import HEADER_LIMIT, syscalls
-from memstore.errors import MemstoreError, UnsupportedValueError
+from memstore.errors import MemstoreError, UnsupportedValueError, lacks_told
 from memstore.formats.documents import damaged
 
 _STORAGE = re.compile(r"[^/]+/data/[^/]+")
@@ -81,7 +81,7 @@ def read_archive(path: str, fd: int, size: int) -> Archive:
         )
     file = _Bounded(fd, size)
     try:
-        with zipfile.ZipFile(cast("Any", file)) as archive:
+        with lacks_told(path), zipfile.ZipFile(cast("Any", file)) as archive:
             return _read(path, file, archive)
     except MemstoreError:
         raise
@@ -93,7 +93,7 @@ def read_members(path: str, fd: int, start: int, size: int) -> Members:
     """Of a zip that is `size` bytes of a larger file, from `start` on. Raises as `read_archive`."""
     file = _Bounded(fd, size, start)
     try:
-        with zipfile.ZipFile(cast("Any", file)) as archive:
+        with lacks_told(path), zipfile.ZipFile(cast("Any", file)) as archive:
             _read(path, file, archive)
             members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
             storages: dict[str, tuple[int, int]] = {}

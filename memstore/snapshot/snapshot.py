@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any, Literal, NoReturn
 
 from memstore.engine import deadline_after
-from memstore.errors import MemstoreError, NoSuchStateError
+from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
 from memstore.info import Progress
 from memstore.snapshot.format import Manifest, local_path
 from memstore.snapshot.options import Options, storage_options_of
@@ -113,8 +113,9 @@ class Snapshot:
             MemstoreError: another rank failed, or died; the message names it, and its reason.
         """
         options = Options.of(replicated, durability, checksum, allow_pickle, storage_options)
-        prepared = prepare(path, app_state, pg, options)
-        manifest = take(prepared, progress)
+        with lacks_told(path):
+            prepared = prepare(path, app_state, pg, options)
+            manifest = take(prepared, progress)
         return cls._of(manifest, prepared.part.take.path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
 
     @classmethod
@@ -157,9 +158,11 @@ class Snapshot:
             AlreadyExistsError, ValueError, UnsupportedValueError, ShardMismatchError, MemstoreError: as of `take`.
         """
         options = Options.of(replicated, durability, checksum, allow_pickle, storage_options)
-        prepared = prepare(path, app_state, pg, options)
-        meter = Meter(progress, prepared.nbytes, "writing", rank=prepared.ranks.rank, keeps_errors=True)
-        pending, given = start(prepared, meter), {"allow_pickle": allow_pickle, **(storage_options or {})}
+        with lacks_told(path):
+            prepared = prepare(path, app_state, pg, options)
+            meter = Meter(progress, prepared.nbytes, "writing", rank=prepared.ranks.rank, keeps_errors=True)
+            pending = start(prepared, meter)
+        given = {"allow_pickle": allow_pickle, **(storage_options or {})}
         return PendingSnapshot(pending, lambda manifest: cls._of(manifest, pending.path, pg, given))
 
     @classmethod
@@ -193,8 +196,9 @@ class Snapshot:
             AmbiguousCheckpointError: another library has saved to the folder, too.
             StoreTimeoutError, MemstoreError: of other ranks, as of `take`.
         """
-        ranks = Ranks(self.pg, self._timeout)
-        restore(self._open, app_state, ranks, progress, strict=strict, allow_pickle=self._allow_pickle)
+        with lacks_told(self.path):
+            ranks = Ranks(self.pg, self._timeout)
+            restore(self._open, app_state, ranks, progress, strict=strict, allow_pickle=self._allow_pickle)
 
     def read_object(self, path: str, obj_out: Any = None, memory_budget_bytes: int | None = None) -> Any:
         """Reads one tensor or object, and nothing else of the snapshot.
@@ -211,20 +215,23 @@ class Snapshot:
             StructureMismatchError: `obj_out` has another shape or dtype. It is a RuntimeError, too.
             CorruptionError: the bytes are damaged.
         """
-        stored = self._open()
-        leaf = find_leaf(stored, path, allow_pickle=self._allow_pickle)
-        if leaf.tensor is None:
-            return leaf.object
-        return read_tensor(stored, path, leaf.tensor, obj_out, memory_budget_bytes)
+        with lacks_told(self.path):
+            stored = self._open()
+            leaf = find_leaf(stored, path, allow_pickle=self._allow_pickle)
+            if leaf.tensor is None:
+                return leaf.object
+            return read_tensor(stored, path, leaf.tensor, obj_out, memory_budget_bytes)
 
     def get_manifest(self) -> dict[str, Entry]:
         """Returns all tensors and objects, by rank and path. Each has its dtype, shape and files, or its value."""
-        return entries_of(self._open(), allow_pickle=self._allow_pickle)
+        with lacks_told(self.path):
+            return entries_of(self._open(), allow_pickle=self._allow_pickle)
 
     @property
     def metadata(self) -> SnapshotMetadata:
         """Returns by which version, when and by how many ranks the snapshot was written, and its manifest."""
-        return metadata_of(self._open(), allow_pickle=self._allow_pickle)
+        with lacks_told(self.path):
+            return metadata_of(self._open(), allow_pickle=self._allow_pickle)
 
     def get_state_dict_for_key(self, key: str) -> dict[str, Any]:
         """Returns the state dict that was saved under a name of the app state, in new memory on the CPU.
@@ -232,13 +239,14 @@ class Snapshot:
         Raises:
             KeyNotFoundError: nothing was saved under this name.
         """
-        stored = self._open()
-        rank = Ranks(self.pg).rank
-        value = stored.value(rank, key)
-        if value is None:
-            there = ", ".join(map(repr, stored.keys(rank)))
-            raise NoSuchStateError(f"{self.path} has nothing under {key!r}; it has {there}", key=key)
-        return state_dict_of(stored, value, allow_pickle=self._allow_pickle)
+        with lacks_told(self.path):
+            stored = self._open()
+            rank = Ranks(self.pg).rank
+            value = stored.value(rank, key)
+            if value is None:
+                there = ", ".join(map(repr, stored.keys(rank)))
+                raise NoSuchStateError(f"{self.path} has nothing under {key!r}; it has {there}", key=key)
+            return state_dict_of(stored, value, allow_pickle=self._allow_pickle)
 
     def view(self) -> dict[str, Any]:
         """Returns what this rank saved, by the names in its app state, with lazy leaves: no tensor is read yet.
@@ -252,7 +260,8 @@ class Snapshot:
         Raises:
             CorruptionError: the manifest is damaged, or a file is missing or of another size.
         """
-        return view(self._open(), Ranks(self.pg).rank, allow_pickle=self._allow_pickle)
+        with lacks_told(self.path):
+            return view(self._open(), Ranks(self.pg).rank, allow_pickle=self._allow_pickle)
 
     def verify(self, *, progress: Progress | None = None) -> None:
         """Reads all files, and compares them with their checksums and the manifest.
@@ -264,7 +273,8 @@ class Snapshot:
             CorruptionError: something is damaged or missing; the message names the file, and what is wrong with it.
         """
         self._stored = self._manifest = None
-        verify(self._open(), progress, allow_pickle=self._allow_pickle)
+        with lacks_told(self.path):
+            verify(self._open(), progress, allow_pickle=self._allow_pickle)
 
     def _open(self) -> Stored:
         """What is read of the snapshot; see `stored_of`."""

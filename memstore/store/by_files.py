@@ -9,6 +9,7 @@ from typing import Any, Literal
 from memstore import contents
 from memstore.arguments import expected_version, flag
 from memstore.engine import Draft, need_boxes, put, resource_errors
+from memstore.errors import lacks_told
 from memstore.keys import encode_key
 from memstore.late_imports import between_forks
 from memstore.store.gets import Gets
@@ -109,6 +110,7 @@ class ByFiles(Puts, Gets):
             KeyNotFoundError: no such key.
             UnsupportedValueError: the format can't represent a leaf, which is named. Nothing was written.
             AlreadyExistsError: the folder isn't empty.
+            StoreFullError, ResourceLimitError: there is no room, or a file may be no larger. Nothing is left.
             HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
             ValueError: `path` ends in the suffix of another format (.pt, .pth, .ckpt, .bin, .npy, .npz, .safetensors).
         """
@@ -121,14 +123,16 @@ class ByFiles(Puts, Gets):
         held = self._held(root, key)
         description = held.record.description
         options = contents.Options(device="cpu" if has_devices(description) else None)
-        export_value(
-            key,
-            description,
-            self._load(root, key, held, options),
-            target,
-            format,
-            limit=limit,
-            progress=progress,
-            durable=root.settings.durable,
-            allow_pickle=self._allow_pickle,
-        )
+        value = self._load(root, key, held, options)
+        with lacks_told(target):
+            export_value(
+                key,
+                description,
+                value,
+                target,
+                format,
+                limit=limit,
+                progress=progress,
+                durable=root.settings.durable,
+                allow_pickle=self._allow_pickle,
+            )

@@ -36,7 +36,9 @@ from memstore.errors import (
     MemstoreError,
     NotAStoreError,
     PartialCommitError,
+    ResourceLimitError,
     ShardMismatchError,
+    StoreFullError,
     StoreTimeoutError,
     UnknownOutcomeError,
     VersionConflictError,
@@ -262,9 +264,10 @@ def _fail(root: Root, member: Member, error: BaseException, deadline: float) -> 
     try:
         return _end(root, member, failure, deadline)
     except UnknownOutcomeError as unknown:
-        if isinstance(error, Exception):
+        lacks_part = isinstance(error, ResourceLimitError | StoreFullError) and not member.number
+        if isinstance(error, Exception) and not lacks_part:
             raise
-        log.warning("%s", str(unknown))  # an interrupt stays one
+        log.warning("%s", str(unknown))  # an interrupt stays one, and so does a lack: who frees something calls again
         return None
 
 

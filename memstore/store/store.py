@@ -109,6 +109,9 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
         Returns:
             A report. Damage is listed in it, and raises nothing.
 
+        Raises:
+            ResourceLimitError: this process lacks files, memory or processes to look.
+
         Example:
             >>> import memstore, tempfile, torch
             >>> with memstore.open(tempfile.mkdtemp(), checksum=True) as store:
@@ -119,7 +122,8 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
         root = self._opened()
         check_progress(progress)
         names = None if keys is None else [encode_key(key) for key in several(keys)]
-        return verify_store(root, names, contents.verify, progress, self._timeout, may_lock=self._mode != "r")
+        with resource_errors(self.root, None, root):
+            return verify_store(root, names, contents.verify, progress, self._timeout, may_lock=self._mode != "r")
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._opened()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -193,14 +194,15 @@ def verify_within(_: Wire, root: str, room: int) -> int:
 def test_too_few_files_are_told(scratch: str) -> None:
     make(scratch)
     with Child(verify_without_files, scratch) as child:
-        assert child.receive() == (0, True)
+        assert child.receive() == errno.EMFILE
 
 
-def verify_without_files(_: Wire, root: str) -> tuple[int, bool]:
+def verify_without_files(_: Wire, root: str) -> int | None:
     with memstore.open(root) as store:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        report = store.verify()
-        return report.checked, bool(report.damaged)
+        with pytest.raises(memstore.ResourceLimitError, match="ulimit -n") as caught:
+            store.verify()
+        return caught.value.errno
 
 
 def test_a_report_keeps_no_store_open(scratch: str) -> None:

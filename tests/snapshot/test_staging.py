@@ -157,6 +157,8 @@ def test_more_than_the_machine_has_is_refused(small: Stager) -> None:
     huge = torch.zeros(1).expand(1 << 50)
     with pytest.raises(ResourceLimitError, match=r"4,503,599,627,370,496 bytes .* Snapshot.take"):
         small.stage([huge])
+    with pytest.raises(ResourceLimitError, match=r"; huge alone takes 4,503,599,627,370,496 bytes"):
+        small.stage([torch.zeros(3), huge], names=["few", "huge"])
     small.stage([torch.zeros(MIB)], timeout=0.01)
 
 

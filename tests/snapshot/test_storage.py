@@ -28,6 +28,7 @@ from memstore.errors import (
     InvalidKeyError,
     KeyNotFoundError,
     NotAStoreError,
+    ResourceLimitError,
     StoreFullError,
     UnsupportedFilesystemError,
 )
@@ -503,7 +504,7 @@ def test_a_limit_on_the_size_of_files_is_told(tmp_path: Path) -> None:
 def write_beyond_the_limit(folder: str) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
     storage = FileStorage(folder)
-    with pytest.raises(StoreFullError, match="ulimit -f") as caught:
+    with pytest.raises(ResourceLimitError, match="ulimit -f") as caught:
         write(storage, "large", bytes(10_001))
     assert caught.value.errno == errno.EFBIG and storage.names() == []
 

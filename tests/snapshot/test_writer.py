@@ -240,7 +240,7 @@ ERRORS = [
         for name, kind in vars(errors).items()
         if isinstance(kind, type) and issubclass(kind, MemstoreError) and name[0] != "_"
     ),
-    StoreFullError("said", code=errno.EFBIG),
+    ResourceLimitError("said", code=errno.EFBIG),
     OSError(errno.EIO, "Input/output error", "/path"),
     PermissionError(errno.EACCES, "denied", b"/b\xff"),
     OSError("no code"),

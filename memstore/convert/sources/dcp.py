@@ -21,7 +21,7 @@ from memstore.convert.nesting import nested
 from memstore.convert.rules import Rules
 from memstore.convert.sources.mapped_files import MappedFiles
 from memstore.convert.sources.objects import load_object
-from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
+from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError, lacks_told
 from memstore.formats import are_sizes, read_whole
 from memstore.sharding import Box, overlap, uncovered, whole
 from memstore.structure import DTYPE_NAMES, MalformedError, read_known_pickle
@@ -58,7 +58,8 @@ def open_dcp(path: str, rules: Rules) -> Found:
         UnsupportedValueError: the metadata refers to other classes, or an item needs pickle that isn't allowed.
     """
     try:
-        return _Checkpoint(path, rules).found()
+        with lacks_told(path):
+            return _Checkpoint(path, rules).found()
     except (MemstoreError, OSError):
         raise
     except (AttributeError, RuntimeError, TypeError, ValueError, OverflowError) as error:  # of what is out of place

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from memstore.convert.rules import Rules
-from memstore.errors import UnsupportedValueError
+from memstore.errors import ResourceLimitError, UnsupportedValueError, lacks_told
 from memstore.wording import first_line
 
 
@@ -22,8 +22,9 @@ def load_object(what: str, data: bytes, rules: Rules) -> Any:
         UnsupportedValueError: only pickle can read it, or it is damaged.
     """
     try:
-        return torch.load(io.BytesIO(data), weights_only=not rules.allow_pickle, map_location="cpu")
-    except MemoryError:
+        with lacks_told(what):
+            return torch.load(io.BytesIO(data), weights_only=not rules.allow_pickle, map_location="cpu")
+    except ResourceLimitError:
         raise
     except Exception as error:  # torch documents none of those that it raises for foreign bytes
         detail = first_line(error)

@@ -20,7 +20,7 @@ from memstore.convert.comparing import take_apart
 from memstore.convert.leaves import Found, Leaf
 from memstore.convert.rules import Rules
 from memstore.convert.targets.parts import NewFile
-from memstore.errors import UnsupportedValueError
+from memstore.errors import UnsupportedValueError, lack_of
 from memstore.sharding import whole
 from memstore.wording import an
 
@@ -42,6 +42,8 @@ def draft_torch(found: Found, value: Any, rules: Rules) -> NewFile:
         with _without_checksums():
             torch.save(value, sink)  # pyright: ignore[reportArgumentType]
     except (RuntimeError, AttributeError, TypeError) as error:  # what can't be pickled, among others
+        if lack_of(error) is not None:
+            raise
         raise UnsupportedValueError(f"torch.save can't write it: {error}") from error
     if sink.error is not None:
         raise sink.error

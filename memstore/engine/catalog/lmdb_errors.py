@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 
 import lmdb
 
 from memstore.engine.catalog.meta import damaged
 from memstore.errors import CorruptionError, ResourceLimitError, StoreFullError
 
-_REFUSALS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
+_REFUSALS = (
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO),
+)
 _FULL = 8 << 20  # bytes: a disk that has fewer left has none for the catalog
 
 
@@ -29,8 +33,8 @@ def translated(error: lmdb.Error, folder: str, max_readers: int) -> Exception:
         return ResourceLimitError(text, code=errno.EBUSY)
     for code in _REFUSALS:
         if os.strerror(code) in str(error):  # LMDB's binding keeps the text only
-            if code == errno.EIO and _is_full(folder):  # a short write is an I/O error to LMDB
-                code = errno.ENOSPC
+            if code == errno.EIO:  # so LMDB tells a short write
+                code = _why_short(folder, path)
             return OSError(code, os.strerror(code), path)
     return damaged(path, str(error))
 
@@ -43,6 +47,12 @@ def located(error: CorruptionError, folder: str) -> CorruptionError:
     return CorruptionError(f"{path}: {error}", key=error.key, path=path, detail=error.detail)
 
 
-def _is_full(folder: str) -> bool:
+def _why_short(folder: str, path: str) -> int:
+    """The errno of the next write, had there been one; EIO if nothing but the disk explains it."""
     status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize < _FULL
+    if status.f_bavail * status.f_frsize < _FULL:
+        return errno.ENOSPC
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and limit < os.stat(path).st_size:
+        return errno.EFBIG
+    return errno.EIO

@@ -43,7 +43,7 @@ from memstore.engine.format import (
     checked,
     decode_record,
 )
-from memstore.errors import CorruptionError
+from memstore.errors import CorruptionError, lack_of
 from memstore.keys import encode_key
 
 _ALIVE_EVERY = 2048  # rows
@@ -64,7 +64,8 @@ def report(folder: str, locked: bool, with_rows: bool) -> None:
         inspect(catalog, sender, with_rows=with_rows, longest=_TRANSACTION if locked else math.inf)
     except (OSError, MemoryError) as error:
         is_damage = getattr(error, "errno", None) == errno.EIO
-        sender.say("broken" if is_damage else "refused", f"{type(error).__name__}: {error}")
+        lack = lack_of(error) or (0, "")
+        sender.say("broken" if is_damage else "refused", f"{type(error).__name__}: {error}", lack[0])
     except Exception as error:  # the parent is told of every error
         sender.say("broken", f"{type(error).__name__}: {error}")
     sender.flush()

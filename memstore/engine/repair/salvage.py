@@ -83,7 +83,7 @@ def read_catalog(folder: str, store: str) -> OldCatalog:
 
     found = survey(folder, locked=False, on_row=keep)
     if found.refused:  # to go on would throw away what nobody has looked at
-        raise ResourceLimitError(f"{folder}: nothing was changed: {found.refused}", code=errno.EAGAIN)
+        raise ResourceLimitError(f"{folder}: nothing was changed: {found.refused}", code=found.lack or errno.EAGAIN)
     old.damaged = {one.key for one in found.damage if one.is_record and one.key is not None}
     old.is_older = has_gone_back(folder)
     old.is_sound = found.is_sound and owners == [store.encode()] and not old.is_older

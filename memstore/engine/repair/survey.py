@@ -20,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+from memstore.errors import lack_of
+
 SILENCE = 60.0  # seconds without a word from the child: it hangs
 _TIME_TO_END = 5.0  # seconds for the child, after its last word
 _SIGNALS_OF_DAMAGE = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
@@ -56,12 +58,14 @@ class Survey:
         damage: rows that don't fit their checksums, or one another.
         broken: why the tables could not be read to their end; empty if they could.
         refused: why nobody could look, through no fault of the tables; empty if somebody could.
+        lack: the errno of what was lacking for it; 0 if it was something else, or isn't known.
         keys, nbytes: of the entries and their values.
     """
 
     damage: list[Damage] = field(default_factory=list[Damage])
     broken: str = ""
     refused: str = ""
+    lack: int = 0
     keys: int = 0
     nbytes: int = 0
 
@@ -83,6 +87,7 @@ def survey(folder: str, *, locked: bool, on_row: Row | None = None) -> Survey:
         child = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
     except (OSError, ValueError) as error:
         found.refused = f"no process could be started to look at it: {error}"
+        found.lack = (lack_of(error) or (0, ""))[0]
         return found
     assert child.stdout is not None
     receiver = _Receiver(found, on_row)
@@ -125,7 +130,7 @@ class _Receiver:
                 if kind == "broken":
                     self._found.broken = str(words[0])
                 elif kind == "refused":
-                    self._found.refused = str(words[0])
+                    self._found.refused, self._found.lack = str(words[0]), int(words[1])
                 else:
                     self._found.keys, self._found.nbytes = map(int, words)
                 return

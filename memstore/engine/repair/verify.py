@@ -25,7 +25,14 @@ from memstore.engine.protocols import MappedEntry, check_publications, hold, pla
 from memstore.engine.repair.survey import Damage, survey
 from memstore.engine.root import Root, Settings, folder, segments_of
 from memstore.engine.sync import deadline_after
-from memstore.errors import CorruptionError, HomeUnavailableError, MemstoreError
+from memstore.errors import (
+    CorruptionError,
+    HomeUnavailableError,
+    MemstoreError,
+    ResourceLimitError,
+    error_of_lack,
+    way_out,
+)
 from memstore.info import Progress, VerifyReport
 
 Check = Callable[
@@ -38,10 +45,16 @@ _TRIES = 8  # for a key that is replaced while it is looked at
 def verify_store(
     root: Root, keys: Iterable[bytes] | None, check: Check, progress: Progress | None, timeout: float, *, may_lock: bool
 ) -> VerifyReport:
-    """Looks at `keys`, or at all. Damage is reported; nothing is raised for it. `timeout` is for each wait."""
+    """Looks at `keys`, or at all. Damage is reported; nothing is raised for it. `timeout` is for each wait.
+
+    Raises ResourceLimitError if something is lacking to look.
+    """
     chosen = None if keys is None else list(dict.fromkeys(keys))
     found = survey(f"{root.state}/{folder.CATALOG}", locked=True)
     damaged = [*_of_the_catalog(root, found.damage, chosen), *_of_the_folder(root)]
+    if found.lack:
+        text = f"{root.path} can't be looked at: {found.refused}: {way_out(found.lack)}"
+        raise ResourceLimitError(text, code=found.lack)
     if found.broken or found.refused:
         root.check_in_place()
         path = f"{root.state}/{folder.CATALOG}/data.mdb"
@@ -67,7 +80,8 @@ def verify_store(
                 unchecked += 1
             else:
                 damaged.append(_unreadable(root, key, error))
-        except (MemstoreError, OSError) as error:  # a stopped writer, or no file descriptor left: nobody knows
+        except (MemstoreError, OSError) as error:  # a stopped writer, for instance: nobody knows
+            _raise_if_lack(root, error)
             damaged.append(_unreadable(root, key, error))
         else:
             checked += outcome is True
@@ -206,6 +220,7 @@ def _of_the_folder(root: Root) -> Iterator[CorruptionError]:
         if settings is None or msgspec.structs.replace(settings, **_grown(root.settings)) != root.settings:
             raise MemstoreError("it is missing, or was changed since the store was opened")
     except (MemstoreError, OSError) as error:
+        _raise_if_lack(root, error)
         path = f"{root.state}/{folder.SETTINGS}"
         yield CorruptionError(path=path, detail=str(error))
     for name in (folder.LOCK, folder.DOORBELL):
@@ -216,6 +231,15 @@ def _of_the_folder(root: Root) -> Iterator[CorruptionError]:
             detail = error.strerror or str(error)
         if detail:
             yield CorruptionError(path=path, detail=detail)
+
+
+def _raise_if_lack(root: Root, error: Exception) -> None:
+    """A lack of this process says nothing of the bytes."""
+    if isinstance(error, ResourceLimitError):
+        raise error
+    lack = error_of_lack(error, root.path)
+    if lack is not None:
+        raise lack from error
 
 
 def _unreadable(root: Root, key: bytes, error: Exception) -> CorruptionError:

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch.distributed.checkpoint import planner as planners
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver, storage
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
 from memstore import modes
-from memstore.errors import NotAStoreError
+from memstore.errors import NotAStoreError, lacks_told
 from memstore.integrations.dcp.planners import LoadPlanner, SavePlanner
-from memstore.integrations.dcp.reader import StorageReader
+from memstore.integrations.dcp.reader import StorageReader, tell_lack
 from memstore.integrations.dcp.stager import Stager
 from memstore.integrations.dcp.writer import StorageWriter
 from memstore.wording import an, of_no_place
@@ -150,14 +151,18 @@ def load(
         if alone and not os.path.lexists(reader.checkpoint_id):
             path = os.fspath(reader.checkpoint_id)
             raise NotAStoreError(f"{path} is no checkpoint: there is no such folder{of_no_place(path)}")
-    state_dict_loader.load(
-        state_dict,
-        checkpoint_id=None if storage_reader is None else checkpoint_id,
-        storage_reader=reader,
-        planner=LoadPlanner() if planner is None else planner,
-        process_group=process_group,
-        no_dist=no_dist,
-    )
+    try:
+        state_dict_loader.load(
+            state_dict,
+            checkpoint_id=None if storage_reader is None else checkpoint_id,
+            storage_reader=reader,
+            planner=LoadPlanner() if planner is None else planner,
+            process_group=process_group,
+            no_dist=no_dist,
+        )
+    except CheckpointException as error:
+        tell_lack(reader, error)
+        raise
 
 
 @overload
@@ -240,17 +245,18 @@ def async_save(
         async_stager = _stager = _stager or Stager()
     if process_group is None and in_thread and use_collectives and not no_dist:
         process_group = _own_group()
-    answer = state_dict_saver.async_save(
-        state_dict,
-        checkpoint_id=_given(checkpoint_id) if made is not None else checkpoint_id,
-        storage_writer=writer,
-        planner=_planner_for(writer, planner),
-        process_group=process_group,
-        async_checkpointer_type=async_checkpointer_type,
-        async_stager=async_stager,
-        no_dist=no_dist,
-        use_collectives=use_collectives,
-    )
+    with lacks_told(checkpoint_id or f"{writer!r}"):
+        answer = state_dict_saver.async_save(
+            state_dict,
+            checkpoint_id=_given(checkpoint_id) if made is not None else checkpoint_id,
+            storage_writer=writer,
+            planner=_planner_for(writer, planner),
+            process_group=process_group,
+            async_checkpointer_type=async_checkpointer_type,
+            async_stager=async_stager,
+            no_dist=no_dist,
+            use_collectives=use_collectives,
+        )
     future: Future[Any] = answer.upload_completion if isinstance(answer, AsyncSaveResponse) else answer
     ended = threading.Event()
     give_up = writer.give_up if isinstance(writer, StorageWriter) else None

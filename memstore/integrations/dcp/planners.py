@@ -20,7 +20,13 @@ from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, 
 from torch.nn.parameter import is_lazy
 
 from memstore import modes, structure
-from memstore.errors import CorruptionError, StructureMismatchError, UnsupportedValueError
+from memstore.errors import (
+    CorruptionError,
+    ResourceLimitError,
+    StructureMismatchError,
+    UnsupportedValueError,
+    lacks_told,
+)
 from memstore.structure import RefusedError, traits
 from memstore.undecodable import UNDECODABLE
 from memstore.wording import an, first_line
@@ -234,7 +240,10 @@ def _stream_of(name: str, data: bytes) -> io.BytesIO:
 
 def _read_torch(name: str, data: bytes) -> Any:
     try:
-        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+        with lacks_told(name):
+            return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except ResourceLimitError:
+        raise
     except Exception as error:  # torch documents none of those that it raises for foreign bytes
         raise UnsupportedValueError(
             f"the bytes item {name!r:.100} was saved by another planner, with pickle, and isn't read without: if you "

@@ -16,12 +16,20 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from memstore import modes
-from memstore.errors import AmbiguousCheckpointError, CorruptionError, FormatVersionError
+from memstore.errors import (
+    AmbiguousCheckpointError,
+    CorruptionError,
+    FormatVersionError,
+    MemstoreError,
+    ResourceLimitError,
+    lacks_told,
+)
 from memstore.integrations.dcp.description import metadata_of
 from memstore.integrations.dcp.items import Reading, reading_of
 from memstore.integrations.dcp.places import BYTES, STATE, WRAPPED, Checkpoint, Place, WriteOptions
@@ -54,7 +62,7 @@ class StorageReader(storage.StorageReader):
     def __init__(self, path_or_store: str | os.PathLike[str] | Store, *, key: str | None = None) -> None:
         self._where = Where(path_or_store, key, "r")
         self._checkpoint: Checkpoint | None = None
-        self._damage: CorruptionError | FormatVersionError | AmbiguousCheckpointError | None = None  # of what is there
+        self._damage: MemstoreError | None = None  # of what is there, or what is lacking to read it
         self._rank: int | None = None  # of whom this reads the checkpoint that it has saved by itself
         self._load = uuid.uuid4().hex
 
@@ -86,9 +94,10 @@ class StorageReader(storage.StorageReader):
         self._damage = None
         place = self._place(rank)
         try:
-            checkpoint = place.open()
-            metadata = metadata_of(checkpoint)
-        except (CorruptionError, FormatVersionError, AmbiguousCheckpointError) as error:
+            with lacks_told(self.checkpoint_id):
+                checkpoint = place.open()
+                metadata = metadata_of(checkpoint)
+        except (CorruptionError, FormatVersionError, AmbiguousCheckpointError, ResourceLimitError) as error:
             self._damage = error
             raise
         if metadata.storage_meta is not None:
@@ -106,7 +115,8 @@ class StorageReader(storage.StorageReader):
         """
         if self._checkpoint is None:
             self._rank = None if kwargs.get("use_collectives", True) else int(kwargs.get("rank") or 0)
-            self._checkpoint = self._place(self._rank).open()
+            with lacks_told(self.checkpoint_id):
+                self._checkpoint = self._place(self._rank).open()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Returns the plan as it is."""
@@ -123,7 +133,8 @@ class StorageReader(storage.StorageReader):
         """Reads a rank's items. The future has the error, if there is one."""
         future: Future[None] = Future()
         try:
-            self._read(plan, planner)
+            with lacks_told(self.checkpoint_id):
+                self._read(plan, planner)
             future.set_result(None)
         except Exception as error:
             future.set_exception(error)  # pyright: ignore[reportArgumentType] - torch says the result's type
@@ -182,6 +193,15 @@ class StorageReader(storage.StorageReader):
             batch.append(reading_of(item, planner, stored))
             nbytes += batch[-1].part.target.nbytes
         _read_batch(checkpoint, batch)
+
+
+def tell_lack(reader: storage.StorageReader, error: CheckpointException) -> None:
+    """Where metadata couldn't be read, torch tells an AssertionError with the reason's text: here it is the reason."""
+    lack = reader._damage if isinstance(reader, StorageReader) else None  # pyright: ignore[reportPrivateUsage]
+    if isinstance(lack, ResourceLimitError):
+        for rank, (found, trace) in list(error.failures.items()):
+            if lack.message in str(found):
+                error.failures[rank] = (lack, trace)
 
 
 def _read_batch(checkpoint: Checkpoint, batch: list[Reading]) -> None:

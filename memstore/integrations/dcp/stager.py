@@ -51,8 +51,8 @@ class Stager(AsyncStager):
         """Copies to the CPU: tensors, DTensors and ShardedTensors in dicts, lists and tuples, and objects.
 
         Raises:
-            UnsupportedValueError: a tensor has no plain memory (sparse, nested, or of an unknown subclass), or a
-                container contains itself.
+            UnsupportedValueError: a tensor has no plain memory (sparse, nested, or of an unknown subclass), or is
+                expanded far beyond it, or a container contains itself.
             StoreTimeoutError: earlier saves still take too much memory.
             ResourceLimitError: the machine doesn't have enough memory.
         """
@@ -63,7 +63,7 @@ class Stager(AsyncStager):
         with modes.put_aside(), torch.no_grad():
             walk = _Walk()
             made = walk.visit(state_dict)
-            held = stage(walk.tensors)
+            held = stage(walk.tensors, names=walk.names)
             # An array of its own, by whose end it is known that nothing is needed any more.
             memory = held.block.bytes[:]
             weakref.finalize(memory, held.release).atexit = False
@@ -95,6 +95,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
+        self.names: list[str] = []  # of these, as errors have them
         self._known: dict[int, tuple[int, torch.Tensor]] = {}  # by id, and the tensor, which keeps that its own
 
     def visit(self, value: Any, path: Path = ()) -> Make:
@@ -124,6 +125,7 @@ class _Walk:
             number, _ = self._known.setdefault(id(value), (len(self.tensors), value))
             if number == len(self.tensors):
                 self.tensors.append(value.detach())
+                self.names.append(structure.render_path(path))
             return lambda copies: copies[number]
         if isinstance(value, StoredTensor):  # it never changes: what is written is read of it
             return lambda _: value
@@ -140,6 +142,9 @@ class _Walk:
         reason = structure.why_no_memory(value)
         if reason is not None:
             raise UnsupportedValueError(f"{structure.render_path(path)}: {reason}")
+        reason = traits.why_too_expanded(value)
+        if reason is not None:
+            raise UnsupportedValueError(f"{structure.render_path(path)}: {reason}: save what it is expanded from")
 
     def _visit_wrapper(self, value: torch.Tensor, path: Path) -> Make:
         names, context = cast("Any", value).__tensor_flatten__()

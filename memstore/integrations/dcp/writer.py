@@ -27,7 +27,7 @@ from torch.futures import Future
 
 from memstore import modes
 from memstore.arguments import flag
-from memstore.errors import MemstoreError, UnsupportedValueError
+from memstore.errors import MemstoreError, UnsupportedValueError, lacks_told
 from memstore.integrations.dcp import unfinished
 from memstore.integrations.dcp.description import describe
 from memstore.integrations.dcp.items import planned_items
@@ -136,20 +136,22 @@ class StorageWriter(storage.StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Raises AlreadyExistsError if a checkpoint exists and `overwrite` is False."""
-        place = self._place()
-        place.check()
-        self._missing = place.missing()
+        with lacks_told(self.checkpoint_id):
+            place = self._place()
+            place.check()
+            self._missing = place.missing()
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Writes the ids of the save and of the rank into each plan."""
         self._planned, self._begun = len(plans), True
-        place = self._place()
-        unfinished.abandon()
-        place.sweep()
-        self._unfinished = unfinished.coordinate(self, place, self._save)
-        if not all(plan.usable for plan in plans):
-            place.announce(Ticket(self._save, 0, len(plans)))
+        with lacks_told(self.checkpoint_id):
+            place = self._place()
+            unfinished.abandon()
+            place.sweep()
+            self._unfinished = unfinished.coordinate(self, place, self._save)
+            if not all(plan.usable for plan in plans):
+                place.announce(Ticket(self._save, 0, len(plans)))
         tickets = [Ticket(self._save, rank, len(plans)) for rank in range(len(plans))]
         return [dataclasses.replace(plan, storage_data=ticket) for plan, ticket in zip(plans, tickets, strict=True)]
 
@@ -157,7 +159,8 @@ class StorageWriter(storage.StorageWriter):
         """Writes a rank's items. The future has the results, or the error."""
         future: Future[list[WriteResult]] = Future()
         try:
-            future.set_result(self._write(plan, planner))
+            with lacks_told(self.checkpoint_id):
+                future.set_result(self._write(plan, planner))
         except Exception as error:
             future.set_exception(error)  # pyright: ignore[reportArgumentType] - torch says the result's type
         return future
@@ -165,7 +168,8 @@ class StorageWriter(storage.StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publishes what all ranks have written, and completes `metadata` as torch expects it."""
         try:
-            self._finish(metadata, results)
+            with lacks_told(self.checkpoint_id):
+                self._finish(metadata, results)
         except BaseException:
             self.give_up()
             raise
@@ -183,6 +187,7 @@ class StorageWriter(storage.StorageWriter):
                 place.abandon(self._save)
             else:
                 place.sweep()
+        with contextlib.suppress(OSError):  # also where there was no descriptor to look into it
             for folder in self._missing:
                 os.rmdir(folder)
 

@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from memstore.engine import deadline_after
-from memstore.errors import MemstoreError
+from memstore.errors import MemstoreError, error_of_lack
 from memstore.snapshot.ranks.exchange import Exchange, error_of_rank
 
 TIMEOUT = 1800.0  # seconds for the other ranks in each step, of which the writing of all bytes is one
@@ -169,5 +169,6 @@ class Ranks:
 def _run(step: Callable[[], bytes]) -> tuple[_Outcome, Exception | None]:
     try:
         return _Outcome("", "", step()), None
-    except Exception as error:
+    except Exception as raised:
+        error = error_of_lack(raised, "this rank") or raised  # of a type that the other ranks can raise, too
         return _Outcome(type(error).__name__, str(error) or repr(error), b""), error

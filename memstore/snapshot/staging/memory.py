@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from memstore.engine import SharedMemory, syscalls
-from memstore.errors import ResourceLimitError, StoreTimeoutError
+from memstore.errors import ResourceLimitError, StoreTimeoutError, lack_of, way_out
 from memstore.snapshot.parallel import in_parallel
 from memstore.snapshot.staging.containers import container_limits
 from memstore.snapshot.staging.pinning import Pinned
@@ -165,14 +165,15 @@ def _new_block(size: int, limit: int) -> Block:
     if size > limit and size > _available_bytes():
         raise ResourceLimitError(
             f"to stage the snapshot takes {size:,} bytes of memory, and the machine has {_available_bytes():,} left: "
-            "use Snapshot.take, which copies a few tensors at a time"
+            "use Snapshot.take or dcp.save, which copy a few tensors at a time"
         )
     try:
         return Block(size)
     except OSError as error:
+        way = f"; or {way_out(error.errno)}" if lack_of(error) is not None and error.errno else ""
         raise ResourceLimitError(
-            f"there is no memory of {size:,} bytes to stage the snapshot in ({error.strerror}): use Snapshot.take, "
-            "which copies a few tensors at a time",
+            f"there is no memory of {size:,} bytes to stage the snapshot in ({error.strerror}): use "
+            f"Snapshot.take or dcp.save, which copy a few tensors at a time{way}",
             code=error.errno,
         ) from error
 

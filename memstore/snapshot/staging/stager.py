@@ -114,11 +114,14 @@ class Stager:
         self._lock = threading.Lock()
         self._writer: Writer | None = None
 
-    def stage(self, tensors: Sequence[torch.Tensor], *, timeout: float = TIMEOUT) -> Staged:
+    def stage(self, tensors: Sequence[torch.Tensor], *, names: Sequence[str] = (), timeout: float = TIMEOUT) -> Staged:
         """Copies the tensors. See `stage`."""
         places, nbytes = place_tensors(tensors)
         writer = self._writer
-        block = self.pool.take(nbytes, timeout, writer.pid if writer is not None else 0)
+        try:
+            block = self.pool.take(nbytes, timeout, writer.pid if writer is not None else 0)
+        except ResourceLimitError as error:
+            raise _naming_the_largest(error, places, names) from error.__cause__
         try:
             on_cuda = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
             if on_cuda is not None:
@@ -154,11 +157,20 @@ _stager: Stager | None = None
 _lock = threading.Lock()
 
 
-def stage(tensors: Sequence[torch.Tensor], *, timeout: float = TIMEOUT) -> Staged:
+def _naming_the_largest(error: ResourceLimitError, places: list[Place], names: Sequence[str]) -> ResourceLimitError:
+    """Says which tensor takes most: it may be expanded, and have a few bytes only before it is copied."""
+    if not names:
+        return error
+    name, place = max(zip(names, places, strict=True), key=lambda one: one[1].nbytes)
+    return ResourceLimitError(f"{error.message}; {name} alone takes {place.nbytes:,} bytes", code=error.errno)
+
+
+def stage(tensors: Sequence[torch.Tensor], *, names: Sequence[str] = (), timeout: float = TIMEOUT) -> Staged:
     """Copies tensors into shared memory. When it returns, they may change.
 
     Args:
         tensors: plain ones, on any device and with any strides; of each, the elements are copied in C order.
+        names: of the tensors, for errors.
         timeout: seconds to wait for earlier snapshots, if too many bytes of these are still to be written. At most a
             quarter of the machine's memory may be; a single snapshot may take more, where there is more.
 
@@ -170,7 +182,7 @@ def stage(tensors: Sequence[torch.Tensor], *, timeout: float = TIMEOUT) -> Stage
     global _stager
     with _lock:
         stager = _stager = _stager or Stager()
-    return stager.stage(tensors, timeout=timeout)
+    return stager.stage(tensors, names=names, timeout=timeout)
 
 
 def _after_fork_in_child() -> None:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 from collections.abc import Generator
 
-from memstore.errors import MemstoreError, PermissionDeniedError, ReadOnlyError, ResourceLimitError, StoreFullError
+from memstore.errors import MemstoreError, PermissionDeniedError, ReadOnlyError, error_of_lack
 
 
 @contextlib.contextmanager
@@ -25,14 +25,9 @@ def file_errors(path: str) -> Generator[None]:
 
 def _typed(error: OSError, path: str) -> OSError | MemstoreError:
     code, reason = error.errno or 0, error.strerror
-    if code in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFullError(f"{path} has no room ({reason}): free some, or take the snapshot elsewhere", code=code)
-    if code == errno.EFBIG:
-        return StoreFullError(
-            f"{path} would be larger than this process (`ulimit -f`) or the file system may write", code=code
-        )
-    if code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-        return ResourceLimitError(f"{path}: {reason}: raise `ulimit -n`, or free memory", code=code)
+    lack = error_of_lack(error, path)
+    if lack is not None:
+        return lack
     if code in (errno.EACCES, errno.EPERM):
         return PermissionDeniedError(f"{path}: {reason}: it belongs to somebody else, or its folder does")
     if code == errno.EROFS:

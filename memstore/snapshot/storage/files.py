@@ -77,13 +77,19 @@ class FileStorage:
                 made = True
             except FileExistsError:
                 made = False
-            if durable:  # whoever made a folder that is there may not have synced its name
-                try:
-                    syscalls.sync_folder(parent)
-                except PermissionError:  # this process may not look into the folder above
-                    if made:
-                        raise
-        return cls(path, file_mode=file_mode)
+            try:
+                if durable:  # whoever made a folder that is there may not have synced its name
+                    try:
+                        syscalls.sync_folder(parent)
+                    except PermissionError:  # this process may not look into the folder above
+                        if made:
+                            raise
+                return cls(path, file_mode=file_mode)
+            except BaseException:
+                if made:
+                    with contextlib.suppress(OSError):  # another process may use it by now
+                        syscalls.remove_folder(path)
+                raise
 
     @property
     def is_removed(self) -> bool:

@@ -43,5 +43,5 @@ def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int,
                 storage.remove(claim_name(take.id))
                 if own:
                     storage.remove(CLAIM)
-            if not storage.names():
-                os.rmdir(take.path)
+        with contextlib.suppress(OSError):
+            os.rmdir(take.path)  # only if it is empty; to look takes a descriptor, and there may be none

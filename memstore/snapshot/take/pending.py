@@ -184,7 +184,9 @@ def start(prepared: Prepared, meter: Meter) -> PendingTake:
 
     def copy() -> bytes:
         with modes.put_aside():
-            staged.append(stage([piece.elements for file in prepared.files for piece in file.pieces]))
+            pieces = [piece for file in prepared.files for piece in file.pieces]
+            names = [part.tensors[piece.tensor].path for piece in pieces]
+            staged.append(stage([piece.elements for piece in pieces], names=names))
         return b""
 
     try:

@@ -112,7 +112,7 @@ def fail_loads(place: str, key: str | None) -> list[tuple[list[tuple[int, bool]]
 
 @contextmanager
 def _small_files() -> Generator[None]:
-    """This process may write no files that have more than a few bytes: the error is that of a full disk."""
+    """This process may write no files that have more than a few bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
     try:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
+from memstore.errors import UnsupportedValueError
 from memstore.integrations import dcp
 from memstore.integrations.dcp import Stager, StorageWriter
 
@@ -97,6 +98,12 @@ def test_of_saves_to_one_path_the_last_one_stays_and_one_that_fails_holds_up_non
     assert "memstore's planner doesn't pickle" in str(unsaved.exception())
     assert [future.exception() for future in futures] == [None] * 3
     assert number_in(scratch) == 4.0
+
+
+def test_what_is_expanded_far_beyond_its_memory_is_refused_by_name(scratch: str) -> None:
+    huge = {"model": {"w": torch.zeros(1).expand(1 << 40)}}
+    with pytest.raises(UnsupportedValueError, match=r"\['model'\]\['w'\].* save what it is expanded from"):
+        dcp.async_save(huge, checkpoint_id=scratch)
 
 
 def test_one_process_is_no_reason_for_a_warning(scratch: str) -> None:

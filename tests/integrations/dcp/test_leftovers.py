@@ -165,5 +165,5 @@ def test_nor_is_one_of_another_thread(scratch: str) -> None:
 def test_saves_of_ranks_that_fail_again_and_again_take_no_more_room(ranks4: Ranks, scratch: str) -> None:
     """One rank may not write: what the other three have written is there once, however often it is tried."""
     told = ranks4.run(failing_on_ranks.fail_again_and_again, scratch)
-    assert told == [(["StoreFullError"] * 3, [3] * 3)] * 4
+    assert told == [(["ResourceLimitError"] * 3, [3] * 3)] * 4
     assert len(os.listdir(scratch)) == 5 and ranks4.run(failing_on_ranks.load_rows, scratch, None) == [3.0] * 4
