@@ -6,7 +6,7 @@ What an earlier call has put into the module stays as it is, here and where it i
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from memstore.deferred_init.taking import Taking
 from memstore.deferred_init.tensors import become, is_deferred_tensor, made_for_now, made_of, materialize, plainly
 from memstore.deferred_init.ties import ties_apart
 from memstore.deferred_init.wishes import Names, Wish, is_on
-from memstore.deferred_init.wrappers import is_wrapper
+from memstore.deferred_init.wrappers import all_within, is_wrapper
 from memstore.engine import syscalls
 from memstore.errors import StructureMismatchError
 from memstore.fake import is_fake, original_class
@@ -73,7 +73,7 @@ def fill(slots: Sequence[Slot], table: Table | None, wish: Wish) -> Materialized
         _become_real(pairs, seen, swaps, wish.names)
     for slot, one in zip(in_turn, made, strict=True):
         deferred = swaps.deferred(slot.tensor)
-        slot.home[slot.key] = one if deferred is None else slot.tensor  # a scripted module's home is in C++
+        slot.put(one if deferred is None else slot.tensor)  # a scripted module's home is in C++
         note_placed(slot.tensor if deferred is None else deferred)
     taken = {id(slot.tensor) for slot, _ in found}
     saved = {id(slot.tensor) for slot in slots if slot.is_saved}
@@ -190,7 +190,7 @@ def _finished(slot: Slot, wish: Wish) -> torch.Tensor:
 
 
 def _become_real(
-    pairs: Iterable[tuple[Slot, torch.Tensor]], seen: Mapping[int, torch.Tensor | None], swaps: Swaps, names: Names
+    pairs: Sequence[tuple[Slot, torch.Tensor]], seen: Mapping[int, torch.Tensor | None], swaps: Swaps, names: Names
 ) -> None:
     """Makes the deferred tensors real as the same objects, but for those in whose place another object belongs.
 
@@ -200,9 +200,10 @@ def _become_real(
             shares its memory. If the user has put it into the module, what is tied to it becomes that object.
     """
     with plainly():
+        within = {id(part) for slot, _ in pairs for part in all_within(slot.tensor)}  # what was made is in wrappers
         for slot, one in pairs:
             tensor = slot.tensor
-            if swaps.deferred(tensor) is not None or made_of(tensor) is not one:
+            if id(tensor) in within or swaps.deferred(tensor) is not None or made_of(tensor) is not one:
                 continue
             if not have_same_slots(type(tensor), type(one)):
                 continue

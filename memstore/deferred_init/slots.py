@@ -37,6 +37,13 @@ class Slot(NamedTuple):
     is_parameter: bool
     is_saved: bool
 
+    def put(self, tensor: torch.Tensor) -> None:
+        """Puts a tensor there, unless it is there already: some containers can't be changed."""
+        home = self.home
+        there = next((kind.__getitem__(home, self.key) for kind in (dict, list) if isinstance(home, kind)), None)
+        if there is not tensor:
+            home[self.key] = tensor
+
 
 class _Entries:
     """Those of a TensorDict, also of one that is locked."""

@@ -40,6 +40,15 @@ def parts_of(tensor: Any) -> list[torch.Tensor]:
     return found
 
 
+def all_within(tensor: Any) -> list[torch.Tensor]:
+    """The tensors that a wrapper is made of, and what these are made of, at all depths."""
+    if not is_wrapper(tensor):
+        return []
+    parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    parts = [one for one in parts if isinstance(one, torch.Tensor)]
+    return [*parts, *(one for part in parts for one in all_within(part))]
+
+
 def note_wrapper(tensor: torch.Tensor) -> None:
     """What was done with it so far was seen. Does nothing with a tensor that wraps no deferred one."""
     if not is_wrapper(tensor):

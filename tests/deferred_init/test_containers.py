@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictParams
 from torch import nn
+from torch.fx.immutable_collections import immutable_list
 
 from memstore.deferred_init import is_deferred, materialize_module
 from memstore.fake import is_fake
@@ -161,3 +162,22 @@ def test_parameters_in_a_tensordict_are_made_there_too() -> None:
         assert [*ours.keys(True, True)] == names and all(torch.equal(ours[name], theirs[name]) for name in names)
         assert not any(is_fake(one) for one in ours.values(True, True))
     assert made.weights["a"] is dict(made.named_parameters())["weights.a"] and made.plain.is_locked
+
+
+class Fixed(dict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("it can't be changed")
+
+
+def test_containers_that_can_not_be_changed_have_real_tensors() -> None:
+    def make() -> nn.Module:
+        module: Any = nn.Linear(2, 2)
+        module.fixed = Fixed(a=torch.randn(2))
+        module.listed = immutable_list([torch.randn(2), module.weight])
+        return module
+
+    expected, made = eager(make), deferred(make)
+    materialize_module(made)
+    held: Any = [made.fixed["a"], *made.listed]
+    assert not is_deferred(made) and held[2] is made.weight
+    assert all(map(torch.equal, held, [expected.fixed["a"], *expected.listed]))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import memstore
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
@@ -244,3 +245,18 @@ def check_sharded() -> None:
         made.weight.grad = DTensor.from_local(torch.ones(2, 8), mesh, [Shard(0)], run_check=False)
         optimizer.step()
         assert torch.equal(made.weight.to_local(), values[2:] - 1)
+
+
+def test_a_part_of_a_wrapper_that_is_in_the_module_too_stays_its_part() -> None:
+    def make() -> nn.Module:
+        module, one = nn.Module(), torch.rand(3)
+        module.register_buffer("one", one)
+        module.register_buffer("two", TwoTensor(one, torch.ones(3)))
+        return module
+
+    expected, made = eager(make), deferred(make)
+    materialize_module(made)
+    two: Any = made.two
+    assert not is_deferred(two) and torch.equal(two.a, expected.get_buffer("one"))
+    made.get_buffer("one").add_(1)
+    assert torch.equal(two.a, expected.get_buffer("one") + 1)
