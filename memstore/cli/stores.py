@@ -12,11 +12,13 @@ from memstore.cli import columns, render
 from memstore.cli.codes import REFUSED
 from memstore.cli.group import as_json, cli, complete_prefix, root
 from memstore.cli.words import told
+from memstore.engine import destroy_root, resource_errors
 from memstore.errors import MemstoreError
 from memstore.info import StoreSummary
 from memstore.listing import entries, open_keyspace
 from memstore.wording import count_of
 
+_REMOVED_WITHIN = 30.0  # seconds
 _TITLES = ("root", "size", "age", "changed", "open in")
 yes = click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 
@@ -48,7 +50,7 @@ def stores(remove: bool, force: bool, yes: bool, as_json: bool) -> None:
         render.console.print(f"{count_of(kept, 'store stays', 'stores stay')}: open, served, or a member of a cluster")
     if chosen:
         _ask(f"Remove {count_of(len(chosen), 'store', 'stores')}, {_total(chosen)}, with all values?", yes=yes)
-    removed, failed = _removed(chosen)
+    removed, failed = _removed(chosen, even_used=force)
     render.tell(
         {"removed": [one.root for one in removed], "nbytes": sum(one.nbytes for one in removed)},
         f"{count_of(len(removed), 'store', 'stores')} removed, {_total(removed)}",
@@ -63,15 +65,23 @@ def may_go(one: StoreSummary, *, force: bool) -> bool:
     return not one.is_served and (force or not (one.pids or one.is_member))
 
 
-def _removed(chosen: list[StoreSummary]) -> tuple[list[StoreSummary], int]:
-    """Those that were removed, and how many couldn't be; standard error gets the reasons."""
+def _removed(chosen: list[StoreSummary], *, even_used: bool) -> tuple[list[StoreSummary], int]:
+    """Those that were removed, and how many couldn't be; standard error gets the reasons.
+
+    A process may have opened one since the stores were listed, or out of sight, as in a container.
+    """
     removed: list[StoreSummary] = []
     for one in chosen:
         try:
-            memstore.destroy(one.root)
-            removed.append(one)
+            with resource_errors(one.root):
+                gone = destroy_root(one.root, _REMOVED_WITHIN, even_used=even_used)
         except MemstoreError as error:
             render.complain(told(error))
+            continue
+        if gone:
+            removed.append(one)
+        else:
+            render.complain(f"{one.root} stays: a process has it open by now, or it became a member of a cluster")
     return removed, len(chosen) - len(removed)
 
 

@@ -57,7 +57,7 @@ from memstore.engine.root import (
     storage_error,
     unserved,
 )
-from memstore.engine.sync import Doorbell, LockPage, deadline_after, read_notes
+from memstore.engine.sync import Doorbell, LockPage, deadline_after, is_lock_page, read_notes
 from memstore.errors import (
     AlreadyExistsError,
     CorruptionError,
@@ -215,10 +215,13 @@ def _give_up(path: str, settings: Settings | None, creation: Creation) -> None:
         discard(path, settings)
 
 
-def destroy_root(path: str, timeout: float) -> None:
-    """Removes the store at `path`, and its folder.
+def destroy_root(path: str, timeout: float, *, even_used: bool = True) -> bool:
+    """Removes the store at `path`, and its folder. Returns whether it did.
 
     Raises NotAStoreError where there is none, or anything else beside it; NotServedError while it is served.
+
+    Args:
+        even_used: False: what a process has open by now, or is a member of a cluster, stays.
     """
     path, deadline = os.path.abspath(path), deadline_after(timeout)
     if not os.path.lexists(path):
@@ -238,10 +241,32 @@ def destroy_root(path: str, timeout: float) -> None:
                 "agents of all hosts, then remove the folder on the storage"
             )
         folder.check_folder(path, fd, settings)
-        with unserved(path):
-            discard(path, settings)
+        with contextlib.ExitStack() as held:
+            if settings is not None and not even_used:
+                if CLUSTER in settings.features:
+                    return False
+                if os.path.lexists(f"{path}/{LOCK}"):
+                    page = _page_of_nobody(path)
+                    if page is None:
+                        return False
+                    held.callback(page.close)
+            with unserved(path):
+                discard(path, settings)
         if not is_link:  # which would lead nowhere
             remove_root(path)
+        return True
+
+
+def _page_of_nobody(path: str) -> LockFile | None:
+    """The lock page of a store that nobody has open, locked; None: a process has it open.
+
+    The folder is locked, so nobody opens the store meanwhile. The kernel tells of processes in other namespaces too.
+    """
+    page = LockFile(f"{path}/{LOCK}", os.O_RDWR)
+    if syscalls.lock_exclusive(page.fd):
+        return page
+    page.close()
+    return None
 
 
 @contextlib.contextmanager
@@ -272,10 +297,12 @@ def remove_unused(path: str, *, folder_too: bool) -> None:
             settings = folder.read_settings(path)
             if settings is None or set(settings.features) - {CLUSTER} or os.path.lexists(f"{path}/{MEMBER}"):
                 return
-            page = LockFile(f"{path}/{LOCK}", os.O_RDWR)
+            page = _page_of_nobody(path)
+            if page is None:
+                return
             try:
-                is_open = not syscalls.lock_exclusive(page.fd)
-                if is_open or read_notes(syscalls.read_at(page.fd, syscalls.PAGE, 0)).publications_rung:
+                content = syscalls.read_at(page.fd, syscalls.PAGE, 0)
+                if not is_lock_page(content) or read_notes(content).publications_rung:  # not whole: of a copy, perhaps
                     return
                 with unserved(path):
                     discard(path, settings)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -43,27 +44,37 @@ def test_stores_removes_only_what_nobody_has_open(filled: str) -> None:
 
 
 def test_stores_removes_to_its_end_what_nobody_has_open() -> None:
-    """On a `/dev/shm` of its own, among processes of its own: the machine's stores are not this test's."""
+    """On a `/dev/shm` of its own, among processes of its own: the machine's stores are not this test's.
+
+    A process opens one of them, and puts something, while the question waits for its answer.
+    """
     listed, said, left, removed, kept = in_namespaces(MOUNTS | PIDS, _remove_in_a_process)
-    assert sorted(one["root"] for one in listed) == ["/dev/shm/deep/er/c", "/dev/shm/idle", "/dev/shm/open"]
+    assert sorted(one["root"] for one in listed) == [f"/dev/shm/{name}" for name in ("deep/er/c", "idle", "late", "open")]
     assert sorted(removed["removed"]) == ["/dev/shm/deep/er/c", "/dev/shm/idle"] and removed["nbytes"] > 5000
-    assert said == "" and left == ["deep", "open", "other"] and kept == 7
+    assert said.count("/dev/shm") == 1 and "/dev/shm/late stays: a process has it open by now" in said
+    assert left == ["deep", "late", "open", "other"] and kept == 7
 
 
 def _remove_in_a_process() -> tuple[Any, ...]:
     mount_tmpfs("/dev/shm")
     os.makedirs("/dev/shm/deep/er")
     Path("/dev/shm/other").write_text("no store")
-    for name in ("idle", "deep/er/c"):
+    for name in ("idle", "deep/er/c", "late"):
         with memstore.open(f"/dev/shm/{name}") as store:
             store.put("key", torch.zeros(5000))
-    with memstore.open("/dev/shm/open") as opened:
-        opened.put("key", 7)
+    with memstore.open("/dev/shm/open"):
         command = [sys.executable, "-m", "memstore", "stores", "--json"]
         listed = subprocess.run(command, capture_output=True, text=True, check=True)
-        done = subprocess.run([*command, "--remove", "--yes"], capture_output=True, text=True, check=True)
-        left = sorted(os.listdir("/dev/shm"))
-        return json.loads(listed.stdout), done.stderr, left, json.loads(done.stdout), opened.get("key")
+        terminal, its_end = os.openpty()
+        with subprocess.Popen([*command, "--remove"], stdin=its_end, stdout=PIPE, stderr=PIPE, text=True) as asking:
+            assert asking.stdout is not None and asking.stderr is not None
+            asked = asking.stderr.read(len("Remove 3 stores"))
+            with memstore.open("/dev/shm/late") as late:
+                late.put("key", 7)
+                os.write(terminal, b"y\n")
+                removed, said = asking.communicate()
+                left, kept = sorted(os.listdir("/dev/shm")), late.get("key")
+    return json.loads(listed.stdout), asked + said, left, json.loads(removed), kept
 
 
 def test_what_may_go(filled: str) -> None:

@@ -18,7 +18,7 @@ from memstore.engine.sync.control_page import (
     new_page,
 )
 from memstore.engine.sync.doorbell import Doorbell, Watch
-from memstore.engine.sync.lock_page import LockPage, publications_rung, read_notes
+from memstore.engine.sync.lock_page import LockPage, is_lock_page, publications_rung, read_notes
 from memstore.engine.sync.mutex import Refusal, RobustMutex, describe_thread
 from memstore.engine.sync.ring_numbers import RingNumbers
 from memstore.engine.sync.seats import INSERTS, SAMPLES, SEATS, Seats
@@ -58,6 +58,7 @@ __all__ = [
     "check_page",
     "deadline_after",
     "describe_thread",
+    "is_lock_page",
     "new_page",
     "publications_rung",
     "read_notes",

@@ -137,10 +137,15 @@ class Notes(NamedTuple):
 
 def read_notes(content: bytes | bytearray) -> Notes:
     """From the content of a lock page that nobody uses."""
-    if len(content) != syscalls.PAGE or content[_IDENTITY_AT:][:8] != _MAGIC.to_bytes(8, sys.byteorder):
+    if not is_lock_page(content):
         return Notes()
     words = memoryview(content)[_NOTES_AT:][:16].cast("Q")
     return Notes(words[_BATCH], words[_PUBLICATIONS])
+
+
+def is_lock_page(content: bytes | bytearray) -> bool:
+    """Whether it is one, and not damaged: then what `read_notes` says of it means something."""
+    return len(content) == syscalls.PAGE and content[_IDENTITY_AT:][:8] == _MAGIC.to_bytes(8, sys.byteorder)
 
 
 def publications_rung(path: str) -> int:

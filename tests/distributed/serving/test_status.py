@@ -300,6 +300,9 @@ def test_a_store_that_another_process_uses_by_then_stays(scratch: str) -> None:
     fail(lambda: in_child(_put_one, scratch))
     with memstore.open(scratch, "r") as store:
         assert store.get("key") == 7
+    memstore.destroy(scratch)
+    fail(lambda: (in_child(_put_one, scratch), os.truncate(f"{scratch}/lock", 0)))
+    assert os.path.lexists(f"{scratch}/memstore.json"), "a copy has come, as far as to an empty lock page"
 
 
 def _hold_open(wire: Wire, root: str) -> None:
