@@ -336,6 +336,24 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _OF_THE_LOADER = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # its ImportErrors have the kernel's text, and no number
 
 
+_OF_THE_CALLER = "_memstore_of_the_caller"
+
+
+@contextlib.contextmanager
+def in_callers_code() -> Generator[None]:
+    """What a callback raises, such as `progress`, stays as it is: a full disk of the caller's is none of the store's."""
+    try:
+        yield
+    except Exception as error:
+        setattr(error, _OF_THE_CALLER, True)
+        raise
+
+
+def is_of_caller(error: BaseException) -> bool:
+    """Whether it was raised within `in_callers_code`."""
+    return hasattr(error, _OF_THE_CALLER)
+
+
 def lack_of(error: BaseException) -> tuple[int, str] | None:
     """The errno and the text of what is lacking, by an error of the kernel, of Python, of torch or of an import.
 
@@ -347,6 +365,8 @@ def lack_of(error: BaseException) -> tuple[int, str] | None:
 
 def _code_of(error: BaseException) -> tuple[int, str] | None:
     """The errno that an error stands for, if it is one of a lack or of a full disk, and its text."""
+    if is_of_caller(error):
+        return None
     if isinstance(error, MemoryError):
         return errno.ENOMEM, "not enough memory"
     if isinstance(error, OSError):

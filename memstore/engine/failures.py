@@ -6,7 +6,7 @@ import errno
 
 from memstore.engine.root import Root, storage_error
 from memstore.engine.usage import measure
-from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError, lack_of, way_out
+from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError, is_of_caller, lack_of, way_out
 from memstore.wording import size
 
 
@@ -52,7 +52,7 @@ class resource_errors:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
+        if error is None or is_of_caller(error):
             return
         lack = None if isinstance(error, MemstoreError) else lack_of(error)
         if lack is not None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 import torch
 
 from memstore.engine import syscalls
-from memstore.errors import AlreadyExistsError, MemstoreError, error_of_lack, lacks_told
+from memstore.errors import AlreadyExistsError, MemstoreError, error_of_lack, in_callers_code, lacks_told
 from memstore.figures import pieces
 from memstore.wording import an, check_new_folder, of_no_place
 
@@ -58,7 +58,8 @@ class Meter:
     def _tell(self) -> None:
         if self._progress is not None and self._told < self._done:
             self._told = self._done
-            self._progress(self._done, self.total)
+            with in_callers_code():
+                self._progress(self._done, self.total)
 
 
 class NewFile:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from memstore.errors import in_callers_code
 from memstore.info import Progress
 from memstore.wording import size
 
@@ -52,7 +53,8 @@ class Meter:
             if self._tell is None or self.failure is not None:
                 return
             try:
-                self._tell(self._done, self.total)
+                with in_callers_code():
+                    self._tell(self._done, self.total)
             except BaseException as error:  # SystemExit, too, would end the thread that calls this
                 if not self._keeps_errors:
                     raise

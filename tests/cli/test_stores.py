@@ -49,7 +49,9 @@ def test_stores_removes_to_its_end_what_nobody_has_open() -> None:
     A process opens one of them, and puts something, while the question waits for its answer.
     """
     listed, said, left, removed, kept = in_namespaces(MOUNTS | PIDS, _remove_in_a_process)
-    assert sorted(one["root"] for one in listed) == [f"/dev/shm/{name}" for name in ("deep/er/c", "idle", "late", "open")]
+    assert sorted(one["root"] for one in listed) == [
+        f"/dev/shm/{name}" for name in ("deep/er/c", "idle", "late", "open")
+    ]
     assert sorted(removed["removed"]) == ["/dev/shm/deep/er/c", "/dev/shm/idle"] and removed["nbytes"] > 5000
     assert said.count("/dev/shm") == 1 and "/dev/shm/late stays: a process has it open by now" in said
     assert left == ["deep", "late", "open", "other"] and kept == 7

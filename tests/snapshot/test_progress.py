@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import torch
 
 import memstore
 from memstore import Snapshot, StateDict
+from memstore.convert import convert
 from memstore.snapshot.writer import client
 from tests.children import in_child
 from tests.snapshot.ranks import all_right, on_ranks
@@ -107,6 +109,31 @@ def test_a_callback_that_raises_ends_a_restore(path: str) -> None:
     with pytest.raises(TooSlow):
         snapshot.restore(state(), progress=cancel)
     snapshot.restore(state())
+
+
+def test_what_a_callback_raises_stays_as_it_is(path: str, scratch: str) -> None:
+    """It may be out of room elsewhere, which is no lack of the snapshot's."""
+    full = OSError(errno.ENOSPC, "no room for the log")
+
+    def fail(*_: Any) -> None:
+        raise full
+
+    taken = Snapshot.take(path, state())
+    torch.save(torch.ones(3), f"{path}.pt")
+    with memstore.open(scratch) as store:
+        store.put("key", torch.ones(3))
+        for call in (
+            lambda: Snapshot.take(f"{path}-2", state(), progress=fail),
+            lambda: taken.restore(state(), progress=fail),
+            lambda: taken.verify(progress=fail),
+            lambda: store.export("key", f"{path}.safetensors", progress=fail),
+            lambda: store.verify(progress=fail),
+            lambda: convert(f"{path}.pt", f"{path}-2.safetensors", progress=fail),
+        ):
+            with pytest.raises(OSError) as raised:
+                call()
+            assert raised.value is full
+    os.remove(f"{path}.pt")
 
 
 def _rank_1_cancels(rank: int, path: str) -> str:

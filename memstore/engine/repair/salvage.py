@@ -30,7 +30,7 @@ from memstore.engine.format import (
 )
 from memstore.engine.repair.survey import survey
 from memstore.engine.sync import CONTROL_SIZE, check_page
-from memstore.errors import CorruptionError, ResourceLimitError
+from memstore.errors import CorruptionError, ResourceLimitError, in_callers_code
 from memstore.info import Progress
 from memstore.keys import KEY_LIMIT
 from memstore.undecodable import UNDECODABLE
@@ -145,7 +145,8 @@ def read_segments(folder: str, progress: Progress | None) -> Iterator[SegmentFil
             yield file
             seen += file.size
         if progress is not None:
-            progress(min(seen, total), total)
+            with in_callers_code():
+                progress(min(seen, total), total)
 
 
 def _read_segment(path: str, segment: int) -> SegmentFile | None:

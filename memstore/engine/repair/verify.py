@@ -31,6 +31,7 @@ from memstore.errors import (
     MemstoreError,
     ResourceLimitError,
     error_of_lack,
+    in_callers_code,
     way_out,
 )
 from memstore.info import Progress, VerifyReport
@@ -103,7 +104,8 @@ class _Steps:
     def __call__(self, nbytes: int) -> None:
         self._done = min(self._done + nbytes, self._total)
         if self._progress is not None:
-            self._progress(self._done, self._total)
+            with in_callers_code():
+                self._progress(self._done, self._total)
 
     def finish(self) -> None:
         self(self._total - self._done)

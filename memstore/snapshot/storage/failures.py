@@ -6,7 +6,7 @@ import contextlib
 import errno
 from collections.abc import Generator
 
-from memstore.errors import MemstoreError, PermissionDeniedError, ReadOnlyError, error_of_lack
+from memstore.errors import MemstoreError, PermissionDeniedError, ReadOnlyError, error_of_lack, is_of_caller
 
 
 @contextlib.contextmanager
@@ -17,7 +17,7 @@ def file_errors(path: str) -> Generator[None]:
     except MemstoreError:
         raise
     except OSError as error:
-        typed = _typed(error, path)
+        typed = error if is_of_caller(error) else _typed(error, path)
         if typed is error:
             raise
         raise typed from error
