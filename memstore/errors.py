@@ -341,7 +341,7 @@ _OF_THE_CALLER = "_memstore_of_the_caller"
 
 @contextlib.contextmanager
 def in_callers_code() -> Generator[None]:
-    """What a callback raises, such as `progress`, stays as it is: a full disk of the caller's is none of the store's."""
+    """What a callback such as `progress` raises stays as it is: a full disk of the caller's is none of the store's."""
     try:
         yield
     except Exception as error:

@@ -17,7 +17,7 @@ import torch
 
 from memstore import structure
 from memstore.engine import ExternalFiles, file_offsets, opened, syscalls
-from memstore.errors import CorruptionError, UnsupportedValueError, lacks_told
+from memstore.errors import CorruptionError, ResourceLimitError, UnsupportedValueError, lacks_told
 from memstore.formats.documents import damaged
 from memstore.formats.torch_zip import Archive, is_legacy, read_archive
 
@@ -122,6 +122,11 @@ def _load(path: str, fd: int, archive: Archive | None, place: _Place | str, allo
     try:
         with lacks_told(path):
             return torch.load(name, map_location=located, mmap=archive is not None, weights_only=not allow_pickle)
+    except ResourceLimitError as error:
+        if archive is None or archive.is_intact:
+            raise
+        text = f"{error.message}; or it is damaged: its data.pkl, which asks for that, doesn't fit its checksum"
+        raise ResourceLimitError(text, code=error.errno) from error
     except (OSError, MemoryError, RecursionError, CorruptionError):
         raise
     except RuntimeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import resource
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import torch
 import memstore
 from memstore import structure
 from memstore.testing.equality import assert_same
+from tests.children import in_child
 from tests.examples import examples
 
 REFUSALS = (memstore.CorruptionError, memstore.UnsupportedValueError)
@@ -218,6 +220,24 @@ def test_a_damaged_pickle_is_not_said_to_need_permission(store: memstore.Store, 
     for copy in (False, True):
         with pytest.raises(memstore.CorruptionError, match="checksum"):
             store.attach("key", folder / "x.pt", copy=copy)
+
+
+def test_memory_that_a_damaged_pickle_asks_for_is_told_with_its_damage(folder: Path) -> None:
+    torch.save({"t": torch.ones(3)}, folder / "x.pt")
+    content = (folder / "x.pt").read_bytes()
+    place = content.index(b"q\0")  # a memo's number of one byte, and then one of four
+    (folder / "x.pt").write_bytes(content[:place] + b"r\xf0\xff\xff\x7f" + content[place + 5 :])
+    text = in_child(_attached_with_little_memory, str(folder / "x.pt"), f"{folder}/store")
+    assert "not enough memory" in text and "doesn't fit its checksum" in text
+
+
+def _attached_with_little_memory(path: str, root: str) -> str:
+    with memstore.open(root, allow_pickle=True) as store:
+        limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (16 << 30, limit))
+        with pytest.raises(memstore.ResourceLimitError) as raised:
+            store.attach("key", path)
+        return str(raised.value)
 
 
 # --- the format before torch 1.6 --------------------------------------------------------------------------------------
