@@ -79,6 +79,15 @@ def _remove_in_a_process() -> tuple[Any, ...]:
     return json.loads(listed.stdout), asked + said, left, json.loads(removed), kept
 
 
+def test_a_store_whose_name_is_no_text_is_listed(scratch: str) -> None:
+    root = f"{scratch}-\udcff"  # a byte that is no UTF-8
+    with memstore.open(root):
+        done = CliRunner().invoke(cli, ["stores", "--json"])
+        assert done.exit_code == 0 and root in [one["root"] for one in json.loads(done.output)]
+        assert CliRunner().invoke(cli, ["stores"]).exit_code == 0
+    memstore.destroy(root)
+
+
 def test_what_may_go(filled: str) -> None:
     from memstore.cli.stores import may_go
 
