@@ -39,9 +39,9 @@ class Slot(NamedTuple):
 
     def put(self, tensor: torch.Tensor) -> None:
         """Puts a tensor there, unless it is there already: some containers can't be changed."""
-        home = self.home
-        there = next((kind.__getitem__(home, self.key) for kind in (dict, list) if isinstance(home, kind)), None)
-        if there is not tensor:
+        home: Any = self.home
+        kind: Any = next((kind for kind in (dict, list) if isinstance(home, kind)), None)  # a subclass isn't asked
+        if kind is None or kind.__getitem__(home, self.key) is not tensor:
             home[self.key] = tensor
 
 
