@@ -148,6 +148,7 @@ class Dataset(_RowsForLoaders):
         Raises:
             StructureMismatchError: other leaves, shapes, dtypes or another number of rows. Nothing was written.
             IndexError: a row that isn't there: `extend` adds rows.
+            TypeError: `index` is the name of a column: write into its tensor.
             MutableEntryError: it was sealed, or deleted. If that happened meanwhile, the rows may or may not be in the
                 sealed version.
             StoreTimeoutError: a seal is in progress for longer than the store's timeout. The rows may or may not be in
@@ -155,6 +156,9 @@ class Dataset(_RowsForLoaders):
             ReadOnlyError: it was opened with mode "r".
         """
         self._check_writable()
+        if (names := as_name(index)) is not None:
+            column = ", ".join(map(repr, names))
+            raise TypeError(f"rows are written whole: write a column's tensor, as in dataset[{column}][:] = values")
         row, length = as_row(index), len(self)
         found = take_batch(self.key, self._rows.plan, batch, single=row is not None)
         if row is not None:
