@@ -26,7 +26,7 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"say target_as= \(of ", "say --to FORMAT ("),
     (r"export as 'torch'", "write a .pt file"),
     (r": format='torch' keeps it as it is$", ": a .pt file keeps it as it is"),
-    (r"and max_expanded is ([0-9,]+): allow more", r"and --max-expanded is \1: allow more"),
+    (r"and max_expanded is (.+?): allow more", r"and --max-expanded is \1: allow more"),
     (r": give the value a name$", ": say one"),
     (r"^root is (the path of a folder|a folder of)", r"ROOT is \1"),
     (r"\(--address; of memstore\.join MEMSTORE_ADDRESS\)", "(--address)"),
