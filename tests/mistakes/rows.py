@@ -152,8 +152,8 @@ MISTAKES = [
     ),
     Mistake(
         'frames["x"] = torch.zeros(3, 2)',
-        TypeError,
-        "rows are written whole: write a column's tensor, as in dataset['x'][:] = values",
+        StructureMismatchError,
+        "'frames': rows are written whole: write a column's tensor, as in dataset['x'][:] = values",
     ),
     Mistake(
         'frames["y"]',
