@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ def as_row(index: Any) -> int | None:
     Raises TypeError for a tuple: `dataset[3, 0]` is the first element of a row elsewhere, and means nothing here.
     """
     if isinstance(index, tuple):
-        parts: tuple[Any, ...] = index
+        parts = cast("tuple[Any, ...]", index)
         column = next((one for one in parts if isinstance(one, str)), None)
         first = "the rows first, as in dataset[3][0], or give a list of rows"
         instead = first if column is None else f"one after the other, as in dataset[{column!r}][0:2]"
