@@ -81,13 +81,8 @@ def print_json(value: object) -> None:
 
 
 def _encode(value: object) -> str:
-    """A path may have bytes that are no UTF-8: Python's surrogates, which only JSON's escapes can say."""
     text = json.dumps(plain(value), ensure_ascii=not is_utf8(), allow_nan=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(plain(value), allow_nan=False)
-    return text
+    return text.encode(errors="backslashreplace").decode()  # paths may have odd bytes, which JSON has as escapes
 
 
 def print_items(found: Iterable[object]) -> None:
