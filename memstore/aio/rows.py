@@ -195,8 +195,8 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
         """Copies of the whole rows that are there now, from the oldest on, without those that are overwritten since."""
         lane = self.lane_of(None)
         for positions in await call(lane, lambda _: parts_by_age(self.blocking())):
-            read = partial(copied_rows, self.blocking(), positions, deadline_after(self.timeout))
-            for row in (await call(lane, lambda _, read=read: read())).unbind(0):
+            read = partial(copied_rows, self.blocking(), positions)
+            for row in (await call(lane, lambda _, read=read: read(deadline_after(self.timeout)))).unbind(0):
                 yield row
 
     async def _sampled(

@@ -48,7 +48,7 @@ def stores(remove: bool, force: bool, yes: bool, as_json: bool) -> None:
         render.console.print(f"{count_of(kept, 'store stays', 'stores stay')}: open, served, or a member of a cluster")
     if chosen:
         _ask(f"Remove {count_of(len(chosen), 'store', 'stores')}, {_total(chosen)}, with all values?", yes=yes)
-    removed, failed = _removed(chosen)
+    removed, failed = _removed(_still(chosen, force=force))
     render.tell(
         {"removed": [one.root for one in removed], "nbytes": sum(one.nbytes for one in removed)},
         f"{count_of(len(removed), 'store', 'stores')} removed, {_total(removed)}",
@@ -61,6 +61,15 @@ def stores(remove: bool, force: bool, yes: bool, as_json: bool) -> None:
 def may_go(one: StoreSummary, *, force: bool) -> bool:
     """Whether `--remove` removes it: what is served never goes."""
     return not one.is_served and (force or not (one.pids or one.is_member))
+
+
+def _still(chosen: list[StoreSummary], *, force: bool) -> list[StoreSummary]:
+    """Those of them that may go now: nobody knows how long the question stood there."""
+    now = {one.root: one for one in memstore.stores()}
+    left = [now[one.root] for one in chosen if one.root in now and may_go(now[one.root], force=force)]
+    for root in {one.root for one in chosen} & now.keys() - {one.root for one in left}:
+        render.complain(f"{root} stays: somebody has opened it meanwhile")
+    return left
 
 
 def _removed(chosen: list[StoreSummary]) -> tuple[list[StoreSummary], int]:

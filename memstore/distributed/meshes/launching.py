@@ -215,7 +215,7 @@ class Launching:
             self._agent = 0
         if agent:
             _end(agent)
-        if not self._was_there:
+        if self._root and not self._was_there:  # else the look failed, and has left nothing
             remove_unused(self._root, folder_too=True)
 
 

@@ -61,6 +61,11 @@ def is_discarded(root: str) -> bool:
     return os.path.lexists(f"{root}/{DISCARDED}")
 
 
+def is_unfinished(name: str) -> bool:
+    """Whether a kill may have left a file of this name: one of memstore's that was being written."""
+    return name.endswith(".new") and name.startswith((".", "secret."))
+
+
 def write_settings(root: str, settings: Settings) -> None:
     create_file(root, SETTINGS, encode_settings(settings), settings)
 
@@ -184,7 +189,7 @@ def _kind_checked(path: str, *, folder: bool) -> os.stat_result | None:
 
 def check_empty(root: str) -> None:
     """A folder that is no store yet may hold what a killed creator left, and nothing else."""
-    foreign = sorted(name for name in os.listdir(root) if name not in OWN and not name.endswith(".new"))
+    foreign = sorted(name for name in os.listdir(root) if name not in OWN and not is_unfinished(name))
     check_no_snapshot(root)
     if foreign:
         raise NotAStoreError(f"{root} is no store, and not empty (it has {foreign[0]!r}): choose a new or empty folder")
