@@ -202,7 +202,7 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
     async def _sampled(
         self, sample: Callable[..., Sampled], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        """What a sample has taken from all others is put back if its task is cancelled, and doesn't get it."""
+        """Awaits a sample. If its task is cancelled, and doesn't get it, its rows are put back."""
         found = await self.made(
             sample,
             arguments,

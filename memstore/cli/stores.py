@@ -64,7 +64,7 @@ def may_go(one: StoreSummary, *, force: bool) -> bool:
 
 
 def _still(chosen: list[StoreSummary], *, force: bool) -> list[StoreSummary]:
-    """Those of them that may go now: nobody knows how long the question stood there."""
+    """Looks again which of them may go: nobody knows how long the question stood there."""
     now = {one.root: one for one in memstore.stores()}
     left = [now[one.root] for one in chosen if one.root in now and may_go(now[one.root], force=force)]
     for root in {one.root for one in chosen} & now.keys() - {one.root for one in left}:
@@ -73,7 +73,7 @@ def _still(chosen: list[StoreSummary], *, force: bool) -> list[StoreSummary]:
 
 
 def _removed(chosen: list[StoreSummary]) -> tuple[list[StoreSummary], int]:
-    """Those that were removed, and how many couldn't be; standard error gets the reasons."""
+    """Removes them. Returns those that went, and how many couldn't; standard error gets the reasons."""
     removed: list[StoreSummary] = []
     for one in chosen:
         try:

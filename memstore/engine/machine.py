@@ -1,4 +1,4 @@
-"""Which stores there are on this machine, and who has them open. Nothing is opened: it looks at files and /proc.
+"""The stores of this machine, and who has them open. Nothing is opened: it looks at files and /proc.
 
 Found are the stores on `/dev/shm`, up to three folders deep, and those that running processes have open, wherever they
 lie, as far as this user may look. A process that has a store open maps its doorbell.
@@ -77,7 +77,7 @@ def _opened() -> dict[str, set[int]]:
 
 
 def _summary(root: str, pids: set[int], locks: Container[tuple[int, int]]) -> StoreSummary | None:
-    """None: it was removed meanwhile, lacks its files, or is the state of a store on storage that hosts share."""
+    """Returns None for what was removed meanwhile, lacks files, or is a host's state of a store on shared storage."""
     settings: Settings | None = None
     with contextlib.suppress(MemstoreError, OSError):  # damaged, newer, or closed to this user: it takes space as well
         settings = folder.read_settings(root)

@@ -121,7 +121,7 @@ def _remove(path: str) -> None:
 
 
 def _remove_folder(path: str) -> None:
-    """Who is in the middle of a put may make one more file in it, and then finds out that the store is gone."""
+    """Removes it again and again: a put under way may make one more file in it before it finds out."""
     for left in reversed(range(_TRIES)):
         _empty(path)
         try:

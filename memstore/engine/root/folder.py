@@ -41,7 +41,7 @@ _OPENS = "check the path; modes 'r' and 'r+' open only what is there, and with w
 
 
 def read_settings(root: str) -> Settings | None:
-    """None if the folder has no `memstore.json`, or its store was given up."""
+    """Reads `memstore.json`. Returns None if the folder has none, or its store was given up."""
     path = f"{root}/{SETTINGS}"
     if _kind_checked(path, folder=False) is None or is_discarded(root):
         return None
@@ -300,7 +300,7 @@ def locked(root: str, deadline: float, opening: AbstractContextManager[Any]) -> 
 
 
 def _check_named(root: str, fd: int) -> None:
-    """Who held the lock before may have removed the store, and its folder."""
+    """Raises FolderGoneError: the lock's last owner may have removed the store, and its folder."""
     locked = syscalls.status(fd)
     try:
         found = os.stat(root)

@@ -169,7 +169,7 @@ def load(
 
 
 class _Options(TypedDict, total=False):
-    """What `async_save` takes in both of its forms."""
+    """Arguments that `async_save` takes in both of its forms."""
 
     checkpoint_id: str | os.PathLike[str] | None
     storage_writer: storage.StorageWriter | None
