@@ -31,7 +31,7 @@ class Job(Generic[T]):
     """Made in the loop whose task waits for it, if one does. Its lane's lock guards what changes.
 
     Attributes:
-        future: of that loop; what the task awaits.
+        future: of that loop; what the task awaits. None: no task does.
         settled: as `future`, and never cancelled: for a task that is to see the call's end. None: there is none.
         thread: that runs it; 0: none does.
         function: called with the seconds that it has waited for a thread. None: it is not to run.

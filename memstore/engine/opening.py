@@ -137,8 +137,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
                 raise
         except BaseException:
             if made:  # nothing is left of an opening that failed
-                with contextlib.suppress(OSError):
-                    syscalls.remove_folder(real)
+                _remove_empty(real)
             raise
     root = use.root
     if root.lock is not None and mode != "r":
@@ -150,6 +149,18 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
             if creation.capacity is not None:
                 _set_capacity(root, creation.capacity, deadline)
     return use
+
+
+def _remove_empty(path: str) -> None:
+    """Best effort; not while somebody else, who has found the folder, creates a store in it."""
+    with contextlib.suppress(MemstoreError, OSError):
+        try:
+            with folder.locked(path, monotonic(), registry.lock):
+                syscalls.remove_folder(path)
+        except MemstoreError:
+            raise
+        except OSError:  # there is no descriptor left to lock it
+            syscalls.remove_folder(path)
 
 
 def check_is_host(use: RootUse) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,33 @@ def _remove_in_a_process() -> tuple[Any, ...]:
         done = subprocess.run([*command, "--remove", "--yes"], capture_output=True, text=True, check=True)
         left = sorted(os.listdir("/dev/shm"))
         return json.loads(listed.stdout), done.stderr, left, json.loads(done.stdout), opened.get("key")
+
+
+def test_stores_leaves_what_was_opened_while_it_asked() -> None:
+    said, removed, left, kept = in_namespaces(MOUNTS | PIDS, _answer_late)
+    assert "Remove 2 stores" in said and "/dev/shm/taken stays: somebody has opened it meanwhile" in said
+    assert "1 store removed" in removed and left == ["taken"] and kept == 7
+
+
+def _answer_late() -> tuple[str, str, list[str], object]:
+    """On a terminal, whose user opens one of the stores before the answer."""
+    mount_tmpfs("/dev/shm")
+    for name in ("idle", "taken"):
+        with memstore.open(f"/dev/shm/{name}") as store:
+            store.put("key", 7)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "memstore", "stores", "--remove"]
+    running = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, text=True)
+    said = b""
+    while b"[y/N]" not in said:
+        said += os.read(ours, 1000)
+    with memstore.open("/dev/shm/taken") as store:
+        os.write(ours, b"y\n")
+        removed, _ = running.communicate(timeout=60)
+        os.set_blocking(ours, False)
+        said += os.read(ours, 10_000)
+        os.close(theirs)
+        return said.decode(), removed, sorted(os.listdir("/dev/shm")), store.get("key")
 
 
 def test_what_may_go(filled: str) -> None:

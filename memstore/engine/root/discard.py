@@ -33,7 +33,7 @@ _TRIES = 1000  # processes that may be in the middle of a put
 _OF_CLUSTERS = {AGENT_LOCK, AGENT_LOG, "cluster", "secret", "transport"}  # what serving a store leaves in its folder
 
 
-def check_discardable(root: str) -> None:
+def _check_discardable(root: str) -> None:
     """Raises NotAStoreError if the folder has anything that isn't memstore's: nobody else's files are removed."""
     ours = {*folder.OWN, *_OF_CLUSTERS, folder.SETTINGS, folder.DISCARDED}
     foreign = sorted(name for name in os.listdir(root) if name not in ours and not folder.is_unfinished(name))
@@ -75,7 +75,7 @@ def discard(root: str, settings: Settings | None) -> None:
 
     Raises NotAStoreError, before anything is changed.
     """
-    check_discardable(root)
+    _check_discardable(root)
     moved, segments = f"{root}/{folder.DISCARDED}", f"{root}/{folder.SEGMENTS}"
     if settings is not None:
         try:

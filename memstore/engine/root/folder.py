@@ -301,10 +301,10 @@ def locked(root: str, deadline: float, opening: AbstractContextManager[Any]) -> 
 
 def _check_named(root: str, fd: int) -> None:
     """Raises FolderGoneError: the lock's last owner may have removed the store, and its folder."""
-    locked = syscalls.status(fd)
+    held = syscalls.status(fd)
     try:
         found = os.stat(root)
     except (FileNotFoundError, NotADirectoryError):
         raise FolderGoneError(f"{root} was removed just now: check the path") from None
-    if (found.st_dev, found.st_ino) != (locked.st_dev, locked.st_ino):
+    if (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
         raise FolderGoneError(f"{root} was replaced just now: open it again")
