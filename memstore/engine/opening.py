@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import stat
+import threading
 from collections.abc import Generator
 from dataclasses import dataclass
 from time import monotonic
@@ -256,17 +257,18 @@ def destroy_root(path: str, timeout: float) -> None:
 
 
 @contextlib.contextmanager
-def gone_if_new(path: str) -> Generator[None]:
+def gone_if_new(path: str) -> Generator[threading.Event]:
     """If its body raises, a store that was made meanwhile is removed, and its folder, as far as nobody has used it.
 
-    For calls that open a folder before they can know that they fail.
+    For calls that open a folder before they can know that they fail. They set the event that it yields as soon as they
+    have not failed: a member of a cluster may have bytes of keys that others publish.
     """
-    path = os.path.abspath(path)
+    path, is_kept = os.path.abspath(path), threading.Event()
     was_there, was_store = os.path.lexists(path), has_settings(path)
     try:
-        yield
+        yield is_kept
     except BaseException:
-        if not was_store:
+        if not was_store and not is_kept.is_set():
             remove_unused(path, folder_too=not was_there)
         raise
 
@@ -287,6 +289,8 @@ def remove_unused(path: str, *, folder_too: bool) -> None:
             try:
                 is_open = not syscalls.lock_exclusive(page.fd)
                 if is_open or read_notes(syscalls.read_at(page.fd, syscalls.PAGE, 0)).publications_rung:
+                    return
+                if os.listdir(f"{path}/{SEGMENTS}"):  # values of keys that other hosts publish
                     return
                 with unserved(path):
                     discard(path, settings)
