@@ -67,8 +67,8 @@ def _still(chosen: list[StoreSummary], *, force: bool) -> list[StoreSummary]:
     """Looks again which of them may go: nobody knows how long the question stood there."""
     now = {one.root: one for one in memstore.stores()}
     left = [now[one.root] for one in chosen if one.root in now and may_go(now[one.root], force=force)]
-    for root in {one.root for one in chosen} & now.keys() - {one.root for one in left}:
-        render.complain(f"{root} stays: somebody has opened it meanwhile")
+    for path in {one.root for one in chosen} & now.keys() - {one.root for one in left}:
+        render.complain(f"{path} stays: somebody has opened it meanwhile")
     return left
 
 

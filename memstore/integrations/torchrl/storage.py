@@ -210,9 +210,10 @@ def as_batch(key: str, data: Any) -> Any:
 def check_row(key: str, row: Any, where: str = "") -> None:
     """Raises UnsupportedValueError. `where`: for the error."""
     if not is_tensor_collection(row) and not isinstance(row, torch.Tensor):
+        kind = type(row).__qualname__
         raise UnsupportedValueError(
-            f"{key!r}: rows are TensorDicts, tensorclasses or tensors, and not of type {type(row).__qualname__}{where}: "
-            "make a TensorDict of it",
+            f"{key!r}: rows are TensorDicts, tensorclasses or tensors, and not of type {kind}{where}: make a "
+            "TensorDict of it",
             key=key,
         )
 
