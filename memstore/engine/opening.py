@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import stat
-import threading
 from collections.abc import Generator
 from dataclasses import dataclass
 from time import monotonic
@@ -257,18 +256,17 @@ def destroy_root(path: str, timeout: float) -> None:
 
 
 @contextlib.contextmanager
-def gone_if_new(path: str) -> Generator[threading.Event]:
+def gone_if_new(path: str) -> Generator[None]:
     """If its body raises, a store that was made meanwhile is removed, and its folder, as far as nobody has used it.
 
-    For calls that open a folder before they can know that they fail. They set the event that it yields as soon as they
-    have not failed: a member of a cluster may have bytes of keys that others publish.
+    For calls that open a folder before they can know that they fail.
     """
-    path, is_kept = os.path.abspath(path), threading.Event()
+    path = os.path.abspath(path)
     was_there, was_store = os.path.lexists(path), has_settings(path)
     try:
-        yield is_kept
+        yield
     except BaseException:
-        if not was_store and not is_kept.is_set():
+        if not was_store:
             remove_unused(path, folder_too=not was_there)
         raise
 
@@ -289,8 +287,6 @@ def remove_unused(path: str, *, folder_too: bool) -> None:
             try:
                 is_open = not syscalls.lock_exclusive(page.fd)
                 if is_open or read_notes(syscalls.read_at(page.fd, syscalls.PAGE, 0)).publications_rung:
-                    return
-                if os.listdir(f"{path}/{SEGMENTS}"):  # values of keys that other hosts publish
                     return
                 with unserved(path):
                     discard(path, settings)

@@ -306,22 +306,6 @@ def test_what_is_lacking_at_a_late_import_is_said(error: Exception, code: int) -
     assert found.value.errno == code
 
 
-def test_a_catalog_that_may_not_grow_says_so(root: str) -> None:
-    """LMDB tells a write that ends at the limit as an I/O error."""
-    assert in_child(fill_catalog, root) == errno.EFBIG
-
-
-def fill_catalog(root: str) -> int | None:
-    with memstore.open(root) as store:
-        store.put("key", "")
-        limit = os.stat(f"{root}/catalog/local/data.mdb").st_size + 1000  # within a page
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-        with pytest.raises(memstore.ResourceLimitError, match="ulimit -f") as found:
-            for number in range(10_000):
-                store.put(f"key {number}", "x" * 1000)
-        return found.value.errno
-
-
 def test_other_errors_of_late_imports_stay() -> None:
     with pytest.raises(ImportError, match="no such thing"), between_forks():
         raise ImportError("no such thing")

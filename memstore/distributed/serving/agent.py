@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Sequence
 
@@ -140,14 +139,11 @@ def _serve(options: Options, hello: Hello, ready_fd: int | None, creation: Creat
     path = options.root
     if creation.shared is not None and options.seed != options.address:
         wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
-    with gone_if_new(path) as is_kept:
-        _serve_opened(options, hello, ready_fd, is_kept, _open_once(path, creation))
+    with gone_if_new(path):
+        _serve_opened(options, hello, ready_fd, _open_once(path, creation))
 
 
-def _serve_opened(
-    options: Options, hello: Hello, ready_fd: int | None, is_member: threading.Event, durable: bool
-) -> None:
-    """Sets `is_member` as soon as the host is one."""
+def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, durable: bool) -> None:
     path = options.root
     state = state_folder(path)
     lock = AgentLock(path)
@@ -155,7 +151,7 @@ def _serve_opened(
         on_a_disk = not is_in_memory(state)
         if on_a_disk and not durable:
             _check_last_end(path, lock)
-        reason = _keep_serving(options, lock, hello, ready_fd, is_member)
+        reason = _keep_serving(options, lock, hello, ready_fd)
         notify(STOPPING)
         if on_a_disk and not durable:
             os.sync()  # else the next boot could find an older catalog
@@ -186,11 +182,9 @@ def _check_last_end(path: str, lock: AgentLock) -> None:
         )
 
 
-def _keep_serving(
-    options: Options, lock: AgentLock, hello: Hello, ready_fd: int | None, is_member: threading.Event
-) -> str:
+def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int | None) -> str:
     """Until it is told to stop. Returns by which signal; empty: by another host."""
-    failures, boot = 0, boot_id().hex()
+    failures, was_ready, boot = 0, False, boot_id().hex()
     if ready_fd is not None:
         os.set_inheritable(ready_fd, False)  # what the index process starts must not keep it
     with Stop(*_signals()) as stop:
@@ -199,13 +193,13 @@ def _keep_serving(
             lock.write(Note(boot, incarnation))
             with IndexChild(options, incarnation, hello) as child:
                 for news in child.told(stop):
-                    if news.kind is Kind.READY and not is_member.is_set():
-                        is_member.set()
+                    if news.kind is Kind.READY and not was_ready:
+                        was_ready = True
                         say(f"{socket.gethostname()} serves {options.root} at {options.address} (pid {os.getpid()})")
                         notify(READY, f"STATUS=serving {options.root} at {options.address}")
                         if ready_fd is not None:
                             tell(ready_fd, news)
-                    elif news.kind is Kind.LOST or (news.kind is Kind.REFUSED and not is_member.is_set()):
+                    elif news.kind is Kind.LOST or (news.kind is Kind.REFUSED and not was_ready):
                         raise NotServedError(news.text)
                     elif news.kind is Kind.REFUSED:
                         say(news.text)

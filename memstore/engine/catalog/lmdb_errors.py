@@ -53,6 +53,6 @@ def _why_short(folder: str, path: str) -> int:
     if status.f_bavail * status.f_frsize < _FULL:
         return errno.ENOSPC
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit != resource.RLIM_INFINITY and limit <= os.stat(path).st_size:
+    if limit != resource.RLIM_INFINITY and limit < os.stat(path).st_size:
         return errno.EFBIG
     return errno.EIO

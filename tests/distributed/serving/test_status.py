@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -26,7 +25,7 @@ from memstore.distributed.serving import Cluster, cluster
 from memstore.engine import gone_if_new
 from memstore.info import ClusterStatus
 from tests.children import Child, Wire, in_child
-from tests.distributed.serving.agents import LONG, Agent, Agents, eventually, free_address
+from tests.distributed.serving.agents import LONG, Agents, eventually
 
 CLOSED = str(1 << 24)  # a descriptor that no process has: more than the kernel lets it open
 
@@ -272,29 +271,6 @@ def test_an_agent_that_can_not_listen_leaves_no_folder(agents: Agents, taken: st
     done = command(agents, "serve", f"{agents.folder}/a", "--address", taken)
     assert done.returncode == 3 and "Address already in use" in done.stderr
     assert not os.path.lexists(f"{agents.folder}/a")
-
-
-@pytest.mark.full
-def test_a_member_whose_agent_fails_keeps_the_store_that_it_has_made(agents: Agents) -> None:
-    """Its files may have values of keys that another host publishes. Here nobody reads any more what the agent says."""
-    seed, root, address = agents.serve("a").address, f"{agents.folder}/b", free_address(1)
-    words = ["serve", root, "--address", address, "--join", seed, "--no-homes"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "memstore", *words],
-        env=agents.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    agents.started.append(Agent(root, address, process, Path(os.devnull)))
-    agents.started[-1].wait_until_serving(2)
-    with process.stdout as said:  # type: ignore[union-attr]
-        assert b"serves" in said.readline()
-    with memstore.open(root) as store:
-        store.put("key", torch.arange(10_000))
-    process.terminate()
-    assert process.wait(LONG) != 0
-    assert len(os.listdir(f"{root}/segments")) == 1
 
 
 def test_what_was_there_before_a_call_that_fails_stays(agents: Agents, taken: str) -> None:
