@@ -276,7 +276,6 @@ def remove_unused(path: str, *, folder_too: bool) -> None:
 
     It may have asked to be one. If the seed has just agreed, it takes the next root at this address for a new one.
     """
-    gc.collect()  # an error's traceback may keep what this process has closed
     with contextlib.suppress(OSError, MemstoreError):
         path = os.path.realpath(path)
         with folder.locked(path, deadline_after(_REMOVED_WITHIN), registry.lock):
@@ -286,6 +285,9 @@ def remove_unused(path: str, *, folder_too: bool) -> None:
             page = LockFile(f"{path}/{LOCK}", os.O_RDWR)
             try:
                 is_open = not syscalls.lock_exclusive(page.fd)
+                if is_open:
+                    gc.collect()  # what this process closed may be kept by the traceback of an error, in a cycle
+                    is_open = not syscalls.lock_exclusive(page.fd)
                 if is_open or read_notes(syscalls.read_at(page.fd, syscalls.PAGE, 0)).publications_rung:
                     return
                 with unserved(path):
