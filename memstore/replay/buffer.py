@@ -1,7 +1,5 @@
 """ReplayBuffer: rows that many processes write round and round, and sample. What a user calls."""
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import contextlib
@@ -210,6 +208,14 @@ class ReplayBuffer(Filled):
         """
         return sample_slices(self, num_slices, slice_len, end_key=end_key, timeout=timeout).value
 
+    def _sample_rows(self, rows: int, out: Any, device: Any, timeout: float | None) -> Sampled:
+        return self._sample(self._picker, (rows,), out, device, self._deadline(timeout))
+
+    def _sample_slices(self, count: int, length: int, end_key: Any, timeout: float | None) -> Sampled:
+        end = None if end_key is None else self._samples.number_of_end(end_key)
+        slices = Slices(self._ring, self._dice, length, end)
+        return self._sample(slices, (count, length), None, None, self._deadline(timeout))
+
     def _sample(self, picker: Picker, shape: tuple[int, ...], out: Any, device: Any, deadline: float) -> Sampled:
         if modes.are_active():
             with modes.put_aside():
@@ -298,7 +304,7 @@ class ReplayBuffer(Filled):
                     places = np.array([in_range(row, len(there), self.key)])
                 else:
                     places = Index(index).rows(len(there), repr(self.key)).numpy()
-                rows = copied_rows(self, there[places], deadline)
+                rows = self._copied_rows(there[places], deadline)
                 if len(rows) == len(places) or isinstance(index, slice):
                     return rows if row is None else rows[0]
                 if time.monotonic() > deadline:
@@ -308,8 +314,21 @@ class ReplayBuffer(Filled):
 
     def __iter__(self) -> Iterator[Any]:
         """Copies of the whole rows that are there now, from the oldest on, without those that are overwritten since."""
-        for positions in parts_by_age(self):
-            yield from copied_rows(self, positions, self._deadline(None)).unbind(0)
+        for positions in self._parts_by_age():
+            yield from self._copied_rows(positions, self._deadline(None)).unbind(0)
+
+    @modes.unaffected
+    def _parts_by_age(self) -> list[Any]:
+        ring = self._ring
+        ring.entry.check_in_place()
+        row = sum(array.nbytes for array in ring.arrays) // ring.capacity
+        there, most = rows_by_age(ring), max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(row, 1)))
+        return [there[start : start + most] for start in range(0, len(there), most)]
+
+    @modes.unaffected
+    def _copied_rows(self, positions: Any, deadline: float) -> Any:
+        targets, picked = copy_rows_at(self._ring, positions, deadline)
+        return self._samples.build(targets, {INDEX: self._samples.index_of(picked, (len(picked.slots),))}, None)
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -364,7 +383,7 @@ def sample_rows(
     rows = _count(batch_size, "batch_size")
     if out is not None and device is not None:
         raise TypeError("out= has a device of its own: leave device= out")
-    return buffer._sample(buffer._picker, (rows,), out, device, buffer._deadline(timeout))
+    return buffer._sample_rows(rows, out, device, timeout)  # pyright: ignore[reportPrivateUsage]
 
 
 def sample_slices(
@@ -372,27 +391,17 @@ def sample_slices(
 ) -> Sampled:
     """Samples slices as `buffer.sample_slices`; their rows can be put back."""
     count, length = _count(num_slices, "num_slices"), _count(slice_len, "slice_len", least=1)
-    end = None if end_key is None else buffer._samples.number_of_end(end_key)
-    slices = Slices(buffer._ring, buffer._dice, length, end)
-    return buffer._sample(slices, (count, length), None, None, buffer._deadline(timeout))
+    return buffer._sample_slices(count, length, end_key, timeout)  # pyright: ignore[reportPrivateUsage]
 
 
-@modes.unaffected
 def parts_by_age(buffer: ReplayBuffer) -> list[Any]:
-    """Lists the positions of all rows that are whole now, oldest first, in parts of about a MiB."""
-    ring = buffer._ring
-    ring.entry.check_in_place()
-    row = sum(array.nbytes for array in ring.arrays) // ring.capacity
-    there, most = rows_by_age(ring), max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(row, 1)))
-    return [there[start : start + most] for start in range(0, len(there), most)]
+    """The positions of all rows that are whole now, as parts of about a MiB."""
+    return buffer._parts_by_age()  # pyright: ignore[reportPrivateUsage]
 
 
-@modes.unaffected
 def copied_rows(buffer: ReplayBuffer, positions: Any, deadline: float) -> Any:
-    """Copies the rows at positions, without those that were overwritten: a TensorDict [n] with "index"."""
-    targets, picked = copy_rows_at(buffer._ring, positions, deadline)
-    samples = buffer._samples
-    return samples.build(targets, {INDEX: samples.index_of(picked, (len(picked.slots),))}, None)
+    """The rows at positions, without those that were overwritten: a TensorDict [n] with "index"."""
+    return buffer._copied_rows(positions, deadline)  # pyright: ignore[reportPrivateUsage]
 
 
 def _count(number: Any, name: str, least: int = 0) -> int:
@@ -414,5 +423,5 @@ def receive(reference: Reference, own: tuple[Sampler, bool, float], timeout: flo
     """
     with opened(reference, "buffer", capacity_of, timeout) as entry:
         buffer = ReplayBuffer.__new__(ReplayBuffer)
-        buffer._set(entry, SamplerOptions(*own), timeout, Dice(None))
+        buffer._set(entry, SamplerOptions(*own), timeout, Dice(None))  # pyright: ignore[reportPrivateUsage]
         return buffer
