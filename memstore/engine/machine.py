@@ -76,7 +76,7 @@ def _opened() -> dict[str, set[int]]:
     return found
 
 
-def _summary(root: str, pids: set[int], locks: Container[tuple[int, int]]) -> StoreSummary | None:
+def _summary(root: str, pids: set[int], locks: Container[tuple[int, int] | None]) -> StoreSummary | None:
     """Returns None for what was removed meanwhile, lacks files, or is a host's state of a store on shared storage."""
     settings: Settings | None = None
     with contextlib.suppress(MemstoreError, OSError):  # damaged, newer, or closed to this user: it takes space as well
