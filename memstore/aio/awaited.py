@@ -6,7 +6,7 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Hashable, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from memstore.aio.lanes import call
 from memstore.engine import deadline_after
@@ -122,3 +122,12 @@ def called_as(
 def _say(awaiting: Any, signature: inspect.Signature, returned: str) -> None:
     """`help` and the reference show the arguments of the blocking method, and what this one returns."""
     awaiting.__signature__ = signature.replace(return_annotation=returned)
+
+
+def refusing(what: str, instead: str) -> Callable[..., NoReturn]:
+    """A method in the place of Python's own syntax, which can't be awaited."""
+
+    def refuse(_: object, *arguments: object) -> NoReturn:
+        raise TypeError(f"{what} would block a loop of asyncio: write {instead}")
+
+    return refuse

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from memstore.aio.awaited import Awaits, awaited, called_as
+from memstore.aio.awaited import Awaits, awaited, called_as, refusing
 from memstore.aio.lanes import call
 from memstore.aio.opened import Opened, check_opened
 from memstore.datasets import Dataset, as_name
@@ -257,6 +257,13 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
     def __repr__(self) -> str:
         rows = "not opened yet" if self._buffer is None else f"{len(self):,} of {self.capacity:,} rows"
         return f"<memstore.aio.ReplayBuffer {self.key!r}: {rows}, in {self._root}>"
+
+
+for _name, (_what, _instead) in {
+    "__getitem__": ("buffer[index]", "await buffer.read_rows(index)"),
+    "__iter__": ("a loop over rows", "async for row in buffer"),
+}.items():  # not in the class, where a type checker would take them for what a buffer has
+    setattr(ReplayBuffer, _name, refusing(_what, _instead))
 
 
 def _receive(buffer: BlockingBuffer, root: str, timeout: float) -> ReplayBuffer:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
-from memstore.aio.awaited import awaited, called_as
+from memstore.aio.awaited import awaited, called_as, refusing
 from memstore.aio.by_ranks import ByRanks
 from memstore.aio.lanes import HERE, call
 from memstore.aio.opened import ALL_HOSTS
@@ -155,13 +155,6 @@ class AsyncStore(ByRanks):
         await self.close()
 
 
-def _refusing(what: str, instead: str) -> Callable[..., NoReturn]:
-    def refuse(self: AsyncStore, *_: object) -> NoReturn:
-        raise TypeError(f"{what} would block a loop of asyncio: write {instead}")
-
-    return refuse
-
-
 for _name, (_what, _instead) in {
     "__enter__": ("with", "async with"),
     "__exit__": ("with", "async with"),  # Python asks for both first
@@ -171,7 +164,7 @@ for _name, (_what, _instead) in {
     "__contains__": ("key in store", "await store.contains(key)"),
     "__iter__": ("a loop over keys", "async for key in store.keys()"),
 }.items():  # not in the class, where a type checker would take them for what a store has
-    setattr(AsyncStore, _name, _refusing(_what, _instead))
+    setattr(AsyncStore, _name, refusing(_what, _instead))
 
 
 def _is_plain(options: dict[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from memstore.cli import looking, render
 from memstore.cli.group import allow_pickle, as_json, cli, key, path, root
 from memstore.cli.words import in_words
 from memstore.engine import resource_errors
+from memstore.errors import AlreadyExistsError
 from memstore.keys import encode_key
 
 format_of_file = click.option(
@@ -130,10 +131,18 @@ def _said_of_new(root: str) -> str:
     help="Default: torch if PATH ends with .pt, .pth, .bin or .ckpt; otherwise safetensors.",
 )
 @click.option("--max-shard-size", help='Write several files of at most this size: "5GB".')
+@click.option("-f", "--force", is_flag=True, help="Replace a file that is there.")
 @allow_pickle
 @as_json
 def export(
-    root: str, key: str, path: str, format: Any, max_shard_size: str | None, allow_pickle: bool, as_json: bool
+    root: str,
+    key: str,
+    path: str,
+    format: Any,
+    max_shard_size: str | None,
+    force: bool,
+    allow_pickle: bool,
+    as_json: bool,
 ) -> None:
     """Write KEY to the file or folder PATH, completely or not at all. A .npy file is written by `memstore get -o`."""
     if format is None:
@@ -141,6 +150,8 @@ def export(
             raise click.UsageError("a .npy file holds one tensor: `memstore get ROOT KEY LEAF -o FILE` writes it")
         format = "torch" if path.endswith((".pt", ".pth", ".bin", ".ckpt")) else "safetensors"
     _check_target(path, format, max_shard_size)
+    if not force and os.path.lexists(path) and not os.path.isdir(path):
+        raise AlreadyExistsError(f"{path} exists: --force replaces it, or say another file")
     with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
         store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
     nbytes = _size_of(path)

@@ -81,7 +81,8 @@ def print_json(value: object) -> None:
 
 
 def _encode(value: object) -> str:
-    return json.dumps(plain(value), ensure_ascii=not is_utf8(), allow_nan=False)
+    text = json.dumps(plain(value), ensure_ascii=not is_utf8(), allow_nan=False)
+    return text.encode(errors="backslashreplace").decode()  # paths may have odd bytes, which JSON has as escapes
 
 
 def print_items(found: Iterable[object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 import click
 
@@ -11,6 +12,7 @@ import memstore
 from memstore.cli import columns, render
 from memstore.cli.codes import REFUSED
 from memstore.cli.group import as_json, cli, complete_prefix, root
+from memstore.cli.listing import tell_pattern
 from memstore.cli.words import told
 from memstore.errors import MemstoreError
 from memstore.info import StoreSummary
@@ -117,9 +119,12 @@ def clear(root: str, prefix: str, yes: bool, as_json: bool) -> None:
     start = f" that start with {prefix!r}" if prefix else ""
     if count:
         _ask(f"Delete {count_of(count, 'key', 'keys')}{start} of {os.path.abspath(root)}?", yes=yes)
-    with memstore.open(root, "r+") as store:
+    with memstore.open(root, "r+") as store, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a pattern, which is told below
         deleted = store.clear(prefix)
     render.tell({"deleted": deleted}, f"{deleted:,} deleted", as_json=as_json)
+    if not deleted:
+        tell_pattern(prefix)
 
 
 @cli.command(short_help="Remove the whole store ROOT, and its folder.")

@@ -13,6 +13,8 @@ _SNAPSHOT = r"(?: \(a snapshot with [^)]*\))?"
 WORDS: tuple[tuple[str, str], ...] = (
     (rf"open the store with allow_pickle=True{_SNAPSHOT}", "say --allow-pickle"),
     (r"which only allow_pickle=True can store", "which only --allow-pickle can store"),
+    (r"convert it with allow_pickle=True", "say --allow-pickle"),
+    (r"as a pickle; allow_pickle=True writes it", "as a pickle; --allow-pickle writes it"),
     (r"with attach\(copy=True\)", "with `memstore attach --copy`"),
     (r"attach it with copy=True", "attach it with --copy"),
     (r"say format= ", "say --format "),
@@ -24,7 +26,7 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"say target_as= \(of ", "say --to FORMAT ("),
     (r"export as 'torch'", "write a .pt file"),
     (r": format='torch' keeps it as it is$", ": a .pt file keeps it as it is"),
-    (r"and max_expanded is ([0-9,]+): allow more", r"and --max-expanded is \1: allow more"),
+    (r"and max_expanded is (.+?): allow more", r"and --max-expanded is \1: allow more"),
     (r": give the value a name$", ": say one"),
     (r"^root is (the path of a folder|a folder of)", r"ROOT is \1"),
     (r"\(--address; of memstore\.join MEMSTORE_ADDRESS\)", "(--address)"),

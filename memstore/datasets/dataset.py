@@ -20,7 +20,7 @@ from memstore.datasets.rows import Rows, capacity_of
 from memstore.datasets.spec import spec_of
 from memstore.datasets.tables import rows_html, rows_text
 from memstore.engine import MutableEntry, deadline_after, put
-from memstore.errors import ReadOnlyError, StoreFullError, VersionConflictError
+from memstore.errors import ReadOnlyError, StoreFullError, StructureMismatchError, VersionConflictError
 from memstore.rows import of_key, read_rows
 from memstore.structure import modes
 from memstore.wording import count_of
@@ -146,7 +146,8 @@ class Dataset(_RowsForLoaders):
                 one row, without the first dimension.
 
         Raises:
-            StructureMismatchError: other leaves, shapes, dtypes or another number of rows. Nothing was written.
+            StructureMismatchError: other leaves, shapes, dtypes or another number of rows; or `index` is the name of a
+                column, whose tensor can be written. Nothing was written.
             IndexError: a row that isn't there: `extend` adds rows.
             MutableEntryError: it was sealed, or deleted. If that happened meanwhile, the rows may or may not be in the
                 sealed version.
@@ -155,6 +156,10 @@ class Dataset(_RowsForLoaders):
             ReadOnlyError: it was opened with mode "r".
         """
         self._check_writable()
+        if (names := as_name(index)) is not None:
+            column = ", ".join(map(repr, names))
+            instead = f"write a column's tensor, as in dataset[{column}][:] = values"
+            raise StructureMismatchError(f"{self.key!r}: rows are written whole: {instead}", key=self.key)
         row, length = as_row(index), len(self)
         found = take_batch(self.key, self._rows.plan, batch, single=row is not None)
         if row is not None:

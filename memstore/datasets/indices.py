@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,9 +33,12 @@ def as_row(index: Any) -> int | None:
     Raises TypeError for a tuple: `dataset[3, 0]` is the first element of a row elsewhere, and means nothing here.
     """
     if isinstance(index, tuple):
+        parts = cast("tuple[Any, ...]", index)
+        column = next((one for one in parts if isinstance(one, str)), None)
+        first = "the rows first, as in dataset[3][0], or give a list of rows"
+        instead = first if column is None else f"one after the other, as in dataset[{column!r}][0:2]"
         raise TypeError(
-            f"{index!r:.100} is a tuple, and a dataset is indexed by rows alone: take the rows first, as in "
-            "dataset[3][0], or give a list of rows"
+            f"{index!r:.100} is a tuple, and a dataset is indexed by rows, or by the name of a column: take {instead}"
         )
     if type(index) is bool or getattr(index, "dtype", None) in _BOOLEAN or getattr(index, "ndim", 0):
         return None

@@ -45,9 +45,9 @@ def materialize_module(
         source: a `Snapshot`, a view, a state dict (nested dicts have names with dots), or the path of a snapshot, of a
             safetensors file, or of a folder in Hugging Face's format. A prefix that all its names have (`model.`, the
             name in a snapshot) is ignored. If the module's names are in one part of the source only, that part is used,
-            and its prefix is ignored. Weights
-            that need no conversion are mapped, copy-on-write: nothing is read yet, and processes share their pages.
-            From a state dict, the module takes the tensors themselves. Tensors that the source lacks are replayed.
+            and its prefix is ignored. Weights that need no conversion are mapped, copy-on-write: nothing is read yet,
+            and processes share their pages. From a state dict, the module takes the tensors themselves. Tensors that
+            the source lacks are replayed.
         device: the tensors' device; None keeps the constructor's choice.
         dtype: the dtype of floating-point tensors; None keeps the constructor's choice. Other tensors keep theirs.
         mesh: a DeviceMesh. Tensors become DTensors, and each rank reads or keeps only its own part.
@@ -60,9 +60,9 @@ def materialize_module(
 
     Raises:
         StructureMismatchError: shapes or kinds of dtypes differ, or the source has different values for what is tied or
-            shares memory in the module, and the message lists all differences; or the source
-            has none of the module's names, or several parts of it have them; or `placements` has names that the module
-            lacks. The module is unchanged, as after any error.
+            shares memory in the module, and the message lists all differences; or the source has none of the module's
+            names, or several parts of it have them; or `placements` has names that the module lacks. The module is
+            unchanged, as after any error.
         UnsupportedValueError: a tensor can't be replayed; the message names the operator. Or a tensor was made in
             `fake_mode`, or is a DTensor that was written or converted while it was deferred, or C++ code has a weak
             reference of it; the message names it.
@@ -115,5 +115,5 @@ def _report(table: Table, slots: Sequence[Slot], names: Names) -> None:
     if missing:
         _log.info("%s lacks %d weights, which were replayed: %s", table.title, len(missing), ", ".join(missing[:20]))
     if left:
-        text = "%s has %d weights that were not taken, as they were real already, or wrap others: %s"
+        text = "%s has %d weights that were not taken, as the module's were real already: %s"
         _log.info(text, table.title, len(left), ", ".join(left[:20]))

@@ -73,7 +73,8 @@ def _opened(source: Any) -> tuple[str, Any]:
         if is_snapshot(path):
             return f"the snapshot {path}", Snapshot(path).view()
         if not os.path.exists(path):
-            raise NotAStoreError(f"there is no snapshot, file or folder at {path}")
+            hint = "" if os.path.splitext(path)[1] else "; of a store's key give store.view(key)"
+            raise NotAStoreError(f"there is no snapshot, file or folder at {path}{hint}")
         return path, load_files("source", path, _format_of(path), allow_pickle=False)
     if isinstance(source, Mapping) or hasattr(source, "batch_size"):
         return f"the {type(source).__name__}", source

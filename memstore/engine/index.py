@@ -23,6 +23,7 @@ DEFAULT_TIMEOUT = 30.0  # seconds
 LOOK_EVERY = 1.0  # seconds: a waiter looks again by itself, should its wake get lost
 ASK_EVERY = 0.05  # seconds, where homes on other hosts are asked
 _BETWEEN_LOOKS = 0.0005  # seconds at least, where many others change keys that nobody waits for here
+_WILDCARDS = frozenset("*?[")
 _BETWEEN_GLANCES = 0.002  # seconds, in a store that may only be read: nobody wakes its processes
 
 
@@ -265,9 +266,11 @@ def wait_for_any(opened: Callable[[], Root], wanted: Wanted, timeout: float) -> 
 def none_newer(wanted: Wanted, timeout: float) -> StoreTimeoutError:
     """Makes the error of a wait for any of several keys whose time is over."""
     if wanted.keys is None:
-        return StoreTimeoutError(
-            f"no key that starts with {wanted.prefix.decode()!r} got a newer version within {timeout:g} s"
-        )
+        prefix = wanted.prefix.decode()
+        hint = "; a prefix is plain text, and not a pattern" if _WILDCARDS.intersection(prefix) else ""
+        return StoreTimeoutError(f"no key that starts with {prefix!r} got a newer version within {timeout:g} s{hint}")
+    if len(wanted.keys) == 1:
+        return StoreTimeoutError(f"{wanted.keys[0].decode()!r} got no newer version within {timeout:g} s")
     names = ", ".join(repr(name.decode()) for name in wanted.keys[:3]) + ", ..." * (len(wanted.keys) > 3)
     return StoreTimeoutError(f"none of {len(wanted.keys):,} keys ({names}) got a newer version within {timeout:g} s")
 

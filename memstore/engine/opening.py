@@ -68,6 +68,7 @@ from memstore.errors import (
     ReadOnlyError,
     StoreClosedError,
 )
+from memstore.wording import of_no_place
 
 log = logging.getLogger("memstore")
 
@@ -234,7 +235,8 @@ def destroy_root(path: str, timeout: float) -> None:
     path, deadline = os.path.abspath(path), deadline_after(timeout)
     if not os.path.lexists(path):
         raise NotAStoreError(
-            f"{path} doesn't exist: nothing was removed; memstore.stores() lists the stores of this host"
+            f"{path} doesn't exist{of_no_place(path)}: nothing was removed; memstore.stores() lists the stores of this "
+            "host"
         )
     folder.ensure_folder(path, None, create=False)
     is_link, path = os.path.islink(path), os.path.realpath(path)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from memstore.listing.absent import absent, absent_many, near, no_value, no_values
 from memstore.listing.entries import COLUMNS, Listed, cells, entries, value_bytes
-from memstore.listing.globs import GLOB
+from memstore.listing.globs import GLOB, no_match
 from memstore.listing.keys import WhileRead
 from memstore.listing.keyspace import Keyspace, Mode, has_keys, open_keyspace, opened, tell_of_wait, wanted_of
 from memstore.listing.outline import Leaf, UnknownKindError, outline
@@ -38,6 +38,7 @@ __all__ = [
     "has_keys",
     "key_tree",
     "near",
+    "no_match",
     "no_value",
     "no_values",
     "open_keyspace",

@@ -19,11 +19,11 @@ def warned_if_none(keys: Iterator[str], prefix: str) -> Iterator[str]:
         warnings.warn(no_match(prefix), UserWarning, stacklevel=2)
 
 
-def no_match(prefix: str) -> str:
+def no_match(prefix: str, call: str = "keys") -> str:
     """What to say of a prefix that looks like a pattern, and that no key starts with."""
     plain = re.match(_UP_TO, prefix)
     start = plain[0] if plain else ""
     return (
-        f"keys({prefix!r}): no key starts with this text, in which a wildcard has no meaning; "
+        f"{call}({prefix!r}): no key starts with this text, in which a wildcard has no meaning; "
         f"keys({start!r}) gives all that start with {start!r}, and fnmatch.filter(store.keys(), {prefix!r}) matches"
     )

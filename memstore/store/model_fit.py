@@ -67,7 +67,8 @@ class Fit:
         assert pin.held is not None, "a pin that is mapped"
         stored = view(pin.root, pin.key, pin.held, pin.options, "cpu")
         if not isinstance(stored, Mapping):
-            self.problems.append(f"{an(type(stored))} is stored, which save_model didn't make, and is no state_dict")
+            kind = torch.Tensor if isinstance(stored, StoredTensor) else type(stored)
+            self.problems.append(f"{an(kind)} is stored, which save_model didn't make, and is no state_dict")
             return
         entries = model_entries(model)
         if isinstance(stored.get(MODEL), Mapping):
@@ -151,7 +152,11 @@ class Fit:
 
     def _fit_optimizer(self, stored: Any, optimizer: torch.optim.Optimizer) -> None:
         if not (isinstance(stored, Mapping) and all(isinstance(stored.get(key), Mapping) for key in (STATE, GROUPS))):
-            self._miss("optimizer: none is stored" if stored is None else "optimizer: not as save_model stores it")
+            instead = "leave optimizer= out, or store it by save_model(key, model, optimizer)"
+            if isinstance(stored, Mapping) and "param_groups" in stored:
+                instead = f"optimizer.load_state_dict(store.get({self._pin.key!r})[{OPTIMIZER!r}]) loads it"
+            what = "none is stored" if stored is None else "not as save_model stores it"
+            self._miss(f"optimizer: {what}: {instead}")
             return
         parameters = parameter_names(self._model, optimizer)
         present = optimizer.state_dict()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -85,6 +86,8 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
         names, deleted = index.keys_from(self._writable, start, seconds), 0
         while step := [name.decode() for name in itertools.islice(names, _CLEARED_AT_ONCE)]:
             deleted += self.delete_many(step, missing_ok=True, atomic=False, timeout=timeout)
+        if not deleted and listing.GLOB.intersection(prefix):
+            warnings.warn(listing.no_match(prefix, "clear"), UserWarning, stacklevel=2)
         return deleted
 
     def info(self, key: str) -> EntryInfo:

@@ -43,6 +43,13 @@ def test_stores_removes_only_what_nobody_has_open(filled: str) -> None:
         assert run("stores", "--yes")[0] == 2
 
 
+def test_a_store_at_a_path_of_odd_bytes_is_listed_as_json(filled: str) -> None:
+    odd = os.fsdecode(os.fsencode(filled) + b"-\xff")
+    with memstore.open(odd):
+        assert odd in {one["root"] for one in json.loads(run("stores", "--json")[1])}
+    memstore.destroy(odd)
+
+
 def test_stores_removes_to_its_end_what_nobody_has_open() -> None:
     """On a `/dev/shm` of its own, among processes of its own: the machine's stores are not this test's."""
     listed, said, left, removed, kept = in_namespaces(MOUNTS | PIDS, _remove_in_a_process)
@@ -112,6 +119,13 @@ def test_clear_and_destroy_ask_first(filled: str) -> None:
         run("destroy", filled, "-y")
 
 
+def test_clear_says_of_a_pattern_that_a_prefix_is_plain_text(filled: str) -> None:
+    command = [sys.executable, "-m", "memstore", "clear", filled, "a/*", "--yes"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "0 deleted\n"
+    assert done.stderr == "memstore: a prefix is plain text, and not a pattern: 'a/' means all keys that start so\n"
+
+
 def test_tree_draws_the_keys(filled: str) -> None:
     code, drawn = run("tree", filled)
     assert code == 0 and "a/" in drawn and drawn.count("──") == 4
@@ -128,7 +142,7 @@ def test_a_word_like_another_command_leads_there() -> None:
     assert "Did you mean 'tree'?" in run("tre")[1]
 
 
-def test_cp_and_get_replace_only_with_force(filled: str, tmp_path: Path) -> None:
+def test_cp_get_and_export_replace_only_with_force(filled: str, tmp_path: Path) -> None:
     with pytest.raises(memstore.AlreadyExistsError, match="--force"):
         run("cp", filled, "a/1", filled, "b")
     with memstore.open(filled, "r") as store:
@@ -140,3 +154,9 @@ def test_cp_and_get_replace_only_with_force(filled: str, tmp_path: Path) -> None
         run("get", filled, "a/1", "-o", str(file))
     assert file.read_text() == "mine"
     assert run("get", filled, "a/1", "-o", str(file), "-f")[0] == 0 and file.read_bytes()[:6] == b"\x93NUMPY"
+    torch_file = tmp_path / "one.pt"
+    torch_file.write_text("mine")
+    with pytest.raises(memstore.AlreadyExistsError, match="--force"):
+        run("export", filled, "a/1", str(torch_file))
+    assert torch_file.read_text() == "mine"
+    assert run("export", filled, "a/1", str(torch_file), "--force")[0] == 0 and torch_file.read_bytes()[:2] == b"PK"

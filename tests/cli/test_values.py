@@ -320,6 +320,6 @@ def test_a_leaf_that_is_larger_than_the_memory(root: str, tmp_path: Path) -> Non
         command = [sys.executable, "-c", _LIMITED, *arguments]
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stderr) << 10
 
-    for options in ((), ("-o", str(tmp_path / "x.npy"))):
+    for options in ((), ("--force", "-o", str(tmp_path / "x.npy"))):
         assert memory("get", root, "large", *options) - memory("get", root, "small", *options) < 200 << 20
     assert json.loads(call("get", root, "large", "--json"))["leaves"][0]["statistics"]["mean"] == 1

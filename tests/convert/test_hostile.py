@@ -118,7 +118,7 @@ def test_metadata_runs_no_code(folder: str) -> None:
 
 def test_items_run_no_code(folder: str) -> None:
     dcp.save({"x": torch.ones(1), "y": Evil(f"{folder}/ran")}, checkpoint_id=f"{folder}/source", no_dist=True)
-    fails(folder, UnsupportedValueError, "--allow-pickle")
+    fails(folder, UnsupportedValueError, "allow_pickle=True")
 
 
 _GETATTR = b"\x80\x02cbuiltins\ngetattr\nctorch.distributed.checkpoint.metadata\n"

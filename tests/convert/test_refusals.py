@@ -151,14 +151,14 @@ class Custom:
 
 
 def test_pickle_is_read_only_where_it_is_allowed(folder: str) -> None:
-    assert "--allow-pickle" in refused(folder, {"x": torch.ones(1), "y": Custom()}, "snapshot")
+    assert "allow_pickle=True" in refused(folder, {"x": torch.ones(1), "y": Custom()}, "snapshot")
     convert(f"{folder}/source.pt", f"{folder}/again.pt", allow_pickle=True)
     assert torch.load(f"{folder}/again.pt", weights_only=False)["y"].number == 7
 
 
 def test_objects_of_checkpoints_need_it_too(folder: str) -> None:
     torch.distributed.checkpoint.save({"x": torch.ones(1), "y": Custom()}, checkpoint_id=f"{folder}/c", no_dist=True)
-    with pytest.raises(memstore.errors.UnsupportedValueError, match=r"'y'.*--allow-pickle"):
+    with pytest.raises(memstore.errors.UnsupportedValueError, match=r"'y'.*allow_pickle=True"):
         convert(f"{folder}/c", f"{folder}/target.pt")
     convert(f"{folder}/c", f"{folder}/target.pt", allow_pickle=True)
     assert torch.load(f"{folder}/target.pt", weights_only=False)["y"].number == 7

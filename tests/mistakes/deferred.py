@@ -21,6 +21,11 @@ MISTAKES = [
         "there is no snapshot, file or folder at PATH/nowhere.safetensors",
     ),
     Mistake(
+        'materialize_module(deferred_init(torch.nn.Linear, 4, 2), source=path + "/policy")',
+        NotAStoreError,
+        "there is no snapshot, file or folder at PATH/policy; of a store's key give store.view(key)",
+    ),
+    Mistake(
         "materialize_module(deferred_init(torch.nn.Linear, 8, 2), source=snapshot)",
         StructureMismatchError,
         "1 of 2 tensors of the snapshot PATH/step-1, under 'model', don't fit the module:\n"

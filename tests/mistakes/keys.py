@@ -5,6 +5,7 @@ from __future__ import annotations
 from memstore.errors import (
     InvalidKeyError,
     KeyNotFoundError,
+    NotAStoreError,
     StoreTimeoutError,
     VersionConflictError,
 )
@@ -112,6 +113,28 @@ MISTAKES = [
         UserWarning,
         "keys('pol*'): no key starts with this text, in which a wildcard has no meaning; keys('pol') gives "
         "all that start with 'pol', and fnmatch.filter(store.keys(), 'pol*') matches",
+    ),
+    Mistake(
+        'store.clear("pol*")',
+        UserWarning,
+        "clear('pol*'): no key starts with this text, in which a wildcard has no meaning; keys('pol') gives "
+        "all that start with 'pol', and fnmatch.filter(store.keys(), 'pol*') matches",
+    ),
+    Mistake(
+        'store.wait_any(prefix="pol*", timeout=0.0)',
+        StoreTimeoutError,
+        "no key that starts with 'pol*' got a newer version within 0 s; a prefix is plain text, and not a pattern",
+    ),
+    Mistake(
+        'store.wait_any(["later"], timeout=0.0)',
+        StoreTimeoutError,
+        "'later' got no newer version within 0 s",
+    ),
+    Mistake(
+        'memstore.destroy(path + "/~/run")',
+        NotAStoreError,
+        'PATH/~/run doesn\'t exist; "~" is taken as a name: os.path.expanduser makes your home folder of it: nothing '
+        "was removed; memstore.stores() lists the stores of this host",
     ),
     Mistake(
         'store.put(torch.zeros(2), "policy")',

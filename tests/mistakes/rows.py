@@ -141,8 +141,19 @@ MISTAKES = [
     Mistake(
         "frames[0, 1]",
         TypeError,
-        "(0, 1) is a tuple, and a dataset is indexed by rows alone: take the rows first, as in "
+        "(0, 1) is a tuple, and a dataset is indexed by rows, or by the name of a column: take the rows first, as in "
         "dataset[3][0], or give a list of rows",
+    ),
+    Mistake(
+        'frames["x", 0:2]',
+        TypeError,
+        "('x', slice(0, 2, None)) is a tuple, and a dataset is indexed by rows, or by the name of a column: take one "
+        "after the other, as in dataset['x'][0:2]",
+    ),
+    Mistake(
+        'frames["x"] = torch.zeros(3, 2)',
+        StructureMismatchError,
+        "'frames': rows are written whole: write a column's tensor, as in dataset['x'][:] = values",
     ),
     Mistake(
         'frames["y"]',

@@ -108,6 +108,16 @@ MISTAKES = [
         "the store PATH/store was closed: memstore.aio.open it again",
     ),
     Mistake(
+        'memstore.aio.ReplayBuffer(memstore.aio.open(path + "/store"), "replay")[:]',
+        TypeError,
+        "buffer[index] would block a loop of asyncio: write await buffer.read_rows(index)",
+    ),
+    Mistake(
+        'for row in memstore.aio.ReplayBuffer(memstore.aio.open(path + "/store"), "replay"):\n    pass',
+        TypeError,
+        "a loop over rows would block a loop of asyncio: write async for row in buffer",
+    ),
+    Mistake(
         'memstore.aio.ReplayBuffer(memstore.aio.open(path + "/store"), "replay", sampler="random")',
         ValueError,
         "sampler is 'uniform', 'fifo', 'lifo' or 'prioritized', and not 'random'",

@@ -56,7 +56,7 @@ SIGNATURES = {
         "timeout=None"
     ),
     "Ref.view": "self, **options",
-    "read_rows": "source, index, *, out=None, device=None",
+    "read_rows": "source, index, *, out=None, device=None, cast=False",
     "prefetch_rows": "source, index",
     "StoredTensor.distribute": "self, mesh, placements",
     "bytes_read": "",

@@ -283,7 +283,7 @@ def test_without_strict_what_is_common_is_loaded(store: memstore.Store) -> None:
     store.save_model("run", model)
     with pytest.raises(StructureMismatchError, match=r"strict=False leaves it out:\n  model\['1.weight'\]"):
         store.load_model("run", other)
-    with pytest.raises(StructureMismatchError, match="optimizer: none is stored"):
+    with pytest.raises(StructureMismatchError, match="optimizer: none is stored: leave optimizer= out, or store it"):
         store.load_model("run", model, torch.optim.SGD(model.parameters()))
     store.load_model("run", other, torch.optim.SGD(other.parameters()), strict=False)
     assert torch.equal(other[0].weight, model[0].weight)
@@ -292,8 +292,22 @@ def test_without_strict_what_is_common_is_loaded(store: memstore.Store) -> None:
 @pytest.mark.parametrize("value", [torch.ones(3), {"a": 1}, {"model": torch.ones(2)}, [1]])
 def test_what_is_no_model_is_told(store: memstore.Store, value: Any) -> None:
     store.put("run", value)
-    with pytest.raises(StructureMismatchError, match="which save_model didn.t make"):
+    what = "a Tensor" if isinstance(value, torch.Tensor) else f"an? {type(value).__name__}"
+    with pytest.raises(StructureMismatchError, match=f"{what} is stored, which save_model didn.t make"):
         store.load_model("run", nn.Linear(1, 1))
+
+
+def test_a_state_dict_of_an_optimizer_is_told_how_it_is_loaded(store: memstore.Store) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train_once(model, optimizer)
+    store.put("run", {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    with pytest.raises(StructureMismatchError) as raised:
+        store.load_model("run", model, torch.optim.AdamW(model.parameters()))
+    assert str(raised.value).endswith("optimizer.load_state_dict(store.get('run')['optimizer']) loads it")
+    fresh = torch.optim.AdamW(model.parameters())
+    fresh.load_state_dict(store.get("run")["optimizer"])
+    assert fresh.state_dict()["state"][0]["step"] == 1
 
 
 def test_modules_without_memory_are_told(store: memstore.Store) -> None:

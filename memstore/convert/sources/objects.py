@@ -31,7 +31,7 @@ def load_object(what: str, data: bytes, rules: Rules) -> Any:
         hint = (
             ""
             if rules.allow_pickle
-            else ", which can run code: convert it with --allow-pickle if you trust who saved it"
+            else ", which can run code: convert it with allow_pickle=True if you trust who saved it"
         )
         raise UnsupportedValueError(
             f"{what} can't be read{' without pickle' if hint else ''} ({detail:.200}){hint}"

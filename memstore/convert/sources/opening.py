@@ -38,7 +38,7 @@ def open_source(path: str, format: Format, rules: Rules) -> Found:
     except UnsupportedValueError as error:
         text = error.message.replace("leave format= out", "leave source_as= out")
         if not rules.allow_pickle:
-            text = text.replace("open the store with allow_pickle=True", "convert it with --allow-pickle")
+            text = text.replace("open the store with allow_pickle=True", "convert it with allow_pickle=True")
         if text == error.message:
             raise
         raise UnsupportedValueError(text) from error

@@ -44,7 +44,7 @@ def write_memmap(found: Found, source: Any, rules: Rules, folder: str, name: str
     try:
         places = make_memmap_folder(folder, source, allow_pickle=rules.allow_pickle)
     except UnsupportedValueError as error:
-        text = error.message.replace("open the store with allow_pickle=True", "convert it with --allow-pickle")
+        text = error.message.replace("open the store with allow_pickle=True", "convert it with allow_pickle=True")
         raise UnsupportedValueError(text) from error
     for tensor, path in places:
         syscalls.unlink(path)  # tensordict has made it, with holes

@@ -70,7 +70,7 @@ def unread_by_torch(leaf: Any) -> str | None:
         return None
     return (
         f"of the class {kind.__module__}.{kind.__qualname__}, which torch.load reads only as a pickle; "
-        "--allow-pickle writes it"
+        "allow_pickle=True writes it"
     )
 
 

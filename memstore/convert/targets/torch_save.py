@@ -35,7 +35,7 @@ def draft_torch(found: Found, value: Any, rules: Rules) -> NewFile:
         if structure.is_wrapper(type(tensor)) and not rules.allow_pickle and not _loads_safely(type(tensor)):
             raise UnsupportedValueError(
                 f"{structure.render_path(path)}: torch.load reads {an(type(tensor))} only with pickle: convert it with "
-                "--allow-pickle if you trust the file, or add the class by torch.serialization.add_safe_globals"
+                "allow_pickle=True if you trust the file, or add the class by torch.serialization.add_safe_globals"
             )
     sink = _Sink(_storages(found, value, rules))
     try:

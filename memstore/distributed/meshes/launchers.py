@@ -55,6 +55,7 @@ class Launchers:
             raise NotServedError(f"Monarch could not attach to the mesh: {last_line(error)}") from error
         self._overseer: Any = this_proc().spawn("memstore_overseer", Overseer)
         self._names: dict[int, str] = {}
+        self._dead: set[int] = set()
         try:
             self.count: int = self._get(self._overseer.spawn.call_one(host_mesh), deadline - time.monotonic())
         except BaseException:
@@ -78,6 +79,8 @@ class Launchers:
         found: dict[int, Answer] = {}
         failures: list[MemstoreError] = []
         for one in heard:
+            if not one.report:
+                self._dead.add(one.rank)
             report = decode_report(one.report) if one.report else Failed("", NotServedError.__name__, one.why)
             if isinstance(report, kind):
                 found[one.rank] = report
@@ -90,10 +93,11 @@ class Launchers:
             raise StoreTimeoutError(f"{', '.join(silent)}: no answer of the launcher there in time")
         return found
 
-    def try_ask(self, orders: Mapping[int, Order], kind: type[Answer], seconds: float) -> None:
-        """As `ask`, of whom nothing more is expected."""
+    def try_ask(self, order: Order, kind: type[Answer], seconds: float) -> None:
+        """Gives an order to all that live. Monarch ends this process for a message to one that doesn't."""
+        living = [rank for rank in range(self.count) if rank not in self._dead]
         try:
-            self.ask(orders, kind, time.monotonic() + seconds)
+            self.ask(dict.fromkeys(living, order), kind, time.monotonic() + seconds)
         except (MemstoreError, TimeoutError):
             return
 

@@ -120,7 +120,10 @@ class Launching:
         path = absolute_path(order.root)
         self._was_there = os.path.lexists(path)
         with gone_if_new(path):
-            return self._opened(path)
+            seen = self._opened(path)
+        if self._is_undone:  # by an order that has overtaken this one
+            self._take_back()
+        return seen
 
     def _opened(self, path: str) -> Seen:
         with resource_errors(path):
@@ -215,7 +218,11 @@ class Launching:
             self._agent = 0
         if agent:
             _end(agent)
-        if self._root and not self._was_there:  # else the look failed, and has left nothing
+        self._take_back()
+
+    def _take_back(self) -> None:
+        """Removes the store that a look has made, if there was none."""
+        if self._root and not self._was_there:
             remove_unused(self._root, folder_too=True)
 
 

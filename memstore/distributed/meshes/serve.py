@@ -128,8 +128,7 @@ class _Serving:
             is_here = _folder(self._root) in {one.folder for one in seen.values()}
             view = self._start(plan, self._ips(plan, seen, is_here), secret).view
         except BaseException:
-            undo = dict.fromkeys(range(self._launchers.count), Undo())
-            self._launchers.try_ask(undo, Done, _UNDO_WITHIN)
+            self._launchers.try_ask(Undo(), Done, _UNDO_WITHIN)
             raise
         return Cluster(self._root) if is_here else FarCluster(self._root, view, secret)
 

@@ -101,6 +101,13 @@ def test_a_launcher_that_could_not_look_leaves_the_store_in_its_working_folder(
     memstore.open(scratch, "r").close()
 
 
+def test_a_launcher_whose_look_is_overtaken_by_an_undo_leaves_nothing(scratch: str) -> None:
+    launching = Launching(("192.0.2.1",))
+    assert decode_report(launching.answer(encode(Undo()))) == Done()
+    assert isinstance(decode_report(launching.answer(encode(Look(VERSION, scratch)))), Seen)
+    assert not Path(scratch).exists()
+
+
 def test_a_launcher_leaves_a_store_that_was_there(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     memstore.open(scratch).close()
     launching = Launching(("192.0.2.1",))
