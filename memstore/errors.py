@@ -311,7 +311,7 @@ class NoSnapshotError(NotAStoreError, FileNotFoundError, RuntimeError):
 
 
 class SnapshotMismatchError(StructureMismatchError, RuntimeError):
-    """What is to be restored has other names, shapes or dtypes than the snapshot. Nothing was restored."""
+    """The objects to restore have other names, shapes or dtypes than the snapshot. Nothing was restored."""
 
 
 class NoSuchPathError(KeyNotFoundError, RuntimeError):
@@ -390,7 +390,7 @@ def _code_of(error: BaseException) -> tuple[int, str] | None:
 
 
 def way_out(code: int) -> str:
-    """What to do about a lack of this errno."""
+    """Says what to do about a lack of this errno."""
     return _WAYS_OUT[code]
 
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
-from memstore.errors import ResourceLimitError, lack_of, way_out
+from memstore.errors import error_of_lack
 
 PATIENCE = 30.0  # seconds
 
@@ -56,13 +56,10 @@ def between_forks() -> Generator[None]:
     try:
         yield
     except (OSError, MemoryError, ImportError) as error:
-        lack = lack_of(error)
-        if lack is None:
+        typed = error_of_lack(error, "a part of memstore, or of a package that it needs, can't be imported now")
+        if typed is None:
             raise
-        raise ResourceLimitError(
-            f"a part of memstore, or of a package that it needs, can't be imported now: {lack[1]}: {way_out(lack[0])}",
-            code=lack[0],
-        ) from error
+        raise typed from error
     finally:
         if is_ours:
             lock.release()

@@ -46,6 +46,7 @@ class ByRanks(Waits):
     ) -> int:
         seconds = self.timeout if timeout is None else timeout
         deadline = deadline_after(seconds)
+        strict, cast = flag("strict", strict), flag("cast", cast)
         load = await call(
             self.lane_of(key), lambda _: begin_load(self.blocking(), key, process_group, seconds), seconds
         )

@@ -31,7 +31,7 @@ class Job(Generic[T]):
     """Made in the loop whose task waits for it, if one does. Its lane's lock guards what changes.
 
     Attributes:
-        future: of that loop; what the task awaits.
+        future: of that loop; what the task awaits. None: no task does.
         settled: as `future`, and never cancelled: for a task that is to see the call's end. None: there is none.
         thread: that runs it; 0: none does.
         function: called with the seconds that it has waited for a thread. None: it is not to run.
@@ -88,16 +88,17 @@ class Job(Generic[T]):
     def drop(self) -> None:
         """In a thread: the task doesn't get what the function gave."""
         result, error, self._result, self._error = self._result, self._error, None, None
-        if error is None and self._undo is not None:
+        undo, self._undo = self._undo, None  # once: `_set` comes after it
+        if error is None and undo is not None:
             try:
-                self._undo(result)
+                undo(result)
             except Exception as failed:
                 log.info("memstore.aio: %s", str(failed))
 
     def drop_soon(self, result: T) -> None:
         """In the loop: the same, in a thread of the lane."""
-        if self._undo is not None:
-            undo = self._undo
+        undo, self._undo = self._undo, None
+        if undo is not None:
             self._add(Job(lambda _: undo(result), self._add, is_awaited=False))
 
     def deliver(self) -> None:

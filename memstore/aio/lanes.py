@@ -85,11 +85,15 @@ class Lane:
             return job.settled
 
     def end(self, deadline: float) -> None:
-        """Runs nothing that waits; returns when nothing is under way any more, or then."""
+        """Runs no call that waits, but what undoes one; returns when nothing is under way any more, or then."""
         with self._some:
             for job in self._jobs:
-                job.function = None
-            self._quiet.wait_for(lambda: not self._running, max(deadline - time.monotonic(), 0))
+                if job.future is not None:
+                    job.function = None
+            self._quiet.wait_for(
+                lambda: not self._running and not any(job.function for job in self._jobs),
+                max(deadline - time.monotonic(), 0),
+            )
 
     # --- a thread -----------------------------------------------------------------------------------------------------
 

@@ -57,13 +57,13 @@ class Waits(Opened):
         some = (wanted.prefix if wanted.keys is None else wanted.keys[0]).decode()
         store = self.ready
         if store is None:
-            store = await call(self.lane_of(some), lambda _: self.blocking())
+            store = await call(self.lane_of(some), lambda _: self.blocking(), seconds)
         root = store.lend_root("any")[0]
         while True:
             self.check_open()
             seen, now = root.doorbell.state(), time.monotonic()  # before the catalog
-            look = partial(look_at, root, wanted, max(deadline - now, 0.0))
-            found, hears = await call(self.lane_of(some), look)
+            left = max(deadline - now, 0.0)
+            found, hears = await call(self.lane_of(some), partial(look_at, root, wanted, left), left)
             if found:
                 versions = {name.decode(): version for name, version in found.items()}
                 if began:

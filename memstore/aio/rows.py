@@ -195,14 +195,14 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
         """Copies of the whole rows that are there now, from the oldest on, without those that are overwritten since."""
         lane = self.lane_of(None)
         for positions in await call(lane, lambda _: parts_by_age(self.blocking())):
-            read = partial(copied_rows, self.blocking(), positions, deadline_after(self.timeout))
-            for row in (await call(lane, lambda _, read=read: read())).unbind(0):
+            read = partial(copied_rows, self.blocking(), positions)
+            for row in (await call(lane, lambda _, read=read: read(deadline_after(self.timeout)))).unbind(0):
                 yield row
 
     async def _sampled(
         self, sample: Callable[..., Sampled], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        """What a sample has taken from all others is put back if its task is cancelled, and doesn't get it."""
+        """Awaits a sample. If its task is cancelled, and doesn't get it, its rows are put back."""
         found = await self.made(
             sample,
             arguments,

@@ -206,4 +206,6 @@ def _naming_lacks(target: str, nbytes: int) -> Generator[None]:
             code=error.errno,
         ) from error
     except ResourceLimitError as error:
-        raise (error_of_lack(error.__cause__, target) if error.__cause__ else None) or error from error.__cause__
+        cause = error.__cause__
+        named = None if cause is None else error_of_lack(cause, target)
+        raise named or error from cause

@@ -103,7 +103,7 @@ class Dataset(_RowsForLoaders):
         return rows.shared(in_range(row, length, self.key))
 
     def _ipython_key_completions_(self) -> list[str]:
-        """What notebooks offer behind `dataset["`: the columns."""
+        """Lists what notebooks offer behind `dataset["`: the columns."""
         return self._rows.names()
 
     @modes.unaffected

@@ -27,7 +27,7 @@ def create_dataset(
 def create_dataset_from(
     root: Root, key: str, value: Any, capacity: int | None, timeout: float, deadline: float
 ) -> Dataset:
-    """As `create_dataset`."""
+    """Creates a dataset with the rows of a batch. Timeouts as of `create_dataset`."""
     with resource_errors(root.path, key, root):
         version = create_from(root, key, value, capacity, deadline)
         return _open_new(root, key, version, timeout)

@@ -46,14 +46,14 @@ class Rows:
         self.arrays = arrays_over(self.plan, self._memory)
         self.value: Any = structure.rebuild(self.plan, b"", self._memory, entry.mapping)
 
-    def shared(self, index: int | slice) -> Any:
-        """These rows, as tensors over the memory that the processes share.
+    def shared(self, index: int | slice, value: Any = None) -> Any:
+        """These rows, as tensors over the memory that the processes share. `value`: a part of all of them; None: all.
 
         Each has a storage of its own: `share_memory_` moves a storage elsewhere, with all tensors over it, and torch
         saves it whole.
         """
         with torch.inference_mode(False):
-            rows = self.value[index]
+            rows = (self.value if value is None else value)[index]
             return self._own(rows) if isinstance(rows, torch.Tensor) else rows.apply(self._own)
 
     def column(self, names: tuple[str, ...], length: int) -> Any:
@@ -64,12 +64,10 @@ class Rows:
             if found is None:
                 asked = names[0] if len(names) == 1 else names
                 raise NoLeafError(f"{self._entry.key!r} has no leaf {asked!r}, but {self._leaves()}")
-        with torch.inference_mode(False):
-            rows = found[:length]
-            return self._own(rows) if isinstance(rows, torch.Tensor) else rows.apply(self._own)
+        return self.shared(slice(length), found)
 
     def names(self) -> list[str]:
-        """Of the columns; of nested leaves the first part. None if the rows are of one tensor."""
+        """The names of the columns; of nested leaves the first part. Empty if the rows are of one tensor."""
         return list(dict.fromkeys(str(leaf.name[0]) for leaf in self.plan.leaves if leaf.name))
 
     def _leaves(self) -> str:

@@ -160,7 +160,7 @@ class Swaps:
 
 
 class _Content(NamedTuple):
-    """What a tensor's object had before a swap."""
+    """All that a tensor's object had before a swap."""
 
     tensor: torch.Tensor
     impl: int
@@ -207,7 +207,7 @@ def _end_hooks(tensor: torch.Tensor) -> None:
 
 
 def _refuse_backward(deferred: Any) -> None:
-    """What was computed from it before has no gradients for what is real: backward says so, instead of losing them."""
+    """Makes backward raise for what was computed before: its gradients would be lost, and not those of what is real."""
     if deferred.requires_grad and deferred.is_leaf and deferred._use_count() > 1:
         torch.autograd.graph.get_gradient_edge(deferred).node.register_prehook(_refuse_gradients)
 

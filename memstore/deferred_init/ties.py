@@ -1,4 +1,4 @@
-"""What is one tensor in a module, or shows the same memory, and has different values in a source.
+"""Tensors that are one in a module, or show the same memory, and have different values in a source.
 
 The module can't have both, so nothing is taken: which of them is meant, nobody knows.
 """
@@ -85,7 +85,7 @@ def _has_values(stored: Any) -> bool:
 
 
 def _clusters(group: Sequence[_Entry]) -> Iterator[list[_Entry]]:
-    """Those of a storage that overlap others, each with all that it is joined to by such."""
+    """Groups the entries of a storage that overlap others, each with all that it is joined to by such."""
     if len(group) < 2:
         return
     cluster: list[_Entry] = []
@@ -133,7 +133,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 def _double(entry: _Entry, storage: torch.UntypedStorage, start: int) -> torch.Tensor:
-    """What the entry's tensor would show of a storage that has the bytes from `start` on."""
+    """Makes the tensor that the entry's would be over a storage which has the bytes from `start` on."""
     ref = entry.ref
     assert ref is not None, "it has neighbours in its storage"
     double = over(storage, ref.dtype, (entry.start - start) // ref.dtype.itemsize, ref.size, ref.stride)

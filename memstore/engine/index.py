@@ -1,4 +1,4 @@
-"""What a Store asks of the catalog beside `get` and `put`: records, versions, keys, and waits for new versions.
+"""The catalog's answers beside `get` and `put`: records, versions, keys, and waits for new versions.
 
 Nothing is mapped, and no tensor is read. In a store on several hosts, what isn't found here is asked for elsewhere.
 """
@@ -240,7 +240,7 @@ def hears_of_all(root: Root, wanted: Wanted) -> bool:
 
 
 def wait_for_any(opened: Callable[[], Root], wanted: Wanted, timeout: float) -> dict[bytes, int]:
-    """As `newer_versions`, as soon as there are some. Raises StoreTimeoutError."""
+    """Waits until there are `newer_versions`, and returns them. Raises StoreTimeoutError."""
     deadline = deadline_after(timeout)
     doorbell = opened().doorbell
     watch = None if doorbell.watch is None else doorbell.watch.another()
@@ -264,7 +264,7 @@ def wait_for_any(opened: Callable[[], Root], wanted: Wanted, timeout: float) -> 
 
 
 def none_newer(wanted: Wanted, timeout: float) -> StoreTimeoutError:
-    """What a wait for any of several keys raises whose time is over."""
+    """Makes the error of a wait for any of several keys whose time is over."""
     if wanted.keys is None:
         prefix = wanted.prefix.decode()
         hint = "; a prefix is plain text, and not a pattern" if _WILDCARDS.intersection(prefix) else ""

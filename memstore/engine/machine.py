@@ -1,4 +1,4 @@
-"""Which stores there are on this machine, and who has them open. Nothing is opened: it looks at files and /proc.
+"""The stores of this machine, and who has them open. Nothing is opened: it looks at files and /proc.
 
 Found are the stores on `/dev/shm`, up to three folders deep, and those that running processes have open, wherever they
 lie, as far as this user may look. A process that has a store open maps its doorbell.
@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from memstore.engine.root import (
     AGENT_LOCK,
@@ -34,11 +34,10 @@ _DOORBELLS = re.compile(rf"^[0-9a-f]+-\S+ \S+ \S+ \S+ ([0-9]+) +(/.*)/{DOORBELL}
 
 def stores_of_machine(within: str = _SHARED_MEMORY) -> tuple[StoreSummary, ...]:
     """The stores below the folder `within`, and those that are open anywhere; sorted by their roots."""
-    opened = _opened()
-    locks = lock_holders()
+    opened, locks = _opened(), lock_holders()
     found: list[StoreSummary] = []
     for root in sorted({*_below(within, _DEEPEST), *opened}):
-        summary = _summary(root, opened.get(root, set()), set(locks))
+        summary = _summary(root, opened.get(root, set()), locks)
         if summary is not None:
             found.append(summary)
     return tuple(found)
@@ -77,21 +76,18 @@ def _opened() -> dict[str, set[int]]:
     return found
 
 
-def _summary(root: str, pids: set[int], locks: set[tuple[int, int]]) -> StoreSummary | None:
-    """None: it was removed meanwhile, or is the state of a store on storage that hosts share."""
+def _summary(root: str, pids: set[int], locks: Container[tuple[int, int] | None]) -> StoreSummary | None:
+    """Returns None for what was removed meanwhile, lacks files, or is a host's state of a store on shared storage."""
     settings: Settings | None = None
     with contextlib.suppress(MemstoreError, OSError):  # damaged, newer, or closed to this user: it takes space as well
         settings = folder.read_settings(root)
     if settings is not None and settings.shared is not None:
         return None
     try:
-        status, nbytes = (
-            os.stat(f"{root}/{folder.SETTINGS}"),
-            _size_of(f"{root}/{SEGMENTS}") + _size_of(f"{root}/{CATALOG}"),
-        )
-        created = min(status.st_mtime, _changed(f"{root}/catalog"))
+        nbytes = _size_of(f"{root}/{SEGMENTS}") + _size_of(f"{root}/{CATALOG}")
+        created = min(os.stat(f"{root}/{folder.SETTINGS}").st_mtime, os.stat(f"{root}/catalog").st_mtime)
         changed = max(created, _changed(f"{root}/{SEGMENTS}"), _changed(f"{root}/{CATALOG}/data.mdb"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return StoreSummary(
         root=root,

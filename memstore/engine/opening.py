@@ -138,8 +138,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
                 raise
         except BaseException:
             if made:  # nothing is left of an opening that failed
-                with contextlib.suppress(OSError):
-                    syscalls.remove_folder(real)
+                _remove_empty(real)
             raise
     root = use.root
     if root.lock is not None and mode != "r":
@@ -151,6 +150,18 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
             if creation.capacity is not None:
                 _set_capacity(root, creation.capacity, deadline)
     return use
+
+
+def _remove_empty(path: str) -> None:
+    """Best effort; not while somebody else, who has found the folder, creates a store in it."""
+    with contextlib.suppress(MemstoreError, OSError):
+        try:
+            with folder.locked(path, monotonic(), registry.lock):
+                syscalls.remove_folder(path)
+        except MemstoreError:
+            raise
+        except OSError:  # there is no descriptor left to lock it
+            syscalls.remove_folder(path)
 
 
 def check_is_host(use: RootUse) -> None:
@@ -267,6 +278,9 @@ def _page_of_nobody(path: str) -> LockFile | None:
     page = LockFile(f"{path}/{LOCK}", os.O_RDWR)
     if syscalls.lock_exclusive(page.fd):
         return page
+    gc.collect()  # what this process closed may be kept by the traceback of an error, in a cycle
+    if syscalls.lock_exclusive(page.fd):
+        return page
     page.close()
     return None
 
@@ -292,7 +306,6 @@ def remove_unused(path: str, *, folder_too: bool) -> None:
 
     It may have asked to be one. If the seed has just agreed, it takes the next root at this address for a new one.
     """
-    gc.collect()  # an error's traceback may keep what this process has closed
     with contextlib.suppress(OSError, MemstoreError):
         path = os.path.realpath(path)
         with folder.locked(path, deadline_after(_REMOVED_WITHIN), registry.lock):

@@ -136,7 +136,7 @@ class _Sink:
 
 
 def save_torch(value: Any, file: NewFile) -> None:
-    """As torch.save does. Raises UnsupportedValueError, which names the leaf if it can."""
+    """Writes as torch.save does. Raises UnsupportedValueError, which names the leaf if it can."""
     _check_for_torch(value)
     sink = _Sink(file)
     try:

@@ -340,9 +340,9 @@ def wanted_of(keys: Iterable[str] | None, prefix: str | None, newer_than: Mappin
         raise TypeError("wait_any waits for keys, or for all that start with prefix=: give one of them")
     older = older_versions(newer_than)
     than = older if isinstance(older, int) else {encode_key(key): version for key, version in older.items()}
-    if keys is None:
-        return index.Wanted(None, encode_prefix(prefix or ""), than)
-    names = tuple(dict.fromkeys(map(encode_key, several(keys))))
+    if prefix is not None:
+        return index.Wanted(None, encode_prefix(prefix), than)
+    names = tuple(dict.fromkeys(map(encode_key, several(() if keys is None else keys))))
     if not names:
         raise ValueError("there are no keys to wait for: give some, or a prefix= for those that come")
     return index.Wanted(names, b"", than)

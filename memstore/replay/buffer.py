@@ -379,7 +379,7 @@ class Sampled(NamedTuple):
 def sample_rows(
     buffer: ReplayBuffer, batch_size: int, *, out: Any = None, device: Any = None, timeout: float | None = None
 ) -> Sampled:
-    """As `buffer.sample`; its rows can be put back."""
+    """Samples as `buffer.sample`; the rows can be put back."""
     rows = _count(batch_size, "batch_size")
     if out is not None and device is not None:
         raise TypeError("out= has a device of its own: leave device= out")
@@ -389,7 +389,7 @@ def sample_rows(
 def sample_slices(
     buffer: ReplayBuffer, num_slices: int, slice_len: int, *, end_key: Any = "done", timeout: float | None = None
 ) -> Sampled:
-    """As `buffer.sample_slices`; it can be undone."""
+    """Samples slices as `buffer.sample_slices`; their rows can be put back."""
     count, length = _count(num_slices, "num_slices"), _count(slice_len, "slice_len", least=1)
     return buffer._sample_slices(count, length, end_key, timeout)  # pyright: ignore[reportPrivateUsage]
 

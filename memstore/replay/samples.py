@@ -170,7 +170,7 @@ def _shown(name: Name) -> str:
 
 
 def _shared(leaves: dict[Name, torch.Tensor]) -> list[str]:
-    """What is to be told of leaves that share memory: a sample has values of its own for each.
+    """Lists leaves that share memory, for an error: a sample has values of its own for each.
 
     Leaves that are columns of one tensor lie between each other, and share none: of such each byte is looked at.
     """

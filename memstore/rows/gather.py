@@ -38,7 +38,7 @@ class Job(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the rows as they are stored: the target may have another dtype."""
+        """Bytes of the rows as they are stored: the target may have another dtype."""
         return self.target.numel() * self.real.dtype.itemsize
 
     def prefetch(self) -> None:

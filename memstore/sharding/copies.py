@@ -54,7 +54,7 @@ def copies(wanted: Sequence[tuple[Box, torch.Tensor]], stored: Sequence[tuple[Bo
 
 
 class _Meet(NamedTuple):
-    """What the boxes `want` and `have` have in common: the part `into` of the former, `source` of the latter."""
+    """The common part of the boxes `want` and `have`: `into` of the former, `source` of the latter."""
 
     want: int
     into: Box

@@ -50,7 +50,7 @@ class AsMapping(Puts, Gets):
         self.delete(key)
 
     def _ipython_key_completions_(self) -> list[str]:
-        """What notebooks offer behind `store["`: the first keys, or none of a store that can't be read now."""
+        """Lists what notebooks offer behind `store["`: the first keys, or none of a store that can't be read now."""
         try:
             keys = index.keys_from(self._opened, b"", _COMPLETED_WITHIN)
             return [key.decode() for key in itertools.islice(keys, _COMPLETED)]

@@ -275,9 +275,9 @@ class ByRanks(Puts, Gets):
         check_key("load_model", key, model)
         seconds = self._timeout if timeout is None else timeout
         deadline = deadline_after(seconds)
+        strict, cast = flag("strict", strict), flag("cast", cast)  # before other ranks wait for this one
         load = self._begin_load(key, process_group, seconds)
         wait = None if newer_than is None else partial(self.wait, key, newer_than=newer_than, timeout=seconds)
-        strict, cast = flag("strict", strict), flag("cast", cast)
         return load.fill(model, optimizer, strict=strict, cast=cast, wait=wait, deadline=deadline, timeout=seconds)
 
     def _begin_load(self, key: str, process_group: Any, timeout: float) -> ModelLoad:

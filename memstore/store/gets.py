@@ -331,7 +331,7 @@ class Gets(Keyspace):
 
 
 def ref_lazily(store: Gets, key: str) -> Ref:
-    """As `store.ref(key)`, for this process only: bytes of other hosts come when they are read."""
+    """Returns `store.ref(key)` for this process only: bytes of other hosts come when they are read."""
     return store._ref_lazily(key)  # pyright: ignore[reportPrivateUsage]
 
 

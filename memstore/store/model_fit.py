@@ -105,7 +105,7 @@ class Fit:
     # --- the module ---------------------------------------------------------------------------------------------------
 
     def _fit_model(self, stored: Mapping[str, Any], entries: Mapping[str, ModelEntry]) -> dict[str, Any]:
-        """What a get is to fill, by the stored names."""
+        """Returns what a get is to fill, by the stored names."""
         targets: dict[str, Any] = {}
         known: set[str] = set()
         for name, entry in entries.items():
@@ -131,7 +131,7 @@ class Fit:
         return targets
 
     def _fit_several(self, name: str, entry: ModelEntry, found: Any) -> None:
-        """What is stored as several tensors: filled part by part where the module has its like."""
+        """Plans for what is stored as several tensors: it is filled part by part where the module has its like."""
         value = entry.value
         pairs = (pair_parts(value, found) or pair_shards(value, found)) if isinstance(value, torch.Tensor) else None
         if pairs is not None:
@@ -262,7 +262,7 @@ def _has_several(stored: Any) -> bool:
 
 
 def _filled(target: Any) -> Any:
-    """What a get is to fill of a target: tensors that are stored as several are copied from the view already."""
+    """Returns what a get is to fill of a target: tensors stored as several are copied from the view already."""
     if not isinstance(target, Mapping):
         return target
     return {

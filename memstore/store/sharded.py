@@ -110,7 +110,7 @@ class PendingPut:
         return self.done_by(deadline_after(self._timeout))
 
     def done_by(self, deadline: float) -> bool:
-        """As `done`, up to this monotonic time."""
+        """Does the same as `done`, up to this monotonic time."""
         return self._look(time.monotonic(), deadline)
 
     def abort(self, *, timeout: float | None = None) -> None:

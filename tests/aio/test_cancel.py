@@ -283,6 +283,61 @@ def test_a_sample_that_is_cancelled_when_it_has_its_rows_puts_them_back(
     with_store(root, use)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_call_that_is_given_up_is_undone_once_or_not_at_all_if_it_fails(fails: bool) -> None:
+    undone: list[object] = []
+
+    async def use() -> None:
+        may_end = threading.Event()
+
+        def work(_: float) -> str:
+            assert may_end.wait(60)
+            if fails:
+                raise ArithmeticError
+            return "found"
+
+        task = asyncio.ensure_future(lanes.call("undo", work, undo=undone.append, settles=True))
+        await asyncio.sleep(0)
+        task.cancel()
+        await until(lambda: bool(ABANDONED))
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await all_threads_of("undo")
+
+    asyncio.run(use())
+    assert undone == ([] if fails else ["found"])
+
+
+async def all_threads_of(lane: str) -> None:
+    """Returns when all threads of a lane have done what they were given before."""
+    everyone = threading.Barrier(lanes.THREADS)
+    await asyncio.gather(*(lanes.call(lane, lambda _: everyone.wait(60)) for _ in range(lanes.THREADS)))
+
+
+def test_what_is_to_be_undone_is_undone_before_the_interpreter_ends() -> None:
+    """Also if all threads are busy when it is given up. Calls that wait for a thread are not made any more."""
+    undone: list[str] = []
+
+    async def use() -> None:
+        may_end = threading.Event()
+        busy = [asyncio.ensure_future(lanes.call("undo", lambda _: may_end.wait(60))) for _ in range(lanes.THREADS)]
+        late = asyncio.ensure_future(lanes.call("undo", lambda _: undone.append("late")))
+        await until(lambda: lanes._lanes["undo"]._running == lanes.THREADS)
+        lane = lanes._lanes["undo"]
+        lane.add(lanes.Job(lambda _: undone.append("sample"), lane.add, is_awaited=False))
+        ending = threading.Thread(target=lambda: lane.end(time.monotonic() + 60))
+        ending.start()
+        await until(lambda: lane._jobs[0].function is None)
+        may_end.set()
+        ending.join()
+        assert undone == ["sample"]
+        await asyncio.gather(*busy)
+        await cancelled(late)
+
+    asyncio.run(use())
+
+
 def is_under_way(queue: memstore.aio.ReplayBuffer) -> bool:
     """A sample of it, in a thread."""
     lane = lanes._lanes.get(queue.lane_of_samples(None))

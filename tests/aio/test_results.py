@@ -336,6 +336,8 @@ def test_models_are_saved_and_loaded(root: str) -> None:
         half = torch.nn.Linear(2, 1).bfloat16()
         with pytest.raises(memstore.StructureMismatchError, match="cast=True casts it"):
             await store.load_model("policy", half)
+        with pytest.raises(TypeError, match="cast"):
+            await store.load_model("policy", half, cast="yes")  # type: ignore[arg-type]
         assert await store.load_model("policy", half, cast=True) == version
         assert half.weight.dtype == torch.bfloat16 and torch.equal(half.weight, trained.weight.bfloat16())
         assert threading.active_count() < before + 8

@@ -11,8 +11,8 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.aio import AsyncStore, waits
-from tests.aio.loops import threads_of_aio, until, with_store
+from memstore.aio import AsyncStore, lanes, waits
+from tests.aio.loops import Stopper, threads_of_aio, until, with_store
 from tests.children import Child, Wire
 
 
@@ -226,6 +226,21 @@ def test_a_mutable_entry_is_refused(root: str) -> None:
     with_store(root, use)
 
 
+def test_a_wait_for_any_key_ends_in_time_where_all_threads_are_busy(root: str) -> None:
+    async def use(store: AsyncStore) -> None:
+        await store.put("key", 1)
+        with memstore.open(root) as blocking, Stopper(blocking):
+            puts = [asyncio.ensure_future(store.put("key", number)) for number in range(lanes.THREADS)]
+            await asyncio.sleep(0)
+            started = time.monotonic()
+            with pytest.raises(memstore.StoreTimeoutError, match="no thread had time"):
+                await store.wait_any(["missing"], timeout=0.1)
+            assert time.monotonic() - started < 9  # and the puts take 20 s
+        await asyncio.gather(*puts)
+
+    with_store(root, use)
+
+
 def test_a_wait_for_any_key_is_woken_by_another_process_and_may_be_cancelled(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +255,7 @@ def test_a_wait_for_any_key_is_woken_by_another_process_and_may_be_cancelled(
                     asyncio.ensure_future(store.wait_any(["missing", f"batch{number}/b"])),
                 ]
                 left = asyncio.ensure_future(store.wait_any(prefix="never/", timeout=float("inf")))
-                await asyncio.sleep(0.02)
+                await until(lambda: any(len(room._waiting) >= 3 for room in waits._rooms.values()))
                 child.send([f"batch{number}/b"])
                 found = await asyncio.gather(*waiting)
                 assert found == [{f"batch{number}/b": await store.version(f"batch{number}/b")}] * 2

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import os
 import pickle
+import shutil
 import stat
 import threading
 from collections.abc import Callable
@@ -74,17 +76,18 @@ def test_an_option_that_is_refused_leaves_the_old_store(scratch: str, options: d
 
 
 @pytest.mark.parametrize("end", [lambda root: memstore.open(root, "w"), memstore.destroy])
-def test_other_peoples_files_are_never_removed(scratch: str, end: Callable[[str], object]) -> None:
+@pytest.mark.parametrize("name", ["notes.txt", "config.new"])
+def test_other_peoples_files_are_never_removed(scratch: str, end: Callable[[str], object], name: str) -> None:
     make(scratch)
-    Path(f"{scratch}/notes.txt").write_text("mine")
-    with pytest.raises(memstore.NotAStoreError, match=r"notes\.txt"):
+    Path(f"{scratch}/{name}").write_text("mine")
+    with pytest.raises(memstore.NotAStoreError, match=f"has '{name}' beside"):
         end(scratch)
     with memstore.open(scratch, "r") as store:
         assert torch.equal(store.get("key"), OLD)
     os.unlink(f"{scratch}/memstore.json")
     with pytest.raises(memstore.NotAStoreError):
         end(scratch)
-    assert Path(f"{scratch}/notes.txt").read_text() == "mine" and os.path.isdir(f"{scratch}/segments")
+    assert Path(f"{scratch}/{name}").read_text() == "mine" and os.path.isdir(f"{scratch}/segments")
 
 
 def test_a_member_of_a_cluster_is_not_begun_anew(scratch: str) -> None:
@@ -202,8 +205,6 @@ def test_a_destroyed_store_is_gone_and_what_was_got_stays(scratch: str) -> None:
 
 
 def test_a_store_that_is_served_is_not_destroyed(scratch: str) -> None:
-    import fcntl
-
     make(scratch)
     with open(f"{scratch}/agent.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -249,7 +250,33 @@ def test_an_opening_that_fails_leaves_no_folder(scratch: str) -> None:
     assert os.listdir(scratch) == []
 
 
+def test_an_opening_that_fails_leaves_the_folder_to_who_creates_a_store_in_it(scratch: str) -> None:
+    held: list[int] = []
+
+    def create_another() -> None:
+        held.append(os.open(scratch, os.O_RDONLY))
+        fcntl.flock(held[0], fcntl.LOCK_EX)  # as who has found the folder, and has made nothing yet
+
+    made = faults.at_step(1, create_another, names=frozenset({"make_folder"}), after=True)
+    with made, pytest.raises(memstore.StoreTimeoutError):
+        memstore.open(scratch, timeout=0.1)
+    assert os.listdir(scratch) == []
+    os.close(held[0])
+
+
 # --- the stores of a machine ------------------------------------------------------------------------------------------
+
+
+def test_stores_leaves_out_what_only_looks_like_one(scratch: str) -> None:
+    make(scratch)
+    os.makedirs(f"{scratch}-odd/catalog")
+    for name in ("memstore.json", "segments"):
+        Path(f"{scratch}-odd/{name}").write_text("a file")
+    try:
+        roots = {one.root for one in memstore.stores()}
+    finally:
+        shutil.rmtree(f"{scratch}-odd")
+    assert scratch in roots and f"{scratch}-odd" not in roots
 
 
 def test_stores_lists_what_is_there_and_who_has_it_open(scratch: str, tmp_path: Path) -> None:

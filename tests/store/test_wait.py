@@ -160,6 +160,7 @@ def test_none_that_is_newer_is_a_timeout(store: memstore.Store) -> None:
         ((["a"],), {"newer_than": {"a": "1"}}, TypeError),
         ((["a"],), {"newer_than": None}, TypeError),
         (([""],), {}, memstore.errors.InvalidKeyError),
+        ((), {"prefix": 0}, memstore.errors.InvalidKeyError),
     ],
     ids=str,
 )

@@ -64,7 +64,7 @@ def turn(
 
 
 def waiting(key: bytes | None) -> Steps[list[Pending]]:
-    """What each home has of the attempts of a key, or of all, that wait for parts. One moment of each home.
+    """Asks each home for its attempts of a key, or of all, that wait for parts. One moment of each home.
 
     Raises HomeUnavailableError, which names the home that gave no answer.
     """

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class PagePrices:
-    """What huge pages and small ones have cost of late, and so which the next ones are to be. For any threads.
+    """The prices of huge pages and small ones of late, and so which the next ones are to be. For any threads.
 
     After huge pages that cost more than small ones, all do without for ten times what was lost, and for twice as long
     each time that a new try is slow, up to a minute, until 64 MiB in a row were cheap: the first ones of a file often

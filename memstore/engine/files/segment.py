@@ -75,7 +75,7 @@ def _is_locked_and_fits(path: str, fd: int, extent: SegmentExtent, store: str, *
 
 
 def other_size(size: int, expected: int) -> str:
-    """What an error says of a segment that somebody has truncated, or extended."""
+    """Says in an error that somebody has truncated a segment, or extended it."""
     what = "it was truncated" if size < expected else "something was written behind its end"
     return f"the file has {size:,} bytes instead of {expected:,}: {what}: put the key again, or restore the file"
 

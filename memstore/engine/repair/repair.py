@@ -259,7 +259,7 @@ def _check_doorbell(path: str, settings: Settings) -> None:
 
 
 def _warn(path: str, settings: Settings, choice: Choice) -> None:
-    """Of what no report can say: why keys are lost; and what nobody knows to be lost or old, or deleted and back."""
+    """Logs what no report can say: why keys are lost; and what nobody knows to be lost or old, or deleted and back."""
     old = choice.old
     for key in sorted(choice.lost() & old.records.keys())[:_NAMED]:
         for extent in choice.here(old.records[key]):

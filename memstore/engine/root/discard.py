@@ -33,10 +33,10 @@ _TRIES = 1000  # processes that may be in the middle of a put
 _OF_CLUSTERS = {AGENT_LOCK, AGENT_LOG, "cluster", "secret", "transport"}  # what serving a store leaves in its folder
 
 
-def check_discardable(root: str) -> None:
+def _check_discardable(root: str) -> None:
     """Raises NotAStoreError if the folder has anything that isn't memstore's: nobody else's files are removed."""
     ours = {*folder.OWN, *_OF_CLUSTERS, folder.SETTINGS, folder.DISCARDED}
-    foreign = sorted(name for name in os.listdir(root) if name not in ours and not name.endswith(".new"))
+    foreign = sorted(name for name in os.listdir(root) if name not in ours and not folder.is_unfinished(name))
     if foreign:
         raise NotAStoreError(
             f"{root} has {foreign[0]!r} beside its store, which isn't memstore's: move it elsewhere first; nothing was "
@@ -75,7 +75,7 @@ def discard(root: str, settings: Settings | None) -> None:
 
     Raises NotAStoreError, before anything is changed.
     """
-    check_discardable(root)
+    _check_discardable(root)
     moved, segments = f"{root}/{folder.DISCARDED}", f"{root}/{folder.SEGMENTS}"
     if settings is not None:
         try:
@@ -106,10 +106,11 @@ def remove_root(root: str) -> None:
 
 
 def remove_begun(root: str) -> None:
-    """Removes what a creation that failed has made in a folder that was empty before."""
-    for name in os.listdir(root):
-        if name in folder.OWN or name.endswith(".new"):
-            _remove(f"{root}/{name}")
+    """Removes what a creation that failed has made in a folder that was empty before. Best effort: its error counts."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root):
+            if name in folder.OWN or folder.is_unfinished(name):
+                _remove(f"{root}/{name}")
 
 
 def _remove(path: str) -> None:
@@ -120,7 +121,7 @@ def _remove(path: str) -> None:
 
 
 def _remove_folder(path: str) -> None:
-    """Who is in the middle of a put may make one more file in it, and then finds out that the store is gone."""
+    """Removes it again and again: a put under way may make one more file in it before it finds out."""
     for left in reversed(range(_TRIES)):
         _empty(path)
         try:

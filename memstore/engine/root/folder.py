@@ -41,7 +41,7 @@ _OPENS = "check the path; modes 'r' and 'r+' open only what is there, and with w
 
 
 def read_settings(root: str) -> Settings | None:
-    """None if the folder has no `memstore.json`, or its store was given up."""
+    """Reads `memstore.json`. Returns None if the folder has none, or its store was given up."""
     path = f"{root}/{SETTINGS}"
     if _kind_checked(path, folder=False) is None or is_discarded(root):
         return None
@@ -59,6 +59,11 @@ def read_settings(root: str) -> Settings | None:
 def is_discarded(root: str) -> bool:
     """Whether the folder has the rest of a store that was given up: see `discard.py`."""
     return os.path.lexists(f"{root}/{DISCARDED}")
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a kill may have left a file of this name: one of memstore's that was being written."""
+    return name.endswith(".new") and name.startswith((".", "secret."))
 
 
 def write_settings(root: str, settings: Settings) -> None:
@@ -184,7 +189,7 @@ def _kind_checked(path: str, *, folder: bool) -> os.stat_result | None:
 
 def check_empty(root: str) -> None:
     """A folder that is no store yet may hold what a killed creator left, and nothing else."""
-    foreign = sorted(name for name in os.listdir(root) if name not in OWN and not name.endswith(".new"))
+    foreign = sorted(name for name in os.listdir(root) if name not in OWN and not is_unfinished(name))
     check_no_snapshot(root)
     if foreign:
         raise NotAStoreError(f"{root} is no store, and not empty (it has {foreign[0]!r}): choose a new or empty folder")
@@ -295,11 +300,11 @@ def locked(root: str, deadline: float, opening: AbstractContextManager[Any]) -> 
 
 
 def _check_named(root: str, fd: int) -> None:
-    """Who held the lock before may have removed the store, and its folder."""
-    locked = syscalls.status(fd)
+    """Raises FolderGoneError: the lock's last owner may have removed the store, and its folder."""
+    held = syscalls.status(fd)
     try:
         found = os.stat(root)
     except (FileNotFoundError, NotADirectoryError):
         raise FolderGoneError(f"{root} was removed just now: check the path") from None
-    if (found.st_dev, found.st_ino) != (locked.st_dev, locked.st_ino):
+    if (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
         raise FolderGoneError(f"{root} was replaced just now: open it again")

@@ -157,7 +157,7 @@ def _make_shared(root: str, settings: Settings) -> Settings | None:
 
 
 def _check_empty(root: str) -> None:
-    left = [name for name in os.listdir(root) if name != folder.SEGMENTS and not name.endswith(".new")]
+    left = [name for name in os.listdir(root) if name != folder.SEGMENTS and not folder.is_unfinished(name)]
     if left:
         folder.check_empty(root)
         raise NotServedError(

@@ -7,7 +7,7 @@ import threading
 import warnings
 import weakref
 from concurrent.futures import Future
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, overload
 
 import torch
 from torch.distributed.checkpoint import planner as planners
@@ -24,6 +24,9 @@ from memstore.integrations.dcp.reader import StorageReader, tell_lack
 from memstore.integrations.dcp.stager import Stager
 from memstore.integrations.dcp.writer import StorageWriter
 from memstore.wording import an, of_no_place
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 StateDict = dict[str, Any]
 
@@ -93,7 +96,7 @@ def save(
     _check_ranks(process_group, no_dist)
     _one_process_is_fine()
     _end_of(_earlier())
-    writer = storage_writer or _new_writer(checkpoint_id)
+    writer = storage_writer or StorageWriter(_given(checkpoint_id))
     try:
         return state_dict_saver.save(
             state_dict,
@@ -165,31 +168,25 @@ def load(
         raise
 
 
+class _Options(TypedDict, total=False):
+    """Arguments that `async_save` takes in both of its forms."""
+
+    checkpoint_id: str | os.PathLike[str] | None
+    storage_writer: storage.StorageWriter | None
+    planner: planners.SavePlanner | None
+    process_group: Any
+    async_checkpointer_type: AsyncCheckpointerType
+    no_dist: bool
+    use_collectives: bool
+
+
 @overload
 def async_save(
-    state_dict: StateDict,
-    *,
-    checkpoint_id: str | os.PathLike[str] | None = None,
-    storage_writer: storage.StorageWriter | None = None,
-    planner: planners.SavePlanner | None = None,
-    process_group: Any = None,
-    async_checkpointer_type: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
-    async_stager: None = None,
-    no_dist: bool = False,
-    use_collectives: bool = True,
+    state_dict: StateDict, *, async_stager: None = None, **options: Unpack[_Options]
 ) -> Future[Metadata]: ...
 @overload
 def async_save(
-    state_dict: StateDict,
-    *,
-    checkpoint_id: str | os.PathLike[str] | None = None,
-    storage_writer: storage.StorageWriter | None = None,
-    planner: planners.SavePlanner | None = None,
-    process_group: Any = None,
-    async_checkpointer_type: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
-    async_stager: AsyncStager,
-    no_dist: bool = False,
-    use_collectives: bool = True,
+    state_dict: StateDict, *, async_stager: AsyncStager, **options: Unpack[_Options]
 ) -> Future[Metadata] | AsyncSaveResponse: ...
 @modes.uncompiled
 def async_save(
@@ -231,16 +228,16 @@ def async_save(
         itself, torch's AsyncSaveResponse, which has both.
     """
     global _stager, _latest
-    _check("save", storage.StorageWriter, "storage_writer", storage_writer, checkpoint_id)
+    _check("async_save", storage.StorageWriter, "storage_writer", storage_writer, checkpoint_id)
     _check_ranks(process_group, no_dist)
     _one_process_is_fine()
     in_thread = async_checkpointer_type is AsyncCheckpointerType.THREAD
-    made: StorageWriter | None = None
+    writer: storage.StorageWriter
     if storage_writer is None and in_thread:
-        made = _InTurn(_given(checkpoint_id), _earlier())
+        writer = _InTurn(_given(checkpoint_id), _earlier())  # which waits there
     else:
         _end_of(_earlier())
-    writer = storage_writer or made or _new_writer(checkpoint_id)
+        writer = storage_writer or StorageWriter(_given(checkpoint_id))
     if async_stager is None and isinstance(writer, StorageWriter):
         async_stager = _stager = _stager or Stager()
     if process_group is None and in_thread and use_collectives and not no_dist:
@@ -248,7 +245,7 @@ def async_save(
     with lacks_told(checkpoint_id or f"{writer!r}"):
         answer = state_dict_saver.async_save(
             state_dict,
-            checkpoint_id=_given(checkpoint_id) if made is not None else checkpoint_id,
+            checkpoint_id=checkpoint_id,
             storage_writer=writer,
             planner=_planner_for(writer, planner),
             process_group=process_group,
@@ -270,17 +267,13 @@ def async_save(
 
     future.add_done_callback(end)
     if in_thread:
-        _latest = _Save(os.getpid(), made, ended)
+        _latest = _Save(os.getpid(), writer if isinstance(writer, _InTurn) else None, ended)
     return answer
 
 
 def _given(checkpoint_id: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
     assert checkpoint_id is not None  # as `_check` has seen
     return checkpoint_id
-
-
-def _new_writer(checkpoint_id: str | os.PathLike[str] | None) -> StorageWriter:
-    return StorageWriter(_given(checkpoint_id))
 
 
 def _planner_for(writer: storage.StorageWriter, given: planners.SavePlanner | None) -> planners.SavePlanner | None:

@@ -84,7 +84,7 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 def describe(metadata: Metadata, wrapped: Collection[str] = ()) -> dict[str, Any]:
-    """What is stored of it, as a value for memstore.
+    """Makes what is stored of it, as a value for memstore.
 
     Args:
         wrapped: the names of the tensors that are made of several.

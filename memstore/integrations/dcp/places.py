@@ -101,7 +101,7 @@ class Checkpoint(Protocol):
     def id(self) -> str: ...
 
     def tensors(self, key: str) -> Mapping[str, Tensor]:
-        """Those of STATE, or the items of BYTES or WRAPPED as tensors of uint8."""
+        """Returns the tensors of STATE, or the items of BYTES or WRAPPED as tensors of uint8."""
         ...
 
     def objects(self) -> Any:

@@ -61,10 +61,9 @@ class SavePlanner(DefaultSavePlanner):
             raise UnsupportedValueError(error.message()) from None
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         for name, item in self.state_dict.items():
-            if type(item) in _PLAIN and traits.expanded_bytes(item):
-                reason = traits.why_too_expanded(item)
-                if reason:
-                    raise UnsupportedValueError(f"{name}: {reason}: save what it is expanded from")
+            reason = traits.why_too_expanded(item) if type(item) in _PLAIN else None
+            if reason:
+                raise UnsupportedValueError(f"{name}: {reason}: save what it is expanded from")
 
     def create_local_plan(self) -> SavePlan:
         """Raises UnsupportedValueError, which names the item, for a tensor that no plan can describe."""

@@ -98,7 +98,7 @@ class MemstoreStorage(StorageOfEntry):
         return self.rows.append(data)
 
     def batch_of_one(self, row: Any) -> Any:
-        check_row(self.key, row, "rows are")
+        check_row(self.key, row)
         return row[None]
 
     def _slots(self, index: Any) -> Words:
@@ -194,7 +194,7 @@ def as_batch(key: str, data: Any) -> Any:
         StructureMismatchError: an entry has different shapes in different rows: a slot has room for one.
     """
     if not isinstance(data, list):
-        check_row(key, data, "rows are")
+        check_row(key, data)
         if is_tensor_collection(data):
             _check_lazy_stacks(key, data, ())
         return data
@@ -202,16 +202,17 @@ def as_batch(key: str, data: Any) -> Any:
     if not rows:
         raise RuntimeError("Expected at least one element in extend. Got data=[]")  # as TorchRL's writers
     for number, row in enumerate(rows):
-        check_row(key, row, f"row {number} of the list is of type {type(row).__qualname__!r}, and rows are")
+        check_row(key, row, f" (row {number} of a list)")
     _check_shapes(key, rows, ())
     return torch.stack(rows)
 
 
-def check_row(key: str, row: Any, text: str) -> None:
-    """Raises UnsupportedValueError."""
+def check_row(key: str, row: Any, where: str = "") -> None:
+    """Raises UnsupportedValueError. `where`: for the error."""
     if not is_tensor_collection(row) and not isinstance(row, torch.Tensor):
+        kind = type(row).__qualname__
         raise UnsupportedValueError(
-            f"{key!r}: {text} TensorDicts, tensorclasses or tensors, and not of type {type(row).__qualname__}: make a "
+            f"{key!r}: rows are TensorDicts, tensorclasses or tensors, and not of type {kind}{where}: make a "
             "TensorDict of it",
             key=key,
         )

@@ -56,6 +56,6 @@ def check_fillable(key: str, target: torch.Tensor) -> None:
 
 
 def shards_of(target: torch.Tensor) -> Sequence[Shard]:
-    """What of a tensor is here: of a DTensor this rank's part, of others all."""
+    """Returns the parts of a tensor that are here: of a DTensor this rank's, of others all."""
     leaf = sharded_leaf(target)
     return (Shard(whole(target.shape), target),) if leaf is None else leaf.shards

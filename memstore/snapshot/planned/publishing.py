@@ -123,7 +123,7 @@ def check_folder(path: str, kind: str, *, overwrite: bool) -> None:
 
 
 def _check_place(path: str, earlier: Manifest | MemstoreError | None, kind: str, *, overwrite: bool) -> None:
-    """What is damaged may be replaced, and so may a checkpoint of torch's own writer."""
+    """Raises AlreadyExistsError. Damaged checkpoints may be replaced, and those of torch's own writer."""
     if isinstance(earlier, Manifest) and not any(value.key == kind for value in earlier.values):
         raise AlreadyExistsError(f"{path} has a snapshot that is no checkpoint: save to another path, or remove it")
     if earlier is not None and not overwrite:

@@ -93,7 +93,7 @@ def _pair(target: Any, source: Any, pairs: Pairs) -> bool:
 
 
 def why_parts_not_filled(tensor: Any) -> str | None:
-    """As `why_not_filled`, of a tensor that may wrap others: of the first of these that can't be filled."""
+    """Says `why_not_filled` of a tensor that may wrap others: of the first of these that can't be filled."""
     if not _is_wrapper(type(tensor)):
         return why_not_filled(tensor)
     inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
@@ -200,7 +200,7 @@ def has_wrapped_shards(value: Any) -> bool:
 
 
 def flatten_wrapped_shards(value: Any, leaf: ShardedLeaf, flags: int, walk: Walk) -> Tree | None:
-    """What a rank holds of a sharded tensor, if that wraps others; None if it doesn't.
+    """Flattens what a rank holds of a sharded tensor, if that wraps others. Returns None if it doesn't.
 
     Args:
         value: the DTensor, or whatever `leaf` is made of.
@@ -298,7 +298,7 @@ def check_wrapped_shards(tree: Tree) -> Iterator[tuple[Path, list[Box], tuple[in
 
 
 def pair_shards(target: Any, found: Any) -> Pairs | None:
-    """As `pair_parts`, for a DTensor or the like whose local tensors wrap others: of the parts that are here."""
+    """Pairs parts as `pair_parts`, of a DTensor or the like whose local tensors wrap others: those that are here."""
     leaf = sharded_leaf(target)
     if leaf is None or not all(_is_wrapper(type(shard.local)) for shard in leaf.shards):
         return None

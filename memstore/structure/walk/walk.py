@@ -159,7 +159,7 @@ class Walk:
 
 
 class _Extent(NamedTuple):
-    """Of a container that was looked at.
+    """The extent of a container that was looked at.
 
     Attributes:
         levels: of containers, itself included.

@@ -13,9 +13,7 @@ import pytest
 
 from tests.distributed.hosts import timed_calls
 from tests.distributed.hosts.clusters import ROOT, ServedHosts
-from tests.distributed.hosts.timed_calls import LOCAL
-
-LATE_BY = 0.75  # seconds
+from tests.distributed.hosts.timed_calls import LATE_BY, LOCAL
 
 
 def signal_all(cluster: ServedHosts, number: int) -> None:

@@ -89,6 +89,18 @@ def test_a_launcher_looks_and_has_nothing_to_undo(scratch: str, monkeypatch: pyt
     assert not Path(scratch).exists()
 
 
+def test_a_launcher_that_could_not_look_leaves_the_store_in_its_working_folder(
+    scratch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memstore.open(scratch).close()
+    monkeypatch.chdir(scratch)
+    launching = Launching(("192.0.2.1",))
+    failed = decode_report(launching.answer(encode(Look(VERSION, f"{scratch}/no/parent"))))
+    assert isinstance(failed, Failed) and failed.error == "NotAStoreError"
+    assert decode_report(launching.answer(encode(Undo()))) == Done()
+    memstore.open(scratch, "r").close()
+
+
 def test_a_launcher_whose_look_is_overtaken_by_an_undo_leaves_nothing(scratch: str) -> None:
     launching = Launching(("192.0.2.1",))
     assert decode_report(launching.answer(encode(Undo()))) == Done()
