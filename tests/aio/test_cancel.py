@@ -288,16 +288,17 @@ def test_a_call_that_is_given_up_is_undone_once_or_not_at_all_if_it_fails(fails:
     undone: list[object] = []
 
     async def use() -> None:
-        may_end = threading.Event()
+        has_begun, may_end = threading.Event(), threading.Event()
 
         def work(_: float) -> str:
+            has_begun.set()
             assert may_end.wait(60)
             if fails:
                 raise ArithmeticError
             return "found"
 
         task = asyncio.ensure_future(lanes.call("undo", work, undo=undone.append, settles=True))
-        await asyncio.sleep(0)
+        await until(has_begun.is_set)
         task.cancel()
         await until(lambda: bool(ABANDONED))
         may_end.set()

@@ -28,6 +28,7 @@ from memstore.errors import CorruptionError, FormatVersionError
 from memstore.integrations.dcp.places import BYTES, STATE, WRAPPED, Checkpoint, Tensor, text_of, wrapped_name
 from memstore.structure import DTYPE_NAMES, DTYPES
 from memstore.undecodable import UNDECODABLE
+from memstore.wording import an
 
 FORMAT = 2  # what has no wrapped tensors is written as 1, so that older versions read it
 _MEMORY_FORMATS = {
@@ -148,6 +149,8 @@ def metadata_of(checkpoint: Checkpoint) -> Metadata:
         FormatVersionError: a newer memstore did.
     """
     objects = checkpoint.objects()
+    if not isinstance(objects, dict):  # msgspec 0.23 indexes whatever can be indexed, such as tensors
+        raise checkpoint.damaged(f"what torch says of it is {an(type(objects))}, and no dict")
     try:
         stored = msgspec.convert(objects, type=_Objects)
         version = msgspec.msgpack.decode(stored.description, type=_Version).format
