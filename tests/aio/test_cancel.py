@@ -324,7 +324,7 @@ def test_what_is_to_be_undone_is_undone_before_the_interpreter_ends() -> None:
         may_end = threading.Event()
         busy = [asyncio.ensure_future(lanes.call("undo", lambda _: may_end.wait(60))) for _ in range(lanes.THREADS)]
         late = asyncio.ensure_future(lanes.call("undo", lambda _: undone.append("late")))
-        await until(lambda: lanes._lanes["undo"]._running == lanes.THREADS)
+        await until(lambda: "undo" in lanes._lanes and lanes._lanes["undo"]._running == lanes.THREADS)
         lane = lanes._lanes["undo"]
         lane.add(lanes.Job(lambda _: undone.append("sample"), lane.add, is_awaited=False))
         ending = threading.Thread(target=lambda: lane.end(time.monotonic() + 60))
