@@ -127,7 +127,7 @@ class Guest:
                 self._regulate()
             return not events & select.EPOLLIN or self._read(buffer)
         except (OSError, FrameError, *UNDECODABLE) as error:
-            log.info("a connection (%s) ends: %s", self._hello, error)
+            log.info("a connection (%s) ends: %s", self._hello, str(error))
             return False
 
     def answer(self, call: int, message: bytes) -> None:

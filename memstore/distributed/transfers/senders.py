@@ -97,7 +97,7 @@ class Senders:
                     with self._lock:
                         self._idle[stream] = None
         except (OSError, MemstoreError) as error:
-            log.debug("%s: a stream ended: %s: %s", self._root.path, type(error).__name__, error)
+            log.debug("%s: a stream ended: %s: %s", self._root.path, type(error).__name__, str(error))
         finally:
             self._forget(stream)
 
