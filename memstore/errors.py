@@ -345,7 +345,7 @@ def in_callers_code() -> Generator[None]:
     try:
         yield
     except Exception as error:
-        setattr(error, _OF_THE_CALLER, True)
+        vars(error)[_OF_THE_CALLER] = True  # also where its class is frozen
         raise
 
 

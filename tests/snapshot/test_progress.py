@@ -111,9 +111,19 @@ def test_a_callback_that_raises_ends_a_restore(path: str) -> None:
     snapshot.restore(state())
 
 
-def test_what_a_callback_raises_stays_as_it_is(path: str, scratch: str) -> None:
+class Frozen(OSError):
+    """As a frozen exception of attrs: Python may set what it needs."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("__"):
+            raise AttributeError(f"{name} can't be set")
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize("kind", [OSError, Frozen])
+def test_what_a_callback_raises_stays_as_it_is(path: str, scratch: str, kind: type[OSError]) -> None:
     """It may be out of room elsewhere, which is no lack of the snapshot's."""
-    full = OSError(errno.ENOSPC, "no room for the log")
+    full = kind(errno.ENOSPC, "no room for the log")
 
     def fail(*_: Any) -> None:
         raise full
