@@ -27,6 +27,7 @@ from tests.examples import examples
 from tests.huge_pages import ask_at_any_price
 from tests.leaks import find_leaks
 from tests.ranks.worlds import rank_server, ranks2, ranks4, world2, world4  # noqa: F401 - fixtures of several folders
+from tests.small_values import lie_in_segments
 
 SHM = Path("/dev/shm")
 
@@ -39,9 +40,12 @@ hypothesis.settings.register_profile("full", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "memstore"))
 
 ask_at_any_price()
+lie_in_segments()
 
 # One import of torch for all the processes that tests start with the method "forkserver", not one in each.
-multiprocessing.set_forkserver_preload(["tensordict", "memstore.store.opening", "memstore.contents"])
+multiprocessing.set_forkserver_preload(
+    ["tensordict", "tests.small_values", "memstore.store.opening", "memstore.contents"]
+)
 
 
 @pytest.fixture
@@ -157,6 +161,7 @@ def quick_collections() -> None:
 # It imports torch, which takes seconds: the tests of several folders share it.
 
 _FOR_WORKERS = (
+    "tests.small_values",
     *(f"tests.crash.{name}" for name in ("workers", "blockers", "forks", "journal", "shards", "shards_at_random")),
     "memstore.datasets",
     "memstore.replay",

@@ -23,7 +23,7 @@ from memstore.contents.merge import merge
 from memstore.contents.part_drafts import PartDraft, draft_part
 from memstore.contents.parts import RankPart, read_content, read_part
 from memstore.contents.reading import PLAIN, Options, blame, damaged, locate, memory_of, read, read_bare, verify
-from memstore.contents.writing import draft, flatten
+from memstore.contents.writing import draft, flatten, inline_limit, inline_limit_when_crowded
 
 __all__ = [
     "BoxTable",
@@ -50,6 +50,8 @@ __all__ = [
     "flatten",
     "header_of",
     "header_of_part",
+    "inline_limit",
+    "inline_limit_when_crowded",
     "locate",
     "memory_of",
     "merge",

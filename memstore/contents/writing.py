@@ -15,6 +15,7 @@ from memstore.contents.checksums import CHECKSUM_SIZE, leaf_checksums
 from memstore.engine import (
     HEADER_LIMIT,
     OBJECTS_IN_RECORD,
+    SMALL,
     Content,
     Draft,
     Header,
@@ -27,32 +28,57 @@ from memstore.engine import (
 from memstore.errors import UnsupportedValueError
 from memstore.structure import modes
 
+_NEXT_IN_SEGMENTS = 64  # values that a process puts into segments once the catalog had no room for one
+
+
+def inline_limit(root: Root) -> int:
+    """Returns up to how many bytes the next value may have to lie in its record, for `flatten` and `draft`."""
+    limit = root.settings.inline_limit
+    if root.catalog.crowded and limit > SMALL:
+        root.catalog.crowded -= 1
+        return SMALL
+    return limit
+
+
+def inline_limit_when_crowded(root: Root) -> int:
+    """Returns the limit for another try of a put that raised CatalogCrowded."""
+    root.catalog.crowded = _NEXT_IN_SEGMENTS
+    return SMALL
+
 
 def flatten(
-    key: str, value: Any, root: Root, *, allow_pickle: bool, dtype: torch.dtype | None = None, below: Path = ()
+    key: str,
+    value: Any,
+    root: Root,
+    *,
+    limit: int,
+    allow_pickle: bool,
+    dtype: torch.dtype | None = None,
+    below: Path = (),
 ) -> structure.Flat:
     """Takes a value apart. `dtype` is for leaves whose names start with `below`.
 
+    `limit` is `inline_limit(root)`: up to so many bytes are laid out for a record.
+
     Raises UnsupportedValueError, naming the leaf, or TypeError of `dtype`, before anything is written.
     """
-    limit = root.settings.inline_limit
     try:
         return structure.flatten(value, allow_pickle=allow_pickle, inline_limit=limit, dtype=dtype, below=below)
     except Exception as error:
         if modes.are_active():  # what they do says nothing of the value
             with modes.put_aside(entirely=True):
-                return flatten(key, value, root, allow_pickle=allow_pickle, dtype=dtype, below=below)
+                return flatten(key, value, root, limit=limit, allow_pickle=allow_pickle, dtype=dtype, below=below)
         if isinstance(error, UnsupportedValueError):
             error.key = key
         raise
 
 
-def draft(root: Root, key: bytes, flat: structure.Flat, expect: int | None) -> Draft:
-    """What the engine is to store of a flattened value: in its record if it is small, else in a segment.
+def draft(root: Root, key: bytes, flat: structure.Flat, limit: int, expect: int | None) -> Draft:
+    """Returns what the engine is to store of a flattened value: in its record up to `limit` bytes, else in a segment.
 
     The bytes of a small value are copied here, those of others when the draft is put.
     """
-    plan, limit = flat.plan, root.settings.inline_limit
+    plan = flat.plan
     is_inline = limit and plan.inline and plan.nbytes + len(flat.objects) <= limit
     try:
         return (_inline if is_inline else _in_segment)(root, key, flat, expect)

@@ -19,7 +19,7 @@ from memstore.datasets.references import Reference, opened, reduce
 from memstore.datasets.rows import Rows, capacity_of
 from memstore.datasets.spec import spec_of
 from memstore.datasets.tables import rows_html, rows_text
-from memstore.engine import MutableEntry, deadline_after, put
+from memstore.engine import CatalogCrowded, MutableEntry, deadline_after, put
 from memstore.errors import ReadOnlyError, StoreFullError, StructureMismatchError, VersionConflictError
 from memstore.rows import of_key, read_rows
 from memstore.structure import modes
@@ -283,11 +283,15 @@ class Dataset(_RowsForLoaders):
 
     def _put_rows(self, deadline: float, length: int) -> int:
         root, record = self._entry.root, self._entry.record
+        limit = contents.inline_limit(root)
         while True:
-            flat = contents.flatten(self.key, self._rows.value[:length], root, allow_pickle=False)
-            draft = contents.draft(root, self.key.encode(), flat, self._entry.version_to_seal(deadline))
+            flat = contents.flatten(self.key, self._rows.value[:length], root, limit=limit, allow_pickle=False)
+            draft = contents.draft(root, self.key.encode(), flat, limit, self._entry.version_to_seal(deadline))
             try:
                 (version,) = put(root, [msgspec.structs.replace(draft, seals=record.put_id)], deadline)
+            except CatalogCrowded:
+                limit = contents.inline_limit_when_crowded(root)
+                continue
             except VersionConflictError:  # its host was served meanwhile, and the key's home has named it anew
                 continue
             return version

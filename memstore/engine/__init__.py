@@ -19,7 +19,7 @@ pin           versions that stay readable, on their way to other processes too
 from __future__ import annotations
 
 from memstore.engine import index, syscalls
-from memstore.engine.catalog import Catalog, Now, Outcome, Part, Transaction, attempts, served
+from memstore.engine.catalog import Catalog, CatalogCrowded, Now, Outcome, Part, Transaction, attempts, served
 from memstore.engine.failures import resource_errors
 from memstore.engine.files import (
     ClaimedFile,
@@ -106,6 +106,7 @@ from memstore.engine.protocols import (
     IN_A_THREAD,
     LOOK_EVERY,
     MISFIT,
+    SMALL,
     Absent,
     BegunWait,
     Change,
@@ -209,6 +210,7 @@ from memstore.engine.sync import (
 from memstore.engine.usage import huge_page_bytes, measure
 
 __all__ = [
+    "SMALL",
     "at_each_home",
     "elsewhere_of",
     "boot_clock",
@@ -244,6 +246,7 @@ __all__ = [
     "Refusal",
     "RingNumbers",
     "Catalog",
+    "CatalogCrowded",
     "ClaimedFile",
     "Change",
     "Content",

@@ -20,7 +20,15 @@ from typing import Literal
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog, Transaction
 from memstore.engine.files import LockFile, OwnedFile
-from memstore.engine.protocols import LOOKED_AT, after_death, check_headers, check_publications, close_ahead, sweep_all
+from memstore.engine.protocols import (
+    LOOKED_AT,
+    SMALL,
+    after_death,
+    check_headers,
+    check_publications,
+    close_ahead,
+    sweep_all,
+)
 from memstore.engine.root import (
     CATALOG,
     CLAIMS,
@@ -73,6 +81,7 @@ from memstore.wording import of_no_place
 log = logging.getLogger("memstore")
 
 MEMBER = "cluster"  # a file that members have: `distributed/serving/cluster_file.py`
+_TIGHT = 64 << 20  # bytes: a smaller capacity is to be kept to, also by values of a few KiB
 _REMOVED_WITHIN = 1.0  # seconds, for the lock on the folder
 CREATE = ("a", "x", "w")  # modes that create a store where there is none
 
@@ -367,10 +376,13 @@ def _open_shared(
 
 def _chosen(creation: Creation) -> Settings:
     checksum = True if creation.checksum is None and creation.shared is not None else creation.checksum
+    inline_limit = creation.inline_limit
+    if inline_limit is None and creation.capacity is not None and creation.capacity < _TIGHT:
+        inline_limit = SMALL  # the first 8 MiB of the catalog don't count, and it gives nothing back
     return new_settings(
         durability=creation.durability,
         checksum=checksum,
-        inline_limit=creation.inline_limit,
+        inline_limit=inline_limit,
         file_mode=creation.file_mode,
         group=folder.group_id(creation.unix_group),
     )

@@ -25,7 +25,7 @@ from memstore.structure import modes
 from memstore.wording import parse_size
 
 _JOINED_WITHIN = 60.0  # seconds, as `memstore.join`
-_INLINE_LIMIT_MOST = 1 << 16  # bytes; beyond 1.5 KiB a record takes pages of its own in the catalog
+_INLINE_LIMIT_MOST = 1 << 16  # bytes; a larger value costs less in a segment
 
 
 def check_mode(mode: object) -> None:
@@ -64,7 +64,7 @@ def open(
             refused on tmpfs. Fixed at creation; None: as created ("process" for a new store).
         checksum: keep a checksum of each leaf. Fixed at creation; None: as created (new: True with "disk").
         inline_limit: values of up to this many bytes are stored in the catalog, without a file. Fixed at creation;
-            None: as created (new: 1536). 0 puts every value in a file.
+            None: as created (new: 65,536, or 1,536 with a `capacity` under 64 MiB). 0 puts every value in a file.
         capacity: how many bytes the files of all values may take together, as a number or text ("8GiB", "500MB"). The
             growth of the catalog beyond its first 8 MiB counts too. None: as created (new: no limit); another value
             changes it for all processes.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memstore import contents, structure
 from memstore.arguments import expected_version, expected_versions, flag
-from memstore.engine import Draft, Path, Root, at_each_home, check_version, index, put
+from memstore.engine import CatalogCrowded, Draft, Path, Root, at_each_home, check_version, index, put
 from memstore.errors import InvalidKeyError, UnsupportedValueError
 from memstore.keys import encode_key, refused_put
 from memstore.listing import Keyspace
@@ -76,26 +76,37 @@ class Puts(Keyspace):
         if expect_version is not None:
             expect_version = expected_version(expect_version)
         deadline = self._deadline(timeout)
-        try:
-            flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype)
-        except UnsupportedValueError:
-            if not structure.has_shards(value):
-                raise
-            return self._put_sharded(key, value, dtype, expect_version, timeout)
-        if expect_version is not None:
-            self._check_early(root, {key: expect_version})
-        return self._put(root, name, flat, expect_version, deadline)
-
-    def _put(self, root: Root, name: bytes, flat: structure.Flat, expect_version: int | None, deadline: float) -> int:
-        (version,) = put(root, [contents.draft(root, name, flat, expect_version)], deadline)
-        self._puts += 1
-        return version
+        limit, pickles = contents.inline_limit(root), self._allow_pickle
+        while True:
+            try:
+                flat = contents.flatten(key, value, root, limit=limit, allow_pickle=pickles, dtype=dtype)
+            except UnsupportedValueError:
+                if not structure.has_shards(value):
+                    raise
+                return self._put_sharded(key, value, dtype, expect_version, timeout)
+            if expect_version is not None:
+                self._check_early(root, {key: expect_version})
+            try:
+                (version,) = put(root, [contents.draft(root, name, flat, limit, expect_version)], deadline)
+            except CatalogCrowded:
+                limit = contents.inline_limit_when_crowded(root)
+                continue
+            self._puts += 1
+            return version
 
     def _put_cast(self, key: str, value: Any, dtype: torch.dtype | None, below: Path, timeout: float | None) -> int:
         root, name = self._writable(timeout), encode_key(key)
         deadline = self._deadline(timeout)
-        flat = contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype, below=below)
-        return self._put(root, name, flat, None, deadline)
+        limit, pickles = contents.inline_limit(root), self._allow_pickle
+        while True:
+            flat = contents.flatten(key, value, root, limit=limit, allow_pickle=pickles, dtype=dtype, below=below)
+            try:
+                (version,) = put(root, [contents.draft(root, name, flat, limit, None)], deadline)
+            except CatalogCrowded:
+                limit = contents.inline_limit_when_crowded(root)
+                continue
+            self._puts += 1
+            return version
 
     def _put_sharded(
         self, key: str, value: Any, dtype: torch.dtype | None, expect_version: int | None, timeout: float | None
@@ -133,27 +144,36 @@ class Puts(Keyspace):
                 raise ValueError(
                     f"expect_versions names {key!r}, which is not among the items: put it too, or leave it out"
                 )
-        flats: list[structure.Flat] = []
-        for key, value in items.items():
-            try:
-                flats.append(contents.flatten(key, value, root, allow_pickle=self._allow_pickle, dtype=dtype))
-            except UnsupportedValueError as error:
-                refuse_one_of_many(key, error)
-        if expected:
-            self._check_early(root, expected)
-        drafts = [
-            contents.draft(root, name, flat, expected.get(key))
-            for key, name, flat in zip(items, names, flats, strict=True)
-        ]
+        limit = contents.inline_limit(root)
         versions: dict[bytes, int] = {}
 
         def put_part(part: list[Draft]) -> None:
             versions.update(zip([draft.key for draft in part], put(root, part, deadline), strict=True))
 
-        if atomic:
-            put_part(drafts)
-        else:
-            at_each_home(root, drafts, lambda draft: draft.key, put_part)
+        while True:
+            flats: list[structure.Flat] = []
+            for key, value in items.items():
+                try:
+                    flats.append(
+                        contents.flatten(key, value, root, limit=limit, allow_pickle=self._allow_pickle, dtype=dtype)
+                    )
+                except UnsupportedValueError as error:
+                    refuse_one_of_many(key, error)
+            if expected:
+                self._check_early(root, expected)
+            drafts = [
+                contents.draft(root, name, flat, limit, expected.get(key))
+                for key, name, flat in zip(items, names, flats, strict=True)
+                if name not in versions
+            ]
+            try:
+                if atomic:
+                    put_part(drafts)
+                else:
+                    at_each_home(root, drafts, lambda draft: draft.key, put_part)
+                break
+            except CatalogCrowded:
+                limit = contents.inline_limit_when_crowded(root)
         self._puts += len(names)
         return {key: versions[name] for key, name in zip(items, names, strict=True)}
 

@@ -11,6 +11,7 @@ from tests.ranks.launcher import Ranks
 
 # What a rank would import by itself: the first distribute_tensor imports torch._dynamo, which takes seconds.
 _PRELOAD = (
+    "tests.small_values",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",

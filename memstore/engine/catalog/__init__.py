@@ -5,6 +5,7 @@ from __future__ import annotations
 from memstore.engine.catalog import attempts, served
 from memstore.engine.catalog.attempts import Now, Outcome, Part
 from memstore.engine.catalog.catalog import Catalog
+from memstore.engine.catalog.growth import MOST_FOR_VALUES, CatalogCrowded
 from memstore.engine.catalog.meta import has_gone_back
 from memstore.engine.catalog.tables import (
     NAMES,
@@ -18,9 +19,11 @@ from memstore.engine.catalog.tables import (
 )
 
 __all__ = [
+    "MOST_FOR_VALUES",
     "NAMES",
     "OPTIONAL",
     "Catalog",
+    "CatalogCrowded",
     "Counters",
     "Now",
     "Outcome",

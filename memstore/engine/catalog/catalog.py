@@ -30,6 +30,7 @@ class Catalog:
 
     Attributes:
         guard: held in every call. Who needs several calls, or files between them, without a fork in between, takes it.
+        crowded: how many of this process's next values go into segments, because there was no room for one here.
         commit: commits LMDB's write transactions. It is C, and costs no frame; tests replace it.
     """
 
@@ -41,6 +42,7 @@ class Catalog:
         self._folder = folder
         self._environment = Environment(folder, durable=durable, writable=writable, locked=locked)
         self._growth = Growth(self._environment)
+        self.crowded = 0
         self._writing: Any = None  # LMDB's write transaction, until it was committed or aborted
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -114,8 +116,14 @@ class Catalog:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    def update(self, action: Callable[[Transaction], Result], *, is_delete: bool = False) -> Result:
-        """Calls `action` in a write transaction and commits it; more than once if the map had to grow."""
+    def update(
+        self, action: Callable[[Transaction], Result], *, is_delete: bool = False, most: int | None = None
+    ) -> Result:
+        """Calls `action` in a write transaction and commits it; more than once if the map had to grow.
+
+        With `most`, it writes large values: CatalogCrowded is raised where the catalog has many of them already, or
+        would have to be grown to more than `most` bytes.
+        """
         environment, growth = self._environment, self._growth
         with self.guard:
             for _ in range(64):
@@ -123,10 +131,13 @@ class Catalog:
                     if not is_delete:
                         growth.unlooked -= 1
                         if growth.unlooked < 0 and growth.is_due(lambda: self.view(Transaction.pages)):
-                            growth.grow(self.view(Transaction.counters))
+                            growth.grow(self.view(Transaction.counters), most)
                     handle = self._writing = (environment.handle or environment.opened()).begin(None, None, True, True)
                     try:
-                        result = action(Transaction(handle, environment.tables))
+                        transaction = Transaction(handle, environment.tables)
+                        if most is not None:
+                            growth.check_values(transaction)
+                        result = action(transaction)
                         self.commit(handle)
                         self._writing = None
                         return result
@@ -139,7 +150,7 @@ class Catalog:
                     environment.map(0)
                 except lmdb.MapFullError:
                     if not environment.opened().reader_check():  # what a dead reader kept is free then: try again
-                        growth.grow(self.view(Transaction.counters))
+                        growth.grow(self.view(Transaction.counters), most)
                 except lmdb.Error as error:
                     raise environment.translated(error) from error
                 finally:

@@ -17,6 +17,7 @@ import msgspec
 
 from memstore.engine.format import (
     DAMAGED_BEFORE,
+    LARGE_ROW,
     Record,
     Replaced,
     SegmentRow,
@@ -94,8 +95,14 @@ class Transaction:
 
     def replace_record(self, key: bytes, record: Record) -> Replaced:
         """Returns what is to be known of the record that was there, if there was one."""
-        stored = self._handle.replace(key, encode_record(key, record), self._tables["entries"])
-        return Replaced((), None) if stored is None else replaced_by(key, bytes(stored))
+        row, entries = encode_record(key, record), self._tables["entries"]
+        if len(row) < LARGE_ROW:
+            stored = self._handle.replace(key, row, entries)
+            return Replaced((), None) if stored is None else replaced_by(key, bytes(stored))
+        stored = self._handle.get(key, None, entries)  # LMDB's `replace` would copy what was there
+        replaced = Replaced((), None) if stored is None else replaced_by(key, stored)
+        self._handle.put(key, row, db=entries)
+        return replaced
 
     def delete_record(self, key: bytes) -> bool:
         """Returns whether there was one."""
@@ -124,6 +131,10 @@ class Transaction:
         """How many of LMDB's pages are in use."""
         stats = [self._handle.stat(table) for table in self._tables.values()]
         return sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+
+    def pages_of_values(self) -> int:
+        """How many pages records have that are too large to share one."""
+        return int(self._handle.stat(self._tables["entries"])["overflow_pages"])
 
     def segment(self, segment: int) -> SegmentRow | None:
         key = _U64.pack(segment)

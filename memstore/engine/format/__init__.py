@@ -48,6 +48,7 @@ from memstore.engine.format.mutable import (
 from memstore.engine.format.record import (
     DAMAGED_BEFORE,
     FILLING,
+    LARGE_ROW,
     LIVE,
     OBJECTS_IN_RECORD,
     PREPARED,
@@ -81,6 +82,7 @@ from memstore.engine.format.safetensors import (
 )
 
 __all__ = [
+    "LARGE_ROW",
     "ALIGNMENT",
     "FILLING",
     "HEADER_LIMIT",

@@ -15,6 +15,7 @@ from memstore.engine.protocols.attempts_anywhere import (
     to_explain,
 )
 from memstore.engine.protocols.change import (
+    SMALL,
     Change,
     Content,
     MembershipChanged,
@@ -58,6 +59,7 @@ from memstore.engine.protocols.stored import mapped_size, placed_segments, store
 from memstore.engine.protocols.sweep import sweep_all, sweep_if_due
 
 __all__ = [
+    "SMALL",
     "at_each_home",
     "placed_segments",
     "stored_entry",

@@ -13,6 +13,8 @@ from memstore.engine.sync import Refusal
 from memstore.errors import KeyNotFoundError, MutableEntryError, VersionConflictError
 from memstore.wording import conflict, no_key
 
+SMALL = 1536  # bytes: a larger value needs pages of its own in the catalog, and goes into a segment if they are scarce
+
 
 class Content(msgspec.Struct, frozen=True):
     """What a record says of a value, beside where its data lies. The fields are those of `Record`."""

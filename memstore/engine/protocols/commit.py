@@ -25,11 +25,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from memstore.engine.catalog import Counters, Transaction, served
+from memstore.engine.catalog import MOST_FOR_VALUES, Counters, Transaction, served
 from memstore.engine.files import SealedSegment
 from memstore.engine.format import LIVE, RETIRED, Record, SegmentRow, Slots
 from memstore.engine.protocols.ahead import Booking, booking_for
-from memstore.engine.protocols.change import Change, MembershipChanged, check_versions, record_of
+from memstore.engine.protocols.change import SMALL, Change, MembershipChanged, check_versions, record_of
 from memstore.engine.protocols.leases import keep_for_grace
 from memstore.engine.protocols.recovery import mark_retired, say_gone
 from memstore.engine.protocols.reuse import retire
@@ -112,7 +112,7 @@ def _commit_locked(
             return _apply(root, transaction, changes, booking, publication, membership)
 
         try:
-            applied = root.catalog.update(apply, is_delete=not bells)
+            applied = root.catalog.update(apply, is_delete=not bells, most=_most(changes))
             page.batch = 0
             is_settled = booking is None or _settle(root, booking)
         finally:
@@ -130,6 +130,12 @@ def _commit_locked(
     else:
         page.owe_recovery()
     return applied
+
+
+def _most(changes: Sequence[Change]) -> int | None:
+    """The size that the catalog may grow to for the sake of these changes; None: as large as it has to be."""
+    inline = [change.content.inline for change in changes if change.content and change.content.inline is not None]
+    return MOST_FOR_VALUES if any(len(one) > SMALL for one in inline) else None
 
 
 def _booking(root: Root, changes: Sequence[Change]) -> Booking | None:

@@ -8,8 +8,8 @@ publications that have rung it. Step 5 is the same. A kill leaves what it leaves
 
 from __future__ import annotations
 
-from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.protocols.change import Change, MembershipChanged, mutable_entry, record_of
+from memstore.engine.catalog import MOST_FOR_VALUES, Counters, Transaction
+from memstore.engine.protocols.change import SMALL, Change, MembershipChanged, mutable_entry, record_of
 from memstore.engine.protocols.commit import owe_what_lies_elsewhere, replace_segment, sweep_after
 from memstore.engine.protocols.recovery import mark_retired
 from memstore.engine.root import Root
@@ -18,7 +18,8 @@ from memstore.engine.root import Root
 def commit_inline(root: Root, change: Change, deadline: float, *, membership: int = 0) -> int:
     """Publishes one inline value in half the time of `commit`. Returns the new version. Raises as it does."""
     key, content = change.key, change.content
-    assert content is not None
+    assert content is not None and content.inline is not None
+    most = MOST_FOR_VALUES if len(content.inline) > SMALL else None
     bell, page = root.doorbell.bell(key), root.mutex
 
     def apply(transaction: Transaction) -> tuple[tuple[int, ...], Counters]:
@@ -42,7 +43,7 @@ def commit_inline(root: Root, change: Change, deadline: float, *, membership: in
 
     def publish() -> tuple[tuple[int, ...], Counters]:
         root.glance()  # this may have waited long for the mutex
-        replaced, counters = root.catalog.update(apply)
+        replaced, counters = root.catalog.update(apply, most=most)
         if replaced:
             mark_retired(root, replaced)
         root.doorbell.change(bell)

@@ -22,6 +22,7 @@ CLUSTER: Feature = "cluster"  # the store was served to other hosts: records nam
 SHARED: Feature = "shared"  # its segments lie on storage that hosts mount, its catalogs do not: see `shared.py`
 
 GRACE = 60.0  # seconds
+INLINE_LIMIT = 1 << 16  # bytes; up to here a put into the record takes a fraction of one into a segment
 
 
 class _AnyFormat(msgspec.Struct):
@@ -84,7 +85,7 @@ def new_settings(
         store=uuid.uuid4().hex,
         durability=chosen,
         checksum=chosen == "disk" if checksum is None else checksum,
-        inline_limit=1536 if inline_limit is None else inline_limit,
+        inline_limit=INLINE_LIMIT if inline_limit is None else inline_limit,
         file_mode=file_mode,
         unix_group=group,
     )

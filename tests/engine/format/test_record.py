@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +35,19 @@ EXAMPLE = Record(7, 9, 3, 8192, 4096, 1024, 1.5, b"description", b"objects", b"i
 @given(keys, records)
 def test_a_record_comes_back(key: bytes, record: Record) -> None:
     assert decode_record(key, memoryview(encode_record(key, record))) == record
+
+
+@given(keys, records, st.integers(0, 9000), st.none() | st.just((b"1" * 16,)))
+def test_a_large_record_is_written_as_a_small_one(
+    key: bytes, record: Record, nbytes: int, hosts: tuple[bytes, ...] | None
+) -> None:
+    """It is put together in place, and the bytes are the same: an array of 15 fields, or of 16 with hosts."""
+    record = msgspec.structs.replace(record, inline=bytes(nbytes), hosts=hosts)
+    body = msgspec.msgpack.encode(record)
+    if hosts is None:
+        body = b"\x9f" + body[3:-1]
+    assert encode_record(key, record) == xxhash.xxh3_64_digest(key + body) + body
+    assert decode_record(key, bytes(encode_record(key, record))) == record
 
 
 def test_every_flipped_bit_is_found() -> None:
