@@ -8,10 +8,11 @@ help(memstore.Store) has the methods; the guides are in docs/, which begin with 
 
 For who works on memstore, the layers; each imports only what stands above it:
 
-    errors, keys, info    what can go wrong, what a key is, what a store tells; wording: numbers as text
-    late_imports, depth   imports that forks wait for; documents that nest too deeply; strict_json: JSON of anybody
-    modes                 torch's modes and transforms, put aside
-    optimizers            whether a stored group of parameters is of the present kind of optimizer
+    errors                what can go wrong
+    _threads, _parsing    forks, and the imports that they wait for; documents that anybody may have written
+    _modes, _group_call   torch's modes and transforms, put aside; messages between the ranks of a process group
+    _wording, _arguments  numbers and names as text; keys and other arguments, checked
+    _info                 what a store tells of itself and its entries
     engine/               bytes and files: segments, the catalog, the protocols of put, get and delete. No torch
     sharding/             boxes: parts of tensors, and which of them a rank holds
     structure/            nested value <-> flat list of tensors and a description
@@ -31,7 +32,6 @@ For who works on memstore, the layers; each imports only what stands above it:
     integrations/         interfaces of other libraries: TorchRL's storages, TorchStore's calls, DCP's storage
     distributed/          one store across hosts: its rules
     cli/                  the command line
-    testing/              what tests share, and users may reuse
 
 Nothing heavy is imported before a name needs it: `import memstore` loads neither torch nor the catalog. `memstore.open`
 loads all that a forked child may need; what comes later still (tensordict, formats) comes `between_forks`.
@@ -44,6 +44,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from memstore._threads import between_forks
+from memstore._version import __version__ as __version__
 from memstore.errors import (
     AddressUnavailableError,
     AlreadyExistsError,
@@ -81,8 +83,6 @@ from memstore.errors import (
     VersionConflictError,
     VersionGoneError,
 )
-from memstore.late_imports import between_forks
-from memstore.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from memstore import aio as aio
@@ -91,12 +91,7 @@ if TYPE_CHECKING:
     from memstore import errors as errors
     from memstore import fake as fake
     from memstore import integrations as integrations
-    from memstore.contents import bytes_read
-    from memstore.dataloader import BlockShuffle, StoreDataset
-    from memstore.datasets import Dataset
-    from memstore.distributed.meshes import serve
-    from memstore.distributed.serving import Cluster, join
-    from memstore.info import (
+    from memstore._info import (
         ClusterStatus,
         EntryInfo,
         HostStatus,
@@ -108,16 +103,20 @@ if TYPE_CHECKING:
         StoreSummary,
         VerifyReport,
     )
+    from memstore.contents import bytes_read
+    from memstore.dataloader import BlockShuffle, StoreDataset
+    from memstore.datasets import Dataset
+    from memstore.distributed.meshes import serve
+    from memstore.distributed.serving import Cluster, join
     from memstore.replay import RateLimiter, ReplayBuffer
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
     from memstore.snapshot import AppState, PendingSnapshot, RNGState, Snapshot, StateDict, Stateful
+    from memstore.store.maintenance import destroy, repair, stores
     from memstore.store.opening import open
-    from memstore.store.ref import Ref
-    from memstore.store.rescue import repair
     from memstore.store.sharded import PendingPut
     from memstore.store.store import Store
-    from memstore.store.stores import destroy, stores
+    from memstore.store.values import Ref
     from memstore.store.weights import iter_weights
     from memstore.view import StoredTensor
 
@@ -128,22 +127,22 @@ _HOMES = {
     "Dataset": "memstore.datasets",
     "RateLimiter": "memstore.replay",
     "ReplayBuffer": "memstore.replay",
-    "Ref": "memstore.store.ref",
-    "EntryInfo": "memstore.info",
-    "LeafInfo": "memstore.info",
-    "RepairReport": "memstore.info",
-    "StoreStats": "memstore.info",
-    "StoreSummary": "memstore.info",
-    "PendingInfo": "memstore.info",
-    "ShardInfo": "memstore.info",
+    "Ref": "memstore.store.values",
+    "EntryInfo": "memstore._info",
+    "LeafInfo": "memstore._info",
+    "RepairReport": "memstore._info",
+    "StoreStats": "memstore._info",
+    "StoreSummary": "memstore._info",
+    "PendingInfo": "memstore._info",
+    "ShardInfo": "memstore._info",
     "PendingPut": "memstore.store.sharded",
-    "VerifyReport": "memstore.info",
-    "repair": "memstore.store.rescue",
-    "destroy": "memstore.store.stores",
-    "stores": "memstore.store.stores",
+    "VerifyReport": "memstore._info",
+    "repair": "memstore.store.maintenance",
+    "destroy": "memstore.store.maintenance",
+    "stores": "memstore.store.maintenance",
     "Cluster": "memstore.distributed.serving",
-    "ClusterStatus": "memstore.info",
-    "HostStatus": "memstore.info",
+    "ClusterStatus": "memstore._info",
+    "HostStatus": "memstore._info",
     "join": "memstore.distributed.serving",
     "serve": "memstore.distributed.meshes",
     "StoredTensor": "memstore.view",
@@ -162,7 +161,7 @@ _HOMES = {
 }
 
 # memstore.fake.fake_mode, without an import of its own
-_ROOMS = frozenset({"aio", "convert", "deferred_init", "errors", "fake", "integrations", "testing"})
+_ROOMS = frozenset({"aio", "convert", "deferred_init", "errors", "fake", "integrations"})
 
 __all__ = [
     "AddressUnavailableError",

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore.contents import box_table
-from memstore.contents.boxes import encode_boxes
+from memstore.contents.parts import encode_boxes
 from memstore.engine import Record
-from memstore.engine.format.record import encode_record
-from memstore.sharding import Box, Boxes, StoredBox, part, whole
+from memstore.engine.format.records import encode_record
+from memstore.sharding import Box, Boxes, StoredBox, narrow_to, whole
 from memstore.structure import fill, flatten, lies_in_order, plan_of
-from memstore.structure.tree.compile import from_msgpack, to_msgpack
+from memstore.structure.tree import from_msgpack, to_msgpack
 from tests.inside import lmdb_of, lmdb_table, root_of
 
 Layout = Callable[
@@ -57,7 +57,9 @@ class BoxedStore:
             elements = torch.from_numpy(memory[leaf.offset : leaf.offset + leaf.nbytes]).view(bits[item])
             found, first = [], len(data)
             for rank, box in enumerate(chosen):
-                held = part(elements.view(leaf.shape), box).contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+                held = (
+                    narrow_to(elements.view(leaf.shape), box).contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+                )
                 found.append(StoredBox(box, len(data), rank, xxhash.xxh3_64_digest(held)))
                 data += held
                 if not in_order:

@@ -22,12 +22,12 @@ import memstore
 from memstore.engine import syscalls
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS
-from memstore.testing.fork_server import ForkServer
 from tests.examples import examples
 from tests.huge_pages import ask_at_any_price
 from tests.leaks import find_leaks
 from tests.ranks.worlds import rank_server, ranks2, ranks4, world2, world4  # noqa: F401 - fixtures of several folders
 from tests.small_values import lie_in_segments
+from tests.support.fork_server import ForkServer
 
 SHM = Path("/dev/shm")
 

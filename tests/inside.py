@@ -9,7 +9,7 @@ import lmdb
 
 import memstore
 from memstore.engine.catalog.tables import Transaction
-from memstore.engine.root.root import Root
+from memstore.engine.root.roots import Root
 
 
 def root_of(store: memstore.Store) -> Root:

@@ -7,9 +7,9 @@ import os
 
 import memstore
 from memstore.engine import is_served
-from memstore.engine.catalog import Transaction, attempts, served
-from memstore.engine.files.segment import segment_path
-from memstore.engine.format.record import LIVE, PREPARED
+from memstore.engine.catalog import Transaction, tables
+from memstore.engine.files.segments import segment_path
+from memstore.engine.format.records import LIVE, PREPARED
 from tests.inside import root_of
 
 
@@ -66,13 +66,13 @@ def _in_the_store(path: str) -> list[str]:
 
 def parts_that_wait(transaction: Transaction) -> set[int]:
     """The segments of sharded puts whose other ranks have not come yet."""
-    return {part.segment for part in attempts.parts_of(transaction) if part.segment}
+    return {part.segment for part in tables.parts_of(transaction) if part.segment}
 
 
 def kept_for_other_hosts(transaction: Transaction) -> set[int]:
     """Segments of a served store that are lent to other hosts, and copies of what lies there."""
-    rows = [(table, row) for table in served.KEEPING for row in transaction.rows_with(table, b"", 1000)]
-    return {one for table, row in rows for one, _ in served.read_kept(table, *row).segments}
+    rows = [(table, row) for table in tables.KEEPING for row in transaction.rows_with(table, b"", 1000)]
+    return {one for table, row in rows for one, _ in tables.read_kept(table, *row).segments}
 
 
 def open_files(path: str, *, folders: bool = False) -> list[str]:

@@ -6,14 +6,14 @@ is tested at their limit takes `USERS_LIMIT`, or runs in a process that doesn't 
 
 from __future__ import annotations
 
-from memstore.engine.root import settings
+from memstore.engine.root import folder
 
-USERS_LIMIT = settings.INLINE_LIMIT
+USERS_LIMIT = folder.INLINE_LIMIT
 
 
 def lie_in_segments() -> None:
     """Makes stores of this process and its children, unless they say what they want, as `SMALL` allows."""
-    settings.INLINE_LIMIT = 1536
+    folder.INLINE_LIMIT = 1536
 
 
 lie_in_segments()

@@ -136,11 +136,18 @@ def _reachable(start: str, edges: Mapping[str, set[str]]) -> set[str]:
 
 
 def private_uses(modules: Modules) -> set[tuple[str, str]]:
-    """Which module uses which private name of another one: it imports it, or asks an object for it."""
+    """Which module uses which private name of another one: it imports it, or asks an object for it.
+
+    Modules with an underscore are private to memstore, whose modules may import them.
+    """
     all_names = set[str]().union(*(module.private_names for module in modules.values()))
     found: set[tuple[str, str]] = set()
     for name, module in modules.items():
-        found |= {(name, one) for base, one in module.imported if base in modules and is_private(one)}
+        found |= {
+            (name, one)
+            for base, one in module.imported
+            if base in modules and is_private(one) and f"{base}.{one}" not in modules
+        }
         of_others = all_names - module.private_names
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Attribute) and node.attr in of_others and not _is_own(node.value):

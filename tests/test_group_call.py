@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.group_call import GroupCall
-from memstore.snapshot.ranks import exchange
-from memstore.testing import faults
+from memstore._group_call import GroupCall
+from memstore.snapshot import ranks
 from tests.children import Child, Wire
+from tests.support import faults
 
 LONG = b"x" * (9 << 20)  # more than torch's TCPStore takes at once
 
@@ -77,7 +77,7 @@ def _rank_0_ends_at_once(rank: int, store: Any, folder: str, fails: bool) -> str
     """It has the group's store, and the other rank hears slowly."""
     if rank == 1:
         pause = time.sleep
-        exchange.time.sleep = lambda _: pause(0.1)  # type: ignore[assignment]
+        ranks.time.sleep = lambda _: pause(0.1)  # type: ignore[assignment]
     state = {"state": StateDict(rank=rank), **({"other": StateDict()} if fails and rank == 0 else {})}
     try:
         snapshot = Snapshot.take(f"{folder}/{fails}", {"state": StateDict(rank=rank)})

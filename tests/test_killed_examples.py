@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from memstore.testing.hosts import Host, Hosts, why_unavailable
 from tests.children import Child, Wire
+from tests.support.hosts import Host, Hosts, why_unavailable
 
 ROOT = Path(__file__).parent.parent
 LONG = 250.0  # seconds

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from memstore.testing.faults import STEPS
-from memstore.testing.hosts import why_unavailable
 from tests.children import in_child
+from tests.support.faults import STEPS
+from tests.support.hosts import why_unavailable
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "memstore"
@@ -28,10 +28,10 @@ PACKAGE = ROOT / "memstore"
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
     ("errors",),
-    ("abandoned", "late_imports", "depth", "modes", "group_call", "optimizers", "undecodable", "version"),
-    ("wording",),
-    ("arguments", "keys", "strict_json"),
-    ("info",),
+    ("_threads", "_parsing", "_modes", "_group_call", "_version"),
+    ("_wording",),
+    ("_arguments",),
+    ("_info",),
     ("engine",),
     ("distributed",),
     ("sharding",),
@@ -49,16 +49,15 @@ LAYERS = (
     ("convert",),
     ("cli",),
     ("", "__main__"),  # memstore/__init__.py, which names everything
-    ("testing",),
 )
 LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 
 # Modules that one file, or package, alone may import: what is dangerous or unportable is looked for in one place.
 SOLE_IMPORTERS = {
-    "pickle": {"memstore/structure/objects/pickled.py"},
+    "pickle": {"memstore/structure/pickled.py"},
     "lmdb": {"memstore/engine/catalog/"},
-    "zipfile": {"memstore/formats/torch_zip.py"},
-    "ctypes": {"memstore/engine/syscalls/", "memstore/structure/put/fill.py"},  # fill: memmove only
+    "zipfile": {"memstore/formats/torch_save.py"},
+    "ctypes": {"memstore/engine/syscalls/", "memstore/structure/copying.py"},  # fill: memmove only
 }
 NOT_IN_ENGINE = {"torch", "tensordict", "numpy", "monarch"}
 
@@ -205,7 +204,7 @@ def test_what_is_not_loaded_with_open_is_imported_between_forks(fresh: dict[str,
     found = {
         f"{relative(path)}: {module}"
         for path in sources()
-        if path.relative_to(PACKAGE).parts[0] not in ("cli", "testing")  # programs of their own
+        if path.relative_to(PACKAGE).parts[0] != "cli"  # a program of its own
         for module in hasty_imports(path)
         if module not in loaded
     }

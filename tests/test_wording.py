@@ -9,7 +9,7 @@ import time
 import pytest
 
 import memstore
-from memstore.wording import age, size
+from memstore._wording import age, size
 
 
 @pytest.mark.parametrize(

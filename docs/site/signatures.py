@@ -45,7 +45,7 @@ def adapt(
 
 
 def is_made_by_others(shown: type) -> bool:
-    is_told = shown.__module__ == "memstore.info" or "Made by `" in (shown.__doc__ or "")
+    is_told = shown.__module__ == "memstore._info" or "Made by `" in (shown.__doc__ or "")
     return is_told or issubclass(shown, BaseException | torch.Tensor)
 
 

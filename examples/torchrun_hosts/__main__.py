@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from memstore.testing.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, why_unavailable
 
 ROOT = "/dev/shm/torchrun"  # on each host, in a /dev/shm of its own
 RANKS = Path(__file__).with_name("ranks.py")

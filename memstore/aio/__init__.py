@@ -6,24 +6,17 @@
 
 The guide is docs/asyncio.md. For who works on it, the files:
 
-awaited      a method that blocks, as one that is awaited
-torch_state  what torch keeps for a thread, taken along to the thread that makes a call
-jobs         one call that a thread makes for a task, and how it is given up
-lanes        those threads: a few for this host, and a few for each other one
-waits        one thread for all waits of a store; elsewhere: those for keys whose home is another host
-opened       a store that its first call opens
-results      references, and puts of several ranks; rows: datasets and replay buffers
-news         the wait for a newer version; by_ranks: what several ranks do together
-store        AsyncStore; opening: open; reading: iter_weights, read_rows
+calls        calls that block, made in threads: pools of them, for this host and for each other one
+waits        one thread for all waits of a store; waits for keys whose home is another host
+opened       the base of AsyncStore: a store that its first call opens, and its waits for newer versions
+rows         datasets and replay buffers
+store        AsyncStore, references and puts of several ranks; open, iter_weights, read_rows
 """
 
 from __future__ import annotations
 
-from memstore.aio.opening import destroy, open, stores
-from memstore.aio.reading import iter_weights, read_rows
-from memstore.aio.results import AsyncPendingPut, AsyncRef
 from memstore.aio.rows import AsyncDataset, ReplayBuffer
-from memstore.aio.store import AsyncStore
+from memstore.aio.store import AsyncPendingPut, AsyncRef, AsyncStore, destroy, iter_weights, open, read_rows, stores
 
 __all__ = [
     "AsyncDataset",

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from memstore.aio.awaited import Awaits, awaited, called_as, refusing
-from memstore.aio.lanes import call
-from memstore.aio.opened import Opened, check_opened
+from memstore.aio.calls import Awaits, awaited, call, called_as, refusing
+from memstore.aio.opened import OpenedByCalls, check_opened
 from memstore.datasets import Dataset, as_name
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError
@@ -59,7 +58,7 @@ class AsyncDataset(Awaits[Dataset]):
     def blocking(self) -> Dataset:
         return self.dataset
 
-    def lane_of(self, key: object) -> Hashable:
+    def pool_of(self, key: object) -> Hashable:
         return "rows", self.root, self.key
 
     @property
@@ -87,7 +86,7 @@ class AsyncDataset(Awaits[Dataset]):
 
     async def write_rows(self, index: Any, batch: Any) -> None:
         """As `dataset[index] = batch`, awaited. A task that is cancelled goes on when nothing is written any more."""
-        await call(self.lane_of(None), lambda _: self.dataset.__setitem__(index, batch), settles=True)
+        await call(self.pool_of(None), lambda _: self.dataset.__setitem__(index, batch), settles=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.dataset, self.root, self.timeout)
@@ -128,7 +127,7 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
 
     def __init__(
         self,
-        store: Opened,
+        store: OpenedByCalls,
         key: str,
         spec: Any = None,
         *,
@@ -169,10 +168,10 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
                 self._buffer = BlockingBuffer(self._store.blocking(), self.key, **self._options)
             return self._buffer
 
-    def lane_of(self, key: object) -> Hashable:
+    def pool_of(self, key: object) -> Hashable:
         return "rows", self._root, self.key
 
-    def lane_of_samples(self, _: object) -> Hashable:
+    def pool_of_samples(self, _: object) -> Hashable:
         """Another one: who waits for rows must not keep out who adds them."""
         return "samples", self._root, self.key
 
@@ -193,10 +192,10 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         """Copies of the whole rows that are there now, from the oldest on, without those that are overwritten since."""
-        lane = self.lane_of(None)
-        for positions in await call(lane, lambda _: parts_by_age(self.blocking())):
+        pool = self.pool_of(None)
+        for positions in await call(pool, lambda _: parts_by_age(self.blocking())):
             read = partial(copied_rows, self.blocking(), positions)
-            for row in (await call(lane, lambda _, read=read: read(deadline_after(self.timeout)))).unbind(0):
+            for row in (await call(pool, lambda _, read=read: read(deadline_after(self.timeout)))).unbind(0):
                 yield row
 
     async def _sampled(
@@ -207,7 +206,7 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
             sample,
             arguments,
             options,
-            lane=self.lane_of_samples(None),
+            pool=self.pool_of_samples(None),
             is_timed=True,
             settles=options.get("out") is not None,
             undo=Sampled.put_back,
@@ -241,7 +240,7 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
 
     async def opened(self) -> BlockingBuffer:
         """Returns the `memstore.ReplayBuffer`, for its length, cursor, capacity and spec, which need no await."""
-        return await call(self.lane_of(None), lambda _: self.blocking())
+        return await call(self.pool_of(None), lambda _: self.blocking())
 
     def __await__(self) -> Generator[Any, Any, Self]:
         yield from self.opened().__await__()
@@ -273,6 +272,6 @@ def _receive(buffer: BlockingBuffer, root: str, timeout: float) -> ReplayBuffer:
     return found
 
 
-def _make(store: Opened, key: str, options: dict[str, Any]) -> ReplayBuffer:
+def _make(store: OpenedByCalls, key: str, options: dict[str, Any]) -> ReplayBuffer:
     """Unpickles a buffer that was not opened yet."""
     return ReplayBuffer(store, key, **options)

@@ -1,26 +1,359 @@
-"""AsyncStore: what a user calls. Each method of Store, awaited."""
+"""AsyncStore: what a user calls. Each method of Store, awaited; and memstore's functions, awaited."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator, Generator, Iterator
-from typing import TYPE_CHECKING, Any
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
 
-from memstore.aio.awaited import awaited, called_as, refusing
-from memstore.aio.by_ranks import ByRanks
-from memstore.aio.lanes import HERE, call
-from memstore.aio.opened import ALL_HOSTS
-from memstore.aio.results import AsyncRef
+import torch
+
+from memstore._arguments import flag
+from memstore._info import StoreSummary
+from memstore._wording import names_its_methods
+from memstore.aio.calls import HERE, WORTH_COUNTING, Awaits, awaited, call, called_as, refusing, start
+from memstore.aio.opened import ALL_HOSTS, AwaitsVersions, check_opened, home_here
 from memstore.aio.rows import AsyncDataset
+from memstore.aio.waits import WaitOwner, change_of
 from memstore.datasets import Dataset
-from memstore.engine import deadline_after
-from memstore.store.gets import NO_DEFAULT, NOT_NOW, get_at_once
-from memstore.store.ref import Ref
-from memstore.store.store import Store
-from memstore.wording import names_its_methods
+from memstore.engine import Root, absolute_path, deadline_after
+from memstore.errors import HomeUnavailableError, StoreTimeoutError
+from memstore.listing import Mode
+from memstore.rows import read_rows as read_rows_blocking
+from memstore.store.maintenance import destroy as destroy_blocking
+from memstore.store.maintenance import stores as stores_blocking
+from memstore.store.opening import OWNER_ONLY
+from memstore.store.sharded import OUTLIVES, TO_PUBLISH, PendingPut
+from memstore.store.store import Store, begin_load
+from memstore.store.values import NO_DEFAULT, NOT_NOW, Ref, get_at_once
+from memstore.store.weights import iter_weights as iter_weights_blocking
+from memstore.view import StoredTensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+# --- Opening a store; the stores of this machine ---------------------------------------------------------------------
+
+
+async def destroy(root: str | os.PathLike[str], *, timeout: float = 30.0) -> None:
+    """Removes a store with all its values, and its folder. Arguments and errors as `memstore.destroy`."""
+    path = absolute_path(root)
+    await call(("destroy", path), lambda _: destroy_blocking(path, timeout=timeout))
+
+
+async def stores() -> tuple[StoreSummary, ...]:
+    """Lists the stores of this machine, as `memstore.stores`."""
+    return await call("stores", lambda _: stores_blocking())
+
+
+def open(
+    root: str | os.PathLike[str],
+    mode: Mode = "a",
+    *,
+    durability: Literal["process", "disk"] | None = None,
+    checksum: bool | None = None,
+    inline_limit: int | None = None,
+    capacity: int | str | None = None,
+    verify: bool = False,
+    allow_pickle: bool = False,
+    unix_group: int | str | None = None,
+    file_mode: int = OWNER_ONLY,
+    timeout: float = 30.0,
+    wait: float | None = None,
+    cluster: str | None = None,
+) -> AsyncStore:
+    """Opens the store in the folder `root` for tasks of asyncio. Arguments and errors as `memstore.open`.
+
+    Nothing is opened yet, so this may be called where nothing can be awaited: `async with`, `await`, or the store's
+    first call opens it, and raises what `memstore.open` would. An invalid root or mode is refused at once.
+
+    Example:
+        >>> import asyncio, memstore.aio, tempfile, torch
+        >>> async def main():
+        ...     async with memstore.aio.open(tempfile.mkdtemp()) as store:
+        ...         await store.put("policy", {"w": torch.ones(2, 2)})
+        ...         return (await store.get("policy"))["w"].sum()
+        >>> asyncio.run(main())
+        tensor(4.)
+    """
+    options: dict[str, Any] = {
+        "durability": durability,
+        "checksum": checksum,
+        "inline_limit": inline_limit,
+        "capacity": capacity,
+        "verify": verify,
+        "allow_pickle": allow_pickle,
+        "unix_group": unix_group,
+        "file_mode": file_mode,
+        "timeout": timeout,
+        "wait": wait,
+        "cluster": cluster,
+    }
+    return AsyncStore(root, mode, options)
+
+
+# --- References, and puts of several ranks ---------------------------------------------------------------------------
+
+
+class AsyncRef(Awaits[Ref]):
+    """A version of a key, which stays readable as long as it lives: a `memstore.Ref`, whose methods are awaited.
+
+    Made by `AsyncStore.ref`, and pickled as a reference.
+
+    Attributes:
+        ref: the `memstore.Ref` itself, for code that doesn't await.
+        key: the key.
+        version: the version of the key that it refers to.
+        root: the folder of the store, as a path.
+    """
+
+    __slots__ = ("_pool", "key", "ref", "root", "version")
+
+    def __init__(self, ref: Ref, pool: Hashable) -> None:
+        self.ref, self._pool = ref, pool
+        self.key, self.version, self.root = ref.key, ref.version, ref.root
+
+    def blocking(self) -> Ref:
+        return self.ref
+
+    def pool_of(self, key: object) -> Hashable:
+        return self._pool
+
+    get = awaited(Ref.get)
+    view = awaited(Ref.view)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.ref, self._pool)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AsyncRef) and self.ref == other.ref
+
+    def __hash__(self) -> int:
+        return hash(self.ref)
+
+    def __repr__(self) -> str:
+        return f"<memstore.aio.AsyncRef {self.key!r} version {self.version} in {self.root}>"
+
+
+class AsyncPendingPut(Awaits[PendingPut]):
+    """A sharded put whose parts may still be on their way: a `memstore.PendingPut`, whose methods are awaited.
+
+    Made by `AsyncStore.put_sharded` with `wait=False`. A wait takes no thread if the key's home is this host. If the
+    home is another host, 8 waits for a key have a thread each, and further ones wait for one of these.
+
+    Attributes:
+        key: the key that is put.
+        attempt: the text by which the ranks of this put find each other.
+    """
+
+    def __init__(self, pending: PendingPut, root: Root, pool: Hashable, owner: WaitOwner, timeout: float) -> None:
+        self.timeout = timeout
+        self.key, self.attempt = pending.key, pending.attempt
+        self._pending, self._root, self._pool, self._owner = pending, root, pool, owner
+
+    def blocking(self) -> PendingPut:
+        return self._pending
+
+    def pool_of(self, key: object) -> Hashable:
+        return self._pool
+
+    done = awaited(PendingPut.done)
+    abort = awaited(PendingPut.abort)
+
+    @called_as(PendingPut.wait)
+    async def wait(self, timeout: float | None = None) -> int:
+        seconds = self.timeout if timeout is None else timeout
+        return await self.wait_until(deadline_after(seconds), seconds)
+
+    async def wait_until(self, deadline: float, seconds: float) -> int:
+        """As `wait`, whose timeout of so many seconds ends at this monotonic time."""
+        name, doorbell = self.key.encode(), self._root.doorbell
+        while True:
+            seen = doorbell.load(doorbell.bell(name))
+            is_done = await call(
+                self._pool, lambda _: self._done_here(name, deadline), max(deadline - time.monotonic(), 0.0)
+            )
+            if is_done is None:  # its news come from another host
+                left = max(deadline - time.monotonic(), 0.0)
+                pool = "waits", self._pool
+                return await call(pool, lambda _: self._pending.wait_until(deadline, seconds), left)
+            if is_done or time.monotonic() >= deadline:
+                return await call(self._pool, lambda _: self._pending.wait_until(time.monotonic(), seconds))
+            await change_of(self._root, name, seen, self._owner, deadline)
+
+    def _done_here(self, name: bytes, deadline: float) -> bool | None:
+        """As `done`, in a thread. None: the key's home is another host."""
+        return None if home_here(self._root, name) is None else self._pending.done_by(deadline + TO_PUBLISH)
+
+    async def wait_or_give_up(self, deadline: float, seconds: float) -> int:
+        """As `wait_until`; a timeout gives the put up for all ranks."""
+        try:
+            return await self.wait_until(deadline, seconds)
+        except (StoreTimeoutError, HomeUnavailableError) as error:
+            reason = error
+        return await call(self._pool, lambda _: self._pending.give_up_after(reason))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an AsyncPendingPut can't be pickled: another process finds the put in store.pending(key)")
+
+    def __repr__(self) -> str:
+        return f"<memstore.aio.AsyncPendingPut {self.key!r} attempt {self.attempt!r} in {self._root.path}>"
+
+
+class RankPut:
+    """A rank's part of a sharded put, on its way.
+
+    Attributes:
+        pending: the put; None: not yet.
+        is_given_up: its task was cancelled: then the thread that makes the put gives it up for all ranks.
+    """
+
+    def __init__(self, key: str, value: Any, options: dict[str, Any]) -> None:
+        self._key, self._value, self._options = key, value, options
+        self.pending: PendingPut | None = None
+        self.is_given_up = False
+
+    def put(self, store: Store, waited: float) -> PendingPut:
+        """In a thread, for which it has waited so many seconds of its timeout."""
+        options = self._options
+        if waited > WORTH_COUNTING:
+            options = {**options, "timeout": max(options["timeout"] - waited, 0.0)}
+        pending: Any = cast(Any, store).put_sharded(self._key, self._value, **options)
+        assert isinstance(pending, PendingPut), "it doesn't wait"
+        self.pending = pending
+        if self.is_given_up:
+            pending.abort()
+        return pending
+
+
+# --- Values that several ranks hold in part: the methods of `store/store.py`, awaited --------------------------------
+# Calls that wait for other ranks take threads of a pool that their key alone has; a wait for a newer version takes
+# none.
+
+
+class AsyncByRanks(AwaitsVersions):
+    """What `AsyncStore` inherits."""
+
+    save_model = awaited(Store.save_model, pool=AwaitsVersions.pool_of_ranks)
+    abort = awaited(Store.abort)
+
+    @called_as(Store.load_model)
+    async def load_model(
+        self,
+        key: str,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        strict: bool = True,
+        cast: bool = False,
+        newer_than: int | None = None,
+        process_group: Any = None,
+        timeout: float | None = None,
+    ) -> int:
+        seconds = self.timeout if timeout is None else timeout
+        deadline = deadline_after(seconds)
+        strict, cast = flag("strict", strict), flag("cast", cast)
+        load = await call(
+            self.pool_of(key), lambda _: begin_load(self.blocking(), key, process_group, seconds), seconds
+        )
+        pool = self.pool_of(key, fetches=True) if load.is_alone else self.pool_of_ranks(key)
+        wait: Callable[[], object] | None = None
+        if newer_than is not None and load.leads:
+            try:
+                await self._wait_until(key, newer_than, deadline, seconds)
+            except asyncio.CancelledError:
+                if not load.is_alone:
+                    start(pool, load.give_up)
+                raise
+            except Exception as error:
+                if load.is_alone:
+                    raise
+                wait = partial(_raise, error)
+
+        def fill(_: float) -> int:
+            return load.fill(model, optimizer, strict=strict, cast=cast, wait=wait, deadline=deadline, timeout=seconds)
+
+        return await call(pool, fill, max(deadline - time.monotonic(), 0.0), settles=True, asks=True)
+
+    @overload
+    async def put_sharded(
+        self,
+        key: str,
+        value: Any,
+        *,
+        attempt: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        wait: Literal[True] = True,
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> int: ...
+    @overload
+    async def put_sharded(
+        self,
+        key: str,
+        value: Any,
+        *,
+        attempt: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        wait: Literal[False],
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> AsyncPendingPut: ...
+    @overload
+    async def put_sharded(
+        self,
+        key: str,
+        value: Any,
+        *,
+        attempt: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        process_group: Any = None,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        wait: bool = True,
+        lease: float = 600.0,
+        timeout: float | None = None,
+    ) -> int | AsyncPendingPut: ...
+    @called_as(Store.put_sharded)
+    async def put_sharded(self, key: str, value: Any, *, wait: bool = True, **options: Any) -> int | AsyncPendingPut:
+        timeout = options.get("timeout")
+        seconds = self.timeout if timeout is None else timeout
+        deadline, pool = deadline_after(seconds), self.pool_of_ranks(key)
+        if flag("wait", wait):
+            options["lease"] = seconds + OUTLIVES
+        part = RankPut(key, value, {**options, "wait": False, "timeout": seconds})
+        try:
+            pending = await call(pool, lambda waited: part.put(self.blocking(), waited), seconds)
+            assert self.opened_root is not None, "it has made a put"
+            found = AsyncPendingPut(pending, self.opened_root, pool, self, self.timeout)
+            return await found.wait_or_give_up(deadline, seconds) if wait else found
+        except asyncio.CancelledError:
+            part.is_given_up = True
+            if part.pending is not None:
+                start(pool, part.pending.abort)
+            raise
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+# --- AsyncStore ------------------------------------------------------------------------------------------------------
+
 
 _PAGE = 1024  # keys that are read at a time
 _ABSENT: Any = object()
@@ -37,7 +370,7 @@ def _as_dataset(store: AsyncStore, dataset: Dataset) -> AsyncDataset:
 
 
 @names_its_methods
-class AsyncStore(ByRanks):
+class AsyncStore(AsyncByRanks):
     """A store for tasks of asyncio: each method of `memstore.Store`, with the same arguments, awaited.
 
     Made by `memstore.aio.open`. It is opened by its first call, by `await store`, or by `async with store`. Any number
@@ -67,9 +400,9 @@ class AsyncStore(ByRanks):
             value = get_at_once(store, key, default)
             if value is not NOT_NOW:
                 return value
-        lane = self.lane_of(key, fetches=True)
+        pool = self.pool_of(key, fetches=True)
         settles = options.get("out") is not None
-        return await self.made(Store.get, (key, default), options, lane=lane, is_timed=True, settles=settles)
+        return await self.made(Store.get, (key, default), options, pool=pool, is_timed=True, settles=settles)
 
     # --- look ---------------------------------------------------------------------------------------------------------
 
@@ -81,20 +414,20 @@ class AsyncStore(ByRanks):
 
     async def contains(self, key: str) -> bool:
         """As `key in store`, awaited."""
-        return await self.made(Store.__contains__, (key,), {}, lane=self.lane_of(key), is_timed=False)
+        return await self.made(Store.__contains__, (key,), {}, pool=self.pool_of(key), is_timed=False)
 
     async def count(self) -> int:
         """As `len(store)`, awaited."""
-        return await self.made(Store.__len__, (), {}, lane=self.lane_of(None), is_timed=False)
+        return await self.made(Store.__len__, (), {}, pool=self.pool_of(None), is_timed=False)
 
     def keys(self, prefix: str = "") -> AsyncIterator[str]:
         """Iterates over keys, as `Store.keys`: `async for key in store.keys("policy/")`."""
         return self._keys(prefix)
 
     async def _keys(self, prefix: str) -> AsyncIterator[str]:
-        lane = self.lane_of(None)
-        found: Iterator[str] = await call(lane, lambda _: self.blocking().keys(prefix))
-        while page := await call(lane, lambda _: list(itertools.islice(found, _PAGE))):
+        pool = self.pool_of(None)
+        found: Iterator[str] = await call(pool, lambda _: self.blocking().keys(prefix))
+        while page := await call(pool, lambda _: list(itertools.islice(found, _PAGE))):
             for key in page:
                 yield key
 
@@ -125,8 +458,8 @@ class AsyncStore(ByRanks):
 
     @called_as(Store.open_dataset)
     async def open_dataset(self, key: str, mode: Any = "r+", *, wait: float | None = None) -> AsyncDataset:
-        lane = "rows", self.root, key  # of which some may wait for their datasets
-        found = await self.made(Store.open_dataset, (key, mode), {"wait": wait}, lane=lane, is_timed=False)
+        pool = "rows", self.root, key  # of which some may wait for their datasets
+        found = await self.made(Store.open_dataset, (key, mode), {"wait": wait}, pool=pool, is_timed=False)
         return _as_dataset(self, found)
 
     # --- files, and the whole store -----------------------------------------------------------------------------------
@@ -145,7 +478,7 @@ class AsyncStore(ByRanks):
 
     def __await__(self) -> Generator[Any, Any, Self]:
         if self.ready is None:
-            yield from call(self.lane_of(None), lambda _: self.blocking()).__await__()
+            yield from call(self.pool_of(None), lambda _: self.blocking()).__await__()
         return self
 
     async def __aenter__(self) -> Self:
@@ -175,3 +508,62 @@ def _is_plain(options: dict[str, Any]) -> bool:
         elif name not in _FREE and (name not in _NONE or value is not None):
             return False
     return True
+
+
+# --- Functions that read ---------------------------------------------------------------------------------------------
+
+
+# Values of any shape: what they hold has no type before it is looked at.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+
+_ALL_TOLD: Any = object()
+
+
+async def iter_weights(
+    store: AsyncStore,
+    key: str,
+    *,
+    newer_than: int | None = None,
+    prefix: str = "",
+    names: Callable[[str], str | None] | None = None,
+    timeout: float | None = None,
+) -> AsyncIterator[tuple[str, torch.Tensor]]:
+    """Iterates over the tensors of one version of a nested value: `async for name, weight in iter_weights(...)`.
+
+    Arguments and errors as `memstore.iter_weights`. With `newer_than`, the wait takes no thread.
+    """
+    check_opened(store, "iter_weights")
+    if newer_than is not None:
+        await store.wait(key, newer_than=newer_than, timeout=timeout)
+    pool = store.pool_of(key, fetches=True)
+    weights: Iterator[tuple[str, torch.Tensor]] = await call(
+        pool, lambda _: iter_weights_blocking(store.blocking(), key, prefix=prefix, names=names, timeout=timeout)
+    )
+    while (found := await call(pool, lambda _: next(weights, _ALL_TOLD))) is not _ALL_TOLD:
+        yield found
+
+
+async def read_rows(
+    source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None, cast: bool = False
+) -> Any:
+    """As `memstore.read_rows`: reads rows of every tensor of a view, into memory of its own, or `out`.
+
+    The bytes may lie on another host, so the reads of each key have 8 threads of their own.
+    """
+    pool = "reading", _key_of(source)
+
+    def read(_: float) -> Any:
+        return read_rows_blocking(source, index, out=out, device=device, cast=cast)
+
+    return await call(pool, read, settles=out is not None)
+
+
+def _key_of(source: Any) -> str:
+    """Of which a value is a view, or "", as far as a look at its first leaf tells."""
+    while not isinstance(source, StoredTensor):
+        inner: Any = source.values() if isinstance(source, dict) else source
+        if not isinstance(source, dict | list | tuple) or not source:
+            return ""
+        source = next(iter(inner))
+    return source.stored.source.key

@@ -1,13 +1,7 @@
-"""Waits for versions of keys whose home is here: one thread looks for all of them, of a process and a store.
+"""Waits for versions of keys: those whose home is here, and those whose home is another host.
 
-1. It marks the store's watch word (`engine.Watch`), **then** takes the waits that are new.
-2. A wait is due if it is new, if the word of its key's bell is another one than before, or if a second has passed. The
-   keys of all that are due are looked at in one transaction; who has a newer version is told.
-3. It sleeps on the watch word, until somebody publishes something, a new wait comes, or a second is over. Who publishes
-   much that nobody here waits for wakes it at most once in half a millisecond.
-
-In a store that this process may only read, there is no word to mark: it looks at the bells every two milliseconds.
-When the last wait has gone, it lingers for a second, and ends.
+For keys at home here, one thread looks for all waits of a process and a store (`news_of`, `change_of`). For keys of
+another host, `RemoteWaits` has the home keep the wait, and no thread waits for that.
 """
 
 from __future__ import annotations
@@ -16,12 +10,37 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
-from memstore.engine import LOOK_EVERY, Record, Root, Transaction, mutable_entry
-from memstore.errors import StoreClosedError
-from memstore.late_imports import Hooks, around_forks
+from memstore._threads import Hooks, around_forks
+from memstore.aio.calls import call
+from memstore.engine import (
+    IN_A_THREAD,
+    LOOK_EVERY,
+    BegunWait,
+    Record,
+    Root,
+    Transaction,
+    deadline_after,
+    elsewhere_of,
+    mutable_entry,
+)
+from memstore.errors import HomeUnavailableError, StoreClosedError
+
+# --- Keys whose home is here -----------------------------------------------------------------------------------------
+# Waits for versions of keys whose home is here: one thread looks for all of them, of a process and a store.
+#
+# 1. It marks the store's watch word (`engine.Watch`), **then** takes the waits that are new.
+# 2. A wait is due if it is new, if the word of its key's bell is another one than before, or if a second has passed.
+#    The keys of all that are due are looked at in one transaction; who has a newer version is told.
+# 3. It sleeps on the watch word, until somebody publishes something, a new wait comes, or a second is over. Who
+#    publishes much that nobody here waits for wakes it at most once in half a millisecond.
+#
+# In a store that this process may only read, there is no word to mark: it looks at the bells every two milliseconds.
+# When the last wait has gone, it lingers for a second, and ends.
+
 
 _LINGER = 1.0  # seconds
 _BETWEEN_LOOKS = 0.0005  # seconds, where the last one was for nothing
@@ -33,7 +52,7 @@ _ALL_BELLS = -1
 LOOK_AGAIN = -1  # in place of a version: something has changed, such as the hosts of the store
 
 
-class Owner(Protocol):
+class WaitOwner(Protocol):
     """The store object that waits are asked of."""
 
     def check_open(self) -> None: ...
@@ -53,7 +72,7 @@ class Waiting:
 
     __slots__ = ("bell", "future", "is_of_any_change", "loop", "membership", "name", "newer_than", "owner", "seen")
 
-    def __init__(self, root: Root, name: bytes | None, newer_than: int, membership: int, owner: Owner) -> None:
+    def __init__(self, root: Root, name: bytes | None, newer_than: int, membership: int, owner: WaitOwner) -> None:
         self.name, self.newer_than, self.membership, self.owner = name or b"", newer_than, membership, owner
         self.bell = _ALL_BELLS if name is None else root.doorbell.bell(name)
         self.seen = -1
@@ -62,7 +81,7 @@ class Waiting:
         self.future: asyncio.Future[int] = self.loop.create_future()
 
 
-class _Room:
+class _WaitThread:
     """The waits of one root, and their thread. What others change is guarded by `_lock`."""
 
     def __init__(self, root: Root) -> None:
@@ -87,7 +106,7 @@ class _Room:
         self._outgoing.append(waiting)
         self.rouse()
 
-    def end(self, owner: Owner) -> bool:
+    def end(self, owner: WaitOwner) -> bool:
         """Ends the waits of an owner. Returns whether there are no others."""
         waiting = [*self._incoming, *self._waiting.values()]
         ended = [one for one in waiting if one.owner is owner]
@@ -128,7 +147,7 @@ class _Room:
                 if self._is_dismissed or not self._some.wait(_LINGER):
                     if self._incoming:
                         continue
-                    _rooms.pop(id(self._root), None)
+                    _wait_threads.pop(id(self._root), None)
                     return False
         return True
 
@@ -227,7 +246,7 @@ def _set(news: Sequence[_News]) -> None:
 # --- what tasks call --------------------------------------------------------------------------------------------------
 
 _lock = threading.Lock()
-_rooms: dict[int, _Room] = {}  # by the id of their root, which they keep
+_wait_threads: dict[int, _WaitThread] = {}  # by the id of their root, which they keep
 
 
 async def news_of(root: Root, waiting: Waiting, deadline: float) -> int | None:
@@ -250,7 +269,7 @@ async def news_of(root: Root, waiting: Waiting, deadline: float) -> int | None:
                 room.drop(waiting)
 
 
-async def change_of(root: Root, name: bytes | None, seen: int, owner: Owner, deadline: float) -> None:
+async def change_of(root: Root, name: bytes | None, seen: int, owner: WaitOwner, deadline: float) -> None:
     """Returns when something has changed for a key since its bell's word was `seen`, or may have; or then.
 
     `name`: None: for any key, since the doorbell's state was that.
@@ -260,25 +279,25 @@ async def change_of(root: Root, name: bytes | None, seen: int, owner: Owner, dea
     await news_of(root, waiting, deadline)
 
 
-def _enter(root: Root, waiting: Waiting) -> _Room:
+def _enter(root: Root, waiting: Waiting) -> _WaitThread:
     with _lock:
         waiting.owner.check_open()  # else `end_waits`, which comes later, finds this one
-        room = _rooms.get(id(root))
+        room = _wait_threads.get(id(root))
         if room is None:
-            room = _Room(root)
+            room = _WaitThread(root)
             room.thread.start()
-            _rooms[id(root)] = room
+            _wait_threads[id(root)] = room
         room.add(waiting)
         return room
 
 
-def end_waits(root: Root, owner: Owner) -> None:
+def end_waits(root: Root, owner: WaitOwner) -> None:
     """Those of a store object whose `check_open` raises from now on: they raise StoreClosedError.
 
     The thread ends with the last wait.
     """
     with _lock:
-        room = _rooms.get(id(root))
+        room = _wait_threads.get(id(root))
         is_last = room is not None and room.end(owner)
     if room is not None and is_last:
         room.thread.join(_LINGER)  # it refers to the store
@@ -288,7 +307,7 @@ def _after_fork_in_child() -> None:
     """The threads, and who holds the lock, are the parent's."""
     global _lock
     _lock = threading.Lock()
-    _rooms.clear()
+    _wait_threads.clear()
 
 
 def _do_nothing() -> None:
@@ -296,3 +315,184 @@ def _do_nothing() -> None:
 
 
 around_forks(Hooks(_do_nothing, _do_nothing, _after_fork_in_child))
+
+
+# --- Waits for keys whose home is another host -----------------------------------------------------------------------
+# 1. A wait is **begun**: the home keeps it until there is a newer version, and no thread waits for that. Its steps that
+#    may take time, a look into the catalog and a connection to the home, are made in a thread of the home's pool.
+# 2. Where nothing can be begun (this process asks other hosts by actors), all waits for a home are looked up together,
+#    ten times a second, by one message for each 1,024 of them.
+
+
+HERE_BY_NOW = 0  # in place of a version: the key's home has moved here
+_EVERY = 0.1  # seconds
+_TO_ANSWER = 5.0  # seconds for a home; it is asked again
+
+
+class RemoteWaits:
+    """The waits of one store, in one loop, for one home."""
+
+    def __init__(self, root: Root, pool: Hashable) -> None:
+        self._root, self._pool = root, pool
+        self._wakeups: set[Wakeup] = set()  # of begun waits
+        self._batch = BatchedWakeups()
+        self._is_ended = False
+        self._shared: dict[asyncio.Future[int], tuple[bytes, int]] = {}  # name and version, newer than which
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._wakeups or self._shared)
+
+    def end(self) -> None:
+        """From any thread: the store is being closed, and waits raise StoreClosedError."""
+        self._is_ended = True
+        for wakeup in list(self._wakeups):
+            wakeup.ring()
+
+    async def wait(self, name: bytes, newer_than: int, deadline: float) -> int | None:
+        """The version, or HERE_BY_NOW; None: there was none in time. Raises what a lookup raises."""
+        wakeup, left = Wakeup(self._batch), max(deadline - time.monotonic(), 0.0)
+        self._wakeups.add(wakeup)
+        try:
+            begun = await call(self._pool, lambda _: self._begin(name, newer_than, deadline, wakeup), left)
+            if isinstance(begun, int):
+                return begun
+            if begun is None:
+                return await self._look_now_and_then(name, newer_than, wakeup, deadline)
+            try:
+                return await self._go_on(begun, wakeup, deadline)
+            finally:
+                begun.close()
+        finally:
+            self._wakeups.discard(wakeup)
+
+    def _begin(self, name: bytes, newer_than: int, deadline: float, wakeup: Wakeup) -> BegunWait | int | None:
+        """In a thread. A version, if there is one already."""
+        there = elsewhere_of(self._root)
+        (record,) = there.records([name], deadline)
+        if record is not None and record.is_mutable:
+            raise mutable_entry(name, record.mutable_kind)
+        if record is not None and record.version > newer_than:
+            return record.version
+        return there.begin_wait(name, newer_than, wakeup.ring, deadline)
+
+    # --- begun ones ---------------------------------------------------------------------------------------------------
+
+    async def _go_on(self, begun: BegunWait, wakeup: Wakeup, deadline: float) -> int | None:
+        while True:
+            wakeup.arm()
+            self._check_open()
+            turn = begun.go_on(None)
+            left = max(deadline - time.monotonic(), 0.0)
+            if turn is IN_A_THREAD:
+                until = time.monotonic() + min(left, _TO_ANSWER)
+                turn = await call(self._pool, lambda _, until=until: begun.go_on(until), left)
+            if turn.version is not None:
+                return turn.version
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            await wakeup.rung_within(min(left, turn.again))
+
+    # --- those that are looked up -------------------------------------------------------------------------------------
+
+    async def _look_now_and_then(self, name: bytes, newer_than: int, wakeup: Wakeup, deadline: float) -> int | None:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._shared[future] = name, newer_than
+        try:
+            rung = wakeup.arm()
+            self._check_open()
+            if self._task is None or self._task.done():
+                self._task = asyncio.ensure_future(self._look())
+            left = max(deadline - time.monotonic(), 0.0)
+            await asyncio.wait((future, rung), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if future.done():
+                return future.result()
+            self._check_open()
+            return None
+        finally:
+            self._shared.pop(future, None)
+            if not self._shared and self._task is not None:
+                self._task.cancel()
+                self._task = None  # it isn't done yet: who comes next must not wait for it
+
+    def _check_open(self) -> None:
+        if self._is_ended:
+            raise StoreClosedError(f"the store {self._root.path} was closed: memstore.aio.open it again")
+
+    async def _look(self) -> None:
+        while self._shared:
+            try:
+                await self._look_at_all()
+            except HomeUnavailableError:
+                pass  # it may come back before the waits' time is over
+            except Exception as error:
+                for future in self._shared:
+                    if not future.done():
+                        future.set_exception(error)
+            await asyncio.sleep(_EVERY)
+
+    async def _look_at_all(self) -> None:
+        names = sorted({name for name, _ in self._shared.values()})
+        root = self._root
+        records = await call(self._pool, lambda _: elsewhere_of(root).records(names, deadline_after(_TO_ANSWER)))
+        versions = {name: record.version for name, record in zip(names, records, strict=True) if record is not None}
+        for future, (name, newer_than) in self._shared.items():
+            if not future.done() and versions.get(name, 0) > newer_than:
+                future.set_result(versions[name])
+
+
+class BatchedWakeups:
+    """Wakes tasks of one loop, from any thread: all that are woken while the loop does something else by one call.
+
+    A put of many keys, or one message of a home's, ends many waits; each call into a loop is a system call.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._rung: deque[Wakeup] = deque()
+        self._is_called = False  # and has not begun yet
+
+    def ring(self, wakeup: Wakeup) -> None:
+        self._rung.append(wakeup)  # before it looks: who is called says so before it takes them
+        if not self._is_called:
+            self._is_called = True
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens
+                self._loop.call_soon_threadsafe(self._ring_all)
+
+    def _ring_all(self) -> None:
+        self._is_called = False
+        while self._rung:
+            self._rung.popleft().strike()
+
+
+class Wakeup:
+    """What a begun wait rings, in any thread. Made in the loop whose task listens."""
+
+    def __init__(self, batch: BatchedWakeups) -> None:
+        self._batch = batch
+        self._loop = asyncio.get_running_loop()
+        self._rung: asyncio.Future[None] = self._loop.create_future()
+
+    def arm(self) -> asyncio.Future[None]:
+        """What is done when it is rung from now on."""
+        if self._rung.done():
+            self._rung = self._loop.create_future()
+        return self._rung
+
+    async def rung_within(self, seconds: float) -> None:
+        """Returns when it was rung since it was armed, or so many seconds are over."""
+        timer = self._loop.call_later(seconds, self.strike)
+        try:
+            await self._rung
+        finally:
+            timer.cancel()
+
+    def ring(self) -> None:
+        self._batch.ring(self)
+
+    def strike(self) -> None:
+        """In the loop."""
+        if not self._rung.done():
+            self._rung.set_result(None)

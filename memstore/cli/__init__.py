@@ -1,20 +1,16 @@
 """The command line: `memstore COMMAND ROOT ...`. Arguments and printing only; it needs the extra `cli`.
 
-commands    all of them, and exit codes        group       what they share
-listing     keys                               entries     one of them, looked at; deleted, copied
-files       of other formats: put, served, written
-values      one value, shown or written        figures     statistics and histograms, as text
-diffs       two values, compared               looking     what these look into: keys and files, taken apart
-stores      the stores of this machine, cleared and removed
-upkeep      about a store as a whole           holders     which process holds what
-watch       the live table                     rates       how often keys are put
-convert     checkpoints of one format made into another's
-snapshots   about folders of snapshots         hosts       about a store on several hosts
-selftest    `memstore bench`                   shards      pictures of who has put what
-completion  scripts for shells                 completing  the keys that these offer
-render      tables, trees, JSON, progress      columns     rows in columns, as they come
-words       errors, in the words of the command line; codes: exit codes
-nowhere     what is said of a ROOT where there is no store
+commands      all of them, what becomes of their errors, and exit codes (`codes`)
+group         what commands share; the script by which a shell completes keys
+keys          commands about keys: lists, and single ones
+values        commands about values: get, diff
+files         commands about files of other formats, conversions, snapshots
+stores        commands about whole stores; hosts: about a store on several hosts
+inspection    a key or a file, taken apart for these
+figures       statistics and histograms, as text
+watch         the live table of `memstore watch`; bench: what `memstore bench` measures
+render        output: lines, trees, JSON, progress bars, rows in columns, pictures of shards
+messages      error messages, in the words of the command line
 """
 
 from __future__ import annotations

@@ -18,19 +18,12 @@ import click
 from click.exceptions import Exit
 from click.shell_completion import shell_complete
 
-import memstore.cli.completion  # pyright: ignore[reportUnusedImport] - it registers its commands
-import memstore.cli.convert  # pyright: ignore[reportUnusedImport]
-import memstore.cli.diffs  # pyright: ignore[reportUnusedImport]
-import memstore.cli.entries  # pyright: ignore[reportUnusedImport]
-import memstore.cli.files  # pyright: ignore[reportUnusedImport]
-import memstore.cli.holders  # pyright: ignore[reportUnusedImport]
+import memstore.cli.files  # pyright: ignore[reportUnusedImport] - it registers its commands
 import memstore.cli.hosts  # pyright: ignore[reportUnusedImport]
-import memstore.cli.listing  # pyright: ignore[reportUnusedImport]
-import memstore.cli.snapshots  # pyright: ignore[reportUnusedImport]
+import memstore.cli.keys  # pyright: ignore[reportUnusedImport]
 import memstore.cli.stores  # pyright: ignore[reportUnusedImport]
-import memstore.cli.upkeep  # pyright: ignore[reportUnusedImport]
 import memstore.cli.values  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from memstore.cli import nowhere, render, words
+from memstore.cli import messages, render
 from memstore.cli.codes import INTERRUPTED, MISSING, REFUSED, WRONG
 from memstore.cli.group import cli
 from memstore.errors import (
@@ -80,7 +73,7 @@ def run() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except NotAStoreError as error:
-        _fail(error, REFUSED, nowhere.told(str(error), command, sys.argv[2:]))
+        _fail(error, REFUSED, messages.message_without_store(str(error), command, sys.argv[2:]))
     except (MemstoreError, OSError, ValueError, TypeError, MemoryError) as error:
         _fail(error, REFUSED)
     except Exception as error:
@@ -99,5 +92,5 @@ def _show(error: click.ClickException) -> None:
 
 
 def _fail(error: Exception, code: int, text: str | None = None) -> NoReturn:
-    render.complain(text or words.told(error) or type(error).__name__)
+    render.complain(text or messages.message_of(error) or type(error).__name__)
     sys.exit(code)

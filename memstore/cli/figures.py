@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from memstore import figures
-from memstore.cli import columns, looking, render
+from memstore._wording import count_of
+from memstore.cli import inspection, render
 from memstore.engine import Path
 from memstore.figures import Bin, Summary
-from memstore.wording import count_of
 
 _EDGES = 3  # elements at each side of a dimension that is too long to be shown
 _LINES = 12  # of the elements
@@ -43,7 +43,7 @@ def rows(tensors: Iterable[tuple[Path, torch.Tensor]]) -> Iterator[Sequence[str]
     """Under TITLES, each when it has been counted."""
     for name, tensor in tensors:
         found = figures.summarize(tensor)
-        start = looking.text_of(name), content(tensor)
+        start = inspection.leaf_text(name), content(tensor)
         if found is None:
             yield (*start, *["-"] * len(RIGHT))
         else:
@@ -148,8 +148,8 @@ def bar(part: float, room: int) -> str:
 
 def widths(tensors: Iterable[tuple[Path, torch.Tensor]], objects: Iterable[Path] = ()) -> list[int]:
     """Of the columns under TITLES, before any element is counted. Objects stand below, in the first two."""
-    found = [max((columns.width(looking.text_of(name)) for name in objects), default=0), 0, 9, 9, 9, 3, 3]
+    found = [max((render.cell_width(inspection.leaf_text(name)) for name in objects), default=0), 0, 9, 9, 9, 3, 3]
     for name, tensor in tensors:
-        found[0] = max(found[0], columns.width(looking.text_of(name)))
+        found[0] = max(found[0], render.cell_width(inspection.leaf_text(name)))
         found[1] = max(found[1], len(content(tensor)))
     return found

@@ -1,4 +1,4 @@
-"""Files of other formats: `memstore put` copies one into the store, `attach` serves it in place, `export` writes one.
+"""Commands about files of other formats: `put`, `attach` and `export`, `convert` and `snapshot`.
 
 A store is only created for a file that is there and can be read, and a command that has created one says so.
 """
@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import click
 
 import memstore
-from memstore.arguments import LARGEST_VERSION
-from memstore.cli import looking, render
+from memstore._arguments import LARGEST_VERSION, encode_key
+from memstore._wording import count_of
+from memstore.cli import inspection, render
+from memstore.cli.codes import DAMAGED, DIFFERENT
 from memstore.cli.group import allow_pickle, as_json, cli, key, path, root
-from memstore.cli.words import in_words
+from memstore.cli.messages import in_words
 from memstore.engine import resource_errors
-from memstore.errors import AlreadyExistsError
-from memstore.keys import encode_key
+from memstore.errors import AlreadyExistsError, CorruptionError
+from memstore.snapshot import load_manifest
+
+# --- put, attach, export ---------------------------------------------------------------------------------------------
+
 
 format_of_file = click.option(
     "--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Default: recognized by the files."
@@ -75,7 +81,7 @@ def _put(
     """Returns the version, its bytes, and what is to be said of the store."""
     _check_order(root, key, file)
     with resource_errors(root, key):
-        value = looking.loaded(key, file, format, allow_pickle=allow_pickle)
+        value = inspection.loaded(key, file, format, allow_pickle=allow_pickle)
     made = _said_of_new(root)
     mode = "r+" if expect_version else "a"  # a new store has no version of it
     with left_over_told(root), memstore.open(root, mode, allow_pickle=allow_pickle) as store:
@@ -88,7 +94,7 @@ def _attach(root: str, key: str, file: str, format: Any, *, allow_pickle: bool) 
     made = _said_of_new(root)
     if made:
         with resource_errors(root, key):
-            looking.check_served(key, file, format, allow_pickle=allow_pickle)
+            inspection.check_served(key, file, format, allow_pickle=allow_pickle)
     with left_over_told(root), memstore.open(root, allow_pickle=allow_pickle) as store:
         version = store.attach(key, file, format=format)
         return version, store.info(key).nbytes, made
@@ -99,7 +105,7 @@ def _check_order(root: str, key: str, file: str) -> None:
     encode_key(key)
     if os.path.isfile(key) and not os.path.lexists(file):
         raise click.UsageError(f"there is no file {file!r}, but there is {key!r}: say ROOT, KEY, and then the file")
-    store = next(filter(looking.is_store, (file, key)), None)
+    store = next(filter(inspection.is_store, (file, key)), None)
     if os.path.isfile(root) and store is not None:
         raise click.UsageError(f"{root!r} is a file, and {store!r} a store: say ROOT, KEY, and then the file")
 
@@ -107,18 +113,18 @@ def _check_order(root: str, key: str, file: str) -> None:
 @contextlib.contextmanager
 def left_over_told(root: str) -> Generator[None]:
     """A command that has created a store, and fails, says that it stays: another may be using it by then."""
-    is_there = looking.is_store(root)
+    is_there = inspection.is_store(root)
     try:
         yield
     except BaseException:
-        if not is_there and looking.is_store(root):
+        if not is_there and inspection.is_store(root):
             render.complain(f"{os.path.abspath(root)} is a new store, and stays, although this failed")
         raise
 
 
 def _said_of_new(root: str) -> str:
     """Of a store that is about to be created; empty if there is one."""
-    return "" if looking.is_store(root) else f"; {render.printable(os.path.abspath(root))} is a new store"
+    return "" if inspection.is_store(root) else f"; {render.printable(os.path.abspath(root))} is a new store"
 
 
 @cli.command(short_help="Write a key to a file or folder of another format.")
@@ -175,3 +181,198 @@ def _size_of(path: str) -> int:
     if not os.path.isdir(path):
         return os.path.getsize(path)
     return sum(os.path.getsize(os.path.join(parent, name)) for parent, _, names in os.walk(path) for name in names)
+
+
+# --- convert ---------------------------------------------------------------------------------------------------------
+
+
+FORMATS = ("dcp", "huggingface", "memmap", "memstore-dcp", "safetensors", "snapshot", "torch", "torchsnapshot")
+TARGETS = tuple(name for name in FORMATS if name != "torchsnapshot")
+
+
+@cli.command()
+@click.argument("source", metavar="SRC", type=click.Path(readable=False))
+@click.argument("target", metavar="DST", type=click.Path(readable=False))
+@click.option(
+    "--from",
+    "source_as",
+    type=click.Choice(FORMATS),
+    metavar="FORMAT",
+    help="The format of SRC. Default: recognized by its files.",
+)
+@click.option(
+    "--to",
+    "target_as",
+    type=click.Choice(TARGETS),
+    metavar="FORMAT",
+    help="The format of DST. Default: that of its suffix (.safetensors, .pt, .pth, .bin, .ckpt); else a snapshot.",
+)
+@click.option("--allow-pickle", is_flag=True, help="Read and write objects that need pickle, which can run code.")
+@click.option("--untie", is_flag=True, help="Store tensors that share memory separately, if DST can't keep them tied.")
+@click.option(
+    "--max-expanded",
+    default="16GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="The most that expanded tensors may take in DST beyond what they take in SRC.",
+)
+@as_json
+def convert(
+    source: str,
+    target: str,
+    source_as: str | None,
+    target_as: str | None,
+    allow_pickle: bool,
+    untie: bool,
+    max_expanded: str,
+    as_json: bool,
+) -> None:
+    """Convert a checkpoint to another format.
+
+    DST appears whole, and compared with SRC, or not at all. A FORMAT is dcp, huggingface, memmap, memstore-dcp,
+    safetensors, snapshot or torch; SRC may also be torchsnapshot.
+    """
+    from memstore.convert import convert as run
+
+    with render.progress("converting") as advance:
+        done = run(
+            source,
+            target,
+            source_as=source_as,
+            target_as=target_as,
+            allow_pickle=allow_pickle,
+            untie=untie,
+            max_expanded=max_expanded,
+            progress=advance,
+        )
+    many = "1 tensor" if done.tensors == 1 else f"{done.tensors:,} tensors"
+    text = f"{done.source_format} to {done.target_format}: {many}, {render.size(done.nbytes)}, compared"
+    render.tell(done, render.printable(text), as_json=as_json)
+
+
+# --- snapshot ls, info, verify, diff ---------------------------------------------------------------------------------
+
+
+_NAMED_FILES = 3  # files
+
+
+@cli.group(short_help="Look into a snapshot, verify it, compare two.")
+def snapshot() -> None:
+    """Look into the folder of a snapshot, verify it, compare two of them."""
+
+
+@snapshot.command("ls", short_help="List the leaves: dtype, shape, size, files.")
+@path
+@click.argument("prefix", default="")
+@as_json
+def list_leaves(path: str, prefix: str, as_json: bool) -> None:
+    """List the leaves whose paths start with PREFIX: "0/model/" are those of rank 0's model."""
+    from memstore.snapshot import TensorEntry
+
+    manifest = memstore.Snapshot(path).get_manifest()
+    found = {name: entry for name, entry in manifest.items() if name.startswith(prefix)}
+    if as_json:
+        render.print_json(found)
+        return
+    if not found:
+        render.console.print(f"no leaves whose paths start with {render.printable(repr(prefix))}")
+        return
+    rows: list[tuple[str, str, str, str]] = []
+    for name, entry in found.items():
+        if isinstance(entry, TensorEntry):
+            dtype = str(entry.dtype).removeprefix("torch.")
+            rows.append((name, f"{dtype} {list(entry.shape)}", render.size(entry.nbytes), ", ".join(entry.files)))
+        else:
+            rows.append((name, f"{entry.value!r:.60}", "", ""))
+    titles = ("path", "value", "size", "files")
+    end = None if render.rows_fit(titles, rows) else -1  # without files, which the last line names
+    render.write_rows(titles[:end], [row[:end] for row in rows], right=("size",))
+    render.head(render.printable(_snapshot_total(found.values())))
+
+
+def _snapshot_total(found: Iterable[object]) -> str:
+    """ "50 leaves and 3 objects in model.safetensors, state.safetensors": as elsewhere, leaves are tensors."""
+    from memstore.snapshot import TensorEntry
+
+    entries = list(found)
+    tensors = [entry for entry in entries if isinstance(entry, TensorEntry)]
+    others = len(entries) - len(tensors)
+    leaves, objects = count_of(len(tensors), "leaf", "leaves"), count_of(others, "object", "objects")
+    what = f"{leaves} and {objects}" if tensors and others else objects if others else leaves
+    files = list(dict.fromkeys(file for entry in tensors for file in entry.files))
+    where = ", ".join(files) if len(files) <= _NAMED_FILES else f"{len(files):,} files"
+    return f"{what} in {where}" if files else what
+
+
+@snapshot.command(short_help="Show when it was taken, by how many ranks.")
+@path
+@as_json
+def info(path: str, as_json: bool) -> None:
+    """Show a snapshot as a whole: when it was taken, by how many ranks, and its files."""
+    found = load_manifest(os.path.abspath(path))
+    ranks = [sorted(values) for values in found.ranks]
+    checksum = any(file.sums for file in found.files)
+    if as_json:
+        render.print_json(
+            {
+                "id": found.id,
+                "created": found.created,
+                "writer": found.writer,
+                "world_size": found.world_size,
+                "nbytes": found.nbytes,
+                "checksum": checksum,
+                "files": {file.name: file.size for file in found.files},
+                "ranks": ranks,
+            }
+        )
+        return
+    many = "1 rank" if found.world_size == 1 else f"{found.world_size:,} ranks"
+    title = f"{render.size(found.nbytes)} of {many}, {render.age(found.created)} old, by {found.writer}"
+    render.console.print(render.printable(title + ("" if checksum else ", without checksums")))
+    names = dict.fromkeys(name for values in ranks for name in values)
+    render.console.print(render.printable(f"app state: {', '.join(names)}"))
+    rows = [(file.name, render.size(file.size)) for file in found.files]
+    render.write_rows(("file", "size"), rows, right=("size",))
+
+
+@snapshot.command()
+@path
+@as_json
+def verify(path: str, as_json: bool) -> None:
+    """Compare all files with their checksums and the manifest. Exit code 1 if anything is damaged."""
+    try:
+        with render.progress("verifying") as advance:
+            found = memstore.Snapshot(path)
+            found.verify(progress=advance)
+            compared = all(file.sums or not file.size for file in load_manifest(found.path).files)
+    except CorruptionError as error:
+        if as_json:
+            render.print_json({"ok": False, "path": error.path, "detail": error.detail})
+        else:
+            render.console.print(f"[bold red]damaged[/]  {render.printable(str(error))}")
+        sys.exit(DAMAGED)
+    what = (
+        "whole" if compared else "all files are there, without checksums: their bytes were not compared with anything"
+    )
+    render.tell({"ok": True, "compared": compared}, what, as_json=as_json)
+
+
+@snapshot.command()
+@path
+@click.argument("other", type=click.Path(readable=False))
+@as_json
+def diff(path: str, other: str, as_json: bool) -> None:
+    """Compare two snapshots leaf by leaf. Exit code 1 if they differ."""
+    from memstore.snapshot import differences
+
+    with render.progress("comparing") as advance:
+        found = differences(memstore.Snapshot(path), memstore.Snapshot(other), advance)
+    if as_json:
+        render.print_json(found)
+    elif found:
+        rows = [(one.path, one.what) for one in found]
+        render.write_rows(("path", "difference"), rows)
+    else:
+        render.console.print("equal")
+    if found:
+        sys.exit(DIFFERENT)

@@ -7,10 +7,10 @@ import sys
 
 import click
 
-from memstore.cli import columns, render
+from memstore._info import ClusterStatus, HostStatus
+from memstore.cli import render
 from memstore.cli.codes import SILENT
 from memstore.cli.group import Seconds, as_json, cli, root
-from memstore.info import ClusterStatus, HostStatus
 
 _TITLES = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", "sent", "received")
 
@@ -124,7 +124,7 @@ def status(root: str, as_json: bool) -> None:
 
 
 def _show(found: ClusterStatus) -> None:
-    columns.write(_TITLES, map(_row, found.hosts), right=("epoch", "starts", "keys", "live", "sent", "received"))
+    render.write_rows(_TITLES, map(_row, found.hosts), right=("epoch", "starts", "keys", "live", "sent", "received"))
     for host in found.hosts:
         if not host.alive:
             render.console.print(render.printable(f"{host.address} does not answer: {host.trouble}"), soft_wrap=True)

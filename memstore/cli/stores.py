@@ -1,27 +1,266 @@
-"""Commands about whole stores: those of this machine, and the end of one, or of its keys."""
+"""Commands about whole stores.
+
+stats, verify, repair, gc, watch, bench    the upkeep of one, and what this machine does
+top                                        which process holds what
+stores, clear, destroy                     the stores of this machine, and the end of one, or of its keys
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import re
 import sys
 import warnings
+from collections.abc import Generator
 
 import click
 
 import memstore
-from memstore.cli import columns, render
-from memstore.cli.codes import REFUSED
-from memstore.cli.group import as_json, cli, complete_prefix, root
-from memstore.cli.listing import tell_pattern
-from memstore.cli.words import told
-from memstore.engine import destroy_root, resource_errors
-from memstore.errors import MemstoreError
-from memstore.info import StoreSummary
-from memstore.listing import entries, open_keyspace
-from memstore.wording import count_of
+from memstore._info import Progress, RepairReport, StoreSummary, VerifyReport, rows_of_space
+from memstore._wording import count_of
+from memstore.cli import messages, render
+from memstore.cli.codes import DAMAGED, REFUSED
+from memstore.cli.group import Seconds, as_json, cli, complete_key, complete_prefix, opened_to_read, root
+from memstore.cli.keys import tell_pattern
+from memstore.cli.messages import in_words, message_of
+from memstore.engine import Holding, destroy_root, is_served, resource_errors, who_holds
+from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, StoreTimeoutError
+from memstore.listing import GLOB, entries, has_keys, open_keyspace, opened
+
+# --- stats, verify, repair, gc, watch, bench -------------------------------------------------------------------------
+
+
+_PATIENCE = 1.0  # seconds before a wait is told
+
+
+@cli.command(short_help="Show the space it takes, and who holds replaced versions.")
+@root
+@as_json
+def stats(root: str, as_json: bool) -> None:
+    """Show the space that the store takes, and which processes hold replaced versions."""
+    with open_keyspace(root, "r") as store:
+        found = store.stats()
+        here = "with their home on this host" if is_served(opened(store)) else ""
+    if as_json:
+        render.print_json(found)
+        return
+    rows = [("keys", f"{found.keys:,}", here), *rows_of_space(found)]
+    render.write_rows(("", "", ""), rows, is_headed=False)
+
+
+@cli.command(short_help="Compare everything with its checksums.")
+@root
+@click.argument("keys", nargs=-1, shell_complete=complete_key)
+@as_json
+def verify(root: str, keys: tuple[str, ...], as_json: bool) -> None:
+    """Compare everything, or KEYS, with its checksums. Exit code 1 if anything is damaged."""
+    try:
+        with opened_to_read(root) as store, render.progress("verifying") as advance:
+            for name in keys:
+                store.version(name)  # else a missing key would be told as damage
+            report = store.verify(keys or None, progress=advance)
+    except CorruptionError as error:  # it keeps the store from being opened
+        report = VerifyReport(0, 0, (error,), False)
+    except NotAStoreError as error:
+        report = VerifyReport(0, 0, (_damage(root, error),), False)
+    if as_json:
+        render.print_json(report)
+    else:
+        for error in report.damaged:
+            render.console.print(f"[bold red]damaged[/]  {render.printable(message_of(error))}")
+        unchecked = f", {report.unchecked:,} without checksums" if report.unchecked else ""
+        render.console.print(f"{report.checked:,} checked{unchecked}, {len(report.damaged):,} damaged")
+    if not report.ok:
+        sys.exit(DAMAGED)
+
+
+def _damage(root: str, error: NotAStoreError) -> CorruptionError:
+    """What is wrong with the memstore.json of a store that can't be opened. Raises the error if there is no store."""
+    path = os.path.join(os.path.abspath(root), "memstore.json")
+    if messages.has_lost_settings(os.path.dirname(path)):
+        return CorruptionError(path=path, detail=f"missing: {messages.PUT_BACK}")
+    if re.search(r"memstore\.json is (foreign or )?damaged", str(error)):
+        return CorruptionError(str(error), path=path)
+    raise error
+
+
+@cli.command(short_help="Make a new catalog of all intact entries.")
+@root
+@click.option(
+    "--timeout",
+    default=30.0,
+    show_default=True,
+    type=Seconds(0.0),
+    help="Seconds to wait for processes that use the store.",
+)
+@as_json
+def repair(root: str, timeout: float, as_json: bool) -> None:
+    """Make a new catalog of all intact entries. No other process may use the store.
+
+    Exit code 1 if keys were lost, or may have been without anybody knowing which.
+    """
+    with render.progress("repairing") as advance, _warnings() as warned:
+        report = _repair(root, timeout, advance)
+    may_have_lost = any("lost" in text for text in warned)
+    if as_json:
+        render.print_json({**render.plain(report), "may_have_lost_more": may_have_lost, "warnings": warned})
+    else:
+        for text in warned:
+            render.complain(text)
+        for name in report.lost:
+            render.console.print(f"[bold red]lost[/]  {render.printable(name)}")
+        recovered = count_of(len(report.recovered), "key", "keys")
+        more = ", and perhaps others" if may_have_lost else ""
+        freed = render.size(report.swept_bytes)
+        render.console.print(f"{recovered} recovered, {len(report.lost):,} lost{more}, {freed} given back")
+    if report.lost or may_have_lost:
+        sys.exit(DAMAGED)
+
+
+@contextlib.contextmanager
+def _warnings() -> Generator[list[str]]:
+    """What the library warns of meanwhile, which it would else write to standard error by itself."""
+    found: list[str] = []
+    handler, log = logging.Handler(logging.WARNING), logging.getLogger("memstore")
+    handler.emit = lambda record: found.append(record.getMessage())
+    log.addHandler(handler)
+    try:
+        yield found
+    except BaseException:
+        for text in found:
+            render.complain(text)
+        raise
+    finally:
+        log.removeHandler(handler)
+
+
+def _repair(root: str, timeout: float, advance: Progress) -> RepairReport:
+    """Says after a second for whom it waits. A repair that has waited in vain has changed nothing."""
+    if timeout > _PATIENCE:
+        try:
+            return memstore.repair(root, timeout=_PATIENCE, progress=advance)
+        except StoreTimeoutError as error:
+            timeout -= _PATIENCE
+            render.complain(f"{in_words(str(error))}. It waits up to {timeout:.3g} s more")
+    return memstore.repair(root, timeout=timeout, progress=advance)
+
+
+@cli.command(short_help="Free the files that nobody holds.")
+@root
+@as_json
+def gc(root: str, as_json: bool) -> None:
+    """Free the files that nobody holds: replaced versions, files kept to be used again, files of dead writers."""
+    with open_keyspace(root, "r+") as store:
+        freed = store.gc()
+    render.tell({"freed_bytes": freed}, f"{render.size(freed)} given back", as_json=as_json)
+
+
+@cli.command(short_help="Follow keys: how often each is put, and how many bytes.")
+@root
+@click.argument("prefix", default="", shell_complete=complete_prefix)
+@click.option("--interval", default=0.5, show_default=True, type=Seconds(0.01, 86_400), help="Seconds between looks.")
+@click.option("--count", default=0, type=click.IntRange(0), help="End after so many looks; 0: run until interrupted.")
+@as_json
+def watch(root: str, prefix: str, interval: float, count: int, as_json: bool) -> None:
+    """Follow the keys that start with PREFIX: how often each is put, how many bytes. With --json one line a look."""
+    from memstore.cli.watch import follow
+
+    with open_keyspace(root, "r") as store:
+        if GLOB.intersection(prefix) and not has_keys(store, prefix):
+            tell_pattern(prefix)
+        follow(store, prefix, interval, count, as_json=as_json)
+
+
+@cli.command(short_help="Measure this machine: put, get and memcpy.")
+@click.argument("root", type=click.Path(exists=True, file_okay=False), default="/dev/shm")
+@as_json
+def bench(root: str, as_json: bool) -> None:
+    """Measure this machine: put, get and memcpy, in a store that is created under ROOT (/dev/shm) and removed again."""
+    from memstore.cli.bench import measure, show
+
+    with render.progress("measuring"):
+        found = measure(root)
+    if as_json:
+        render.print_json(found)
+    else:
+        show(found)
+
+
+# --- top -------------------------------------------------------------------------------------------------------------
+
+
+_COMMAND = 16  # columns of a command, at least
+_KEYS = 30  # columns of keys that a command leaves free, as far as there are such keys
+_LONGEST = 200  # of a command in a file or a pipe
+_NAMED = 3  # keys
+_HOLDER_TITLES = ("pid", "held", "replaced", "command", "keys")
+
+
+@cli.command(short_help="Show which process holds what.")
+@root
+@as_json
+def top(root: str, as_json: bool) -> None:
+    """Show the processes that have the store open, or hold values of it; the one that holds most comes first.
+
+    "replaced" are bytes of versions that were replaced or deleted, and stay as long as the process holds them.
+    """
+    with open_keyspace(root, "r") as store:
+        found = [one for one in who_holds(opened(store)) if one.pid != os.getpid()]
+    if as_json:
+        render.print_json([{**render.plain(one), "command": command_of(one.pid)} for one in found])
+        return
+    if not render.write_rows(
+        _HOLDER_TITLES, _fitted(list(map(_holder_cells, found))), right=("pid", "held", "replaced")
+    ):
+        render.console.print("no process has the store open or holds one of its values, as far as /proc shows")
+
+
+def _holder_cells(one: Holding) -> tuple[str, ...]:
+    program, space, arguments = command_of(one.pid).partition(" ")
+    command = f"{os.path.basename(program)}{space}{arguments}"
+    live = render.size(one.live_bytes) if one.keys else "-"
+    replaced = render.size(one.replaced_bytes) if one.replaced else "-"
+    return str(one.pid), live, replaced, command, _held_names(one)
+
+
+def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Commands as long as the other columns leave room for."""
+    room = _LONGEST
+    if render.console.is_terminal and rows:
+        pids, held, replaced, _, keys = (
+            max(map(render.cell_width, map(render.escaped, cells))) for cells in zip(_HOLDER_TITLES, *rows, strict=True)
+        )
+        others = (
+            max(pids, render.LEAST_FIRST) + held + replaced + min(keys, _KEYS) + render.gap_width(len(_HOLDER_TITLES))
+        )
+        room = max(_COMMAND, render.console.width - others)
+    return [(*row[:3], render.cut_cell(row[3], room), row[4]) for row in rows]
+
+
+def _held_names(one: Holding) -> str:
+    keys = [*dict.fromkeys(one.keys), *(f"{key} (replaced)" for key in dict.fromkeys(one.replaced))]
+    if not keys:
+        return "(open)"
+    more = len(keys) - _NAMED
+    return ", ".join(keys[:_NAMED]) + (f" and {count_of(more, 'more', 'more')}" if more > 0 else "")
+
+
+def command_of(pid: int) -> str:
+    """Its command line, as /proc has it; empty if it has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+# --- stores, clear, destroy ------------------------------------------------------------------------------------------
+
 
 _REMOVED_WITHIN = 30.0  # seconds
-_TITLES = ("root", "size", "age", "changed", "open in")
+_STORE_TITLES = ("root", "size", "age", "changed", "open in")
 yes = click.option("-y", "--yes", is_flag=True, help="Don't ask.")
 
 
@@ -41,7 +280,7 @@ def stores(remove: bool, force: bool, yes: bool, as_json: bool) -> None:
         raise click.UsageError(f"{'--force' if force else '--yes'} is for --remove: say that too, or leave it out")
     found = memstore.stores()
     chosen = [one for one in found if may_go(one, force=force)] if remove else []
-    if not as_json and not columns.write(_TITLES, map(_cells, found), right=("size", "age", "changed")):
+    if not as_json and not render.write_rows(_STORE_TITLES, map(_store_cells, found), right=("size", "age", "changed")):
         render.console.print("no store on /dev/shm, and none that is open")
     if not remove:
         if as_json:
@@ -51,11 +290,11 @@ def stores(remove: bool, force: bool, yes: bool, as_json: bool) -> None:
     if kept and not as_json:
         render.console.print(f"{count_of(kept, 'store stays', 'stores stay')}: open, served, or a member of a cluster")
     if chosen:
-        _ask(f"Remove {count_of(len(chosen), 'store', 'stores')}, {_total(chosen)}, with all values?", yes=yes)
+        _ask(f"Remove {count_of(len(chosen), 'store', 'stores')}, {_total_size(chosen)}, with all values?", yes=yes)
     removed, failed = _removed(chosen, even_used=force)
     render.tell(
         {"removed": [one.root for one in removed], "nbytes": sum(one.nbytes for one in removed)},
-        f"{count_of(len(removed), 'store', 'stores')} removed, {_total(removed)}",
+        f"{count_of(len(removed), 'store', 'stores')} removed, {_total_size(removed)}",
         as_json=as_json,
     )
     if failed:
@@ -78,7 +317,7 @@ def _removed(chosen: list[StoreSummary], *, even_used: bool) -> tuple[list[Store
             with resource_errors(one.root):
                 gone = destroy_root(one.root, _REMOVED_WITHIN, even_used=even_used)
         except MemstoreError as error:
-            render.complain(told(error))
+            render.complain(message_of(error))
             continue
         if gone:
             removed.append(one)
@@ -87,13 +326,13 @@ def _removed(chosen: list[StoreSummary], *, even_used: bool) -> tuple[list[Store
     return removed, len(chosen) - len(removed)
 
 
-def _cells(one: StoreSummary) -> tuple[str, ...]:
+def _store_cells(one: StoreSummary) -> tuple[str, ...]:
     pids = ", ".join(map(str, one.pids)) or "-"
     member = " (served)" if one.is_served else " (member)" if one.is_member else ""
     return one.root, render.size(one.nbytes), render.age(one.created), f"{render.age(one.changed)} ago", pids + member
 
 
-def _total(some: list[StoreSummary]) -> str:
+def _total_size(some: list[StoreSummary]) -> str:
     return render.size(sum(one.nbytes for one in some))
 
 

@@ -1,25 +1,35 @@
-"""A rank's part of a sharded put: what it says of the value, as it is read and checked.
+"""Parts of a sharded value: what a rank says of the value, read and checked; and the table of all boxes in a record.
 
 What a part says stands in the header of its segment, so that a repair can merge parts without the catalog, and, with
-the checksums of its boxes, in the catalog until the attempt is published (`merge.py`). It is made in `part_drafts.py`.
+the checksums of its boxes, in the catalog until the attempt is published (`merging.py`). It is made in `writing.py`.
+
+A record has the boxes as msgpack of `[[[leaf, [[offsets, shape, place, checksum or nil, rank], ...]], ...], [[leaf,
+rank], ...]]`: first the leaves of which ranks have put boxes, then those that a rank has put as plain tensors. Places
+count in the entry's data section, which is one range of addresses with all segments (`engine/format/extents.py`).
+Behind the last segment it has room where nothing is stored: there a get assembles leaves whose boxes don't lie in
+order.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from memstore import structure
+from memstore._parsing import UNDECODABLE
 from memstore.contents.checksums import CHECKSUM_SIZE
-from memstore.engine import PART_MARK, SegmentExtent
+from memstore.engine import PART_MARK, Record, SegmentExtent
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.sharding import MOST_DIMENSIONS, Box, StoredBox, whole
-from memstore.structure import DTYPES, LeafNames, MalformedError, Tree, require
-from memstore.undecodable import UNDECODABLE
+from memstore.sharding import MOST_DIMENSIONS, NO_BOXES, Box, Boxes, StoredBox, whole
+from memstore.structure import DTYPES, LeafNames, MalformedError, Tree, check_boxes, plan_of, require
 
-_CACHED = 64  # of what parts say
+# --- What a rank says of the value -----------------------------------------------------------------------------------
+
+
+_CACHED_PARTS = 64  # of what parts say
 _MOST_RANKS = 1 << 20
 _MOST_BYTES = 1 << 62
 
@@ -55,7 +65,7 @@ class PartValue(msgspec.Struct, frozen=True, array_like=True):
     objects: bytes
 
 
-class Look(NamedTuple):
+class LeafSignature(NamedTuple):
     """What a leaf is on this rank: all but where its bytes are. Leaves that look alike share one.
 
     Attributes:
@@ -87,7 +97,7 @@ class SaidPart(NamedTuple):
     value: PartValue
     tree: Tree
     names: LeafNames
-    looks: tuple[Look, ...]
+    looks: tuple[LeafSignature, ...]
 
 
 class RankPart(NamedTuple):
@@ -123,7 +133,7 @@ def read_part(said: bytes, segment: SegmentExtent | None, sums: tuple[bytes | No
     return RankPart(read, segment, sums)
 
 
-@functools.lru_cache(_CACHED)
+@functools.lru_cache(_CACHED_PARTS)
 def _read_said(said: bytes, nbytes: int) -> SaidPart:
     """Raises MalformedError unless all of it fits a segment with so many bytes. Cached: the next step says the same."""
     value = _decode(said.removeprefix(PART_MARK))
@@ -132,26 +142,26 @@ def _read_said(said: bytes, nbytes: int) -> SaidPart:
     require(len(names.tensors) == len(value.leaves), "other leaves than the tree has")
     objects = structure.written_objects(value.objects)
     require(len(names.objects) == len(objects), "other objects than the tree has")
-    return SaidPart(value, tree, names, _looks_of(value, nbytes))
+    return SaidPart(value, tree, names, _signatures_of(value, nbytes))
 
 
-@functools.lru_cache(_CACHED)
+@functools.lru_cache(_CACHED_PARTS)
 def _read_tree(encoded: bytes) -> tuple[Tree, LeafNames]:
     tree = _decode_tree(encoded)
     return tree, structure.tree_names(tree)
 
 
-def _looks_of(value: PartValue, nbytes: int) -> tuple[Look, ...]:
+def _signatures_of(value: PartValue, nbytes: int) -> tuple[LeafSignature, ...]:
     """Checks every leaf; what is the same for many, once."""
-    looks: list[Look] = []
-    known: dict[Any, tuple[Look, int, list[int]]] = {}
+    looks: list[LeafSignature] = []
+    known: dict[Any, tuple[LeafSignature, int, list[int]]] = {}
     for number, leaf in enumerate(value.leaves):
         require(-1 <= leaf.same < number, "a leaf that is said to be the same as no earlier leaf")
         boxes = tuple([(box.offsets, box.shape, box.place is None) for box in leaf.boxes])
         alike = (leaf.dtype, leaf.shape, leaf.stride, leaf.flags, leaf.is_plain, leaf.nbytes, boxes)
         found = known.get(alike)
         if found is None:
-            found = known[alike] = _check(leaf, value.rank)
+            found = known[alike] = _check_leaf(leaf, value.rank)
         look, item, sizes = found
         for box, size in zip(leaf.boxes, sizes, strict=True):
             place = box.place
@@ -161,7 +171,7 @@ def _looks_of(value: PartValue, nbytes: int) -> tuple[Look, ...]:
     return tuple(looks)
 
 
-def _check(leaf: PartLeaf, rank: int) -> tuple[Look, int, list[int]]:
+def _check_leaf(leaf: PartLeaf, rank: int) -> tuple[LeafSignature, int, list[int]]:
     """A leaf's look, the bytes of an element, and those of each box. Raises MalformedError."""
     stride = None if leaf.stride is None else list(leaf.stride)
     read, _ = structure.read_leaf((), [leaf.dtype, list(leaf.shape), 0, stride, leaf.flags])
@@ -179,7 +189,7 @@ def _check(leaf: PartLeaf, rank: int) -> tuple[Look, int, list[int]]:
         is_written = held.place is not None
         require(not (leaf.is_plain and is_written) or leaf.nbytes == sizes[-1], "a plain leaf of another size")
     written = tuple(box.place is not None for box in leaf.boxes)
-    return Look(leaf.dtype, leaf.shape, leaf.is_plain, boxes, written), DTYPES[leaf.dtype].itemsize, sizes
+    return LeafSignature(leaf.dtype, leaf.shape, leaf.is_plain, boxes, written), DTYPES[leaf.dtype].itemsize, sizes
 
 
 def read_content(content: bytes, segment: SegmentExtent | None) -> RankPart:
@@ -194,3 +204,74 @@ def read_content(content: bytes, segment: SegmentExtent | None) -> RankPart:
 def encode_content(said: bytes, sums: list[bytes | None]) -> bytes:
     """What the catalog keeps of a part, as `read_content` takes it."""
     return _encode((said, sums))
+
+
+# --- The boxes of a record -------------------------------------------------------------------------------------------
+
+
+_CACHED_TABLES = 64  # tables
+
+
+class BoxTable(NamedTuple):
+    """What the ranks have put.
+
+    Attributes:
+        boxes: by leaf; they may lie in order, so that the leaf needs no assembling.
+        ranks: by leaf that was put as a plain tensor, who put it.
+    """
+
+    boxes: Boxes
+    ranks: Mapping[int, int]
+
+
+class _BoxRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    place: int
+    checksum: bytes | None
+    rank: int
+
+
+_encode_table = msgspec.msgpack.Encoder().encode
+_decode_table = msgspec.msgpack.Decoder(tuple[list[tuple[int, tuple[_BoxRow, ...]]], list[tuple[int, int]]]).decode
+
+
+def encode_boxes(
+    boxes: Mapping[int, Sequence[StoredBox]], ranks: Mapping[int, int], *, with_checksums: bool = True
+) -> bytes:
+    rows = [
+        (leaf, [(*box, place, checksum if with_checksums else None, rank) for box, place, rank, checksum in found])
+        for leaf, found in boxes.items()
+    ]
+    return _encode_table((rows, list(ranks.items())))
+
+
+def boxes_of(record: Record) -> Boxes:
+    """By leaf; none, for an entry that is not sharded. Raises CorruptionError unless they are all of their leaves."""
+    return NO_BOXES if record.boxes is None else _checked_boxes(record.boxes, record.description, record.nbytes)
+
+
+def box_table(record: Record) -> BoxTable:
+    """Of any entry. Raises CorruptionError; whether the boxes are those of its leaves is not looked at."""
+    return BoxTable(NO_BOXES, {}) if record.boxes is None else _read_table(record.boxes)
+
+
+@functools.lru_cache(_CACHED_TABLES)
+def _checked_boxes(stored: bytes, description: bytes, nbytes: int) -> Boxes:
+    boxes = _read_table(stored).boxes
+    check_boxes(plan_of(description), boxes, nbytes)
+    return boxes
+
+
+@functools.lru_cache(_CACHED_TABLES)
+def _read_table(stored: bytes) -> BoxTable:
+    try:
+        rows, ranks = _decode_table(stored)
+    except UNDECODABLE as error:
+        raise CorruptionError(f"the boxes of a sharded value can't be read: {error}") from None
+    box = functools.lru_cache(None)(Box)  # leaves of one shape are mostly cut alike
+    boxes = {
+        leaf: tuple([StoredBox(box(row.offsets, row.shape), row.place, row.rank, row.checksum) for row in found])
+        for leaf, found in rows
+    }
+    return BoxTable(boxes, dict(ranks))

@@ -1,8 +1,13 @@
-"""Makes values of mapped entries, and verifies their bytes. Nothing is copied unless it was asked for."""
+"""Reading: values made of mapped entries, and their bytes verified. Nothing is copied unless it was asked for.
+
+`bring` and its relatives ask for bytes that lie on other hosts: see `engine.Absent`. `bytes_read` counts what was read
+through lazy leaves and by rows, out of boxes, and into shards.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,19 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from memstore import _modes as modes
 from memstore import structure
-from memstore.contents.absent import bringing
-from memstore.contents.boxes import boxes_of
 from memstore.contents.checksums import Checksums, DamagedBytesError, checked_objects, compare
-from memstore.contents.counting import count_read
-from memstore.engine import MappedEntry, Record, Root, check_page, files_of, watch
+from memstore.contents.parts import boxes_of
+from memstore.engine import Absent, MappedEntry, Record, Root, check_page, files_of, watch
 from memstore.errors import CorruptionError, MemstoreError
-from memstore.sharding import NO_BOXES, Boxes
-from memstore.structure import modes
+from memstore.sharding import NO_BOXES, Boxes, runs
+
+# --- Values of mapped entries ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReadOptions:
     """How a get wants its value. As the arguments of `Store.get`."""
 
     out: Any = None
@@ -42,7 +47,7 @@ class Options:
             raise TypeError("cast= is for out=, whose dtypes may differ: like= has its own, and dtype= names one")
 
 
-PLAIN = Options()
+PLAIN_READ = ReadOptions()
 _from_numpy: Any = torch.from_numpy  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 _in_inference_mode, _dispatch_modes, _transform = (
     torch.is_inference_mode_enabled,
@@ -52,7 +57,7 @@ _in_inference_mode, _dispatch_modes, _transform = (
 
 
 def read_bare(held: MappedEntry) -> torch.Tensor | None:
-    """As `read` with PLAIN, in a third of the time, of a value that is a single plain tensor.
+    """As `read` with PLAIN_READ, in a third of the time, of a value that is a single plain tensor.
 
     None if it isn't one, or where `read` has more to look at. (One in boxes doesn't start at the first byte.)
     """
@@ -80,7 +85,7 @@ def read_bare(held: MappedEntry) -> torch.Tensor | None:
     return tensor
 
 
-def read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
+def read(root: Root, key: str, held: MappedEntry, options: ReadOptions, *, verify: bool, allow_pickle: bool) -> Any:
     """Makes the value of a mapped entry: without a copy, unless the options ask for one.
 
     What another host has put on storage that both have is compared with its checksums, if there are any, whatever
@@ -88,7 +93,7 @@ def read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: b
     """
     verify = verify or (root.shared is not None and held.record.hosts is not None)
     try:
-        if not (_dispatch_modes() or _transform() is not None or (options is not PLAIN and modes.are_active())):
+        if not (_dispatch_modes() or _transform() is not None or (options is not PLAIN_READ and modes.are_active())):
             try:
                 return _read(root, key, held, options, verify=verify, allow_pickle=allow_pickle)
             except MemstoreError:
@@ -103,7 +108,7 @@ def read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: b
         raise
 
 
-def _read(root: Root, key: str, held: MappedEntry, options: Options, *, verify: bool, allow_pickle: bool) -> Any:
+def _read(root: Root, key: str, held: MappedEntry, options: ReadOptions, *, verify: bool, allow_pickle: bool) -> Any:
     plan, objects, memory, boxes = locate(root, key, held)
     target = options.like if options.out is None else options.out
     if target is not None:
@@ -223,3 +228,82 @@ def _verify_mutable(root: Root, key: str, held: MappedEntry) -> None:
         check_page(memory_of(held).data, capacity)
     except CorruptionError as error:
         raise damaged(root, key, held.record, error.detail) from error
+
+
+# --- Bytes that lie on other hosts -----------------------------------------------------------------------------------
+
+
+_MOST_RUNS = 1 << 20  # of a tensor; beyond, gaps come too
+_LEAST_ROW = 1024  # bytes of one that comes by itself; shorter ones come with the gaps between them
+
+
+def bring(absent: Absent, tensors: Sequence[torch.Tensor]) -> None:
+    """Brings the elements of all tensors, by one request a host. Tensors in other memory are there already."""
+    found = [_ranges(tensor, _MOST_RUNS) for tensor in tensors if tensor.numel() and tensor.device.type == "cpu"]
+    if found:
+        absent.need(*map(np.concatenate, zip(*found, strict=True)))
+
+
+def bring_rows(absent: Absent, tensor: torch.Tensor, rows: torch.Tensor) -> None:
+    """Brings some rows of a tensor; none of them is negative."""
+    if rows.numel() and tensor.numel():
+        starts, stops = _ranges(tensor[0], max(_MOST_RUNS // len(rows), 1))
+        first = np.unique(rows.numpy())[:, None] * (tensor.stride(0) * tensor.dtype.itemsize)
+        absent.need((first + starts).ravel(), (first + stops).ravel())
+
+
+def receive_rows(absent: Absent, tensor: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> bool:
+    """Brings some rows of a tensor, none of them negative, straight into another one, which has them in that order.
+
+    Returns False where they don't lie in one piece each, or are to be kept here: see `bring_rows`. After an error
+    anything may lie in the target.
+    """
+    step = tensor.stride(0) * tensor.dtype.itemsize if tensor.ndim else 0
+    if not (rows.numel() and tensor.numel() and target.is_contiguous() and tensor[0].is_contiguous()):
+        return False
+    nbytes = tensor[0].nbytes
+    if nbytes < _LEAST_ROW:
+        return False
+    found, firsts, which = np.unique(rows.numpy(), return_index=True, return_inverse=True)
+    starts = tensor.data_ptr() + found * step
+    if step < nbytes or not absent.receive(starts, starts + nbytes, target.data_ptr() + firsts * nbytes):
+        return False
+    if len(found) < len(rows):  # some come more than once
+        whole = target.view(len(rows), -1).view(torch.uint8)
+        whole.copy_(whole[torch.as_tensor(firsts[which])])
+    return True
+
+
+def bringing(absent: Absent | None) -> Callable[[Sequence[torch.Tensor]], None] | None:
+    """As `bring`; None where all bytes are there."""
+    return None if absent is None else lambda tensors: bring(absent, tensors)
+
+
+def _ranges(tensor: torch.Tensor, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """The addresses where the runs of a tensor begin and end."""
+    offsets, length = runs(tensor.shape, tensor.stride(), most)
+    starts = tensor.data_ptr() + offsets * tensor.dtype.itemsize
+    return starts, starts + length * tensor.dtype.itemsize
+
+
+# --- The count of bytes that were read -------------------------------------------------------------------------------
+
+
+_lock = threading.Lock()
+_total = 0
+
+
+def count_read(nbytes: int) -> None:
+    global _total
+    with _lock:
+        _total += nbytes
+
+
+@modes.uncompiled
+def bytes_read() -> int:
+    """Returns how many bytes this process has read so far through views, rows and parts of tensors.
+
+    It counts the elements of lazy leaves and of `read_rows` each time they are used (slicing, printing or sending a
+    view uses none), and the bytes that a get copies from a sharded entry or into a DTensor.
+    """
+    return _total

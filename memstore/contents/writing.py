@@ -1,17 +1,24 @@
-"""What a put stores: a value taken apart, and the draft that tells the engine what to write of it."""
+"""Drafts of puts: a value taken apart, and what the engine is to write of it.
+
+`flatten` and `draft` make that of a plain put, `draft_part` that of a rank's part of a sharded put.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import xxhash
 
+from memstore import _modes as modes
 from memstore import structure
-from memstore.abandoned import ABANDONED, check_abandoned
+from memstore._threads import ABANDONED, check_abandoned
 from memstore.contents.checksums import CHECKSUM_SIZE, leaf_checksums
+from memstore.contents.parts import PartBox, PartLeaf, encode_content, encode_said
 from memstore.engine import (
     HEADER_LIMIT,
     OBJECTS_IN_RECORD,
@@ -26,7 +33,10 @@ from memstore.engine import (
     resource_errors,
 )
 from memstore.errors import UnsupportedValueError
-from memstore.structure import modes
+from memstore.structure import HeldLeaf, HeldValue
+
+# --- Whole values ----------------------------------------------------------------------------------------------------
+
 
 _NEXT_IN_SEGMENTS = 64  # values that a process puts into segments once the catalog had no room for one
 
@@ -55,7 +65,7 @@ def flatten(
     allow_pickle: bool,
     dtype: torch.dtype | None = None,
     below: Path = (),
-) -> structure.Flat:
+) -> structure.FlatValue:
     """Takes a value apart. `dtype` is for leaves whose names start with `below`.
 
     `limit` is `inline_limit(root)`: up to so many bytes are laid out for a record.
@@ -73,7 +83,7 @@ def flatten(
         raise
 
 
-def draft(root: Root, key: bytes, flat: structure.Flat, limit: int, expect: int | None) -> Draft:
+def draft(root: Root, key: bytes, flat: structure.FlatValue, limit: int, expect: int | None) -> Draft:
     """Returns what the engine is to store of a flattened value: in its record up to `limit` bytes, else in a segment.
 
     The bytes of a small value are copied here, those of others when the draft is put.
@@ -87,7 +97,7 @@ def draft(root: Root, key: bytes, flat: structure.Flat, limit: int, expect: int 
             raise
 
 
-def _inline(root: Root, key: bytes, flat: structure.Flat, expect: int | None) -> Draft:
+def _inline(root: Root, key: bytes, flat: structure.FlatValue, expect: int | None) -> Draft:
     plan = flat.plan
     if len(plan.description) > HEADER_LIMIT:
         check_header(key.decode(), len(plan.description))
@@ -98,7 +108,7 @@ def _inline(root: Root, key: bytes, flat: structure.Flat, expect: int | None) ->
     return Draft(key, Content(plan.description, flat.objects, plan.nbytes, memory, checksums), expect)
 
 
-def _in_segment(root: Root, key: bytes, flat: structure.Flat, expect: int | None) -> Draft:
+def _in_segment(root: Root, key: bytes, flat: structure.FlatValue, expect: int | None) -> Draft:
     plan, objects, settings = flat.plan, flat.objects, root.settings
     if len(objects) > OBJECTS_IN_RECORD:
         content = Content(plan.description, b"", plan.nbytes, objects_checksum=xxhash.xxh3_64_digest(objects))
@@ -106,13 +116,180 @@ def _in_segment(root: Root, key: bytes, flat: structure.Flat, expect: int | None
         content = Content(plan.description, objects, plan.nbytes)
     checksums = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
     header = Header(key.decode(), settings.store, plan.description, objects, plan.header, checksums=checksums)
-    return Draft(key, content, expect, header, functools.partial(_fill, flat, with_checksums=settings.checksum))
+    return Draft(key, content, expect, header, functools.partial(_fill_segment, flat, with_checksums=settings.checksum))
 
 
-def _fill(flat: structure.Flat, memory: WritableMemory, *, with_checksums: bool) -> bytes | None:
+def _fill_segment(flat: structure.FlatValue, memory: WritableMemory, *, with_checksums: bool) -> bytes | None:
     """Copies the leaves to their places in the data section. Returns their checksums, if the store has them."""
     array = np.asarray(memory)
     structure.fill(flat, array)
     if ABANDONED:
         check_abandoned()
     return leaf_checksums(flat.plan, array.data) if with_checksums else None
+
+
+# --- A rank's part of a sharded value --------------------------------------------------------------------------------
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class PartDraft(NamedTuple):
+    """A rank's part, ready to be put. `content` is what the catalog is to keep; ask once the draft was written."""
+
+    draft: Draft
+    content: Callable[[], bytes]
+
+
+def draft_part(
+    root: Root,
+    key: str,
+    held: HeldValue,
+    rank: int,
+    world_size: int,
+    *,
+    expect: int | None,
+    dtype: torch.dtype | None,
+    others: Collection[Path] = (),
+) -> PartDraft:
+    """What the engine is to store of what this rank holds.
+
+    A rank that writes no bytes gets a segment, of a header alone, if it may be the only one that says something: else a
+    repair that has nothing but the segments would lose that.
+
+    Args:
+        others: plain leaves and objects that a lower rank is known to write.
+    """
+    local = _LocalTensors(held, dtype, others)
+    with modes.put_aside(entirely=True) if modes.are_active() else nullcontext():
+        flat = structure.flatten(local.tensors, inline_limit=0, dtype=dtype)
+    said = encode_said(rank, world_size, held.tree, _describe(held, local, flat, dtype), held.objects)
+    sums = _Sums(held, local, flat, dtype)
+    plan, settings = flat.plan, root.settings
+    empty = Content(said, b"", plan.nbytes)
+    if not plan.nbytes and not _says_more(held, others):
+        check_header(key, len(said))
+        return PartDraft(Draft(key.encode(), empty, expect), functools.partial(_content, said, sums))
+
+    def fill(memory: WritableMemory) -> bytes | None:
+        array = np.asarray(memory)
+        structure.fill(flat, array)
+        if ABANDONED:
+            check_abandoned()
+        return sums.take(array.data, everything=settings.checksum)
+
+    checksums = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
+    header = Header(key, settings.store, said, b"", plan.header, checksums=checksums)
+    return PartDraft(Draft(key.encode(), empty, expect, header, fill), functools.partial(_content, said, sums))
+
+
+def _says_more(held: HeldValue, others: Collection[Path]) -> bool:
+    """Whether there are objects, or tensors that no rank has bytes of, which no other rank may have."""
+    empty = (leaf.name for leaf in held.leaves if 0 in leaf.shape)
+    return not set(others).issuperset((*held.object_names, *empty))
+
+
+def _content(said: bytes, sums: _Sums) -> bytes:
+    return encode_content(said, sums.of_boxes())
+
+
+class _LocalTensors:
+    """The tensors that this rank writes, by the names that they have in its segment; and which box each of them is."""
+
+    def __init__(self, held: HeldValue, dtype: torch.dtype | None, others: Collection[Path]) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.places: dict[tuple[int, int], int] = {}  # (leaf, shard) -> number in `tensors`
+        for i, leaf in enumerate(held.leaves):
+            if not leaf.is_primary or (leaf.is_plain and leaf.name in others):
+                continue
+            for j, shard in enumerate(leaf.shards):
+                local = shard.local
+                if not leaf.is_plain:
+                    local = local.contiguous()  # its box could not say strides
+                if leaf.is_fixed and dtype is not None and local.is_floating_point():
+                    local = local.view(_BITS[local.dtype.itemsize])
+                self.places[i, j] = len(self.tensors)
+                self.tensors[self._name(leaf, j)] = local
+
+    def _name(self, leaf: HeldLeaf, shard: int) -> str:
+        name = ".".join(map(str, leaf.name)) or "value"
+        if not leaf.is_plain:
+            name += "@" + ",".join(map(str, leaf.shards[shard].box.offsets))
+        while name in self.tensors:
+            name += "'"
+        return name
+
+
+def _describe(
+    held: HeldValue, local: _LocalTensors, flat: structure.FlatValue, dtype: torch.dtype | None
+) -> tuple[PartLeaf, ...]:
+    plan = flat.plan
+    leaves: list[PartLeaf] = []
+    first_of: dict[int, int] = {}  # by number in `tensors`, the leaf of which it is the first shard
+    for i, leaf in enumerate(held.leaves):
+        numbers = [local.places.get((i, j)) for j in range(len(leaf.shards))]
+        stored = [None if number is None else plan.leaves[number] for number in numbers]
+        boxes = tuple(
+            PartBox(shard.box.offsets, shard.box.shape, None if at is None else at.offset)
+            for shard, at in zip(leaf.shards, stored, strict=True)
+        )
+        at = stored[0] if leaf.is_plain and stored else None
+        same = -1
+        if numbers and numbers[0] is not None:
+            first_of[numbers[0]] = i
+            same = first_of.get(plan.same.get(numbers[0], -1), -1)
+        leaves.append(
+            PartLeaf(
+                dtype=structure.DTYPE_NAMES[_cast_to(leaf, dtype) or leaf.dtype],
+                shape=leaf.shape,
+                stride=at.stride if at is not None else None,
+                flags=structure.to_flags(leaf.traits.kind, leaf.traits.requires_grad),
+                is_plain=leaf.is_plain,
+                same=same,
+                nbytes=at.nbytes if at is not None else 0,
+                boxes=boxes,
+            )
+        )
+    return tuple(leaves)
+
+
+def _cast_to(leaf: HeldLeaf, dtype: torch.dtype | None) -> torch.dtype | None:
+    """What the leaf is cast to; None if it stays what it is. As `flatten` decides it."""
+    return dtype if leaf.dtype.is_floating_point and not leaf.is_fixed and leaf.dtype is not dtype else None
+
+
+class _Sums:
+    """The checksums of boxes: of all where the store has checksums, else of those that other ranks may hold too."""
+
+    def __init__(
+        self, held: HeldValue, local: _LocalTensors, flat: structure.FlatValue, dtype: torch.dtype | None
+    ) -> None:
+        self._held, self._local, self._flat, self._dtype = held, local, flat, dtype
+        self._sums: dict[int, bytes] = {}  # by number of the local tensor
+
+    def take(self, data: memoryview, *, everything: bool) -> bytes | None:
+        """Reads the data section. Returns the checksums of all leaves of the segment, for its header, or None."""
+        needed = {
+            number for (i, _), number in self._local.places.items() if everything or self._held.leaves[i].is_replicated
+        }
+        leaves = self._flat.plan.leaves
+        for number in needed:
+            at = leaves[number]
+            self._sums[number] = xxhash.xxh3_64_digest(data[at.offset : at.offset + at.nbytes])
+        return b"".join(self._sums[number] for number in range(len(leaves))) if everything else None
+
+    def of_boxes(self) -> list[bytes | None]:
+        """In the order of leaves and boxes."""
+        sums: list[bytes | None] = []
+        for i, leaf in enumerate(self._held.leaves):
+            for j, shard in enumerate(leaf.shards):
+                number = self._local.places.get((i, j))
+                sums.append(self._of_memory(leaf, shard.local) if number is None else self._sums.get(number))
+        return sums
+
+    def _of_memory(self, leaf: HeldLeaf, local: torch.Tensor) -> bytes:
+        """Of a box that another rank writes: of the bytes that this one would have written."""
+        if not leaf.is_plain:
+            local = local.contiguous()
+        cast = _cast_to(leaf, self._dtype)
+        return xxhash.xxh3_64_digest(structure.contents(structure.flatten(local, inline_limit=0, dtype=cast)))

@@ -4,12 +4,11 @@
 
 For who works on it, the files:
 
-converting   convert, and its steps             formats      what they are called, and which one a path has
-sources/     each format, opened as a value     targets/     what each can't express, and how it is written
-leaves       tensors whose bytes lie in files   comparing    what was written, compared with the source
-naming       leaves by name, and refusals       nesting      state dicts by flat names, as DCP has them
-beside       where a target is made             tensordicts  TensorDicts as dicts
-rules        what a caller allows
+converting        convert, and its steps            formats     what they are called; what a caller allows
+leaves            tensors whose bytes lie in files  naming      leaves by name, and refusals
+checkpoint_files  files, mapped and put together    files       safetensors, torch.save, memmaps
+dcp               torch.distributed.checkpoint      snapshots   memstore's own
+torchsnapshot     torchsnapshot's, which are read
 
 Between the two sides is an ordinary value, of tensors over mapped files; what lies in several boxes has a stand-in.
 """

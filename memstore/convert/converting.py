@@ -1,35 +1,70 @@
-"""A conversion, step by step: opened, planned, written beside, read back and compared, and given its name."""
+"""Conversion of a checkpoint, step by step: opened, planned, written beside, read back, compared, and given its name.
+
+`convert` is the whole way. `open_source` and `draft_target` choose the reader and the writer of a format. The target is
+made in a folder beside its path (`folder_beside`), and appears whole or not at all (`publish_target`):
+
+    1. what killed conversions to the same target have left is removed: nobody locks it
+    2. a folder is made beside the target, under a name of its own, and locked
+    3. the target is made in it, read back and compared, and synced
+    4. it is renamed (a file: linked) to its path: the moment at which it appears, whole
+    5. the folder is removed
+
+A kill before 4 leaves the folder, for the next conversion to this target; one after it the whole target too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
-from collections.abc import Generator, Mapping
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+import xxhash
 
-from memstore import modes, structure
-from memstore.arguments import flag
-from memstore.convert.beside import already_there, folder_beside, publish
-from memstore.convert.comparing import compare, take_apart
+from memstore import _modes as modes
+from memstore import structure
+from memstore._arguments import flag
+from memstore._info import Progress
+from memstore._wording import an, check_new_folder, check_progress, of_no_place, parse_size
+from memstore.convert import dcp, snapshots
+from memstore.convert import files as convert_files
+from memstore.convert.dcp import open_dcp
+from memstore.convert.files import draft_torch, open_memmap, open_safetensors, open_torch
 from memstore.convert.formats import (
     FORMATS,
     Format,
+    Rules,
     check_source,
     checked,
     checked_target,
     source_format,
     target_format,
 )
-from memstore.convert.leaves import Found
-from memstore.convert.naming import shown_path
-from memstore.convert.rules import Rules
-from memstore.convert.sources import open_source
-from memstore.convert.targets import draft_target
-from memstore.engine import Path
+from memstore.convert.leaves import SourceValue, compare, take_apart
+from memstore.convert.naming import (
+    FlatItems,
+    LeafRefusals,
+    Why,
+    nested,
+    plain,
+    refuse_pickles,
+    shown_path,
+    unread_by_torch,
+    unstored_by_memstore,
+)
+from memstore.convert.snapshots import open_checkpoint, open_snapshot
+from memstore.convert.torchsnapshot import open_torchsnapshot
+from memstore.engine import Path, syscalls
 from memstore.errors import (
+    AlreadyExistsError,
     NotAStoreError,
     ResourceLimitError,
     StoreFullError,
@@ -37,10 +72,10 @@ from memstore.errors import (
     error_of_lack,
     lacks_told,
 )
-from memstore.formats import Meter
-from memstore.info import Progress
+from memstore.formats import ByteMeter, as_tensordict, sync_all
 from memstore.structure import expanded_bytes
-from memstore.wording import an, check_new_folder, check_progress, of_no_place, parse_size
+
+# --- The conversion --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +167,7 @@ def convert(
         tensors = take_apart(draft.value, rules).tensors
         _check_expanded(path, wanted, tensors, rules)
     nbytes = sum(wanted.leaf(tensor).nbytes for tensor in tensors.values())
-    meter = Meter(2 * nbytes, progress)
+    meter = ByteMeter(2 * nbytes, progress)
     with _naming_lacks(made, nbytes), folder_beside(made) as folder:
         name = os.path.basename(made)
         if draft.is_folder:
@@ -142,7 +177,7 @@ def convert(
             draft.write(folder, name, meter)
         written = open_source(f"{folder}/{name}", write_as, rules)
         compare(made, wanted, draft.metadata, written, rules, meter)
-        publish(f"{folder}/{name}", made)
+        publish_target(f"{folder}/{name}", made)
     meter.finish()
     return Converted(path, made, read_as, write_as, len(tensors), nbytes)
 
@@ -179,7 +214,7 @@ def _check_nesting(path: str, value: object) -> None:
         raise UnsupportedValueError(f"{path}: {error.message()}") from None
 
 
-def _check_expanded(path: str, found: Found, tensors: Mapping[Path, torch.Tensor], rules: Rules) -> None:
+def _check_expanded(path: str, found: SourceValue, tensors: Mapping[Path, torch.Tensor], rules: Rules) -> None:
     """Before anything is written: hours may go by until a disk is full of one number."""
     more = {name: sum(expanded_bytes(part) for _, part in found.leaf(one).boxes) for name, one in tensors.items()}
     if sum(more.values()) <= rules.max_expanded:
@@ -209,3 +244,236 @@ def _naming_lacks(target: str, nbytes: int) -> Generator[None]:
         cause = error.__cause__
         named = None if cause is None else error_of_lack(cause, target)
         raise named or error from cause
+
+
+# --- Readers ---------------------------------------------------------------------------------------------------------
+
+
+_READERS: dict[Format, Callable[[str, Rules], SourceValue]] = {
+    "dcp": open_dcp,
+    "huggingface": open_safetensors,
+    "memmap": open_memmap,
+    "memstore-dcp": open_checkpoint,
+    "safetensors": open_safetensors,
+    "snapshot": open_snapshot,
+    "torch": open_torch,
+    "torchsnapshot": open_torchsnapshot,
+}
+
+
+def open_source(path: str, format: Format, rules: Rules) -> SourceValue:
+    """What is at a path.
+
+    Raises:
+        UnsupportedValueError: it needs pickle, and that isn't allowed; or has what no target can have.
+        CorruptionError, FormatVersionError: it is damaged, or of a newer version.
+        NotAStoreError, OSError: it is none of this format, or can't be read.
+    """
+    try:
+        return _READERS[format](path, rules)
+    except UnsupportedValueError as error:
+        text = error.message.replace("leave format= out", "leave source_as= out")
+        if not rules.allow_pickle:
+            text = text.replace("open the store with allow_pickle=True", "convert it with allow_pickle=True")
+        if text == error.message:
+            raise
+        raise UnsupportedValueError(text) from error
+
+
+# --- Writers ---------------------------------------------------------------------------------------------------------
+# Which writer a format has. What the format can't express is refused before anything is written.
+
+
+class TargetDraft(NamedTuple):
+    """What is about to be written.
+
+    Attributes:
+        value: what a reader of the format has to find.
+        is_folder: whether it is a folder, and no file.
+        write: writes it. Called with the folder that is it, or that it is to be in, and with its name there.
+        metadata: of each file, if the format has such texts beside its tensors.
+    """
+
+    value: Any
+    is_folder: bool
+    write: Callable[[str, str, ByteMeter], None]
+    metadata: Mapping[str, str] = {}
+
+
+def draft_target(format: Format, found: SourceValue, rules: Rules, target: str) -> TargetDraft:
+    """What is written of a value.
+
+    Args:
+        target: where it is going to be.
+
+    Raises:
+        UnsupportedValueError: the format can't express some leaves; it names them.
+    """
+    refusals = LeafRefusals(format)
+    draft = _DRAFTS[format](found, rules, refusals, target)
+    refusals.check()
+    return draft
+
+
+def _draft_safetensors(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
+    tensors = convert_files.safetensors_tensors(found, rules, refusals)
+    metadata = convert_files.safetensors_metadata(found, refusals)
+    return TargetDraft(tensors, False, partial(convert_files.write_safetensors, found, tensors, metadata), metadata)
+
+
+def _draft_huggingface(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
+    tensors = convert_files.safetensors_tensors(found, rules, refusals)
+    metadata = convert_files.safetensors_metadata(found, refusals)
+    return TargetDraft(tensors, True, partial(convert_files.write_huggingface, found, tensors, metadata), metadata)
+
+
+def _draft_torch(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
+    value = plain(found.value, refusals)
+    if not rules.allow_pickle:
+        refuse_pickles((), value, unread_by_torch, refusals)
+    refusals.check()
+    return TargetDraft(value, False, draft_torch(found, value, rules).write)
+
+
+def _draft_dcp(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
+    flat = dcp.checkpoint_items(found, rules, refusals)
+    if not rules.allow_pickle:
+        _refuse_items(flat, unread_by_torch, refusals)
+    refusals.check()
+    write = partial(dcp.write_torch_checkpoint, found, flat, rules, target)
+    return TargetDraft(nested(flat.items, flat.paths, target), True, write)
+
+
+def _draft_memstore_dcp(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
+    flat = dcp.checkpoint_items(found, rules, refusals)
+    objects = {name: item for name, item in flat.items.items() if type(item) is not io.BytesIO}  # which is kept
+    _refuse_items(FlatItems(objects, flat.paths), unstored_by_memstore, refusals)  # memstore's planner never pickles
+    refusals.check()
+    write = partial(dcp.write_own_checkpoint, found, flat, target)
+    return TargetDraft(nested(flat.items, flat.paths, target), True, write)
+
+
+def _refuse_items(flat: FlatItems, why: Why, refusals: LeafRefusals) -> None:
+    for name, item in flat.items.items():
+        refuse_pickles(flat.paths[name], item, why, refusals)
+
+
+def _draft_memmap(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
+    convert_files.check_memmap(found, rules, refusals)
+    refusals.check()
+    source = as_tensordict(found.value)
+    return TargetDraft(source, True, partial(convert_files.write_memmap, found, source, rules))
+
+
+def _draft_snapshot(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
+    if not rules.allow_pickle:
+        refuse_pickles((), found.value, unstored_by_memstore, refusals)
+        refusals.check()
+    return TargetDraft(found.value, True, partial(snapshots.write_snapshot, found, rules))
+
+
+_DRAFTS: dict[Format, Callable[[SourceValue, Rules, LeafRefusals, str], TargetDraft]] = {
+    "dcp": _draft_dcp,
+    "huggingface": _draft_huggingface,
+    "memmap": _draft_memmap,
+    "memstore-dcp": _draft_memstore_dcp,
+    "safetensors": _draft_safetensors,
+    "snapshot": _draft_snapshot,
+    "torch": _draft_torch,
+}
+
+
+# --- The place beside the target -------------------------------------------------------------------------------------
+
+
+_THERE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EMLINK)
+
+
+@contextlib.contextmanager
+def folder_beside(target: str) -> Generator[str]:
+    """Yields a new folder on the target's file system, which is gone afterwards."""
+    parent, prefix = os.path.dirname(target), _prefix(target)
+    _remove_leftovers(parent, prefix)
+    folder, fd = _make_folder(parent, prefix)
+    try:
+        yield folder
+    finally:
+        _remove_folder(folder)
+        syscalls.close(fd)  # and with it goes the lock
+        if os.path.lexists(folder):  # there was no descriptor left to look into it
+            _remove_folder(folder)
+
+
+def _remove_folder(folder: str) -> None:
+    """Best effort. An empty one takes no descriptor."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish_target(made: str, target: str) -> None:
+    """Gives what was made its name. Raises AlreadyExistsError if there is something by now, which stays as it is."""
+    try:
+        if os.path.isdir(made):
+            sync_all(made)
+            if os.path.lexists(target):  # an empty folder, which would be replaced
+                raise FileExistsError(errno.EEXIST, "it is there", target)
+            syscalls.rename(made, target)
+        else:
+            _link(made, target)
+    except OSError as error:
+        if error.errno in _THERE:
+            raise already_there(target) from None
+        raise
+    syscalls.sync_folder(os.path.dirname(target))
+
+
+def already_there(target: str) -> AlreadyExistsError:
+    return AlreadyExistsError(f"{target} is there already: convert to another path, or remove it")
+
+
+def _link(made: str, target: str) -> None:
+    """Unlike a rename, a link never takes the place of something."""
+    try:
+        syscalls.link(made, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS or os.path.lexists(target):
+            raise
+        syscalls.rename(made, target)
+
+
+def _prefix(target: str) -> str:
+    """Of the folders beside a target: of fixed length, whatever the target is called."""
+    return f".memstore-convert.{xxhash.xxh3_64_hexdigest(os.fsencode(os.path.basename(target)))}."
+
+
+def _make_folder(parent: str, prefix: str) -> tuple[str, int]:
+    while True:
+        folder = f"{parent}/{prefix}{uuid.uuid4().hex}"
+        syscalls.make_folder(folder, 0o700)
+        try:
+            fd = syscalls.open_file(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # somebody has taken it for a leftover
+        except BaseException:
+            os.rmdir(folder)
+            raise
+        if syscalls.lock_exclusive(fd) and os.path.isdir(folder):
+            return folder, fd
+        syscalls.close(fd)
+
+
+def _remove_leftovers(parent: str, prefix: str) -> None:
+    """Best effort: what can't be removed harms nobody."""
+    pattern = re.compile(re.escape(prefix) + "[0-9a-f]{32}")
+    for name in os.listdir(parent):
+        if not pattern.fullmatch(name):
+            continue
+        with contextlib.suppress(OSError):
+            fd = syscalls.open_file(f"{parent}/{name}", os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                if syscalls.lock_exclusive(fd):
+                    shutil.rmtree(f"{parent}/{name}", ignore_errors=True)
+            finally:
+                syscalls.close(fd)

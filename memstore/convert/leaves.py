@@ -1,23 +1,35 @@
-"""Tensors whose bytes lie in files: in one place, or in several boxes. How they are read in pieces of bounded size.
+"""Leaves: tensors whose bytes lie in files, in one place or in several boxes, read in pieces of bounded size.
 
 A value that is being converted is an ordinary one, of tensors over mapped files. A tensor that lies in several boxes is
-a *stand-in* there: it has address, dtype and shape, and no memory; `Found` knows its boxes.
+a *stand-in* there: it has address, dtype and shape, and no memory; `SourceValue` knows its boxes. `compare` compares
+every leaf of what was written with what was to be written.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
+import xxhash
 
 from memstore import structure
-from memstore.engine import map_file
+from memstore._wording import short
+from memstore.convert.formats import Rules
+from memstore.engine import Path, map_file
+from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.formats import ByteMeter
 from memstore.sharding import Box, BoxIndex, whole
-from memstore.structure import contiguous_stride, memory_of
+from memstore.snapshot import in_parallel
+from memstore.structure import RefusedError, Walk, contiguous_stride, memory_of
+
+# --- Tensors in boxes ------------------------------------------------------------------------------------------------
+
 
 PIECE = 4 << 20  # bytes that are put together at a time, where a tensor doesn't lie in order
 
@@ -25,7 +37,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Boxes = tuple[tuple[Box, torch.Tensor], ...]
 
 
-class Piece(NamedTuple):
+class ByteRange(NamedTuple):
     """Some bytes of a tensor in C order, from `start` on."""
 
     start: int
@@ -33,7 +45,7 @@ class Piece(NamedTuple):
     box: Box | None  # None: they lie side by side in memory
 
 
-class Leaf:
+class BoxedTensor:
     """A tensor, and where its elements are.
 
     Args:
@@ -62,19 +74,19 @@ class Leaf:
                 found.append((Box(offsets, slab.shape), tensor[slab.slices]))
         return tuple(found)
 
-    def pieces(self, most: int = PIECE) -> Iterator[Piece]:
+    def pieces(self, most: int = PIECE) -> Iterator[ByteRange]:
         """All of its bytes, in order."""
         if self.lies_in_order:
             for start in range(0, self.nbytes, most):
-                yield Piece(start, min(most, self.nbytes - start), None)
+                yield ByteRange(start, min(most, self.nbytes - start), None)
             return
         at = 0
         for box in slabs(self.shape, self.dtype.itemsize):
             nbytes = math.prod(box.shape) * self.dtype.itemsize
-            yield Piece(at, nbytes, box)
+            yield ByteRange(at, nbytes, box)
             at += nbytes
 
-    def read(self, piece: Piece) -> Bytes:
+    def read(self, piece: ByteRange) -> Bytes:
         """The bytes of a piece: those in memory, or a copy that is put together."""
         if piece.box is None:
             return memory_of(self.boxes[0][1])[piece.start : piece.start + piece.nbytes]
@@ -138,7 +150,7 @@ def stand_in(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     return structure.over(storage, dtype, 0, shape, contiguous_stride(shape))
 
 
-class Found:
+class SourceValue:
     """What was found in a source.
 
     Args:
@@ -157,20 +169,20 @@ class Found:
         self.metadata: Mapping[str, Mapping[str, str]] = metadata or {}
         self._boxes: Mapping[int, Boxes] = boxes or {}
 
-    def leaf(self, tensor: torch.Tensor) -> Leaf:
+    def leaf(self, tensor: torch.Tensor) -> BoxedTensor:
         """Where a tensor of the value has its bytes."""
         plain = tensor.detach().resolve_conj().resolve_neg()
         boxes = self._boxes.get(plain.data_ptr()) if plain.numel() else None
         if boxes is None:
             boxes = ((whole(plain.shape), plain),)
-        return Leaf(plain.dtype, plain.shape, boxes)
+        return BoxedTensor(plain.dtype, plain.shape, boxes)
 
     def is_stand_in(self, tensor: torch.Tensor) -> bool:
         return bool(tensor.numel()) and tensor.data_ptr() in self._boxes
 
-    def with_value(self, value: Any) -> Found:
+    def with_value(self, value: Any) -> SourceValue:
         """Another value of the same tensors."""
-        return Found(value, self._boxes)
+        return SourceValue(value, self._boxes)
 
 
 class Assembly:
@@ -188,3 +200,119 @@ class Assembly:
         made = stand_in(dtype, shape)
         self.boxes[made.data_ptr()] = boxes
         return made
+
+
+# --- Comparison ------------------------------------------------------------------------------------------------------
+# What was written, opened again by its format's reader, and compared with what was to be written: every leaf.
+
+
+_COMPARED = 4 << 20  # bytes that are compared at a time
+
+
+class _ComparingWalk(Walk):
+    """Compares streams too, which are items of memstore's checkpoints."""
+
+    def write_leaf(self, value: Any) -> Any:
+        if type(value) is io.BytesIO:
+            return [value.getvalue(), value.tell()]
+        return super().write_leaf(value)
+
+
+class NamedLeaves(NamedTuple):
+    """A value, taken apart: its tensors by name, and how all else is written."""
+
+    tensors: Mapping[Path, torch.Tensor]
+    objects: Mapping[Path, Any]
+
+
+def take_apart(value: Any, rules: Rules) -> NamedLeaves:
+    """Raises UnsupportedValueError for what memstore can't look into."""
+    try:
+        tree, walk, _, _ = structure.take_apart(value, lambda careful: _ComparingWalk(rules.allow_pickle, careful))
+    except RefusedError as error:
+        raise UnsupportedValueError(error.message()) from None
+    names = structure.tree_names(tree)
+    tensors = dict(zip(names.tensors, walk.tensors, strict=True))
+    objects = {
+        name: written for name, written in zip(names.objects, walk.objects, strict=True) if "__dict__" not in name
+    }
+    return NamedLeaves(tensors, objects)
+
+
+def nbytes_of(found: SourceValue, rules: Rules) -> int:
+    """Of the tensors that the value has; what is one tensor twice counts twice."""
+    return sum(found.leaf(tensor).nbytes for tensor in take_apart(found.value, rules).tensors.values())
+
+
+def compare(
+    path: str, wanted: SourceValue, metadata: Mapping[str, str], written: SourceValue, rules: Rules, meter: ByteMeter
+) -> None:
+    """Raises CorruptionError, naming a leaf, if what was written is not what was wanted.
+
+    Args:
+        path: where it is, for the error.
+        metadata: of each file that was written, if its format has any.
+    """
+    for said in written.metadata.values():
+        if said != metadata:
+            raise _differs(path, f"its __metadata__ was written as {short(said)}, and is {short(metadata)}")
+    want, have = take_apart(wanted.value, rules), take_apart(written.value, rules)
+    missing = sorted(map(str, {*want.tensors, *want.objects} ^ {*have.tensors, *have.objects}))
+    if missing or set(want.tensors) != set(have.tensors):
+        raise _differs(path, f"what was written has other leaves than the source: {', '.join(missing[:5])}")
+    for name, said in want.objects.items():
+        if _encoded(said) != _encoded(have.objects[name]):
+            raise _differs(path, f"{name} was written as another value")
+    pairs: list[_Pair] = []
+    for name, tensor in want.tensors.items():
+        one, two = wanted.leaf(tensor), written.leaf(have.tensors[name])
+        if (one.dtype, one.shape) != (two.dtype, two.shape):
+            raise _differs(path, f"{name} was written as {two.dtype}{list(two.shape)}, and is {one.dtype}{one.shape}")
+        pairs += _pairs(name, one, two)
+    in_parallel(lambda pair: _compare_pair(path, pair), pairs, lambda pair: meter.add(pair.nbytes))
+
+
+class _Pair(NamedTuple):
+    """The same bytes of a tensor in the source and in what was written."""
+
+    name: Path
+    one: BoxedTensor
+    two: BoxedTensor
+    first: ByteRange
+    second: ByteRange
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes
+
+
+def _pairs(name: Path, one: BoxedTensor, two: BoxedTensor) -> list[_Pair]:
+    if one.lies_in_order and two.lies_in_order:
+        return [_Pair(name, one, two, piece, piece) for piece in one.pieces(_COMPARED)]
+    slabs = list((two if one.lies_in_order else one).pieces())
+    found: list[_Pair] = []
+    for piece in slabs:
+        flat = ByteRange(piece.start, piece.nbytes, None)
+        found.append(_Pair(name, one, two, flat if one.lies_in_order else piece, flat if two.lies_in_order else piece))
+    return found
+
+
+def _compare_pair(path: str, pair: _Pair) -> None:
+    sums = [
+        xxhash.xxh3_64_digest(leaf.read(piece).data)
+        for leaf, piece in ((pair.one, pair.first), (pair.two, pair.second))
+    ]
+    if sums[0] != sums[1]:
+        raise _differs(
+            path,
+            f"{pair.name}: the bytes from {pair.first.start:,} on that were read back don't fit the checksum of the "
+            "source: the disk or the memory is faulty, or the source changed meanwhile",
+        )
+
+
+def _encoded(written: Any) -> bytes:
+    return msgspec.msgpack.encode(written)
+
+
+def _differs(path: str, detail: str) -> CorruptionError:
+    return CorruptionError(path=path, detail=detail)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
-from memstore import modes
+from memstore import _modes as modes
 
 _WORD = 1 << 64
 _ORDER_OF_BLOCKS = 0  # where the counter begins for the order of the blocks; for rows: 1 + the number of their block

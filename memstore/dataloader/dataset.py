@@ -1,21 +1,34 @@
-"""StoreDataset: a stored value as the data set of a DataLoader."""
+"""StoreDataset: a stored value as the data set of a DataLoader, and its batches as DataLoader takes them.
+
+`count_rows` checks that a value has rows. `read_batch` reads rows, in a worker into shared memory (blocks.py). What
+`__getitems__` returns is collated: as torch has it, a list of rows that are then stacked, one small tensor by another.
+A stored batch is read whole, so its rows only say which batch they are of (`as_rows`). `default_collate` has a table of
+functions by type, for others to extend; there `BatchRow` finds `collate_rows`, which returns the batch as it was read.
+"""
+
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from memstore.dataloader.batch import Row, as_rows, read_batch
-from memstore.dataloader.rows_of_value import count_rows, row_of
-from memstore.rows import of_key, prefetch_rows, read_rows
-from memstore.structure import modes
-from memstore.wording import check_store, count_of
+from memstore._wording import an, check_store, count_of
+from memstore.dataloader.blocks import begin_batch
+from memstore.errors import UnsupportedValueError
+from memstore.rows import of_key, prefetch_rows, read_rows, read_rows_to
+from memstore.structure import modes, render_path
+
+# --- The data set ----------------------------------------------------------------------------------------------------
 
 
 class HasView(Protocol):
@@ -91,7 +104,7 @@ class StoreDataset(Dataset[Any]):
             raise of_key(error, self.key) from None
         return found if self.transform is None else self.transform(found)
 
-    def __getitems__(self, index: Sequence[int]) -> list[Row]:
+    def __getitems__(self, index: Sequence[int]) -> list[BatchRow]:
         """For DataLoader: the rows of one batch, which its default collate function makes whole again."""
         return as_rows(self[index], len(index))
 
@@ -110,3 +123,148 @@ def _restore(cls: type[StoreDataset], *parts: Any) -> StoreDataset:
     data = cls.__new__(cls)
     data._set(*parts)  # pyright: ignore[reportPrivateUsage]
     return data
+
+
+# --- Batches, as DataLoader takes them -------------------------------------------------------------------------------
+
+
+class ReadBatch:
+    """What was read, and perhaps transformed, at once."""
+
+    __slots__ = ("count", "value")
+
+    def __init__(self, value: Any, count: int) -> None:
+        self.value, self.count = value, count
+
+
+def read_batch(source: Any, index: Any) -> Any:
+    """As `read_rows`; in a worker of a DataLoader into memory that it shares with its parent."""
+    return read_rows(source, index) if get_worker_info() is None else read_rows_to(begin_batch(), source, index)
+
+
+def as_rows(value: Any, count: int) -> list[BatchRow]:
+    """A batch of `count` rows, as `__getitems__` of a data set returns it."""
+    batch = ReadBatch(value, count)
+    return [BatchRow(batch, place) for place in range(count)]
+
+
+class BatchRow:
+    """One row of a batch, taken out of it only when somebody asks: a collate function of a user.
+
+    Attributes:
+        batch: the batch that the row is of.
+        place: where in it.
+    """
+
+    __slots__ = ("batch", "place")
+
+    def __init__(self, batch: ReadBatch, place: int) -> None:
+        self.batch, self.place = batch, place
+
+    @property
+    def value(self) -> Any:
+        """The row: the stored containers, with tensors without the dimension of rows."""
+        return row_of(self.batch.value, self.place)
+
+    def __getitem__(self, key: Any) -> Any:
+        """`row.value[key]`, so that most collate functions work as they are."""
+        return self.value[key]
+
+    def __repr__(self) -> str:
+        return f"<row {self.place} of a batch of {self.batch.count}; .value takes it out>"
+
+
+def collate_rows(rows: Sequence[BatchRow], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
+    """The batch, if these are its rows in their order; else they are stacked."""
+    batch = rows[0].batch
+    if len(rows) == batch.count and all(row.batch is batch and row.place == i for i, row in enumerate(rows)):
+        return batch.value
+    return collate([row.value for row in rows], collate_fn_map=collate_fn_map)
+
+
+default_collate_fn_map[BatchRow] = collate_rows
+
+
+# --- A value as rows -------------------------------------------------------------------------------------------------
+
+
+_Path = tuple[Any, ...]
+
+
+def count_rows(value: Any, key: str) -> int:
+    """The rows that every tensor of a stored value has.
+
+    Raises:
+        UnsupportedValueError: something in the value has no rows, or another number of them.
+    """
+    counts = {render_path(path): _count(leaf, path, key) for path, leaf in _leaves(value, ())}
+    if not counts:
+        raise UnsupportedValueError(f"the value of {key!r} has no tensor, and so no rows", key=key)
+    found = sorted(set(counts.values()))
+    if len(found) > 1:
+        one, other = (next(name for name, count in counts.items() if count == number) for number in found[:2])
+        raise UnsupportedValueError(
+            f"the tensors of {key!r} have different numbers of rows: {one} has {found[0]:,}, {other} has {found[1]:,}. "
+            "Put tensors that don't belong to the rows under a key of their own",
+            key=key,
+        )
+    return found[0]
+
+
+def _count(leaf: Any, path: _Path, key: str) -> int:
+    if not isinstance(leaf, torch.Tensor):
+        why = f"is {an(type(leaf))}, and no tensor"
+    elif leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
+        why = f"is a sparse, nested or quantized tensor ({leaf.layout})"
+    elif not leaf.ndim:
+        why = "has no dimension"
+    else:
+        return leaf.shape[0]
+    raise UnsupportedValueError(
+        f"{render_path(path)} of {key!r} {why}: a row is one element of the first dimension of each tensor. "
+        "Put it under a key of its own, or as a tensor with a row for each",
+        key=key,
+    )
+
+
+def row_of(batch: Any, place: int) -> Any:
+    """One row of a batch: the same containers, and of each tensor what it has at `place`.
+
+    Raises:
+        UnsupportedValueError: something in the batch, which a transform may have made, has no rows.
+    """
+    if isinstance(batch, torch.Tensor) or _is_collection(batch):
+        return batch[place]
+    if isinstance(batch, dict):
+        row = copy.copy(batch)
+        row.update({key: row_of(value, place) for key, value in batch.items()})
+        return row
+    if isinstance(batch, (list, tuple)):
+        values = [row_of(value, place) for value in batch]
+        kind: Any = type(batch)
+        return kind(*values) if hasattr(kind, "_fields") else kind(values)
+    raise UnsupportedValueError(
+        f"a batch has {an(type(batch))}, which has no rows. To take single rows, let transform= return "
+        "tensors, and TensorDicts, dicts, lists and tuples of them"
+    )
+
+
+def _leaves(value: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
+    entries: Any = None
+    if isinstance(value, dict) or _is_collection(value):
+        entries = value.items()
+    elif isinstance(value, (list, tuple)):
+        entries = enumerate(value)
+    if entries is None:
+        yield path, value
+        return
+    for name, entry in entries:
+        yield from _leaves(entry, (*path, name))
+
+
+def _is_collection(value: Any) -> bool:
+    """Whether it is a TensorDict or a tensorclass. Those whose rows lie apart, or are no tensors, are not."""
+    tensordict: Any = sys.modules.get("tensordict")
+    if tensordict is None or not tensordict.is_tensor_collection(value):
+        return False
+    return not tensordict.is_non_tensor(value) and not isinstance(value, tensordict.LazyStackedTensorDict)

@@ -1,9 +1,9 @@
-"""Dataset: rows that every process of the host reads and writes in place. Made by `Store.create_dataset` and others."""
+"""Dataset: rows that every process of the host reads and writes in place; how a Store creates and opens one."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,19 +11,47 @@ import msgspec
 import torch
 
 from memstore import contents
-from memstore.abandoned import ABANDONED, check_abandoned
-from memstore.dataloader import Row, as_rows, read_batch
-from memstore.datasets.batch import Batch, take_batch
-from memstore.datasets.indices import as_name, as_row, in_range, places_of
-from memstore.datasets.references import Reference, opened, reduce
-from memstore.datasets.rows import Rows, capacity_of
-from memstore.datasets.spec import spec_of
-from memstore.datasets.tables import rows_html, rows_text
-from memstore.engine import CatalogCrowded, MutableEntry, deadline_after, put
-from memstore.errors import ReadOnlyError, StoreFullError, StructureMismatchError, VersionConflictError
+from memstore._threads import ABANDONED, check_abandoned
+from memstore._wording import count_of, shown, size, table_html, table_text
+from memstore.dataloader import BatchRow, as_rows, read_batch
+from memstore.datasets.rows import (
+    EntryReference,
+    Rows,
+    as_held,
+    as_name,
+    as_row,
+    dataset_capacity,
+    in_range,
+    opened,
+    places_of,
+    put_dataset,
+    put_dataset_from,
+    reduce,
+)
+from memstore.datasets.spec import Batch, Spec, spec_of, take_batch
+from memstore.engine import (
+    CatalogCrowded,
+    MappedEntry,
+    MutableEntry,
+    Root,
+    deadline_after,
+    index,
+    open_mutable,
+    put,
+    resource_errors,
+)
+from memstore.errors import (
+    ReadOnlyError,
+    StoreFullError,
+    StructureMismatchError,
+    VersionConflictError,
+    VersionGoneError,
+)
 from memstore.rows import of_key, read_rows
-from memstore.structure import modes
-from memstore.wording import count_of
+from memstore.structure import Plan, modes
+
+# --- The dataset -----------------------------------------------------------------------------------------------------
+
 
 if TYPE_CHECKING:  # a DataLoader takes it as it is
     _RowsForLoaders = torch.utils.data.Dataset[Any]
@@ -107,7 +135,7 @@ class Dataset(_RowsForLoaders):
         return self._rows.names()
 
     @modes.unaffected
-    def __getitems__(self, index: Sequence[int]) -> list[Row]:
+    def __getitems__(self, index: Sequence[int]) -> list[BatchRow]:
         """For torch's DataLoader: a copy of the rows of one batch, which its default collate function makes whole.
 
         In a worker it is made in memory that the worker shares with its parent, as of a `StoreDataset`.
@@ -324,9 +352,9 @@ class Dataset(_RowsForLoaders):
 
 
 @modes.unaffected
-def receive(reference: Reference, timeout: float) -> Dataset:
-    """Unpickles a dataset. Raises as `references.opened`."""
-    with opened(reference, "dataset", capacity_of, timeout) as entry:
+def receive(reference: EntryReference, timeout: float) -> Dataset:
+    """Unpickles a dataset. Raises as `opened`."""
+    with opened(reference, "dataset", dataset_capacity, timeout) as entry:
         return Dataset(entry, timeout)
 
 
@@ -341,3 +369,77 @@ class SharedRows:
 
 def shared_rows(data: Dataset) -> SharedRows:
     return SharedRows(data._entry, data._rows, data._timeout)  # pyright: ignore[reportPrivateUsage]
+
+
+# --- Create and open -------------------------------------------------------------------------------------------------
+
+
+@modes.unaffected
+def create_dataset(
+    root: Root, key: str, spec: Spec, capacity: int, length: int, timeout: float, deadline: float
+) -> Dataset:
+    """`timeout`: of the dataset's calls; `deadline`: of this one."""
+    with resource_errors(root.path, key, root):
+        version = put_dataset(root, key, spec, capacity, length, deadline)
+        return _open_new(root, key, version, timeout)
+
+
+@modes.unaffected
+def create_dataset_from(
+    root: Root, key: str, value: Any, capacity: int | None, timeout: float, deadline: float
+) -> Dataset:
+    """Creates a dataset with the rows of a batch. Timeouts as of `create_dataset`."""
+    with resource_errors(root.path, key, root):
+        version = put_dataset_from(root, key, value, capacity, deadline)
+        return _open_new(root, key, version, timeout)
+
+
+def _open_new(root: Root, key: str, version: int, timeout: float) -> Dataset:
+    """What was created just now, and not what somebody has made in its place since."""
+    record = index.find(root, key.encode(), timeout)
+    if record is None or record.version != version:
+        raise VersionGoneError(f"{key!r} was created, and at once deleted or sealed by somebody else", key=key)
+    return Dataset(_open_entry(root, key, timeout, writable=True, put_id=record.put_id), timeout)
+
+
+@modes.unaffected
+def open_dataset(root: Root, key: str, timeout: float, *, writable: bool = True) -> Dataset:
+    with resource_errors(root.path, key, root):
+        return Dataset(_open_entry(root, key, timeout, writable=writable), timeout)
+
+
+@modes.unaffected
+def hold_rows(root: Root, key: str, timeout: float) -> MappedEntry:
+    """What a view of a dataset shows."""
+    with resource_errors(root.path, key, root):
+        return as_held(_open_entry(root, key, timeout, writable=False))
+
+
+def _open_entry(root: Root, key: str, timeout: float, *, writable: bool, put_id: int = 0) -> MutableEntry:
+    deadline = deadline_after(timeout)
+    return open_mutable(root, key, "dataset", dataset_capacity, deadline, writable=writable, put_id=put_id)
+
+
+# --- Tables of leaves ------------------------------------------------------------------------------------------------
+
+
+_COLUMNS = ("leaf", "dtype", "shape of a row", "size of a row")
+
+
+def rows_text(plan: Plan, title: str) -> str:
+    return table_text(_COLUMNS, _cells(plan), f"{title}{_in_all(plan)}")
+
+
+def rows_html(plan: Plan, title: str) -> str:
+    return table_html(_COLUMNS, _cells(plan), f"{title}{_in_all(plan)}; {shown(len(plan.leaves), 'leaf', 'leaves')}")
+
+
+def _cells(plan: Plan) -> Iterator[tuple[str, str, str, str]]:
+    for leaf in plan.leaves:
+        count, *shape = leaf.shape
+        yield ".".join(map(str, leaf.name)), leaf.dtype, str(shape), size(leaf.nbytes // count)
+
+
+def _in_all(plan: Plan) -> str:
+    """What all rows take that there is room for."""
+    return f", {size(sum(leaf.nbytes for leaf in plan.leaves))}"

@@ -1,18 +1,124 @@
-"""The rows of an open dataset, in the memory that the processes share."""
+"""Rows in memory that processes share: which ones an index means, how they are read and written, and their entry.
+
+`put_entry` puts a new mutable entry: a dataset, or a replay buffer. `reduce` and `opened` pickle one as a reference,
+and open it again. The rules: docs/decisions/015. The control page, the mutex and the states are the engine's.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import functools
+import operator
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
 import torch
 
 from memstore import structure
-from memstore.datasets.batch import NUMPY_SAME_SIZE, Array, Batch
-from memstore.datasets.indices import NoLeafError
-from memstore.engine import CONTROL_SIZE, MappedEntry, MutableEntry, Record, sync_rows
+from memstore._threads import call_late
+from memstore._wording import count_of
+from memstore.datasets.spec import NUMPY_SAME_SIZE, Array, Batch, Spec, naming, rows_of_spec, spec_of_batch, take_batch
+from memstore.engine import (
+    CONTROL_SIZE,
+    Content,
+    Creation,
+    Draft,
+    Header,
+    MappedEntry,
+    MutableDescription,
+    MutableEntry,
+    Record,
+    Root,
+    Span,
+    WritableMemory,
+    close_root,
+    deadline_after,
+    elsewhere_of,
+    encode_mutable,
+    index,
+    is_fellow,
+    need_mutable,
+    new_page,
+    open_mutable,
+    open_root,
+    put,
+    resource_errors,
+    sync_rows,
+)
+from memstore.errors import AlreadyExistsError, CrossHostError, VersionConflictError, VersionGoneError
+from memstore.rows import RowIndex
 from memstore.structure import DTYPES, Plan
+
+# --- Indices ---------------------------------------------------------------------------------------------------------
+
+
+_BOOLEAN = (torch.bool, np.dtype(np.bool_))
+
+
+class NoLeafError(KeyError):
+    """A KeyError whose message is printed as it is, without quotes around it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def as_name(index: Any) -> tuple[str, ...] | None:
+    """The names that lead to a leaf, or to a part of the spec, if the index is those: a str, or a tuple of them."""
+    if isinstance(index, str):
+        return (index,)
+    return index if isinstance(index, tuple) and index and all(isinstance(name, str) for name in index) else None  # type: ignore[reportUnknownVariableType]
+
+
+def as_row(index: Any) -> int | None:
+    """The number of one row, if the index is one: a Python integer, numpy's, or a tensor without dimensions.
+
+    Raises TypeError for a tuple: `dataset[3, 0]` is the first element of a row elsewhere, and means nothing here.
+    """
+    if isinstance(index, tuple):
+        parts = cast("tuple[Any, ...]", index)
+        column = next((one for one in parts if isinstance(one, str)), None)
+        first = "the rows first, as in dataset[3][0], or give a list of rows"
+        instead = first if column is None else f"one after the other, as in dataset[{column!r}][0:2]"
+        raise TypeError(
+            f"{index!r:.100} is a tuple, and a dataset is indexed by rows, or by the name of a column: take {instead}"
+        )
+    if type(index) is bool or getattr(index, "dtype", None) in _BOOLEAN or getattr(index, "ndim", 0):
+        return None
+    try:
+        return operator.index(index)
+    except TypeError:
+        return None
+
+
+def in_range(row: int, length: int, key: str) -> int:
+    """From 0 on. Raises IndexError."""
+    if not -length <= row < length:
+        if not length:
+            raise IndexError(f"row {row:,} of {key!r}, which has no rows yet")
+        allowed = f"from {-length:,} to {length - 1:,}"
+        raise IndexError(f"row {row:,} of {key!r}, which has {length:,} by now: rows are {allowed}")
+    return row + length if row < 0 else row
+
+
+def places_of(index: Any, length: int, key: str) -> tuple[slice | np.ndarray[Any, Any], int]:
+    """The rows that are to be written, as numpy takes them, and how many they are.
+
+    Raises IndexError, TypeError, ValueError.
+    """
+    if not isinstance(index, slice):
+        rows = RowIndex(index).rows(length, repr(key)).numpy()
+        return rows, len(rows)
+    start, stop, step = index.indices(length)
+    count = len(range(start, stop, step))
+    if not count:  # a start or stop of -1, before the first row, would be taken for the last one
+        return slice(0, 0), 0
+    return slice(start, None if stop < 0 else stop, step), count
+
+
+# --- Rows of an open entry -------------------------------------------------------------------------------------------
 
 
 def arrays_over(plan: Plan, memory: Array) -> tuple[Array, ...]:
@@ -24,7 +130,7 @@ def arrays_over(plan: Plan, memory: Array) -> tuple[Array, ...]:
     return tuple(arrays)
 
 
-def capacity_of(record: Record) -> int:
+def dataset_capacity(record: Record) -> int:
     """Raises CorruptionError."""
     return structure.capacity_of(record.description, record.nbytes)
 
@@ -100,3 +206,156 @@ def as_held(entry: MutableEntry) -> MappedEntry:
     plan = structure.plan_at(rows.value[:length], [leaf.offset for leaf in rows.plan.leaves])
     record = msgspec.structs.replace(entry.record, description=plan.description, nbytes=plan.nbytes)
     return MappedEntry(record, entry.mapping)
+
+
+# --- Create an entry -------------------------------------------------------------------------------------------------
+
+
+_OPENED_BY = {
+    "dataset": "open it with store.open_dataset({key!r}), or delete it",
+    "buffer": "it is a replay buffer, which memstore.ReplayBuffer(store, {key!r}) opens: do that, or delete it",
+}
+_A_VALUE = "it is an ordinary value: delete it, or take another key"
+
+
+def control_of(size: int) -> Span:
+    """The first tensor of a mutable entry's segment: what the processes share beside the rows."""
+    return Span(("__control__",), "uint8", 1, (size,), size)
+
+
+_CONTROL = control_of(CONTROL_SIZE)
+
+
+def put_dataset(root: Root, key: str, spec: Spec, capacity: int, length: int, deadline: float) -> int:
+    """Creates a dataset of zeros. Returns its put's version."""
+    _check_absent(root, key, deadline)
+    if type(length) is not int or length < 0:
+        kind = ValueError if type(length) is int else TypeError
+        raise kind(f"length is a number of rows, 0 or more, and not {length!r:.100}")
+    with naming(key):
+        value = rows_of_spec(spec, capacity)
+        if length > capacity:
+            raise ValueError(f"length is {length:,} rows, and capacity {capacity:,}")
+        plan, entries = structure.plan_dense(value, _CONTROL)
+    return _put_dataset(root, key, plan, entries, length, None, deadline)
+
+
+def put_dataset_from(root: Root, key: str, value: Any, capacity: int | None, deadline: float) -> int:
+    """Creates a dataset of a batch. Returns its put's version."""
+    _check_absent(root, key, deadline)
+    with naming(key):
+        spec = spec_of_batch(value)
+        one, _ = structure.plan_dense(rows_of_spec(spec, 1), _CONTROL)
+        batch = take_batch(key, one, value)
+        room = batch.count if capacity is None else capacity
+        if capacity is None and not batch.count:
+            raise ValueError("value has no rows: say a capacity")
+        plan, entries = structure.plan_dense(rows_of_spec(spec, room), _CONTROL)
+        if batch.count > room:
+            raise ValueError(f"value has {count_of(batch.count, 'row', 'rows')}, and capacity is {room:,}")
+    return _put_dataset(root, key, plan, entries, batch.count, batch, deadline)
+
+
+def _check_absent(root: Root, key: str, deadline: float) -> None:
+    """Before room is reserved: where the key is a large dataset, there may be none for another."""
+    record = index.find(root, key.encode(), max(deadline - time.monotonic(), 0))
+    if record is not None:
+        raise _exists(key, record)
+
+
+def _exists(key: str, record: Record) -> AlreadyExistsError:
+    advice = _OPENED_BY[record.mutable_kind].format(key=key) if record.is_mutable else _A_VALUE
+    return AlreadyExistsError(f"{key!r} is there already, at version {record.version}: {advice}", key=key)
+
+
+def _put_dataset(
+    root: Root, key: str, plan: Plan, entries: bytes, length: int, batch: Batch | None, deadline: float
+) -> int:
+    mutable = MutableDescription("dataset", plan.description)
+    return put_entry(root, key, mutable, plan, entries, functools.partial(_fill, plan, length, batch), deadline)
+
+
+def put_entry(
+    root: Root,
+    key: str,
+    mutable: MutableDescription,
+    plan: Plan,
+    entries: bytes,
+    fill: Callable[[WritableMemory], None],
+    deadline: float,
+) -> int:
+    """Puts a new mutable entry. Returns the version.
+
+    Args:
+        plan, entries: of all rows, with `control_of`; the entries of the header.
+        fill: writes into the new file, which is zeros, the control page at least.
+
+    Raises:
+        AlreadyExistsError, StoreFullError: as `Store.create_dataset`.
+    """
+    need_mutable(root, deadline)
+    description = encode_mutable(mutable)
+    header = Header(key, root.settings.store, description, b"", entries)
+    content = Content(description, b"", plan.nbytes)
+    try:
+        (version,) = put(root, [Draft(key.encode(), content, 0, header, fill)], deadline)
+    except VersionConflictError as error:
+        found = error.found
+    else:
+        return version
+    _check_absent(root, key, deadline)
+    raise AlreadyExistsError(f"{key!r} was there, at version {found}, and was deleted meanwhile: try again", key=key)
+
+
+def _fill(plan: Plan, length: int, batch: Batch | None, memory: WritableMemory) -> None:
+    """The file is new: what isn't written is zeros."""
+    data = np.asarray(memory)
+    data[:CONTROL_SIZE] = np.frombuffer(new_page(length), np.uint8)
+    if batch is not None:
+        for array, source in zip(arrays_over(plan, data), batch.arrays, strict=True):
+            array[:length] = source
+
+
+# --- References in pickles -------------------------------------------------------------------------------------------
+
+
+EntryReference = tuple[str, str, str, int, str]  # path, store id, key, put id, mode
+
+
+def reduce(module: str, restore: str, entry: MutableEntry, *arguments: Any) -> tuple[Any, ...]:
+    """For `__reduce__`: the function `restore` of a module is called with a Reference, and with the arguments."""
+    mode = "r+" if entry.writable else "r"
+    reference = (entry.root.path, entry.root.settings.store, entry.key, entry.record.put_id, mode)
+    return call_late, (module, restore, reference, *arguments)
+
+
+@contextlib.contextmanager
+def opened(
+    reference: EntryReference, kind: Literal["dataset", "buffer"], capacity_of: Callable[[Record], int], timeout: float
+) -> Generator[MutableEntry]:
+    """The entry that a reference names, opened.
+
+    Raises:
+        NotAStoreError: there is no such store here.
+        VersionGoneError: it was deleted or sealed, or another store is there.
+        CrossHostError: this is another host of its store.
+    """
+    path, store, key, put_id, mode = reference
+    with resource_errors(path):
+        use = open_root(path, "r" if mode == "r" else "r+", Creation(), timeout)
+    root = use.root
+    try:
+        if is_fellow(root, store):
+            host = elsewhere_of(root).name_of(bytes.fromhex(store))
+            raise CrossHostError(
+                f"the {kind} {key!r} is on {host}, and its rows are written in place: use it there; rows that other "
+                "hosts are to have must be put, or the dataset sealed",
+                key=key,
+            )
+        if root.settings.store != store:
+            raise VersionGoneError(f"the {kind} {key!r} is gone: {path} is another store now", key=key)
+        with resource_errors(path, key, root):
+            deadline, writable = deadline_after(timeout), mode != "r"
+            yield open_mutable(root, key, kind, capacity_of, deadline, writable=writable, put_id=put_id)
+    finally:
+        close_root(use)

@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from memstore.deferred_init.events import Event, needed, now
-from memstore.deferred_init.randomness import generator_of
-from memstore.fake import Mark, Ref, over_storage, tensors_in
+from memstore.deferred_init.events import Event, generator_of, needed, now
+from memstore.fake import Mark, TensorRef, over_storage, tensors_in
 from memstore.structure import modes
 
 _lock = threading.RLock()  # a generator that isn't ours is borrowed, and what was made is noted on tensors
@@ -96,11 +95,11 @@ class Replay:
                 self._made[ref.mark] = _laid_out(found[number], ref)
         return result
 
-    def _tensor(self, ref: Ref) -> torch.Tensor:
+    def _tensor(self, ref: TensorRef) -> torch.Tensor:
         return over_storage(self._made[ref.mark], ref)
 
 
-def values_of(ref: Ref) -> torch.Tensor:
+def values_of(ref: TensorRef) -> torch.Tensor:
     """The values of a deferred tensor as of now, in memory of their own."""
     made = Replay().run([(ref.mark, now())])
     with modes.put_aside(), torch.no_grad():
@@ -127,7 +126,7 @@ def _call(event: Event, args: list[Any], options: dict[str, Any]) -> Any:
         torch.set_default_dtype(before)
 
 
-def _laid_out(found: torch.Tensor, ref: Ref) -> torch.Tensor:
+def _laid_out(found: torch.Tensor, ref: TensorRef) -> torch.Tensor:
     """What an operator returned, laid out as it was on meta tensors: other tensors show parts of that."""
     is_same = (found.dtype, tuple(found.shape)) == (ref.dtype, ref.size)
     assert is_same, f"{ref} became {found.dtype}{tuple(found.shape)}"
@@ -197,5 +196,5 @@ def skip(event: Event, state: torch.Tensor) -> torch.Tensor:
         return _run_from(event, args, options, state, event.draw.stream.device)[1]
 
 
-def _scratch(ref: Ref) -> torch.Tensor:
+def _scratch(ref: TensorRef) -> torch.Tensor:
     return torch.empty_strided(ref.size, ref.stride, dtype=ref.dtype, device=ref.mark.device)

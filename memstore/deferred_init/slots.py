@@ -1,19 +1,29 @@
-"""Slots: the places of a module that have tensors, by the names that a state dict has for them."""
+"""Slots: the places of a module that have tensors, and what is to be put there.
+
+`slots_of` lists the places by the names of a state dict. `MaterializeOptions` says of each which device, dtype and
+placements the real tensor is to have. `distribute` makes this rank's part of a tensor.
+"""
 
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict
 
-from memstore.deferred_init.tensors import has_no_past, is_deferred_tensor
-from memstore.deferred_init.wrappers import is_empty
-from memstore.errors import UnsupportedValueError
+from memstore._threads import between_forks
+from memstore._wording import short
+from memstore.deferred_init.tensors import has_no_past, is_deferred_tensor, is_empty, is_wrapper
+from memstore.errors import StructureMismatchError, UnsupportedValueError
+from memstore.sharding import local_shape, narrow_to, place
+from memstore.structure import contiguous_stride, modes
+
+# --- Slots of a module -----------------------------------------------------------------------------------------------
+
 
 Check = Callable[[torch.nn.Module], bool]
 _CONTAINERS = (tuple, list, deque, dict, TensorDict)
@@ -21,7 +31,7 @@ _WITH_TENSORS = (torch.Tensor, *_CONTAINERS)
 _TORCHS = frozenset(("_parameters", "_buffers", "_modules"))
 
 
-class Slot(NamedTuple):
+class TensorSlot(NamedTuple):
     """One place of a module that has a tensor: a parameter, a buffer, or an attribute that is neither.
 
     Attributes:
@@ -74,14 +84,14 @@ class _Tuple:
         self._home[self._key] = cls._make(items) if hasattr(cls, "_make") else cls(items)
 
 
-def slots_of(module: torch.nn.Module, prefix: str = "") -> Iterator[Slot]:
+def slots_of(module: torch.nn.Module, prefix: str = "") -> Iterator[TensorSlot]:
     """All of one module, without its descendants'. Of its attributes, also those in containers."""
     inside = vars(module)
     for home, is_parameter in ((inside["_parameters"], True), (inside["_buffers"], False)):
         for key, tensor in home.items():
             if isinstance(tensor, torch.Tensor):
                 is_passing = key in inside["_non_persistent_buffers_set"]
-                yield Slot(home, key, prefix + key, tensor, is_parameter, not is_passing)
+                yield TensorSlot(home, key, prefix + key, tensor, is_parameter, not is_passing)
     for key, value in list(inside.items()):
         if isinstance(value, _WITH_TENSORS) and key not in _TORCHS and not _is_empty(value):
             yield from _within(inside, key, prefix + key, value, ())
@@ -92,14 +102,14 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, dict) and not dict.__len__(value)  # pyright: ignore[reportUnknownArgumentType]
 
 
-def _within(home: Any, key: Any, name: str, value: Any, around: tuple[int, ...]) -> Iterator[Slot]:
+def _within(home: Any, key: Any, name: str, value: Any, around: tuple[int, ...]) -> Iterator[TensorSlot]:
     """Slots in an attribute.
 
     Args:
         around: the ids of the containers in which it is.
     """
     if isinstance(value, torch.Tensor):
-        yield Slot(home, key, name, value, False, False)
+        yield TensorSlot(home, key, name, value, False, False)
         return
     if not isinstance(value, _CONTAINERS) or id(value) in around:
         return
@@ -119,7 +129,7 @@ def _inside(home: Any, key: Any, value: Any) -> tuple[Any, list[tuple[Any, Any]]
     return value, list(dict.items(value) if isinstance(value, dict) else enumerate(value))
 
 
-def deferred_slots(root: torch.nn.Module, check: Check | None) -> list[Slot]:
+def deferred_slots(root: torch.nn.Module, check: Check | None) -> list[TensorSlot]:
     """Those of a module and its descendants with tensors that are deferred, or that nobody can make; children first."""
     return [
         slot
@@ -128,7 +138,7 @@ def deferred_slots(root: torch.nn.Module, check: Check | None) -> list[Slot]:
     ]
 
 
-def refuse_unknown(slots: Sequence[Slot]) -> None:
+def refuse_unknown(slots: Sequence[TensorSlot]) -> None:
     """Raises UnsupportedValueError if nobody knows the values of tensors; it names them."""
     _refuse(
         [slot.name for slot in slots if has_no_past(slot.tensor)],
@@ -148,7 +158,9 @@ def _refuse(names: Sequence[str], why: str) -> None:
         raise UnsupportedValueError(f"{', '.join(names[:3])}{more}: {why}")
 
 
-def _walk(module: torch.nn.Module, prefix: str, check: Check | None, seen: set[torch.nn.Module]) -> Iterator[Slot]:
+def _walk(
+    module: torch.nn.Module, prefix: str, check: Check | None, seen: set[torch.nn.Module]
+) -> Iterator[TensorSlot]:
     if module in seen:
         return
     seen.add(module)
@@ -165,3 +177,141 @@ def names_of(root: torch.nn.Module) -> dict[int, list[str]]:
         for slot in slots_of(module, f"{prefix}." if prefix else ""):
             found.setdefault(id(slot.tensor), []).append(slot.name)
     return found
+
+
+# --- Options of one call ---------------------------------------------------------------------------------------------
+
+
+Names = Mapping[int, Sequence[str]]
+
+
+class MaterializeOptions(NamedTuple):
+    """What real tensors are to be. None: as the deferred ones say.
+
+    Attributes:
+        names: all names of each tensor of the module, by its id.
+    """
+
+    device: torch.device | None
+    dtype: torch.dtype | None
+    mesh: Any
+    placements: Any
+    names: Names
+
+    def dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
+        return tensor.dtype if self.dtype is None or not tensor.dtype.is_floating_point else self.dtype
+
+    def device_of(self, tensor: torch.Tensor) -> torch.device:
+        if self.device is not None:
+            return self.device
+        return tensor.device if self.mesh is None else torch.device(self.mesh.device_type)
+
+    def spread_of(self, slot: TensorSlot) -> Spread | None:
+        """How a slot's tensor is spread: as it is wanted, or as it is already."""
+        if is_wrapper(slot.tensor):
+            return spread_as(slot.tensor)
+        if self.mesh is None:
+            return None
+        names = self.names[id(slot.tensor)]
+        placements = placements_of(self.placements, slot.name, names, slot.tensor, is_parameter=slot.is_parameter)
+        return None if placements is None else Spread(self.mesh, placements)
+
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        """Whether what is real can share the memory that a deferred tensor shares."""
+        if self.mesh is not None or (self.device is not None and not is_on(tensor.device, self.device)):
+            return False
+        return self.dtype is None or self.dtype_of(tensor) == tensor.dtype
+
+
+def is_on(device: torch.device, wanted: torch.device) -> bool:
+    """Whether a device is the wanted one; without an index it is any of its type."""
+    if device.type != wanted.type:
+        return False
+    index = cast("int | None", wanted.index)  # torch says that it is never None
+    return index is None or device.type == "cpu" or device.index == index
+
+
+# --- Parts of ranks --------------------------------------------------------------------------------------------------
+
+
+Placements = Sequence[Any] | Mapping[str, Any] | Callable[[str, torch.Tensor], Any]
+
+
+class Spread(NamedTuple):
+    """A DeviceMesh, and torch's placements on it."""
+
+    mesh: Any
+    placements: Sequence[Any]
+
+
+def check_placements(chosen: Any, names: Iterable[Sequence[str]]) -> None:
+    """
+    Args:
+        names: of each tensor, all its names.
+
+    Raises:
+        StructureMismatchError: a dict has names that no tensor has, or says different things of a tied one.
+    """
+    if not isinstance(chosen, Mapping):
+        return
+    groups = list(names)
+    known = {name for group in groups for name in group}
+    unknown = [str(name) for name in chosen if name not in known]
+    if unknown:
+        raise StructureMismatchError(
+            f"placements has names that the module lacks: {_few(unknown)}; the module has {_few(sorted(known))}"
+        )
+    for group in groups:
+        found = [name for name in group if name in chosen]
+        if any(_listed(chosen[name]) != _listed(chosen[found[0]]) for name in found):
+            raise StructureMismatchError(
+                f"{_few(found)} are names of one tensor, and placements has different ones for them: name it once"
+            )
+
+
+def _listed(placements: Any) -> Any:
+    return list(placements) if isinstance(placements, (list, tuple)) else placements
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(short(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def placements_of(chosen: Any, name: str, names: Sequence[str], tensor: torch.Tensor, *, is_parameter: bool) -> Any:
+    """How a tensor is spread; None: it isn't, and each rank has all of it.
+
+    Args:
+        name: that of the place which asks.
+        names: all of the tensor, if it is tied: a dict may have any of them.
+    """
+    if callable(chosen):
+        return chosen(name, tensor)
+    if isinstance(chosen, Mapping):
+        return next((chosen[one] for one in names if one in chosen), None)
+    return chosen if is_parameter else None
+
+
+def spread_as(wrapper: Any) -> Spread | None:
+    """How a DTensor is spread; None: it wraps tensors for another reason."""
+    mesh, placements = getattr(wrapper, "device_mesh", None), getattr(wrapper, "placements", None)
+    return None if mesh is None or placements is None else Spread(mesh, placements)
+
+
+def distribute(tensor: torch.Tensor, spread: Spread, dtype: torch.dtype) -> Any:
+    """This rank's part, in memory of its own. There is no collective.
+
+    Raises:
+        UnsupportedValueError: there is no such dimension, or a placement is Partial or unknown.
+    """
+    with between_forks():
+        from torch.distributed.tensor import DTensor
+    mesh, placements = spread
+    shape = tuple(tensor.shape)
+    pieces, own = place(mesh, placements, shape), local_shape(mesh, placements, shape)
+    with modes.put_aside(), torch.inference_mode(False), torch.no_grad():
+        local = torch.empty(own, dtype=dtype, device=mesh.device_type)
+        for piece in pieces:
+            narrow_to(local, piece.local).copy_(narrow_to(tensor, piece.box))
+        return DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=contiguous_stride(shape)
+        )

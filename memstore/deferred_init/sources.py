@@ -1,29 +1,44 @@
-"""Where a module's weights may come from, as a table of tensors by name: nothing is read before it is used.
+"""Sources of weights: a table of tensors by name, and how a module's storages get their values from it.
+
+`SourceTable` opens a source; nothing is read before it is used. `ties_apart` finds tensors that are one in the module
+and differ in the source. `WeightLoader` takes tensors out of the source, as those of the module share their storages.
 
 a path of a snapshot, a Snapshot    its view: lazy leaves over the mapped files
 a path of safetensors               a file, a folder of Hugging Face's, its index: tensors over the mapped files
 a view, a state dict                as it is; dicts in dicts have names with dots
 """
 
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
+from memstore._wording import an, short
+from memstore.deferred_init.slots import MaterializeOptions, TensorSlot, distribute, spread_as
+from memstore.deferred_init.tensors import become, is_real, is_wrapper, keep_real, materialize, ref_in, shows_all
 from memstore.engine import has_settings
 from memstore.errors import NotAStoreError, StructureMismatchError, UnsupportedValueError
+from memstore.fake import Mark, TensorRef, is_fake, original_class
 from memstore.formats import file_format, load_files
 from memstore.snapshot import Snapshot, is_snapshot
+from memstore.structure import is_wrapper as is_made_of_others
+from memstore.structure import modes, over, traits, why_no_memory
 from memstore.view import Source, StoredTensor, own_leaf
-from memstore.wording import an, short
+
+# --- The table -------------------------------------------------------------------------------------------------------
+
 
 _SOURCES_OF = (("state_dict", "state_dict()"), ("view", "view(key)"))  # a module's, a store's
 
 
-class Table:
+class SourceTable:
     """The tensors of a source by the names that a module has for them.
 
     Args:
@@ -152,3 +167,275 @@ def _parts(tensors: Iterable[str], wanted: Mapping[str, int]) -> dict[str, set[i
             if number is not None:
                 found.setdefault(name[: at + 1], set()).add(number)
     return found
+
+
+# --- Taking weights --------------------------------------------------------------------------------------------------
+# Tensors out of a source, as those of the module share their storages.
+#
+# 1. A tensor that is a storage by itself becomes what the source has: mapped, if it need not be converted.
+# 2. One that shows all of a storage does too, and the others that show it become parts of that.
+# 3. Into a storage of which the source has several tensors, or only a part, or that was made real before, values are
+#    written when it is real. So they are in all tensors that show it.
+#
+# What is converted, moved or spread shares nothing with others, as in torch's `Module.to`.
+
+
+class WeightLoader:
+    """What one call takes.
+
+    Args:
+        slots: all that the call fills.
+        found: those that the source has something for, each tensor once, and its name there.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[TensorSlot],
+        found: Sequence[tuple[TensorSlot, str]],
+        table: SourceTable,
+        options: MaterializeOptions,
+    ) -> None:
+        self._found = sorted(found, key=lambda one: -_numel(one[0].tensor))
+        self._table, self._options = table, options
+        self._refs = {id(slot.tensor): ref_in(slot.tensor) for slot in slots if not is_wrapper(slot.tensor)}
+        self._all = self._by_storage(slots)
+        self._theirs = self._by_storage(slot for slot, _ in found)
+        self._taken: dict[TensorRef, torch.Tensor] = {}
+        self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def shares(self, tensor: torch.Tensor) -> bool:
+        """Whether others show its memory, or its values are written there: it can't become one that wraps others."""
+        ref = self._refs.get(id(tensor))
+        if ref is None or is_lazy(tensor):
+            return False
+        return len(self._all[ref.mark]) > 1 or self._is_written(tensor, ref)
+
+    def take(self) -> None:
+        """Reads all that can't be mapped, and changes no memory."""
+        for slot, name in self._found:
+            self._take(slot, name)
+
+    def write(self) -> None:
+        """Puts values into storages that are real by now."""
+        for tensor, values in self._later:
+            made = materialize([tensor])[0]
+            with modes.put_aside(), torch.inference_mode(False), torch.no_grad():
+                wanted = values.to(device=made.device, dtype=made.dtype)
+                if not torch.equal(made, wanted):  # else pages that are mapped would be copied for nothing
+                    made.copy_(wanted)
+
+    def _take(self, slot: TensorSlot, name: str) -> None:
+        tensor, options = slot.tensor, self._options
+        dtype, spread = options.dtype_of(tensor), options.spread_of(slot)
+        if spread is not None and is_wrapper(tensor):
+            become(tensor, distribute(self._table.get(name), spread, dtype))
+            return
+        if is_wrapper(tensor):
+            become(tensor, self._table.take(name).to(device=options.device_of(tensor), dtype=dtype))
+            return
+        ref = self._refs[id(tensor)]
+        if ref in self._taken:
+            become(tensor, self._taken[ref])
+        elif self._is_written(tensor, ref):
+            self._later.append((tensor, self._table.take(name)))
+        elif spread is not None:
+            self._become(tensor, ref, distribute(self._table.get(name), spread, dtype))
+        else:
+            values = self._table.take(name).to(device=options.device_of(tensor), dtype=dtype)
+            if not is_lazy(tensor) and options.keeps(tensor) and shows_all(tensor):
+                if len(self._all[ref.mark]) > 1 and not values.is_contiguous():
+                    self._later.append((tensor, values))
+                    return
+                if type(values) is torch.Tensor and values.is_contiguous():
+                    keep_real(tensor, values, ref)
+            self._become(tensor, ref, values)
+
+    def _become(self, tensor: torch.Tensor, ref: TensorRef, values: torch.Tensor) -> None:
+        self._taken[ref] = values
+        lazy: Any = tensor
+        become(tensor, values, original_class(lazy.cls_to_become) if is_lazy(tensor) else None)
+
+    def _by_storage(self, slots: Iterable[TensorSlot]) -> dict[Mark, set[TensorRef]]:
+        """What they show of each storage."""
+        found: dict[Mark, set[TensorRef]] = {}
+        for slot in slots:
+            ref = self._refs.get(id(slot.tensor))
+            if ref is not None:
+                found.setdefault(ref.mark, set()).add(ref)
+        return found
+
+    def _is_written(self, tensor: torch.Tensor, ref: TensorRef) -> bool:
+        """Whether values are to be written into the tensor's storage, as others show it too."""
+        if is_lazy(tensor):
+            return False
+        if not self._options.keeps(tensor):
+            return not self._all[ref.mark] <= self._theirs[ref.mark]  # what isn't found shows what is
+        if is_real(tensor) or len(self._theirs[ref.mark]) > 1:
+            return True
+        return not shows_all(tensor) and (len(self._all[ref.mark]) > 1 or _shows_a_part(tensor))
+
+
+def _numel(tensor: torch.Tensor) -> int:
+    with torch._C.DisableTorchFunction():  # a lazy one refuses
+        return tensor.numel()
+
+
+def _shows_a_part(tensor: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return tensor.numel() * tensor.itemsize < tensor.untyped_storage().nbytes()
+
+
+# --- Ties ------------------------------------------------------------------------------------------------------------
+# Tensors that are one in a module, or show the same memory, and have different values in a source.
+#
+# The module can't have both, so nothing is taken: which of them is meant, nobody knows.
+
+
+_ALIGNMENT = 16  # bytes of the widest element
+_NAMED = 4  # names in one message
+
+
+class _NamedTensor(NamedTuple):
+    """A name that a source has something for, and the module's tensor of that name.
+
+    Attributes:
+        ref: what it shows of its storage; None where that isn't known.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    ref: TensorRef | None
+
+    @property
+    def start(self) -> int:
+        return 0 if self.ref is None else self.ref.offset * self.ref.dtype.itemsize
+
+    @property
+    def stop(self) -> int:
+        if self.ref is None:
+            return 1
+        return self.start + traits.reach(self.ref.size, self.ref.stride) * self.ref.dtype.itemsize
+
+
+def ties_apart(slots: Sequence[TensorSlot], table: SourceTable, options: MaterializeOptions) -> list[str]:
+    """Returns a line for an error for each group of names whose values in the source can't stand together.
+
+    Only what has several names in the source is read, unless these lie at one place there.
+    """
+    groups: dict[Any, list[_NamedTensor]] = {}
+    for slot in {id(slot.tensor): slot for slot in slots}.values():
+        tensor = slot.tensor
+        if is_wrapper(tensor) and spread_as(tensor) is None:
+            continue  # its parts are replayed
+        ref = None if is_wrapper(tensor) or is_lazy(tensor) else ref_in(tensor)
+        for name in options.names[id(tensor)]:
+            if _has_values(table.find(name)):
+                groups.setdefault(id(tensor) if ref is None else ref.mark, []).append(_NamedTensor(name, tensor, ref))
+    problems: list[str] = []
+    with modes.put_aside(), torch.inference_mode(False), torch.no_grad():
+        for group in groups.values():
+            for cluster in _clusters(group):
+                if not _can_be_one(cluster, table, options):
+                    names = [entry.name for entry in cluster]
+                    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                    problems.append(
+                        f"{', '.join(names[:_NAMED])}{more}: they share memory in the module (tied), and the source "
+                        "has different values for them"
+                    )
+    return problems
+
+
+def _has_values(stored: Any) -> bool:
+    if stored is None or is_fake(stored) or isinstance(stored, FakeTensor) or is_lazy(stored) or stored.is_meta:
+        return False
+    return type(stored) not in (torch.Tensor, torch.nn.Parameter) or why_no_memory(stored) is None
+
+
+def _clusters(group: Sequence[_NamedTensor]) -> Iterator[list[_NamedTensor]]:
+    """Groups the entries of a storage that overlap others, each with all that it is joined to by such."""
+    if len(group) < 2:
+        return
+    cluster: list[_NamedTensor] = []
+    end = -1
+    for entry in sorted(group, key=lambda entry: entry.start):
+        if entry.start >= end:
+            if len(cluster) > 1:
+                yield cluster
+            cluster = []
+        cluster.append(entry)
+        end = max(end, entry.stop)
+    if len(cluster) > 1:
+        yield cluster
+
+
+def _can_be_one(cluster: Sequence[_NamedTensor], table: SourceTable, options: MaterializeOptions) -> bool:
+    """Whether the source's values for all of them can be in the module at once."""
+    first = cluster[0]
+    others = [one for one in cluster if not is_lazy(one.tensor) and _shape(table.get(one.name)) != _shape(one.tensor)]
+    if others:  # of the first name of a tensor this is told by itself
+        return all(one.name == _first_name(one, table, options) for one in others)
+    if all(entry.ref == first.ref for entry in cluster):
+        dtype = options.dtype_of(first.tensor)
+        values = [_local(table.take(entry.name)) for entry in cluster]
+        return all(_is_alike(values[0], other, dtype) for other in values[1:])
+    start = first.start - first.start % _ALIGNMENT
+    storage = torch.empty(max(entry.stop for entry in cluster) - start, dtype=torch.uint8, device="cpu")
+    doubles = [_double(entry, storage.untyped_storage(), start) for entry in cluster]
+    values = [_local(table.take(entry.name)).to(device="cpu", dtype=entry.tensor.dtype) for entry in cluster]
+    for double, value in zip(doubles, values, strict=True):
+        for dim, step in enumerate(double.stride()):
+            if not step:  # expanded
+                double, value = double.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+        if not traits.overlaps_itself(double.shape, double.stride()):
+            double.copy_(value)
+    return all(_is_alike(double, value, value.dtype) for double, value in zip(doubles, values, strict=True))
+
+
+def _first_name(entry: _NamedTensor, table: SourceTable, options: MaterializeOptions) -> str:
+    return next(name for name in options.names[id(entry.tensor)] if table.find(name) is not None)
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.shape)
+
+
+def _double(entry: _NamedTensor, storage: torch.UntypedStorage, start: int) -> torch.Tensor:
+    """Makes the tensor that the entry's would be over a storage which has the bytes from `start` on."""
+    ref = entry.ref
+    assert ref is not None, "it has neighbours in its storage"
+    double = over(storage, ref.dtype, (entry.start - start) // ref.dtype.itemsize, ref.size, ref.stride)
+    double = double.conj() if ref.conj else double
+    return torch._neg_view(double) if ref.neg else double
+
+
+def _local(value: Any) -> torch.Tensor:
+    return value.to_local() if hasattr(value, "to_local") else value
+
+
+def _is_alike(one: Any, other: Any, dtype: torch.dtype) -> bool:
+    """Whether two tensors become the same bits when they are converted."""
+    if one is other or _place_of(one) == _place_of(other) is not None:
+        return True
+    if one.shape != other.shape:
+        return False
+    if is_made_of_others(type(one)) or is_made_of_others(type(other)):
+        names = one.__tensor_flatten__()[0] if type(one) is type(other) else ()
+        return bool(names) and all(
+            _is_alike(getattr(one, name), getattr(other, name), getattr(one, name).dtype) for name in names
+        )
+    if one.layout is not torch.strided or one.is_quantized or one.is_nested:
+        return type(one) is type(other) and bool(torch.equal(one, other))
+    return torch.equal(_bits(one, dtype), _bits(other, dtype).to(one.device))
+
+
+def _place_of(value: Any) -> tuple[Any, ...] | None:
+    """Where a plain tensor lies, and as what; None of any other."""
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided or not value.numel():
+        return None
+    bits = value.is_conj(), value.is_neg()
+    return value.device, value.data_ptr(), value.dtype, value.shape, value.stride(), bits
+
+
+def _bits(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    plain = value.detach().to(dtype).resolve_conj().resolve_neg()
+    return traits.copyable(plain).contiguous().reshape(-1).view(torch.uint8)

@@ -7,9 +7,8 @@ files/        segments, mappings, locks of files, external files (those of other
 catalog/      keys and files of this host's store, an LMDB database: its tables, transactions, growth and readers
 sync/         what processes share in memory: robust mutexes, doorbells, the store's lock page; deadlines
 root/         a store's folder, opened: its settings and files, who uses it, and what a fork does to it
-usage         how much memory and disk a store takes, and who holds it; holdings: which process holds which keys
-failures      "disk full" and "too many", as memstore's errors
-protocols/    put, get and delete step by step; reuse and sweep of files; leases; recovery after a crash
+usage         how much memory and disk a store takes, and who holds it; which stores a machine has; errors: no room
+protocols/    put, get and delete step by step; sharded puts; reuse and sweep of files; recovery after a crash
 index         what a Store asks of the catalog: records, versions, keys, the wait for a version
 repair/       verify, and what is saved of a damaged store
 opening       a folder becomes a Root, and is created where there is none
@@ -19,8 +18,7 @@ pin           versions that stay readable, on their way to other processes too
 from __future__ import annotations
 
 from memstore.engine import index, syscalls
-from memstore.engine.catalog import Catalog, CatalogCrowded, Now, Outcome, Part, Transaction, attempts, served
-from memstore.engine.failures import resource_errors
+from memstore.engine.catalog import AttemptOutcome, Catalog, CatalogCrowded, Now, PendingPart, Transaction, tables
 from memstore.engine.files import (
     ClaimedFile,
     ExternalFiles,
@@ -56,11 +54,11 @@ from memstore.engine.format import (
     PREPARED,
     SAFETENSORS_DTYPES,
     TORCH_DTYPES,
-    Entry,
-    Found,
     Header,
+    HeaderEntry,
     Leaf,
     MutableDescription,
+    ParsedHeader,
     Path,
     Record,
     SegmentExtent,
@@ -88,8 +86,6 @@ from memstore.engine.format import (
     read_tensors,
     split_header,
 )
-from memstore.engine.holdings import Holding, who_holds
-from memstore.engine.machine import stores_of_machine
 from memstore.engine.opening import (
     Creation,
     check_is_host,
@@ -108,19 +104,19 @@ from memstore.engine.protocols import (
     MISFIT,
     SMALL,
     Absent,
+    AttemptFailure,
     BegunWait,
     Change,
     Content,
     Draft,
     Effects,
     Elsewhere,
-    Failure,
     MappedEntry,
-    Member,
     MembershipChanged,
     Merge,
     MutableEntry,
-    Turn,
+    Participant,
+    WaitState,
     at_each_home,
     change_served,
     check_version,
@@ -191,15 +187,15 @@ from memstore.engine.sync import (
     FREE,
     INSERTS,
     PUBLISHING,
+    QUEUE_SIZE,
     SAMPLES,
-    SEATS,
     SPARE_AT,
     SPARE_END,
     Claim,
     ClaimTable,
+    LimiterQueue,
     Refusal,
     RingNumbers,
-    Seats,
     Watch,
     boot_clock,
     boot_id,
@@ -207,7 +203,7 @@ from memstore.engine.sync import (
     deadline_after,
     new_page,
 )
-from memstore.engine.usage import huge_page_bytes, measure
+from memstore.engine.usage import Holding, huge_page_bytes, measure, resource_errors, stores_of_machine, who_holds
 
 __all__ = [
     "SMALL",
@@ -227,7 +223,7 @@ __all__ = [
     "BegunWait",
     "Elsewhere",
     "IN_A_THREAD",
-    "Turn",
+    "WaitState",
     "Absent",
     "ALIGNMENT",
     "CLAIMED",
@@ -240,8 +236,8 @@ __all__ = [
     "FREE",
     "INSERTS",
     "SAMPLES",
-    "SEATS",
-    "Seats",
+    "QUEUE_SIZE",
+    "LimiterQueue",
     "PUBLISHING",
     "Refusal",
     "RingNumbers",
@@ -255,11 +251,11 @@ __all__ = [
     "DOORBELL",
     "Draft",
     "Effects",
-    "Entry",
+    "HeaderEntry",
     "ExternalFiles",
     "FILLING",
-    "Failure",
-    "Found",
+    "AttemptFailure",
+    "ParsedHeader",
     "FoundPart",
     "HEADER_LIMIT",
     "HEAD_SIZE",
@@ -274,18 +270,18 @@ __all__ = [
     "MappedEntry",
     "Mapping",
     "LOOK_EVERY",
-    "Member",
+    "Participant",
     "Merge",
     "MembershipChanged",
     "MutableDescription",
     "MutableEntry",
     "OBJECTS_IN_RECORD",
     "Now",
-    "Outcome",
+    "AttemptOutcome",
     "OwnedFile",
     "PART_MARK",
     "PREPARED",
-    "Part",
+    "PendingPart",
     "Path",
     "Pin",
     "PinOptions",
@@ -307,9 +303,8 @@ __all__ = [
     "WritableMemory",
     "absolute_path",
     "base_after",
-    "attempts",
+    "tables",
     "belongs",
-    "boot_clock",
     "boot_id",
     "change_served",
     "check_header",
@@ -349,7 +344,6 @@ __all__ = [
     "lock_holders",
     "make_header",
     "map_beside",
-    "map_entry",
     "map_external",
     "map_segment",
     "map_file",
@@ -385,7 +379,6 @@ __all__ = [
     "repair_store",
     "resource_errors",
     "retry_after_sweep",
-    "served",
     "segment_path",
     "segments_of",
     "state_folder",

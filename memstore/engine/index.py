@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from memstore.engine.catalog import Transaction, served
+from memstore.engine.catalog import Transaction, tables
 from memstore.engine.format import Record
 from memstore.engine.protocols import elsewhere_of, find_record, home_now, is_served, mutable_entry
 from memstore.engine.root import Root
@@ -114,9 +114,9 @@ def _lies_here(root: Root, key: bytes) -> bool:
 def _lent_keys(transaction: Transaction) -> list[bytes]:
     """The keys whose records are elsewhere, and name segments of this host."""
     found: set[bytes] = set()
-    for key, stored in transaction.rows(served.LENT):
+    for key, stored in transaction.rows(tables.LENT):
         with contextlib.suppress(CorruptionError):  # reported with its own table
-            kept = served.read_kept(served.LENT, bytes(key), bytes(stored))
+            kept = tables.read_kept(tables.LENT, bytes(key), bytes(stored))
             rows = [transaction.segment(segment) for segment, _ in kept.segments]
             found |= {row.key for row in rows if row is not None}
     return list(found)
@@ -193,7 +193,7 @@ def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class AwaitedKeys:
     """Keys of which one is waited for.
 
     Attributes:
@@ -210,7 +210,7 @@ class Wanted:
         return version > (given if isinstance(given, int) else given.get(name, 0))
 
 
-def newer_versions(opened: Callable[[], Root], wanted: Wanted, timeout: float) -> dict[bytes, int]:
+def newer_versions(opened: Callable[[], Root], wanted: AwaitedKeys, timeout: float) -> dict[bytes, int]:
     """The keys that have newer versions by now, with these. `opened` and `timeout` as in `keys_from`.
 
     Raises MutableEntryError where one of `wanted.keys` is that of a mutable entry.
@@ -229,7 +229,7 @@ def newer_versions(opened: Callable[[], Root], wanted: Wanted, timeout: float) -
     return found
 
 
-def hears_of_all(root: Root, wanted: Wanted) -> bool:
+def hears_of_all(root: Root, wanted: AwaitedKeys) -> bool:
     """Whether each put that is waited for changes a doorbell of this host: the homes of all keys are here."""
     if not is_served(root):
         return True
@@ -239,7 +239,7 @@ def hears_of_all(root: Root, wanted: Wanted) -> bool:
     return names is not None and all(home_now(root, name) for name in names)
 
 
-def wait_for_any(opened: Callable[[], Root], wanted: Wanted, timeout: float) -> dict[bytes, int]:
+def wait_for_any(opened: Callable[[], Root], wanted: AwaitedKeys, timeout: float) -> dict[bytes, int]:
     """Waits until there are `newer_versions`, and returns them. Raises StoreTimeoutError."""
     deadline = deadline_after(timeout)
     doorbell = opened().doorbell
@@ -263,7 +263,7 @@ def wait_for_any(opened: Callable[[], Root], wanted: Wanted, timeout: float) -> 
             time.sleep(min(left, _BETWEEN_GLANCES))
 
 
-def none_newer(wanted: Wanted, timeout: float) -> StoreTimeoutError:
+def none_newer(wanted: AwaitedKeys, timeout: float) -> StoreTimeoutError:
     """Makes the error of a wait for any of several keys whose time is over."""
     if wanted.keys is None:
         prefix = wanted.prefix.decode()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
 
+from memstore._wording import of_no_place
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog, Transaction
 from memstore.engine.files import LockFile, OwnedFile
@@ -26,22 +27,22 @@ from memstore.engine.protocols import (
     after_death,
     check_headers,
     check_publications,
-    close_ahead,
+    close_kept_file,
     sweep_all,
 )
 from memstore.engine.root import (
     CATALOG,
-    CLAIMS,
+    CLAIMS_FILE,
     CLUSTER,
     DOORBELL,
     LOCK,
     SEGMENTS,
     TMPFS,
     Durability,
-    Places,
     Root,
     RootUse,
     Settings,
+    StorePaths,
     check_alone,
     check_filesystem,
     check_local,
@@ -55,11 +56,11 @@ from memstore.engine.root import (
     new_settings,
     new_shared,
     no_state,
-    places_of,
+    paths_of,
     prepare_state,
-    registry,
     remove_begun,
     remove_root,
+    roots,
     shared_settings,
     state_of,
     storage_error,
@@ -76,7 +77,6 @@ from memstore.errors import (
     ReadOnlyError,
     StoreClosedError,
 )
-from memstore.wording import of_no_place
 
 log = logging.getLogger("memstore")
 
@@ -165,7 +165,7 @@ def _remove_empty(path: str) -> None:
     """Best effort; not while somebody else, who has found the folder, creates a store in it."""
     with contextlib.suppress(MemstoreError, OSError):
         try:
-            with folder.locked(path, monotonic(), registry.lock):
+            with folder.locked(path, monotonic(), roots.lock):
                 syscalls.remove_folder(path)
         except MemstoreError:
             raise
@@ -186,8 +186,8 @@ def check_is_host(use: RootUse) -> None:
 
 def _open_own(path: str, mode: str, creation: Creation, deadline: float) -> tuple[RootUse, bool]:
     """A store of this host alone, or one that its cluster gets the bytes of. Also: whether it wasn't open before."""
-    places = Places(path, path, f"{path}/{SEGMENTS}")
-    with folder.locked(path, deadline, registry.lock) as fd:
+    places = StorePaths(path, path, f"{path}/{SEGMENTS}")
+    with folder.locked(path, deadline, roots.lock) as fd:
         settings = folder.read_settings(path)
         if settings is None and mode not in CREATE:
             folder.check_no_snapshot(path)
@@ -204,7 +204,7 @@ def _open_own(path: str, mode: str, creation: Creation, deadline: float) -> tupl
         elif settings is not None or folder.is_discarded(path):
             settings = _give_up(path, settings, creation)
         identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
-        use = registry.registered(identity, settings)
+        use = roots.registered(identity, settings)
         if use is not None:
             return use, False
         if settings is not None:
@@ -252,7 +252,7 @@ def destroy_root(path: str, timeout: float, *, even_used: bool = True) -> bool:
         )
     folder.ensure_folder(path, None, create=False)
     is_link, path = os.path.islink(path), os.path.realpath(path)
-    with _permission_errors(path), folder.locked(path, deadline, registry.lock) as fd:
+    with _permission_errors(path), folder.locked(path, deadline, roots.lock) as fd:
         settings = folder.read_settings(path)
         if settings is None and not folder.is_discarded(path):
             folder.check_no_snapshot(path)
@@ -317,7 +317,7 @@ def remove_unused(path: str, *, folder_too: bool) -> None:
     """
     with contextlib.suppress(OSError, MemstoreError):
         path = os.path.realpath(path)
-        with folder.locked(path, deadline_after(_REMOVED_WITHIN), registry.lock):
+        with folder.locked(path, deadline_after(_REMOVED_WITHIN), roots.lock):
             settings = folder.read_settings(path)
             if settings is None or set(settings.features) - {CLUSTER} or os.path.lexists(f"{path}/{MEMBER}"):
                 return
@@ -358,20 +358,20 @@ def _open_shared(
     if not os.path.isdir(state):
         raise no_state(path, state)
     check_local(state)
-    with folder.locked(state, deadline, registry.lock) as fd:
+    with folder.locked(state, deadline, roots.lock) as fd:
         settings = folder.read_settings(state)
         if settings is None and fresh is None:
             raise no_state(path, state)
         folder.check_folder(state, fd, settings)
         identity = (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
-        use = registry.registered(identity, settings)
+        use = roots.registered(identity, settings)
         if use is not None:
             return use, False
         if settings is not None:
             _check_agreement(path, settings, creation)
-            return _join(places_of(path, settings), identity, settings, False, mode, deadline), True
+            return _join(paths_of(path, settings), identity, settings, False, mode, deadline), True
         assert fresh is not None, "that was looked at"
-        return _create(places_of(path, fresh), identity, fresh, False, deadline), True
+        return _create(paths_of(path, fresh), identity, fresh, False, deadline), True
 
 
 def _chosen(creation: Creation) -> Settings:
@@ -421,14 +421,16 @@ def _check_agreement(path: str, settings: Settings, creation: Creation) -> None:
             )
 
 
-def _create(places: Places, identity: tuple[int, int], settings: Settings, on_tmpfs: bool, deadline: float) -> RootUse:
+def _create(
+    places: StorePaths, identity: tuple[int, int], settings: Settings, on_tmpfs: bool, deadline: float
+) -> RootUse:
     path = places.state
     folder.check_empty(path)
     folder.check_files(path, settings)
     folder.create_folder(path, settings)
     for name in ("catalog", CATALOG):
         folder.create_folder(f"{path}/{name}", settings)
-    for name in (LOCK, DOORBELL, *([CLAIMS] if settings.shared is not None else [])):
+    for name in (LOCK, DOORBELL, *([CLAIMS_FILE] if settings.shared is not None else [])):
         if not os.path.exists(f"{path}/{name}"):
             folder.create_file(path, name, bytes(syscalls.PAGE), settings)
         elif settings.durable:  # its creator was killed, and may have asked for a store that needs no disk
@@ -455,7 +457,7 @@ def _create(places: Places, identity: tuple[int, int], settings: Settings, on_tm
 
 
 def _join(
-    places: Places, identity: tuple[int, int], settings: Settings, on_tmpfs: bool, mode: str, deadline: float
+    places: StorePaths, identity: tuple[int, int], settings: Settings, on_tmpfs: bool, mode: str, deadline: float
 ) -> RootUse:
     path = places.state
     folder.check_files(path, settings)
@@ -521,25 +523,31 @@ def _closed_on_error(use: RootUse) -> Generator[None]:
 
 
 def _assemble(
-    places: Places, identity: tuple[int, int], settings: Settings, on_tmpfs: bool, deadline: float, *, writable: bool
+    places: StorePaths,
+    identity: tuple[int, int],
+    settings: Settings,
+    on_tmpfs: bool,
+    deadline: float,
+    *,
+    writable: bool,
 ) -> RootUse:
     """Maps the pages, opens the catalog and registers the root, with its first use; the folder is locked."""
     path = places.state
     segments = OwnedFile(places.segments, os.O_RDONLY | os.O_DIRECTORY)
-    with registry.lock:  # a child that is forked meanwhile would keep the lock too
+    with roots.lock:  # a child that is forked meanwhile would keep the lock too
         needs_files = not mappings_keep_locks(f"{path}/{DOORBELL}")
     lock = LockPage(f"{path}/{LOCK}", keep_open=needs_files) if writable else None
     watch = lock.watch if lock is not None else None
     doorbell = Doorbell.open(f"{path}/{DOORBELL}", writable=writable, watch=watch)
 
     def register() -> RootUse:
-        with registry.lock:  # so that no child gets an environment that it doesn't know of
+        with roots.lock:  # so that no child gets an environment that it doesn't know of
             catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
             root = Root(places, settings, lock, doorbell, catalog, on_tmpfs, needs_files, segments)
-            root.before_close = close_ahead
+            root.before_close = close_kept_file
             if lock is not None:
                 lock.recover = lambda: after_death(root)
-            return registry.register(identity, root)
+            return roots.register(identity, root)
 
     return register() if lock is None else lock.run(register, deadline)
 

@@ -1,14 +1,44 @@
-"""How much memory and disk a store takes, and who holds it. It takes milliseconds: for `stats` and errors."""
+"""Usage: how much memory and disk a store takes, who holds it, and the errors where there is no room.
+
+`measure` is for `stats` and errors. `who_holds` and `stores_of_machine` are for people who look where memory went: they
+read files and /proc, and take milliseconds. Found are the stores on `/dev/shm`, up to three folders deep, and those
+that running processes have open, wherever they lie, as far as this user may look; nothing is opened. A process that has
+a store open maps its doorbell. `resource_errors` turns "disk full" and "too many files or mappings" into memstore's
+errors, which say who takes what.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import re
+from collections import defaultdict
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from memstore.engine.catalog import Counters, Part, Transaction, attempts
+from memstore._info import StoreSummary
+from memstore._wording import size
+from memstore.engine.catalog import Counters, PendingPart, Transaction, tables
 from memstore.engine.files import segment_path
-from memstore.engine.root import Root, holders_of
+from memstore.engine.format import LIVE, RETIRED
+from memstore.engine.root import (
+    AGENT_LOCK,
+    CATALOG,
+    CLUSTER,
+    DOORBELL,
+    SEGMENTS,
+    Root,
+    Settings,
+    all_maps,
+    folder,
+    holders_of,
+    lock_holders,
+    mappers_of,
+    storage_error,
+)
 from memstore.engine.sync import boot_clock
+from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError, is_of_caller, lack_of, way_out
 
 _ROWS_A_PAGE = 1024
 _MISSING = -1  # for an inode
@@ -50,8 +80,8 @@ def measure(root: Root) -> Usage:
     )
 
 
-def _first_look(transaction: Transaction) -> tuple[int, Counters, list[Part]]:
-    return transaction.count("entries"), transaction.counters(), attempts.parts_of(transaction)
+def _first_look(transaction: Transaction) -> tuple[int, Counters, list[PendingPart]]:
+    return transaction.count("entries"), transaction.counters(), tables.parts_of(transaction)
 
 
 def _retired(root: Root) -> dict[int, tuple[int, int]]:
@@ -100,3 +130,285 @@ def huge_page_bytes(root: Root) -> int:
     except OSError:
         pass
     return total
+
+
+# --- which process holds which values --------------------------------------------------------------------------------
+
+
+_SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a process holds of a store.
+
+    Attributes:
+        pid: as far as the kernel tells: see `holders_of`.
+        keys: whose present versions it holds.
+        live_bytes: of these.
+        replaced: keys of which it holds versions that were replaced, or deleted.
+        replaced_bytes: of these: they can't be given back as long as it does.
+        is_open: whether it has the store open. A value stays held when the store was closed.
+    """
+
+    pid: int
+    keys: tuple[str, ...]
+    live_bytes: int
+    replaced: tuple[str, ...]
+    replaced_bytes: int
+    is_open: bool
+
+
+def who_holds(root: Root) -> list[Holding]:
+    """Of all processes that hold values of the store, or have it open; who holds most comes first."""
+    device = os.fstat(root.segments_fd).st_dev
+    segments = {(device, inode): segment for segment, inode in _segments(root)}
+    held: defaultdict[int, list[int]] = defaultdict(list)
+    for file, pids in holders_of(segments).items():
+        for pid in pids:
+            held[pid].append(segments[file])
+    found = os.stat(f"{root.state}/{DOORBELL}")
+    openers = mappers_of((found.st_dev, found.st_ino))
+    made = [_holding(root, pid, held.get(pid, []), pid in openers) for pid in {*held, *openers}]
+    return sorted(made, key=lambda one: (-one.live_bytes - one.replaced_bytes, one.pid))
+
+
+def _segments(root: Root) -> list[tuple[int, int]]:
+    """The files that are there, with their inodes."""
+    found: list[tuple[int, int]] = []
+    for name in os.listdir(root.segments):
+        stem, _, ending = name.partition(".")
+        if f".{ending}" == _SUFFIX and len(stem) == 16:
+            try:
+                segment = int(stem, 16)
+                found.append((segment, os.stat(segment_path(root.segments, segment)).st_ino))
+            except (ValueError, FileNotFoundError):  # of others, or given back meanwhile
+                continue
+    return found
+
+
+def _holding(root: Root, pid: int, segments: list[int], is_open: bool) -> Holding:
+    keys: dict[str, None] = {}
+    replaced: dict[str, None] = {}
+    sizes = {LIVE: 0, RETIRED: 0}
+
+    def look(transaction: Transaction) -> None:
+        for segment in segments:
+            row = transaction.segment(segment)
+            if row is not None and row.state in sizes:
+                sizes[row.state] += row.nbytes
+                (keys if row.state == LIVE else replaced)[row.key.decode(errors="replace")] = None
+
+    root.catalog.view(look)
+    return Holding(pid, tuple(sorted(keys)), sizes[LIVE], tuple(sorted(replaced)), sizes[RETIRED], is_open)
+
+
+# --- the stores of this machine --------------------------------------------------------------------------------------
+
+
+_SHARED_MEMORY = "/dev/shm"
+_DEEPEST = 3  # folders
+_BLOCK = 512  # bytes, as st_blocks counts
+_DOORBELLS = re.compile(rf"^[0-9a-f]+-\S+ \S+ \S+ \S+ ([0-9]+) +(/.*)/{DOORBELL}$".encode(), re.MULTILINE)
+
+
+def stores_of_machine(within: str = _SHARED_MEMORY) -> tuple[StoreSummary, ...]:
+    """The stores below the folder `within`, and those that are open anywhere; sorted by their roots."""
+    opened, locks = _opened(), lock_holders()
+    found: list[StoreSummary] = []
+    for root in sorted({*_below(within, _DEEPEST), *opened}):
+        summary = _summary(root, opened.get(root, set()), locks)
+        if summary is not None:
+            found.append(summary)
+    return tuple(found)
+
+
+def _below(path: str, depth: int) -> Iterator[str]:
+    """Folders that say that they are stores; those within a store are its own."""
+    try:
+        with os.scandir(path) as entries:
+            folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:  # closed to this user, or removed meanwhile
+        return
+    for name in folders:
+        if _is_store(name):
+            yield name
+        elif depth > 1:
+            yield from _below(name, depth - 1)
+
+
+def _is_store(path: str) -> bool:
+    return os.path.lexists(f"{path}/{folder.SETTINGS}") and not folder.is_discarded(path)
+
+
+def _opened() -> dict[str, set[int]]:
+    """The pids that have each store open. In another mount namespace, its path may name another folder."""
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for pid, maps in all_maps():
+        for inode, path in set(_DOORBELLS.findall(maps)):
+            root = os.fsdecode(path.replace(rb"\012", b"\n"))  # the only character that the kernel escapes there
+            try:
+                is_same = os.stat(f"{root}/{DOORBELL}").st_ino == int(inode)
+            except OSError:
+                continue
+            if is_same and _is_store(root):
+                found[root].add(pid)
+    return found
+
+
+def _summary(root: str, pids: set[int], locks: Container[tuple[int, int] | None]) -> StoreSummary | None:
+    """Returns None for what was removed meanwhile, lacks files, or is a host's state of a store on shared storage."""
+    settings: Settings | None = None
+    with contextlib.suppress(MemstoreError, OSError):  # damaged, newer, or closed to this user: it takes space as well
+        settings = folder.read_settings(root)
+    if settings is not None and settings.shared is not None:
+        return None
+    try:
+        nbytes = _size_of(f"{root}/{SEGMENTS}") + _size_of(f"{root}/{CATALOG}")
+        created = min(os.stat(f"{root}/{folder.SETTINGS}").st_mtime, os.stat(f"{root}/catalog").st_mtime)
+        changed = max(created, _changed(f"{root}/{SEGMENTS}"), _changed(f"{root}/{CATALOG}/data.mdb"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return StoreSummary(
+        root=root,
+        nbytes=nbytes,
+        created=created,
+        changed=changed,
+        pids=tuple(sorted(pids)),
+        is_member=settings is not None and CLUSTER in settings.features,
+        is_served=_identity(f"{root}/{AGENT_LOCK}") in locks,
+    )
+
+
+def _changed(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except PermissionError:
+        return 0.0
+
+
+def _size_of(path: str) -> int:
+    """The bytes that the files in a folder take."""
+    nbytes = 0
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                try:
+                    nbytes += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
+                except FileNotFoundError:  # replaced meanwhile
+                    continue
+    except PermissionError:
+        return 0
+    return nbytes
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+# --- errors: no room, too many ---------------------------------------------------------------------------------------
+
+
+def is_full(error: OSError) -> bool:
+    """Whether this host has no room."""
+    is_elsewhere = isinstance(error, StoreFullError) and error.host is not None
+    return error.errno in (errno.ENOSPC, errno.EDQUOT) and not is_elsewhere
+
+
+class OneOfMany(StoreFullError):
+    """There is no room for one value of a put of several. `explain_full` makes of it what users see.
+
+    Attributes:
+        value: the key. `key` is None: the message doesn't say all yet.
+    """
+
+    value: str = ""
+
+
+def one_of_many(reason: OSError, key: bytes, nbytes: int, count: int, total: int) -> OneOfMany:
+    """For a value whose file takes `nbytes`, in a put of `count` values whose files take `total` together."""
+    takes = f"it takes {size(nbytes)}, all {count:,} values of the call take {size(total)}"
+    of_capacity = isinstance(reason, StoreFullError) and reason.needed is not None
+    error = OneOfMany(takes if of_capacity else f"{reason.strerror}; {takes}")
+    error.value, error.needed = key.decode(), total if of_capacity else None
+    return error
+
+
+class resource_errors:
+    """Turns "disk full" and "too many" into StoreFullError and ResourceLimitError, naming store and key.
+
+    If it is given the opened root, a StoreFullError says in full who takes what, and a missing file is a NotAStoreError
+    if the whole store has gone; on storage that hosts share, other errors are StorageErrors. The root's guard must not
+    be held then.
+    """
+
+    __slots__ = ("_key", "_opened", "_root")
+
+    def __init__(self, root: str, key: str | None = None, opened: Root | None = None) -> None:
+        self._root, self._key, self._opened = root, key, opened
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or is_of_caller(error):
+            return
+        lack = None if isinstance(error, MemstoreError) else lack_of(error)
+        if lack is not None:
+            raise self._exhausted(*lack) from error
+        if self._opened is not None and isinstance(error, FileNotFoundError):
+            self._opened.check_in_place()
+        if isinstance(error, StoreFullError) and (error.key is not None or isinstance(error.__cause__, OSError)):
+            return  # it says all already
+        if self._opened is not None and isinstance(error, OSError) and is_full(error):
+            raise explain_full(self._opened, error, self._key) from error
+        if not isinstance(error, OSError) or isinstance(error, MemstoreError):
+            return
+        if is_full(error):
+            what = f" for {self._key!r}" if self._key is not None else ""
+            raise StoreFullError(
+                f"{self._root} has no room{what}: delete keys, drop held values, or enlarge the file system; "
+                "nothing was changed",
+                key=self._key,
+            ) from error
+        if self._opened is not None and self._opened.shared is not None:
+            raise storage_error(self._root, error, self._key) from error
+
+    def _exhausted(self, code: int, text: str) -> ResourceLimitError:
+        what = f" at {self._key!r}" if self._key is not None else ""
+        return ResourceLimitError(f"{self._root}: {text}{what}: {way_out(code)}", key=self._key, code=code)
+
+
+def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:
+    """What has no room, for what, and who could make some."""
+    usage = measure(root)
+    takes = ""
+    if isinstance(reason, OneOfMany):
+        key, takes = reason.value, f"{reason.message},"
+    what = f" for {key!r}" if key is not None else ""
+    if isinstance(reason, StoreFullError) and reason.needed is not None and reason.needed > (usage.capacity or 0):
+        return StoreFullError(
+            f"{root.path} has no room{what}: {takes or f'it takes {size(reason.needed)},'} and the capacity of the "
+            f"whole store is {size(usage.capacity or 0)}: open the store once with a larger capacity=, which all "
+            "processes then have; nothing was changed",
+            key=key,
+        )
+    limit = f"capacity {size(usage.capacity)}" if usage.capacity else "no capacity set"
+    pinned = f"{size(usage.pinned_bytes)} replaced but held"
+    if usage.pinned_by:
+        pinned += f" by pid {', '.join(map(str, usage.pinned_by))}"
+    waiting = f"{size(usage.pending_bytes)} in sharded puts that wait for ranks, " if usage.pending_bytes else ""
+    catalog = f"{size(usage.catalog_bytes)} of catalog"
+    if usage.capacity:  # which counts its growth alone
+        catalog += ", of which the first 8 MiB don't count"
+    detail = reason if isinstance(reason, StoreFullError) else reason.strerror
+    return StoreFullError(
+        f"{root.path} has no room{what} ({detail}): {limit}, {size(usage.live_bytes)} live, {pinned}, "
+        f"{size(usage.filling_bytes)} being written, {waiting}{catalog}: delete keys, "
+        "drop held values, or enlarge the file system or the capacity; nothing was changed",
+        key=key,
+    )

@@ -5,19 +5,11 @@
 
 Users have what `__all__` names; the other names are for deferred_init, and may change.
 
-marks       which tensors are fake: their storages have a mark
-arguments   of operators, as refs and as meta tensors
-recorder    the interface to what remembers what was done with them
-operators   what an operator does, by its schema
-storages    which of them a tensor shows
-living      the fake tensors that there are at the end of a session
-session     what becomes of an operator on them
-tensors     their classes, outside of a mode
-printing    them as text
-copying     copy.deepcopy
-functions   torch functions and attributes that no operator sees
-mode        fake_mode, is_fake, meta_like
-like        fake_like
+tensors    which tensors are fake: their storages have a mark; their classes, outside of a mode; fake_like
+operators  what an operator does, by its schema; its arguments, as refs and as meta tensors
+session    what becomes of an operator; the interface to what remembers it; the fake tensors at a session's end
+functions  torch functions and attributes that no operator sees: text, copy.deepcopy
+mode       fake_mode, is_fake, meta_like
 """
 
 # Names for deferred_init, which comes in by this door too:
@@ -26,23 +18,23 @@ like        fake_like
 
 from __future__ import annotations
 
-from memstore.fake.like import fake_like
-from memstore.fake.marks import (
+from memstore.fake.mode import fake_mode, in_session, is_fake, meta_like
+from memstore.fake.operators import kind_of
+from memstore.fake.session import History, Recorder, Session
+from memstore.fake.tensors import (
     Mark,
-    Ref,
+    TensorRef,
+    become_fake,
+    fake_like,
     map_tensors,
     mark_of,
+    original_class,
     over_storage,
     ref_of,
     requires_grad,
     tensors_in,
     unrecorded_writes,
 )
-from memstore.fake.mode import fake_mode, in_session, is_fake, meta_like
-from memstore.fake.operators import kind_of
-from memstore.fake.recorder import History, Recorder
-from memstore.fake.session import Session
-from memstore.fake.tensors import become_fake, original_class
 
 __all__ = ["fake_like", "fake_mode", "is_fake", "meta_like"]
 

@@ -7,28 +7,103 @@ Each handler gets the session, the function, and its arguments; the first one is
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from memstore import modes
+from memstore import _modes as modes
 from memstore.errors import UnsupportedValueError
-from memstore.fake.arguments import with_index
-from memstore.fake.copying import deepcopied
-from memstore.fake.marks import (
+from memstore.fake.operators import lend, with_index
+from memstore.fake.session import Session
+from memstore.fake.tensors import (
     APART,
     META,
     Mark,
+    TensorRef,
     is_inference,
+    is_leaf,
     is_meta,
     mark_of,
+    original_class,
+    over_storage,
     ref_of,
     requires_grad,
+    storage_bytes,
 )
-from memstore.fake.printing import text_of
-from memstore.fake.session import Session
-from memstore.fake.storages import lend
+
+# --- Text ------------------------------------------------------------------------------------------------------------
+# Fake tensors as text, in the form that torchdistX has.
+
+
+def text_of(tensor: torch.Tensor, mark: Mark) -> str:
+    """As `tensor(..., size=(2, 3), dtype=torch.float16, device=cuda:0, fake=True)`; what is the default is left out."""
+    ref = ref_of(tensor, mark)
+    parts = ["...", f"size={ref.size}"]
+    if ref.dtype != torch.get_default_dtype():
+        parts.append(f"dtype={ref.dtype}")
+    if mark.device.type != "cpu":
+        parts.append(f"device={with_index(mark.device)}")
+    if requires_grad(tensor):
+        parts.append("requires_grad=True")
+    return f"tensor({', '.join(parts)}, fake=True)"
+
+
+# --- Copies ----------------------------------------------------------------------------------------------------------
+# copy.deepcopy of tensors inside of a session, also of one that lasts for this copy alone.
+#
+# torch copies a storage by tensors of its own that show it. Inside of the modes these would be fake, and the copy of a
+# real storage would stay what its memory was before. So what is real is copied with the modes put aside.
+
+
+_NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
+_OURS = "_memstore_"  # what deferred_init has noted of a tensor: of its copy it isn't true
+
+
+def deepcopied(session: Session, function: Any, mark: Mark, args: Any, options: dict[str, Any]) -> Any:
+    """A copy of the storage, which is of the past too; tensors that share one share the copy."""
+    fake, memo = args
+    if id(fake) in memo:
+        return memo[id(fake)]
+    with torch._C.DisableTorchFunction():
+        made = memo[id(fake)] = _deepcopy(fake, mark, memo)
+        session.note(made)
+    with session.functions(session):  # attributes may be tensors too
+        for name, one in fake.__dict__.items():
+            if not name.startswith(_OURS):
+                setattr(made, name, copy.deepcopy(one, memo))
+    return made
+
+
+def _deepcopy(fake: torch.Tensor, mark: Mark, memo: dict[int, Any]) -> torch.Tensor:
+    """The copy without attributes."""
+    if not is_leaf(fake):
+        raise RuntimeError("a tensor that was computed from others (no leaf) can't be copied with deepcopy")
+    ref, cls = ref_of(fake, mark), original_class(type(fake))
+    if id(mark) not in memo:
+        whole = TensorRef(mark, torch.uint8, (storage_bytes(fake),), (1,), 0, False, False)
+        memo[id(mark)] = over_storage(fake, whole).clone()
+    made = over_storage(memo[id(mark)], ref)
+    lend(made)
+    if cls is not torch.Tensor:
+        return torch.Tensor._make_subclass(cls, made, requires_grad(fake))
+    return made.requires_grad_() if requires_grad(fake) else made
+
+
+def deepcopy_real(session: Session, function: Any, args: Any) -> Any:
+    """A copy of a tensor that isn't fake. What wraps others is copied by operators, which the modes are to see."""
+    real, memo = args
+    if type(real).__torch_dispatch__ is not _NO_DISPATCH:
+        return function(real, memo)
+    with session.functions(session):
+        copy.deepcopy(real.__dict__, memo)  # among its attributes may be fakes: torch finds their copies in the memo
+    with modes.put_aside(entirely=True):
+        return function(real, memo)
+
+
+# --- Handlers --------------------------------------------------------------------------------------------------------
+
 
 Args = Any  # a tuple: strict types would ask for its length at each place
 Handler = Callable[[Session, Any, Mark, Args, dict[str, Any]], Any]

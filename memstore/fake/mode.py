@@ -15,15 +15,12 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memstore import modes
+from memstore import _modes as modes
+from memstore._wording import an
 from memstore.errors import UnsupportedValueError
-from memstore.fake.copying import deepcopied, deepcopy_real
-from memstore.fake.functions import DEVICES, HANDLERS, MOVES, PLAIN, set_data, set_real_data
-from memstore.fake.marks import META, mark_of, meta_twin, requires_grad, tensors_in
-from memstore.fake.recorder import Recorder
-from memstore.fake.session import Session
-from memstore.fake.tensors import FakeTensor, become_fake
-from memstore.wording import an
+from memstore.fake.functions import DEVICES, HANDLERS, MOVES, PLAIN, deepcopied, deepcopy_real, set_data, set_real_data
+from memstore.fake.session import Recorder, Session
+from memstore.fake.tensors import META, FakeTensor, become_fake, mark_of, meta_twin, requires_grad, tensors_in
 
 _CPU = torch.device("cpu")
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl

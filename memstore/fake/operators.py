@@ -1,14 +1,19 @@
-"""What an operator does, by its schema."""
+"""Operators: what each does, by its schema, and its arguments as refs and as meta tensors."""
 
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
+
+from memstore.fake.tensors import META, Mark, is_meta, map_tensors, mark_of, meta_twin, ref_of, tensors_in
+
+# --- What an operator does -------------------------------------------------------------------------------------------
+
 
 _tag: Any = torch.Tag
 _RANDOM = _tag.nondeterministic_seeded
@@ -31,7 +36,7 @@ _LOWER = {torch.bfloat16, torch.float16}
 _has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
-class Kind(NamedTuple):
+class OperatorKind(NamedTuple):
     """
     Attributes:
         makes: it makes a tensor on a device that it is told.
@@ -61,7 +66,7 @@ class Kind(NamedTuple):
 
 
 @functools.cache
-def kind_of(operator: Any) -> Kind:
+def kind_of(operator: Any) -> OperatorKind:
     arguments = operator._schema.arguments
     written = tuple(
         one.name if one.kwarg_only else place
@@ -69,7 +74,7 @@ def kind_of(operator: Any) -> Kind:
         if one.alias_info is not None and one.alias_info.is_write
     )
     tags = operator.tags
-    return Kind(
+    return OperatorKind(
         any(one.name == "device" for one in arguments),
         operator.namespace == "aten" and operator._schema.name.endswith(_LIKE),
         _RANDOM in tags or any(one.name == "generator" for one in arguments),
@@ -84,12 +89,12 @@ def kind_of(operator: Any) -> Kind:
     )
 
 
-def is_autocast(kind: Kind, tensors: Iterable[torch.Tensor]) -> bool:
+def is_autocast(kind: OperatorKind, tensors: Iterable[torch.Tensor]) -> bool:
     """Whether torch.autocast would run an operator on these in another dtype."""
     return kind.lowered or kind.autocast and any(one.dtype in _LOWER for one in tensors)
 
 
-def written_in(kind: Kind, args: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+def written_in(kind: OperatorKind, args: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
     """The arguments, or lists of them, that are written."""
     found: list[Any] = []
     for place in kind.written:
@@ -100,3 +105,110 @@ def written_in(kind: Kind, args: Sequence[Any], options: Mapping[str, Any]) -> l
     if kind.averages and args[5]:
         found.extend(args[3:5])
     return found
+
+
+# --- Arguments -------------------------------------------------------------------------------------------------------
+
+
+Options = Mapping[str, Any]
+
+
+def as_ref(tensor: torch.Tensor) -> Any:
+    mark = mark_of(tensor)
+    return tensor if mark is None else ref_of(tensor, mark)
+
+
+def as_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_meta else meta_twin(tensor)
+
+
+def map_options(change: Callable[[torch.Tensor], Any], options: Options) -> dict[str, Any]:
+    return {name: map_tensors(change, one) for name, one in options.items()}
+
+
+def on_meta(options: Options, *, makes: bool = False) -> dict[str, Any]:
+    """Options for the same on meta tensors, which are not pinned, and draw nothing."""
+    changed = {name: one for name, one in options.items() if name != "pin_memory"}
+    if makes or changed.get("device") is not None:
+        changed["device"] = META
+    if changed.get("generator") is not None:
+        changed["generator"] = None
+    return changed
+
+
+def with_arguments(result: Any, written: list[torch.Tensor]) -> Any:
+    """In place operators computed on values return those, in place of their fake arguments."""
+    if not written:
+        return result
+    found = list(tensors_in((result,)))
+    if len(found) != len(written) or all(one.is_meta for one in found):
+        return result
+    by_id = {id(one): fake for one, fake in zip(found, written, strict=True)}
+    return map_tensors(lambda one: by_id[id(one)], result)
+
+
+def leaves_meta(tensor: torch.Tensor, options: Options) -> bool:
+    """Whether it is a plain meta tensor, and one like it is asked for elsewhere: `to_empty`, `skip_init`."""
+    asked = options.get("device")
+    return tensor.is_meta and asked is not None and asked.type != "meta"
+
+
+def with_index(device: torch.device) -> torch.device:
+    """The device itself: "cuda" is the one that is current in this process. CUDA isn't initialized for that."""
+    index = cast("int | None", device.index)  # torch says that it is never None
+    if device.type != "cuda" or index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+
+
+def device_of(tensors: Sequence[torch.Tensor], marks: Sequence[Mark | None]) -> torch.device:
+    """The device of what an operator makes of these, of which some are fake. A number on the CPU goes to the others."""
+    first: torch.device | None = None
+    for one, mark in zip(tensors, marks, strict=True):
+        if mark is not None:
+            if mark.device.type != "cpu" or one.dim():
+                return mark.device
+            first = first or mark.device
+    assert first is not None, "one is fake"
+    return first
+
+
+def is_about_meta(error: Exception) -> bool:
+    return isinstance(error, NotImplementedError) or "meta" in str(error)
+
+
+# --- set_ and .data --------------------------------------------------------------------------------------------------
+# Which storage a fake tensor shows: `set_` and `.data =` change that, and write none.
+
+
+_source_tensor: Any = torch.ops.aten.set_.source_Tensor
+
+
+def lend(tensor: torch.Tensor) -> None:
+    """Notes that a tensor is moved from its storage, or was moved to it; views keep sharing its count of writes."""
+    mark = mark_of(tensor)
+    if mark is not None:
+        mark.is_lent = True
+
+
+def set_storage(operator: Any, args: tuple[Any, ...], lift: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """An overload of `set_`, on a fake tensor. Of real memory (`torch.load` has some) it gets the values of now.
+
+    Args:
+        lift: makes a fake tensor for a real one.
+    """
+    fake, source = args[0], args[1] if len(args) > 1 else None
+    lend(fake)
+    if isinstance(source, torch.UntypedStorage) and source.device.type != "meta":
+        real = torch.empty(0, dtype=fake.dtype, device=source.device)
+        operator(real, *args[1:])
+        source = real
+    elif not isinstance(source, torch.Tensor):
+        operator(*args)
+        lend(fake)
+        return fake
+    if not is_meta(source):
+        source = lift(source)
+    _source_tensor(fake, source)
+    lend(fake)
+    return fake

@@ -1,4 +1,4 @@
-"""A session: one mode, from its entry to its end, on one thread. Here: what becomes of an operator.
+"""Sessions: one mode, from its entry to its end, on one thread. Here: what becomes of an operator.
 
 1. No argument is fake, and it makes no tensor: it runs as it is.
 2. It makes one out of nothing: a meta tensor, whose storage gets a mark with the device that was asked for.
@@ -6,48 +6,57 @@
 4. Meta tensors can't tell what it returns: the recorder runs it on values. Without a recorder that is an error.
 
 While a session lasts, its fakes are plain meta tensors of the classes that the code inside has given them: so
-Parameter, lazy modules and classes of anybody's work as they are. At its end those that live become of a class that
-says what it is by itself (`tensors.py`).
+Parameter, lazy modules and classes of anybody's work as they are. At its end those that live (`LiveTensors`) become of
+a class that says what it is by itself (tensors.py). `Recorder` is the interface to what remembers the operators.
 """
 
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from memstore.errors import UnsupportedValueError
-from memstore.fake.arguments import (
+from memstore.fake.operators import (
+    OperatorKind,
     as_meta,
     as_ref,
     device_of,
     is_about_meta,
+    is_autocast,
+    kind_of,
     leaves_meta,
     map_options,
     on_meta,
+    set_storage,
     with_arguments,
+    written_in,
 )
-from memstore.fake.living import Living
-from memstore.fake.marks import (
+from memstore.fake.tensors import (
     Mark,
-    Ref,
+    TensorRef,
     form_of,
     is_apart,
+    is_meta,
     map_tensors,
     mark_of,
     meta_twin,
     ref_of,
     set_mark,
+    storage_of,
     tensors_in,
 )
-from memstore.fake.operators import Kind, is_autocast, kind_of, written_in
-from memstore.fake.recorder import Recorder
-from memstore.fake.storages import set_storage
+
+# --- The session -----------------------------------------------------------------------------------------------------
+
 
 _CPU = torch.device("cpu")
 _lift_fresh: Any = torch.ops.aten.lift_fresh.default
@@ -81,7 +90,7 @@ class Session:
         self.claim: torch.device | None = None
         self.lifts = False
         self.casts = False
-        self.living = Living()
+        self.living = LiveTensors()
         self.note = self.living.note
 
     # --- an operator --------------------------------------------------------------------------------------------------
@@ -108,7 +117,7 @@ class Session:
             return self._run_reals(operator, kind, args, options)
         return self._make(operator, args, options)
 
-    def _run_reals(self, operator: Any, kind: Kind, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def _run_reals(self, operator: Any, kind: OperatorKind, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if kind.random and self.recorder is not None:
             return self.recorder.run_real(self.recorder.begin(operator, args, options))
         return operator(*args, **options)
@@ -142,7 +151,7 @@ class Session:
     # --- with fake arguments ------------------------------------------------------------------------------------------
 
     def _run_fakes(
-        self, operator: Any, kind: Kind, args: tuple[Any, ...], options: dict[str, Any], device: torch.device
+        self, operator: Any, kind: OperatorKind, args: tuple[Any, ...], options: dict[str, Any], device: torch.device
     ) -> Any:
         if "device" in options and options["device"] is not None:
             chosen = self._device(options["device"])
@@ -195,7 +204,7 @@ class Session:
         return self.recorder
 
     def _by_values(
-        self, operator: Any, kind: Kind, event: Any, recorder: Recorder | None, error: Exception | None
+        self, operator: Any, kind: OperatorKind, event: Any, recorder: Recorder | None, error: Exception | None
     ) -> Any:
         if recorder is not None:
             return recorder.compute(event)
@@ -222,7 +231,7 @@ class Session:
         written: list[Mark | None],
     ) -> Any:
         """Marks storages that are new, and records the event if there are any, or some were written."""
-        made: list[tuple[int, Ref]] = []
+        made: list[tuple[int, TensorRef]] = []
         twins: dict[int, torch.Tensor] = {}
         for number, one in enumerate(tensors_in((result,))):
             form = form_of(one)
@@ -241,3 +250,113 @@ class Session:
         if recorder is not None and (made or written):
             recorder.commit(event, made, [one for one in written if one is not None])
         return map_tensors(lambda one: twins.get(id(one), one), result) if twins else result
+
+
+# --- The interface of recorders --------------------------------------------------------------------------------------
+# The interface by which modes tell of what is done with fake tensors, and ask for it: `deferred_init` has one.
+#
+# For each operator that makes or changes storages of fake tensors:
+#
+# 1. `begin` is called before it runs on meta tensors: then arguments are still what they were.
+# 2. `commit` after it, with the storages that are new and those that were written.
+#
+# Where meta tensors can't tell what an operator returns, `compute` runs it on values between the two.
+
+
+class History(Protocol):
+    """What was done with one storage."""
+
+    def recorder(self) -> Recorder:
+        """A recorder for operators outside of the mode in which it was made."""
+        ...
+
+
+class Recorder(Protocol):
+    """Records operators on fake tensors, and runs them on values."""
+
+    def new_history(self) -> History: ...
+
+    def begin(self, operator: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """An event, which isn't recorded yet.
+
+        Args:
+            args, options: of the operator, with refs instead of fake tensors.
+        """
+        ...
+
+    def commit(self, event: Any, made: Sequence[tuple[int, TensorRef]], written: Sequence[Mark]) -> None:
+        """Records an event.
+
+        Args:
+            made: the number, among the tensors that are returned, of each that has a new storage.
+            written: the storages that it changes.
+        """
+        ...
+
+    def compute(self, event: Any) -> Any:
+        """Runs the event's operator on values, as of now, and returns what it returns."""
+        ...
+
+    def run_real(self, event: Any) -> Any:
+        """Runs the operator of an event without fake tensors, with the random numbers that it is to get."""
+        ...
+
+    def values(self, ref: TensorRef) -> torch.Tensor:
+        """The values of a fake tensor, as of now, in memory of their own."""
+        ...
+
+
+# --- Tensors that live at the end ------------------------------------------------------------------------------------
+# The fake tensors of a session that live at its end, when they become of a class that says what they are.
+
+
+T = TypeVar("T")
+
+_count_users: Any = torch._C._storage_Use_Count
+
+
+class LiveTensors:
+    def __init__(self) -> None:
+        self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._storages: list[weakref.ref[Any]] = []
+
+    def note(self, tensor: torch.Tensor) -> None:
+        self._seen[id(tensor)] = weakref.ref(tensor)
+
+    def noted(self, result: T) -> T:
+        """A function's result: a Parameter's copy is made by its class, which the modes don't see."""
+        for one in tensors_in((result,)):
+            self.note(one)
+        return result
+
+    def note_storage(self, tensor: torch.Tensor) -> None:
+        """The session has made its storage."""
+        self._storages.append(weakref.ref(storage_of(tensor)))
+
+    def seen(self) -> list[torch.Tensor]:
+        """Those that were noted."""
+        found = [ref() for ref in self._seen.values()]
+        return [one for one in found if one is not None and mark_of(one) is not None]
+
+    def all(self) -> list[torch.Tensor]:
+        """Those too that no mode has seen: `nn.Parameter(tensor)` puts all of them aside.
+
+        If storages have more tensors than were noted, all objects of the process are looked through.
+        """
+        found = self.seen()
+        counts = Counter(int(storage_of(one)._cdata) for one in found)
+        storages = [one for one in (ref() for ref in self._storages) if one is not None]
+        ours = 1  # the storage's object is a user too
+        unseen = {one._cdata for one in storages if _count_users(one._cdata) > counts[one._cdata] + ours}
+        if unseen:
+            known = set(map(id, found))
+            found.extend(
+                one
+                for one in gc.get_objects()
+                if issubclass(type(one), torch.Tensor)  # isinstance asks the object, which may be anybody's
+                and id(one) not in known
+                and is_meta(one)
+                and mark_of(one) is not None
+                and storage_of(one)._cdata in unseen
+            )
+        return found

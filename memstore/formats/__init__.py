@@ -1,13 +1,11 @@
 """Files of other libraries: served in place as entries, loaded, and written.
 
-attach              which format a path has, and what all formats have in common
-safetensors         safetensors, and Hugging Face's checkpoints of several
-memmap              folders that TensorDict.memmap writes; memmap_export: those that load_memmap reads
-torch_save          files that torch.save writes; torch_zip: the zip that these are
-torch_tensors       single tensors that torch.save wrote into larger files
-npy                 numpy's
-documents           the JSON that lies beside the tensors
-export, output      values as files of these formats, whole or not at all; single: bare tensors
+attach         which format a path has, what all formats have in common, and numpy's .npy files
+safetensors    safetensors, and Hugging Face's checkpoints of several files
+memmap         folders that TensorDict.memmap writes, and those that load_memmap reads
+torch_save     files that torch.save writes, and single tensors that it wrote into larger files
+export         values, and bare tensors, as files of these formats
+files          documents that lie beside tensors; new files, which appear whole or not at all
 
 A Store imports this package when it is first needed, `between_forks`; tensordict comes later still, with memmap.
 """
@@ -15,15 +13,16 @@ A Store imports this package when it is first needed, `between_forks`; tensordic
 from __future__ import annotations
 
 from memstore.formats.attach import describe_files, file_format, load_files
-from memstore.formats.documents import are_sizes, damaged, parse_value, read_whole
 from memstore.formats.export import (
     as_tensordict,
     check_export,
     export_value,
     has_devices,
     make_memmap_folder,
+    write_tensor,
+    write_tensors,
 )
-from memstore.formats.output import Meter, sync_all, what_special
+from memstore.formats.files import ByteMeter, are_sizes, damaged, parse_value, read_whole, sync_all, what_special
 from memstore.formats.safetensors import (
     INDEX,
     find_in_folder,
@@ -34,14 +33,12 @@ from memstore.formats.safetensors import (
     shards_of,
     why_not,
 )
-from memstore.formats.single import write_tensor, write_tensors
-from memstore.formats.torch_tensors import Frames, PlacedTensor, locate_tensor
-from memstore.formats.torch_zip import is_legacy
+from memstore.formats.torch_save import Frames, PlacedTensor, is_legacy, locate_tensor
 
 __all__ = [
+    "ByteMeter",
     "Frames",
     "INDEX",
-    "Meter",
     "PlacedTensor",
     "are_sizes",
     "as_tensordict",

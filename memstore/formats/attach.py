@@ -1,12 +1,19 @@
-"""External files as entries: which format a path has, and what all formats have in common.
+"""External files as entries: which format a path has, what all formats have in common, and numpy's `.npy` files.
 
-Each format's reader checks all that a file says before it is believed. Here it is checked again that every leaf lies in
+describe_files    what the record of an entry says that serves a file or folder in place
+load_files        the value itself, over mapped files
+file_format       the format of a path, by its names and first bytes
+read_npy          the reader of `.npy`: a tensor, in C or Fortran order as the file is. safetensors.py, memmap.py and
+                  torch_save.py have the readers of the other formats
+
+Each reader checks everything that a file says before it is believed. Here it is checked again that every leaf lies in
 a file. Only headers are read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from bisect import bisect_right
 from collections.abc import Generator
@@ -15,10 +22,13 @@ from typing import Any, Literal
 import numpy as np
 
 from memstore import structure
+from memstore._threads import between_forks
+from memstore._wording import of_no_place, short
 from memstore.engine import (
     HEADER_LIMIT,
     Content,
     ExternalFiles,
+    Leaf,
     check_header,
     decode_external,
     has_settings,
@@ -27,17 +37,14 @@ from memstore.engine import (
     syscalls,
 )
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
-from memstore.formats.npy import read_npy
+from memstore.formats.files import are_sizes, damaged
 from memstore.formats.safetensors import find_in_folder, read_checkpoint, read_safetensors
-from memstore.formats.torch_save import load_torch, read_torch
-from memstore.formats.torch_zip import is_pickle
-from memstore.late_imports import between_forks
-from memstore.structure import modes
-from memstore.wording import of_no_place
+from memstore.formats.torch_save import is_pickle, load_torch, read_torch
+from memstore.structure import DTYPES, TENSOR, contiguous_stride, count, modes
 
 Format = Literal["safetensors", "memmap", "torch", "npy"]
 FORMATS = ("safetensors", "memmap", "torch", "npy")
-_SAY = f"say format= ({', '.join(FORMATS)})"
+_SAY_FORMAT = f"say format= ({', '.join(FORMATS)})"
 _MAGIC: dict[bytes, Format] = {b"\x93NUMPY": "npy", b"PK\x03\x04": "torch"}
 
 
@@ -47,7 +54,7 @@ def describe_files(key: str, path: str | os.PathLike[str], format: Format | None
     name = _checked(path, format)
     with _naming(key, name):
         sources = ExternalFiles()
-        found = _read(name, format, sources, allow_pickle)
+        found = _read_external(name, format, sources, allow_pickle)
         _check_places(found.plan, sources)
         check_header(key, len(found.plan.description) + len(found.objects))
     return Content(found.plan.description, found.objects, found.plan.nbytes, adopted=sources.encode())
@@ -104,9 +111,11 @@ def _naming(key: str, name: str) -> Generator[None]:
         raise
 
 
-def _read(path: str, format: Format | None, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
+def _read_external(
+    path: str, format: Format | None, sources: ExternalFiles, allow_pickle: bool
+) -> structure.ExternalValue:
     with _of_format(path, format):
-        return _read_as(path, format or file_format(path), sources, allow_pickle)
+        return _read_external_as(path, format or file_format(path), sources, allow_pickle)
 
 
 @contextlib.contextmanager
@@ -125,7 +134,7 @@ def _of_format(path: str, format: Format | None) -> Generator[None]:
         ) from None
 
 
-def _read_as(path: str, found: Format, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
+def _read_external_as(path: str, found: Format, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
     if found == "safetensors":
         target = find_in_folder(path) if os.path.isdir(path) else path
         if target is None:
@@ -141,7 +150,7 @@ def _read_as(path: str, found: Format, sources: ExternalFiles, allow_pickle: boo
     return read_npy(path, sources)
 
 
-def file_format(path: str, advice: str = _SAY) -> Format:
+def file_format(path: str, advice: str = _SAY_FORMAT) -> Format:
     """Which format a file or folder has. Raises UnsupportedValueError for none that is known.
 
     Args:
@@ -181,3 +190,55 @@ def _check_places(plan: structure.Plan, sources: ExternalFiles) -> None:
             i = bisect_right(bases, leaf.offset) - 1
             if i < 0 or leaf.offset + leaf.nbytes > bases[i] + sources.files[i].size:
                 raise CorruptionError(f"{structure.render_path(leaf.name)} lies beyond the end of its file")
+
+
+# --- numpy's .npy files ----------------------------------------------------------------------------------------------
+
+
+_LONGEST_NPY_HEADER = 1 << 16  # bytes; numpy itself reads no more than 10,000
+
+
+def read_npy(path: str, sources: ExternalFiles) -> structure.ExternalValue:
+    path = os.path.realpath(path)
+    with opened(path) as (fd, found):
+        shape, is_fortran, dtype, start = _read_npy_header(path, syscalls.read_at(fd, _LONGEST_NPY_HEADER, 0))
+        nbytes = count(shape) * dtype.itemsize
+        if start + nbytes != found.st_size:
+            damaged(path, f"its array ends at byte {start + nbytes:,}, and the file at {found.st_size:,}")
+        base = sources.add(path, found)
+    stride = tuple(reversed(contiguous_stride(shape[::-1]))) if is_fortran else None
+    return structure.describe_external_tree(TENSOR, [Leaf((), str(dtype), shape, stride, base + start, nbytes)])
+
+
+def _read_npy_header(path: str, head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    """The shape, whether it is in Fortran's order, the dtype, and where the data starts."""
+    file = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version == (1, 0):
+            shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        elif version == (2, 0):
+            shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
+        else:
+            raise UnsupportedValueError(f"{path}: version {version} of the format, which has arrays of records only")
+    except (UnsupportedValueError, MemoryError, RecursionError, OSError):
+        raise
+    except Exception as error:  # of numpy's parser, which evaluates a literal, and reads those of Python 2 too
+        damaged(path, f"its header can't be read: {error}")
+    if not are_sizes(list(shape)):
+        damaged(path, f"an array of shape {short(shape)}")
+    if dtype.kind not in "biufc" or str(dtype) not in DTYPES:
+        raise UnsupportedValueError(
+            f"{path}: an array of dtype {short(dtype.str)}, which no tensor has: {_npy_advice(dtype)}"
+        )
+    return tuple(shape), bool(is_fortran), dtype, file.tell()
+
+
+def _npy_advice(dtype: np.dtype) -> str:
+    if dtype.hasobject:
+        return (
+            "it is a pickle, which can run code; if you trust whoever wrote it, load it with numpy.load(path, "
+            "allow_pickle=True), and put the array into a store that was opened with allow_pickle=True"
+        )
+    store = " into a store that was opened with allow_pickle=True" if dtype.kind == "V" else ""
+    return f"load it with numpy.load, and put the array{store}"

@@ -1,27 +1,34 @@
 """Values as files of other formats: safetensors (one, or the shards of a checkpoint), TensorDict's memmaps, torch.save.
 
+export_value                  writes a whole stored value
+write_tensor, write_tensors   write bare tensors, which may be lazy, as a `.npy`, a `.safetensors` or a file of
+                              torch.save, piece by piece: what `memstore get -o` writes
+
 What a format can't express is refused, naming the leaf, before its target is touched. Tensors are written by `write`
 from the mapped entry, so a full disk is an error and the memory stays small.
 """
 
 from __future__ import annotations
 
+import io
 import os
+from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from memstore import structure
+from memstore._threads import between_forks
+from memstore._wording import parse_size
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError, lack_of
-from memstore.formats.output import Meter, NewFile, Progress, new_file, what_special
+from memstore.formats.files import ByteMeter, ExportFile, Progress, new_file, what_special
 from memstore.formats.safetensors import why_not, write_checkpoint, write_safetensors
-from memstore.late_imports import between_forks
-from memstore.structure import modes
-from memstore.wording import parse_size
+from memstore.structure import DTYPE_NAMES, NUMPY_DTYPES, modes
 
-Format = Literal["safetensors", "memmap", "torch"]
-FORMATS = ("safetensors", "memmap", "torch")
+ExportFormat = Literal["safetensors", "memmap", "torch"]
+EXPORT_FORMATS = ("safetensors", "memmap", "torch")
 _WRITES = {  # a file of this suffix, which its readers expect to be of one format
     ".safetensors": "format='safetensors'",
     **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), "format='torch'"),
@@ -36,8 +43,10 @@ _FOREIGN = frozenset(
 
 def check_export(path: str | os.PathLike[str], format: str, max_shard_size: int | str | None) -> tuple[str, int | None]:
     """The path as text, and the limit in bytes."""
-    if format not in FORMATS:
-        raise ValueError(f"format is {', '.join(map(repr, FORMATS[:-1]))} or {FORMATS[-1]!r}, and not {format!r}")
+    if format not in EXPORT_FORMATS:
+        raise ValueError(
+            f"format is {', '.join(map(repr, EXPORT_FORMATS[:-1]))} or {EXPORT_FORMATS[-1]!r}, and not {format!r}"
+        )
     if max_shard_size is not None and format != "safetensors":
         raise ValueError(f"max_shard_size is for format='safetensors', and not for {format!r}")
     name: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
@@ -66,7 +75,7 @@ def export_value(
     description: bytes,
     value: Any,
     path: str,
-    format: Format,
+    format: ExportFormat,
     *,
     limit: int | None,
     progress: Progress | None,
@@ -75,7 +84,7 @@ def export_value(
 ) -> None:
     """Writes `value`, which was got of an entry with this description, to `path`."""
     plan = structure.plan_of(description)
-    meter = Meter(structure.stored_bytes(plan), progress)
+    meter = ByteMeter(structure.stored_bytes(plan), progress)
     try:
         if format == "safetensors":
             tensors = _named_tensors(plan, value)
@@ -86,7 +95,7 @@ def export_value(
                 write_checkpoint(os.path.abspath(path), tensors, limit, meter, durable=durable)
         elif format == "memmap":
             with between_forks():
-                from memstore.formats.memmap_export import write_memmap
+                from memstore.formats.memmap import write_memmap
             for name, tensor in structure.iter_tensors(value):
                 _check_expanded(name, tensor)
             write_memmap(os.path.abspath(path), value, meter, durable=durable, allow_pickle=allow_pickle)
@@ -102,23 +111,23 @@ def export_value(
 def as_tensordict(value: Any) -> Any:
     """The TensorDict that is exported for a value. Raises UnsupportedValueError, naming the leaf, for what has none."""
     with between_forks():
-        from memstore.formats.memmap_export import as_collection
+        from memstore.formats.memmap import as_collection
     return as_collection(value)
 
 
 def make_memmap_folder(folder: str, source: Any, *, allow_pickle: bool) -> list[tuple[torch.Tensor, str]]:
     """All of a TensorDict but the bytes of its tensors, in an empty folder: each with the file that is to have them."""
     with between_forks():
-        from memstore.formats.memmap_export import make_folder
+        from memstore.formats.memmap import make_folder
     return make_folder(folder, source, allow_pickle=allow_pickle)
 
 
-class _Sink:
+class _TorchSink:
     """What torch.save writes to. An error waits until torch is done: raised within its C++, it and what it refers to
     would never be freed, and torch would raise another one instead.
     """
 
-    def __init__(self, file: NewFile) -> None:
+    def __init__(self, file: ExportFile) -> None:
         self._file = file
         self.error: BaseException | None = None
 
@@ -135,10 +144,10 @@ class _Sink:
         """Nothing is kept back."""
 
 
-def save_torch(value: Any, file: NewFile) -> None:
+def save_torch(value: Any, file: ExportFile) -> None:
     """Writes as torch.save does. Raises UnsupportedValueError, which names the leaf if it can."""
     _check_for_torch(value)
-    sink = _Sink(file)
+    sink = _TorchSink(file)
     try:
         torch.save(value, sink)  # pyright: ignore[reportArgumentType]
     except RuntimeError as error:  # one memory with two dtypes, for instance
@@ -193,3 +202,90 @@ def _check_expanded(path: Path, tensor: torch.Tensor) -> None:
 def _refuse(path: Path, why: str) -> None:
     name = "value" + "".join(f"[{part!r}]" for part in path)
     raise UnsupportedValueError(f"{name}: {why}, and safetensors has nothing for it; export as 'torch'")
+
+
+# --- Bare tensors ----------------------------------------------------------------------------------------------------
+
+
+def write_tensor(path: str, name: str, tensor: torch.Tensor, progress: Progress | None = None) -> None:
+    """Writes a tensor in the format that the ending of `path` names, in place of a file that is there.
+
+    Args:
+        path: ends with .npy, .safetensors, .pt or .pth.
+        name: what safetensors calls it.
+        tensor: a dense one, which may be lazy.
+        progress: called with the bytes done and those in all.
+
+    Raises:
+        UnsupportedValueError: the format hasn't its dtype. Nothing was written.
+        AlreadyExistsError: a folder is there.
+        ValueError: another ending.
+    """
+    ending, target = os.path.splitext(path)[1], os.path.abspath(path)
+    meter = ByteMeter(tensor.numel() * tensor.itemsize, progress)
+    if ending == ".safetensors":
+        reason = why_not(name, tensor)
+        if reason:
+            raise UnsupportedValueError(f"{name}: {reason}, which safetensors hasn't: write a .pt")
+        write_safetensors(target, {name: tensor}, meter, durable=False)
+    elif ending == ".npy":
+        header = _npy_header(name, tensor)
+        with new_file(target, meter, durable=False) as file:
+            _write_npy(file, header, tensor)
+    elif ending in (".pt", ".pth"):
+        with new_file(target, meter, durable=False) as file:
+            save_torch(tensor, file)
+    else:
+        raise ValueError(f"a tensor is written as .npy, .safetensors or .pt, and not as {ending!r}")
+    meter.finish()
+
+
+def write_tensors(path: str, tensors: Mapping[Path, torch.Tensor], progress: Progress | None = None) -> None:
+    """Writes tensors, which may be lazy: into a .safetensors by their names joined by dots, else as nested dicts.
+
+    Raises:
+        UnsupportedValueError: safetensors hasn't a dtype, or two have one name there. Nothing was written.
+        AlreadyExistsError: a folder is there.
+    """
+    meter = ByteMeter(sum(tensor.numel() * tensor.itemsize for tensor in tensors.values()), progress)
+    if os.path.splitext(path)[1] == ".safetensors":
+        named = {".".join(map(str, name)) or "tensor": tensor for name, tensor in tensors.items()}
+        refused = {name: why_not(name, tensor) for name, tensor in named.items()}
+        reason = next((f"{name}: {why}, which safetensors hasn't" for name, why in refused.items() if why), "")
+        if len(named) < len(tensors):
+            reason = "two tensors have one name, when names are joined by dots as safetensors has them"
+        if reason:
+            raise UnsupportedValueError(f"{reason}: write a .pt")
+        write_safetensors(os.path.abspath(path), named, meter, durable=False)
+    else:
+        with new_file(os.path.abspath(path), meter, durable=False) as file:
+            save_torch(_nested(tensors), file)
+    meter.finish()
+
+
+def _nested(tensors: Mapping[Path, torch.Tensor]) -> Any:
+    """In dicts, by the parts of their names."""
+    value: dict[str | int, Any] = {}
+    for name, tensor in tensors.items():
+        if not name:
+            return tensor
+        inner = value
+        for part in name[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[name[-1]] = tensor
+    return value
+
+
+def _npy_header(name: str, tensor: torch.Tensor) -> bytes:
+    dtype = NUMPY_DTYPES.get(DTYPE_NAMES[tensor.dtype])
+    if dtype is None:
+        raise UnsupportedValueError(f"{name}: it is of {tensor.dtype}, which numpy hasn't: write a .safetensors or .pt")
+    header = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(tensor.shape)}
+    np.lib.format.write_array_header_1_0(header, described)
+    return header.getvalue()
+
+
+def _write_npy(file: ExportFile, header: bytes, tensor: torch.Tensor) -> None:
+    file.write_uncounted(header)
+    file.write_tensor(tensor)

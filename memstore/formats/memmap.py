@@ -1,12 +1,12 @@
-"""Folders that `TensorDict.memmap` writes, served in place.
+"""Folders that `TensorDict.memmap` writes, served in place; and folders that `TensorDict.load_memmap` reads, written.
 
     FOLDER/meta.json, KEY.memmap, KEY/...        a TensorDict: its keys, shapes, dtypes; bytes; what is nested
     FOLDER/meta.json, _tensordict/...            a tensorclass: its class
     FOLDER/meta.json, 0/..., 1/..., 2/...        a lazy stack
     FOLDER/meta.json [, other.pickle]            NonTensorData and NonTensorStack: the data itself
 
-tensordict's own loader is not used: it would map each file for itself, unpickle, and run classes' code. What it makes
-of a folder is what a get gives, but for one thing: leaves are plain tensors.
+tensordict's own loader is not used for serving: it would map each file for itself, unpickle, and run classes' code. A
+get gives what that loader makes of a folder, with one difference: leaves are plain tensors.
 """
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
@@ -18,22 +18,29 @@ import os
 import stat
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensordict
+import torch
 from tensordict.base import _ACCEPTED_CLASSES
-from tensordict.utils import _encode_key_for_filesystem
+from tensordict.utils import _STR_DTYPE_TO_DTYPE, _encode_key_for_filesystem
 
 from memstore import structure
-from memstore.engine import ExternalFiles, Leaf, opened
-from memstore.errors import UnsupportedValueError
-from memstore.formats.documents import (
+from memstore._parsing import Document
+from memstore._wording import an, short
+from memstore.engine import ExternalFiles, Leaf, Path, opened
+from memstore.errors import UnsupportedValueError, lacks_told
+from memstore.formats.files import (
+    ByteMeter,
     are_sizes,
     damaged,
+    new_file,
+    new_folder,
     parse_object,
     parse_object_of_python,
     parse_value,
     read_whole,
+    what_special,
 )
-from memstore.strict_json import Document
 from memstore.structure import (
     DTYPES,
     MAX_DEPTH,
@@ -44,9 +51,12 @@ from memstore.structure import (
     Walk,
     class_name,
     count,
+    name_of,
     read_pickle,
 )
-from memstore.wording import short
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
 
 _VERSION = 1  # of the layout
 _META = "meta.json"
@@ -57,12 +67,12 @@ PICKLES = ("other.pickle", "pickle.pkl")
 
 
 def read_memmap(path: str, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
-    reader = _Reader(sources, allow_pickle)
+    reader = _MemmapReader(sources, allow_pickle)
     tree = reader.read(os.path.realpath(path), _NOTHING)
     return structure.describe_external_tree(tree, reader.leaves, reader.walk.objects)
 
 
-class _Above(NamedTuple):
+class _OuterTensorDict(NamedTuple):
     """What an entry takes over from the TensorDict that it is in."""
 
     batch: tuple[int, ...] = ()
@@ -70,10 +80,10 @@ class _Above(NamedTuple):
     names: list[str | None] | None = None
 
 
-_NOTHING = _Above()
+_NOTHING = _OuterTensorDict()
 
 
-class _Reader:
+class _MemmapReader:
     """Reads the folders of one value, in the order of its tree."""
 
     def __init__(self, sources: ExternalFiles, allow_pickle: bool) -> None:
@@ -83,7 +93,7 @@ class _Reader:
         self.walk.depth = 1  # so that containers of objects become one object, as they do in a TensorDict
         self._depth = self._members = 0
 
-    def read(self, folder: str, above: _Above) -> Tree:
+    def read(self, folder: str, above: _OuterTensorDict) -> Tree:
         """The tree of what a folder holds."""
         try:
             found = os.lstat(folder)
@@ -108,7 +118,7 @@ class _Reader:
         self._depth -= 1
         return tree
 
-    def _container(self, folder: str, meta: Document, above: _Above) -> Tree:
+    def _container(self, folder: str, meta: Document, above: _OuterTensorDict) -> Tree:
         kind = _class_of(folder, meta)
         if kind in (tensordict.TensorDict, tensordict.TensorDictParams):
             return self._tensordict(folder, meta)
@@ -136,7 +146,9 @@ class _Reader:
             damaged(path, "it has no batch size")
         if device not in ("None", "cpu"):
             raise UnsupportedValueError(f"{folder}: a TensorDict of device {short(device)}, whose files are the CPU's")
-        above = _Above(tuple(batch), None if device == "None" else device, names if isinstance(names, list) else None)
+        above = _OuterTensorDict(
+            tuple(batch), None if device == "None" else device, names if isinstance(names, list) else None
+        )
         entries = {key: parse_object(path, text) for key, text in meta.items() if bytes(text).startswith(b"{")}
         tensors = [key for key, entry in entries.items() if "type" not in entry]
         nested = [key for key, entry in entries.items() if "type" in entry]
@@ -167,7 +179,7 @@ class _Reader:
             raise
         return Leaf((), dtype, tuple(shape), None, base, nbytes)
 
-    def _stack(self, folder: str, meta: Document, above: _Above) -> Tree:
+    def _stack(self, folder: str, meta: Document, above: _OuterTensorDict) -> Tree:
         dim, name = (parse_value(f"{folder}/{_META}", meta.get(name)) for name in ("stack_dim", "stack_dim_name"))
         count = 0
         while os.path.lexists(f"{folder}/{count}"):
@@ -177,7 +189,7 @@ class _Reader:
         inner = above._replace(batch=above.batch[:dim] + above.batch[dim + 1 :], names=None)
         return ("lazy", "", dim, name, False, [self.read(f"{folder}/{i}", inner) for i in range(count)])
 
-    def _tensorclass(self, folder: str, meta: Document, kind: Any, above: _Above) -> Tree:
+    def _tensorclass(self, folder: str, meta: Document, kind: Any, above: _OuterTensorDict) -> Tree:
         try:
             name = class_name(kind)
         except RefusedError as error:
@@ -188,7 +200,7 @@ class _Reader:
 
     # --- what is no tensor --------------------------------------------------------------------------------------------
 
-    def _values(self, folder: str, meta: Document, above: _Above) -> Tree:
+    def _values(self, folder: str, meta: Document, above: _OuterTensorDict) -> Tree:
         data, device = (parse_value(f"{folder}/{_META}", meta.get(name)) for name in ("data", "device"))
         if data is None:
             return self._stack(folder, meta, above)
@@ -274,3 +286,87 @@ def _path_of(folder: str, key: str, ending: str) -> str:
     if plain and not os.path.lexists(path) and os.path.lexists(f"{folder}/{key}{ending}"):
         return f"{folder}/{key}{ending}"
     return path
+
+
+# --- Writing ---------------------------------------------------------------------------------------------------------
+
+
+_RESERVED_KEYS = frozenset({"shape", "device", "_type"})  # names that meta.json uses itself, and would lose
+
+
+def write_memmap(path: str, value: Any, meter: ByteMeter, *, durable: bool, allow_pickle: bool) -> None:
+    """The folder that `TensorDict.load_memmap` reads. tensordict makes it, but for the bytes of the tensors.
+
+    Those it would write through mappings, where a full disk ends the process.
+    """
+    source = as_collection(value)
+    meter.total = sum(tensor.numel() * tensor.itemsize for _, tensor in structure.iter_tensors(source))
+    with new_folder(path, durable=durable) as folder:
+        for tensor, name in make_folder(folder, source, allow_pickle=allow_pickle):
+            with new_file(name, meter, durable=False) as file:
+                file.write_tensor(tensor)
+
+
+def as_collection(value: Any) -> Any:
+    """The TensorDict that is written for a value. Raises UnsupportedValueError, naming the leaf, for what has none."""
+    source = _as_collection(value, ())
+    for name, tensor in structure.iter_tensors(source):
+        special = what_special(tensor)
+        if special:
+            raise _refusal(name, special)
+        if str(tensor.dtype) not in _STR_DTYPE_TO_DTYPE:
+            raise _refusal(name, f"{tensor.dtype}, which tensordict doesn't load")
+        for part in _RESERVED_KEYS.intersection(name):
+            raise _refusal(name, f"the key {part!r}, which the layout uses itself")
+    return source
+
+
+def make_folder(folder: str, source: Any, *, allow_pickle: bool) -> list[tuple[torch.Tensor, str]]:
+    """All of a TensorDict but the bytes of its tensors, in an empty folder.
+
+    Returns: the tensors that have elements, each with the file that is to have them, which has holes as yet.
+    """
+    try:
+        with lacks_told(folder):
+            target = source.memmap_like(folder, copy_existing=True)
+    except OSError:
+        raise
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
+        raise UnsupportedValueError(f"TensorDict.memmap can't write it: {error}") from error
+    if not allow_pickle:
+        _check_no_pickles(folder)
+    pairs = zip(structure.iter_tensors(source), structure.iter_tensors(target), strict=True)
+    return [(tensor, str(place.filename)) for (_, tensor), (_, place) in pairs if tensor.numel()]  # type: ignore[attr-defined]
+
+
+def _as_collection(value: Any, path: Path) -> Any:
+    """dicts as TensorDicts without a batch size, what lies in them too."""
+    if tensordict.is_tensor_collection(value):
+        return value
+    if not isinstance(value, dict):
+        raise _refusal(path, f"{an(type(value))} instead of a TensorDict, tensorclass or dict")
+    entries: dict[str, Any] = {}
+    for key, entry in value.items():
+        if type(key) is not str:
+            raise _refusal((*path, name_of(key)), "a key that is no str")
+        if isinstance(entry, dict):
+            entries[key] = _as_collection(entry, (*path, key))
+        elif isinstance(entry, torch.Tensor) or tensordict.is_tensor_collection(entry):
+            entries[key] = entry
+        elif next(structure.iter_tensors(entry), None) is not None or isinstance(entry, np.ndarray):
+            raise _refusal((*path, key), f"{an(type(entry))} with tensors in it")
+        else:
+            entries[key] = tensordict.NonTensorData(entry)
+    return tensordict.TensorDict(entries, batch_size=[])
+
+
+def _check_no_pickles(folder: str) -> None:
+    for parent, _, names in os.walk(folder):
+        if not set(PICKLES).isdisjoint(names):
+            what = os.path.relpath(parent, folder).split(os.sep)
+            raise _refusal(tuple(what), "an object that would be pickled: open the store with allow_pickle=True")
+
+
+def _refusal(path: Path, why: str) -> UnsupportedValueError:
+    name = "value" + "".join(f"[{part!r}]" for part in path)
+    return UnsupportedValueError(f"{name}: {why}, which can't be exported as memmap")

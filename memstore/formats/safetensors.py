@@ -13,13 +13,14 @@ from collections.abc import Mapping
 import torch
 
 from memstore import structure
+from memstore._wording import short
 from memstore.engine import (
     METADATA,
     PLAIN_METADATA,
     SAFETENSORS_DTYPES,
     TORCH_DTYPES,
-    Entry,
     ExternalFiles,
+    HeaderEntry,
     Leaf,
     header_size,
     make_header,
@@ -29,10 +30,8 @@ from memstore.engine import (
     syscalls,
 )
 from memstore.errors import CorruptionError, PermissionDeniedError, UnsupportedValueError
-from memstore.formats.documents import damaged, parse_object, parse_texts, read_whole
-from memstore.formats.output import Meter, new_file, new_folder
+from memstore.formats.files import ByteMeter, damaged, new_file, new_folder, parse_object, parse_texts, read_whole
 from memstore.structure import DTYPE_NAMES
-from memstore.wording import short
 
 INDEX = "model.safetensors.index.json"
 _LONGEST_NAME = 255  # of a file
@@ -152,7 +151,7 @@ def _read_file(path: str, sources: ExternalFiles) -> dict[str, Leaf]:
     return {name: _leaf(path, name, entry, base) for name, entry in entries.items()}
 
 
-def _leaf(path: str, name: str, entry: Entry, base: int) -> Leaf:
+def _leaf(path: str, name: str, entry: HeaderEntry, base: int) -> Leaf:
     if len(entry.shape) > _MOST_DIMENSIONS:
         damaged(
             path, f"its entry {short(name)} has {len(entry.shape):,} dimensions, and {_MOST_DIMENSIONS} are the limit"
@@ -171,7 +170,7 @@ def why_not(name: str, tensor: torch.Tensor) -> str | None:
     return "its name is that of the metadata" if name == METADATA else None
 
 
-def write_safetensors(path: str, tensors: dict[str, torch.Tensor], meter: Meter, *, durable: bool) -> None:
+def write_safetensors(path: str, tensors: dict[str, torch.Tensor], meter: ByteMeter, *, durable: bool) -> None:
     """A file by itself, in place of one that is there."""
     header, order = header_of(tensors)
     with new_file(path, meter, durable=durable) as file:
@@ -181,7 +180,7 @@ def write_safetensors(path: str, tensors: dict[str, torch.Tensor], meter: Meter,
 
 
 def write_checkpoint(
-    path: str, tensors: dict[str, torch.Tensor], limit: int | None, meter: Meter, *, durable: bool
+    path: str, tensors: dict[str, torch.Tensor], limit: int | None, meter: ByteMeter, *, durable: bool
 ) -> None:
     """A folder as transformers writes it: `model.safetensors`, or shards of up to `limit` bytes and their index."""
     shards = shards_of(tensors, limit)

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 from os.path import commonprefix
 
+from memstore._parsing import UNDECODABLE
+from memstore._wording import count_of, no_key
 from memstore.engine import Path, Root, index, is_served, no_version, to_explain
 from memstore.errors import KeyNotFoundError, MemstoreError, PartialCommitError, StoreTimeoutError
 from memstore.listing.outline import UnknownKindError, outline
-from memstore.undecodable import UNDECODABLE
-from memstore.wording import count_of, no_key
 
 _LOOKED_AT = 128  # keys from each place where one that was meant may stand
 _COMPARED = 16  # of them, by difflib

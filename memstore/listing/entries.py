@@ -1,31 +1,31 @@
-"""What a store holds, told from records alone: no tensor is touched, and torch is not imported.
-
-For the command line and for `repr`s.
-"""
+"""Entries: what a store holds, told from records alone, for the command line and for `repr`s. Imports no torch."""
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from memstore._arguments import encode_prefix
+from memstore._wording import age, columns_of, count_of, escaped, size
 from memstore.engine import Record, index, plan_bytes
-from memstore.keys import encode_prefix
 from memstore.listing.keyspace import Keyspace, opened, timeout_of
-from memstore.listing.objects import OBJECT, object_types
-from memstore.listing.outline import is_one_array, type_name
-from memstore.wording import age, count_of, size
+from memstore.listing.outline import OBJECT, is_one_array, object_types, type_name
+
+# --- Entries ---------------------------------------------------------------------------------------------------------
+
 
 _BITS = re.compile(r"[0-9]+")  # in the name of a dtype
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedEntry:
     """An entry, as `memstore ls` shows it."""
 
     key: str
@@ -49,19 +49,19 @@ class Listed:
 COLUMNS = ("key", "type", "content", "size", "version", "age")
 
 
-def cells(one: Listed) -> tuple[str, ...]:
+def cells(one: ListedEntry) -> tuple[str, ...]:
     """As text, under COLUMNS."""
     return one.key, one.type, one.content, size(one.nbytes), str(one.version), age(one.created)
 
 
-def entries(store: Keyspace, prefix: str = "", *, timeout: float | None = None) -> Iterator[Listed]:
+def entries(store: Keyspace, prefix: str = "", *, timeout: float | None = None) -> Iterator[ListedEntry]:
     """The entries whose keys start with `prefix`, sorted, read in pages. timeout: of a page; None: the store's own."""
     within = timeout_of(store) if timeout is None else timeout
     for key, record in index.records_from(partial(opened, store), encode_prefix(prefix), within):
         yield _listed(key, record)
 
 
-def _listed(key: bytes, record: Record) -> Listed:
+def _listed(key: bytes, record: Record) -> ListedEntry:
     tree, leaves, _ = msgspec.msgpack.decode(plan_bytes(record.description))
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
@@ -71,7 +71,9 @@ def _listed(key: bytes, record: Record) -> Listed:
     if kind == OBJECT:
         kind = next(iter(object_types(record.objects)), OBJECT)
     nbytes = _nbytes(record, leaves)
-    return Listed(key.decode(), record.version, record.kind, nbytes, record.created, len(leaves), kind, dtype, shape)
+    return ListedEntry(
+        key.decode(), record.version, record.kind, nbytes, record.created, len(leaves), kind, dtype, shape
+    )
 
 
 def value_bytes(record: Record) -> int:
@@ -91,3 +93,99 @@ def _nbytes(record: Record, leaves: list[Any]) -> int:
             itemsize = max(int(bits[0]), 8) // 8 if bits else 1
             sizes[offset] = max(sizes.get(offset, 0), math.prod(shape) * itemsize)
     return sum(sizes.values())
+
+
+# --- Keys drawn as a tree --------------------------------------------------------------------------------------------
+
+
+_SHOWN = 20  # entries of a folder, of which there may be a million
+_WIDEST = 60  # characters of a name that others are aligned with
+_LINES = 200
+_DEEPEST = 16  # folders in one another
+
+
+@dataclass(slots=True)
+class _Folder:
+    """What has a common start, up to a "/"."""
+
+    keys: int = 0
+    nbytes: int = 0
+    folders: dict[str, _Folder] = field(default_factory=dict[str, "_Folder"])
+    entries: dict[str, ListedEntry] = field(default_factory=dict[str, ListedEntry])
+
+    def add(self, entry: ListedEntry, start: int, depth: int = 0) -> None:
+        self.keys += 1
+        self.nbytes += entry.nbytes
+        end = entry.key.find("/", start)
+        if end < 0 or depth == _DEEPEST:
+            self.entries[entry.key[start:]] = entry
+        else:
+            self.folders.setdefault(entry.key[start : end + 1], _Folder()).add(entry, end + 1, depth + 1)
+
+
+class KeyTree:
+    """Keys as a tree, as they were when it was made. Made by `Store.tree`.
+
+    Its text is the drawing; a notebook shows it too.
+
+    Attributes:
+        root: the store's folder.
+        prefix: what the keys start with.
+    """
+
+    def __init__(self, root: str, prefix: str, listed: Iterator[ListedEntry]) -> None:
+        self.root, self.prefix = root, prefix
+        self._top = _Folder()
+        start = prefix.rfind("/") + 1  # "pol" draws "policy/" and "polish"
+        for entry in listed:
+            self._top.add(entry, start)
+
+    def __len__(self) -> int:
+        """How many keys it has."""
+        return self._top.keys
+
+    def __repr__(self) -> str:
+        lines = [self._title(), *_draw(self._top, "")]
+        more = len(lines) - _LINES
+        return "\n".join(lines[:_LINES] + ([f"... and {more:,} lines more: tree(prefix) draws a part"] * (more > 0)))
+
+    def _repr_html_(self) -> str:
+        return f"<pre style='font-family:monospace;white-space:pre'>{html.escape(repr(self))}</pre>"
+
+    def _title(self) -> str:
+        start = f", those that start with {self.prefix!r}" if self.prefix else ""
+        return f"{self.root}: {_counted(self._top)}{start}"
+
+
+def key_tree(store: Keyspace, prefix: str) -> KeyTree:
+    """Raises InvalidKeyError, StoreClosedError."""
+    encode_prefix(prefix)
+    return KeyTree(store.root, prefix, entries(store, prefix))
+
+
+def _draw(folder: _Folder, indent: str) -> Iterator[str]:
+    names = sorted({*folder.folders, *folder.entries})
+    shown = names if len(names) <= _SHOWN + 1 else names[:_SHOWN]
+    texts = [escaped(name) for name in shown]  # a line end in a key is none of the drawing's
+    widths = list(map(columns_of, texts))
+    widest = max((width for width in widths if width <= _WIDEST), default=0)
+    for name, text, width in zip(shown, texts, widths, strict=True):
+        is_last, padded = name is names[-1], text + " " * (widest - width)
+        branch, below = ("└── ", "    ") if is_last else ("├── ", "│   ")
+        if name in folder.folders:
+            inner = folder.folders[name]
+            yield f"{indent}{branch}{padded}  {_counted(inner)}"
+            yield from _draw(inner, indent + below)
+        else:
+            yield f"{indent}{branch}{padded}  {_said(folder.entries[name])}"
+    if len(shown) < len(names):
+        yield f"{indent}└── ... {len(names) - len(shown):,} more"
+
+
+def _counted(folder: _Folder) -> str:
+    return f"{folder.keys:,} {'key' if folder.keys == 1 else 'keys'}, {size(folder.nbytes)}"
+
+
+def _said(entry: ListedEntry) -> str:
+    what = f"{entry.leaves:,} {'tensor' if entry.leaves == 1 else 'tensors'}" if entry.leaves else "no tensor"
+    return f"{what}, {size(entry.nbytes)}, version {entry.version}, {age(entry.created)} old"

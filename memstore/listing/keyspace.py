@@ -1,24 +1,36 @@
-"""Keyspace: an opened store as keys and versions, all that needs neither torch nor a value. `Store` adds the values.
-
-The command line looks at stores through it, and starts in a fifth of a second.
-"""
+"""Keyspace: an opened store as keys and versions, all that needs neither torch nor a value. `Store` adds the values."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import re
+import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from memstore.arguments import expected_version, flag, older_version, older_versions
+from memstore._arguments import (
+    encode_key,
+    encode_prefix,
+    expected_version,
+    flag,
+    older_version,
+    older_versions,
+    several,
+)
+from memstore._info import PendingInfo, StoreStats
+from memstore._threads import between_forks
+from memstore._wording import short
 from memstore.engine import (
     Change,
     Creation,
     Elsewhere,
+    PendingPart,
     Root,
     RootUse,
     absolute_path,
@@ -30,22 +42,21 @@ from memstore.engine import (
     index,
     measure,
     open_root,
+    pending_parts,
     register_elsewhere,
     reopen_root,
     resource_errors,
     sweep_all,
 )
 from memstore.errors import KeyNotFoundError, MemstoreError, ReadOnlyError, StoreClosedError, StoreTimeoutError
-from memstore.info import PendingInfo, StoreStats
-from memstore.keys import encode_key, encode_prefix, several
-from memstore.late_imports import between_forks
 from memstore.listing.absent import absent, absent_many, not_in_time
-from memstore.listing.globs import GLOB, warned_if_none
-from memstore.listing.keys import WhileRead, call_of_keys
-from memstore.listing.pending import pending
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+# --- Keyspace --------------------------------------------------------------------------------------------------------
+
 
 Mode = Literal["r", "r+", "a", "x", "w"]
 
@@ -334,18 +345,18 @@ def tell_of_wait(path: str, began: float, versions: Mapping[str, int]) -> None:
         log.debug("%s: wait %r: version %d, %.3f ms", path, key, version, took)
 
 
-def wanted_of(keys: Iterable[str] | None, prefix: str | None, newer_than: Mapping[str, int] | int) -> index.Wanted:
+def wanted_of(keys: Iterable[str] | None, prefix: str | None, newer_than: Mapping[str, int] | int) -> index.AwaitedKeys:
     """The arguments of `wait_any`, checked."""
     if (keys is None) == (prefix is None):
         raise TypeError("wait_any waits for keys, or for all that start with prefix=: give one of them")
     older = older_versions(newer_than)
     than = older if isinstance(older, int) else {encode_key(key): version for key, version in older.items()}
     if prefix is not None:
-        return index.Wanted(None, encode_prefix(prefix), than)
+        return index.AwaitedKeys(None, encode_prefix(prefix), than)
     names = tuple(dict.fromkeys(map(encode_key, several(() if keys is None else keys))))
     if not names:
         raise ValueError("there are no keys to wait for: give some, or a prefix= for those that come")
-    return index.Wanted(names, b"", than)
+    return index.AwaitedKeys(names, b"", than)
 
 
 @register_elsewhere
@@ -378,3 +389,92 @@ def has_keys(store: Keyspace, prefix: str) -> bool:
 def timeout_of(store: Keyspace) -> float:
     """Seconds that calls wait which aren't told otherwise, for the same."""
     return store._timeout  # pyright: ignore[reportPrivateUsage]
+
+
+# --- Sharded puts that wait for the parts of other ranks -------------------------------------------------------------
+
+
+def pending(root: Root, key: bytes | None, deadline: float) -> tuple[PendingInfo, ...]:
+    """The attempts that wait for parts: of one key, or all."""
+    found: dict[tuple[bytes, str], list[tuple[PendingPart, float]]] = {}
+    for part, left in pending_parts(root, key, deadline):
+        found.setdefault((part.key, part.attempt), []).append((part, left))
+    return tuple(
+        PendingInfo(
+            key=name.decode(),
+            attempt=attempt,
+            world_size=parts[0][0].world_size,
+            ranks=tuple(part.rank for part, _ in parts),
+            nbytes=sum(part.size for part, _ in parts),
+            expires=time.time() + max(left for _, left in parts),
+        )
+        for (name, attempt), parts in found.items()
+    )
+
+
+# --- What keys(), items() and values() return ------------------------------------------------------------------------
+
+
+_T = TypeVar("_T")
+
+
+class WhileRead(Iterator[_T]):
+    """What a store has, read while it is iterated over. A loop takes it from `found`, at its speed.
+
+    Args:
+        found: the keys, values, or both.
+        call: how it was asked for: "keys('a/')".
+        root: the store's folder.
+        kind: what has all of them at once: "list", "dict".
+    """
+
+    __slots__ = ("_call", "_found", "_kind", "_root")
+
+    def __init__(self, found: Iterator[_T], call: str, root: str, kind: str = "list") -> None:
+        self._found, self._call, self._root, self._kind = found, call, root, kind
+
+    def __iter__(self) -> Iterator[_T]:
+        return self._found
+
+    def __next__(self) -> _T:
+        return next(self._found)
+
+    def __repr__(self) -> str:
+        return f"<{self._call} of {self._root}, read while they are iterated over: {self._all()} has them>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self._call} is read while it is iterated over: send the store, or {self._all()}")
+
+    def _all(self) -> str:
+        return f"{self._kind}(store.{self._call})"
+
+
+def call_of_keys(prefix: str) -> str:
+    """ "keys('a/')"."""
+    return f"keys({short(prefix) if prefix else ''})"
+
+
+# --- Prefixes that look like patterns --------------------------------------------------------------------------------
+
+
+GLOB = frozenset("*?[")
+_UP_TO = re.compile(r"[^*?\[]*")
+
+
+def warned_if_none(keys: Iterator[str], prefix: str) -> Iterator[str]:
+    """The keys that start with `prefix`; a warning if there are none."""
+    one = None
+    for one in keys:
+        yield one
+    if one is None:
+        warnings.warn(no_match(prefix), UserWarning, stacklevel=2)
+
+
+def no_match(prefix: str, call: str = "keys") -> str:
+    """What to say of a prefix that looks like a pattern, and that no key starts with."""
+    plain = re.match(_UP_TO, prefix)
+    start = plain[0] if plain else ""
+    return (
+        f"{call}({prefix!r}): no key starts with this text, in which a wildcard has no meaning; "
+        f"keys({start!r}) gives all that start with {start!r}, and fnmatch.filter(store.keys(), {prefix!r}) matches"
+    )

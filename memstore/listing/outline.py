@@ -1,7 +1,7 @@
-"""What the description of a value says of it: its type, and its leaves by name. Without the classes that build it.
+"""Outlines: the type of a value and its leaves by name, told from its description alone, without its classes.
 
 A description's tree (see `structure/plans` and `structure/tree`) is walked as it is written; kinds that are no plain
-containers are left to `structure`, which needs torch.
+containers are left to `structure`, which needs torch. The types of objects are told by how they are written, too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,64 @@ from typing import Any
 
 import msgspec
 
+from memstore._parsing import UNDECODABLE
 from memstore.engine import Path, plan_bytes
-from memstore.listing.objects import OBJECT, object_types
+
+# --- The types of objects --------------------------------------------------------------------------------------------
+
+
+OBJECT = "object"
+
+# Of msgpack's extensions; those of other types are called by what wrote them.
+_EXTENSIONS = {
+    1: "tuple",
+    2: "dict",
+    3: "OrderedDict",
+    4: "set",
+    5: "frozenset",
+    10: "int",
+    11: "complex",
+    12: "bytearray",
+    13: "range",
+    14: "slice",
+    20: "numpy scalar",
+    21: "numpy array",
+    30: "Size",
+    31: "torch constant",
+    32: "device",
+    40: "datetime",
+    41: "date",
+    42: "time",
+    43: "timedelta",
+    44: "timezone",
+    45: "path",
+    46: "Decimal",
+    47: "Fraction",
+    48: "UUID",
+    49: "enum",
+    100: "pickle",
+}
+
+
+def object_types(written: bytes) -> list[str]:
+    """Of each object: "int", "None", "pickle". None of them, if they aren't here: large ones lie in the segment."""
+    if not written:
+        return []
+    try:
+        found: Any = msgspec.msgpack.decode(written)
+    except UNDECODABLE:
+        return []
+    return [_type_of(one) for one in found]
+
+
+def _type_of(written: Any) -> str:
+    if isinstance(written, msgspec.msgpack.Ext):
+        return _EXTENSIONS.get(written.code, OBJECT)
+    return "None" if written is None else type(written).__name__
+
+
+# --- The tree of a description ---------------------------------------------------------------------------------------
+
 
 _TENSOR, _OBJECT = 0, 1
 
@@ -53,7 +109,7 @@ _BARE = frozenset({"ndarray", "quantized", "quantized_channels"})  # kinds of on
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class OutlineLeaf:
     """A tensor of a value, or with no dtype another object, of a type."""
 
     name: Path
@@ -66,23 +122,23 @@ class UnknownKindError(Exception):
     """The tree has a container that only `structure` can read."""
 
 
-def outline(description: bytes, objects: bytes = b"") -> tuple[str, list[Leaf]]:
+def outline(description: bytes, objects: bytes = b"") -> tuple[str, list[OutlineLeaf]]:
     """The type of a value, and its leaves in order. Raises UnknownKindError.
 
     Args:
         objects: as the record has them; without them their types aren't told.
     """
     tree, written, _ = msgspec.msgpack.decode(plan_bytes(description))
-    leaves: list[Leaf] = []
+    leaves: list[OutlineLeaf] = []
     tensors, types = iter(written), iter(object_types(objects))
     for name, node in _walk(tree, ()):
         if node == _OBJECT:
-            leaves.append(Leaf(name, type=next(types, OBJECT)))
+            leaves.append(OutlineLeaf(name, type=next(types, OBJECT)))
             continue
         entry = next(tensors)
         if isinstance(entry, int):  # the same tensor as that earlier one
             entry = written[entry]
-        leaves.append(Leaf(name, entry[0], tuple(entry[1])))
+        leaves.append(OutlineLeaf(name, entry[0], tuple(entry[1])))
     return (leaves[0].type if tree == _OBJECT else type_name(tree)), leaves
 
 

@@ -1,23 +1,14 @@
 """Replay buffers: rows that many processes write round and round, and sample. The rules: docs/decisions/015.
 
-words       a slot's word: state, claim, lap
-limits      RateLimiter
-sum_tree    which slots are drawn, by their priorities
-priorities  the tree of a buffer, which processes share; updating: changed by positions
-layout      where the parts of a buffer lie
-ring        an open buffer: what the processes share
-flushing    what survives a crash of the host
-recovery    what the next owner of the mutex completes
-intake      rows as a caller gives them
-turns       who waits for the rate limiter, in turn; waiting: until something changes
-writing     claim slots, copy, publish; adding: the same for one plain row, by a short way
-picking     which slots a sample gets; taking: each once; slices: trajectories; samplers: which of these
-sampling    pick, copy, look again
-samples     what a user gets
-creating    what a put writes of a new one; opening: opened, or made
-filled      the part of ReplayBuffer that writes
+entry       the stored entry: RateLimiter and other options, the layout, how a buffer is created and opened
+priorities  which slots are drawn, by their priorities: the sum tree, which processes share
+ring        an open buffer: the words of slots, what the processes share; flush, and recovery after a death or a crash
+waiting     until something changes; who waits for the rate limiter, in line
+writing     claim slots, copy, publish; one plain row by a short way; change priorities
+picking     which slots a sample gets; slices of episodes
+sampling    pick, copy, look again; rows that are handed out once; rows without a sampler
+samples     the TensorDicts that a user gets
 buffer      ReplayBuffer: what a user calls
-looking     rows for who only looks, where they lie or as copies
 """
 
 from __future__ import annotations
@@ -30,10 +21,9 @@ from memstore.replay.buffer import (
     sample_rows,
     sample_slices,
 )
-from memstore.replay.limits import RateLimiter
-from memstore.replay.looking import BufferRows, look_at_rows
-from memstore.replay.samplers import Sampler, SamplerOptions
-from memstore.replay.sum_tree import SumTree
+from memstore.replay.entry import RateLimiter
+from memstore.replay.priorities import SumTree
+from memstore.replay.sampling import BufferRows, Sampler, SamplerOptions, look_at_rows
 
 __all__ = [
     "BufferRows",

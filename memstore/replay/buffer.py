@@ -1,4 +1,7 @@
-"""ReplayBuffer: rows that many processes write round and round, and sample. What a user calls."""
+"""ReplayBuffer: rows that many processes write round and round, and sample. What a user calls.
+
+`BufferWrites` has the methods that write, `ReplayBuffer` inherits it and has the others.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +15,30 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from memstore.datasets import (
-    Reference,
-    Spec,
-    as_row,
-    in_range,
-    opened,
-    reduce,
-    rows_html,
-    rows_text,
-    spec_of,
-)
-from memstore.engine import MutableEntry, deadline_after
-from memstore.errors import MemstoreError, StoreTimeoutError
-from memstore.replay.filled import Filled
-from memstore.replay.layout import capacity_of
-from memstore.replay.limits import RateLimiter
-from memstore.replay.looking import copy_rows_at, rows_by_age
-from memstore.replay.opening import checked_alpha, open_or_create, options_for
-from memstore.replay.picking import Dice, Picked, Picker
-from memstore.replay.recovery import keep_whole
-from memstore.replay.ring import Ring
-from memstore.replay.samplers import Sampler, SamplerOptions, picker_for
+from memstore._wording import an, check_store, count_of, names_its_methods
+from memstore.datasets import EntryReference, Spec, as_row, in_range, opened, reduce, rows_html, rows_text, spec_of
+from memstore.engine import MutableEntry, deadline_after, resource_errors
+from memstore.errors import MemstoreError, ReadOnlyError, StoreTimeoutError, StructureMismatchError
+from memstore.replay.entry import RateLimiter, capacity_of, checked_alpha, open_or_create, options_for
+from memstore.replay.picking import Dice, PickedSlots, Picker, Slices
+from memstore.replay.priorities import GivenPriorities, plain_numbers
+from memstore.replay.ring import Ring, flush, keep_whole
 from memstore.replay.samples import INDEX, WEIGHT, Samples
-from memstore.replay.sampling import new_targets, sample
-from memstore.replay.slices import Slices
-from memstore.replay.taking import Taking, hand_out, put_back
-from memstore.rows import Index
+from memstore.replay.sampling import (
+    ConsumingPicker,
+    Sampler,
+    SamplerOptions,
+    copy_rows_at,
+    hand_out,
+    new_targets,
+    picker_for,
+    put_back,
+    rows_by_age,
+    sample,
+)
+from memstore.replay.writing import BatchPositions, BufferWriter, Intake, update_priorities
+from memstore.rows import RowIndex
 from memstore.structure import modes
-from memstore.wording import check_store, count_of, names_its_methods
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -48,12 +46,173 @@ if TYPE_CHECKING:
     from memstore.store.store import Store
 
 
+# --- The methods that write ------------------------------------------------------------------------------------------
+
+
+class BufferWrites:
+    """What `ReplayBuffer` inherits."""
+
+    def __init__(self, ring: Ring, timeout: float) -> None:
+        self.key, self.capacity = ring.key, ring.capacity
+        self._ring, self._timeout = ring, timeout
+        self._intake, self._writer = Intake(ring), BufferWriter(ring)
+
+    def __len__(self) -> int:
+        """The number of rows. Those that were handed out count until they are overwritten."""
+        rows = self._ring.numbers.rows
+        if rows > self.capacity:
+            self._ring.numbers.check(self.capacity)
+        return rows
+
+    @property
+    def cursor(self) -> int:
+        """The index that the next row gets. Rows whose index is less by more than the capacity are gone.
+
+        It counts all indices that were ever given out: those of rows that were added, of rows that are being added, of
+        rows whose writer died, and of slots that the ring skipped because a writer was slow.
+        """
+        return self._ring.numbers.head
+
+    # --- write --------------------------------------------------------------------------------------------------------
+
+    def add(self, row: Any, *, priority: float | None = None, timeout: float | None = None) -> int:
+        """Adds one row: as `extend`, of leaves without the dimension that counts rows.
+
+        Returns:
+            Its index.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> store = memstore.open(tempfile.mkdtemp())
+            >>> buffer = memstore.ReplayBuffer(store, "replay", {"x": ((2,), torch.float32)}, capacity=10)
+            >>> buffer.add({"x": torch.ones(2)}), buffer.add({"x": torch.ones(2)})
+            (0, 1)
+        """
+        return self._write(row, priority, timeout, single=True)[0]
+
+    def extend(self, batch: Any, *, priority: Any = None, timeout: float | None = None) -> torch.Tensor:
+        """Adds rows. They can be sampled when all of their bytes are there.
+
+        Args:
+            batch: rows, in the structure of the spec: TensorDicts, dicts, tensors and numpy arrays.
+            priority: a number for each row, or one for all; None: the largest that was ever given.
+            timeout: seconds to wait for room if a rate limiter or stopped writers block it; None: the store's.
+
+        Returns:
+            The index of each row, as int64 [n]. Indices grow for ever, so one says which row was meant even when its
+            slot has another row by now.
+
+        Raises:
+            StructureMismatchError: other leaves, shapes or dtypes. Nothing was written.
+            StoreFullError: more rows than the capacity.
+            MutableEntryError: the buffer was deleted.
+            StoreTimeoutError: no room in time; the message names who holds it.
+            ReadOnlyError: the store was opened with mode "r".
+            TypeError, ValueError: the priorities are invalid, as for `update_priority`.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> store = memstore.open(tempfile.mkdtemp())
+            >>> buffer = memstore.ReplayBuffer(store, "replay", ((), torch.int64), capacity=10)
+            >>> buffer.extend(torch.arange(3))
+            tensor([0, 1, 2])
+        """
+        positions = self._write(batch, priority, timeout, single=False)
+        if isinstance(positions, range):
+            positions = np.arange(positions.start, positions.stop)
+        if modes.are_active():
+            with modes.put_aside():
+                return torch.as_tensor(positions)
+        return torch.as_tensor(positions)
+
+    def _write(self, value: Any, priority: Any, timeout: float | None, *, single: bool) -> BatchPositions:
+        self._check_writable()
+        batch = self._intake.take(value, single=single)
+        given = None if priority is None else self._given(priority, batch.count)
+        if not batch.count:
+            return range(0)
+        return self._writer.write(batch, given, self._deadline(timeout))
+
+    def _given(self, priority: Any, rows: int) -> GivenPriorities:
+        priorities = self._ring.priorities
+        if priorities is None:
+            raise StructureMismatchError(
+                f"{self.key!r} was made without priorities: make it with sampler='prioritized'", key=self.key
+            )
+        return GivenPriorities(priority, rows, priorities.alpha)
+
+    def update_priority(self, index: Any, priority: Any) -> int:
+        """Changes the priorities of rows. It skips rows that were overwritten since.
+
+        Args:
+            index: integers [n], as a sample's "index" or as `extend` has returned them. If one comes twice, its last
+                priority counts.
+            priority: a number for each, or one for all: finite, at least 0. A row of priority 0 is not sampled.
+
+        Returns:
+            How many were changed.
+
+        Raises:
+            StructureMismatchError: the buffer has no priorities.
+            TypeError, ValueError: an index or a priority is invalid. Nothing was changed.
+            ReadOnlyError: the store was opened with mode "r".
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> store = memstore.open(tempfile.mkdtemp())
+            >>> spec = {"x": ((), torch.float32)}
+            >>> buffer = memstore.ReplayBuffer(store, "replay", spec, capacity=10, sampler="prioritized")
+            >>> index = buffer.extend({"x": torch.arange(4.0)})
+            >>> buffer.update_priority(index, [0.0, 0.0, 3.0, 0.0])
+            4
+            >>> buffer.sample(2)["x"]
+            tensor([2., 2.])
+        """
+        self._check_writable()
+        with modes.put_aside():
+            _refuse_mapping(index)
+            positions = np.asarray(plain_numbers(index))
+            given = self._given(priority, positions.size)
+        return update_priorities(self._ring, positions, given, self._deadline(None))
+
+    def flush(self) -> None:
+        """Writes all rows to the disk: afterwards they survive a crash of the host, unless they are overwritten.
+
+        After a crash the buffer has only the rows that were flushed. In memory (tmpfs) nothing survives a crash. Every
+        added row survives the death of all processes without a flush.
+
+        Raises:
+            StoreTimeoutError: others held the buffer.
+            ReadOnlyError: the store was opened with mode "r".
+        """
+        self._check_writable()
+        self._ring.entry.check_in_place()
+        with resource_errors(self._ring.entry.root.path, self.key):
+            flush(self._ring, self._deadline(None))
+
+    def _check_writable(self) -> None:
+        if not self._ring.entry.writable:
+            raise ReadOnlyError(f"{self.key!r}: the store was opened with mode 'r': it can't be written", key=self.key)
+
+    def _deadline(self, timeout: float | None) -> float:
+        return deadline_after(self._timeout if timeout is None else timeout)
+
+
+def _refuse_mapping(index: object) -> None:
+    """A sample itself, where its "index" is meant."""
+    if hasattr(index, "keys"):
+        raise TypeError(f"index is integers, as batch['index'] of a sample, and not {an(type(index))}")
+
+
+# --- The buffer ------------------------------------------------------------------------------------------------------
+
+
 _ROWS_AT_ONCE, _BYTES_AT_ONCE = 256, 1 << 20  # of an iteration
 
 
 @modes.uncompiled_methods
 @names_its_methods
-class ReplayBuffer(Filled):
+class ReplayBuffer(BufferWrites):
     """A ring of rows that any number of processes fill and sample at the same time.
 
     A sample takes no lock, and never shows a row that is being written. The rows of a batch become visible together, or
@@ -228,14 +387,14 @@ class ReplayBuffer(Filled):
         extra = (INDEX, WEIGHT) if is_weighted else (INDEX,)
         targets = new_targets(ring, rows) if out is None else samples.targets(out, rows, extra)
         if rows:
-            if isinstance(picker, Taking):
+            if isinstance(picker, ConsumingPicker):
                 picked = hand_out(ring, picker, rows, targets, deadline)
             else:
                 picked = sample(ring, picker, rows, targets, deadline)
         else:
             none = np.empty(0, np.int64)
-            picked = Picked(none, none, none.astype(np.float64))
-        is_taking = isinstance(picker, Taking)
+            picked = PickedSlots(none, none, none.astype(np.float64))
+        is_taking = isinstance(picker, ConsumingPicker)
         try:
             found = {INDEX: samples.index_of(picked, shape)}
             if is_weighted:
@@ -303,7 +462,7 @@ class ReplayBuffer(Filled):
                 if row is not None:
                     places = np.array([in_range(row, len(there), self.key)])
                 else:
-                    places = Index(index).rows(len(there), repr(self.key)).numpy()
+                    places = RowIndex(index).rows(len(there), repr(self.key)).numpy()
                 rows = self._copied_rows(there[places], deadline)
                 if len(rows) == len(places) or isinstance(index, slice):
                     return rows if row is None else rows[0]
@@ -367,7 +526,7 @@ class Sampled(NamedTuple):
 
     value: Any
     ring: Ring
-    picked: Picked
+    picked: PickedSlots
     are_taken: bool
     timeout: float
 
@@ -414,7 +573,7 @@ def _count(number: Any, name: str, least: int = 0) -> int:
     return found
 
 
-def receive(reference: Reference, own: tuple[Sampler, bool, float], timeout: float) -> ReplayBuffer:
+def receive(reference: EntryReference, own: tuple[Sampler, bool, float], timeout: float) -> ReplayBuffer:
     """Unpickles a buffer.
 
     Raises:

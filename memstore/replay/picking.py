@@ -1,6 +1,8 @@
-"""Which slots a sample gets: with equal probabilities, each once a pass, or by their priorities.
+"""Pickers: which slots a sample gets. With equal probabilities, once a pass, by priorities, or as slices of episodes.
 
-What is picked was whole in that moment; it is copied, and looked at again. The rules: docs/decisions/015.
+`Uniform`, `EachOnce`, `Prioritized` and `Slices` implement `Picker`. (`ConsumingPicker`, which hands out each row once,
+is in sampling.py.) A picked slot was whole in that moment; it is copied, and looked at again. The rules:
+docs/decisions/015.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memstore.arguments import whole_number
-from memstore.late_imports import Hooks, around_forks
+from memstore._arguments import whole_number
+from memstore._threads import Hooks, around_forks
 from memstore.replay.priorities import Priorities
-from memstore.replay.ring import Ring
-from memstore.replay.words import READABLE, WHOLE, positions_of, words_of
+from memstore.replay.ring import READABLE, WHOLE, Ring, positions_of, words_of
+
+# --- Single rows -----------------------------------------------------------------------------------------------------
+
 
 Slots = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -24,7 +28,7 @@ Floats = NDArray[np.float64]
 _DRAWS = 3  # without the mutex, while priorities change
 
 
-class Picked(NamedTuple):
+class PickedSlots(NamedTuple):
     """
     Attributes:
         slots, words: int64 [n]: which, and what their words were.
@@ -45,7 +49,7 @@ class Picker(Protocol):
 
     together: int
 
-    def pick(self, rows: int, *, locked: bool) -> Picked | None:
+    def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
         """Picks so many rows; `locked`: the caller has the mutex. None: there are none, or not so many."""
         ...
 
@@ -99,7 +103,7 @@ class Uniform:
     def __init__(self, ring: Ring, dice: Dice) -> None:
         self._ring, self._dice = ring, dice
 
-    def pick(self, rows: int, *, locked: bool) -> Picked | None:
+    def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
         ring, generator = self._ring, self._dice.generator
         there = min(ring.numbers.head, ring.capacity)
         if not there:
@@ -113,7 +117,7 @@ class Uniform:
                 return None
             slots[wrong] = readable[generator.integers(0, len(readable), len(wrong))]
             words[wrong] = ring.words[slots[wrong]]
-        return Picked(slots, words)
+        return PickedSlots(slots, words)
 
     def never(self, rows: int) -> None:
         """Rows may come more than once: a sample is as large as it likes."""
@@ -131,7 +135,7 @@ class EachOnce:
         self._ring, self._dice = ring, dice
         self._left: Slots = np.empty(0, np.int64)  # positions of this pass
 
-    def pick(self, rows: int, *, locked: bool) -> Picked | None:
+    def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
         """No row twice in a batch either: a batch that begins a pass has no row of the last one's end."""
         with self._dice.lock:
             taken, self._left = self._readable(self._left[:rows]), self._left[rows:]
@@ -145,7 +149,7 @@ class EachOnce:
                 more = rows - len(taken)
                 taken, self._left = np.concatenate([taken, self._left[:more]]), self._left[more:]
         capacity = self._ring.capacity
-        return Picked(taken % capacity, words_of(taken, capacity, WHOLE))
+        return PickedSlots(taken % capacity, words_of(taken, capacity, WHOLE))
 
     def _begin(self, taken: Slots, rows: int) -> bool:
         """Begins a pass, in which those that are taken already come later. False: it would have too few rows."""
@@ -184,7 +188,7 @@ class Prioritized:
     def __init__(self, ring: Ring, priorities: Priorities, dice: Dice) -> None:
         self._ring, self._priorities, self._dice = ring, priorities, dice
 
-    def pick(self, rows: int, *, locked: bool) -> Picked | None:
+    def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
         """Without the mutex, also None where priorities changed each time: then it is to be had with it."""
         ring, tree = self._ring, self._priorities.tree
         for _ in range(1 if locked else _DRAWS):
@@ -204,7 +208,7 @@ class Prioritized:
                 slots[wrong] = self._dice.generator.choice(others, len(wrong))
                 leaves, words = tree.priorities.take(slots), ring.words.take(slots)
             if locked or (self._priorities.sequence == before and not len(wrong)):
-                return Picked(slots, words, leaves * (there / total))
+                return PickedSlots(slots, words, leaves * (there / total))
         return None
 
     def never(self, rows: int) -> None:
@@ -212,3 +216,104 @@ class Prioritized:
 
     def wants(self, rows: int) -> str:
         return "it has no rows with a priority above 0: add some, or call update_priority"
+
+
+# --- Slices of episodes ----------------------------------------------------------------------------------------------
+# Trajectories: rows of positions that follow each other, none but the last the end of an episode.
+#
+# Positions and slots wrap together: so a slice may run over the ring's end, and never over its head. Starts are drawn
+# at random; if few of them fit, all that fit are found in one pass over the flags. The rules: docs/decisions/015.
+
+
+Bools = NDArray[np.bool_]
+Positions = NDArray[np.int64]
+
+_TRIES = 3  # of starts at random
+
+
+class Slices:
+    """Picks slices of one length. `pick` counts rows, so it is asked for multiples of that.
+
+    Words are loaded before flags, and looked at again after the copy: so the flags were those of the same rows.
+    """
+
+    def __init__(self, ring: Ring, dice: Dice, length: int, end: int | None) -> None:
+        """`end`: the number of the leaf that says where episodes end; None: nothing does."""
+        self._ring, self._dice, self._length = ring, dice, length
+        self.together = length
+        self._end = None if end is None else EpisodeEnds(ring.arrays[end], ring.plan.leaves[end].dtype)
+
+    def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
+        ring, wanted = self._ring, rows // self._length
+        starts = np.empty(0, np.int64)
+        there = min(ring.numbers.head, ring.capacity)
+        if not there:
+            return None
+        for _ in range(_TRIES):
+            slots = self._dice.generator.integers(0, there, 2 * wanted)
+            tried: Any = positions_of(ring.words.take(slots), slots, ring.capacity)
+            starts = np.concatenate([starts, tried[self._fit(tried)]])
+            if len(starts) >= wanted:
+                break
+        else:
+            fitting = self._all()
+            if not len(fitting):
+                return None
+            starts = fitting[self._dice.generator.integers(0, len(fitting), wanted)]
+        positions = (starts[:wanted, None] + np.arange(self._length)).ravel()
+        return PickedSlots(positions % ring.capacity, words_of(positions, ring.capacity, WHOLE))
+
+    def _fit(self, starts: Positions) -> Bools:
+        """Which of them begin a slice."""
+        positions = starts[:, None] + np.arange(self._length)
+        slots = positions % self._ring.capacity
+        words: Any = self._ring.words.take(slots)
+        fits = (words | 1) == (words_of(positions, self._ring.capacity, WHOLE) | 1)
+        found = fits.all(1) & (starts >= 0)
+        if self._end is not None and self._length > 1:
+            found &= ~self._end.between(slots[:, :-1], slots[:, 1:]).any(1)
+        return found
+
+    def _all(self) -> Positions:
+        """All starts that fit, by one look at all words and flags."""
+        ring, length = self._ring, self._length
+        head = ring.numbers.head
+        positions = np.arange(max(head - ring.capacity, 0), head)
+        if len(positions) < length:
+            return np.empty(0, np.int64)
+        slots = positions % ring.capacity
+        words: Any = ring.words.take(slots)
+        broken = np.concatenate([[0], np.cumsum((words | 1) != (words_of(positions, ring.capacity, WHOLE) | 1))])
+        fits = broken[length:] == broken[:-length]
+        if self._end is not None and length > 1:
+            ends = np.concatenate([[0], np.cumsum(self._end.between(slots[:-1], slots[1:]))])
+            fits &= ends[length - 1 :] == ends[: len(ends) - length + 1]
+        return positions[: len(fits)][fits]
+
+    def never(self, rows: int) -> str | None:
+        """The same slice may come more than once: only its length counts."""
+        if self._length <= self._ring.capacity:
+            return None
+        return f"a slice of {self._length:,} rows never fits: take shorter slices"
+
+    def wants(self, rows: int) -> str:
+        where = "" if self._end is None else " of one episode"
+        return f"it has no {self._length:,} rows{where} that follow each other: add more, or take shorter slices"
+
+
+class EpisodeEnds:
+    """Where episodes end: flags of last rows, or numbers that change from one episode to the next."""
+
+    def __init__(self, bits: NDArray[Any], dtype: str) -> None:
+        self._bits: Any = np.reshape(bits, (len(bits), -1))
+        self._are_numbers = dtype in ("int16", "int32", "int64", "uint16", "uint32", "uint64")
+        self._are_floats = "float" in dtype
+
+    def between(self, slots: Any, following: Any) -> Bools:
+        """Whether an episode ends between a row and the one behind it."""
+        bits = self._bits[slots]
+        if self._are_numbers:
+            return (bits != self._bits[following]).any(-1)
+        if self._are_floats:
+            bits = bits << 1  # -0.0 is 0 too
+        return (bits != 0).any(-1)

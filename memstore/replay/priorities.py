@@ -1,23 +1,209 @@
-"""The priorities of a buffer's slots: a sum tree that the processes share, with a number that says when it changes.
+"""Priorities of a buffer's slots: a sum tree in the memory that the processes share, and how a draw reads it unlocked.
 
-A draw takes no lock: it loads the number, draws, and loads it again. All changes are made under the buffer's mutex.
-A leaf is 0 where the slot isn't whole. The rules: docs/decisions/015.
+`SumTree` draws slots with probabilities that are proportional to their priorities. `Priorities` adds a number that says
+when the tree changes: a draw takes no lock, it loads the number, draws, and loads it again. All changes are made under
+the buffer's mutex. A leaf is 0 where the slot isn't whole. The rules: docs/decisions/015.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from memstore._wording import count_of
 from memstore.engine import RingNumbers
-from memstore.replay.sum_tree import LARGEST, SumTree
-from memstore.wording import count_of
 
-Floats = NDArray[np.float64]
+# --- The sum tree ----------------------------------------------------------------------------------------------------
+# Draws slots with probabilities that are proportional to their priorities, out of memory that processes may share.
+#
+# The priorities are the lowest of some levels; each node of a level above is the sum of two below, and the top level
+# has 2,048 nodes at most. A draw adds up the top level, finds its nodes by one binary search, and goes down from
+# there, all draws at once. So 1,000,000 slots have nine levels of pairs under the top, and not twenty: a draw of 256
+# takes 50 us, and it takes 20 us to change 256 priorities. (Wider nodes take fewer steps, of more bytes each: see
+# docs/decisions/015-mutable-entries.md.)
+#
+# Nothing here locks. Changes are made one at a time; a draw during a change, or after one that was cut off, gives some
+# slot or other, and the caller looks whether it may have it. `rebuild` makes the sums anew from the priorities.
+
+
+_MOST_AT_TOP = 2048  # nodes: to add them up takes 5 us
+_MANY = 16  # a change of more than 1/16 of the priorities adds up everything anew
+
+LARGEST = 2.0**900  # of a priority: the sum of as many as there may be is no infinity
+
 Slots = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def _sizes(capacity: int) -> list[int]:
+    """The nodes of each level, from the top down; the last one has a place for each slot."""
+    depth = max(-(-capacity // _MOST_AT_TOP) - 1, 0).bit_length()
+    top = -(-capacity >> depth) if depth else capacity
+    return [top << level for level in range(depth + 1)]
+
+
+class SumTree:
+    """Priorities of the slots from 0 to `capacity`, with sums of them.
+
+    Example:
+        >>> import numpy as np
+        >>> tree = SumTree(np.zeros(SumTree.nodes(4)), 4)
+        >>> tree.set(np.array([1, 2]), np.array([1.0, 3.0]))
+        >>> tree.total()
+        4.0
+        >>> tree.draw(4, np.random.default_rng(0))
+        array([1, 2, 2, 2])
+    """
+
+    __slots__ = ("_levels", "_pairs", "_top", "capacity", "priorities")
+
+    def __init__(self, memory: Floats, capacity: int) -> None:
+        """Takes the sums that stand there: zeros are those of priorities of 0.
+
+        Args:
+            memory: float64 [nodes(capacity)], contiguous. It is changed in place, and kept alive.
+            capacity: how many slots there are, 1 at least.
+
+        Raises:
+            ValueError: the memory isn't such an array.
+        """
+        sizes = _sizes(_checked(capacity))
+        wanted = sum(sizes)
+        if memory.dtype != np.float64 or memory.shape != (wanted,) or not memory.flags.c_contiguous:
+            raise ValueError(
+                f"a tree of {capacity:,} slots takes contiguous float64 [{wanted:,}], and not {memory.dtype} "
+                f"{list(memory.shape)}"
+            )
+        ends = list(itertools.accumulate(sizes))
+        levels = [memory[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        self.capacity = capacity
+        self.priorities: Floats = levels[-1][:capacity]
+        self._top, self._levels = levels[0], levels
+        self._pairs = [np.reshape(level, (-1, 2)) for level in levels[1:]]
+
+    @staticmethod
+    def nodes(capacity: int) -> int:
+        """How many numbers a tree of so many slots takes: about two a slot."""
+        return sum(_sizes(_checked(capacity)))
+
+    def total(self) -> float:
+        """The sum of all priorities."""
+        return float(self._top.sum())
+
+    def set(self, slots: ArrayLike, priorities: ArrayLike) -> None:
+        """Changes the priorities of some slots. Of a slot that is named twice, the last one stays.
+
+        Args:
+            slots: integers [n], each from 0 to `capacity`, exclusive.
+            priorities: floats [n], or one for all: finite, 0 at least, and `LARGEST` at most.
+
+        Raises:
+            IndexError, ValueError, TypeError: a slot or a priority is none. Nothing has changed.
+        """
+        chosen, values = self._checked_slots(slots), _checked_priorities(priorities)
+        if values.ndim and values.shape != chosen.shape:
+            raise ValueError(f"{values.size:,} priorities for {chosen.size:,} slots: one for each, or one for all")
+        self.priorities[chosen] = values
+        if chosen.size > self.capacity // _MANY:
+            self.rebuild()
+            return
+        nodes = chosen
+        for level, pairs in zip(self._levels[-2::-1], reversed(self._pairs), strict=True):
+            nodes = nodes >> 1
+            both = pairs.take(nodes, 0)
+            level[nodes] = both[:, 0] + both[:, 1]
+
+    def rebuild(self) -> None:
+        """Adds up everything anew: after a change that was cut off."""
+        for level, pairs in zip(self._levels[-2::-1], reversed(self._pairs), strict=True):
+            np.add(pairs[:, 0], pairs[:, 1], out=level)
+
+    def draw(self, count: int, generator: np.random.Generator) -> Slots:
+        """Slots with probabilities proportional to their priorities: one of each of `count` equal shares of the sum.
+
+        The shares make draws more even than independent ones (Schaul et al., "Prioritized Experience Replay", 2016,
+        appendix B.2.1): a slot with half of all priorities is drawn as often as not, give or take one. A slot may
+        be drawn more than once.
+
+        Args:
+            count: how many slots.
+            generator: of numpy's.
+
+        Returns:
+            int64 [count], in growing order. By rounding, or where another process changes priorities meanwhile, a slot
+            of priority 0 may be among them: look.
+
+        Raises:
+            ValueError: all priorities are 0.
+        """
+        sums = self._top.cumsum()
+        if not sums[-1] > 0:
+            raise ValueError("all priorities are 0: there is nothing to draw")
+        shares = generator.random(count)
+        shares += np.arange(count)
+        shares *= sums[-1] / max(count, 1)
+        return self._descend(sums, shares)
+
+    def find(self, places: ArrayLike) -> Slots:
+        """The slots at some places of the sum, if all priorities lay one behind the other.
+
+        Args:
+            places: floats [n], each from 0 to `total()`, exclusive.
+
+        Returns:
+            int64 [n].
+        """
+        return self._descend(self._top.cumsum(), np.array(places, np.float64, ndmin=1))
+
+    def _descend(self, sums: Floats, rest: Floats) -> Slots:
+        """`sums` are those of the top, from its start; `rest` is overwritten."""
+        nodes = sums.searchsorted(rest, "right")
+        np.minimum(nodes, len(sums) - 1, out=nodes)
+        rest -= sums.take(nodes)
+        rest += self._top.take(nodes)
+        for level in self._levels[1:]:
+            nodes <<= 1
+            left = level.take(nodes)
+            is_right = rest >= left
+            left *= is_right
+            rest -= left
+            nodes += is_right
+        return np.minimum(nodes, self.capacity - 1, out=nodes)
+
+    def _checked_slots(self, slots: ArrayLike) -> Slots:
+        found: NDArray[Any] = np.asarray(slots)
+        if found.dtype.kind not in "iu" and found.size:
+            raise TypeError(f"slots are integers, and not {found.dtype}")
+        if found.ndim != 1:
+            raise ValueError(f"slots have one dimension, and not {found.ndim}")
+        if found.size and (found.min() < 0 or found.max() >= self.capacity):
+            wrong = found.min() if found.min() < 0 else found.max()
+            raise IndexError(
+                f"slot {wrong:,} of a tree of {self.capacity:,}: slots are from 0 to {self.capacity - 1:,}"
+            )
+        return found.astype(np.int64, copy=False)
+
+
+def _checked(capacity: int) -> int:
+    if capacity < 1:
+        raise ValueError(f"a tree has 1 slot at least, and not {capacity:,}")
+    return capacity
+
+
+def _checked_priorities(priorities: ArrayLike) -> Floats:
+    found = np.asarray(priorities, np.float64)
+    wrong = ~((found >= 0) & (found <= LARGEST))  # nan is neither
+    if wrong.any():
+        first = float(found[wrong][0])
+        raise ValueError(f"a priority of {first}: they are finite, 0 at least, and {LARGEST:g} at most")
+    return found
+
+
+# --- The priorities of one buffer ------------------------------------------------------------------------------------
 
 
 class Priorities:
@@ -79,7 +265,7 @@ def plain_numbers(value: Any) -> Any:
     return (plain.double() if plain.is_floating_point() else plain).numpy()
 
 
-class Given:
+class GivenPriorities:
     """Priorities that a caller gives, checked.
 
     Attributes:

@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
+from memstore._wording import an_instance
 from memstore.datasets import NoLeafError
 from memstore.errors import StructureMismatchError
-from memstore.replay.picking import Picked
-from memstore.replay.ring import Ring
+from memstore.replay.picking import PickedSlots
+from memstore.replay.ring import Ring, positions_of
 from memstore.replay.sampling import Targets
-from memstore.replay.words import positions_of
 from memstore.rows import is_kept
 from memstore.structure import DTYPES, copy_into, takes_bytes, to_device, traits, why_not_filled
-from memstore.wording import an_instance
 
 INDEX, WEIGHT = "index", "weight"
 ONLY = "data"  # the name of the leaf of a spec that is one tensor
@@ -53,11 +52,11 @@ class Samples:
             raise TypeError(f"end_key: {key!r} is of {self._dtypes[number]} {shape}, which tells no end")
         return number
 
-    def index_of(self, picked: Picked, shape: tuple[int, ...]) -> torch.Tensor:
+    def index_of(self, picked: PickedSlots, shape: tuple[int, ...]) -> torch.Tensor:
         """The positions of rows, as the caller gets them."""
         return torch.as_tensor(positions_of(picked.words, picked.slots, self._ring.capacity)).view(shape)
 
-    def weights_of(self, picked: Picked, beta: float) -> torch.Tensor:
+    def weights_of(self, picked: PickedSlots, beta: float) -> torch.Tensor:
         """Those of rows that were drawn by priorities, over the largest of them."""
         odds = np.ones(len(picked.slots)) if picked.odds is None else picked.odds
         weights = odds**-beta

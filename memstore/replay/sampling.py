@@ -1,27 +1,41 @@
-"""Rows on their way out of a replay buffer: picked, copied without a lock, and looked at again.
+"""Sampling: rows are picked, copied without a lock, and looked at again; or handed out once; or read by their age.
 
-What went meanwhile is picked anew. After some rounds, what is left is copied under the mutex, where nothing can be
-claimed; so a sample always gets on. The rules: docs/decisions/015.
+`sample` fills tensors with rows for the samplers that take nothing. `hand_out` does so for "fifo" and "lifo", which
+give each row once to all processes together; `put_back` undoes that. `picker_for` chooses the picker of an opener.
+`look_at_rows`, `rows_by_age` and `copy_rows_at` read rows without a sampler. The rules: docs/decisions/015.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 import time
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memstore.engine import SAMPLES
-from memstore.errors import StoreTimeoutError
-from memstore.replay.picking import Picked, Picker
-from memstore.replay.ring import Ring
-from memstore.replay.turns import Turn
-from memstore.replay.waiting import pause, wait_for
-from memstore.replay.words import are_same
+from memstore import structure
+from memstore._arguments import flag
+from memstore._threads import ABANDONED, is_abandoned
+from memstore.engine import SAMPLES, Path, RingNumbers, Root, deadline_after, open_mutable, resource_errors
+from memstore.errors import ReadOnlyError, StoreTimeoutError
+from memstore.replay.entry import capacity_of
+from memstore.replay.picking import Dice, EachOnce, PickedSlots, Picker, Prioritized, Uniform
+from memstore.replay.ring import READABLE, STATE, WHOLE, Ring, are_same, positions_of, words_of
+from memstore.replay.waiting import LimiterWait, pause, wait_for
 from memstore.rows import copy_rows
+from memstore.structure import modes
+
+# --- Samples that take nothing ---------------------------------------------------------------------------------------
+# Rows on their way out of a replay buffer: picked, copied without a lock, and looked at again.
+#
+# What went meanwhile is picked anew. After some rounds, what is left is copied under the mutex, where nothing can be
+# claimed; so a sample always gets on. The rules: docs/decisions/015.
+
 
 Numbers = NDArray[np.int64]
 Targets = list[torch.Tensor]
@@ -36,7 +50,7 @@ def new_targets(ring: Ring, rows: int) -> Targets:
     return [torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in ring.tensors]
 
 
-def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: float) -> Picked:
+def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: float) -> PickedSlots:
     """Fills targets with rows. Raises StoreTimeoutError: there are none, or a rate limiter says no."""
     picked = picker.pick(rows, locked=False) if ring.limiter is None else None
     if picked is None:
@@ -60,7 +74,7 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
     return picked
 
 
-def copy_picked(ring: Ring, picked: Picked, targets: Targets) -> Numbers:
+def copy_picked(ring: Ring, picked: PickedSlots, targets: Targets) -> Numbers:
     """Copies rows. Returns the numbers of those that lie there no more."""
     rows = torch.as_tensor(picked.slots)
     for tensor, target in zip(ring.tensors, targets, strict=True):
@@ -77,14 +91,14 @@ def _whole_units(wrong: Numbers, together: int) -> Numbers:
 
 
 def _copy_others(
-    ring: Ring, picker: Picker, picked: Picked, wrong: Numbers, targets: Targets, *, locked: bool
+    ring: Ring, picker: Picker, picked: PickedSlots, wrong: Numbers, targets: Targets, *, locked: bool
 ) -> Numbers | None:
     """Picks others for some rows, and copies these. Returns the numbers of those that went again; None: of all."""
     others = picker.pick(len(wrong), locked=locked)
     return None if others is None else _replace(ring, picked, wrong, targets, others)
 
 
-def _replace(ring: Ring, picked: Picked, wrong: Numbers, targets: Targets, others: Picked) -> Numbers:
+def _replace(ring: Ring, picked: PickedSlots, wrong: Numbers, targets: Targets, others: PickedSlots) -> Numbers:
     """Copies others in the place of some rows. Returns the numbers of those that went again."""
     copies = new_targets(ring, len(wrong))
     still = wrong[copy_picked(ring, others, copies)]
@@ -100,7 +114,7 @@ def _replace(ring: Ring, picked: Picked, wrong: Numbers, targets: Targets, other
 # --- wait -------------------------------------------------------------------------------------------------------------
 
 
-def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, count: bool = False) -> Picked:
+def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, count: bool = False) -> PickedSlots:
     """Picks rows when there are some, and the rate limiter says yes. Raises StoreTimeoutError.
 
     Args:
@@ -108,15 +122,15 @@ def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, cou
     """
     if not ring.entry.writable:
         return pause(partial(picker.pick, rows, locked=False), ring, deadline, partial(picker.wants, rows))
-    turn = Turn(ring, SAMPLES, rows)
-    look = partial(_look, ring, picker, rows, turn if count else None)
+    turn = LimiterWait(ring, SAMPLES, rows)
+    look = partial(_look_for_rows, ring, picker, rows, turn if count else None)
     picked, sleeps = wait_for(ring, look, deadline, partial(reason, picker, rows, turn), turn)
     if sleeps:
         ring.page.wake()
     return picked
 
 
-def _look(ring: Ring, picker: Picker, rows: int, turn: Turn | None) -> tuple[Picked, bool] | None:
+def _look_for_rows(ring: Ring, picker: Picker, rows: int, turn: LimiterWait | None) -> tuple[PickedSlots, bool] | None:
     """Under the mutex. Also whether somebody is to be woken after it."""
     if turn is not None:
         if not turn.has_come():
@@ -129,6 +143,291 @@ def _look(ring: Ring, picker: Picker, rows: int, turn: Turn | None) -> tuple[Pic
     return picked, ring.page.ring()
 
 
-def reason(picker: Picker, rows: int, turn: Turn) -> str:
+def reason(picker: Picker, rows: int, turn: LimiterWait) -> str:
     """Why there is nothing, for an error."""
     return turn.reason() or picker.wants(rows)
+
+
+# --- Rows that are handed out once -----------------------------------------------------------------------------------
+# Rows that are handed out once, to all openers together: the oldest first, or the newest. See docs/decisions/015.
+#
+# 1. *Pick* rows that wait, and *copy* them, without the mutex.
+# 2. *Take* them, under the mutex, if they wait there still: their words say that they are handed out.
+# 3. *Put back*, if the caller doesn't get them after all: they wait again, unless the ring has written over them.
+#
+# So a consumer that dies, or is written over, has taken nothing that it hasn't got. Another one that is faster makes it
+# begin anew; after some rounds all is done under the mutex.
+
+
+Positions = NDArray[np.int64]
+_HAND_OUT_ROUNDS = 3
+_WORDS_AT_ONCE = 4  # times as many words are looked at as rows are wanted
+
+
+class ConsumingPicker:
+    """Picks rows that wait, and takes them. A word says of its row that it was handed out; the cursor, or the top,
+    where to look.
+    """
+
+    together = 1
+
+    def __init__(self, ring: Ring, *, newest: bool) -> None:
+        self._ring, self._newest = ring, newest
+
+    def never(self, rows: int) -> str | None:
+        if rows <= self._ring.capacity:
+            return None
+        return f"{rows:,} rows never wait in it to be handed out: sample fewer at a time"
+
+    def wants(self, rows: int) -> str:
+        return f"no {rows:,} rows wait to be handed out" if rows > 1 else "no row waits to be handed out"
+
+    # --- pick ---------------------------------------------------------------------------------------------------------
+
+    def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
+        """None: there are fewer; or it seems so, without the mutex."""
+        ring = self._ring
+        late = self._late(locked=locked)[:rows] if ring.numbers.late else np.empty(0, np.int64)
+        found = late if len(late) == rows else np.concatenate([late, self._search(rows - len(late))])
+        if len(found) < rows:
+            return None
+        return PickedSlots(found % ring.capacity, words_of(found, ring.capacity, WHOLE))
+
+    def _late(self, *, locked: bool) -> Positions:
+        """Rows that were published when the ring had passed over them."""
+        ring = self._ring
+        words: Any = np.array(ring.words)
+        slots = np.flatnonzero(words & STATE == WHOLE)
+        positions: Positions = positions_of(words[slots], slots, ring.capacity)
+        late = np.sort(positions[positions < ring.numbers.head - ring.capacity])
+        if locked and not len(late):
+            ring.numbers.late = False
+        return late[::-1] if self._newest else late
+
+    def _search(self, rows: int) -> Positions:
+        """From the cursor up, or from the top down: a part of the words after the other."""
+        ring, numbers = self._ring, self._ring.numbers
+        head = numbers.head
+        low, high = max(head - ring.capacity, 0), head
+        if self._newest:
+            high = min(head, numbers.top)
+        else:
+            low = max(low, numbers.cursor)
+        found, width = np.empty(0, np.int64), max(_WORDS_AT_ONCE * rows, 64)
+        while len(found) < rows and low < high:
+            if self._newest:
+                part = np.arange(max(high - width, low), high)[::-1]
+                high -= len(part)
+            else:
+                part = np.arange(low, min(low + width, high))
+                low += len(part)
+            found = np.concatenate([found, self._waiting(part)[: rows - len(found)]])
+            width *= 2
+        return found
+
+    def _waiting(self, positions: Positions) -> Positions:
+        ring = self._ring
+        words: Any = ring.words.take(positions % ring.capacity)
+        return positions[words == words_of(positions, ring.capacity, WHOLE)]
+
+    # --- take ---------------------------------------------------------------------------------------------------------
+
+    def take(self, picked: PickedSlots) -> bool:
+        """Under the mutex. False: one of them waits no more, and nothing was taken."""
+        ring = self._ring
+        if not np.array_equal(ring.words.take(picked.slots), picked.words):
+            return False
+        ring.words[picked.slots] = picked.words | 1
+        positions = positions_of(picked.words, picked.slots, ring.capacity)
+        self._move_behind(int(positions.min()), int(positions.max()))
+        return True
+
+    def _move_behind(self, lowest: int, highest: int) -> None:
+        """Cursor or top: behind what was taken, but over nothing that waits, as what was published there meanwhile."""
+        ring, numbers = self._ring, self._ring.numbers
+        oldest = max(numbers.head - ring.capacity, 0)
+        if self._newest:
+            waiting = self._waiting(np.arange(max(lowest, oldest), min(numbers.top, numbers.head)))
+            numbers.top = min(numbers.top, int(waiting[-1]) + 1 if len(waiting) else lowest)
+        else:
+            waiting = self._waiting(np.arange(max(numbers.cursor, oldest), highest))
+            numbers.cursor = max(numbers.cursor, int(waiting[0]) if len(waiting) else highest + 1)
+
+
+def put_back(ring: Ring, picked: PickedSlots, deadline: float, *, are_taken: bool) -> None:
+    """Undoes a sample that its caller doesn't get: its rows wait again, and count for no rate limiter.
+
+    Killed in between, it leaves rows that are handed out, and a cursor that stands where none of them waits.
+
+    Args:
+        are_taken: they were handed out once. False: a sample takes no rows, and only counts.
+    """
+    if (
+        len(picked.slots)
+        and (are_taken or ring.limiter is not None)
+        and ring.run(partial(_put_back, ring, picked, are_taken=are_taken), deadline)
+    ):
+        ring.page.wake()
+
+
+def _put_back(ring: Ring, picked: PickedSlots, *, are_taken: bool) -> bool:
+    """Under the mutex. Whether somebody is to be woken after it."""
+    if are_taken:
+        numbers = ring.numbers
+        still: Any = ring.words.take(picked.slots) == picked.words | 1
+        slots, words = picked.slots[still], picked.words[still]
+        if len(slots):
+            positions = positions_of(words, slots, ring.capacity)
+            first, end = int(positions.min()), int(positions.max()) + 1
+            numbers.publish(first, end, numbers.added, ring.capacity)  # cursor, top and late
+            ring.words[slots] = words
+    if ring.limiter is not None:
+        ring.numbers.sampled = max(ring.numbers.sampled - len(picked.slots), 0)
+    return ring.page.ring()
+
+
+def hand_out(ring: Ring, taking: ConsumingPicker, rows: int, targets: Targets, deadline: float) -> PickedSlots:
+    """Fills targets with rows, and takes them. Raises StoreTimeoutError: not so many wait, or a limiter says no."""
+    turn = LimiterWait(ring, SAMPLES, rows)
+    for _ in range(_HAND_OUT_ROUNDS if LOADS_IN_ORDER else 0):
+        picked = taking.pick(rows, locked=False) if ring.limiter is None else None
+        if picked is None:
+            picked = wait_for_rows(ring, taking, rows, deadline)
+        copy_picked(ring, picked, targets)
+        taken, sleeps = ring.run(partial(_take, ring, taking, picked, turn), deadline)
+        if sleeps:
+            ring.page.wake()
+        if taken:
+            return picked
+    look = partial(_hand_out, ring, taking, rows, targets, turn)
+    picked, sleeps = wait_for(ring, look, deadline, partial(reason, taking, rows, turn), turn)
+    if sleeps:
+        ring.page.wake()
+    return picked
+
+
+def _take(ring: Ring, taking: ConsumingPicker, picked: PickedSlots, turn: LimiterWait) -> tuple[bool, bool]:
+    """Under the mutex. Whether they were taken, and whether somebody is to be woken after it."""
+    rows = len(picked.slots)
+    if ABANDONED and is_abandoned():  # they would be taken for nobody; `wait_for` raises
+        turn.leave()
+        return False, turn.has_left() and ring.page.ring()
+    if not turn.has_come() or not taking.take(picked):
+        return False, False
+    turn.leave()
+    if ring.limiter is None:
+        return True, False
+    ring.numbers.sampled += rows
+    return True, ring.page.ring()
+
+
+def _hand_out(
+    ring: Ring, taking: ConsumingPicker, rows: int, targets: Targets, turn: LimiterWait
+) -> tuple[PickedSlots, bool] | None:
+    """All of it, under the mutex."""
+    picked = taking.pick(rows, locked=True)
+    if picked is None:
+        turn.leave()
+        return None
+    copy_picked(ring, picked, targets)
+    taken, sleeps = _take(ring, taking, picked, turn)
+    return (picked, sleeps) if taken else None
+
+
+# --- The sampler of an opener ----------------------------------------------------------------------------------------
+
+
+Sampler = Literal["uniform", "fifo", "lifo", "prioritized"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOptions:
+    """Raises ValueError, TypeError: there is no such sampler."""
+
+    sampler: Sampler
+    replacement: bool
+    beta: float
+
+    def __post_init__(self) -> None:
+        if self.sampler not in ("uniform", "fifo", "lifo", "prioritized"):
+            raise ValueError(f"sampler is 'uniform', 'fifo', 'lifo' or 'prioritized', and not {self.sampler!r}")
+        flag("replacement", self.replacement)
+        if self.sampler == "prioritized" and not self.replacement:
+            raise ValueError("replacement=False: rows that are drawn by priorities may come again; use 'uniform'")
+        given: Any = self.beta
+        if isinstance(given, str) or not hasattr(given, "__float__"):
+            raise TypeError(f"beta is a number, 0 at least, and not {given!r:.100}")
+        if not math.isfinite(self.beta) or self.beta < 0:
+            raise ValueError(f"beta is a number, 0 at least, and not {self.beta!r}")
+
+
+def picker_for(ring: Ring, options: SamplerOptions, dice: Dice) -> Picker:
+    """Raises ReadOnlyError where samples are to be noted, and can't be."""
+    if not ring.entry.writable and (options.sampler in ("fifo", "lifo") or ring.limiter is not None):
+        what = "a rate limiter that counts them" if ring.limiter is not None else f"sampler={options.sampler!r}"
+        raise ReadOnlyError(f"{ring.key!r}: samples with {what} are notes, and the store was opened with mode 'r'")
+    if options.sampler in ("fifo", "lifo"):
+        return ConsumingPicker(ring, newest=options.sampler == "lifo")
+    if options.sampler == "prioritized" and ring.priorities is not None:
+        return Prioritized(ring, ring.priorities, dice)
+    return Uniform(ring, dice) if options.replacement else EachOnce(ring, dice)
+
+
+# --- Rows without a sampler ------------------------------------------------------------------------------------------
+# The rows of a buffer, for who looks at them and writes nothing.
+#
+# `look_at_rows`: all slots where they lie; some may change meanwhile. `rows_by_age` and `copy_rows_at`: copies of whole
+# rows, oldest first, made as a sample is: copied, and looked at again.
+
+
+class BufferRows(NamedTuple):
+    """The slots of a buffer that rows were written to.
+
+    Attributes:
+        rows: how many a sample is taken of. Slots count too that are being written, and those whose writer died.
+        capacity: how many slots there are.
+        tensors: of each leaf the slots that were written, over the shared memory.
+    """
+
+    rows: int
+    capacity: int
+    tensors: dict[Path, torch.Tensor]
+
+
+@modes.put_aside()
+def look_at_rows(root: Root, key: str, timeout: float) -> BufferRows:
+    """Raises KeyNotFoundError, MutableEntryError, CorruptionError."""
+    with resource_errors(root.path, key, root), torch.inference_mode(False):
+        entry = open_mutable(root, key, "buffer", capacity_of, deadline_after(timeout), writable=False)
+        record, mapping = entry.record, entry.mapping
+        plan = structure.plan_of_rows(record.description, record.nbytes)
+        numbers = RingNumbers(mapping.address + record.start, mapping)
+        capacity = capacity_of(record)
+        written = min(numbers.head, capacity)
+        memory = np.asarray(mapping)[record.start : record.start + record.nbytes]
+        tensors = {leaf.name: structure.leaf_tensor(leaf, memory)[:written] for leaf in plan.leaves}
+        return BufferRows(min(numbers.rows, capacity), capacity, tensors)
+
+
+def rows_by_age(ring: Ring) -> Positions:
+    """The positions of all rows that are whole by now, those that were handed out too, in their order."""
+    words: Any = np.array(ring.words)
+    slots = np.flatnonzero(words & READABLE)
+    found: Positions = positions_of(words[slots], slots, ring.capacity)
+    found.sort()
+    return found
+
+
+def copy_rows_at(ring: Ring, positions: Positions, deadline: float) -> tuple[Targets, PickedSlots]:
+    """Copies rows, without those that the ring has written over. Raises StoreTimeoutError where it takes the mutex."""
+    picked = PickedSlots(positions % ring.capacity, words_of(positions, ring.capacity, WHOLE))
+    targets = new_targets(ring, len(positions))
+    if LOADS_IN_ORDER or not ring.entry.writable:
+        gone = copy_picked(ring, picked, targets)
+    else:
+        gone = ring.run(partial(copy_picked, ring, picked, targets), deadline)
+    if len(gone):
+        left = np.delete(np.arange(len(positions)), gone)
+        targets = [target[torch.as_tensor(left)] for target in targets]
+        picked = PickedSlots(picked.slots[left], picked.words[left])
+    return targets, picked

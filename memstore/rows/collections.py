@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictParams, is_non_tensor, is_tensorclass
 
+from memstore._wording import an
 from memstore.errors import StructureMismatchError
-from memstore.rows.gather import Gather
-from memstore.rows.path import Path, name_of
-from memstore.rows.targets import entry_of, matching
-from memstore.wording import an
+from memstore.rows.gather import Gather, Path, entry_of, matching, name_of
 
-Plan = Callable[[Gather, Any, Any, Path], Any]  # plans an entry of a collection: see `walk.plan`
+Plan = Callable[[Gather, Any, Any, Path], Any]  # plans an entry of a collection: see `reading.plan`
 
 
 def plan_collection(gather: Gather, source: Any, out: Any, path: Path, plan: Plan) -> Any:

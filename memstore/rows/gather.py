@@ -1,19 +1,28 @@
-"""The leaves of a batch of rows, and the tensors that they fill. All is checked before the first byte is written."""
+"""Gathers: the leaves of a batch of rows, and the tensors that they fill.
+
+`RowIndex` says which rows are asked for. `Gather` takes a leaf after the other, checks all targets before the first
+byte is written, and then copies the rows, by torch or by numpy (`copy_rows`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from memstore.rows.copy import copy_rows
-from memstore.rows.index import Index
-from memstore.rows.path import Path, name_of
-from memstore.rows.targets import check_overlaps, check_target, is_unusual
-from memstore.structure import copy_into, takes_bytes
+from memstore._wording import an
+from memstore.errors import StructureMismatchError
+from memstore.structure import can_cast, copy_into, takes_bytes, traits, why_not_filled
 from memstore.view import LeafBoxes, LeafBytes, Points, StoredLeaf, StoredTensor
-from memstore.wording import an
+
+# --- Gather ----------------------------------------------------------------------------------------------------------
+
 
 # What a user may take for a value: by a method that it has, and what reads its rows.
 _BY_ITSELF = {
@@ -25,7 +34,7 @@ _BY_ITSELF = {
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
-class Job(NamedTuple):
+class LeafRows(NamedTuple):
     """The rows of one leaf, and the tensor that they fill."""
 
     path: Path
@@ -52,7 +61,7 @@ class Job(NamedTuple):
 
 
 class Gather:
-    """One batch: `walk.plan` adds its leaves, `check`, then `read` fills their targets.
+    """One batch: `reading.plan` adds its leaves, `check`, then `read` fills their targets.
 
     Args:
         device: where new targets are made.
@@ -61,10 +70,10 @@ class Gather:
     """
 
     def __init__(
-        self, index: Index, device: torch.device | None, allocate: Allocate | None = None, *, cast: bool = False
+        self, index: RowIndex, device: torch.device | None, allocate: Allocate | None = None, *, cast: bool = False
     ) -> None:
         self._index, self._device, self._allocate, self._cast = index, device, allocate, cast
-        self._jobs: list[Job] = []
+        self._jobs: list[LeafRows] = []
         self._later: list[Callable[[], object]] = []
         self._has_rows = False
 
@@ -75,7 +84,7 @@ class Gather:
 
     def of_picked(self) -> Gather:
         """One that adds leaves to this batch of which all rows are wanted: they were picked before."""
-        whole = Gather(Index(slice(None)), self._device, self._allocate, cast=self._cast)
+        whole = Gather(RowIndex(slice(None)), self._device, self._allocate, cast=self._cast)
         whole._jobs, whole._later = self._jobs, self._later
         return whole
 
@@ -107,7 +116,7 @@ class Gather:
         else:
             check_target(out, shape, real.dtype, path, self._cast)
             target = out
-        self._jobs.append(Job(path, box, real, stored, rows, target, out is not None))
+        self._jobs.append(LeafRows(path, box, real, stored, rows, target, out is not None))
         return target
 
     def add_later(self, action: Callable[[], object]) -> None:
@@ -161,24 +170,309 @@ def _no_rows(source: Any) -> str:
     )
 
 
-def _fill(job: Job, is_mapped: bool) -> None:
+def _fill(job: LeafRows, is_mapped: bool) -> None:
     """One copy a row; for a device by way of pinned memory, which torch keeps until the stream has done with it.
 
     Rows that are cast are copied first, too: `index_select(out=)` and `take` have no dtype but that of their source.
     """
     target, dtype = job.target.detach(), job.real.dtype
     if takes_bytes(target) and target.dtype == dtype:
-        _copy(job, target, is_mapped)
+        _copy_leaf_rows(job, target, is_mapped)
     elif target.device.type != "meta":
         staged = torch.empty(target.shape, dtype=dtype, pin_memory=target.device.type == "cuda")
-        _copy(job, staged, is_mapped)
+        _copy_leaf_rows(job, staged, is_mapped)
         copy_into(target, staged, non_blocking=True)
 
 
-def _copy(job: Job, target: torch.Tensor, is_mapped: bool) -> None:
+def _copy_leaf_rows(job: LeafRows, target: torch.Tensor, is_mapped: bool) -> None:
     real = job.real
     if isinstance(job.stored, LeafBoxes):
         if job.stored.pick(job.box, Points([job.rows]), target) is not None:
             return
         real = job.stored.read(job.box)
     copy_rows(real.cpu(), job.rows, target, is_mapped=is_mapped)
+
+
+# --- Which rows are asked for ----------------------------------------------------------------------------------------
+
+
+_INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64})
+_LARGEST = np.iinfo(np.int64).max
+
+
+class RowIndex:
+    """An index as it was given, checked; `rows(n)` is what it means for leaves of n rows."""
+
+    def __init__(self, index: Any) -> None:
+        self._given: slice | range | torch.Tensor = index if isinstance(index, (slice, range)) else _as_tensor(index)
+        self._rows: dict[int, torch.Tensor] = {}
+        self._low, self._high = 0, -1  # of no row
+        given = self._given
+        if isinstance(given, range):
+            if given:
+                self._low, self._high = min(given[0], given[-1]), max(given[0], given[-1])
+        elif isinstance(given, torch.Tensor) and given.dtype != torch.bool and given.numel():
+            self._low, self._high = int(given.min()), int(given.max())
+
+    @property
+    def memory(self) -> torch.Tensor | None:
+        """What must not be written while rows are read."""
+        return self._given if isinstance(self._given, torch.Tensor) else None
+
+    def rows(self, count: int, what: str) -> torch.Tensor:
+        """The rows of a leaf that has `count` of them: int64, from 0 on. `what` names the leaf in errors."""
+        found = self._rows.get(count)
+        if found is None:
+            found = self._rows[count] = self._find(count, what)
+        return found
+
+    def _find(self, count: int, what: str) -> torch.Tensor:
+        given = self._given
+        if isinstance(given, slice):
+            return torch.tensor(range(*given.indices(count)), dtype=torch.int64)
+        if isinstance(given, torch.Tensor) and given.dtype == torch.bool:
+            if len(given) != count:
+                raise IndexError(
+                    f"a mask of {len(given):,} for {what}, which has {count:,} rows: it takes one for each"
+                )
+            return given.nonzero().squeeze(1)
+        if self._low < -count or self._high >= count:
+            wrong = self._low if self._low < -count else self._high
+            allowed = f"from {-count:,} to {count - 1:,}" if count else "none, for it is empty"
+            raise IndexError(f"row {wrong:,} of {what}, which has {count:,}: rows are {allowed}")
+        if isinstance(given, range):  # not before: it may be of any length
+            given = torch.from_numpy(np.asarray(given, np.int64))
+        return torch.where(given < 0, given + count, given) if self._low < 0 else given
+
+
+def _as_tensor(index: Any) -> torch.Tensor:
+    if isinstance(index, torch.Tensor) and (index.layout is not torch.strided or index.is_nested or index.is_meta):
+        raise _no_index(f"a tensor of layout {index.layout} on {index.device}")
+    if isinstance(index, torch.Tensor) and index.dtype == torch.uint64:  # which torch can't compare
+        index = index.detach().cpu().numpy()
+    if isinstance(index, (list, tuple)):
+        index = np.asarray(index, None if len(index) else np.int64)
+    if isinstance(index, np.ndarray):
+        if index.dtype.kind not in "iub" or index.dtype == np.uint8:
+            raise _no_index(f"an array of {index.dtype}")
+        if index.dtype == np.uint64 and index.size and index.max() > _LARGEST:
+            raise IndexError(f"row {index.max():,}: no tensor has so many")
+        index = torch.from_numpy(index.astype(bool if index.dtype.kind == "b" else np.int64))
+    if not isinstance(index, torch.Tensor):
+        raise _no_index(f"the number {index}" if isinstance(index, int) else f"{an(type(index))}")
+    if index.dtype not in _INTEGERS and index.dtype != torch.bool:
+        raise _no_index(f"a tensor of {index.dtype}")
+    if index.ndim != 1:
+        raise ValueError(f"an index of rows has one dimension, and not {index.ndim}: shape {tuple(index.shape)}")
+    return index.detach().to("cpu", index.dtype if index.dtype == torch.bool else torch.int64).contiguous()
+
+
+def _no_index(what: str) -> TypeError:
+    return TypeError(
+        f"{what} is no index of rows: it takes integers or booleans (uint8 might mean either), as a list, array or "
+        "tensor of one dimension, a slice or a range"
+    )
+
+
+# --- Where a leaf stands in a value, for errors ----------------------------------------------------------------------
+
+
+Path = tuple[Any, ...]
+
+
+def of_key(error: IndexError, key: str) -> IndexError:
+    """An error of rows of a key's value, by its key."""
+    return IndexError(
+        re.sub("(of|for) value.*?, which", lambda found: f"{found[1]} {key!r}, which", str(error), count=1)
+    )
+
+
+def name_of(path: Path) -> str:
+    return "value" + "".join(f"[{key!r}]" for key in path)
+
+
+# --- What rows are read into (`out`) ---------------------------------------------------------------------------------
+
+
+def matching(source: Any, out: Any, path: Path) -> Any:
+    """`out`, once it has the keys of `source`, or None if there is none."""
+    if out is None:
+        return None
+    if isinstance(out, type) or not (hasattr(out, "keys") and hasattr(out, "get")):
+        what = f"{name_of(path)} of out is {an(type(out))}"
+        raise StructureMismatchError(f"{what}, and that of the source has entries by name")
+    keys, found = set(source.keys()), set(out.keys())
+    if found != keys:
+        has = f"missing {list(keys - found)}, too many {list(found - keys)}"
+        raise StructureMismatchError(f"{name_of(path)} of out has other entries than the source: {has}")
+    return out
+
+
+def entry_of(source: Any, out: Any, key: Any, path: Path) -> Any:
+    """What the entry `source` is read into: that of `out`, once it is `matching`, or None if there is no `out`.
+
+    Raises StructureMismatchError where `out` has None there, or makes its entries when it is asked for them.
+    """
+    if out is None:
+        return None
+    get = getattr(out, "_get_str", out.get)  # a TensorDict's `get` unwraps what is no tensor
+    found = get(key, None)
+    check_there(source, found, (*path, key))
+    if not is_kept(found, get(key, None)):
+        raise StructureMismatchError(
+            f"{name_of(path)} of out is {an(type(out))}, which copies {key!r} when it is asked for it, and can't be "
+            "filled: give a TensorDict or a dict"
+        )
+    return found
+
+
+def check_there(source: Any, found: Any, path: Path) -> None:
+    """Raises StructureMismatchError where an `out` has None in the place of a tensor, or of something that has some."""
+    has_rows = isinstance(source, (torch.Tensor, dict, list, tuple)) or hasattr(source, "batch_size")
+    if found is None and has_rows:
+        raise StructureMismatchError(f"{name_of(path)} of out is None, which can't be filled")
+
+
+def is_kept(found: Any, again: Any) -> bool:
+    """Whether a container that was asked twice for an entry gave its own: a lazy stack copies a tensor each time."""
+    if found is again or type(found) is not torch.Tensor or is_unusual(found):
+        return True
+    return found.data_ptr() == again.data_ptr()
+
+
+def is_unusual(tensor: torch.Tensor) -> bool:
+    """Whether its elements don't lie in memory by strides; torch may end the process that looks for them there."""
+    return tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized
+
+
+def check_target(out: Any, shape: tuple[int, ...], dtype: torch.dtype, path: Path, cast: bool) -> None:
+    """Raises StructureMismatchError unless it is a tensor of this shape and dtype that can be filled.
+
+    Args:
+        cast: another floating dtype will do.
+    """
+    if not isinstance(out, torch.Tensor):
+        raise StructureMismatchError(f"{name_of(path)} of out is {an(type(out))}, which can't be filled")
+    why = why_not_filled(out)
+    if why is not None:
+        raise StructureMismatchError(f"{name_of(path)} of out is {why}")
+    is_cast = out.dtype != dtype and can_cast(dtype, out.dtype)
+    if tuple(out.shape) != shape or not (out.dtype == dtype or (is_cast and cast)):
+        found = f"{out.dtype} of shape {tuple(out.shape)}"
+        advice = "; cast=True casts it" if is_cast and not cast else ""
+        raise StructureMismatchError(f"{name_of(path)} of out is {found}, and takes {dtype} of shape {shape}{advice}")
+
+
+def check_overlaps(targets: Sequence[tuple[Path, torch.Tensor]], read: Sequence[torch.Tensor]) -> None:
+    """Raises StructureMismatchError if a target that is to be filled overlaps another one, or what is read."""
+    ranges = sorted((*_range(target), i) for i, (_, target) in enumerate(targets))
+    for (_, stop, i), (start, _, j) in zip(ranges, ranges[1:], strict=False):
+        if start < stop and _share_elements([target for _, target in targets], ranges):
+            both = f"{name_of(targets[i][0])} and {name_of(targets[j][0])}"
+            raise StructureMismatchError(f"{both} of out overlap in memory")
+    reads = {device: _Ranges(read, device) for device in {target.device for _, target in targets}}
+    for path, target in targets:
+        if reads[target.device].meet(*_range(target)):
+            raise StructureMismatchError(f"{name_of(path)} of out overlaps what is read")
+
+
+class _Ranges:
+    """Where tensors of one device lie in its memory."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
+        found = sorted({_range(one) for one in tensors if one.numel() and one.device == device})
+        self._starts = [start for start, _ in found]
+        self._reached = list(itertools.accumulate((stop for _, stop in found), max))  # by those up to each
+
+    def meet(self, start: int, stop: int) -> bool:
+        before = bisect_left(self._starts, stop)
+        return before > 0 and self._reached[before - 1] > start
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    return start, start + traits.reach(tensor.shape, tensor.stride()) * tensor.dtype.itemsize
+
+
+def _share_elements(targets: Sequence[torch.Tensor], ranges: Sequence[tuple[int, int, int]]) -> bool:
+    """Whether targets whose ranges cross, as columns of one matrix do, have a byte in common: counts each."""
+    start = ranges[0][0]
+    counts = torch.zeros(max(stop for _, stop, _ in ranges) - start, dtype=torch.uint8)
+    for first, _, i in ranges:
+        target = targets[i]
+        item = target.dtype.itemsize
+        counts.as_strided((*target.shape, item), (*[step * item for step in target.stride()], 1), first - start).add_(1)
+    return bool(counts.max() > 1)
+
+
+# --- How rows are copied ---------------------------------------------------------------------------------------------
+# How rows are copied: by torch with all its threads, or by numpy in this one, as was faster here lately.
+#
+# Which is depends on the machine, and on what else runs on it. 256 rows of 28 KiB, in ms, the best and the median:
+#
+#                                             2 idle cores      2 cores, 7 others at work
+#     select: torch, with all its threads     0.32, 0.47        0.33, 8 to 21
+#     take: numpy, in this thread             0.61, 0.75        0.61, 0.75
+#
+# Torch's threads wait for the last of them, and where cores are shared that one isn't running. So both are tried, and
+# the other one again at times. (A third way, `preadv` of each row into its place, took 1.1 to 2: it has no page faults,
+# but those are gone after a view's first batch, and from then on it took the longest.)
+
+
+_SMALL = 64 << 10  # bytes; below, either costs its call
+_TRY_AGAIN = 64  # calls
+_FAR = 4  # times as slow: tried again the more seldom
+_LATELY = 0.3  # the weight of the last measurement
+_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+SELECT, TAKE = range(2)
+
+
+class Costs:
+    """Seconds that each way took lately, for batches of about one size."""
+
+    def __init__(self) -> None:
+        self._seconds = [-1.0, -1.0]
+        self._calls = 0
+
+    def choose(self) -> int:
+        self._calls += 1
+        for way in (SELECT, TAKE):
+            if self._seconds[way] < 0:
+                return way
+        best, other = (SELECT, TAKE) if self._seconds[SELECT] <= self._seconds[TAKE] else (TAKE, SELECT)
+        every = _TRY_AGAIN if self._seconds[other] < _FAR * self._seconds[best] else _TRY_AGAIN * 16
+        return best if self._calls % every else other
+
+    def note(self, way: int, seconds: float) -> None:
+        last = self._seconds[way]
+        self._seconds[way] = seconds if last < 0 else last + _LATELY * (seconds - last)
+
+
+_costs: dict[tuple[int, bool], Costs] = {}
+
+
+def copy_rows(real: torch.Tensor, rows: torch.Tensor, target: torch.Tensor, *, is_mapped: bool) -> None:
+    """Fills `target` with rows of `real`. `is_mapped`: no page faults are to be expected."""
+    if not target.numel():
+        return
+    bits = _SAME_SIZE[target.dtype.itemsize]  # not every dtype has a kernel
+    real, target = real.view(bits), target.view(bits)
+    if not (real.is_contiguous() and target.is_contiguous()):
+        _copy_by(SELECT, real, rows, target)
+    elif target.nbytes < _SMALL:
+        _copy_by(TAKE, real, rows, target)
+    else:
+        costs = _costs.setdefault((target.nbytes.bit_length(), is_mapped), Costs())
+        way = costs.choose()
+        start = time.perf_counter()
+        _copy_by(way, real, rows, target)
+        costs.note(way, time.perf_counter() - start)
+
+
+def _copy_by(way: int, real: torch.Tensor, rows: torch.Tensor, target: torch.Tensor) -> None:
+    if way == SELECT:
+        torch.index_select(real, 0, rows, out=target)
+    else:
+        # "clip", since "raise", which is not needed here, would copy by way of a buffer
+        real.view(len(real), -1).numpy().take(rows.numpy(), 0, target.view(len(target), -1).numpy(), "clip")

@@ -1,4 +1,7 @@
-"""What a rank holds of a tensor: boxes, each with the tensor that has it. Of DTensors, TensorShards, ShardedTensors."""
+"""Shards: the boxes of a tensor that a rank holds, each with the tensor that has its elements.
+
+`sharded_leaf` reads them of DTensors, TensorShards and ShardedTensors; `allocate_like` makes new memory for them.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.nn.parameter import is_lazy
 
-from memstore import modes
+from memstore import _modes as modes
+from memstore._wording import an_instance
 from memstore.errors import UnsupportedValueError
-from memstore.sharding.box import Box
-from memstore.sharding.copies import part
-from memstore.sharding.coverage import overlap
-from memstore.sharding.layout import Layout, Piece
-from memstore.sharding.placements import layout_of, loaded, shown
-from memstore.wording import an_instance
+from memstore.sharding.boxes import Box, narrow_to, overlap
+from memstore.sharding.layouts import MeshLayout, MeshPiece, layout_of, loaded, shown
+
+# --- What a rank holds -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,14 @@ def _of_dtensor(value: Any) -> ShardedLeaf:
     layout = _layout(tuple(mesh.shape), tuple(value.placements), shape, _order(value))
     local = _plain(value.to_local())
     pieces = () if coordinate is None else _pieces(layout, tuple(coordinate), tuple(local.shape), value.placements)
-    shards = tuple(Shard(piece.box, part(local, piece.local)) for piece in pieces)
+    shards = tuple(Shard(piece.box, narrow_to(local, piece.local)) for piece in pieces)
     is_replicated = layout.is_replicated or _is_part_of_the_world(layout.mesh_shape)
     return ShardedLeaf(shape, local.dtype, shards, layout.is_primary(coordinate), is_replicated)
 
 
-def _pieces(layout: Layout, coordinate: tuple[int, ...], found: tuple[int, ...], placements: Any) -> tuple[Piece, ...]:
+def _pieces(
+    layout: MeshLayout, coordinate: tuple[int, ...], found: tuple[int, ...], placements: Any
+) -> tuple[MeshPiece, ...]:
     """What a rank holds whose local tensor has the shape `found`."""
     readings = _readings(layout, coordinate, found)
     if len(readings) == 1:
@@ -141,7 +145,9 @@ def _pieces(layout: Layout, coordinate: tuple[int, ...], found: tuple[int, ...],
 
 
 @functools.lru_cache(maxsize=4096)  # the layers of a model are alike, and it is put again and again
-def _readings(layout: Layout, coordinate: tuple[int, ...], found: tuple[int, ...]) -> tuple[tuple[Piece, ...], ...]:
+def _readings(
+    layout: MeshLayout, coordinate: tuple[int, ...], found: tuple[int, ...]
+) -> tuple[tuple[MeshPiece, ...], ...]:
     """What the rank may hold, by all that the layout may mean.
 
     DTensors that FSDP2 made have another layout than those of distribute_tensor with the same placements, where sizes
@@ -236,3 +242,36 @@ def _shard(what: str, shape: tuple[int, ...], offsets: tuple[int, ...], local: t
             "the three must have as many dimensions, and offset and size add up to at most the whole's size in each"
         )
     return Shard(Box(offsets, sizes), _plain(local))
+
+
+# --- New memory for what a rank holds --------------------------------------------------------------------------------
+
+
+def allocate_like(value: Any) -> Any:
+    """A DTensor or TensorShard with the mesh and placements of `value`, whose own elements are yet to be written.
+
+    It is a Parameter, and requires a gradient, if `value` is and does. No rank has to know of the others' doing so.
+    """
+    if isinstance(value, TensorShard):
+        made = _empty(value.local)
+        return TensorShard(_like(value.local, made), value.global_shape, value.offsets)
+    local = getattr(value, "_local_tensor", None)
+    if local is None:
+        name = type(value).__qualname__
+        raise UnsupportedValueError(f"like= can't allocate a {name}: allocate one, and fill it with out=")
+    kind = cast(Any, type(value))
+    made: Any = kind.from_local(
+        _empty(local), value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
+    )
+    return _like(value, made)
+
+
+def _like(value: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    if isinstance(value, torch.nn.Parameter):
+        return torch.nn.Parameter(made, requires_grad=value.requires_grad)
+    return made.requires_grad_(value.requires_grad)
+
+
+def _empty(local: torch.Tensor) -> torch.Tensor:
+    """Dense: in the order of its strides, as `torch.empty_like` allocates."""
+    return torch.empty_like(local, requires_grad=False).detach()

@@ -1,22 +1,15 @@
 """State dicts, saved and restored: a snapshot is a folder of safetensors files with a manifest, which is linked last.
 
-snapshot      Snapshot: what a user calls          stateful      what can be saved
-options       what a caller may choose             progress      a callback, or a bar
-served        a view; a snapshot as a store's key  comparing     two snapshots
-tensor_bytes  the elements of a tensor             cover         whether boxes make up a tensor
-tables        what is there, as it is printed
-parallel      several reads or writes at once
-
-take/      what each rank holds, and how it is written
-parts/     what each rank wrote, and how all of that becomes a snapshot
-restore/   what is stored for an object is compared with it, read in place, and loaded
-read/      a snapshot that is there: what it has, and its tensors in memory
-ranks/     the steps of all ranks, what they hear of each other, and who has died
-format/    the manifest and its checks; the names of tensors and files
-storage/   where the files of a snapshot lie: file systems, behind an interface that an object store can have too
-planned/   snapshots of which others say who writes what: checkpoints of torch.distributed.checkpoint
-staging/   tensors, copied into warm shared memory, from which the writer writes them
-writer/    a process of its own, which writes what was staged
+snapshot      Snapshot: what a user calls          stateful      what can be saved, and how it is taken apart
+take          the steps of a take                  restore       the steps of a restore
+ranks         the steps of all ranks, and what they hear of each other
+drafts        who writes what, in which file       publishing    the parts of all ranks as one snapshot; leftovers
+planned       snapshots of which others say who writes what: checkpoints of torch.distributed.checkpoint
+stored        a snapshot that is there             reading       its tensors in memory
+mapped        its files, mapped: views             progress      a callback, or a bar
+manifest      what a snapshot says of itself       names         of tensors and files
+storage       where files lie, as an interface     file_storage  a folder of a file system
+staging       tensors, copied into shared memory   writer        the process that writes them
 
 This door loads what is asked for: the writer's process comes through it too, and needs no torch.
 """
@@ -26,17 +19,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from memstore.late_imports import between_forks
+from memstore._threads import between_forks
 
 if TYPE_CHECKING:
-    from memstore.snapshot import planned, read, staging, storage
-    from memstore.snapshot.comparing import differences
-    from memstore.snapshot.format import is_snapshot, load_manifest
-    from memstore.snapshot.parallel import in_parallel
-    from memstore.snapshot.read import TensorEntry
-    from memstore.snapshot.served import describe_snapshot, load_snapshot
-    from memstore.snapshot.snapshot import PendingSnapshot, Snapshot
+    from memstore.snapshot import drafts, file_storage, manifest, planned, publishing, staging, storage, stored
+    from memstore.snapshot.manifest import load_manifest
+    from memstore.snapshot.mapped import describe_snapshot, load_snapshot
+    from memstore.snapshot.names import is_snapshot
+    from memstore.snapshot.snapshot import PendingSnapshot, Snapshot, differences
     from memstore.snapshot.stateful import AppState, RNGState, StateDict, Stateful
+    from memstore.snapshot.storage import in_parallel
+    from memstore.snapshot.stored import TensorEntry
 
 _HOMES = {
     "AppState": "memstore.snapshot.stateful",
@@ -44,14 +37,14 @@ _HOMES = {
     "RNGState": "memstore.snapshot.stateful",
     "Snapshot": "memstore.snapshot.snapshot",
     "StateDict": "memstore.snapshot.stateful",
-    "TensorEntry": "memstore.snapshot.read",
-    "describe_snapshot": "memstore.snapshot.served",
-    "in_parallel": "memstore.snapshot.parallel",
-    "differences": "memstore.snapshot.comparing",
-    "is_snapshot": "memstore.snapshot.format",
-    "load_manifest": "memstore.snapshot.format",
-    "load_snapshot": "memstore.snapshot.served",
     "Stateful": "memstore.snapshot.stateful",
+    "TensorEntry": "memstore.snapshot.stored",
+    "describe_snapshot": "memstore.snapshot.mapped",
+    "differences": "memstore.snapshot.snapshot",
+    "in_parallel": "memstore.snapshot.storage",
+    "is_snapshot": "memstore.snapshot.names",
+    "load_manifest": "memstore.snapshot.manifest",
+    "load_snapshot": "memstore.snapshot.mapped",
 }
 
 __all__ = [
@@ -64,14 +57,18 @@ __all__ = [
     "TensorEntry",
     "describe_snapshot",
     "differences",
+    "drafts",  # modules that integrations and conversions use, too
+    "file_storage",
     "in_parallel",
     "is_snapshot",
     "load_manifest",
     "load_snapshot",
-    "planned",  # rooms with doors of their own, for integrations and conversions
-    "read",
+    "manifest",
+    "planned",
+    "publishing",
     "staging",
     "storage",
+    "stored",
 ]
 
 

@@ -7,15 +7,15 @@ import threading
 import time
 from collections.abc import Callable
 
+from memstore._info import Progress
+from memstore._wording import size
 from memstore.errors import in_callers_code
-from memstore.info import Progress
-from memstore.wording import size
 
 _WIDTH = 30  # characters
 _INTERVAL = 0.1  # seconds between two looks of a bar
 
 
-class Meter:
+class ProgressMeter:
     """Counts bytes, and tells them. Thread-safe.
 
     Args:
@@ -85,4 +85,4 @@ def _bar(what: str) -> Progress:
     return tell
 
 
-SILENT = Meter(None, 0, "")  # tells nobody
+SILENT = ProgressMeter(None, 0, "")  # tells nobody

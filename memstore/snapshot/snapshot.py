@@ -1,35 +1,45 @@
-"""Snapshot and PendingSnapshot: what a user calls. The names and their meaning are torchsnapshot's."""
+"""Snapshot and PendingSnapshot, which users call; snapshots as tables, and the differences between two snapshots.
+
+The names and their meaning are torchsnapshot's. The steps stand in `take`, `restore` and `reading`.
+"""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal, NoReturn
 
+import torch
+
+from memstore._info import Progress
+from memstore._wording import age, shown, size, table_html, table_text
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
-from memstore.info import Progress
-from memstore.snapshot.format import Manifest, local_path
-from memstore.snapshot.options import Options, storage_options_of
-from memstore.snapshot.progress import Meter
-from memstore.snapshot.ranks import Ranks
-from memstore.snapshot.read import (
-    Entry,
+from memstore.figures import compare
+from memstore.snapshot.manifest import Manifest, ManifestTensor
+from memstore.snapshot.mapped import view
+from memstore.snapshot.names import local_path
+from memstore.snapshot.progress import ProgressMeter
+from memstore.snapshot.ranks import RankGroup
+from memstore.snapshot.reading import read_tensor
+from memstore.snapshot.restore import restore, state_dict_of
+from memstore.snapshot.stateful import AppState
+from memstore.snapshot.stored import (
+    SnapshotEntry,
+    SnapshotLeaf,
     SnapshotMetadata,
     Stored,
+    TensorEntry,
     entries_of,
     find_leaf,
+    leaves_of,
     metadata_of,
-    read_tensor,
     verify,
 )
-from memstore.snapshot.restore import restore, state_dict_of
-from memstore.snapshot.served import view
-from memstore.snapshot.stateful import AppState
-from memstore.snapshot.tables import snapshot_html, snapshot_text
-from memstore.snapshot.take import PendingTake, prepare, start, take
-from memstore.structure import modes
+from memstore.snapshot.take import PendingTake, TakeOptions, prepare, start, storage_options_of, take
+from memstore.structure import PICKLED, modes
 
 
 @modes.uncompiled_methods
@@ -112,7 +122,7 @@ class Snapshot:
             StoreTimeoutError: a rank did not come; the message names it.
             MemstoreError: another rank failed, or died; the message names it, and its reason.
         """
-        options = Options.of(replicated, durability, checksum, allow_pickle, storage_options)
+        options = TakeOptions.of(replicated, durability, checksum, allow_pickle, storage_options)
         with lacks_told(path):
             prepared = prepare(path, app_state, pg, options)
             manifest = take(prepared, progress)
@@ -157,10 +167,10 @@ class Snapshot:
             ResourceLimitError: the copies don't fit into the machine's memory.
             AlreadyExistsError, ValueError, UnsupportedValueError, ShardMismatchError, MemstoreError: as of `take`.
         """
-        options = Options.of(replicated, durability, checksum, allow_pickle, storage_options)
+        options = TakeOptions.of(replicated, durability, checksum, allow_pickle, storage_options)
         with lacks_told(path):
             prepared = prepare(path, app_state, pg, options)
-            meter = Meter(progress, prepared.nbytes, "writing", rank=prepared.ranks.rank, keeps_errors=True)
+            meter = ProgressMeter(progress, prepared.nbytes, "writing", rank=prepared.ranks.rank, keeps_errors=True)
             pending = start(prepared, meter)
         given = {"allow_pickle": allow_pickle, **(storage_options or {})}
         return PendingSnapshot(pending, lambda manifest: cls._of(manifest, pending.path, pg, given))
@@ -197,7 +207,7 @@ class Snapshot:
             StoreTimeoutError, MemstoreError: of other ranks, as of `take`.
         """
         with lacks_told(self.path):
-            ranks = Ranks(self.pg, self._timeout)
+            ranks = RankGroup(self.pg, self._timeout)
             restore(self._open, app_state, ranks, progress, strict=strict, allow_pickle=self._allow_pickle)
 
     def read_object(self, path: str, obj_out: Any = None, memory_budget_bytes: int | None = None) -> Any:
@@ -222,7 +232,7 @@ class Snapshot:
                 return leaf.object
             return read_tensor(stored, path, leaf.tensor, obj_out, memory_budget_bytes)
 
-    def get_manifest(self) -> dict[str, Entry]:
+    def get_manifest(self) -> dict[str, SnapshotEntry]:
         """Returns all tensors and objects, by rank and path. Each has its dtype, shape and files, or its value."""
         with lacks_told(self.path):
             return entries_of(self._open(), allow_pickle=self._allow_pickle)
@@ -241,7 +251,7 @@ class Snapshot:
         """
         with lacks_told(self.path):
             stored = self._open()
-            rank = Ranks(self.pg).rank
+            rank = RankGroup(self.pg).rank
             value = stored.value(rank, key)
             if value is None:
                 there = ", ".join(map(repr, stored.keys(rank)))
@@ -261,7 +271,7 @@ class Snapshot:
             CorruptionError: the manifest is damaged, or a file is missing or of another size.
         """
         with lacks_told(self.path):
-            return view(self._open(), Ranks(self.pg).rank, allow_pickle=self._allow_pickle)
+            return view(self._open(), RankGroup(self.pg).rank, allow_pickle=self._allow_pickle)
 
     def verify(self, *, progress: Progress | None = None) -> None:
         """Reads all files, and compares them with their checksums and the manifest.
@@ -364,3 +374,115 @@ class PendingSnapshot:
 def stored_of(snapshot: Snapshot) -> Stored:
     """What is read of a snapshot, for other parts of memstore. Raises NotAStoreError, CorruptionError."""
     return snapshot._open()  # pyright: ignore[reportPrivateUsage]
+
+
+# --- Tables, for a terminal and for a notebook -----------------------------------------------------------------------
+# A snapshot as a table of what it has: for a terminal, and for a notebook. No tensor is read.
+
+
+_COLUMNS = ("path", "dtype", "shape", "size", "files")
+_LONGEST = 40  # characters of a value
+
+
+def snapshot_text(path: str, found: SnapshotMetadata) -> str:
+    return table_text(_COLUMNS, _cells(found), _title(path, found))
+
+
+def snapshot_html(path: str, found: SnapshotMetadata) -> str:
+    return table_html(_COLUMNS, _cells(found), _title(path, found))
+
+
+def _title(path: str, found: SnapshotMetadata) -> str:
+    ranks = f"{found.world_size:,} {'rank' if found.world_size == 1 else 'ranks'}"
+    sums = "" if found.checksum else ", no checksums"
+    entries = shown(len(found.manifest), "entry", "entries")
+    return f"memstore.Snapshot {path}: {size(found.nbytes)} of {ranks}, {age(found.created)} old{sums}; {entries}"
+
+
+def _cells(found: SnapshotMetadata) -> Iterator[tuple[str, str, str, str, str]]:
+    for path, entry in found.manifest.items():
+        if isinstance(entry, TensorEntry):
+            dtype = str(entry.dtype).removeprefix("torch.")
+            yield path, dtype, str(list(entry.shape)), size(entry.nbytes), f"{len(entry.files)}"
+        else:
+            text = repr(entry.value)
+            short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+            yield path, type(entry.value).__name__, short, "", ""
+
+
+# --- Differences between two snapshots -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDifference:
+    """A path, and how what two snapshots have there differs."""
+
+    path: str
+    what: str
+
+
+def differences(
+    first: Snapshot, second: Snapshot, done: Callable[[int, int], None] | None = None
+) -> list[SnapshotDifference]:
+    """What differs, by rank and path. Tensors are equal if their bits are; two are in memory at a time.
+
+    Args:
+        done: called with how many leaves have been compared, and how many there are.
+    """
+    left, right = stored_of(first), stored_of(second)
+    ours, theirs = _leaves(left), _leaves(right)
+    paths = list(dict.fromkeys([*ours, *theirs]))
+    known: dict[tuple[int, int], str] = {}
+    found: list[SnapshotDifference] = []
+    for number, path in enumerate(paths, 1):
+        if path not in theirs or path not in ours:
+            found.append(SnapshotDifference(path, f"only in {(first if path in ours else second).path}"))
+        else:
+            what = _compare(left, right, path, ours[path], theirs[path], known)
+            if what:
+                found.append(SnapshotDifference(path, what))
+        if done is not None:
+            done(number, len(paths))
+    return found
+
+
+def _leaves(stored: Stored) -> dict[str, SnapshotLeaf]:
+    found: dict[str, SnapshotLeaf] = {}
+    for rank in range(stored.manifest.world_size):
+        for key in stored.keys(rank):
+            value = stored.value(rank, key)
+            for path, leaf in () if value is None else leaves_of(stored, value, allow_pickle=False):
+                found[f"{rank}/{path}"] = leaf
+    return found
+
+
+def _compare(
+    left: Stored, right: Stored, path: str, ours: SnapshotLeaf, theirs: SnapshotLeaf, known: dict[tuple[int, int], str]
+) -> str:
+    """ "" if they are equal."""
+    if ours.tensor is None or theirs.tensor is None:
+        if ours.tensor is not theirs.tensor:
+            return "a tensor in one, an object in the other"
+        if ours.object is PICKLED and theirs.object is PICKLED:
+            return "" if ours.stored == theirs.stored else "both are stored with pickle, as other bytes"
+        return "" if _same(ours.object, theirs.object) else f"{ours.object!r:.60} and {theirs.object!r:.60}"
+    pair = (id(ours.tensor), id(theirs.tensor))
+    if pair not in known:
+        known[pair] = _compare_tensors(left, right, path, ours.tensor, theirs.tensor)
+    return known[pair]
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    try:
+        return type(ours) is type(theirs) and bool(ours == theirs or (ours != ours and theirs != theirs))
+    except (TypeError, ValueError, RuntimeError):  # of arrays, and of classes of others
+        return repr(ours) == repr(theirs)
+
+
+def _compare_tensors(left: Stored, right: Stored, path: str, ours: ManifestTensor, theirs: ManifestTensor) -> str:
+    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        return f"{ours.dtype}{list(ours.shape)} and {theirs.dtype}{list(theirs.shape)}"
+    one: torch.Tensor = read_tensor(left, path, ours, None, None)
+    other: torch.Tensor = read_tensor(right, path, theirs, None, None)
+    unequal = compare(one, other)
+    return "" if unequal is None else str(unequal)

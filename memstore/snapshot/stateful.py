@@ -1,16 +1,31 @@
-"""What can be saved: objects that give and take a state dict, and two that memstore has for what doesn't."""
+"""State dicts: the objects that give and take them, and how one is taken apart before it is saved.
+
+`Stateful` is the protocol; `StateDict` and `RNGState` wrap what has no state dict of its own. `ask_state_dicts` asks
+all objects of an app state, in one order on all ranks. `StateWalker` takes a state dict apart: its structure, its
+objects, and what this rank holds of each of its tensors.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
 import random
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 
-from memstore import modes
-from memstore.wording import an
+from memstore import _modes as modes
+from memstore import structure
+from memstore._wording import an
+from memstore.engine import Leaf
+from memstore.errors import UnsupportedValueError
+from memstore.sharding import Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
+from memstore.snapshot.names import path_of
+from memstore.snapshot.ranks import RankGroup
+from memstore.structure import DTYPE_NAMES, RefusedError, Tree, Walk, traits
 
 
 @runtime_checkable
@@ -122,3 +137,212 @@ def check_app_state(app_state: Any) -> AppState:
     if len([value for value in checked.values() if isinstance(value, RNGState)]) > 1:
         raise ValueError("app_state has several RNGStates: there is one random state in a process")
     return checked
+
+
+# --- Asking for state dicts ------------------------------------------------------------------------------------------
+# The objects of an app state are asked for their state dicts, by all ranks in one order.
+
+
+def ask_state_dicts(ranks: RankGroup, keys: Iterable[str], app_state: AppState) -> dict[str, Any]:
+    """The state dicts by name.
+
+    The random state comes first, and stays what it was: other state dicts may draw numbers. These come one after the
+    other on all ranks, since they may have collectives inside: a rank whose state dict fails keeps none of the others
+    waiting in the next one's.
+
+    Args:
+        keys: what any rank has, the same on all of them.
+        app_state: what this rank has.
+
+    Raises:
+        Exception: what a state_dict raised here, or on another rank, which is named.
+    """
+    random_state = RNGState()
+    before = random_state.state_dict()
+    found = {key: value.state_dict() for key, value in app_state.items() if isinstance(value, RNGState)}
+
+    def one(key: str) -> bytes:
+        if key in app_state and key not in found:
+            found[key] = app_state[key].state_dict()
+        return b""
+
+    try:
+        for key in sorted(keys):
+            ranks.together(partial(one, key))
+    finally:
+        random_state.load_state_dict(before)
+    return found
+
+
+# --- Replicated tensors ----------------------------------------------------------------------------------------------
+# Which tensors all ranks have alike: what the caller says by patterns, and what DistributedDataParallel implies.
+
+
+def matches_globs(path: str, globs: Iterable[str], rank: int) -> bool:
+    """Patterns are of paths without a rank, as torchsnapshot has them; those of `get_manifest`'s do, too."""
+    return any(fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(f"{rank}/{path}", glob) for glob in globs)
+
+
+def is_replicating(value: Any) -> bool:
+    return isinstance(value, torch.nn.parallel.DistributedDataParallel)
+
+
+def globs_of_ddp(app_state: AppState) -> list[str]:
+    """The patterns of what DistributedDataParallel keeps equal on all ranks."""
+    globs: list[str] = []
+    for key, value in app_state.items():
+        if is_replicating(value):
+            ignored = set(getattr(value, "parameters_to_ignore", ()))
+            if not ignored:
+                globs.append(f"{_escaped(key)}/*")
+                continue
+            names = [name for name, _ in (*value.named_parameters(), *value.named_buffers())]
+            globs += [
+                f"{_escaped(key)}/{_escaped(name)}"
+                for name in names
+                if name not in ignored and name.removeprefix("module.") not in ignored
+            ]
+    return globs
+
+
+def _escaped(text: str) -> str:
+    """A pattern that matches just this path."""
+    escaped = text.replace("%", "%25").replace("/", "%2F")
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in escaped)
+
+
+# --- Taking state dicts apart ----------------------------------------------------------------------------------------
+# A state dict, taken apart: its structure, its objects, and what this rank holds of each of its tensors.
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+class HeldTensor(NamedTuple):
+    """What this rank holds of a tensor.
+
+    Attributes:
+        path: of the first leaf that it is.
+        parts: the keys of that leaf, from the state dict on.
+        shape: of the whole tensor.
+        shards: the parts of it that are here; all of a plain tensor is one.
+    """
+
+    path: str
+    parts: tuple[str | int, ...]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    shards: tuple[Shard, ...]
+    is_sharded: bool
+
+
+class State(NamedTuple):
+    """A state dict. `tensors` has, for each leaf, its place in the list of all tensors of the app state."""
+
+    key: str
+    structure: bytes
+    objects: bytes
+    tensors: tuple[int, ...]
+
+
+class _StateWalk(Walk):
+    """Finds tensors of which this rank has only parts; plain tensors without memory stand in for them."""
+
+    __slots__ = ("sharded",)
+
+    def __init__(self, allow_pickle: bool, careful: bool) -> None:
+        super().__init__(allow_pickle, careful)
+        self.sharded: dict[int, ShardedLeaf] = {}
+
+    def visit(self, value: Any) -> Tree:
+        if isinstance(value, (torch.Tensor, TensorShard)) and type(value) not in _PLAIN:
+            try:
+                leaf = sharded_leaf(value)
+            except UnsupportedValueError as error:
+                raise RefusedError(error.message) from None
+            if leaf is not None:
+                found = traits.traits_of(value) if isinstance(value, torch.Tensor) else traits.PLAIN
+                kind = traits.PARAMETER if getattr(value, "_is_param", False) else found.kind
+                flags = traits.to_flags(kind, found.requires_grad)
+                wrapped = structure.flatten_wrapped_shards(value, leaf, flags, self)
+                if wrapped is not None:
+                    return wrapped
+                leaf = structure.held_in_memory(leaf)
+                self.sharded[len(self.tensors)] = leaf
+                self.tensors.append(torch.empty((), dtype=leaf.dtype, device="cpu").expand(leaf.shape))
+                return structure.TENSOR
+        return super().visit(value)
+
+
+class StateWalker:
+    """Takes the state dicts of one app state apart. Tensors that are one in memory become one of `tensors`."""
+
+    def __init__(self, *, allow_pickle: bool) -> None:
+        self._allow_pickle = allow_pickle
+        self._known: dict[Any, int] = {}
+        self._paths: set[str] = set()
+        self.tensors: list[HeldTensor] = []
+
+    def add(self, key: str, state_dict: Any) -> State:
+        """Raises UnsupportedValueError, naming the leaf, for what can't be saved."""
+
+        def walk_with(careful: bool) -> _StateWalk:
+            return _StateWalk(self._allow_pickle, careful)
+
+        try:
+            tree, walk, facts, addresses = structure.take_apart(state_dict, walk_with)
+        except RefusedError as error:
+            raise UnsupportedValueError(f"app_state[{key!r}]: {error.message()}") from None
+        leaves: list[Leaf] = []
+        found = facts.traits or (traits.PLAIN,) * len(walk.tensors)
+        same: dict[int, int] = {}
+        firsts: dict[int, int] = {}
+        for i, tensor in enumerate(walk.tensors):
+            first = firsts.setdefault(id(tensor), i)
+            if first != i:
+                same[i] = first
+            shape, dtype = tuple(facts.shapes[i]), facts.dtypes[i]
+            nbytes = traits.count(shape) * dtype.itemsize
+            leaves.append(Leaf((), DTYPE_NAMES[dtype], shape, None, 0, nbytes))
+        plan = structure.describe_external_tree(tree, leaves, walk.objects, [_anywhere(trait) for trait in found], same)
+        places = [
+            self._place(key, leaf.name, tensor, walk.sharded.get(i), address)
+            for i, (leaf, tensor, address) in enumerate(zip(plan.plan.leaves, walk.tensors, addresses, strict=True))
+        ]
+        return State(key, plan.plan.description, plan.objects, tuple(places))
+
+    def _place(
+        self, key: str, name: tuple[str | int, ...], tensor: torch.Tensor, leaf: ShardedLeaf | None, address: int
+    ) -> int:
+        shape = tuple(tensor.shape)
+        if leaf is None:
+            same = (address, tensor.dtype, shape, tensor.stride(), tensor.is_neg(), tensor.is_conj(), tensor.device)
+            known = self._known.setdefault(same, len(self.tensors))
+            if known < len(self.tensors):
+                return known
+            shards = (Shard(whole(shape), tensor),) if tensor.numel() else ()
+        else:
+            shards = leaf.shards
+        path = path_of((key, *name))
+        for shard in shards:
+            reason = structure.why_no_memory(shard.local)
+            if reason is not None:
+                raise UnsupportedValueError(f"{path}: {reason}")
+            reason = traits.why_too_expanded(shard.local)
+            if reason is not None:
+                raise UnsupportedValueError(f"{path}: {reason}: save what it is expanded from")
+        while path in self._paths:  # the keys 1 and "1" make one path
+            path += "~"
+        self._paths.add(path)
+        self.tensors.append(HeldTensor(path, name, tensor.dtype, shape, shards, leaf is not None))
+        return len(self.tensors) - 1
+
+
+def _anywhere(found: traits.Traits) -> traits.Traits:
+    """Without the device: what is restored goes to where its object has it."""
+    return traits.PLAIN if not found.kind and not found.requires_grad else found._replace(device=None)
+
+
+def cut(shard: Shard, box: Any) -> torch.Tensor:
+    """The elements of `box` out of a shard that has them."""
+    return shard.local[box.within(shard.box).slices]

@@ -1,9 +1,10 @@
 """What a user calls. Its door is `memstore` itself, which imports these files when their names are needed.
 
-opening       open: what may be asked for
-store         Store, of the methods in puts, gets, by_files, by_ranks, by_rows and as_mapping; describe: info
-ref           one version of a key, pinned
+opening       open: what may be asked for; waiting for a store that another process makes
+values        the methods of Store for values, and Ref: one version of a key, pinned
+store         Store, with the methods for values of several ranks and for rows, and those of a mapping
+sharded       puts of several ranks, and how the ranks meet
+models        saves and loads of models on several ranks; model_fit: a model's state by name, and what fits it
 weights       one version as named tensors
-rescue        repair
-stores        the stores of this machine, and the end of one
+maintenance   the stores of this machine, the end of one, and repair
 """

@@ -1,11 +1,12 @@
-"""Models on their way: what `save_model` and `load_model` do on the ranks of a process group.
+"""Models: what `save_model` and `load_model` do on the ranks of a process group.
 
 A save is a sharded put. A load, in which all ranks fill their modules, or none does:
 
 1. Rank 0 takes a version, and tells the others which: an overwrite meanwhile can't mix two. Its own mapping keeps the
    version until the others have theirs, so that no lease is taken.
-2. Each rank compares the version with its module, and tells rank 0 what doesn't fit, and what it has no place for.
-3. Rank 0 tells all what was found: a name that is stored is unexpected if no rank has a place for it.
+2. Each rank compares the version with its module (`model_fit.py`), and tells rank 0 what doesn't fit, and what it has
+   no place for.
+3. Rank 0 tells all what was found (`judge`): a name that is stored is unexpected if no rank has a place for it.
 4. If all fits, each rank copies its own boxes straight into its module, and tells rank 0 whether that went well.
 5. Rank 0 tells all: no rank returns while another has failed.
 
@@ -15,21 +16,98 @@ whose task was cancelled fails when it looks next: while it waits for others, an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
+import msgspec
 import torch
 
-from memstore import structure
-from memstore.abandoned import AbandonedError
+from memstore import errors, structure
+from memstore._threads import AbandonedError
 from memstore.engine import Pin, deadline_after, pack
-from memstore.errors import MemstoreError
-from memstore.store.meeting import Meeting
-from memstore.store.model_findings import End, Failure, Finding, Taken, judge, raise_error, raise_problems, told
-from memstore.store.model_fit import Fit
-from memstore.store.model_state import MODEL, OPTIMIZER, model_state, optimizer_state
+from memstore.errors import MemstoreError, StructureMismatchError
+from memstore.store.model_fit import MODEL, OPTIMIZER, Fit, is_spread, model_state, optimizer_state
+from memstore.store.sharded import Meeting
 from memstore.structure import HeldValue
+
+# --- ModelLoad: a load in two steps ----------------------------------------------------------------------------------
+# A load of a model, in two steps: who awaits it waits between them for a newer version, and no thread does.
+#
+# 1. Made, it has its place in the order in which the ranks of a process group match their loads (`Meeting`).
+# 2. `fill` takes the version, on the rank that leads, and fills the modules of all ranks (`models.py`).
+
+
+class ModelLoad:
+    """One `load_model` of this process. Any thread may go on with it.
+
+    Args:
+        meeting: with the other ranks; None: this process is no rank.
+        take: takes the key's current version. Its argument: whether what lies on other hosts may come when it is read.
+        receive: maps the version that rank 0 has packed, in the same ways.
+
+    Attributes:
+        is_alone: there are no other ranks.
+        leads: it takes the version, for all.
+    """
+
+    def __init__(
+        self, meeting: Meeting | None, take: Callable[[bool, float], Pin], receive: Callable[[bytes, bool], Pin]
+    ) -> None:
+        self._meeting, self._take, self._receive = meeting, take, receive
+        self.is_alone = meeting is None or meeting.world_size == 1
+        self.leads = meeting is None or meeting.rank == 0
+
+    def fill(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        strict: bool,
+        cast: bool,
+        wait: Callable[[], object] | None,
+        deadline: float,
+        timeout: float,
+    ) -> int:
+        """Returns the version. Raises as `Store.load_model`.
+
+        Args:
+            wait: is called first, where this rank leads. The other ranks are told what it raises.
+            deadline: monotonic, until which this rank's copy is to begin.
+            timeout: seconds for the other ranks, once it is done.
+        """
+        lazily = is_spread(model)  # this rank needs some of the bytes; else its host keeps a copy of all of them
+
+        def take() -> Pin:
+            if wait is not None:
+                wait()
+            return self._take(lazily, deadline)
+
+        if self._meeting is None or self.is_alone:
+            pin = take()
+            load_alone(pin, model, optimizer, strict=strict, cast=cast)
+            return pin.record.version
+        return load_together(
+            self._meeting,
+            take,
+            lambda packed: self._receive(packed, lazily),
+            model,
+            optimizer,
+            strict=strict,
+            cast=cast,
+            deadline=deadline,
+            timeout=timeout,
+        )
+
+    def give_up(self) -> None:
+        """Nobody fills: the other ranks are told, if this one leads, and else learn by their timeouts."""
+        if self._meeting is not None and self.leads and not self.is_alone:
+            with suppress(MemstoreError):
+                decline(self._meeting)
+
+
+# --- What ranks do ---------------------------------------------------------------------------------------------------
+
 
 _LATER = 1.0  # seconds that the others wait longer than rank 0, so that they learn why it gave up
 _VERSION, _VERDICT, _ENDED = "version", "verdict", "ended"
@@ -103,7 +181,7 @@ def load_together(
 def decline(meeting: Meeting) -> None:
     """In place of `load_together`, on rank 0: nobody awaits its load any more. The others raise that."""
     error = AbandonedError("the task that awaited the load was cancelled")
-    meeting.say(_VERSION, Taken(error=told(error, 0)))
+    meeting.say(_VERSION, TakenVersion(error=told(error, 0)))
 
 
 def _lead(
@@ -112,9 +190,9 @@ def _lead(
     try:
         pin = take()
     except BaseException as error:
-        meeting.say(_VERSION, Taken(error=told(error, 0)))
+        meeting.say(_VERSION, TakenVersion(error=told(error, 0)))
         raise
-    meeting.say(_VERSION, Taken(pack(pin)))
+    meeting.say(_VERSION, TakenVersion(pack(pin)))
     try:
         fit = Fit(pin, model, optimizer, strict=strict, cast=cast)
         findings = [Finding(fit.problems, fit.unexpected)]
@@ -139,7 +217,7 @@ def _follow(
     deadline: float,
 ) -> tuple[Pin, Fit, Finding]:
     try:
-        version = meeting.hear(_VERSION, Taken, deadline)
+        version = meeting.hear(_VERSION, TakenVersion, deadline)
     except AbandonedError as error:
         meeting.say(_found(meeting.rank), Finding(error=told(error, meeting.rank)))
         raise
@@ -157,7 +235,7 @@ def _follow(
     try:
         return pin, fit, _hear_verdict(meeting, deadline)
     except AbandonedError as error:
-        meeting.say(_filled(meeting.rank), End(told(error, meeting.rank)))
+        meeting.say(_filled(meeting.rank), LoadEnd(told(error, meeting.rank)))
         raise
 
 
@@ -172,11 +250,11 @@ def _lead_filling(meeting: Meeting, fit: Fit, timeout: float) -> None:
     try:
         fit.fill()
         deadline = deadline_after(timeout)
-        ends = [meeting.hear(_filled(rank), End, deadline, rank) for rank in range(1, meeting.world_size)]
+        ends = [meeting.hear(_filled(rank), LoadEnd, deadline, rank) for rank in range(1, meeting.world_size)]
     except BaseException as error:
-        meeting.say(_ENDED, End(told(error, 0)))
+        meeting.say(_ENDED, LoadEnd(told(error, 0)))
         raise
-    end = next((end for end in ends if end.error is not None), End())
+    end = next((end for end in ends if end.error is not None), LoadEnd())
     meeting.say(_ENDED, end)
     _raise_unfilled(meeting, end)
 
@@ -185,24 +263,24 @@ def _follow_filling(meeting: Meeting, fit: Fit, timeout: float) -> None:
     try:
         fit.fill()
     except BaseException as error:
-        meeting.say(_filled(meeting.rank), End(told(error, meeting.rank)))
+        meeting.say(_filled(meeting.rank), LoadEnd(told(error, meeting.rank)))
         with suppress(MemstoreError):
             _hear_end(meeting, timeout)
         raise
-    meeting.say(_filled(meeting.rank), End())
+    meeting.say(_filled(meeting.rank), LoadEnd())
     _raise_unfilled(meeting, _hear_end(meeting, timeout))
 
 
-def _hear_end(meeting: Meeting, timeout: float) -> End:
-    end = meeting.hear(_ENDED, End, deadline_after(timeout))
+def _hear_end(meeting: Meeting, timeout: float) -> LoadEnd:
+    end = meeting.hear(_ENDED, LoadEnd, deadline_after(timeout))
     meeting.leave([*_words(meeting), *map(_filled, range(1, meeting.world_size)), _ENDED], meeting.world_size - 1)
     return end
 
 
-def _raise_unfilled(meeting: Meeting, end: End) -> None:
+def _raise_unfilled(meeting: Meeting, end: LoadEnd) -> None:
     if end.error is not None:
         text = f"{end.error.text}; so the ranks don't all have it, and modules may be filled in part: load again"
-        raise_error(meeting, Failure(end.error.kind, text))
+        raise_error(meeting, LoadFailure(end.error.kind, text))
 
 
 def _words(meeting: Meeting) -> list[str]:
@@ -216,3 +294,85 @@ def _found(rank: int) -> str:
 
 def _filled(rank: int) -> str:
     return f"filled {rank}"
+
+
+# --- What ranks tell each other, and what they raise of it -----------------------------------------------------------
+
+
+_SHOWN = 20  # lines of each kind in one error
+
+
+class LoadFailure(msgspec.Struct, frozen=True, array_like=True):
+    kind: str
+    text: str
+
+
+class TakenVersion(msgspec.Struct, frozen=True, array_like=True):
+    """What rank 0 has taken."""
+
+    record: bytes = b""
+    error: LoadFailure | None = None
+
+
+class Finding(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank finds in the version; and what rank 0 makes of all findings."""
+
+    problems: list[str] = []
+    unexpected: list[str] = []
+    error: LoadFailure | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Of what rank 0 says: whether the ranks go on and fill their modules."""
+        return self.error is None and not self.problems and not self.unexpected
+
+
+class LoadEnd(msgspec.Struct, frozen=True, array_like=True):
+    """Whether a rank has filled its module; and whether all have, as rank 0 says."""
+
+    error: LoadFailure | None = None
+
+
+def judge(findings: Sequence[Finding], strict: bool) -> Finding:
+    """What all ranks are told."""
+    errors_found = [finding.error for finding in findings if finding.error is not None]
+    ranks: dict[str, list[int]] = {}
+    for rank, finding in enumerate(findings):
+        for problem in finding.problems:
+            ranks.setdefault(problem, []).append(rank)
+    world = len(findings)
+    problems = [
+        problem if len(found) == world else f"{problem} (rank{'s' * (len(found) > 1)} {', '.join(map(str, found))})"
+        for problem, found in ranks.items()
+    ]
+    missed = set[str]().union(*(finding.unexpected for finding in findings[1:]))
+    missed.intersection_update(*(finding.unexpected for finding in findings))
+    unexpected = [name for name in findings[0].unexpected if name in missed] if strict else []
+    return Finding(problems, unexpected, errors_found[0] if errors_found else None)
+
+
+def told(error: BaseException, rank: int) -> LoadFailure:
+    text = str(error) if isinstance(error, MemstoreError) else f"{type(error).__name__}: {error}"
+    return LoadFailure(type(error).__name__, f"rank {rank}: {text}")
+
+
+def raise_error(meeting: Meeting, error: LoadFailure) -> NoReturn:
+    """Raises as the rank did that says so."""
+    kind = getattr(errors, error.kind, None)
+    raised = (kind if isinstance(kind, type) and issubclass(kind, MemstoreError) else MemstoreError)(error.text)
+    raised.key = meeting.key
+    raise raised
+
+
+def raise_problems(pin: Pin, problems: Sequence[str], unexpected: Sequence[str]) -> None:
+    if not problems and not unexpected:
+        return
+    lines = [f"{pin.key!r}: version {pin.record.version} doesn't fit, and nothing was loaded:", *_some(problems)]
+    if unexpected:
+        lines += ["stored, and no rank has a place for it; strict=False leaves it out:", *_some(unexpected)]
+    raise StructureMismatchError("\n".join(lines), key=pin.key)
+
+
+def _some(lines: Sequence[str]) -> list[str]:
+    more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return [f"  {line}" for line in [*lines[:_SHOWN], *more]]

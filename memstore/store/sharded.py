@@ -1,22 +1,37 @@
-"""Sharded puts: every rank puts what it holds, and all of it becomes one version at one moment. Decision 012."""
+"""Sharded puts: every rank puts what it holds, and all of it becomes one version at one moment. Decision 012.
+
+1. `find_rank` tells which rank this process is. `AttemptRank.agree` gives all ranks the attempt's name, and tells them
+   which plain leaves rank 0 writes. With torch.distributed these messages go through a `Meeting`.
+2. `put_sharded` has this rank's part drafted and prepared.
+3. The process that finds all parts merges and publishes them.
+4. Each rank waits for the outcome, and gives the attempt up for all when its time is over.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import msgspec
 import torch
+import torch.distributed as dist
 
-from memstore import contents, modes
+from memstore import _modes as modes
+from memstore import contents
+from memstore._arguments import whole_number
+from memstore._group_call import LONGEST_PAUSE, SHORTEST_PAUSE, GroupCall
+from memstore._threads import ABANDONED, check_abandoned
 from memstore.engine import (
+    AttemptFailure,
+    AttemptOutcome,
     Content,
-    Failure,
-    Member,
-    Outcome,
-    Part,
+    Participant,
+    Path,
+    PendingPart,
     Root,
     SegmentExtent,
     deadline_after,
@@ -28,6 +43,7 @@ from memstore.engine import (
     prepare,
     resource_errors,
     retry_after_sweep,
+    shared_id,
     to_explain,
     version_of_outcome,
 )
@@ -43,8 +59,14 @@ from memstore.errors import (
     UnknownOutcomeError,
     VersionConflictError,
 )
-from memstore.store.ranks import Place
 from memstore.structure import HeldValue
+
+if TYPE_CHECKING:
+    from memstore.engine import Root
+
+
+# --- The put ---------------------------------------------------------------------------------------------------------
+
 
 log = logging.getLogger("memstore")
 
@@ -77,7 +99,7 @@ class PendingPut:
 
     __slots__ = ("_member", "_outcome", "_root", "_timeout", "attempt", "key")
 
-    def __init__(self, root: Root, member: Member, timeout: float, outcome: Outcome | None = None) -> None:
+    def __init__(self, root: Root, member: Participant, timeout: float, outcome: AttemptOutcome | None = None) -> None:
         self._root, self._member, self._timeout, self._outcome = root, member, timeout, outcome
         self.key, self.attempt = member.key.decode(), member.attempt
 
@@ -159,7 +181,7 @@ def put_sharded(
     root: Root,
     key: str,
     take: Callable[[], HeldValue],
-    place: Place,
+    place: AttemptRank,
     *,
     dtype: torch.dtype | None,
     expect: int | None,
@@ -182,7 +204,7 @@ def put_sharded(
     plain = () if held is None else (*[leaf.name for leaf in held.leaves if leaf.is_plain], *held.object_names)
     agreement = place.agree(plain, deadline)
     lease = timeout + OUTLIVES if wait else lease
-    member = Member(key.encode(), agreement.attempt, place.rank, place.world_size, lease)
+    member = Participant(key.encode(), agreement.attempt, place.rank, place.world_size, lease)
     others = agreement.plain if place.rank else ()
     try:
         if held is None:
@@ -191,8 +213,8 @@ def put_sharded(
             root, key, held, place.rank, place.world_size, expect=expect, dtype=dtype, others=others
         )
         found = retry_after_sweep(partial(_prepare, part), root, member, deadline, key)
-        member = found if isinstance(found, Member) else member
-        pending = PendingPut(root, member, timeout, None if isinstance(found, Member) else found)
+        member = found if isinstance(found, Participant) else member
+        pending = PendingPut(root, member, timeout, None if isinstance(found, Participant) else found)
         if wait:
             return _wait_or_give_up(pending, deadline, timeout)
         _publish_if_complete(pending, deadline)
@@ -217,11 +239,13 @@ def _publish_if_complete(pending: PendingPut, deadline: float) -> None:
         log.info("%s", str(error))
 
 
-def _prepare(part: contents.PartDraft, root: Root, member: Member, deadline: float) -> Outcome | Member:
+def _prepare(
+    part: contents.PartDraft, root: Root, member: Participant, deadline: float
+) -> AttemptOutcome | Participant:
     return prepare(root, member, part.draft, part.content, deadline)
 
 
-def _merge(root: Root, parts: Sequence[Part], said: Sequence[bytes]) -> Content:
+def _merge(root: Root, parts: Sequence[PendingPart], said: Sequence[bytes]) -> Content:
     ranks = [
         contents.read_content(
             content, SegmentExtent(part.segment, part.put_id, part.size, part.start) if part.segment else None
@@ -240,7 +264,7 @@ def _wait_or_give_up(pending: PendingPut, deadline: float, seconds: float) -> in
     return pending.give_up_after(reason)
 
 
-def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
+def _timed_out(root: Root, member: Participant, seconds: float) -> StoreTimeoutError:
     key = member.key.decode()
     try:
         waiting = pending_parts(root, member.key, to_explain())
@@ -256,7 +280,7 @@ def _timed_out(root: Root, member: Member, seconds: float) -> StoreTimeoutError:
     return StoreTimeoutError(text, key=key)
 
 
-def _fail(root: Root, member: Member, error: BaseException, deadline: float) -> Outcome | None:
+def _fail(root: Root, member: Participant, error: BaseException, deadline: float) -> AttemptOutcome | None:
     """Tells the other ranks that this one can't put its part. Returns the attempt's outcome, if it can be known."""
     why = f"rank {member.rank} failed: {type(error).__name__}: {error}"
     failure = ended(member, (), why)
@@ -271,7 +295,7 @@ def _fail(root: Root, member: Member, error: BaseException, deadline: float) -> 
         return None
 
 
-def _end(root: Root, member: Member, failure: Failure, deadline: float) -> Outcome:
+def _end(root: Root, member: Participant, failure: AttemptFailure, deadline: float) -> AttemptOutcome:
     """Gives the attempt up. `deadline`: of the call, which ends soon after it in any case."""
     key = member.key.decode()
     until = min(max(deadline, deadline_after(GIVE_UP_WITHIN)), deadline_after(_MOST_TO_GIVE_UP))
@@ -291,11 +315,11 @@ def abort(root: Root, key: bytes, attempt: str, why: str, deadline: float) -> bo
     parts = [part for part, _ in pending_parts(root, key, deadline) if part.attempt == attempt]
     if not parts:
         return False
-    member = Member(key, attempt, parts[0].rank, parts[0].world_size, parts[0].lease / 1e9, parts[0].number)
+    member = Participant(key, attempt, parts[0].rank, parts[0].world_size, parts[0].lease / 1e9, parts[0].number)
     return _abort(root, member, why, deadline)
 
 
-def _abort(root: Root, member: Member, why: str, deadline: float) -> bool:
+def _abort(root: Root, member: Participant, why: str, deadline: float) -> bool:
     waiting = pending_parts(root, member.key, deadline)
     failure = ended(member, [part for part, _ in waiting if part.number == member.number], why)
     try:
@@ -304,3 +328,175 @@ def _abort(root: Root, member: Member, why: str, deadline: float) -> bool:
         if time.monotonic() >= deadline:  # its home gave no answer
             raise
         return False  # it was over long ago
+
+
+# --- The ranks, and the name of their attempt ------------------------------------------------------------------------
+# The ranks of a sharded put: who this process is among them, and the name that they give to their attempt.
+#
+# With torch.distributed, rank 0 chooses the name and tells the others (`Meeting`).
+
+
+_BEGIN = "begin"
+_MOST_RANKS = 1 << 16
+
+
+class Agreement(msgspec.Struct, frozen=True, array_like=True):
+    """What the ranks of a put know of each other."""
+
+    attempt: str
+    plain: tuple[Path, ...] = ()  # plain leaves and objects that rank 0 writes, so that the others need not
+
+
+class AttemptRank:
+    """A rank, whose attempt the caller has named."""
+
+    def __init__(self, attempt: str, rank: int, world_size: int) -> None:
+        if not (isinstance(attempt, str) and attempt):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"attempt is a text that is not empty, and not {attempt!r}")
+        try:
+            attempt.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"attempt has a lone surrogate: {attempt!r} is no Unicode text") from None
+        rank, world_size = whole_number("rank", rank), whole_number("world_size", world_size)
+        if not 0 <= rank < world_size <= _MOST_RANKS:
+            raise ValueError(f"rank {rank} of {world_size}: ranks count from 0, and there are {_MOST_RANKS:,} at most")
+        self._attempt, self.rank, self.world_size = attempt, rank, world_size
+
+    def agree(self, plain: tuple[Path, ...], deadline: float) -> Agreement:
+        """`plain` are the plain leaves and the objects that this rank holds."""
+        return Agreement(self._attempt)
+
+
+class DistributedRank(AttemptRank):
+    """A rank of torch.distributed."""
+
+    def __init__(self, meeting: Meeting, attempt: str | None = None) -> None:
+        if not (attempt is None or (isinstance(attempt, str) and attempt)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"attempt is a text that is not empty, and not {attempt!r}")
+        self._meeting = meeting
+        unique = uuid.uuid4().hex  # names may come again, as after a restart
+        name = unique if attempt is None else f"{attempt} {unique}"
+        super().__init__(name, meeting.rank, meeting.world_size)
+
+    def agree(self, plain: tuple[Path, ...], deadline: float) -> Agreement:
+        """Raises StoreTimeoutError if rank 0 says nothing."""
+        if self.rank:
+            said = self._meeting.hear(_BEGIN, Agreement, deadline)
+            self._meeting.leave([_BEGIN], self.world_size - 1)
+            return said
+        own = Agreement(self._attempt, plain)
+        if self.world_size > 1:
+            self._meeting.say(_BEGIN, own)
+        return own
+
+
+def find_rank(
+    attempt: str | None, rank: int | None, world_size: int | None, process_group: Any, key: str, root: Root
+) -> AttemptRank:
+    """Raises TypeError unless torch.distributed, or the caller, says who this rank is."""
+    if attempt is not None and rank is not None and world_size is not None:
+        return AttemptRank(attempt, rank, world_size)
+    if rank is not None or world_size is not None:
+        text = "a sharded put takes attempt=, rank= and world_size= together, or attempt= alone, or none of them"
+        raise TypeError(f"{key!r}: {text}")
+    meeting = meet(process_group, "put", key, root, attempt)
+    if meeting is None:
+        raise TypeError(
+            f"{key!r}: the value is sharded, and this process is no rank of torch.distributed: call put_sharded with "
+            "attempt= (a text that all ranks of this put share, and no other put has), rank= and world_size="
+        )
+    return DistributedRank(meeting, attempt)
+
+
+# --- Messages between the ranks of one call --------------------------------------------------------------------------
+# What the ranks of one call of a Store tell each other: typed messages, with deadlines (`_group_call.py` carries them).
+#
+# Calls for a key meet in their order; those that are named, by `attempt`, meet by their names.
+
+
+_MessageT = TypeVar("_MessageT")
+
+
+def meet(process_group: Any, kind: str, key: str, root: Root, attempt: str | None = None) -> Meeting | None:
+    """The meeting of a call; None if this process is no rank of torch.distributed. Arguments as of `Meeting`."""
+    if dist.is_available() and dist.is_initialized():
+        return Meeting(process_group, kind, key, root, attempt)
+    if process_group is not None:
+        raise TypeError(f"{key!r}: process_group is given, and torch.distributed is not initialized")
+    return None
+
+
+class Meeting:
+    """One call that the ranks of a process group make together.
+
+    Attributes:
+        key: what it is about.
+        rank, world_size: this rank, and how many there are, in the group.
+    """
+
+    def __init__(self, process_group: Any, kind: str, key: str, root: Root, attempt: str | None) -> None:
+        """
+        Args:
+            process_group: of torch.distributed; None: the default one.
+            kind: of the call: "put" or "load".
+            key, root: what it is about.
+            attempt: a name that the caller has given to the call; None: it goes by the order of the calls.
+
+        Raises:
+            TypeError: this is no process group, or this process is none of its ranks.
+        """
+        group = dist.group.WORLD if process_group is None else process_group
+        if not isinstance(group, dist.ProcessGroup):
+            what = "this process is none of its ranks" if group is dist.GroupMember.NON_GROUP_MEMBER else repr(group)
+            raise TypeError(f"{key!r}: process_group must be one of torch.distributed, and have this process: {what}")
+        self._kind, self.key, self._path = kind, key, root.path
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        try:
+            self._call = GroupCall(group, f"{kind}/{shared_id(root)}/{(key, attempt)!r}")
+        except (dist.DistError, RuntimeError) as error:
+            raise self._cut_off(error) from None
+
+    def say(self, word: str, message: msgspec.Struct) -> None:
+        """Tells it all ranks that ask for this word."""
+        try:
+            self._call.say(word, msgspec.msgpack.encode(message))
+        except (dist.DistError, RuntimeError) as error:
+            raise self._cut_off(error) from None
+
+    def hear(self, word: str, kind: type[_MessageT], deadline: float, rank: int = 0) -> _MessageT:
+        """Waits for what a rank says.
+
+        Raises:
+            StoreTimeoutError: it said nothing by the deadline.
+            AbandonedError: this is a load, and its task was cancelled. (A put goes on to where it can tell the others.)
+            PartialCommitError: the group's store is out of reach.
+        """
+        started, pause = time.monotonic(), SHORTEST_PAUSE
+        try:
+            while (said := self._call.hear(word)) is None:
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                if ABANDONED and self._kind == "load":
+                    check_abandoned()
+                if time.monotonic() >= deadline:
+                    waited = f"rank {self.rank} waited {round(max(deadline - started, 0), 1):g} s for rank {rank}"
+                    where = f"in the store at {self._path}, or went to another store"
+                    text = f"{self.key!r}: {waited}, which did not come to this {self._kind} {where}"
+                    raise StoreTimeoutError(text, key=self.key)
+            return msgspec.msgpack.decode(said, type=kind)
+        except (dist.DistError, RuntimeError) as error:
+            raise self._cut_off(error) from None
+
+    def leave(self, words: Sequence[str], ranks: int) -> None:
+        """Says that this rank has heard all; the last of so many ranks removes what was said."""
+        try:
+            if self._call.count("left") == ranks:
+                self._call.forget(*words)
+                self._call.forget_count("left")
+        except (dist.DistError, RuntimeError) as error:
+            raise self._cut_off(error) from None
+
+    def _cut_off(self, error: Exception) -> PartialCommitError:
+        why = str(error).partition("\n")[0]
+        text = f"{self.key!r}: rank {self.rank} can't reach the store of its process group: {why}"
+        return PartialCommitError(text, key=self.key)

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from memstore import structure
+from memstore._wording import an_instance, check_store
 from memstore.engine import Path, deadline_after
 from memstore.errors import UnsupportedValueError
-from memstore.store.model_state import saved_weights
+from memstore.store.model_fit import saved_weights
 from memstore.store.store import Store
 from memstore.structure import modes
 from memstore.view import StoredTensor, load_leaf
-from memstore.wording import an_instance, check_store
 
 _WITHOUT_TENSORS: tuple[type, ...] = (str, bytes, int, float, complex, np.ndarray, type(None))
 

@@ -1,25 +1,34 @@
 """Nested values and flat lists of tensors: a value is taken apart for a put, and built again for a get.
 
-The rooms, from the top floor down; a room imports only from those below it:
+The modules, from the top floor down; a module imports only those below it:
 
-    transport     tensors of memstore's memory through multiprocessing queues
-    info          what a stored value looks like; the tensors of a value, by name
-    external      values that lie in files of others
-    get/          a stored value, built again; get with out= and like=
-    put/          a value, taken apart: its plan, its tensors and its objects; tensors copied into memory
-    containers/   each kind of container: how it is flattened, and the node that builds it again
-    walk/         one walk over a value: its tree, its tensors, its other leaves
-    plans/        how the values of one structure are laid out in memory; the same as bytes
-    objects/      leaves that are no tensors, as bytes; the only place that knows pickle
-    tree/         which containers a value has: trees, and nodes that are made of them
-    tensors/      torch's tensors: dtypes, traits, strides, shared bytes
-    refusals      why a value can't be stored
-    checks        what no flatten wrote is refused: checks of bytes that were read
+    transport        tensors of memstore's memory through multiprocessing queues
+    target_filling   get with out= and like=
+    target_matching  what a stored value and such a target have in common, and how they differ
+    rebuilding       a stored value, built again
+    descriptions     values in external files, and rows in place; what a stored value looks like
+    shards           what one rank holds of a sharded value
+    flattening       a value, taken apart: its plan, its tensors and its objects
+    copying          tensors, copied into memory
+    containers/      each kind of container: how it is flattened, and the node that builds it again
+    walk             one walk over a value: its tree, its tensors, its other leaves
+    plans            how the values of one structure are laid out in memory; the same as bytes
+    objects          leaves that are no tensors, as bytes
+    extensions       those of them that msgpack lacks: numpy's, torch's, the standard library's
+    pickled          those that only pickle can store; the only module that imports pickle
+    classes          classes by name, and attributes past their code
+    tree             which containers a value has: trees, and nodes that are made of them
+    ties             which tensors share bytes
+    tensor_memory    whether a tensor's bytes are there, and how they are overwritten
+    traits           dtypes, devices and strides
+    refusals         bytes that no put wrote, and values that can't be stored
 """
 
 from __future__ import annotations
 
-from memstore.structure.checks import MalformedError, require
+from memstore import _modes as modes
+from memstore.structure import traits
+from memstore.structure.classes import class_name, shown_attributes
 from memstore.structure.containers import (
     are_shards_of,
     box_name,
@@ -35,47 +44,23 @@ from memstore.structure.containers import (
     tensor_of_array,
     why_parts_not_filled,
 )
-from memstore.structure.external import (
+from memstore.structure.copying import CopyPlan, FlatValue, GatheredCopy, PlainCopy, contents, copy_tensors, fill
+from memstore.structure.descriptions import (
     ExternalValue,
     describe_external_tree,
     describe_external_value,
-    join_external,
-    raw_objects,
-)
-from memstore.structure.get import (
-    assemble,
-    bare_array,
-    box_bytes,
-    box_tensor,
-    boxes_of_leaf,
-    build,
-    can_cast,
-    check_box,
-    check_boxes,
-    get_into,
-    get_like,
-    in_own_storage,
-    leaf_tensor,
-    lies_in_order,
-    rebuild,
-    rebuild_lazily,
-)
-from memstore.structure.info import (
     iter_tensors,
+    join_external,
     leaf_table,
+    plan_at,
+    plan_dense,
+    raw_objects,
     stored_bytes,
     structure_text,
 )
-from memstore.structure.objects import (
-    PICKLED,
-    class_name,
-    decode_objects,
-    read_known_pickle,
-    read_pickle,
-    show_objects,
-    shown_attributes,
-    written_objects,
-)
+from memstore.structure.flattening import flatten
+from memstore.structure.objects import PICKLED, decode_objects, show_objects, written_objects
+from memstore.structure.pickled import read_known_pickle, read_pickle
 from memstore.structure.plans import (
     Plan,
     capacity_of,
@@ -84,52 +69,56 @@ from memstore.structure.plans import (
     plan_of_rows,
     read_leaf,
 )
-from memstore.structure.put import (
-    Copies,
-    Flat,
-    GatheredCopy,
-    HeldLeaf,
-    HeldValue,
-    PlainCopy,
-    contents,
-    copy_tensors,
-    fill,
-    flatten,
-    has_shards,
-    plan_at,
-    plan_dense,
-    take_shards_apart,
+from memstore.structure.rebuilding import (
+    assemble,
+    bare_array,
+    box_bytes,
+    box_tensor,
+    boxes_of_leaf,
+    build,
+    check_box,
+    check_boxes,
+    in_own_storage,
+    leaf_tensor,
+    lies_in_order,
+    rebuild,
+    rebuild_lazily,
 )
 from memstore.structure.refusals import (
+    MalformedError,
     RefusedError,
     render_path,
+    require,
 )
-from memstore.structure.tensors import (
+from memstore.structure.shards import HeldLeaf, HeldValue, has_shards, held_in_memory, in_memory, take_shards_apart
+from memstore.structure.target_filling import get_into, get_like
+from memstore.structure.target_matching import can_cast
+from memstore.structure.tensor_memory import (
+    copy_into,
+    is_readable,
+    memory_of,
+    over,
+    takes_bytes,
+    why_no_memory,
+    why_not_filled,
+)
+from memstore.structure.traits import (
     DTYPE_NAMES,
     DTYPES,
     MOST_EXPANDED,
     NUMPY_DTYPES,
     Traits,
     contiguous_stride,
-    copy_into,
     count,
     expanded_bytes,
     has_gaps,
-    is_readable,
-    memory_of,
-    modes,
     need_device,
-    over,
     own_device,
     pack,
     read_flags,
     repeats,
-    takes_bytes,
     to_device,
     to_flags,
-    traits,
-    why_no_memory,
-    why_not_filled,
 )
 from memstore.structure.transport import lend_by
 from memstore.structure.transport import register as _register_transport
@@ -143,23 +132,16 @@ from memstore.structure.tree import (
     name_of,
     tree_names,
 )
-from memstore.structure.walk import (
-    Walk,
-    check_nesting,
-    flattens,
-    held_in_memory,
-    in_memory,
-    take_apart,
-)
+from memstore.structure.walk import Walk, check_nesting, flattens, take_apart
 
 _register_transport()
 
 __all__ = [
-    "Copies",
+    "CopyPlan",
     "DTYPES",
     "DTYPE_NAMES",
     "ExternalValue",
-    "Flat",
+    "FlatValue",
     "GatheredCopy",
     "HeldLeaf",
     "HeldValue",

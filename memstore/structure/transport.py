@@ -27,8 +27,11 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
+from memstore import _modes as modes
 from memstore.engine import lies_in_mapping
-from memstore.structure.tensors import has_gaps, modes, over, pack, traits
+from memstore.structure import traits
+from memstore.structure.tensor_memory import over
+from memstore.structure.traits import has_gaps, pack
 
 
 def register() -> None:

@@ -1,27 +1,66 @@
-"""StoredTensor: the lazy leaf. It has shape, dtype and strides; its bytes are read when an operator needs them."""
+"""StoredTensor: the lazy leaf that users have. It has shape, dtype and strides; its bytes are read when it is used.
 
-# pyright: reportPrivateUsage=false
+It is made by `lazy_leaf`, read into a DTensor by `distribute`, pickled as a reference where it is sent (`pack_leaf`),
+and as a plain tensor where it is saved (`plain_tensor`).
+"""
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
+from memstore._threads import between_forks
+from memstore._wording import size
+from memstore.contents import StoredBox
+from memstore.engine import Leaf
 from memstore.errors import ReadOnlyError
-from memstore.structure import modes
-from memstore.view.distribute import distribute
-from memstore.view.lazy import LazyTensor, kind_of, make_subclass, name_of, read, refusal, with_kind, wrap
-from memstore.view.references import pack, unpack
-from memstore.view.run import index_leaf, plain_index, run
-from memstore.view.saving import goes_to_a_file, plain_tensor
-from memstore.view.source import Source
-from memstore.wording import size
+from memstore.sharding import Box, local_shape, narrow_to, place
+from memstore.structure import (
+    DTYPES,
+    MalformedError,
+    check_box,
+    check_extent,
+    contiguous_stride,
+    has_gaps,
+    modes,
+    need_device,
+    over,
+    pack,
+    traits,
+)
+from memstore.view.lazy import (
+    Lazy,
+    LazyTensor,
+    guard,
+    index_leaf,
+    kind_of,
+    make_subclass,
+    name_of,
+    plain_index,
+    read,
+    refusal,
+    run,
+    with_kind,
+    wrap,
+)
+from memstore.view.leaf_boxes import LeafBoxes
+from memstore.view.source import LeafBytes, Source, nbytes_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+
+
+# --- StoredTensor ----------------------------------------------------------------------------------------------------
+
+
+# pyright: reportPrivateUsage=false
+
 
 _BASIC = frozenset({int, slice, type(None), type(...)})  # indices that make views
 _tensor_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
@@ -160,7 +199,7 @@ class StoredTensor(LazyTensor):
                 return self.__reduce_ex__(protocol)
         if goes_to_a_file():
             return plain_tensor(self).__reduce_ex__(protocol)
-        return restore_leaf, (self.stored.source, pack(self))
+        return restore_leaf, (self.stored.source, pack_leaf(self))
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in ("shown", "stored")]  # of memstore's own
@@ -198,4 +237,203 @@ def _no_memory(leaf: StoredTensor) -> NoPointerError:
 
 def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
     """Unpickles a leaf."""
-    return unpack(StoredTensor, source, packed)
+    return unpack_leaf(StoredTensor, source, packed)
+
+
+# --- Lazy leaves, made where their bytes lie -------------------------------------------------------------------------
+
+
+def lazy_leaf(
+    cls: type[Lazy], source: Source, leaf: Leaf, start: int, boxes: Sequence[StoredBox], kind: traits.Traits
+) -> Lazy:
+    """A contiguous leaf on the CPU, of which the places were checked, without checksums.
+
+    Args:
+        source: what it is a part of.
+        leaf: its dtype, shape and size.
+        start: where it lies whole in the source's memory, unless there are boxes.
+        boxes: where its parts lie there.
+        kind: Parameter, Buffer or neither, on no device of its own.
+    """
+    dtype, nbytes = DTYPES[leaf.dtype], leaf.nbytes
+    if boxes:
+        stored = LeafBoxes(source, leaf, boxes, verify=False)
+        made = wrap(cls, stored.shown, stored)
+    elif nbytes and not start % dtype.itemsize:
+        count = nbytes // dtype.itemsize
+        shown = torch.frombuffer(source.memory, dtype=dtype, count=count, offset=start).resize_(leaf.shape)
+        guard(shown)
+        made = wrap(cls, shown, LeafBytes(source, start, nbytes, None, start))
+    else:
+        made = lazy_bytes(cls, source, dtype, start, leaf.shape, traits.contiguous_stride(leaf.shape))
+    return made if kind is traits.PLAIN else with_kind(made, kind)
+
+
+def lazy_bytes(
+    cls: type[Lazy],
+    source: Source,
+    dtype: torch.dtype,
+    offset: int,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    checked: tuple[int, int, bytes] | None = None,
+    place: torch.device | None = None,
+) -> Lazy:
+    """A lazy tensor of bytes in one place.
+
+    Args:
+        offset: of its first element in the source's memory, in bytes.
+        checked: offset, size and checksum of the stored leaf that it is a part of, if that is to be compared.
+        place: the device that its values go to.
+    """
+    nbytes = traits.reach(shape, stride) * dtype.itemsize
+    memory, base = source.memory[offset : offset + nbytes], None
+    if offset % dtype.itemsize:  # torch can't look at it there
+        memory = memory.copy()
+        base = over(torch.from_numpy(memory).untyped_storage(), dtype, 0, (0,), (1,))
+    shown = over(torch.from_numpy(memory).untyped_storage(), dtype, 0, shape, stride)
+    guard(shown)
+    stored = LeafBytes(source, *(checked or (offset, nbytes, None)), offset, place)
+    stored.base = base
+    return wrap(cls, shown, stored)
+
+
+# --- A rank's part, as a DTensor -------------------------------------------------------------------------------------
+
+
+def distribute(leaf: LazyTensor, mesh: Any, placements: Sequence[Any]) -> Any:
+    """A DTensor of the leaf's values. Raises UnsupportedValueError for placements that nothing can be read into."""
+    with between_forks():
+        from torch.distributed.tensor import DTensor
+    shape = tuple(leaf.shape)
+    pieces, own = place(mesh, placements, shape), local_shape(mesh, placements, shape)
+    with modes.put_aside(), torch.inference_mode(False), torch.no_grad():
+        local = torch.empty(own, dtype=leaf.dtype, device=mesh.device_type)
+        for piece in pieces:
+            leaf.stored.copy_to(narrow_to(local, piece.local), narrow_to(leaf.shown, piece.box))
+        made: Any = DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=contiguous_stride(shape)
+        )
+        return made.requires_grad_(leaf.requires_grad)
+
+
+# --- Lazy leaves as references, for pickles that are sent ------------------------------------------------------------
+# A reference to a leaf is its source (pickled once, however many leaves of it go along) and a msgpack of
+#
+#     [dtype, offset of its first element, shape, strides or nil, flags, device or nil, checked or nil, boxes or nil]
+#
+# with flags = kind * 2 + requires_grad, and checked = [offset, size, checksum] of the stored leaf where its checksum is
+# still to be compared. So it is self-contained: what else the value has doesn't matter.
+#
+# Of a leaf in boxes the offset counts from its first element, in bytes, and boxes = [dtype, shape, [[offsets, shape,
+# place, rank, checksum or nil], ...]]: the stored leaf, and those of its boxes that have some of what is sent.
+
+
+_encode_reference = msgspec.msgpack.Encoder().encode
+_Sizes = tuple[int, ...]
+_Boxes = tuple[str, _Sizes, list[tuple[tuple[_Sizes, _Sizes], int, int, bytes | None]]]
+_decode_reference = msgspec.msgpack.Decoder(
+    tuple[str, int, _Sizes, _Sizes | None, int, str | None, tuple[int, int, bytes] | None, _Boxes | None]
+).decode
+
+
+def pack_leaf(leaf: LazyTensor) -> bytes:
+    """Where the leaf lies in its source."""
+    shown, stored, kind = leaf.shown, leaf.stored, kind_of(leaf)
+    offset = shown.storage_offset() * shown.dtype.itemsize if shown.numel() else 0
+    stride = None if shown.is_contiguous() else shown.stride()
+    dtype, flags = traits.DTYPE_NAMES[shown.dtype], kind.kind * 2 + kind.requires_grad
+    checked = boxes = None
+    if isinstance(stored, LeafBoxes):
+        boxes = (stored.leaf.dtype, stored.leaf.shape, stored.needed(shown))
+        device = None if stored.place is None else kind.device
+        return _encode_reference((dtype, offset, tuple(shown.shape), stride, flags, device, checked, boxes))
+    if isinstance(stored, LeafBytes):
+        offset += stored.start if shown.numel() else 0
+        checked = None if stored.checksum is None else (stored.offset, stored.nbytes, stored.checksum)
+    return _encode_reference((dtype, offset, tuple(shown.shape), stride, flags, kind.device, checked, boxes))
+
+
+def unpack_leaf(cls: type[Lazy], source: Source, packed: bytes) -> Lazy:
+    """The leaf that was packed. Raises CorruptionError if it isn't in the bytes of its source."""
+    try:
+        dtype_name, offset, shape, stride, flags, device, checked, boxes = _decode_reference(packed)
+        dtype = traits.DTYPES[dtype_name]
+        stride = traits.contiguous_stride(shape) if stride is None else stride
+        nbytes = traits.reach(shape, stride) * dtype.itemsize
+        if len(stride) != len(shape) or not 0 <= flags < 8:
+            raise ValueError("it is none")
+        end = max((offset + nbytes, *((checked[0] + checked[1],) if checked else ())))
+        limit = source.memory.nbytes
+        if boxes is not None:
+            leaf, apart = _read_boxes(boxes)
+            for one in apart:
+                check_box(leaf, one, limit)
+            limit = leaf.nbytes
+        if min((0, offset, *shape, *stride, *(checked or ())[:2])) < 0 or end > limit:
+            raise ValueError("it lies outside of the value")
+    except (msgspec.MsgspecError, KeyError, ValueError, MalformedError) as error:
+        raise source.damaged(f"a reference to a leaf is damaged: {error}") from None
+    kind, requires_grad = divmod(flags, 2)
+    found = traits.Traits(kind, bool(requires_grad), device)
+    with modes.put_aside(), torch.inference_mode(False):
+        if boxes is not None:
+            leaf, apart = _read_boxes(boxes)
+            stored = LeafBoxes(source, leaf, apart, need_device(device))
+            shown = over(stored.shown.untyped_storage(), dtype, offset // dtype.itemsize, shape, stride, "meta")
+            return with_kind(wrap(cls, shown, stored), found)
+        place = need_device(device)
+        return with_kind(lazy_bytes(cls, source, dtype, offset, shape, stride, checked, place), found)
+
+
+def _read_boxes(boxes: _Boxes) -> tuple[Leaf, list[StoredBox]]:
+    """The stored leaf, by no name, and its boxes. Raises MalformedError."""
+    dtype, shape, found = boxes
+    size = check_extent(shape, None, traits.DTYPES[dtype]) * traits.DTYPES[dtype].itemsize
+    leaf = Leaf((), dtype, shape, None, 0, size)
+    return leaf, [StoredBox(Box(*box), place, rank, checksum) for box, place, rank, checksum in found]
+
+
+# --- Plain tensors, in files -----------------------------------------------------------------------------------------
+# Lazy leaves in files: `torch.save` writes their bytes, as plain tensors. Who sends a leaf sends a reference.
+#
+# A reference is good for a minute, so a checkpoint must not have any. But whoever saves and whoever sends call the same
+# `__reduce_ex__`, and neither says what becomes of the pickle. So the stack is searched for one of the modules that
+# write files and nothing else. `pickle.dump` can't be told from `pickle.dumps`, and sends.
+
+
+_WRITERS = frozenset({"torch.serialization", "joblib.numpy_pickle", "shelve"})
+
+
+def goes_to_a_file() -> bool:
+    """Whether what is pickled now is written to a file, for all that can be told."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _WRITERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def plain_tensor(leaf: LazyTensor) -> torch.Tensor:
+    """What is saved: over the mapping, which isn't copied first, or of a part of a stored leaf just that part.
+
+    So leaves that share their bytes still do when they are loaded. Not to be written, nor to be given to a user.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        plain = read(leaf).detach()
+        if plain.untyped_storage().nbytes() != nbytes_of(plain):
+            plain = _copy_apart(plain)
+        return traits.with_traits(plain, kind_of(leaf)._replace(requires_grad=leaf.requires_grad))
+
+
+def _copy_apart(part: torch.Tensor) -> torch.Tensor:
+    """A copy of its bytes; with its strides, unless there are gaps."""
+    if has_gaps(part.shape, part.stride()):
+        packing = pack(part.shape, part.stride())
+        once = part.as_strided(packing.shape, packing.stride)
+        return traits.copyable(once).contiguous().view(part.dtype).as_strided(part.shape, packing.kept)
+    reach = traits.reach(part.shape, part.stride())
+    return (
+        traits.copyable(part.as_strided((reach,), (1,))).clone().view(part.dtype).as_strided(part.shape, part.stride())
+    )

@@ -1,14 +1,14 @@
 """LeafBoxes: a stored leaf in boxes that lie apart, as one tensor. Of what is asked for, just that is read.
 
-What lies in one box is looked at where it lies; what lies in several is put together in new memory. The lazy tensors of
-such a leaf have no memory, and what they show has none either: where the leaf would lie if it were whole are zeros,
-which nobody may find.
+A box of the leaf is asked for by a strided tensor. Its `Region` is what that tensor looks at, as a product of ranges;
+`Points` are what indices by lists, masks and tensors name. Both tell which part of them a stored box has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from math import gcd
 from typing import NamedTuple
 
 import torch
@@ -17,11 +17,229 @@ import xxhash
 from memstore.contents import StoredBox, count_read
 from memstore.engine import Leaf
 from memstore.sharding import Box, BoxIndex
-from memstore.structure import DTYPES, box_bytes, modes, over, to_device
-from memstore.view.points import Points
-from memstore.view.regions import Region, all_of, common, region_of, within
-from memstore.view.source import Source
-from memstore.view.stored_leaf import StoredLeaf, nbytes_of
+from memstore.structure import DTYPES, box_bytes, contiguous_stride, modes, over, to_device
+from memstore.view.source import Source, StoredLeaf, nbytes_of
+
+# --- Regions: which elements of a tensor a strided view of it looks at. Pure arithmetic ------------------------------
+# A view that was made by slicing, selecting, transposing, expanding or unfolding looks at a range of each dimension.
+# One that joins dimensions (`flatten`), or runs across them (`diagonal`), doesn't: then the region is the fewest rows
+# that have all of it.
+
+
+class Region(NamedTuple):
+    """A product of ranges, none of them empty; and where the view lies in it.
+
+    Attributes:
+        ranges: one for each dimension of the tensor.
+        dims: for each dimension of the view, the one of the tensor that it runs along, and how many steps of its range
+            it takes at once; None where it doesn't move. None for rows: the view lies in them as they lie in memory.
+        stride, offset: of the view, in a contiguous tensor that has just the region.
+    """
+
+    ranges: tuple[range, ...]
+    dims: tuple[tuple[int, int] | None, ...] | None
+    stride: tuple[int, ...]
+    offset: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(len, self.ranges))
+
+    @property
+    def is_pickable(self) -> bool:
+        """Whether no two dimensions of the view run along the same one of the tensor."""
+        along = [found[0] for found in self.dims or () if found is not None]
+        return self.dims is not None and len(set(along)) == len(along)
+
+
+def region_of(whole: Sequence[int], shape: Sequence[int], stride: Sequence[int], offset: int) -> Region:
+    """Of a view with these strides, in elements, that is not empty and lies in a contiguous tensor of shape `whole`."""
+    steps = contiguous_stride(whole)
+    starts = _coordinates(steps, offset)
+    along: list[list[tuple[int, int, int]]] = [[] for _ in whole]  # for each dimension: view's, its size, its step
+    for dim, (size, step) in enumerate(zip(shape, stride, strict=True)):
+        if size == 1 or step == 0:
+            continue
+        on = next((d for d, unit in enumerate(steps) if whole[d] > 1 and unit <= step), len(whole) - 1)
+        if step % steps[on]:
+            return _rows(whole, steps, shape, stride, offset)
+        along[on].append((dim, size, step // steps[on]))
+    ranges: list[range] = []
+    dims: list[tuple[int, int] | None] = [None] * len(shape)
+    for on, (start, found) in enumerate(zip(starts, along, strict=True)):
+        stop = start + sum((size - 1) * step for _, size, step in found) + 1
+        if stop > whole[on]:
+            return _rows(whole, steps, shape, stride, offset)
+        unit = gcd(*(step for _, _, step in found)) or 1
+        ranges.append(range(start, stop, unit))
+        for dim, _, step in found:
+            dims[dim] = on, step // unit
+    inner = contiguous_stride([len(one) for one in ranges])
+    moved = tuple(
+        step if found is None else inner[found[0]] * found[1] for step, found in zip(stride, dims, strict=True)
+    )
+    return Region(tuple(ranges), tuple(dims), moved, 0)
+
+
+def _rows(
+    whole: Sequence[int], steps: Sequence[int], shape: Sequence[int], stride: Sequence[int], offset: int
+) -> Region:
+    last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    first_at, last_at = _coordinates(steps, offset), _coordinates(steps, last)
+    ranges: list[range] = []
+    differs = False
+    start = 0
+    for one, other, size, step in zip(first_at, last_at, whole, steps, strict=True):
+        ranges.append(range(size) if differs else range(one, other + 1))
+        start += 0 if differs else one * step
+        differs = differs or one != other
+    return Region(tuple(ranges), None, tuple(stride), offset - start)
+
+
+def _coordinates(steps: Sequence[int], offset: int) -> list[int]:
+    found: list[int] = []
+    for step in steps:
+        at, offset = divmod(offset, step)
+        found.append(at)
+    return found
+
+
+def all_of(whole: Sequence[int], stride: Sequence[int], offset: int) -> Region:
+    """The region of a view that is read as a part of all."""
+    return Region(tuple(map(range, whole)), None, tuple(stride), offset)
+
+
+def common(ranges: Sequence[range], offsets: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...] | None:
+    """Which members of each range lie in a box, by their places in the range. None if there is none."""
+    found: list[slice] = []
+    for one, start, size in zip(ranges, offsets, shape, strict=True):
+        first = max(-(-(start - one.start) // one.step), 0)
+        stop = min(-(-(start + size - one.start) // one.step), len(one))
+        if first >= stop:
+            return None
+        found.append(slice(first, stop))
+    return tuple(found)
+
+
+def within(ranges: Sequence[range], places: Sequence[slice], offsets: Sequence[int]) -> tuple[slice, ...]:
+    """Those members, as slices of a box that has them."""
+    return tuple(
+        slice(one[at.start] - start, one[at.stop - 1] - start + 1, one.step)
+        for one, at, start in zip(ranges, places, offsets, strict=True)
+    )
+
+
+# --- Points ----------------------------------------------------------------------------------------------------------
+
+
+class PickedPoints(NamedTuple):
+    """What a box has of the points: its places in the result (see `Points.shape`), and the values there."""
+
+    places: tuple[torch.Tensor | slice, ...]
+    values: torch.Tensor
+
+
+class Points:
+    """Indices of some dimensions of a tensor, as torch's `index` takes them; all are in range, and none negative.
+
+    Attributes:
+        dims: the dimensions that are indexed.
+        count: how many points there are.
+    """
+
+    def __init__(self, indices: Sequence[torch.Tensor | None]) -> None:
+        self.dims = [dim for dim, index in enumerate(indices) if index is not None]
+        broadcast = torch.broadcast_tensors(*(index for index in indices if index is not None))
+        self._shape = tuple(broadcast[0].shape)
+        self._flat = [index.reshape(-1) for index in broadcast]
+        self.count = self._flat[0].numel()
+
+    @property
+    def rows(self) -> torch.Tensor | None:
+        """The points, if they are rows: of the first dimension alone."""
+        return self._flat[0] if self.dims == [0] else None
+
+    def shape(self, of: Sequence[int]) -> tuple[int, ...]:
+        """Of the result before it is `placed`: the points in front, and behind them the other dimensions."""
+        return (self.count, *(size for dim, size in enumerate(of) if dim not in self.dims))
+
+    def placed(self, made: torch.Tensor) -> torch.Tensor:
+        """The result as torch has it: points where the indices stood, if these stood side by side, else in front."""
+        made = made.view(*self._shape, *made.shape[1:])
+        first, count = self.dims[0], len(self._shape)
+        if not first or self.dims != list(range(first, first + len(self.dims))):
+            return made
+        return made.movedim(tuple(range(count)), tuple(range(first, first + count)))
+
+    def pick(self, region: Region, sizes: Sequence[int], box: Box, part: torch.Tensor) -> PickedPoints | None:
+        """What a box has of the points of a view, whose region and sizes these are; None if that is nothing.
+
+        Args:
+            box, part: the box, and the tensor that has it.
+        """
+        along = [None if found is None else found[0] for found in region.dims or ()]
+        chosen = self._coordinates(region, along, box)
+        inside = self._inside(chosen, box)
+        if inside is not None and not len(inside):
+            return None
+        ranges = [
+            range(box.offsets[on], box.offsets[on] + 1) if on in chosen else one for on, one in enumerate(region.ranges)
+        ]
+        places = common(ranges, *box)
+        if places is None:
+            return None
+        at = within(ranges, places, box.offsets)
+        taken = part[tuple(slice(None) if on in chosen else one for on, one in enumerate(at))]
+        rest = [dim for dim in range(len(sizes)) if dim not in self.dims]
+        taken = _in_order(taken, list(chosen), [along[dim] for dim in rest])
+        if chosen:
+            taken = taken[tuple(one if inside is None else one[inside] for one in chosen.values())]
+        else:  # only along dimensions that are expanded
+            taken = taken.unsqueeze(0)
+        spread = [slice(None) if (on := along[dim]) is None else places[on] for dim in rest]
+        count = self.count if inside is None else len(inside)
+        shape = [
+            sizes[dim] if along[dim] is None else one.stop - one.start for dim, one in zip(rest, spread, strict=True)
+        ]
+        return PickedPoints((slice(None) if inside is None else inside, *spread), taken.expand(count, *shape))
+
+    def _coordinates(self, region: Region, along: Sequence[int | None], box: Box) -> dict[int, torch.Tensor]:
+        """By dimension of the leaf: where the points lie in it, counted from the first element of the box."""
+        found: dict[int, torch.Tensor] = {}
+        for dim, index in zip(self.dims, self._flat, strict=True):
+            on = along[dim]
+            if on is not None:
+                one = region.ranges[on]
+                found[on] = index * one.step + (one.start - box.offsets[on])
+        return found
+
+    def _inside(self, coordinates: dict[int, torch.Tensor], box: Box) -> torch.Tensor | None:
+        """Which points the box has; None for all."""
+        inside: torch.Tensor | None = None
+        for on, at in coordinates.items():
+            is_in = (at >= 0) & (at < box.shape[on])
+            inside = is_in if inside is None else inside & is_in
+        return None if inside is None or bool(inside.all()) else inside.nonzero().squeeze(1)
+
+
+def _in_order(taken: torch.Tensor, first: list[int], rest: Sequence[int | None]) -> torch.Tensor:
+    """The dimensions `first`, then the `rest`, of which those that are None get one element. All others have one."""
+    order = [*first, *(on for on in rest if on is not None)]
+    taken = taken.permute([*order, *(on for on in range(taken.ndim) if on not in order)])
+    taken = taken.reshape(taken.shape[: len(order)]) if taken.ndim > len(order) else taken
+    for position, on in enumerate(rest, len(first)):
+        if on is None:
+            taken = taken.unsqueeze(position)
+    return taken
+
+
+# --- LeafBoxes -------------------------------------------------------------------------------------------------------
+# LeafBoxes: a stored leaf in boxes that lie apart, as one tensor. Of what is asked for, just that is read.
+#
+# What lies in one box is looked at where it lies; what lies in several is put together in new memory. The lazy tensors
+# of such a leaf have no memory, and what they show has none either: where the leaf would lie if it were whole are
+# zeros, which nobody may find.
+
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}  # not every dtype copies
 _CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing.equality import assert_same
+from tests.support.equality import assert_same
 
 CALLS = {
     "put": lambda store: store.put("key", 1),

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing.equality import assert_same
 from tests.children import in_child
 from tests.damage.stores import flip
+from tests.support.equality import assert_same
 
 SIZES = [5000, 1 << 20]  # elements of 8 bytes: a small segment and a large one
 

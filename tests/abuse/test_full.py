@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, children
 from tests.examples import one_in
 from tests.inside import root_of
 from tests.small_tmpfs import fill, free_bytes, on_small_tmpfs
+from tests.support.equality import assert_same
 
 MIB = 1 << 20
 

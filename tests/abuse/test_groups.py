@@ -10,8 +10,8 @@ import torch
 
 import memstore
 from memstore.engine.root import folder
-from memstore.testing import faults
 from tests.abuse.test_roots import make, open_and_close
+from tests.support import faults
 from tests.users import GROUP, OTHER, USER, as_user, needs_root
 
 

@@ -13,15 +13,14 @@ import pytest
 import torch
 
 import memstore
+from memstore._threads import between_forks
 from memstore.distributed.transfers.kept import Kept
-from memstore.engine.files.lockfile import LockFile, OwnedFile
-from memstore.engine.files.shared_memory import SharedMemory
-from memstore.late_imports import between_forks
-from memstore.testing import faults
-from memstore.testing.equality import assert_same
-from memstore.testing.fork_server import Worker
+from memstore.engine.files.mapping import LockFile, OwnedFile, SharedMemory
 from tests.children import in_child
 from tests.leaks import open_files
+from tests.support import faults
+from tests.support.equality import assert_same
+from tests.support.fork_server import Worker
 
 VALUE = torch.arange(5000)
 

@@ -20,7 +20,7 @@ import torch
 
 import memstore
 from memstore.engine.catalog.environment import STEP
-from memstore.engine.format.record import decode_record, encode_record
+from memstore.engine.format.records import decode_record, encode_record
 from memstore.engine.index import find
 from memstore.engine.root import folder
 from tests.children import in_child

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing import faults
 from tests.abuse.replacing import (
     INLINE,
     SEGMENT,
@@ -30,6 +29,7 @@ from tests.abuse.replacing import (
 )
 from tests.abuse.test_closed import CALLS
 from tests.children import Child, Wire, in_child
+from tests.support import faults
 
 # What a call makes of a store that isn't there any more, beside those that a closed one refuses too.
 ALL_CALLS: dict[str, Callable[[memstore.Store, str], object]] = {

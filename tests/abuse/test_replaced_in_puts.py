@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing import faults
 from tests.abuse.replacing import INLINE, SEGMENT, make, make_anew, move_and_make_anew, move_away
 from tests.children import Child, Wire, in_child
 from tests.crash.blockers import waiting_for_mutexes
 from tests.inside import root_of
+from tests.support import faults
 
 
 class Change(NamedTuple):

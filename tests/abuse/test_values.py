@@ -149,7 +149,7 @@ def test_a_value_too_large_for_any_machine_is_an_error_not_a_crash(store: memsto
     {"a" * 100_000: torch.ones(1)}, [[]] * 1000, torch.empty(0, 5, 0), {None: 1, True: 2, 1.5: 3, b"x": 4},
 ], ids=lambda value: str(type(value).__name__))  # fmt: skip
 def test_odd_values_are_values(store: memstore.Store, value: object) -> None:
-    from memstore.testing.equality import assert_same
+    from tests.support.equality import assert_same
 
     store.put("key", value)
     assert_same(value, store.get("key"))

@@ -9,7 +9,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import memstore.aio
-from memstore.aio import AsyncStore, lanes
+from memstore.aio import AsyncStore
+from memstore.aio import calls as aio_calls
 
 T = TypeVar("T")
 
@@ -26,8 +27,8 @@ def with_store(root: str, use: Callable[[AsyncStore], Coroutine[Any, Any, T]], m
 
 def end_of_calls() -> None:
     """Returns when no thread makes a call any more: one that was cancelled may go on for a moment."""
-    for lane in list(lanes._lanes.values()):
-        lane.end(time.monotonic() + 20.0)
+    for pool in list(aio_calls._pools.values()):
+        pool.end(time.monotonic() + 20.0)
 
 
 def threads_of_aio() -> list[threading.Thread]:

@@ -14,8 +14,9 @@ import torch
 import memstore
 import memstore.aio
 from memstore import structure
-from memstore.abandoned import ABANDONED
-from memstore.aio import AsyncStore, lanes
+from memstore._threads import ABANDONED
+from memstore.aio import AsyncStore
+from memstore.aio import calls as aio_calls
 from memstore.engine import SAMPLES
 from memstore.replay.samples import Samples
 from memstore.store import models
@@ -50,7 +51,7 @@ def test_a_put_that_waits_for_a_thread_is_never_made(root: str) -> None:
     async def use(store: AsyncStore) -> None:
         await store.put("x", 0)
         with memstore.open(root) as blocking, Stopper(blocking) as stopper:
-            tasks = [asyncio.ensure_future(store.put("x", number + 1)) for number in range(lanes.THREADS)]
+            tasks = [asyncio.ensure_future(store.put("x", number + 1)) for number in range(aio_calls.THREADS)]
             await asyncio.sleep(0.05)
             late = asyncio.ensure_future(store.put("late", 1))
             await asyncio.sleep(0.01)
@@ -297,7 +298,7 @@ def test_a_call_that_is_given_up_is_undone_once_or_not_at_all_if_it_fails(fails:
                 raise ArithmeticError
             return "found"
 
-        task = asyncio.ensure_future(lanes.call("undo", work, undo=undone.append, settles=True))
+        task = asyncio.ensure_future(aio_calls.call("undo", work, undo=undone.append, settles=True))
         await until(has_begun.is_set)
         task.cancel()
         await until(lambda: bool(ABANDONED))
@@ -310,10 +311,10 @@ def test_a_call_that_is_given_up_is_undone_once_or_not_at_all_if_it_fails(fails:
     assert undone == ([] if fails else ["found"])
 
 
-async def all_threads_of(lane: str) -> None:
-    """Returns when all threads of a lane have done what they were given before."""
-    everyone = threading.Barrier(lanes.THREADS)
-    await asyncio.gather(*(lanes.call(lane, lambda _: everyone.wait(60)) for _ in range(lanes.THREADS)))
+async def all_threads_of(pool: str) -> None:
+    """Returns when all threads of a pool have done what they were given before."""
+    everyone = threading.Barrier(aio_calls.THREADS)
+    await asyncio.gather(*(aio_calls.call(pool, lambda _: everyone.wait(60)) for _ in range(aio_calls.THREADS)))
 
 
 def test_what_is_to_be_undone_is_undone_before_the_interpreter_ends() -> None:
@@ -322,14 +323,16 @@ def test_what_is_to_be_undone_is_undone_before_the_interpreter_ends() -> None:
 
     async def use() -> None:
         may_end = threading.Event()
-        busy = [asyncio.ensure_future(lanes.call("undo", lambda _: may_end.wait(60))) for _ in range(lanes.THREADS)]
-        late = asyncio.ensure_future(lanes.call("undo", lambda _: undone.append("late")))
-        await until(lambda: "undo" in lanes._lanes and lanes._lanes["undo"]._running == lanes.THREADS)
-        lane = lanes._lanes["undo"]
-        lane.add(lanes.Job(lambda _: undone.append("sample"), lane.add, is_awaited=False))
-        ending = threading.Thread(target=lambda: lane.end(time.monotonic() + 60))
+        busy = [
+            asyncio.ensure_future(aio_calls.call("undo", lambda _: may_end.wait(60))) for _ in range(aio_calls.THREADS)
+        ]
+        late = asyncio.ensure_future(aio_calls.call("undo", lambda _: undone.append("late")))
+        await until(lambda: "undo" in aio_calls._pools and aio_calls._pools["undo"]._running == aio_calls.THREADS)
+        pool = aio_calls._pools["undo"]
+        pool.add(aio_calls.ThreadCall(lambda _: undone.append("sample"), pool.add, is_awaited=False))
+        ending = threading.Thread(target=lambda: pool.end(time.monotonic() + 60))
         ending.start()
-        await until(lambda: lane._jobs[0].function is None)
+        await until(lambda: pool._jobs[0].function is None)
         may_end.set()
         ending.join()
         assert undone == ["sample"]
@@ -341,8 +344,8 @@ def test_what_is_to_be_undone_is_undone_before_the_interpreter_ends() -> None:
 
 def is_under_way(queue: memstore.aio.ReplayBuffer) -> bool:
     """A sample of it, in a thread."""
-    lane = lanes._lanes.get(queue.lane_of_samples(None))
-    return lane is not None and lane._running > 0
+    pool = aio_calls._pools.get(queue.pool_of_samples(None))
+    return pool is not None and pool._running > 0
 
 
 def test_a_sample_that_is_cancelled_counts_for_no_rate_limiter_and_leaves_its_line(root: str) -> None:
@@ -372,7 +375,7 @@ def test_waits_that_are_cancelled_leave_nothing(root: str) -> None:
             await asyncio.gather(*tasks, return_exceptions=True)
         from memstore.aio import waits
 
-        (room,) = waits._rooms.values()
+        (room,) = waits._wait_threads.values()
         await until(lambda: not room._waiting and not room._incoming)
         waiting = asyncio.ensure_future(store.wait("key1"))
         version = await store.put("key1", 1)
@@ -381,16 +384,16 @@ def test_waits_that_are_cancelled_leave_nothing(root: str) -> None:
     with_store(root, use)
 
 
-def test_a_lane_has_a_few_threads_which_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "IDLE", 0.01)
+def test_a_pool_has_a_few_threads_which_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio_calls, "IDLE", 0.01)
     others = set(threads_of_aio())
 
     async def main() -> None:
-        calls = [lanes.call("a lane of this test", lambda waited: time.sleep(0.001)) for _ in range(50)]
+        calls = [aio_calls.call("a pool of this test", lambda waited: time.sleep(0.001)) for _ in range(50)]
         await asyncio.gather(*calls)
-        assert len(set(threads_of_aio()) - others) <= lanes.THREADS
+        assert len(set(threads_of_aio()) - others) <= aio_calls.THREADS
         await until(lambda: not set(threads_of_aio()) - others)
-        assert await lanes.call("a lane of this test", lambda waited: 7) == 7
+        assert await aio_calls.call("a pool of this test", lambda waited: 7) == 7
 
     asyncio.run(main())
 

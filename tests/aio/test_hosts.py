@@ -13,8 +13,9 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.aio import AsyncStore, lanes
-from memstore.aio.elsewhere import Bell, Chime, Elsewhere
+from memstore.aio import AsyncStore
+from memstore.aio import calls as aio_calls
+from memstore.aio.waits import BatchedWakeups, RemoteWaits, Wakeup
 from memstore.distributed.client import begun_wait
 from memstore.distributed.client.elsewhere import OtherHosts
 from memstore.distributed.rules import Wait
@@ -59,7 +60,7 @@ def threads_of_links() -> list[threading.Thread]:
 def test_waits_for_keys_of_another_home_take_no_thread_each(
     pair: Cluster, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "IDLE", 0.05)
+    monkeypatch.setattr(aio_calls, "IDLE", 0.05)
 
     async def use(store: AsyncStore) -> None:
         await store.put("other", 1)
@@ -203,11 +204,11 @@ def test_a_wait_that_begins_as_the_last_one_leaves_is_looked_up_too(
     async def use(store: AsyncStore) -> None:
         await store.put("other", 1)
         assert store.opened_root is not None
-        waits, deadline = Elsewhere(store.opened_root, "a lane of this test"), time.monotonic() + LONG
+        waits, deadline = RemoteWaits(store.opened_root, "a pool of this test"), time.monotonic() + LONG
         leaves = asyncio.ensure_future(waits.wait(b"never", 0, deadline))
         await until(lambda: waits._task is not None)
         leaves.cancel()
-        bell = Bell(Chime())
+        bell = Wakeup(BatchedWakeups())
         comes = asyncio.ensure_future(waits._look_now_and_then(b"key", 0, bell, deadline))
         await asyncio.gather(leaves, return_exceptions=True)
         version = await asyncio.to_thread(pair.stores[1].put, "key", 1)
@@ -224,9 +225,9 @@ def test_many_ranks_of_one_process_put_together_in_a_served_store(scratch: str, 
         def put(rank: int) -> asyncio.Future[object]:
             return asyncio.ensure_future(store.put_sharded(key, shard(rank), attempt="a", rank=rank, world_size=RANKS))
 
-        puts = [put(rank) for rank in range(lanes.THREADS)]
+        puts = [put(rank) for rank in range(aio_calls.THREADS)]
         await asyncio.sleep(0.3)  # by now they wait for the others
-        puts += [put(rank) for rank in range(lanes.THREADS, RANKS)]
+        puts += [put(rank) for rank in range(aio_calls.THREADS, RANKS)]
         versions = await asyncio.wait_for(asyncio.gather(*puts), 60)
         assert len(set(versions)) == 1
         assert (await store.get(key))[:, 0].tolist() == list(range(RANKS))

@@ -10,7 +10,7 @@ import pytest
 
 import memstore
 from memstore.aio import AsyncStore
-from memstore.aio.elsewhere import Bell, Chime
+from memstore.aio.waits import BatchedWakeups, Wakeup
 from memstore.distributed.serving import waiting
 from tests.aio.loops import with_store
 from tests.distributed.serving.homes import AnsweringHome, answering, join
@@ -87,8 +87,8 @@ def test_bells_that_are_rung_together_call_the_loop_once() -> None:
             return call(*arguments)  # pyright: ignore
 
         loop.call_soon_threadsafe = count  # pyright: ignore
-        chime = Chime()
-        bells = [Bell(chime) for _ in range(100)]
+        chime = BatchedWakeups()
+        bells = [Wakeup(chime) for _ in range(100)]
         for turn in range(1, 4):
             rung = [bell.arm() for bell in bells]
             ringer = threading.Thread(target=lambda: [bell.ring() for bell in bells])
@@ -103,10 +103,10 @@ def test_bells_that_are_rung_together_call_the_loop_once() -> None:
 
 def test_no_ring_is_lost_while_the_loop_takes_others() -> None:
     async def main() -> None:
-        loop, chime = asyncio.get_running_loop(), Chime()
+        loop, chime = asyncio.get_running_loop(), BatchedWakeups()
 
         async def ring_often() -> None:
-            bell = Bell(chime)
+            bell = Wakeup(chime)
             for _ in range(100):
                 rung = bell.arm()
                 await loop.run_in_executor(None, bell.ring)

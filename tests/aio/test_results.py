@@ -15,8 +15,9 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.aio import AsyncDataset, AsyncPendingPut, AsyncRef, AsyncStore, lanes
+from memstore.aio import AsyncDataset, AsyncPendingPut, AsyncRef, AsyncStore
 from memstore.aio import ReplayBuffer as AsyncReplayBuffer
+from memstore.aio import calls as aio_calls
 from tests.aio.loops import until, with_store
 
 
@@ -83,7 +84,7 @@ def test_reads_of_rows_that_wait_for_another_host_hold_up_no_others(root: str, m
     async def use(store: AsyncStore) -> None:
         await store.put_many({"rows": {"a": [torch.arange(20).view(10, 2)]}, "others": torch.zeros(3, 1)})
         view, others = await store.view("rows"), await store.view("others")
-        reads = [asyncio.ensure_future(memstore.aio.read_rows(view, [3])) for _ in range(lanes.THREADS + 2)]
+        reads = [asyncio.ensure_future(memstore.aio.read_rows(view, [3])) for _ in range(aio_calls.THREADS + 2)]
         await asyncio.sleep(0.05)
         assert await asyncio.wait_for(store.put("other", 1), 25)
         monkeypatch.undo()
@@ -92,7 +93,7 @@ def test_reads_of_rows_that_wait_for_another_host_hold_up_no_others(root: str, m
         answers.set()
         assert all(found["a"][0].tolist() == [[6, 7]] for found in await asyncio.gather(*reads))
 
-    monkeypatch.setattr("memstore.aio.reading.read_rows_blocking", slow)
+    monkeypatch.setattr("memstore.aio.store.read_rows_blocking", slow)
     with_store(root, use)
 
 
@@ -217,7 +218,7 @@ def test_samples_that_wait_keep_nobody_out_who_adds_rows_nor_other_stores(root: 
                 for one in (store, other)
             )
             await queue.opened()
-            waiting = [asyncio.ensure_future(queue.sample(1, timeout=60)) for _ in range(lanes.THREADS + 4)]
+            waiting = [asyncio.ensure_future(queue.sample(1, timeout=60)) for _ in range(aio_calls.THREADS + 4)]
             await asyncio.sleep(0.05)
             await asyncio.wait_for(same_name.extend(torch.ones(3)), 30)
             assert len((await asyncio.wait_for(same_name.sample(3), 30))["data"]) == 3
@@ -230,7 +231,7 @@ def test_samples_that_wait_keep_nobody_out_who_adds_rows_nor_other_stores(root: 
 
 # --- puts of several ranks --------------------------------------------------------------------------------------------
 
-RANKS = 12  # more than a lane has threads
+RANKS = 12  # more than a pool has threads
 
 
 def shard(rank: int) -> memstore.TensorShard:
@@ -254,8 +255,10 @@ def test_a_part_that_finds_no_thread_keeps_its_timeout(root: str) -> None:
     async def use(store: AsyncStore) -> None:
         await store.contains("w")
         may_end = threading.Event()
-        lane = store.lane_of_ranks("w")
-        calls = [asyncio.ensure_future(lanes.call(lane, lambda _: may_end.wait(60))) for _ in range(lanes.THREADS)]
+        pool = store.pool_of_ranks("w")
+        calls = [
+            asyncio.ensure_future(aio_calls.call(pool, lambda _: may_end.wait(60))) for _ in range(aio_calls.THREADS)
+        ]
         await asyncio.sleep(0)
         with pytest.raises(memstore.StoreTimeoutError, match="no thread had time for this call within 0.2 s"):
             await store.put_sharded("w", shard(0), attempt="a", rank=0, world_size=RANKS, timeout=0.2)
@@ -310,7 +313,7 @@ def test_loads_that_wait_for_a_newer_version_take_no_threads(root: str) -> None:
 
     async def use(store: AsyncStore) -> None:
         version = await store.save_model("policy", torch.nn.Linear(2, 1))
-        models = [torch.nn.Linear(2, 1) for _ in range(lanes.THREADS + 4)]
+        models = [torch.nn.Linear(2, 1) for _ in range(aio_calls.THREADS + 4)]
         loads = [asyncio.ensure_future(store.load_model("policy", one, newer_than=version)) for one in models]
         await asyncio.sleep(0.05)
         trained = torch.nn.Linear(2, 1)

@@ -12,8 +12,9 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.aio import AsyncStore, lanes
-from memstore.info import StoreSummary
+from memstore._info import StoreSummary
+from memstore.aio import AsyncStore
+from memstore.aio import calls as aio_calls
 from tests.aio.loops import Stopper, with_store
 
 
@@ -108,7 +109,7 @@ def test_a_local_get_is_made_at_once_and_others_in_threads(root: str, monkeypatc
 
     async def use(store: AsyncStore) -> None:
         await store.put("x", torch.arange(1000.0))
-        monkeypatch.setattr("memstore.aio.store.Store.get", noted)
+        monkeypatch.setattr("memstore.store.store.Store.get", noted)
         await store.get("x")
         assert made == []
         await store.get("x", dtype=torch.float64)
@@ -224,7 +225,7 @@ def test_the_loop_goes_on_while_a_put_waits(root: str) -> None:
 def test_stores_that_are_not_there_yet_hold_up_no_others(root: str) -> None:
     async def use(store: AsyncStore) -> None:
         await store.put("x", 1)
-        absent = [memstore.aio.open(f"{root}-absent{n}", "r", wait=60.0) for n in range(lanes.THREADS + 2)]
+        absent = [memstore.aio.open(f"{root}-absent{n}", "r", wait=60.0) for n in range(aio_calls.THREADS + 2)]
         opening = [asyncio.ensure_future(one.version("x")) for one in absent]
         await asyncio.sleep(0.05)
         await asyncio.wait_for(store.put("x", 2), 25)

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memstore
 import memstore.aio
-from memstore.aio import AsyncStore, lanes
+from memstore.aio import AsyncStore
+from memstore.aio import calls as aio_calls
 from tests.aio.loops import with_store
 
 STATES = {
@@ -71,11 +72,11 @@ def test_tasks_of_one_loop_have_states_of_their_own() -> None:
         tasks: list[asyncio.Future[tuple[bool, bool]]] = []
         for number in range(40):
             with torch.inference_mode(number % 2 == 0), torch.set_grad_enabled(number % 3 == 0):
-                tasks.append(asyncio.ensure_future(lanes.call(lanes.HERE, state)))
+                tasks.append(asyncio.ensure_future(aio_calls.call(aio_calls.HERE, state)))
                 await asyncio.sleep(0)  # so that it has begun
         expected = [(number % 2 == 0, number % 3 == 0) for number in range(40)]
         assert await asyncio.gather(*tasks) == expected
-        assert await lanes.call(lanes.HERE, state) == (False, True)
+        assert await aio_calls.call(aio_calls.HERE, state) == (False, True)
 
     asyncio.run(main())
 
@@ -85,7 +86,7 @@ def test_context_variables_are_those_of_the_task() -> None:
 
     async def main() -> None:
         name.set("somebody")
-        assert await lanes.call(lanes.HERE, lambda waited: name.get()) == "somebody"
+        assert await aio_calls.call(aio_calls.HERE, lambda waited: name.get()) == "somebody"
 
     asyncio.run(main())
 
@@ -103,8 +104,11 @@ def test_copies_to_a_gpu_are_ordered_on_the_tasks_stream(root: str) -> None:
             done = stream.record_event()
         done.synchronize()
         assert torch.equal(double.cpu(), value * 2)
-        assert await lanes.call(lanes.HERE, lambda waited: torch.cuda.current_stream()) == torch.cuda.default_stream()
+        assert (
+            await aio_calls.call(aio_calls.HERE, lambda waited: torch.cuda.current_stream())
+            == torch.cuda.default_stream()
+        )
         with torch.cuda.stream(stream):
-            assert await lanes.call(lanes.HERE, lambda waited: torch.cuda.current_stream()) == stream
+            assert await aio_calls.call(aio_calls.HERE, lambda waited: torch.cuda.current_stream()) == stream
 
     with_store(root, use)

@@ -11,7 +11,8 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.aio import AsyncStore, lanes, waits
+from memstore.aio import AsyncStore, waits
+from memstore.aio import calls as aio_calls
 from tests.aio.loops import Stopper, threads_of_aio, until, with_store
 from tests.children import Child, Wire
 
@@ -230,7 +231,7 @@ def test_a_wait_for_any_key_ends_in_time_where_all_threads_are_busy(root: str) -
     async def use(store: AsyncStore) -> None:
         await store.put("key", 1)
         with memstore.open(root) as blocking, Stopper(blocking):
-            puts = [asyncio.ensure_future(store.put("key", number)) for number in range(lanes.THREADS)]
+            puts = [asyncio.ensure_future(store.put("key", number)) for number in range(aio_calls.THREADS)]
             await asyncio.sleep(0)
             started = time.monotonic()
             with pytest.raises(memstore.StoreTimeoutError, match="no thread had time"):
@@ -255,7 +256,7 @@ def test_a_wait_for_any_key_is_woken_by_another_process_and_may_be_cancelled(
                     asyncio.ensure_future(store.wait_any(["missing", f"batch{number}/b"])),
                 ]
                 left = asyncio.ensure_future(store.wait_any(prefix="never/", timeout=float("inf")))
-                await until(lambda: any(len(room._waiting) >= 3 for room in waits._rooms.values()))
+                await until(lambda: any(len(room._waiting) >= 3 for room in waits._wait_threads.values()))
                 child.send([f"batch{number}/b"])
                 found = await asyncio.gather(*waiting)
                 assert found == [{f"batch{number}/b": await store.version(f"batch{number}/b")}] * 2
@@ -264,7 +265,7 @@ def test_a_wait_for_any_key_is_woken_by_another_process_and_may_be_cancelled(
                     await left
             child.send(None)
         assert (await store.wait_any(prefix="")).keys() >= {"other", "batch0/b"}
-        (room,) = waits._rooms.values()
+        (room,) = waits._wait_threads.values()
         await until(lambda: not room._waiting and not room._incoming)
         last = asyncio.ensure_future(store.wait_any(["missing"], timeout=float("inf")))
         await until(lambda: bool(room._waiting))

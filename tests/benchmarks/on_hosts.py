@@ -1,6 +1,6 @@
 """Two hosts of one machine that serve one store, and processes on them that call what they are told.
 
-The hosts are those of `memstore.testing.hosts`: namespaces, joined by a virtual cable. Host 0 has the bytes, and is the
+The hosts are those of `tests/support/hosts.py`: namespaces, joined by a virtual cable. Host 0 has the bytes, and is the
 home of all keys; host 1 reads, and is no home. Agents are those of `memstore serve`.
 """
 
@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 
 import memstore
 from memstore.distributed.serving import status_at
-from memstore.testing.hosts import Host, Hosts, why_unavailable
 from tests.benchmarks.report import Absent, Workload
 from tests.benchmarks.session import Session
 from tests.distributed.hosts.clusters import ServedHosts, served, wait_until
+from tests.support.hosts import Host, Hosts, why_unavailable
 
 R = TypeVar("R")
 PATIENCE = 180.0  # seconds for a call, on a busy machine

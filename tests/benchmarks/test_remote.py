@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memstore.testing.hosts import why_unavailable
 from tests.benchmarks import on_hosts
 from tests.benchmarks.peers import Value, far_sockets
 from tests.benchmarks.peers.far import ROW, Work, expected, take_each, value_of
@@ -14,6 +13,7 @@ from tests.benchmarks.peers.far_store import FarStore
 from tests.benchmarks.session import Session
 from tests.benchmarks.workloads import remote, remote_rdma, remote_small, served
 from tests.benchmarks.workloads.by_hosts import take_turns
+from tests.support.hosts import why_unavailable
 
 WORKS = (
     Work("small", 1 << 10),

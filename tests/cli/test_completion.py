@@ -16,8 +16,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.cli.completing import keys_of, starts_of
-from memstore.cli.completion import quoted, words_of
+from memstore.cli.group import keys_of, quoted, starts_of, words_of
 from tests.children import in_child
 from tests.cli.test_commands import call, run
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from memstore.cli import render
-from memstore.cli.convert import FORMATS, TARGETS
+from memstore.cli.files import FORMATS, TARGETS
 from memstore.convert import FORMATS as KNOWN
 from memstore.convert import WRITTEN
 from tests.cli.terminals import in_terminal

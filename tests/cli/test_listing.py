@@ -15,8 +15,8 @@ from hypothesis import given, settings
 
 from memstore import structure
 from memstore.listing import UnknownKindError, outline
-from memstore.testing.strategies import values
 from tests.examples import examples
+from tests.support.strategies import values
 
 
 @given(value=values())

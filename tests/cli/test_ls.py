@@ -14,7 +14,7 @@ import torch
 from rich.cells import cell_len
 
 import memstore
-from memstore.cli import columns
+from memstore.cli import render
 from tests.cli.terminals import in_terminal
 from tests.cli.test_commands import COMMAND, call, call_json
 
@@ -159,7 +159,7 @@ def test_rows_come_page_by_page() -> None:
             yield f"key {number}", "text"
 
     taken: list[int] = []
-    found = columns.pages(rows(), 256)
+    found = render.pages(rows(), 256)
     assert len(next(found)) == 256 and len(taken) == 256
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import memstore
-from memstore.cli.nowhere import told
+from memstore.cli.messages import message_without_store
 from tests.cli.test_commands import call, call_json
 
 
@@ -24,7 +24,7 @@ def test_a_mistyped_root_names_the_store_beside_it(tmp_path: Path) -> None:
 def test_a_folder_of_stores_names_them(tmp_path: Path) -> None:
     memstore.open(tmp_path / "store").close()
     text = f"{tmp_path} is no store: it has no memstore.json; mode 'a' creates one in an empty folder"
-    assert told(text, "ls") == (
+    assert message_without_store(text, "ls") == (
         f"there is no store at {tmp_path}: the folder has 'store', and no memstore.json; did you mean {tmp_path}/store?"
     )
 
@@ -63,7 +63,7 @@ def test_a_mistyped_parent_names_the_store(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     memstore.open(tmp_path / "runs/first").close()
     text = f"{tmp_path}/rusn/first: the parent folder {tmp_path}/rusn doesn't exist: create it first"
-    assert (told(text, "ls") or "").endswith(f"; did you mean {tmp_path}/runs/first?")
+    assert (message_without_store(text, "ls") or "").endswith(f"; did you mean {tmp_path}/runs/first?")
 
 
 @pytest.mark.parametrize("arguments", [("get", "policy", "STORE"), ("rm", "policy", "STORE")])
@@ -110,12 +110,12 @@ def test_a_home_folder_in_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_other_messages_are_left_as_they_are() -> None:
-    assert told("/a is not a folder", "ls") is None
-    assert told("a: the parent folder b doesn't exist: create it first", "ls") is not None
+    assert message_without_store("/a is not a folder", "ls") is None
+    assert message_without_store("a: the parent folder b doesn't exist: create it first", "ls") is not None
 
 
 def test_a_repair_says_for_whom_it_waits(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memstore.cli.upkeep._PATIENCE", 0.01)
+    monkeypatch.setattr("memstore.cli.stores._PATIENCE", 0.01)
     with memstore.open(root):
         said = " ".join(call("repair", root, "--timeout", "0.11", code=3).split())
     assert said.count("to close the store") == 2 and "It waits up to 0.1 s more" in said

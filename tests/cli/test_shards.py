@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from memstore import LeafInfo, ShardInfo
-from memstore.cli.shards import Layout, number_layouts, picture
+from memstore.cli.render import ShardLayout, number_layouts, picture
 
 
-def grid(shape: tuple[int, ...], parts: tuple[int, ...]) -> Layout:
+def grid(shape: tuple[int, ...], parts: tuple[int, ...]) -> ShardLayout:
     """Ranks in the order of their offsets."""
     cuts = [[size * i // part for i in range(part + 1)] for size, part in zip(shape, parts, strict=True)]
     boxes = itertools.product(*map(itertools.pairwise, cuts))

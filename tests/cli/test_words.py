@@ -19,7 +19,7 @@ import torch
 
 import memstore
 from memstore.cli.commands import cli
-from memstore.cli.words import WORDS, in_words
+from memstore.cli.messages import WORDS, in_words
 from tests.children import in_child
 from tests.cli.terminals import in_terminal
 from tests.cli.test_commands import COMMAND, call, run
@@ -248,7 +248,7 @@ def test_an_interrupted_command_ends_with_130(filled: str) -> None:
 
 def test_a_bug_is_no_damage(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 1, with which Python ends, says that something was damaged."""
-    monkeypatch.setattr("memstore.cli.upkeep.open_keyspace", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("memstore.cli.stores.open_keyspace", lambda *_, **__: 1 / 0)
     assert "ZeroDivisionError" in call("gc", filled, code=3)
 
 

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 import memstore
 from memstore import TensorShard, structure
-from memstore.testing.equality import assert_same
+from tests.support.equality import assert_same
 
 numbers = iter(range(1_000_000))
 

@@ -12,11 +12,11 @@ import torch
 import memstore
 from memstore.convert import convert
 from memstore.engine import syscalls
-from memstore.testing import faults
-from memstore.testing.equality import assert_same
 from tests.children import in_child
 from tests.convert.values import FLAT, read, weights, write
 from tests.small_tmpfs import free_bytes, on_small_tmpfs
+from tests.support import faults
+from tests.support.equality import assert_same
 
 
 def steps(format: str) -> list[str]:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from memstore.convert import convert
-from memstore.convert.targets import safetensors
+from memstore.convert import files as convert_files
 from memstore.errors import CorruptionError, UnsupportedValueError
 from tests.convert.values import weights, write
 
@@ -36,7 +36,7 @@ def write_shards(folder: str, metadata: list[dict[str, str] | None]) -> None:
 
 @pytest.mark.parametrize("target", ["safetensors", "huggingface"])
 def test_what_a_file_says_is_kept(folder: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safetensors, "_SHARD", 12_100)  # bytes: so Hugging Face's are several files
+    monkeypatch.setattr(convert_files, "_SHARD_SIZE", 12_100)  # bytes: so Hugging Face's are several files
     texts = {"format": "mlx", "ss_network_dim": "32", "note": "späte Epoche"}
     save_file(weights(), f"{folder}/source.safetensors", metadata=texts)
     convert(f"{folder}/source.safetensors", f"{folder}/target", target_as=target)
@@ -76,8 +76,8 @@ def test_files_that_contradict_one_another_are_refused(folder: str, target: str)
 
 def test_metadata_that_was_written_otherwise_is_found(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file(weights(), f"{folder}/source.safetensors", metadata={"note": "mine"})
-    header_of = safetensors.header_of
-    monkeypatch.setattr(safetensors, "header_of", lambda tensors, metadata: header_of(tensors, {"note": "other"}))
+    header_of = convert_files.header_of
+    monkeypatch.setattr(convert_files, "header_of", lambda tensors, metadata: header_of(tensors, {"note": "other"}))
     with pytest.raises(CorruptionError, match="__metadata__"):
         convert(f"{folder}/source.safetensors", f"{folder}/target.safetensors")
     assert os.listdir(folder) == ["source.safetensors"]

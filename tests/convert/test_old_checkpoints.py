@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from memstore.convert import convert
 from memstore.errors import UnsupportedValueError
-from memstore.testing.equality import assert_same
+from tests.support.equality import assert_same
 
 
 class _Of311(pickle.Pickler):

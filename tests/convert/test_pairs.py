@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from memstore.convert import convert
-from memstore.convert.targets import safetensors
-from memstore.testing.equality import assert_same
+from memstore.convert import files as convert_files
 from tests.convert.values import FLAT, NESTED, read, training, weights, write
+from tests.support.equality import assert_same
 
 PAIRS = list(itertools.product(FLAT, FLAT))
 
@@ -67,7 +67,7 @@ def test_formats_are_seen_and_meant_without_being_said(folder: str) -> None:
 
 
 def test_large_models_are_several_files_and_their_index(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safetensors, "_SHARD", 12_100)  # bytes: "w" has 12,000
+    monkeypatch.setattr(convert_files, "_SHARD_SIZE", 12_100)  # bytes: "w" has 12,000
     write(f"{folder}/source", "torch", weights())
     convert(f"{folder}/source", f"{folder}/model", target_as="huggingface")
     with open(f"{folder}/model/model.safetensors.index.json") as file:

@@ -18,13 +18,13 @@ import torch.distributed.checkpoint as torch_dcp
 import memstore
 from memstore import RNGState, Snapshot, StateDict
 from memstore.convert import convert
-from memstore.convert.leaves import Found
-from memstore.convert.rules import Rules
-from memstore.convert.targets import draft_target
-from memstore.convert.targets.pickles import unread_by_torch
+from memstore.convert.converting import draft_target
+from memstore.convert.formats import Rules
+from memstore.convert.leaves import SourceValue
+from memstore.convert.naming import unread_by_torch
 from memstore.errors import UnsupportedValueError
 from memstore.integrations import dcp
-from memstore.testing.equality import assert_same
+from tests.support.equality import assert_same
 
 
 @dataclass
@@ -183,6 +183,6 @@ def test_keys_and_attributes_of_dicts_are_looked_at() -> None:
     state = OrderedDict(a=torch.ones(1))
     state._metadata = {"": {"made": datetime.date(2026, 5, 1)}}  # type: ignore[attr-defined] - as modules have it
     with pytest.raises(UnsupportedValueError) as caught:
-        draft_target("torch", Found({"model": state, "by": {Path("a"): 1, 1 << 3000: 2}}), Rules(), "/target.pt")
+        draft_target("torch", SourceValue({"model": state, "by": {Path("a"): 1, 1 << 3000: 2}}), Rules(), "/target.pt")
     said = str(caught.value)
     assert "3 leaves" in said and "['model']['_metadata']['']['made']" in said and said.count("its key is ") == 2

@@ -16,7 +16,7 @@ import memstore
 import memstore.fake
 from memstore.convert import FORMATS, WRITTEN, convert
 from memstore.integrations import dcp
-from memstore.testing.equality import assert_same
+from tests.support.equality import assert_same
 
 TIED = torch.ones(4)
 

@@ -15,7 +15,7 @@ import torch
 
 from memstore.convert import convert
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
-from memstore.testing.equality import assert_same
+from tests.support.equality import assert_same
 
 KEPT = Path(__file__).parent / "torchsnapshot-0.1.0.tar.xz"
 

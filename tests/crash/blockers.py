@@ -18,10 +18,10 @@ import torch
 import memstore
 from memstore.engine import index as entries
 from memstore.engine.syscalls import PAGE
-from memstore.testing import faults
 from tests.crash.leftovers import claimed_at
 from tests.crash.values import SMALL, stamp_of, stamped
 from tests.inside import root_of
+from tests.support import faults
 
 NEVER = 3600.0  # seconds, not one, after which a wait looks by itself: only a wake ends it, on a busy machine too
 PROMPTLY = 0.4  # seconds

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from memstore.testing.fork_server import ForkServer
+from tests.support.fork_server import ForkServer
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import memstore
-from memstore import late_imports
+from memstore import _threads
 
 PATIENCE = 240  # seconds, after which a child that hangs is ended
 PAUSE = 0.2  # seconds: a fork that waits for the import comes after it
@@ -133,7 +133,7 @@ def fork_in(name: str, root: str, pausing: Pausing) -> None:
 
 
 def main(root: str, *names: str) -> None:
-    late_imports.PATIENCE = 200.0  # torch takes more than half a minute on a busy machine
+    _threads.PATIENCE = 200.0  # torch takes more than half a minute on a busy machine
     pausing = Pausing()
     sys.meta_path.insert(0, pausing)
     for name in names:

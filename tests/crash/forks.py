@@ -20,11 +20,11 @@ from torch import multiprocessing
 from torch.utils.data import DataLoader, Dataset
 
 import memstore
-from memstore.testing import faults
 from tests.crash.blockers import sleepers
 from tests.crash.leftovers import claimed_at, leftovers
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_at, stamp_of, stamped
 from tests.inside import root_of
+from tests.support import faults
 
 SIZES = {"inline": INLINE, "small": SMALL, "large": LARGE}
 PATIENCE = 30  # seconds, after which a child that hangs is ended

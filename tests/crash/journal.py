@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 import torch
 
 import memstore
-from memstore.engine.protocols import ahead
+from memstore.engine.protocols import reuse
 from tests.crash.leftovers import open_fds
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_of, stamped
 from tests.inside import root_of
@@ -160,7 +160,7 @@ def _rest(channel: Connection, store: memstore.Store) -> None:
     channel.recv()
     gc.collect()
     root_of(store).spares.clear()
-    ahead.close(root_of(store))
+    reuse.close_kept_file(root_of(store))
     channel.send((len(open_fds()), [name for name in mapped_files(store.root) if "/segments/" in name]))
     channel.recv()
 

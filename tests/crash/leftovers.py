@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import memstore
 from memstore.engine.catalog.tables import Transaction
-from memstore.engine.files.segment import segment_path
-from memstore.engine.format.record import FILLING, LIVE, PREPARED, RETIRED
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.files.segments import segment_path
+from memstore.engine.format.records import FILLING, LIVE, PREPARED, RETIRED
+from memstore.engine.sync.primitives import deadline_after
 from tests.inside import root_of
 from tests.leaks import parts_that_wait
 

@@ -13,7 +13,7 @@ import torch
 import memstore
 from memstore import contents
 from memstore.engine.protocols import put as engine_put
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.sync.primitives import deadline_after
 from tests.crash.values import INLINE, LARGE, SMALL, SMALLISH, stamp_at, stamped
 from tests.huge_pages import ask_at_any_price
 from tests.inside import root_of
@@ -163,9 +163,10 @@ def _lose_a_race(nbytes: int) -> Callable[[memstore.Store, object], object]:
 
     def put(store: memstore.Store, _: object) -> None:
         root, deadline = root_of(store), deadline_after(30.0)
-        flat = contents.flatten("a", stamped(NEW, nbytes), root, allow_pickle=False)
+        limit = contents.inline_limit(root)
+        flat = contents.flatten("a", stamped(NEW, nbytes), root, limit=limit, allow_pickle=False)
         with contextlib.suppress(memstore.VersionConflictError):
-            engine_put(root, [contents.draft(root, b"a", flat, 1 << 60)], deadline)
+            engine_put(root, [contents.draft(root, b"a", flat, limit, 1 << 60)], deadline)
 
     return put
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 import memstore
-from memstore.testing import faults
 from tests.crash.forks import in_fork, reap
 from tests.crash.values import stamp_of, stamped
+from tests.support import faults
 
 KEY = "a"
 OLD, NEW, OTHER = 1, 2, 7

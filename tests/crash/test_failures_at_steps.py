@@ -12,12 +12,12 @@ import lmdb
 import pytest
 
 import memstore
-from memstore.testing import faults
 from tests.crash.leftovers import held_locks, leftovers, open_fds, shared_mappings
 from tests.crash.operations import OPERATIONS, Operation
 from tests.crash.test_kill_at_steps import check_goes_on
 from tests.examples import one_in
 from tests.inside import root_of
+from tests.support import faults
 
 CAN_FAIL = faults.STEPS - faults.CLEANUPS
 # A segment whose claim fails at these, and what is not swept after a change (nor when its unlinking can't be synced),

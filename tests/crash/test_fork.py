@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import memstore
-from memstore.testing.fork_server import ForkServer
 from tests.crash import forks
 from tests.crash.leftovers import leftovers
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_at
+from tests.support.fork_server import ForkServer
 
 STARTED = [pytest.param(name, marks=pytest.mark.full) for name in ("spawn", "forkserver")]  # a new interpreter
 

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 import memstore
-from memstore import late_imports
+from memstore import _threads
 from tests.children import in_child
 from tests.crash import fork_imports
 
@@ -62,7 +62,7 @@ def test_a_fork_waits_for_an_import() -> None:
     inside, over = threading.Event(), threading.Event()
 
     def import_slowly() -> None:
-        with late_imports.between_forks():
+        with _threads.between_forks():
             inside.set()
             over.wait(0.3)
             ended.append(time.monotonic())
@@ -79,14 +79,14 @@ def test_a_fork_waits_for_an_import() -> None:
 def test_hooks_that_come_while_a_fork_waits_are_called_all() -> None:
     """A module that is imported registers some. `os` would call those for after the fork alone."""
     called: list[str] = []
-    hooks = late_imports.Hooks(*(functools.partial(called.append, name) for name in ("before", "parent", "child")))
+    hooks = _threads.Hooks(*(functools.partial(called.append, name) for name in ("before", "parent", "child")))
     inside = threading.Event()
 
     def import_slowly() -> None:
-        with late_imports.between_forks():
+        with _threads.between_forks():
             inside.set()
             threading.Event().wait(0.2)
-            late_imports.around_forks(hooks)
+            _threads.around_forks(hooks)
 
     thread = threading.Thread(target=import_slowly)
     thread.start()
@@ -96,27 +96,27 @@ def test_hooks_that_come_while_a_fork_waits_are_called_all() -> None:
         assert called == ["before", "parent"]
     finally:
         thread.join()
-        late_imports._hooks.remove(hooks)
+        _threads._hooks.remove(hooks)
 
 
 def _imported() -> bool:
-    with late_imports.between_forks():
+    with _threads.between_forks():
         return True
 
 
 def test_an_import_may_fork() -> None:
-    with late_imports.between_forks():
+    with _threads.between_forks():
         assert in_child(_imported)
     assert in_child(_imported)
 
 
 def test_an_import_and_a_fork_that_wait_for_one_another_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would wait for ever: the import for a lock that the fork wants first, say by a finalizer."""
-    monkeypatch.setattr(late_imports, "PATIENCE", 0.1)
+    monkeypatch.setattr(_threads, "PATIENCE", 0.1)
     inside, forked = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with late_imports.between_forks():
+        with _threads.between_forks():
             inside.set()
             forked.wait()
 
@@ -124,7 +124,7 @@ def test_an_import_and_a_fork_that_wait_for_one_another_go_on(monkeypatch: pytes
     thread.start()
     inside.wait()
     assert in_child(_imported)
-    with late_imports.between_forks():
+    with _threads.between_forks():
         forked.set()
     thread.join()
     assert in_child(_imported)

@@ -14,10 +14,10 @@ import pytest
 import memstore
 from memstore.engine import syscalls
 from memstore.engine.syscalls import mappings
-from memstore.testing.fork_server import ForkServer
 from tests.crash.forks import in_fork, reap
 from tests.crash.values import LARGE, stamped
 from tests.inside import root_of, spares_of
+from tests.support.fork_server import ForkServer
 
 
 @pytest.mark.parametrize("ended", ["replaced", "closed"])

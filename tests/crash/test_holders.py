@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing.fork_server import ForkServer
 from tests.crash import forks, workers
 from tests.crash.leftovers import leftovers
 from tests.crash.values import LARGE, SMALL, stamp_of, stamped
 from tests.inside import root_of
+from tests.support.fork_server import ForkServer
 
 
 def files(store: memstore.Store) -> int:

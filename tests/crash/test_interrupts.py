@@ -9,14 +9,14 @@ import time
 import pytest
 
 import memstore
-from memstore.testing import faults
-from memstore.testing.fork_server import ForkServer, Worker
 from tests.crash import workers
 from tests.crash.leftovers import held_locks
 from tests.crash.operations import OPERATIONS
 from tests.crash.test_failures_at_steps import CAN_FAIL
 from tests.crash.test_kill_at_steps import KILLED, check_goes_on
 from tests.crash.values import INLINE, SMALL, stamped
+from tests.support import faults
+from tests.support.fork_server import ForkServer, Worker
 
 CAN_BE_INTERRUPTED = CAN_FAIL | {"mutex_recovered"}
 QUICK = {"put-small", "put-many"}

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 import memstore
-from memstore.testing.fork_server import ForkServer, Worker
 from tests.crash import journal
 from tests.crash.journal import SLOTS, Journal
 from tests.crash.leftovers import end_leases, headers_not_live, leftovers, open_fds
 from tests.crash.test_kill_at_steps import KILLED
 from tests.crash.values import SMALL, stamp_at, stamp_of, stamped
 from tests.leaks import mapped_files
+from tests.support.fork_server import ForkServer, Worker
 
 WRITERS, READERS = 3, 2
 KILLS_A_ROUND = 25

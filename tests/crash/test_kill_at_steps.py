@@ -9,14 +9,14 @@ import pytest
 
 import memstore
 from memstore.engine import index as entries
-from memstore.testing import faults
-from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
 from tests.crash.blockers import NEVER
 from tests.crash.leftovers import headers_not_live, left_after_gc
 from tests.crash.operations import MAIN, ON_DISK, OPERATIONS
 from tests.crash.values import LARGE, SMALL, stamp_at, stamped
 from tests.inside import root_of
+from tests.support import faults
+from tests.support.fork_server import ForkServer
 
 KILLED = -9
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import pytest
 
 import memstore
-from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
 from tests.crash.operations import OPERATIONS
 from tests.crash.test_kill_at_steps import FIRST, KILLED, First, check_goes_on
 from tests.crash.tracer import Tracer
 from tests.crash.values import SMALL, stamped
+from tests.support.fork_server import ForkServer
 
 FULL = pytest.mark.full
 

@@ -8,15 +8,15 @@ import shutil
 import pytest
 
 import memstore
-from memstore.engine.protocols.claim import claim
+from memstore.engine.protocols.put import claim
 from memstore.engine.root import folder
-from memstore.engine.sync.clocks import deadline_after
-from memstore.testing.fork_server import ForkServer
+from memstore.engine.sync.primitives import deadline_after
 from tests.crash import workers
 from tests.crash.leftovers import leftovers
 from tests.crash.test_kill_at_steps import KILLED
 from tests.crash.values import SMALL, stamp_at, stamped
 from tests.inside import root_of
+from tests.support.fork_server import ForkServer
 
 FILES = {"catalog", folder.DOORBELL, folder.LOCK, folder.SEGMENTS, folder.SETTINGS}
 KILLS = [  # at each so many-th of the steps, before them and after them in turn

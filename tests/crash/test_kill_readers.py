@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import memstore
-from memstore.testing.fork_server import ForkServer
 from tests.crash import workers
 from tests.crash.leftovers import left_after_gc, leftovers
 from tests.crash.test_kill_at_steps import KILLED
 from tests.crash.values import INLINE, LARGE, stamped
+from tests.support.fork_server import ForkServer
 
 
 def test_what_a_killed_reader_held_is_given_back(store: memstore.Store, server: ForkServer) -> None:

@@ -9,11 +9,11 @@ import time
 import pytest
 
 import memstore
-from memstore.testing.fork_server import ForkServer, Worker
 from tests.crash import workers
 from tests.crash.leftovers import headers_not_live, left_after_gc
 from tests.crash.test_kill_at_steps import KILLED
 from tests.crash.values import stamp_of, stamped
+from tests.support.fork_server import ForkServer, Worker
 
 READERS = 2
 

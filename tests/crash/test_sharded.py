@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 import memstore
-from memstore.testing.fork_server import ForkServer
 from tests.crash import shards
 from tests.crash.leftovers import headers_not_live, headers_unlike_rows, left_after_gc
 from tests.crash.shards import KEY, NEW, OLD, SCENES, Scene, put, put_all, stamp_at
 from tests.crash.test_kill_at_steps import FIRST, KILLED
 from tests.crash.values import INLINE, SMALL, stamped
 from tests.inside import root_of
+from tests.support.fork_server import ForkServer
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 import pytest
 
 import memstore
-from memstore.testing.fork_server import ForkServer, Worker
 from tests.crash.leftovers import headers_not_live, left_after_gc
 from tests.crash.shards_at_random import (
     KEYS,
@@ -23,6 +22,7 @@ from tests.crash.shards_at_random import (
     write_plainly,
 )
 from tests.crash.test_kill_at_steps import KILLED
+from tests.support.fork_server import ForkServer, Worker
 
 TOLD = {"PartialCommitError", "StoreTimeoutError"}
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing import faults
-from memstore.wording import size
+from memstore._wording import size
 from tests.children import in_child
 from tests.crash.leftovers import held_locks, left_after_gc, open_fds, shared_mappings
 from tests.crash.shards import KEY, NEW, OLD, SCENES, put, put_all, shard, stamp_at
@@ -25,6 +24,7 @@ from tests.damage.stores import copy
 from tests.damage.test_age import reboot
 from tests.inside import root_of
 from tests.small_tmpfs import fill, on_small_tmpfs
+from tests.support import faults
 
 FAILURES = {
     "EIO": OSError(errno.EIO, os.strerror(errno.EIO)),

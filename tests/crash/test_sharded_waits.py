@@ -11,10 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import memstore
-from memstore.engine.protocols import attempt_publish
+from memstore.engine.protocols import sharded_put
 from memstore.store import sharded
-from memstore.testing import faults
-from memstore.testing.fork_server import ForkServer
 from tests.children import in_child
 from tests.crash import blockers, shards
 from tests.crash.blockers import NEVER, sleepers
@@ -23,6 +21,8 @@ from tests.crash.shards import KEY, NEW, put, put_all, stamp_at
 from tests.crash.test_kill_at_steps import KILLED
 from tests.crash.test_stopped_owner import until_stopped
 from tests.crash.values import stamp_of
+from tests.support import faults
+from tests.support.fork_server import ForkServer
 
 QUICKLY = 0.2  # seconds, not one, after which a rank that waits looks by itself
 DEATHS = [(2, True), (3, False), (3, True)]  # right after its part is there, and right before and after it publishes
@@ -39,7 +39,7 @@ def test_who_waits_goes_on_for_the_dead(
     store: memstore.Store, server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last one dies, and rings nobody: those who sleep look by themselves, publish, and get the version."""
-    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", QUICKLY)
+    monkeypatch.setattr(sharded_put, "LOOK_EVERY", QUICKLY)
     keys = [f"{commit} {after}" for commit, after in DEATHS]
     put_all(store, NEW, "so that the store is no new one")
     with ThreadPoolExecutor(len(keys)) as pool:
@@ -59,7 +59,7 @@ def test_the_next_owner_rings_for_the_dead(
 ) -> None:
     """Here nobody looks by itself, and whoever should have rung is dead."""
     put_all(store, NEW, "so that the store is no new one")
-    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", NEVER)
+    monkeypatch.setattr(sharded_put, "LOOK_EVERY", NEVER)
     with ThreadPoolExecutor(2) as pool:
         published = pool.submit(put(store, 0, NEW, "first", key="published").wait, 60.0)
         aborted = pool.submit(put(store, 0, NEW, "first", key="aborted").wait, 60.0)
@@ -108,7 +108,7 @@ def test_ranks_of_several_processes_get_one_version(store: memstore.Store, serve
 def test_a_stopped_owner(store: memstore.Store, server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits end in time and say who it is. Who put nothing, and can't say so, doesn't know what the others will do."""
     monkeypatch.setattr(sharded, "GIVE_UP_WITHIN", 0.1)
-    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", QUICKLY)
+    monkeypatch.setattr(sharded_put, "LOOK_EVERY", QUICKLY)
     pending = put(store, 0, NEW, "first")
     with server.start(blockers.hold_mutex, store.root) as owner:
         assert owner.recv() == "held"
@@ -177,7 +177,7 @@ def test_a_forked_child_of_a_rank_waits_for_its_put(store: memstore.Store) -> No
 
 @pytest.mark.parametrize("how", ["moved", "removed", "closed"])
 def test_a_store_that_goes_away_ends_a_wait(scratch: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", QUICKLY)
+    monkeypatch.setattr(sharded_put, "LOOK_EVERY", QUICKLY)
     store = memstore.open(scratch, timeout=10.0)
     first = put(store, 0, NEW, "first")
     with ThreadPoolExecutor(1) as pool:

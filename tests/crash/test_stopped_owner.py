@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing.fork_server import ForkServer, Worker
 from tests.crash import blockers
 from tests.crash.leftovers import leftovers
 from tests.crash.values import INLINE, LARGE, SMALL, stamp_at, stamp_of, stamped
 from tests.patience import least_seconds
+from tests.support.fork_server import ForkServer, Worker
 
 TIMEOUT = 0.3  # of what must not be had
 PLENTY = 60.0  # of what must be, on a busy machine too

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 import memstore
-from memstore.store.store import Mode
-from memstore.testing.equality import assert_same
+from memstore.listing import Mode
 from tests.children import Child, Wire, in_child
 from tests.engine.bytes_store import get, opened
 from tests.inside import lmdb_of, root_of
+from tests.support.equality import assert_same
 
 _MUTEX_AT = 8  # behind magic and format
 _libc = ctypes.CDLL(None)

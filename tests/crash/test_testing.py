@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing import faults
-from memstore.testing.fork_server import ForkServer, WorkerError
 from tests.children import Child, Wire
 from tests.crash.leftovers import open_fds
+from tests.support import faults
+from tests.support.fork_server import ForkServer, WorkerError
 
 
 def echo(channel: Connection, *arguments: object) -> None:

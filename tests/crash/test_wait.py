@@ -13,13 +13,13 @@ import torch
 import memstore
 from memstore.engine import index as entries
 from memstore.listing import opened
-from memstore.testing import faults
-from memstore.testing.fork_server import ForkServer, Worker
 from tests.crash import blockers, workers
 from tests.crash.blockers import sleepers
 from tests.crash.operations import OPERATIONS
 from tests.crash.test_kill_at_steps import KILLED
 from tests.patience import least_seconds
+from tests.support import faults
+from tests.support.fork_server import ForkServer, Worker
 
 PROMPTLY = 0.5  # seconds
 VALUE = torch.zeros(8, dtype=torch.int64)

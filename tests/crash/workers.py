@@ -10,11 +10,11 @@ from multiprocessing.connection import Connection
 import torch
 
 import memstore
-from memstore.testing import faults
 from tests.crash.leftovers import held_locks, leftovers, shared_mappings
 from tests.crash.operations import OPERATIONS, Operation
 from tests.crash.values import stamp_of, stamped
 from tests.inside import root_of
+from tests.support import faults
 
 
 def steps_of(channel: Connection, path: str, name: str) -> None:

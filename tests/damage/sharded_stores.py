@@ -8,7 +8,7 @@ import torch
 
 import memstore
 from memstore import TensorShard
-from memstore.testing.equality import is_same
+from tests.support.equality import is_same
 
 RANKS = 3
 

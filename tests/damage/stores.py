@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import memstore
-from memstore.testing.equality import is_same
+from tests.support.equality import is_same
 
 CATALOG = "catalog/local/data.mdb"
 

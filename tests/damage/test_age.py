@@ -15,16 +15,16 @@ import torch
 
 import memstore
 from memstore.engine import syscalls
-from memstore.engine.files.slots import write_slots, write_state
-from memstore.engine.format.header import Slots
-from memstore.engine.format.record import LIVE, RETIRED
-from memstore.engine.sync.lock_page import publications_rung
-from memstore.testing import faults
-from memstore.testing.equality import is_same
+from memstore.engine.files.segments import write_slots, write_state
+from memstore.engine.format.headers import HeaderSlots
+from memstore.engine.format.records import LIVE, RETIRED
+from memstore.engine.sync.pages import publications_rung
 from tests.children import in_child
 from tests.damage.stores import CATALOG, copy, files_of, flip, overwrite
 from tests.examples import one_in
 from tests.inside import root_of
+from tests.support import faults
+from tests.support.equality import is_same
 
 PAGE = 4096
 STATE_AT = 16 + 24 + 2 * 48 + 8  # in each of the two pages that start a state of the catalog: its number
@@ -159,7 +159,7 @@ def test_no_sweep_unlinks_what_the_catalog_cant_know(scratch: str) -> None:
         (path,) = store.info("key").files
         store.put("key", torch.ones(5000))
         with open(path, "r+b") as file:
-            write_slots(file.fileno(), Slots(999, LIVE, 999, 999, 1))
+            write_slots(file.fileno(), HeaderSlots(999, LIVE, 999, 999, 1))
         with pytest.raises(memstore.CorruptionError, match="999"):
             store.gc()
         assert os.path.exists(path)

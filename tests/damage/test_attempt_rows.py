@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 import memstore
-from memstore.engine.catalog import attempts
+from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Transaction
-from memstore.engine.format.record import LIVE, RETIRED
+from memstore.engine.format.records import LIVE, RETIRED
 from tests.damage.sharded_stores import check, make
 from tests.examples import one_in
 from tests.inside import delete_raw_row, put_raw_row, root_of
@@ -48,14 +48,14 @@ def flip(table: str) -> Callable[[Transaction], object]:
     return action
 
 
-@pytest.mark.parametrize("table", one_in(3, [attempts.PENDING, attempts.CONTENTS, attempts.OUTCOMES]))
+@pytest.mark.parametrize("table", one_in(3, [tables.PENDING, tables.CONTENTS, tables.OUTCOMES]))
 def test_a_flipped_bit(damaged: memstore.Store, table: str) -> None:
     assert any("checksum" in detail for detail in change(damaged, flip(table)))
 
 
 def test_a_part_without_its_content(damaged: memstore.Store) -> None:
     def lose(transaction: Transaction) -> None:
-        delete_raw_row(transaction, attempts.CONTENTS, transaction.rows_with(attempts.CONTENTS, b"", 1)[0][0])
+        delete_raw_row(transaction, tables.CONTENTS, transaction.rows_with(tables.CONTENTS, b"", 1)[0][0])
 
     (detail,) = change(damaged, lose)
     assert "has lost what rank" in detail and "'waiting 0'" in detail
@@ -64,7 +64,7 @@ def test_a_part_without_its_content(damaged: memstore.Store) -> None:
 @pytest.mark.parametrize("state", one_in(2, [LIVE, RETIRED]))
 def test_a_part_whose_segment_is_not_prepared(damaged: memstore.Store, state: int) -> None:
     def spoil(transaction: Transaction) -> None:
-        part = attempts.parts_of(transaction)[0]
+        part = tables.parts_of(transaction)[0]
         row = transaction.segment(part.segment)
         assert row is not None
         transaction.put_segment(part.segment, msgspec.structs.replace(row, state=state))
@@ -73,5 +73,5 @@ def test_a_part_whose_segment_is_not_prepared(damaged: memstore.Store, state: in
 
 
 def test_a_segment_that_is_prepared_for_nobody(damaged: memstore.Store) -> None:
-    details = change(damaged, lambda transaction: attempts.delete_part(transaction, attempts.parts_of(transaction)[0]))
+    details = change(damaged, lambda transaction: tables.delete_part(transaction, tables.parts_of(transaction)[0]))
     assert any("2 rows are prepared, and 1 are listed" in detail for detail in details), details

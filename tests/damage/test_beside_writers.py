@@ -13,10 +13,10 @@ import torch
 
 import memstore
 from memstore.engine.catalog.environment import STEP
-from memstore.engine.format.record import RETIRED
-from memstore.engine.repair import inspection
-from memstore.engine.repair.inspection import inspect
-from memstore.engine.root.root import Root
+from memstore.engine.format.records import RETIRED
+from memstore.engine.repair import survey
+from memstore.engine.repair.survey import inspect
+from memstore.engine.root.roots import Root
 from tests.children import Child, Wire, children
 from tests.inside import root_of
 
@@ -57,7 +57,7 @@ def look(root: Root, longest: float) -> Words:
 def a_writer_between_rows(monkeypatch: pytest.MonkeyPatch, every: int, write: Any, root: str) -> Iterator[list[int]]:
     """Another process takes turns with the look: each so many rows it is told to write. Yields how often."""
     turns = [0]
-    looked_at = inspection._Look._look_at
+    looked_at = survey._CatalogWalk._look_at
     rows = 0
 
     def turn(*arguments: Any) -> None:
@@ -71,14 +71,14 @@ def a_writer_between_rows(monkeypatch: pytest.MonkeyPatch, every: int, write: An
 
     with Child(write, root) as writer:
         writer.receive()
-        monkeypatch.setattr(inspection._Look, "_look_at", turn)
+        monkeypatch.setattr(survey._CatalogWalk, "_look_at", turn)
         yield turns
 
 
 def a_transaction_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `look(root, 0.0)`: more of them than are ever taken."""
-    monkeypatch.setattr(inspection, "_ROWS_A_TRANSACTION", 1)
-    monkeypatch.setattr(inspection, "_PAUSE", 0)
+    monkeypatch.setattr(survey, "_ROWS_A_TRANSACTION", 1)
+    monkeypatch.setattr(survey, "_PAUSE", 0)
 
 
 def put_one_key(wire: Wire, root: str) -> None:
@@ -95,7 +95,7 @@ def test_the_catalog_does_not_grow(scratch: str, monkeypatch: pytest.MonkeyPatch
     make(scratch)
     with memstore.open(scratch) as store, a_writer_between_rows(monkeypatch, 40, put_one_key, scratch) as turns:
         before = store.stats().catalog_bytes
-        assert look(root_of(store), inspection._TRANSACTION).damage == []
+        assert look(root_of(store), survey._TRANSACTION).damage == []
         assert turns[0] >= KEYS // 40
         assert store.stats().catalog_bytes == before
 

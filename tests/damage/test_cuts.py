@@ -15,9 +15,9 @@ import torch
 import memstore
 from memstore import contents
 from memstore.engine.repair.verify import look_at
-from memstore.testing.equality import is_same
 from tests.damage.stores import content_of, header_size, make, overwrite, paths, values
 from tests.inside import root_of
+from tests.support.equality import is_same
 
 PAGE = 4096
 STRIDE = 499

@@ -16,10 +16,10 @@ import torch
 import memstore
 from memstore import contents
 from memstore.engine.repair.verify import look_at
-from memstore.engine.root.root import Root
-from memstore.testing.equality import is_same
+from memstore.engine.root.roots import Root
 from tests.damage.stores import CATALOG, flip, header_size
 from tests.inside import delete_raw_row, put_raw_row, raw_row, root_of
+from tests.support.equality import is_same
 
 KEY = "the key"
 HEADER_STRIDE, DATA_STRIDE = 29, 53  # bits; none is a multiple of 8, so that all bits of a byte have their turn

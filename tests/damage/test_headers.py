@@ -13,17 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.engine.format import header as headers
-from memstore.engine.format.header import Header, Slots
-from memstore.engine.format.header_reader import read_header
-from memstore.engine.format.layout import SLACK, Span, lay_out
-from memstore.engine.format.record import LIVE, STATE_NAMES
+from memstore.engine.format import headers
+from memstore.engine.format.headers import SLACK, Header, HeaderSlots, Span, lay_out, read_header
+from memstore.engine.format.records import LIVE, STATE_NAMES
 from memstore.errors import CorruptionError
 from tests.children import in_child
 
 STORE = "0123456789abcdef" * 2
 KEY = 'a key "quoted" \N{SNOWMAN}'
-SLOTS = Slots(7, LIVE, 9, 7, 1)
+SLOTS = HeaderSlots(7, LIVE, 9, 7, 1)
 
 
 def forge(entries: bytes, *, slots: bytes = SLOTS.encode(), key: bytes | None = None, more: bytes = b"") -> bytes:
@@ -144,8 +142,8 @@ def test_what_cant_be_a_key(key: bytes) -> None:
         SLOTS.encode()[:-1] + b"x",
         b" " * headers.SLOTS_SIZE,
         b"=" * headers.SLOTS_SIZE,
-        Slots(1 << 63, LIVE, 1, 1, 1).encode(),
-        Slots(1, LIVE, 1 << 63, 1, 1).encode(),
+        HeaderSlots(1 << 63, LIVE, 1, 1, 1).encode(),
+        HeaderSlots(1, LIVE, 1 << 63, 1, 1).encode(),
         SLOTS.encode().replace(b"put=0", b"put=+"),
         SLOTS.encode().replace(b"put=00", b"put=0_"),
         SLOTS.encode().upper(),
@@ -158,7 +156,7 @@ def test_slots_without_a_meaning(slots: bytes) -> None:
 
 def test_slots_of_each_state_are_read() -> None:
     for state in STATE_NAMES:
-        content = forge(b"}", slots=Slots(3, state, 5, 3, 2).encode())
+        content = forge(b"}", slots=HeaderSlots(3, state, 5, 3, 2).encode())
         found = read_header(content, len(content))
         assert (found.put_id, found.state, found.version, found.batch, found.count) == (3, state, 5, 3, 2)
 

@@ -15,11 +15,11 @@ import torch
 import memstore
 from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.root import folder
-from memstore.testing import faults
 from tests.children import in_child
 from tests.damage.stores import CATALOG, content_of, overwrite
 from tests.examples import one_in
 from tests.inside import put_raw_row
+from tests.support import faults
 
 INLINE = ("inline/0", "inline/1")
 FILES = ("a", "b", "c")

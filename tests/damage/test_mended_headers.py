@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing.equality import is_same
 from tests.damage.stores import content_of, flip, header_size, paths
+from tests.support.equality import is_same
 
 FILES = 128
 STRIDE = 337  # bits; odd, so that all bits of a byte have their turn

@@ -14,11 +14,10 @@ import torch
 import memstore
 from memstore.engine.catalog import NAMES, OPTIONAL
 from memstore.engine.catalog.tables import Transaction
-from memstore.engine.files.slots import write_slots
-from memstore.engine.format import header
-from memstore.engine.format.header import Slots
-from memstore.engine.format.record import LIVE, Record
-from memstore.testing import faults
+from memstore.engine.files.segments import write_slots
+from memstore.engine.format import headers
+from memstore.engine.format.headers import HeaderSlots
+from memstore.engine.format.records import LIVE, Record
 from tests.children import Child, Wire, in_child
 from tests.damage.stores import (
     CATALOG,
@@ -36,6 +35,7 @@ from tests.damage.stores import (
 )
 from tests.examples import one_in
 from tests.inside import put_raw_row, raw_row, root_of
+from tests.support import faults
 
 DAMAGED = ".damaged"
 
@@ -261,7 +261,7 @@ def test_objects_outlive_damage_around_them(scratch: str, spoiled: str, checksum
         "the entries": before.index(b'"data_offsets"') + 3,
     }[spoiled]
     if spoiled == "the start" and not checksum:
-        at = header.STORE_AT + 3  # the slots tell the put, where the bytes have no checksums
+        at = headers.STORE_AT + 3  # the slots tell the put, where the bytes have no checksums
     for byte in (b'"', b"\xff", b"A", b"\\"):
         overwrite(path, 0, before[: header_size(path)])
         overwrite(path, at, byte if before[at : at + 1] != byte else b"=")
@@ -583,7 +583,7 @@ def test_a_made_header_is_what_the_put_wrote(scratch: str) -> None:
             content = content_of(path)
             made = contents.header_of(opened.settings.store, key, record, memoryview(content))
             assert made is not None
-            after = header.SLOTS_OFFSET + header.SLOTS_SIZE
+            after = headers.SLOTS_OFFSET + headers.SLOTS_SIZE
             assert made[after:] == content[after : record.start]
 
 
@@ -592,7 +592,7 @@ def test_numbers_beyond_reason_are_damage(scratch: str) -> None:
     make(scratch)
     path = paths(scratch)["segment/1"]
     fd = os.open(path, os.O_RDWR)
-    write_slots(fd, Slots(2**64 - 1, LIVE, 2**64 - 1))
+    write_slots(fd, HeaderSlots(2**64 - 1, LIVE, 2**64 - 1))
     os.close(fd)
     os.truncate(f"{scratch}/{CATALOG}", 0)
     memstore.repair(scratch)

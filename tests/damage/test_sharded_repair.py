@@ -12,11 +12,11 @@ import torch
 import memstore
 from memstore import TensorShard
 from memstore.engine.format import STATE_AT
-from memstore.testing import faults
-from memstore.testing.equality import is_same
 from tests.children import in_child
 from tests.damage.sharded_stores import RANKS, check, make, put, whole
 from tests.damage.stores import CATALOG, content_of, files_of, header_size, overwrite
+from tests.support import faults
+from tests.support.equality import is_same
 
 
 def segments(root: str, key: str) -> tuple[str, ...]:

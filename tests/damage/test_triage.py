@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from memstore.engine.format.header_reader import Found
-from memstore.engine.format.record import LIVE, Record
-from memstore.engine.repair.triage import is_whole
+from memstore.engine.format.headers import ParsedHeader
+from memstore.engine.format.records import LIVE, Record
+from memstore.engine.repair.repair import is_whole
 
 
-def segment(put_id: int, version: int, count: int) -> Found:
-    return Found(put_id, LIVE, version, 7, count, "store", "key", b"", b"", None, 4096, 0)
+def segment(put_id: int, version: int, count: int) -> ParsedHeader:
+    return ParsedHeader(put_id, LIVE, version, 7, count, "store", "key", b"", b"", None, 4096, 0)
 
 
 @pytest.mark.parametrize("last", [None, 4])

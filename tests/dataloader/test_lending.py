@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader
 
 import memstore
 from memstore import StoreDataset
-from memstore.dataloader.blocks import MOST_TICKETS
-from memstore.dataloader.lending import MOST_BLOCKS, begin_batch
+from memstore.dataloader.blocks import MOST_BLOCKS, MOST_TICKETS, begin_batch
 from memstore.engine import lies_in_mapping
 from tests.children import Child, Wire, in_child
 from tests.dataloader.loaders import fails_for_some, rows_in, value, with_address

@@ -13,7 +13,6 @@ Two that write to one row at once are their own affair; here nobody does.
 
 from __future__ import annotations
 
-from memstore.testing.explore import Fault
 from tests.datasets.rows_state import (
     CELLS,
     DELETED,
@@ -31,6 +30,7 @@ from tests.datasets.rows_state import (
     Steps,
     after_all_stores,
 )
+from tests.support.explore import Fault
 
 MUTATIONS = {
     "the length first": "an append moves the length before its row is there",

@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing import faults
 from tests.children import Child, Wire, children
 from tests.leaks import find_leaks
 from tests.small_tmpfs import on_small_tmpfs
+from tests.support import faults
 
 SPEC = {"x": ((1000,), torch.float32), "y": ((), torch.int64)}
 

@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from memstore.testing.explore import Explored, Fault, explore
 from tests.datasets import rows_model, rows_state
 from tests.datasets.rows_model import MUTATIONS, Model, check
 from tests.datasets.rows_state import Process, State, is_bad_luck, is_end
 from tests.examples import one_in
+from tests.support.explore import Explored, Fault, explore
 
 SCENES: dict[str, tuple[list[str], dict[str, int]]] = {
     "appends": (["extender", "extender", "reader"], {"kills": 2, "rows": 3}),

@@ -21,8 +21,8 @@ from torch import multiprocessing
 from torch.utils.data import DataLoader
 
 import memstore
+from memstore._threads import call_late
 from memstore.engine import lies_in_mapping
-from memstore.late_imports import call_late
 
 ROOT = Path(__file__).parent.parent.parent
 SPEC = {"x": ((3,), torch.float32), "inner": {"y": ((), torch.bfloat16)}}

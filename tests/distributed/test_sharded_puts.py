@@ -30,7 +30,7 @@ from memstore.errors import (
     UnknownOutcomeError,
     VersionConflictError,
 )
-from memstore.integrations.torchstore.leaves import fill_common
+from memstore.integrations.torchstore.calls import fill_common
 from tests.children import Child, Wire
 from tests.distributed.home_server import HomeServer, ask
 from tests.distributed.homes import Home, join

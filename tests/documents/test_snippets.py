@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from memstore.testing.fork_server import ForkServer
 from tests.documents import reader
 from tests.documents.pages import (
     FENCE,
@@ -32,11 +31,13 @@ from tests.documents.pages import (
     relative,
     snippets,
 )
+from tests.support.fork_server import ForkServer
 
 HERE = Path(__file__).parent
 RUNNING = [page for page in PAGES if any(snippet.not_run is None for snippet in snippets(page))]
 # Many programs, or Monarch, start: they are read in fresh interpreters only.
 LONG = {"docs/command-line.md", "docs/convert.md", "docs/rdma.md"}
+IN_CHECKOUT = {"docs/testing.md"}  # their readers have tests/ too
 COLUMNS = 54  # of code, where two blocks stand side by side: docs/site/static/memstore.css
 
 
@@ -99,9 +100,10 @@ def reading(page: Path, scratch: str) -> Reading:
         for one in snippets(page)
         if one.not_run is None
     ]
+    modules = modules_of(["memstore", *named]) | ({"tests"} if relative(page) in IN_CHECKOUT else set())
     environment = {
         **os.environ,
-        "INSTALLED": " ".join(sorted(modules_of(["memstore", *named]))),
+        "INSTALLED": " ".join(sorted(modules)),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{HERE / 'plain_install'}:{ROOT}",
     }

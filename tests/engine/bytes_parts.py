@@ -9,48 +9,58 @@ import msgspec
 import numpy as np
 
 from memstore.engine import protocols
-from memstore.engine.catalog import Counters, Outcome, Part, Transaction, attempts
-from memstore.engine.files.segment import segment_path
-from memstore.engine.format.extents import SegmentExtent, base_after, encode_extents, end_of
-from memstore.engine.format.record import FILLING, LIVE, PREPARED, RETIRED
-from memstore.engine.protocols import Content, Member
+from memstore.engine.catalog import AttemptOutcome, Counters, PendingPart, Transaction, tables
+from memstore.engine.files.segments import segment_path
+from memstore.engine.format.records import (
+    FILLING,
+    LIVE,
+    PREPARED,
+    RETIRED,
+    SegmentExtent,
+    base_after,
+    encode_extents,
+    end_of,
+)
+from memstore.engine.protocols import Content, Participant
 from memstore.engine.protocols.get import hold
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import ShardMismatchError
 from tests.engine.bytes_store import INLINE, draft
 
 
-def rank(number: int, attempt: str = "first", *, world: int = 2, lease: float = 60.0, key: bytes = b"key") -> Member:
-    return Member(key, attempt, number, world, lease)
+def rank(
+    number: int, attempt: str = "first", *, world: int = 2, lease: float = 60.0, key: bytes = b"key"
+) -> Participant:
+    return Participant(key, attempt, number, world, lease)
 
 
-def prepare(root: Root, member: Member, data: bytes, *, expect: int | None = None) -> Outcome | Member:
+def prepare(root: Root, member: Participant, data: bytes, *, expect: int | None = None) -> AttemptOutcome | Participant:
     """`data` is longer than INLINE, or empty: the rank holds no bytes then."""
     assert not data or len(data) > INLINE
     part = draft(root, member.key, data, expect)
     return protocols.prepare(root, member, part, lambda: b"%d" % len(data), deadline_after(10))
 
 
-def part(root: Root, member: Member, data: bytes, *, expect: int | None = None) -> Member:
+def part(root: Root, member: Participant, data: bytes, *, expect: int | None = None) -> Participant:
     """As `prepare`, of an attempt that has no outcome."""
     found = prepare(root, member, data, expect=expect)
-    assert isinstance(found, Member), found
+    assert isinstance(found, Participant), found
     return found
 
 
-def outcome(root: Root, member: Member, seconds: float = 0.0) -> Outcome | None:
+def outcome(root: Root, member: Participant, seconds: float = 0.0) -> AttemptOutcome | None:
     """Publishes the attempt if it is complete."""
     return protocols.outcome_of(root, member, merge, deadline_after(seconds), deadline_after(10))
 
 
-def version(root: Root, member: Member, seconds: float = 0.0) -> int:
+def version(root: Root, member: Participant, seconds: float = 0.0) -> int:
     found = outcome(root, member, seconds)
     assert found is not None, "it is pending"
     return protocols.version_of_outcome(found)
 
 
-def merge(parts: Sequence[Part], said: Sequence[bytes]) -> Content:
+def merge(parts: Sequence[PendingPart], said: Sequence[bytes]) -> Content:
     """Ranks agree unless one says that it doesn't."""
     if b"666666" in said:
         raise ShardMismatchError("they disagree", key=parts[0].key.decode())
@@ -79,14 +89,14 @@ def get(root: Root, key: bytes = b"key") -> list[bytes] | None:
     return values
 
 
-def parts_of(root: Root) -> list[Part]:
+def parts_of(root: Root) -> list[PendingPart]:
     with root.guard:
-        return root.catalog.view(lambda transaction: attempts.parts_of(transaction))
+        return root.catalog.view(lambda transaction: tables.parts_of(transaction))
 
 
-def outcomes_of(root: Root) -> list[Outcome]:
+def outcomes_of(root: Root) -> list[AttemptOutcome]:
     with root.guard:
-        return root.catalog.view(lambda transaction: attempts.all_outcomes(transaction))
+        return root.catalog.view(lambda transaction: tables.all_outcomes(transaction))
 
 
 def counters_of(root: Root) -> Counters:
@@ -98,10 +108,10 @@ def age(root: Root, *, outcomes: bool = False) -> None:
     """As if the leases of all parts, or the time of all outcomes, were over."""
 
     def write(transaction: Transaction) -> None:
-        for one in attempts.parts_of(transaction):
-            attempts.renew_part(transaction, msgspec.structs.replace(one, expires=0))
-        for other in attempts.all_outcomes(transaction) if outcomes else ():
-            attempts.put_outcome(transaction, msgspec.structs.replace(other, expires=0))
+        for one in tables.parts_of(transaction):
+            tables.renew_part(transaction, msgspec.structs.replace(one, expires=0))
+        for other in tables.all_outcomes(transaction) if outcomes else ():
+            tables.put_outcome(transaction, msgspec.structs.replace(other, expires=0))
 
     root.mutex.run(lambda: root.catalog.update(write), deadline_after(10))
 

@@ -9,14 +9,12 @@ import numpy as np
 
 from memstore.engine import protocols
 from memstore.engine.files import WritableMemory
-from memstore.engine.format.header import Header
-from memstore.engine.format.layout import Span, lay_out
+from memstore.engine.format.headers import Header, Span, lay_out
 from memstore.engine.opening import Creation, open_root
 from memstore.engine.protocols import Change, Content, Draft
 from memstore.engine.protocols.get import hold
-from memstore.engine.root.registry import close_root
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.root.roots import Root, close_root
+from memstore.engine.sync.primitives import deadline_after
 
 INLINE = 1536
 

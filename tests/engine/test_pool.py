@@ -10,12 +10,12 @@ import pytest
 
 import memstore
 from memstore.engine.catalog.tables import Counters
-from memstore.testing import faults
 from tests.crash.leftovers import leftovers
 from tests.crash.operations import OPERATIONS
 from tests.crash.values import LARGE, SMALL, stamp_at, stamp_of, stamped
 from tests.inside import root_of
 from tests.small_tmpfs import fill, free_bytes, on_small_tmpfs
+from tests.support import faults
 
 
 def counters(store: memstore.Store) -> Counters:

@@ -14,15 +14,15 @@ from tensordict import is_tensor_collection
 
 import memstore
 from memstore import structure
-from memstore.engine.files.external import ExternalFiles
-from memstore.engine.format import header
-from memstore.engine.format.record import Leaf
+from memstore.engine.files.mapping import ExternalFiles
+from memstore.engine.format import headers
+from memstore.engine.format.records import Leaf
 from memstore.formats import attach
-from memstore.testing.equality import assert_same
-from memstore.testing.faults import watching
 from tests.children import Child, Wire, in_child
 from tests.formats.files import WRITERS, contents, data_files, write_checkpoint, write_npy, write_safetensors
 from tests.leaks import mapped_files, open_files
+from tests.support.equality import assert_same
+from tests.support.faults import watching
 from tests.users import GROUP, OTHER, as_user, needs_root
 
 
@@ -469,7 +469,7 @@ def test_no_reader_of_a_format_can_place_a_leaf_outside_its_file(tmp_path: Path)
 def test_a_record_has_a_limit(store: memstore.Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = write_safetensors(folder)
     store.attach("before", path)  # what reads files has its own limit by now
-    monkeypatch.setattr(header, "HEADER_LIMIT", 50)
+    monkeypatch.setattr(headers, "HEADER_LIMIT", 50)
     with pytest.raises(memstore.UnsupportedValueError, match="may take 50"):
         store.attach("key", path)
 

@@ -15,7 +15,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import memstore
-from memstore.formats.documents import parse_object, parse_texts, parse_value
+from memstore.formats.files import parse_object, parse_texts, parse_value
 
 REFUSALS = (memstore.CorruptionError, memstore.UnsupportedValueError)
 SURROGATE = "\ud800"

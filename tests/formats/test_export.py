@@ -20,17 +20,17 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictPara
 
 import memstore
 from memstore import structure
-from memstore.engine.format.record import Leaf
+from memstore.engine.format.records import Leaf
 from memstore.errors import AlreadyExistsError
 from memstore.formats import has_devices
-from memstore.structure.tensors.traits import Traits
-from memstore.testing.equality import assert_same
-from memstore.testing.faults import at_step, raising, record
+from memstore.structure.traits import Traits
 from tests.children import in_child
 from tests.formats.files import WRITERS
 from tests.formats.test_memmap import VALUES as MEMMAPS
 from tests.formats.test_memmap import sample
 from tests.small_tmpfs import free_bytes, on_small_tmpfs
+from tests.support.equality import assert_same
+from tests.support.faults import at_step, raising, record
 
 
 def test_nothing_but_a_file_is_replaced(store: memstore.Store, tmp_path: Path) -> None:

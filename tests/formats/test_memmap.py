@@ -23,9 +23,9 @@ from tensordict import (
 )
 
 import memstore
-from memstore.testing.equality import assert_same
 from tests.examples import examples
 from tests.formats.files import contents
+from tests.support.equality import assert_same
 
 REFUSALS = (memstore.CorruptionError, memstore.UnsupportedValueError, FileNotFoundError)
 

@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 
 import memstore
 from memstore.engine.format.safetensors import SAFETENSORS_DTYPES
-from memstore.structure.tensors.traits import DTYPES
-from memstore.testing.equality import assert_same
-from memstore.testing.strategies import random_bits
+from memstore.structure.traits import DTYPES
 from tests.examples import examples
 from tests.formats.files import write_checkpoint, write_safetensors
+from tests.support.equality import assert_same
+from tests.support.strategies import random_bits
 
 REFUSALS = (memstore.CorruptionError, memstore.UnsupportedValueError)
 

@@ -20,9 +20,9 @@ import torch
 
 import memstore
 from memstore import structure
-from memstore.testing.equality import assert_same
 from tests.children import in_child
 from tests.examples import examples
+from tests.support.equality import assert_same
 
 REFUSALS = (memstore.CorruptionError, memstore.UnsupportedValueError)
 TENSOR = {"t": torch.arange(300.0)}

@@ -15,9 +15,9 @@ import torch
 
 import memstore
 from memstore import structure
-from memstore.testing.equality import assert_same
-from memstore.testing.strategies import tied_tensors
 from tests.examples import examples
+from tests.support.equality import assert_same
+from tests.support.strategies import tied_tensors
 
 REFUSALS = (memstore.CorruptionError, memstore.UnsupportedValueError)
 

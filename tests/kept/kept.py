@@ -17,7 +17,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 import memstore
-from memstore.engine.root.settings import FORMAT
+from memstore.engine.root.folder import FORMAT
 
 FOLDER = Path(__file__).parent
 

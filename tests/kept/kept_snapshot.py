@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from memstore import RNGState, Snapshot, StateDict, TensorShard
-from memstore.snapshot.format.manifest import VERSION
+from memstore.snapshot.manifest import VERSION
 from tests.snapshot.ranks import all_right, on_ranks
 
 RANKS = 2

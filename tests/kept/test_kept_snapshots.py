@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 import memstore
 from memstore import RNGState, Snapshot, StateDict, TensorShard
-from memstore.snapshot.format.manifest import VERSION
-from memstore.testing.equality import assert_same
+from memstore.snapshot.manifest import VERSION
 from tests.kept.kept_snapshot import RANKS, SEED, Model, archive, of_rank, unpack, whole
+from tests.support.equality import assert_same
 
 DIGESTS = {1: "fd1629f12ff6450c3262363fbd10d2e692bd46d9b1b4839f0431ef70c63f0884"}  # SHA-256 of the archives
 

@@ -10,9 +10,9 @@ import safetensors
 import torch
 
 import memstore
-from memstore.engine.root.settings import FORMAT, decode_settings
-from memstore.testing.equality import assert_same
+from memstore.engine.root.folder import FORMAT, decode_settings
 from tests.kept.kept import archive, put_parts, sharded_values, unpack, values
+from tests.support.equality import assert_same
 
 FORMATS = range(1, FORMAT + 1)
 DIGESTS = {  # SHA-256 of the archives
@@ -101,7 +101,7 @@ def test_ranks_go_on_with_it(kept: str, number: int) -> None:
 
 def test_an_earlier_version_refuses_it(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     unpack(2, root)
-    monkeypatch.setattr("memstore.engine.root.settings.FORMAT", 1)
+    monkeypatch.setattr("memstore.engine.root.folder.FORMAT", 1)
     for call in (lambda: memstore.open(root), lambda: memstore.open(root, "r"), lambda: memstore.repair(root)):
         with pytest.raises(memstore.FormatVersionError) as raised:
             call()

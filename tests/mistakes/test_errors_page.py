@@ -34,9 +34,9 @@ def is_builtin_error(name: str) -> bool:
 
 
 def sources() -> list[Path]:
-    """But for what raises for tests, for commands, and for those who turn the errors of sockets into memstore's."""
+    """But for what raises for commands, and for those who turn the errors of sockets into memstore's."""
     package = ROOT / "memstore"
-    inner = ("testing", "cli", "distributed")
+    inner = ("cli", "distributed")
     return [path for path in sorted(package.rglob("*.py")) if path.relative_to(package).parts[0] not in inner]
 
 

@@ -153,7 +153,7 @@ MISTAKES = [
     Mistake(
         'store.put("fresh", store.ref("policy"))',
         UnsupportedValueError,
-        "value: an object of type memstore.store.ref.Ref: put its key, or what its get() returns",
+        "value: an object of type memstore.store.values.Ref: put its key, or what its get() returns",
     ),
     Mistake(
         'store.put("fresh", snapshot)',

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from memstore.version import __version__
+from memstore._version import __version__
 
 ROOT = Path(__file__).parents[2]
 FORM = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
@@ -34,7 +34,7 @@ def _in_version(version: str, current: str) -> list[str]:
     if not FORM.fullmatch(version):
         return [f"{version!r} is no version such as 1.2.3 or 1.2.3rc1"]
     if version != current:
-        return [f"memstore/version.py says {current}, the release is {version}: write it there"]
+        return [f"memstore/_version.py says {current}, the release is {version}: write it there"]
     return []
 
 

@@ -67,7 +67,7 @@ def test_a_changelog_that_does_not_tell_of_it(checkout: Path, replaced: str, by:
 
 def test_another_version_in_the_code(checkout: Path) -> None:
     (line,) = missing("1.2.3", checkout, current="1.2.2")
-    assert "memstore/version.py says 1.2.2" in line
+    assert "memstore/_version.py says 1.2.2" in line
 
 
 @pytest.mark.parametrize("version", ["v1.2.3", "1.2", "1.2.3.dev0"])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from memstore.testing.fork_server import ForkServer
+from tests.support.fork_server import ForkServer
 
 PATIENCE = 120.0  # seconds for a call, on a busy machine
 _GLOO = timedelta(seconds=60)

@@ -19,7 +19,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import memstore
 import memstore.aio
 from memstore import engine
-from memstore.aio import lanes, waits
+from memstore.aio import calls as aio_calls
+from memstore.aio import waits
 from memstore.errors import CorruptionError, MemstoreError
 from tests.aio.loops import until
 from tests.ranks.meshes import mesh_of
@@ -127,7 +128,7 @@ async def _load_given_up(root: str, gives_up: int) -> tuple[str, bool, int]:
         version = await store.version("run")
         loading = asyncio.ensure_future(store.load_model("run", model, newer_than=version))
         if dist.get_rank() == gives_up:
-            await until(lambda: bool(waits._rooms) if gives_up == 0 else _has_a_thread(store), 60.0)
+            await until(lambda: bool(waits._wait_threads) if gives_up == 0 else _has_a_thread(store), 60.0)
             loading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await loading
@@ -143,7 +144,7 @@ async def _load_given_up(root: str, gives_up: int) -> tuple[str, bool, int]:
 
 
 def _has_a_thread(store: memstore.aio.AsyncStore) -> bool:
-    lane = lanes._lanes.get(store.lane_of_ranks("run"))
+    lane = aio_calls._pools.get(store.lane_of_ranks("run"))
     return lane is not None and lane._running > 0
 
 

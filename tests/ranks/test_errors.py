@@ -17,9 +17,9 @@ from memstore.errors import (
     UnsupportedValueError,
     VersionConflictError,
 )
-from memstore.testing.fork_server import ForkServer
 from tests.ranks import calls
 from tests.ranks.launcher import PATIENCE, Ranks
+from tests.support.fork_server import ForkServer
 
 LONG = 10 * PATIENCE  # a timeout that no test waits for: the answer comes before
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing.fork_server import ForkServer
 from tests.ranks import calls
 from tests.ranks.launcher import Ranks
+from tests.support.fork_server import ForkServer
 
 
 def rows_by_rank(size: int) -> torch.Tensor:

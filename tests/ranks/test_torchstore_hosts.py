@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memstore.integrations.torchstore.folders import ROOT_VARIABLE
-from memstore.testing.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, why_unavailable
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from memstore.testing.fork_server import ForkServer
 from tests.ranks.launcher import Ranks
+from tests.support.fork_server import ForkServer
 
 # What a rank would import by itself: the first distribute_tensor imports torch._dynamo, which takes seconds.
 _PRELOAD = (
@@ -20,7 +20,6 @@ _PRELOAD = (
     "memstore.store.opening",
     "memstore.store.sharded",
     "memstore.store.models",
-    "memstore.store.ranks",
     "tests.ranks.layouts",
     "tests.ranks.calls",
     "tests.ranks.models",

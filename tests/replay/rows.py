@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 import memstore
-from memstore.replay.ring import Ring
-from memstore.replay.words import READABLE, STATE, WRITING
+from memstore.replay.ring import READABLE, STATE, WRITING, Ring
 
 SIZE = 64
 SPEC = {"number": ((), torch.int64), "copies": ((SIZE,), torch.int64)}

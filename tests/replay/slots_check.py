@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memstore.testing.explore import Fault
 from tests.replay.slots_state import CELLS, CLAIMED, FREE, READABLE, WHOLE, WRITING, State
+from tests.support.explore import Fault
 
 
 def check(state: State) -> None:

@@ -19,7 +19,6 @@ A process may be stopped for good: the others have to reach their ends. It may w
 
 from __future__ import annotations
 
-from memstore.testing.explore import Fault
 from tests.replay.slots_state import (
     CELLS,
     DEAD,
@@ -34,6 +33,7 @@ from tests.replay.slots_state import (
     with_word,
 )
 from tests.replay.slots_writer import recover, writer_steps
+from tests.support.explore import Fault
 
 MUTATIONS = {
     "take what the living write": "a claim takes the slots of a writer that is only stopped",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
-from memstore.testing.explore import Fault
+from tests.support.explore import Fault
 
 EMPTY, WRITING, WHOLE, TAKEN = "empty", "writing", "whole", "taken"  # the state in a slot's word
 READABLE = (WHOLE, TAKEN)

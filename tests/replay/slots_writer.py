@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from memstore.testing.explore import Fault
 from tests.replay.slots_state import (
     CELLS,
     CLAIMED,
@@ -22,6 +21,7 @@ from tests.replay.slots_state import (
     with_word,
     written_by,
 )
+from tests.support.explore import Fault
 
 
 def writer_steps(scene: Scene, broken: frozenset[str]) -> Steps:

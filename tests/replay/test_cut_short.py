@@ -16,9 +16,9 @@ import pytest
 
 import memstore
 from memstore.replay import sample_rows
-from memstore.testing import faults
 from tests.replay import points
 from tests.replay.rows import SPEC, check_priorities, check_whole, numbers_of, ring_of, rows, there, writer_of
+from tests.support import faults
 
 CAPACITY, BEFORE = 8, 6
 OLD = {position: position for position in range(BEFORE)}

@@ -11,7 +11,7 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.replay import looking
+from memstore.replay import sampling
 from memstore.replay.sampling import copy_picked
 from tests.aio.loops import with_store
 from tests.replay.interfere import in_the_copy
@@ -48,7 +48,7 @@ def test_rows_that_are_overwritten_meanwhile_are_left_out(
             buffer.extend(rows(added.pop(), 2))
         return copy_picked(*arguments)
 
-    monkeypatch.setattr(looking, "copy_picked", overwritten)
+    monkeypatch.setattr(sampling, "copy_picked", overwritten)
     assert numbers_of(buffer[:]) == list(range(2, 8))
     added.append(10)
     assert numbers_of(buffer[[0, -1]]) == [4, 11]  # begins anew

@@ -8,12 +8,12 @@ import re
 
 import pytest
 
-from memstore.testing.explore import Explored, Fault, explore
 from tests.examples import one_in
 from tests.replay import slots_model, slots_writer
 from tests.replay.slots_check import check
 from tests.replay.slots_model import MUTATIONS, Model
 from tests.replay.slots_state import Process, is_bad_luck, is_end, start
+from tests.support.explore import Explored, Fault, explore
 
 FULL = [pytest.mark.full, pytest.mark.timeout(1800)]
 

@@ -14,11 +14,11 @@ import pytest
 
 import memstore
 from memstore.engine import INSERTS, deadline_after
-from memstore.replay.turns import Turn
-from memstore.testing import faults
+from memstore.replay.waiting import LimiterWait
 from tests.children import Child, Wire
 from tests.replay.interfere import in_the_copy
 from tests.replay.rows import SPEC, check_whole, numbers_of, ring_of, rows, there, writer_of
+from tests.support import faults
 
 
 def new(store: memstore.Store, capacity: int = 8, **options: Any) -> memstore.ReplayBuffer:
@@ -240,7 +240,7 @@ def test_a_thread_that_ends_in_the_middle_of_a_row_is_dead(store: memstore.Store
 
 def claim(buffer: memstore.ReplayBuffer) -> None:
     ring = ring_of(buffer)
-    ring.run(lambda: writer_of(buffer)._claim(1, Turn(ring, INSERTS, 1), ring.claims.take), deadline_after(10.0))
+    ring.run(lambda: writer_of(buffer)._claim(1, LimiterWait(ring, INSERTS, 1), ring.claims.take), deadline_after(10.0))
 
 
 def ended(thread: threading.Thread) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import memstore
-from memstore.testing.fork_server import ForkServer, Worker
 from tests.replay.rows import SPEC, check_whole, numbers_of, rows, there
 from tests.replay.workers import work
+from tests.support.fork_server import ForkServer, Worker
 
 CAPACITY = 64
 ROLES: list[tuple[str, Any]] = [

@@ -10,11 +10,11 @@ import pytest
 
 import memstore
 from memstore import RateLimiter
-from memstore.engine import SAMPLES, SEATS
-from memstore.testing.explore import Fault, explore
+from memstore.engine import QUEUE_SIZE, SAMPLES
 from tests.children import Child, Wire
 from tests.replay.rows import SPEC, ring_of, rows
 from tests.replay.turns_model import INSERT, MUTATIONS, SAMPLE, Model, Process, State, is_bad_luck, is_end
+from tests.support.explore import Fault, explore
 
 # --- the model --------------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ def test_a_waiter_whose_time_is_over_wakes_the_next(store: memstore.Store) -> No
 def test_there_are_more_waiters_than_seats(store: memstore.Store) -> None:
     buffer = limited(store)
     buffer.extend(rows(0, 8))
-    waiting = [threading.Thread(target=buffer.extend, args=(rows(8, 2),)) for _ in range(SEATS + 4)]
+    waiting = [threading.Thread(target=buffer.extend, args=(rows(8, 2),)) for _ in range(QUEUE_SIZE + 4)]
     for thread in waiting:
         thread.start()
     for _ in range(2 * len(waiting)):

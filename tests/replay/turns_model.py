@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memstore import RateLimiter
-from memstore.testing.explore import Fault
+from tests.support.explore import Fault
 
 INSERT, SAMPLE = "insert", "sample"
 OTHER = {INSERT: SAMPLE, SAMPLE: INSERT}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from memstore.sharding import Box, Layout, Piece, layout_of
+from memstore.sharding import Box, MeshLayout, MeshPiece, layout_of
 
 RANKS = 12
 
@@ -28,7 +28,7 @@ class Spread(NamedTuple):
     placements: tuple[Any, ...]
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> MeshLayout:
         return layout_of(self.mesh_shape, self.placements, self.shape)
 
     @property
@@ -91,7 +91,7 @@ def numbered(shape: Sequence[int]) -> torch.Tensor:
     return torch.arange(math.prod(shape)).reshape(tuple(shape))
 
 
-def assembled(pieces: Sequence[Piece], local_shape: Sequence[int], tensor: torch.Tensor) -> torch.Tensor:
+def assembled(pieces: Sequence[MeshPiece], local_shape: Sequence[int], tensor: torch.Tensor) -> torch.Tensor:
     """The local tensor that has these pieces of the whole one; -1 where none of them lies."""
     local = torch.full(tuple(local_shape), -1)
     for piece in pieces:

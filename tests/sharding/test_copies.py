@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.sharding import Box, BoxIndex, copies, part, whole
+from memstore.sharding import Box, BoxIndex, copies, narrow_to, whole
 from tests.patience import least_seconds
 from tests.sharding.strategies import Spread, boxes, counts, numbered, shapes, spreads
 
@@ -22,7 +22,7 @@ def two_spreads(draw: st.DrawFn) -> tuple[Spread, Spread]:
 
 
 def of_rank(spread: Spread, coordinate: tuple[int, ...], local: torch.Tensor) -> Held:
-    return [(piece.box, part(local, piece.local)) for piece in spread.layout.pieces(coordinate)]
+    return [(piece.box, narrow_to(local, piece.local)) for piece in spread.layout.pieces(coordinate)]
 
 
 @given(two_spreads())

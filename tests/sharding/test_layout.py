@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from memstore.sharding import Box, Layout, Piece, Split
+from memstore.sharding import Box, MeshLayout, MeshPiece, Split
 from tests.sharding.strategies import Spread, assembled, counts, numbered, spreads
 
 
@@ -66,48 +66,48 @@ def test_the_order_of_strided_splits_is_that_of_torch() -> None:
     mesh_shape, orders = (2, 3, 2), list(itertools.permutations(range(3)))
     for order in orders:
         factors = [math.prod(mesh_shape[other] for other in order[: order.index(i)] if other > i) for i in range(3)]
-        layout = Layout((24,), mesh_shape, tuple(Split(i, 0, factor) for i, factor in enumerate(factors)))
-        assert layout.unstrided() == Layout((24,), mesh_shape, tuple(Split(i, 0) for i in order))
-    assert Layout((24,), mesh_shape, (Split(0, 0, 5), Split(1, 0))).unstrided() is None
+        layout = MeshLayout((24,), mesh_shape, tuple(Split(i, 0, factor) for i, factor in enumerate(factors)))
+        assert layout.unstrided() == MeshLayout((24,), mesh_shape, tuple(Split(i, 0) for i in order))
+    assert MeshLayout((24,), mesh_shape, (Split(0, 0, 5), Split(1, 0))).unstrided() is None
 
 
 def test_a_strided_share_is_several_boxes_one_behind_the_other_in_the_local_tensor() -> None:
-    layout = Layout((8, 3), (2,), (Split(0, 0, factor=2),))
+    layout = MeshLayout((8, 3), (2,), (Split(0, 0, factor=2),))
     assert layout.local_shape((1,)) == (4, 3)
     assert layout.pieces((1,)) == [
-        Piece(Box((2, 0), (2, 3)), Box((0, 0), (2, 3))),
-        Piece(Box((6, 0), (2, 3)), Box((2, 0), (2, 3))),
+        MeshPiece(Box((2, 0), (2, 3)), Box((0, 0), (2, 3))),
+        MeshPiece(Box((6, 0), (2, 3)), Box((2, 0), (2, 3))),
     ]
 
 
 def test_shares_that_adjoin_are_one_box() -> None:
-    assert len(Layout((8,), (1,), (Split(0, 0, factor=4),)).pieces((0,))) == 1
+    assert len(MeshLayout((8,), (1,), (Split(0, 0, factor=4),)).pieces((0,))) == 1
 
 
 def test_mesh_dimensions_share_a_tensor_dimension_in_the_order_of_the_splits() -> None:
-    left_to_right = Layout((8,), (2, 2), (Split(0, 0), Split(1, 0)))
+    left_to_right = MeshLayout((8,), (2, 2), (Split(0, 0), Split(1, 0)))
     assert [left_to_right.pieces((0, 1))[0].box.offsets, left_to_right.pieces((1, 0))[0].box.offsets] == [(2,), (4,)]
-    right_to_left = Layout((8,), (2, 2), (Split(1, 0), Split(0, 0)))
+    right_to_left = MeshLayout((8,), (2, 2), (Split(1, 0), Split(0, 0)))
     assert [right_to_left.pieces((0, 1))[0].box.offsets, right_to_left.pieces((1, 0))[0].box.offsets] == [(4,), (2,)]
 
 
 @pytest.mark.parametrize(("size", "expected"), [(5, [2, 2, 1, 0]), (2, [1, 1, 0, 0]), (0, [0, 0, 0, 0])])
 def test_the_last_ranks_may_hold_less_or_nothing(size: int, expected: list[int]) -> None:
-    layout = Layout((size, 2), (4,), (Split(0, 0),))
+    layout = MeshLayout((size, 2), (4,), (Split(0, 0),))
     assert [layout.local_shape((rank,)) for rank in range(4)] == [(held, 2) for held in expected]
     assert [len(layout.pieces((rank,))) for rank in range(4)] == [int(held > 0) for held in expected]
 
 
 def test_a_rank_outside_of_the_mesh_holds_nothing() -> None:
-    layout = Layout((4,), (2,), (Split(0, 0),))
+    layout = MeshLayout((4,), (2,), (Split(0, 0),))
     assert (layout.pieces(None), layout.local_shape(None), layout.is_primary(None)) == ([], (0,), False)
 
 
 def test_a_tensor_without_dimensions_is_one_box_on_each_rank() -> None:
-    layout = Layout((), (2,), ())
-    assert layout.pieces((1,)) == [Piece(Box((), ()), Box((), ()))]
+    layout = MeshLayout((), (2,), ())
+    assert layout.pieces((1,)) == [MeshPiece(Box((), ()), Box((), ()))]
     assert [layout.is_primary((0,)), layout.is_primary((1,)), layout.is_replicated] == [True, False, True]
 
 
 def test_a_mesh_dimension_of_one_rank_replicates_nothing() -> None:
-    assert not Layout((4,), (1, 2), (Split(1, 0),)).is_replicated
+    assert not MeshLayout((4,), (1, 2), (Split(1, 0),)).is_replicated

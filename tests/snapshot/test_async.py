@@ -18,7 +18,7 @@ import torch
 import memstore
 from memstore import Snapshot, StateDict
 from memstore.snapshot import staging
-from memstore.snapshot.storage import FileStorage
+from memstore.snapshot.file_storage import FileStorage
 from tests.children import Child, Wire
 from tests.snapshot.ranks import all_right, on_ranks
 
@@ -195,7 +195,7 @@ def test_writers_complete_a_snapshot_whose_trainers_died(path: str) -> None:
 
 
 def _a_writer_fails(rank: int, path: str) -> None:
-    write = staging.Staged.write
+    write = staging.StagedTensors.write
 
     def write_where_something_is(self: Any, folder: str, files: Any, **options: Any) -> Any:
         with open(f"{folder}/{files[-1].name}", "w") as file:
@@ -203,7 +203,7 @@ def _a_writer_fails(rank: int, path: str) -> None:
         return write(self, folder, files, **options)
 
     if rank == 1:
-        staging.Staged.write = write_where_something_is  # type: ignore[method-assign]
+        staging.StagedTensors.write = write_where_something_is  # type: ignore[method-assign]
     Snapshot.async_take(path, state_of(1.0, rank)).wait(100)
 
 
@@ -237,7 +237,7 @@ def _stage_and_die(path: str, rank: int) -> None:
     def die(*_: Any, **__: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    staging.Staged.write = die  # type: ignore[method-assign]
+    staging.StagedTensors.write = die  # type: ignore[method-assign]
     Snapshot.async_take(path, state_of(1.0, rank))
 
 
@@ -274,6 +274,8 @@ def test_a_killed_writer_raises_in_wait_and_the_next_take_has_a_new_one(path: st
 
 
 def test_what_the_writer_loads_needs_no_torch() -> None:
-    code = "import memstore.snapshot.parts, sys; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    code = (
+        "import memstore.snapshot.publishing, sys; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -17,15 +17,13 @@ from hypothesis import strategies as st
 import memstore
 from memstore import Snapshot, StateDict, TensorShard
 from memstore.sharding import Box
-from memstore.snapshot.parts.part import Take, with_sums
-from memstore.snapshot.parts.publishing import publish
-from memstore.snapshot.read import box_parts
-from memstore.snapshot.storage import FilePart, FileStorage
-from memstore.snapshot.take import partition as partitions
-from memstore.snapshot.take.drafts import Naming, draft, offers_of, own_bytes
-from memstore.snapshot.take.partition import Offer, partition
-from memstore.snapshot.take.state import StateWalker
-from memstore.snapshot.tensor_bytes import bytes_of
+from memstore.snapshot import drafts as partitions
+from memstore.snapshot import reading
+from memstore.snapshot.drafts import Naming, Offer, bytes_of, draft, offers_of, own_bytes, partition
+from memstore.snapshot.file_storage import FileStorage
+from memstore.snapshot.publishing import Take, publish, with_sums
+from memstore.snapshot.stateful import StateWalker
+from memstore.snapshot.storage import FilePart
 from tests.examples import examples
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
@@ -75,7 +73,7 @@ def take_as_ranks(path: str, state_dicts: Sequence[Any]) -> None:
 def test_any_boxes_are_read_into_any_others(joined: int, data: st.DataObject) -> None:
     """Args: joined: gaps of so many bytes are read too; without any, runs are read each by itself."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(box_parts, "_JOINED", joined)
+        patch.setattr(reading, "_JOINED", joined)
         _check_boxes_into_others(data)
 
 

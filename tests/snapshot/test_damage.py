@@ -15,11 +15,11 @@ import xxhash
 
 import memstore
 from memstore import CorruptionError, Snapshot, StateDict
-from memstore.snapshot.format import manifest as manifests
-from memstore.snapshot.format.manifest import Manifest, encode_manifest, read_manifest
-from memstore.snapshot.take.state import StateWalker
+from memstore.snapshot import manifest as manifests
+from memstore.snapshot.manifest import Manifest, encode_manifest, read_manifest
+from memstore.snapshot.stateful import StateWalker
 from memstore.structure import traits
-from memstore.testing.equality import assert_same
+from tests.support.equality import assert_same
 
 MANIFEST = "memstore_snapshot.json"
 

@@ -13,11 +13,11 @@ import torch
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.testing import faults
-from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
 from tests.small_tmpfs import free_bytes, on_small_tmpfs
 from tests.snapshot.leftovers import MANIFEST, app_state, check_whats_left, number_in, take
+from tests.support import faults
+from tests.support.equality import assert_same
 
 FILES = ["memstore_snapshot.json", "model.safetensors", "state.safetensors"]
 

@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from memstore.snapshot.ranks.processes import Process, has_ended, this_process
+from memstore.snapshot.ranks import Process, has_ended, this_process
 from tests.children import Child, Wire
 
 

@@ -16,7 +16,7 @@ import torch
 import memstore
 from memstore import Snapshot, StateDict
 from memstore.convert import convert
-from memstore.snapshot.writer import client
+from memstore.snapshot import writer
 from tests.children import in_child
 from tests.snapshot.ranks import all_right, on_ranks
 
@@ -76,8 +76,8 @@ def test_each_rank_is_told_of_its_own_bytes(path: str) -> None:
 
 def _told_by_the_writer(path: str) -> tuple[Told, int]:
     # a writer that tells every piece, and not ten times a second
-    client._CODE = client._CODE.replace("import main;", "import main; import memstore.snapshot.writer.process as p;")
-    client._CODE = client._CODE.replace("main(int", "p._INTERVAL = 0.0; main(int")
+    writer._CODE = writer._CODE.replace("import main;", "import main; import memstore.snapshot.writer as p;")
+    writer._CODE = writer._CODE.replace("main(int", "p._INTERVAL = 0.0; main(int")
     told = Told()
     snapshot = Snapshot.async_take(path, state(100), progress=told, durability="process").wait()
     return told, snapshot.metadata.nbytes

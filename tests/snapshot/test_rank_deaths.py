@@ -15,10 +15,11 @@ import torch
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.snapshot.ranks import Ranks, exchange
-from memstore.testing import faults
+from memstore.snapshot import ranks
+from memstore.snapshot.ranks import RankGroup
 from tests.snapshot.leftovers import MANIFEST, app_state, check_whats_left
 from tests.snapshot.ranks import all_right, on_ranks
+from tests.support import faults
 
 
 @pytest.fixture
@@ -57,15 +58,15 @@ def _ranks_restore(rank: int, path: str) -> tuple[float, float]:
 
 def _rank_1_dies_after_its_file(rank: int, path: str) -> None:
     if rank == 1:
-        together = Ranks.together
+        together = RankGroup.together
 
-        def die_after_writing(self: Ranks, step: Any) -> Any:
+        def die_after_writing(self: RankGroup, step: Any) -> Any:
             if getattr(step, "__name__", "") == "write":
                 step()
                 faults.die()
             return together(self, step)
 
-        Ranks.together = die_after_writing  # type: ignore[method-assign]
+        RankGroup.together = die_after_writing  # type: ignore[method-assign]
     Snapshot.take(path, ranks_state(rank, 1.0))
 
 
@@ -266,8 +267,8 @@ def _only_rank_1_restores(rank: int, path: str) -> str:
             time.sleep(0.01)
         return ""
     calls: list[int] = []
-    real = exchange.GroupCall
-    exchange.GroupCall = lambda *arguments: calls.append(1) or real(*arguments)  # type: ignore[assignment, misc]
+    real = ranks.GroupCall
+    ranks.GroupCall = lambda *arguments: calls.append(1) or real(*arguments)  # type: ignore[assignment, misc]
     with pytest.raises(memstore.StoreTimeoutError) as raised:
         Snapshot(path, storage_options={"timeout": 0.2}).restore(ranks_state(rank, -1.0))
     assert calls == [1]  # else this rank would be a call ahead of the others from now on

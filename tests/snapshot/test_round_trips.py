@@ -18,13 +18,11 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.snapshot import differences
-from memstore.snapshot.read.stored import Value
-from memstore.snapshot.restore import restoring
-from memstore.snapshot.take import taking
-from memstore.testing import strategies
-from memstore.testing.equality import assert_same
+from memstore.snapshot import differences, restore, take
+from memstore.snapshot.stored import Value
 from tests.examples import examples
+from tests.support import strategies
+from tests.support.equality import assert_same
 
 
 @pytest.fixture
@@ -272,7 +270,7 @@ def test_tensors_are_found_without_looking_through_all_leaves_each_time(
 
 
 def test_tensors_that_must_be_copied_are_copied_a_few_at_a_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, copies, most = taking.bytes_of, list[weakref.ref[Any]](), 0
+    real, copies, most = take.bytes_of, list[weakref.ref[Any]](), 0
 
     def counted(tensor: torch.Tensor) -> Any:
         nonlocal most
@@ -282,7 +280,7 @@ def test_tensors_that_must_be_copied_are_copied_a_few_at_a_time(path: str, monke
             most = max(most, sum(copy() is not None for copy in copies))
         return found
 
-    monkeypatch.setattr(taking, "bytes_of", counted)
+    monkeypatch.setattr(take, "bytes_of", counted)
     state = {f"{i:02}": torch.full((800, 1000), float(i)).t() for i in range(30)}
     Snapshot.take(path, {"state": StateDict(state)}, durability="process")
     assert len(copies) == 30 and most < 20
@@ -304,13 +302,13 @@ def test_what_a_module_leaves_out_is_not_read_unless_it_may_rename_it(
     Snapshot.take(path, {"model": torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3), "b": torch.nn.Linear(50, 50)})})
     part = torch.nn.ModuleDict({"a": torch.nn.Linear(3, 3)})
     read: list[str] = []
-    real = restoring.read_into
+    real = restore.read_into
 
     def recorded(stored: Any, wants: Any, *rest: Any) -> None:
         read.extend(want.tensor.path for want in wants)
         real(stored, wants, *rest)
 
-    monkeypatch.setattr(restoring, "read_into", recorded)
+    monkeypatch.setattr(restore, "read_into", recorded)
     Snapshot(path).restore({"model": part}, strict=False)
     assert sorted(read) == ["model/a.bias", "model/a.weight"]
 

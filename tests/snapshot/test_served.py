@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader
 import memstore
 from memstore import Snapshot, StateDict, StoredTensor, TensorShard
 from memstore.listing import entries
-from memstore.testing.equality import assert_same
 from tests.children import in_child
 from tests.snapshot.ranks import all_right, on_ranks
+from tests.support.equality import assert_same
 
 
 def app_state() -> dict[str, Any]:

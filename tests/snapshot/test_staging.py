@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memstore.errors import MemstoreError, ResourceLimitError, StoreTimeoutError, UnsupportedValueError
-from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, Stager, copying, memory, pinning, stage
-from memstore.snapshot.staging.containers import container_limits
-from memstore.snapshot.storage import FileStorage
+from memstore.snapshot import staging
+from memstore.snapshot.file_storage import FileStorage
+from memstore.snapshot.staging import StagedTensors, StagingArea, container_limits, stage
+from memstore.snapshot.writer import PendingWrite, StagedFile
 from tests.children import in_child
 
 MIB = 1 << 20
@@ -29,14 +30,14 @@ def folder(tmp_path: object) -> FileStorage:
 
 
 @pytest.fixture
-def small() -> Iterator[Stager]:
+def small() -> Iterator[StagingArea]:
     """One that stages 4 MiB at once."""
-    made = Stager(limit=4 * MIB, idle=IDLE)
+    made = StagingArea(limit=4 * MIB, idle=IDLE)
     yield made
     made.close()
 
 
-def staged_bytes(staged: Staged) -> list[bytes]:
+def staged_bytes(staged: StagedTensors) -> list[bytes]:
     return [bytes(staged.memory[offset : offset + nbytes]) for offset, nbytes in staged.places]
 
 
@@ -45,7 +46,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     return bytes(plain.reshape(-1).view(torch.uint8).numpy().data) if plain.numel() else b""
 
 
-def write(staged: Staged, folder: FileStorage, name: str = "file") -> PendingWrite:
+def write(staged: StagedTensors, folder: FileStorage, name: str = "file") -> PendingWrite:
     files = [StagedFile(name, b"header", staged.places)]
     return staged.write(folder.path, files, durable=False)
 
@@ -79,21 +80,21 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 @given(st.lists(tensors(), max_size=6))
 @example([torch.zeros(3)[::2][:1]])
 def test_the_elements_of_any_tensors_are_copied_in_order(values: list[torch.Tensor]) -> None:
-    staged = Stager(limit=4 * MIB).stage(values)
+    staged = StagingArea(limit=4 * MIB).stage(values)
     assert staged_bytes(staged) == [bytes_of(value) for value in values]
 
 
 def test_large_tensors_are_copied_in_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "_SHARE", 1000 * 1000)
+    monkeypatch.setattr(staging, "_SHARE", 1000 * 1000)
     values = [torch.rand(size) for size in (70_000, 1, 300_000, 0, 999_999, 80_000)]
     values.append(torch.rand(1000, 300).t())
-    staged = Stager(limit=64 * MIB).stage(values)
+    staged = StagingArea(limit=64 * MIB).stage(values)
     assert staged_bytes(staged) == [bytes_of(value) for value in values]
 
 
 def test_modes_of_torch_change_nothing() -> None:
     values = [torch.rand(3, 3).t(), torch.nn.Parameter(torch.rand(200_000))]
-    made = Stager(limit=4 * MIB)
+    made = StagingArea(limit=4 * MIB)
     expected = [bytes_of(value) for value in values]
     with torch.inference_mode():
         assert staged_bytes(made.stage(values)) == expected
@@ -106,7 +107,7 @@ def test_modes_of_torch_change_nothing() -> None:
 def test_a_freed_tensor_is_named() -> None:
     freed = torch.rand(10)
     freed.untyped_storage().resize_(0)
-    made = Stager(limit=4 * MIB)
+    made = StagingArea(limit=4 * MIB)
     with pytest.raises(UnsupportedValueError, match="tensor 1 .* freed"):
         made.stage([torch.rand(1), freed])
     made.stage([torch.rand(MIB)], timeout=0)  # the memory was given back
@@ -115,7 +116,7 @@ def test_a_freed_tensor_is_named() -> None:
 # --- the memory -------------------------------------------------------------------------------------------------------
 
 
-def test_tensors_may_change_once_they_are_staged(small: Stager, folder: FileStorage) -> None:
+def test_tensors_may_change_once_they_are_staged(small: StagingArea, folder: FileStorage) -> None:
     value = torch.arange(100_000.0)
     expected = bytes_of(value)
     pending = write(small.stage([value]), folder)
@@ -124,7 +125,7 @@ def test_tensors_may_change_once_they_are_staged(small: Stager, folder: FileStor
     assert folder.read_bytes("file", MIB) == b"header" + expected
 
 
-def test_memory_is_used_again(small: Stager, folder: FileStorage) -> None:
+def test_memory_is_used_again(small: StagingArea, folder: FileStorage) -> None:
     addresses: set[int] = set()
     for number in range(3):
         staged = small.stage([torch.full((3 * MIB,), number, dtype=torch.uint8)])
@@ -135,7 +136,7 @@ def test_memory_is_used_again(small: Stager, folder: FileStorage) -> None:
     assert [folder.read_bytes(str(number), 4 * MIB)[-1] for number in range(3)] == [0, 1, 2]
 
 
-def test_what_is_in_flight_is_bounded(small: Stager) -> None:
+def test_what_is_in_flight_is_bounded(small: StagingArea) -> None:
     first = small.stage([torch.zeros(3 * MIB, dtype=torch.uint8)])
     with pytest.raises(StoreTimeoutError, match="process 0 is still to write 4,194,304 bytes"):
         small.stage([torch.zeros(3 * MIB, dtype=torch.uint8)], timeout=0.01)
@@ -145,7 +146,7 @@ def test_what_is_in_flight_is_bounded(small: Stager) -> None:
     small.stage([torch.zeros(3 * MIB, dtype=torch.uint8)], timeout=0.01)
 
 
-def test_a_large_snapshot_is_staged_alone(small: Stager, folder: FileStorage) -> None:
+def test_a_large_snapshot_is_staged_alone(small: StagingArea, folder: FileStorage) -> None:
     staged = small.stage([torch.ones(9 * MIB, dtype=torch.uint8)], timeout=0.01)
     write(staged, folder).wait(60)
     assert folder.size("file") == 9 * MIB + 6
@@ -153,7 +154,7 @@ def test_a_large_snapshot_is_staged_alone(small: Stager, folder: FileStorage) ->
     small.stage([torch.zeros(MIB)], timeout=0.01)
 
 
-def test_more_than_the_machine_has_is_refused(small: Stager) -> None:
+def test_more_than_the_machine_has_is_refused(small: StagingArea) -> None:
     huge = torch.zeros(1).expand(1 << 50)
     with pytest.raises(ResourceLimitError, match=r"4,503,599,627,370,496 bytes .* Snapshot.take"):
         small.stage([huge])
@@ -162,7 +163,7 @@ def test_more_than_the_machine_has_is_refused(small: Stager) -> None:
     small.stage([torch.zeros(MIB)], timeout=0.01)
 
 
-def test_what_was_staged_is_written_once(small: Stager, folder: FileStorage) -> None:
+def test_what_was_staged_is_written_once(small: StagingArea, folder: FileStorage) -> None:
     staged = small.stage([torch.zeros(3)])
     write(staged, folder).wait(60)
     with pytest.raises(ValueError, match="has been written"):
@@ -177,7 +178,7 @@ def test_what_was_staged_is_written_once(small: Stager, folder: FileStorage) -> 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_tensors_of_cuda_devices_are_copied_through_pinned_memory(small: Stager, folder: FileStorage) -> None:
+def test_tensors_of_cuda_devices_are_copied_through_pinned_memory(small: StagingArea, folder: FileStorage) -> None:
     values = [torch.rand(100_000, device="cuda"), torch.rand(100, 30, device="cuda").t(), torch.rand(3)]
     expected = [bytes_of(value.cpu()) for value in values]
     for number in range(2):  # the second time in memory that is pinned already
@@ -206,9 +207,9 @@ class Runtime:
 @pytest.mark.parametrize("code", [0, 2])
 def test_pinned_memory_is_given_up_before_it_goes(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     runtime = Runtime(code)
-    monkeypatch.setattr(pinning, "_runtime", lambda: runtime)
+    monkeypatch.setattr(staging, "_runtime", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    made = Stager(limit=4 * MIB)
+    made = StagingArea(limit=4 * MIB)
     staged = made.stage([torch.rand(10)])
     for _ in range(2):
         staged.block.pin(torch.device("cpu"))
@@ -242,9 +243,9 @@ def test_the_limits_of_control_groups_are_found(tmp_path: Path, lines: list[str]
 
 
 def test_the_default_limit_is_of_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "container_limits", lambda: [4096])
+    monkeypatch.setattr(staging, "container_limits", lambda: [4096])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert memory.default_limit() == 512
+    assert staging.default_limit() == 512
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ def fork_while_something_is_staged(folder: FileStorage) -> None:
     assert set(folder.read_bytes("parent's second", 10_000)[6:]) == {0, 0x80, 0x3F}
 
 
-def stage_in_child(folder: FileStorage, parents: PendingWrite, kept: Staged) -> None:
+def stage_in_child(folder: FileStorage, parents: PendingWrite, kept: StagedTensors) -> None:
     with pytest.raises(MemstoreError, match=f"process {os.getppid()} asked for it"):
         parents.wait(0)
     assert kept.memory[:8] == bytes(8)  # of the child's own

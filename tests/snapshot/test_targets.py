@@ -13,7 +13,7 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.snapshot.ranks.ranks import error_of_rank
+from memstore.snapshot.ranks import error_of_rank
 
 
 @pytest.fixture

@@ -29,15 +29,15 @@ from memstore.errors import (
     StoreTimeoutError,
     UnknownOutcomeError,
 )
-from memstore.snapshot.staging import PendingWrite, Staged, StagedFile, Stager
-from memstore.snapshot.storage import FilePart, FileStorage, Storage
-from memstore.snapshot.writer import client, messages, process, steps
-from memstore.snapshot.writer.failures import error_of, failure_of
-from memstore.snapshot.writer.messages import Job, Outcome
-from memstore.testing import faults
+from memstore.snapshot import writer
+from memstore.snapshot.file_storage import FileStorage
+from memstore.snapshot.staging import StagedTensors, StagingArea
+from memstore.snapshot.storage import FilePart, Storage
+from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriteOutcome, error_of, failure_of
 from tests.children import Child, Wire
 from tests.huge_pages import require_huge_pages, warm_huge_pages
 from tests.small_tmpfs import on_small_tmpfs
+from tests.support import faults
 
 MIB = 1 << 20
 ROOT = Path(__file__).parent.parent.parent
@@ -50,18 +50,18 @@ def folder(tmp_path: Path) -> FileStorage:
 
 
 @pytest.fixture
-def stager() -> Iterator[Stager]:
-    made = Stager(limit=16 * MIB, idle=60.0)
+def stager() -> Iterator[StagingArea]:
+    made = StagingArea(limit=16 * MIB, idle=60.0)
     yield made
     made.close()
 
 
-def start(stager: Stager, folder: FileStorage, *names: str, size: int = 1000) -> PendingWrite:
+def start(stager: StagingArea, folder: FileStorage, *names: str, size: int = 1000) -> PendingWrite:
     """Writes files of ones."""
     return write(stager.stage([torch.ones(size, dtype=torch.uint8)]), folder, *names)
 
 
-def write(staged: Staged, folder: FileStorage, *names: str) -> PendingWrite:
+def write(staged: StagedTensors, folder: FileStorage, *names: str) -> PendingWrite:
     return staged.write(folder.path, [StagedFile(name, b"header", staged.places) for name in names], durable=False)
 
 
@@ -101,7 +101,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-def test_the_writer_has_no_torch_no_terminal_and_no_interrupts(stager: Stager, folder: FileStorage) -> None:
+def test_the_writer_has_no_torch_no_terminal_and_no_interrupts(stager: StagingArea, folder: FileStorage) -> None:
     pending = start(stager, folder, "file")
     pending.wait(60)
     pid = pending.writer
@@ -114,7 +114,7 @@ def test_the_writer_has_no_torch_no_terminal_and_no_interrupts(stager: Stager, f
     assert not os.path.samefile(f"/proc/{pid}/cwd", os.getcwd())
 
 
-def test_one_writer_does_many_jobs_in_order(stager: Stager, folder: FileStorage) -> None:
+def test_one_writer_does_many_jobs_in_order(stager: StagingArea, folder: FileStorage) -> None:
     pending = [start(stager, folder, f"file{number:03}") for number in range(50)]
     assert [one.wait(60) for one in pending] == [b""] * 50
     assert len({one.writer for one in pending}) == 1
@@ -122,7 +122,7 @@ def test_one_writer_does_many_jobs_in_order(stager: Stager, folder: FileStorage)
 
 
 def test_an_idle_writer_ends_and_is_reaped_and_the_memory_goes(folder: FileStorage) -> None:
-    stager = Stager(limit=16 * MIB, idle=0.05)
+    stager = StagingArea(limit=16 * MIB, idle=0.05)
     pids: set[int] = set()
     for number in range(2):
         staged = stager.stage([torch.ones(3 * MIB, dtype=torch.uint8)])
@@ -135,7 +135,7 @@ def test_an_idle_writer_ends_and_is_reaped_and_the_memory_goes(folder: FileStora
 
 
 def test_jobs_that_race_with_the_end_of_an_idle_writer_are_done(folder: FileStorage) -> None:
-    stager = Stager(limit=16 * MIB, idle=0.0)
+    stager = StagingArea(limit=16 * MIB, idle=0.0)
     for number in range(6):
         start(stager, folder, str(number)).wait(60)
     assert len(folder.names()) == 6
@@ -146,7 +146,7 @@ def test_a_program_ends_while_its_writer_runs(folder: FileStorage) -> None:
     """Neither the end of the program nor that of its output waits for a writer, which is idle for ten minutes."""
     code = """if True:
         import sys, torch
-        from memstore.snapshot.staging import StagedFile, stage
+        from memstore.snapshot.writer import StagedFile; from memstore.snapshot.staging import stage
         staged = stage([torch.ones(1000)])
         pending = staged.write(sys.argv[1], [StagedFile("file", b"", staged.places)])
         print(pending.writer)
@@ -166,7 +166,7 @@ def test_the_memory_is_made_huge_when_the_writer_has_time(folder: FileStorage) -
 
 def has_become_huge(folder: FileStorage, name: str) -> bool:
     warm_huge_pages(200 * MIB)  # for the file and for the memory
-    stager = Stager(limit=64 * MIB)
+    stager = StagingArea(limit=64 * MIB)
     staged = stager.stage([torch.ones(20 * MIB, dtype=torch.uint8)])
     address = staged.block.bytes.ctypes.data
     files = [StagedFile(name, b"", staged.places)]
@@ -194,7 +194,7 @@ def huge_bytes(address: int) -> int:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_raised_with_its_type_and_leaves_nothing(stager: Stager, folder: FileStorage) -> None:
+def test_a_failure_is_raised_with_its_type_and_leaves_nothing(stager: StagingArea, folder: FileStorage) -> None:
     folder.write("second", 1, [FilePart(0, b"1")], durable=False)
     pending = start(stager, folder, "first", "second", "third")
     for _ in range(2):
@@ -209,7 +209,7 @@ def test_a_full_disk_is_told_with_its_type() -> None:
 
 
 def write_more_than_fits(path: str) -> None:
-    stager, folder = Stager(limit=16 * MIB), FileStorage(path)
+    stager, folder = StagingArea(limit=16 * MIB), FileStorage(path)
     with pytest.raises(StoreFullError, match="second has no room") as caught:
         start(stager, folder, "first", "second", size=3 * MIB // 2).wait(60)
     assert caught.value.errno == errno.ENOSPC and folder.names() == []
@@ -222,7 +222,7 @@ def write_more_than_fits(path: str) -> None:
     [([(0, 1 << 30)], None, "bytes 0 to 1,073,741,824"), ([(-1, 4)], None, "bytes -1"), ([], "os:abort", "'os:abort'")],
 )
 def test_jobs_that_make_no_sense_fail_alone(
-    stager: Stager, folder: FileStorage, pieces: list[tuple[int, int]], finish: str | None, message: str
+    stager: StagingArea, folder: FileStorage, pieces: list[tuple[int, int]], finish: str | None, message: str
 ) -> None:
     staged = stager.stage([torch.ones(10)])
     pending = staged.write(folder.path, [StagedFile("file", b"h", pieces)], finish=finish)
@@ -249,7 +249,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_errors_keep_their_types(error: Exception) -> None:
-    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(failure_of(error)), type=messages.Failure)
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(failure_of(error)), type=writer.WriteFailure)
     found = error_of(sent)
     assert type(found) is type(error)
     assert (getattr(found, "errno", None) or None) == getattr(error, "errno", None)
@@ -259,10 +259,10 @@ def test_errors_keep_their_types(error: Exception) -> None:
 def test_other_errors_are_told_by_name() -> None:
     found = error_of(failure_of(ZeroDivisionError("\ud800" + "x" * 100_000)))
     assert type(found) is MemstoreError and str(found).startswith("ZeroDivisionError: \\ud800xxx")
-    assert len(str(found)) < messages.OUTCOME_LIMIT
+    assert len(str(found)) < writer.OUTCOME_LIMIT
 
 
-def test_a_timeout_says_who_is_waited_for(stager: Stager, folder: FileStorage) -> None:
+def test_a_timeout_says_who_is_waited_for(stager: StagingArea, folder: FileStorage) -> None:
     first = start(stager, folder, "first")
     first.wait(60)
     with stopped(first.writer):
@@ -274,8 +274,8 @@ def test_a_timeout_says_who_is_waited_for(stager: Stager, folder: FileStorage) -
 
 
 def test_what_keeps_writers_from_starting_is_told(folder: FileStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stager = Stager(limit=16 * MIB)
-    monkeypatch.setattr(client, "_CODE", "raise ImportError('no such thing')")
+    stager = StagingArea(limit=16 * MIB)
+    monkeypatch.setattr(writer, "_CODE", "raise ImportError('no such thing')")
     with pytest.raises(UnknownOutcomeError, match=r"exit code 1 \(ImportError: no such thing\)"):
         start(stager, folder, "file").wait(60)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
@@ -290,7 +290,7 @@ def test_what_keeps_writers_from_starting_is_told(folder: FileStorage, monkeypat
 # --- death of the writer ----------------------------------------------------------------------------------------------
 
 
-def test_a_killed_writer_is_told_and_replaced(stager: Stager, folder: FileStorage) -> None:
+def test_a_killed_writer_is_told_and_replaced(stager: StagingArea, folder: FileStorage) -> None:
     first = start(stager, folder, "first")
     first.wait(60)
     with stopped(first.writer):
@@ -315,28 +315,28 @@ def test_a_writer_that_dies_at_any_step_leaves_a_whole_snapshot_or_none(tmp_path
             assert folder.size("one") == folder.size("two") == 1006
         if outcome is not None:
             break
-    assert outcome == Outcome(1, b"3 sums") and published[-1]
+    assert outcome == WriteOutcome(1, b"3 sums") and published[-1]
     assert published == sorted(published) and not published[0] and len(published) > 10
 
 
-def serve_in_child(folder: FileStorage, number: int) -> Outcome | None:
+def serve_in_child(folder: FileStorage, number: int) -> WriteOutcome | None:
     """What a writer that dies at a step says of a job, if it says something."""
-    staged = Stager(limit=16 * MIB).stage([torch.ones(1000, dtype=torch.uint8)])
+    staged = StagingArea(limit=16 * MIB).stage([torch.ones(1000, dtype=torch.uint8)])
     files = [StagedFile(name, b"header", staged.places) for name in ("one", "two", "three")]
-    job = Job(1, os.fsencode(folder.path), files, "part", b"manifest", True, True)
+    job = WriteJob(1, os.fsencode(folder.path), files, "part", b"manifest", True, True)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, Child(serve_and_die, theirs, ours, number):
         theirs.close()
-        messages.send_job(ours, job, staged.block.fd)
+        writer.send_job(ours, job, staged.block.fd)
         ours.shutdown(socket.SHUT_WR)
-        return messages.receive_outcome(ours)
+        return writer.receive_outcome(ours)
 
 
 def serve_and_die(wire: Wire, channel: socket.socket, parents: socket.socket, number: int) -> None:
     parents.close()
-    steps.STEPS["part"] = f"{__name__}:publish_sums"
+    writer.STEPS["part"] = f"{__name__}:publish_sums"
     with faults.at_step(number, faults.die, after=True, names=STEPS):
-        process.serve(channel, 60.0)
+        writer.serve(channel, 60.0)
 
 
 def publish_sums(storage: Storage, argument: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
@@ -389,7 +389,7 @@ def test_a_trainer_that_dies_at_any_step_leaves_a_whole_file_or_none(tmp_path: P
 
 def trainer(wire: Wire, folder: FileStorage) -> None:
     """Starts a writer; then takes a snapshot, and dies at a step of that."""
-    stager = Stager(limit=16 * MIB)
+    stager = StagingArea(limit=16 * MIB)
     first = start(stager, folder, "warm")
     first.wait(60)
     folder.remove("warm")
@@ -415,43 +415,43 @@ def test_a_writer_takes_nothing_but_jobs(kind: str, monkeypatch: pytest.MonkeyPa
         elif kind == "no job":
             socket.send_fds(ours, [b"job"], [null.fileno(), null.fileno()])
         else:
-            monkeypatch.setattr(messages, "JOB_LIMIT", 200)
+            monkeypatch.setattr(writer, "JOB_LIMIT", 200)
             monkeypatch.setattr(msgspec.msgpack, "encode", long_job)
             with pytest.raises(ResourceLimitError, match="201 bytes"):
-                messages.send_job(ours, Job(1, b"/", [], None, b"", False, False), null.fileno())
-            monkeypatch.setattr(messages, "JOB_LIMIT", 201)
-            messages.send_job(ours, Job(1, b"/", [], None, b"", False, False), null.fileno())
-            monkeypatch.setattr(messages, "JOB_LIMIT", 200)
+                writer.send_job(ours, WriteJob(1, b"/", [], None, b"", False, False), null.fileno())
+            monkeypatch.setattr(writer, "JOB_LIMIT", 201)
+            writer.send_job(ours, WriteJob(1, b"/", [], None, b"", False, False), null.fileno())
+            monkeypatch.setattr(writer, "JOB_LIMIT", 200)
         with pytest.raises(MemstoreError, match="not a job|is no Job|201 bytes"):
-            messages.receive_job(theirs)
+            writer.receive_job(theirs)
         assert len(os.listdir("/proc/self/fd")) <= before  # those of earlier tests may be closed meanwhile
 
 
-def long_job(_: Job) -> bytes:
+def long_job(_: WriteJob) -> bytes:
     return bytes(201)
 
 
 def test_what_was_sent_before_a_writer_hears_no_more_is_received_and_what_comes_later_is_not_sent() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, open(os.devnull) as null:
-        messages.send_job(ours, Job(1, b"/", [], None, b"", False, False), null.fileno())
+        writer.send_job(ours, WriteJob(1, b"/", [], None, b"", False, False), null.fileno())
         theirs.shutdown(socket.SHUT_RD)
         with pytest.raises(BrokenPipeError):
-            messages.send_job(ours, Job(2, b"/", [], None, b"", False, False), null.fileno())
-        received = messages.receive_job(theirs)
+            writer.send_job(ours, WriteJob(2, b"/", [], None, b"", False, False), null.fileno())
+        received = writer.receive_job(theirs)
         assert received is not None and received[0].number == 1
         os.close(received[1])
-        assert messages.receive_job(theirs) is None
-        messages.send_outcome(theirs, Outcome(1, b"done"))
-        assert messages.receive_outcome(ours) == Outcome(1, b"done")
+        assert writer.receive_job(theirs) is None
+        writer.send_outcome(theirs, WriteOutcome(1, b"done"))
+        assert writer.receive_outcome(ours) == WriteOutcome(1, b"done")
 
 
 def test_an_outcome_that_is_too_long_is_a_failure() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        messages.send_outcome(ours, Outcome(7, bytes(messages.OUTCOME_LIMIT)))
-        outcome = messages.receive_outcome(theirs)
+        writer.send_outcome(ours, WriteOutcome(7, bytes(writer.OUTCOME_LIMIT)))
+        outcome = writer.receive_outcome(theirs)
         assert outcome is not None and outcome.number == 7 and outcome.failure is not None
         assert "65,5" in outcome.failure.message
         ours.close()
-        assert messages.receive_outcome(theirs) is None
+        assert writer.receive_outcome(theirs) is None

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine.format.record import FILLING, RETIRED
-from memstore.engine.protocols.claim import CLEANUP_TIMEOUT
-from memstore.engine.root.root import KeptFile
-from memstore.engine.sync.clocks import deadline_after
-from memstore.testing import faults
+from memstore.engine.format.records import FILLING, RETIRED
+from memstore.engine.protocols.put import CLEANUP_TIMEOUT
+from memstore.engine.root.roots import KeptFile
+from memstore.engine.sync.primitives import deadline_after
 from tests.children import Child, Wire, in_child
 from tests.crash.leftovers import leftovers
 from tests.inside import root_of
 from tests.leaks import open_files
 from tests.patience import least_seconds
+from tests.support import faults
 
 pytestmark = pytest.mark.embedded
 

@@ -20,9 +20,9 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.testing import faults
-from memstore.testing.fork_server import ForkServer
 from tests.children import in_child
+from tests.support import faults
+from tests.support.fork_server import ForkServer
 
 pytestmark = pytest.mark.embedded  # a folder, begun anew: no other backend has one
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import memstore
+from memstore._wording import size
 from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.protocols.change import Change, Content
 from memstore.engine.protocols.commit import commit
-from memstore.engine.sync.clocks import deadline_after
-from memstore.wording import size
+from memstore.engine.sync.primitives import deadline_after
 from tests.children import Child, Wire, children, hold_key, in_child
 from tests.crash.leftovers import end_leases
 from tests.inside import root_of
@@ -183,7 +183,7 @@ def test_what_another_process_is_writing_counts(root: str) -> None:
 
 
 def _stop_while_filling(wire: Wire, root: str) -> None:
-    from memstore.testing import faults
+    from tests.support import faults
 
     def stop() -> None:
         wire.send("filling")
@@ -202,7 +202,7 @@ def test_a_dead_writers_reservation_comes_back(root: str) -> None:
 
 
 def _die_while_filling(root: str) -> None:
-    from memstore.testing import faults
+    from tests.support import faults
 
     with memstore.open(root) as store, faults.at_step(2, faults.die, names=frozenset({"write_at"})):
         store.put("dead", of_size(12 * MIB))
@@ -240,14 +240,14 @@ def test_another_one_changes_it_for_all(root: str) -> None:
     [("8GiB", 8 << 30), ("500MB", 500_000_000), ("1.5 KiB", 1536), ("2G", 2 << 30), ("77", 77), (123, 123)],
 )
 def test_sizes(text: int | str, expected: int) -> None:
-    from memstore.wording import parse_size
+    from memstore._wording import parse_size
 
     assert parse_size(text) == expected
 
 
 @pytest.mark.parametrize("wrong", ["", "GiB", "-1", "1e9", "8 gigs", 0, -5, True, 1.5, None, b"8GiB", 1 << 63, "8EiB"])
 def test_what_is_no_size(root: str, wrong: object) -> None:
-    from memstore.wording import parse_size
+    from memstore._wording import parse_size
 
     with pytest.raises(ValueError, match="8GiB"):
         parse_size(wrong)  # type: ignore[arg-type]

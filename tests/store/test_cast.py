@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch.utils._pytree import tree_map
 
 import memstore
-from memstore.testing.equality import assert_same
 from tests.examples import examples
 from tests.store.backends import open_store
+from tests.support.equality import assert_same
 
 BF16 = torch.bfloat16
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing.equality import assert_same
+from tests.support.equality import assert_same
 
 pytestmark = pytest.mark.embedded
 

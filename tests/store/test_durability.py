@@ -20,9 +20,9 @@ import torch
 import memstore
 from memstore.engine import syscalls
 from memstore.engine.root import folder
-from memstore.testing import faults
 from tests.children import in_child
 from tests.inside import lmdb_of, root_of
+from tests.support import faults
 
 pytestmark = pytest.mark.embedded
 

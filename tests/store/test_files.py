@@ -15,9 +15,9 @@ from tensordict import TensorDict
 
 import memstore
 from memstore.structure import iter_tensors
-from memstore.testing.equality import assert_same
-from memstore.testing.strategies import values
 from tests.examples import examples
+from tests.support.equality import assert_same
+from tests.support.strategies import values
 
 SLOTS = re.compile(
     r"put=([0-9a-f]{16}) state=live    version=([0-9a-f]{16}) batch=([0-9a-f]{16})/([0-9a-f]{8}) check=.*"

@@ -436,7 +436,7 @@ def test_a_dtensor_of_an_odd_tensor_is_filled_or_refused_untouched(scratch: str)
 
 
 def test_a_load_looks_at_all_targets_before_its_first_batch(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memstore.integrations.dcp.reader._BATCH", 100)
+    monkeypatch.setattr("memstore.integrations.dcp.storage._BATCH", 100)
     want = {f"w{number}": torch.full((16,), float(number)) for number in range(6)}
     dcp.save(dict(want), checkpoint_id=scratch)
     state = {name: torch.full((16,), BEFORE) for name in want}

@@ -15,10 +15,10 @@ import torch
 from tensordict import TensorDict
 
 import memstore
-from memstore.testing.equality import assert_same
 from tests.children import Child, Wire
 from tests.leaks import mapped_files
 from tests.store.backends import open_store
+from tests.support.equality import assert_same
 
 SIZES = [1000, 100_000, 3 << 20]  # elements: inline at 1 byte each, a small segment, a large one
 

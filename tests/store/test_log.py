@@ -18,8 +18,8 @@ import torch
 import memstore
 import memstore.aio
 from memstore.engine import syscalls
-from memstore.testing import faults
 from tests.children import Wire, children, in_child
+from tests.support import faults
 
 pytestmark = pytest.mark.embedded
 

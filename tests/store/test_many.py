@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing import faults
-from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, children
 from tests.store.backends import open_store
+from tests.support import faults
+from tests.support.equality import assert_same
 
 
 def test_versions_and_values_come_back_in_order(store: memstore.Store) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 import memstore
 from memstore.errors import KeyNotFoundError, StoreTimeoutError, StructureMismatchError, UnsupportedValueError
-from memstore.testing.equality import assert_same
+from tests.support.equality import assert_same
 
 
 class Net(nn.Module):

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import memstore
+from memstore import _modes as modes
 from memstore.errors import StructureMismatchError, UnsupportedValueError
-from memstore.structure.tensors import modes
-from memstore.testing.equality import assert_same
+from tests.support.equality import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about anomaly mode, prototypes and what is deprecated
 

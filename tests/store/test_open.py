@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing import faults
 from tests.children import Wire, children, in_child
 from tests.inside import root_of
+from tests.support import faults
 
 pytestmark = pytest.mark.embedded
 

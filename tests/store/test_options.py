@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 import memstore
-from memstore.testing.equality import assert_same
+from tests.support.equality import assert_same
 
 VALUE = {"w": torch.arange(12.0).reshape(3, 4), "n": torch.arange(1000), "deep": [torch.ones(2, dtype=torch.bool)]}
 

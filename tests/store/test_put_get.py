@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import memstore
-from memstore.testing.equality import assert_same
-from memstore.testing.strategies import values
 from tests.children import in_child
 from tests.examples import examples
 from tests.store.backends import open_store
+from tests.support.equality import assert_same
+from tests.support.strategies import values
 
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
 SIZES = [0, 1, 1536, 1537, 4096, 65_536, (2 << 20) - 4096, 2 << 20, (8 << 20) + 1]  # bytes: inline, small, large

@@ -13,12 +13,12 @@ import torch
 
 import memstore
 from memstore.engine import syscalls
-from memstore.engine.sync.clocks import boot_clock
-from memstore.testing import faults
-from memstore.testing.equality import assert_same
+from memstore.engine.sync.primitives import boot_clock
 from tests.children import Child, Wire, in_child
 from tests.inside import root_of
 from tests.store.backends import open_store
+from tests.support import faults
+from tests.support.equality import assert_same
 
 VALUES = {"inline": torch.arange(5), "segment": torch.arange(5000), "nested": {"a": torch.randn(1000), "b": [1, None]}}
 

@@ -252,7 +252,7 @@ def test_tab_shows_what_users_call(store: memstore.Store) -> None:
 
 def test_the_module_shows_what_users_call() -> None:
     shown = dir(memstore)
-    assert {*memstore.__all__, "aio", "convert", "integrations", "testing", "__version__"} <= set(shown)
+    assert {*memstore.__all__, "aio", "convert", "integrations", "__version__"} <= set(shown)
     assert {"Any", "TYPE_CHECKING", "os", "importlib", "between_forks"}.isdisjoint(shown)
     first = inspect.getdoc(memstore)
     assert first is not None and "memstore.open(" in first.splitlines()[2]
@@ -261,7 +261,6 @@ def test_the_module_shows_what_users_call() -> None:
 # All that a page imports from, beside memstore itself.
 PACKAGES = [
     *("aio", "convert", "deferred_init", "fake", "integrations.dcp", "integrations.torchstore"),
-    *("testing.history", "testing.hosts"),
 ]
 
 
@@ -290,7 +289,7 @@ def test_notebooks_complete_keys_and_columns(store: memstore.Store) -> None:
     assert store._ipython_key_completions_() == []  # and no error in the middle of a word
 
 
-@pytest.mark.parametrize("room", ["convert", "errors", "integrations", "testing"])
+@pytest.mark.parametrize("room", ["convert", "errors", "integrations"])
 def test_rooms_need_no_import_of_their_own(room: str) -> None:
     code = f"import memstore, sys; assert 'torch' not in sys.modules; memstore.{room}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ import torch
 
 import memstore
 from memstore.engine import syscalls
-from memstore.engine.sync.doorbell import Doorbell
+from memstore.engine.sync.primitives import Doorbell
 from tests.children import Child, Wire, in_child
 from tests.huge_pages import require_huge_pages
 from tests.small_tmpfs import free_bytes, on_small_tmpfs
@@ -204,7 +204,7 @@ def test_a_lost_race_costs_no_file(store: memstore.Store) -> None:
 
 def _put_after_another(store: memstore.Store, version: int) -> None:
     """A compare-and-swap that passes the early look, and is too late at the commit."""
-    from memstore.testing import faults
+    from tests.support import faults
 
     locks = 0
 

@@ -18,10 +18,10 @@ from tensordict import TensorDict
 
 import memstore
 from memstore import TensorShard
-from memstore.sharding import Box, part
-from memstore.testing.equality import assert_same
+from memstore.sharding import Box, narrow_to
 from tests.boxed import grid, partitions
 from tests.examples import examples
+from tests.support.equality import assert_same
 
 pytestmark = pytest.mark.embedded
 
@@ -36,7 +36,7 @@ def shared(root: str, request: pytest.FixtureRequest) -> Iterator[memstore.Store
 
 
 def shard(tensor: torch.Tensor, box: Box) -> TensorShard:
-    return TensorShard(part(tensor, box).clone(), tuple(tensor.shape), box.offsets)
+    return TensorShard(narrow_to(tensor, box).clone(), tuple(tensor.shape), box.offsets)
 
 
 def put_in_boxes(store: memstore.Store, key: str, tensor: torch.Tensor, boxes: Sequence[Box], **more: Any) -> int:
@@ -112,7 +112,7 @@ def test_from_any_layout(store: memstore.Store, data: Any, shape: tuple[int, ...
     assert torch.equal(store.view("key")["w"], value)
     for box in data.draw(partitions(shape, 3)):
         out = {"w": shard(torch.zeros_like(value), box)}
-        assert torch.equal(store.get("key", out=out)["w"].local, part(value, box))
+        assert torch.equal(store.get("key", out=out)["w"].local, narrow_to(value, box))
     store.delete("key")
 
 

@@ -16,10 +16,10 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.store import appearing
-from memstore.store.appearing import when_there
-from memstore.testing import faults
+from memstore.store import opening
+from memstore.store.opening import when_there
 from tests.children import Child, Wire
+from tests.support import faults
 from tests.users import GROUP, USER, as_user, needs_root
 
 pytestmark = pytest.mark.embedded
@@ -128,7 +128,7 @@ def join_group(wire: Wire, root: str, closed_at_most: float) -> int:
     os.setgroups([GROUP])
     os.setresgid(USER, USER, USER)
     os.setresuid(USER, USER, USER)
-    appearing.CLOSED_AT_MOST = closed_at_most
+    opening.CLOSED_AT_MOST = closed_at_most
     told: list[str] = []
 
     def open_now(_: float) -> memstore.Store:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing.equality import assert_same
 from tests.children import Child, Wire
 from tests.store.backends import open_store
+from tests.support.equality import assert_same
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,11 @@ import torch
 
 import memstore
 from memstore.engine import index as entries
-from memstore.testing import faults
-from memstore.testing.equality import assert_same
 from tests.children import Child, Wire, in_child
 from tests.crash.blockers import sleepers
 from tests.inside import root_of
+from tests.support import faults
+from tests.support.equality import assert_same
 
 Named = tuple[str, int]
 TAKE_ROOM = frozenset({faults.COMMIT, "open_into", "truncate", "allocate", "collapse", "write_at"})

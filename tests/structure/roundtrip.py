@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from memstore.structure import Flat, Plan, fill, flatten, plan_of, rebuild
+from memstore.structure import FlatValue, Plan, fill, flatten, plan_of, rebuild
 
 
 def stored(value: Any, **options: Any) -> tuple[Plan, bytes, np.ndarray[Any, Any]]:
@@ -16,7 +16,7 @@ def stored(value: Any, **options: Any) -> tuple[Plan, bytes, np.ndarray[Any, Any
     return plan_of(flat.plan.description), flat.objects, filled(flat)
 
 
-def filled(flat: Flat) -> np.ndarray[Any, Any]:
+def filled(flat: FlatValue) -> np.ndarray[Any, Any]:
     memory = np.full(flat.plan.nbytes, 0xA5, np.uint8)
     fill(flat, memory)
     return memory

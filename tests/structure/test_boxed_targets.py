@@ -13,10 +13,10 @@ from tensordict import TensorDict
 
 import memstore
 from memstore import TensorShard
-from memstore.sharding import Box, part
-from memstore.testing.equality import assert_same
+from memstore.sharding import Box, narrow_to
 from tests.boxed import BoxedStore, grid, partitions
 from tests.examples import examples
+from tests.support.equality import assert_same
 
 DTYPES = (torch.float32, torch.bfloat16, torch.uint8, torch.complex64, torch.bool, torch.float8_e4m3fn, torch.uint4)
 SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
@@ -49,7 +49,7 @@ def state() -> dict[str, Any]:
 
 def shard(tensor: torch.Tensor, box: Box) -> TensorShard:
     """A part to be filled: zeros."""
-    local = torch.zeros_like(part(tensor, box).contiguous())
+    local = torch.zeros_like(narrow_to(tensor, box).contiguous())
     return TensorShard(local, tuple(tensor.shape), box.offsets)
 
 
@@ -119,7 +119,7 @@ def test_any_layout_is_read_into_any_other(
             assert boxed.store.get("key", out=[out])[0] is out
             assert count() == out.local.nbytes
         got = out.local.view(torch.uint8) if dtype == torch.uint4 else out.local
-        assert torch.equal(got, part(expected, box))
+        assert torch.equal(got, narrow_to(expected, box))
         like = boxed.store.get("key", like=[out])[0]
         assert like.offsets == out.offsets and like.local.data_ptr() != out.local.data_ptr() or not got.numel()
         assert_same(like.local, out.local)

@@ -15,11 +15,11 @@ from torch.autograd import forward_ad
 
 from memstore.errors import UnsupportedValueError
 from memstore.structure import DTYPES, fill, flatten, plan_of, rebuild
-from memstore.testing import strategies
-from memstore.testing.equality import assert_same
-from memstore.testing.strategies import random_bits
 from tests.examples import examples
 from tests.structure.roundtrip import round_trip, stored
+from tests.support import strategies
+from tests.support.equality import assert_same
+from tests.support.strategies import random_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, on prototype dtypes
 slow = settings(

@@ -18,10 +18,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import memstore
-from memstore.testing.equality import assert_same
 from tests.boxed import BoxedStore, Layout, grid
 from tests.children import Child, Wire, in_child
 from tests.sharding.fake_world import as_rank, each_rank
+from tests.support.equality import assert_same
 
 LAYOUTS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], ...] = (
     ((5, 3), (2,), (Shard(0),)),

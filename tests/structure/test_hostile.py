@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from tensordict import MetaData, NonTensorStack, TensorDict, TensorDictParams, UnbatchedTensor, lazy_stack
 
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure import flatten, leaf_table, plan_of, rebuild, structure_text
+from memstore.structure import flatten, leaf_table, plan_of, plans, rebuild, structure_text, tree
 from memstore.structure.objects import decode_objects
-from memstore.structure.plans import description as plans
-from memstore.structure.tree import node
 from tests.examples import examples
 from tests.structure import classes
 from tests.structure.roundtrip import stored
@@ -257,7 +255,7 @@ def test_names_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         value = [value]
     description = stored(value)[0].description
     plans._plans.clear()
-    monkeypatch.setattr(node, "MAX_NAME_PARTS", 10_000)
+    monkeypatch.setattr(tree, "MAX_NAME_PARTS", 10_000)
     with pytest.raises(CorruptionError, match="too many leaves on too many levels"):
         plan_of(description)
     with pytest.raises(UnsupportedValueError, match="too many leaves on too many levels"):
@@ -465,7 +463,7 @@ def test_caches_are_bounded() -> None:
 
 def test_the_plans_of_one_structure_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way to be tied is a plan of its own."""
-    cache = sys.modules["memstore.structure.put.flatten"]  # the room's attribute of this name is the function
+    cache = sys.modules["memstore.structure.flattening"]  # the room's attribute of this name is the function
 
     def cached() -> list[Any]:
         return [plan for structure in cache._structures.values() for plan, _ in structure.plans.values()]

@@ -18,9 +18,9 @@ from torch.multiprocessing import reductions
 
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import fill, flatten, iter_tensors, leaf_table, plan_of, rebuild, structure_text
-from memstore.testing.equality import assert_same
 from tests.structure.roundtrip import Mapping, round_trip, stored
 from tests.structure.test_matrix import Pair, jagged
+from tests.support.equality import assert_same
 
 
 def got_with_mapping(value: Any, **options: Any) -> tuple[Any, Any, Mapping]:

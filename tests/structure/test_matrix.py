@@ -24,10 +24,10 @@ from tensordict import (
 )
 
 from memstore.structure import fill, flatten, rebuild
-from memstore.structure.tensors.traits import DTYPES, QUANTIZED
-from memstore.testing.equality import assert_same, is_same
-from memstore.testing.strategies import random_bits
+from memstore.structure.traits import DTYPES, QUANTIZED
 from tests.structure.roundtrip import round_trip, stored
+from tests.support.equality import assert_same, is_same
+from tests.support.strategies import random_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(prototype|deprecated).*")
 

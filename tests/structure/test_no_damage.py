@@ -11,21 +11,20 @@ import torch
 from tensordict import TensorDict, tensorclass
 
 import memstore
-from memstore.engine.format.record import Leaf
+from memstore.engine.format.records import Leaf
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure import get_into, get_like, rebuild
-from memstore.structure.plans import description
-from memstore.structure.plans.description import describe, plan_of
-from memstore.structure.tensors.traits import Traits
-from memstore.testing.equality import assert_same
+from memstore.structure import get_into, get_like, plans, rebuild
+from memstore.structure.plans import describe, plan_of
+from memstore.structure.traits import Traits
 from tests.structure.roundtrip import stored
+from tests.support.equality import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(prototype|deprecated).*")
 
 
 @pytest.fixture(autouse=True)
 def nothing_cached() -> None:
-    description._plans.clear()  # type: ignore[attr-defined]
+    plans._plans.clear()  # type: ignore[attr-defined]
 
 
 def nested(levels: int) -> Any:
@@ -53,7 +52,7 @@ def test_the_end_of_the_stack() -> None:
     plan, objects, memory = stored(value)
     outcomes = set()
     for frames in range(4, 200, 3):
-        description._plans.clear()  # type: ignore[attr-defined]
+        plans._plans.clear()  # type: ignore[attr-defined]
 
         def get() -> Any:
             return rebuild(plan_of(plan.description), objects, memory, None)

@@ -22,9 +22,9 @@ from tensordict import NonTensorData, TensorDict
 import memstore
 from memstore.errors import UnsupportedValueError
 from memstore.structure import flatten, get_into, iter_tensors, rebuild, structure_text
-from memstore.testing.equality import assert_same, is_same
 from tests.structure import classes
 from tests.structure.roundtrip import round_trip, stored
+from tests.support.equality import assert_same, is_same
 
 UTC = datetime.timezone.utc
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin") if zoneinfo.available_timezones() else datetime.timezone.max

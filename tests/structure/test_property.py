@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memstore.structure import flatten, plan_of, rebuild, structure_text
-from memstore.testing import strategies
-from memstore.testing.equality import assert_same
 from tests.examples import examples
 from tests.structure.roundtrip import Mapping, filled, round_trip, stored
+from tests.support import strategies
+from tests.support.equality import assert_same
 
 slow = settings(
     max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -19,10 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memstore.errors import StructureMismatchError, UnsupportedValueError
 from memstore.sharding import TensorShard
-from memstore.structure import flatten, get_into, rebuild, take_shards_apart
-from memstore.structure.walk import walk
-from memstore.testing.equality import assert_same
+from memstore.structure import flatten, get_into, rebuild, take_shards_apart, walk
 from tests.structure.roundtrip import round_trip, stored
+from tests.support.equality import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

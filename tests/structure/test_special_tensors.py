@@ -14,9 +14,9 @@ import memstore
 from memstore.errors import CorruptionError, StructureMismatchError, UnsupportedValueError
 from memstore.structure import flatten, get_into, get_like, rebuild
 from memstore.structure.containers.wrappers import is_wrapper
-from memstore.testing.equality import assert_same, is_same
 from tests.structure import classes
 from tests.structure.roundtrip import round_trip, stored
+from tests.support.equality import assert_same, is_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(prototype|beta).*")
 

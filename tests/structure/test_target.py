@@ -12,9 +12,9 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictPara
 
 from memstore.errors import StructureMismatchError, UnsupportedValueError
 from memstore.structure import get_into, get_like
-from memstore.testing.equality import assert_same
 from tests.structure.roundtrip import stored
 from tests.structure.test_matrix import Pair, Point, jagged
+from tests.support.equality import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(prototype|deprecated).*")
 

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from memstore import structure
 from memstore.engine.files.mapping import map_file
-from memstore.testing.equality import assert_same
 from tests.structure.test_matrix import jagged
+from tests.support.equality import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

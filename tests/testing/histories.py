@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from memstore.testing.history import Operation
-from memstore.testing.history.operation import UNKNOWN
+from tests.support.history import UNKNOWN, Operation
 
 
 class Key(NamedTuple):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from memstore.testing.hosts import Host, Hosts
+from tests.support.hosts import Host, Hosts
 from tests.testing import peer
 
 

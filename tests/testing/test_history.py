@@ -15,10 +15,9 @@ from hypothesis import event, given, settings
 
 import memstore
 from memstore.errors import KeyNotFoundError, StoreFullError, StoreTimeoutError, UnknownOutcomeError
-from memstore.testing.history import NotLinearizableError, Operation, Recorder, check, read_history
-from memstore.testing.history.operation import UNKNOWN
 from tests.children import Child, Wire
 from tests.examples import examples
+from tests.support.history import UNKNOWN, NotLinearizableError, Operation, Recorder, check, read_history
 from tests.testing.histories import good_histories, has_an_order, spoilt_histories
 
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from memstore.testing.hosts import Host, HostGoneError, Hosts, HostsUnavailableError, holding, why_unavailable
 from tests.namespaces import MOUNTS, bind_mount, in_namespaces
+from tests.support import holding
+from tests.support.hosts import Host, HostGoneError, Hosts, HostsUnavailableError, why_unavailable
 from tests.testing import peer
 from tests.users import needs_root
 
@@ -331,7 +332,7 @@ def test_no_root_is_needed_where_user_namespaces_are_permitted() -> None:
 
 
 USE_ALL = """if True:
-    from memstore.testing.hosts import Hosts
+    from tests.support.hosts import Hosts
     with Hosts(2) as hosts:
         hosts.cut(0, 1)
         hosts.heal(0, 1)
@@ -361,7 +362,7 @@ def reason_without(path: str) -> str | None:
 
 def test_a_machine_that_permits_no_namespaces_says_so() -> None:
     """In a user namespace that may have no networks; where there can't be one, unshare says that too."""
-    code = "from memstore.testing.hosts import why_unavailable; print(why_unavailable())"
+    code = "from tests.support.hosts import why_unavailable; print(why_unavailable())"
     script = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -17,10 +17,10 @@ from tensordict import TensorDict
 
 import memstore
 from memstore.sharding import Box
-from memstore.testing.equality import assert_same
-from memstore.view.regions import region_of
+from memstore.view.leaf_boxes import region_of
 from tests.boxed import BoxedStore, grid, partitions
 from tests.examples import examples
+from tests.support.equality import assert_same
 from tests.view.strategies import DTYPES, indices
 
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
@@ -266,12 +266,11 @@ def test_references_are_small_and_a_part_is_enough(boxed: BoxedStore) -> None:
 
 
 def test_a_damaged_reference(boxed: BoxedStore) -> None:
-    from memstore.view.leaf import restore_leaf
-    from memstore.view.references import pack
+    from memstore.view.leaf import pack_leaf, restore_leaf
 
     boxed.put("key", [numbered((8, 4))], grid(4))
     leaf = boxed.store.view("key")[0]
-    packed = pack(leaf)
+    packed = pack_leaf(leaf)
     for at in range(len(packed)):
         for bit in range(8):
             damaged = bytearray(packed)

@@ -13,8 +13,8 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorD
 
 import memstore
 from memstore import StoredTensor
-from memstore.testing.equality import assert_same
 from tests.structure.test_matrix import jagged
+from tests.support.equality import assert_same
 
 
 @tensorclass

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 
 import memstore
 from memstore import StoredTensor
-from memstore.engine.sync.clocks import boot_clock
-from memstore.testing.equality import assert_same
+from memstore.engine.sync.primitives import boot_clock
 from tests.children import in_child
 from tests.inside import root_of
+from tests.support.equality import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import memstore
 from memstore.engine import syscalls
-from memstore.testing.equality import assert_same
 from tests.examples import examples
+from tests.support.equality import assert_same
 from tests.view.strategies import tensors
 
 quick = settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -19,7 +19,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 
 import memstore
 from memstore import StoredTensor
-from memstore.testing.equality import assert_same
+from tests.support.equality import assert_same
 
 MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
 
@@ -104,7 +104,7 @@ def test_whole_leaves_are_written_from_the_mapping(disk_store: memstore.Store, r
     disk_store.put("key", {"w": torch.rand(1000), "b": torch.rand(1000)})
     view = disk_store.view("key")
     leaves = [view[name] for name in "wb"]
-    from memstore.view.saving import plain_tensor
+    from memstore.view.leaf import plain_tensor
 
     with reads() as count:
         assert [plain_tensor(leaf).data_ptr() for leaf in leaves] == [

@@ -9,6 +9,7 @@ from time import monotonic
 
 import msgspec
 
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.actors.forks import is_monarch_lost
 from memstore.distributed.actors.reference import (
     FindActor,
@@ -18,7 +19,6 @@ from memstore.distributed.actors.reference import (
 from memstore.distributed.actors.requests import ActorRequest, CalledActor, GoneError
 from memstore.distributed.links import MESSAGE_LIMIT, Hello, Links
 from memstore.errors import CorruptionError, HomeUnavailableError, LinkRefusedError
-from memstore.undecodable import UNDECODABLE
 
 _FIND_AGAIN = 1.0  # seconds: an index process that was killed has its actor back later than its listener
 

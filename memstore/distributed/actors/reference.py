@@ -13,10 +13,10 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from msgspec import Meta
 
+from memstore._parsing import UNDECODABLE
+from memstore._threads import between_forks
 from memstore.distributed.links import Hello, hello_of_this_process
 from memstore.errors import CorruptionError, LinkRefusedError, MissingPackageError
-from memstore.late_imports import between_forks
-from memstore.undecodable import UNDECODABLE
 
 NAME = "memstore_index"  # of the actor, for Monarch
 

@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from memstore._threads import between_forks
 from memstore.distributed.actors.asked import Asked
 from memstore.distributed.actors.reference import NAME, Reference, bytes_of, encode_reference, need_monarch
 from memstore.distributed.links import Address, Hello, parse_address
-from memstore.late_imports import between_forks
 
 _START_WITHIN = 30.0  # seconds
 # A host that is cut off for a minute must not end, by Monarch's defaults, who has a message for it.

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from memstore import engine
+from memstore._arguments import check_encoded
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.catalog.damage import readable
 from memstore.distributed.catalog.segments import Segments
 from memstore.distributed.rules import LARGEST_DETAILS, LONGEST_TEXT, Failure, Outcome, Part, Place
-from memstore.engine import Effects, Now, Transaction, attempts, boot_clock, boot_id
-from memstore.keys import check_encoded
-from memstore.undecodable import UNDECODABLE
+from memstore.engine import Effects, Now, Transaction, boot_clock, boot_id, tables
 
 Row = TypeVar("Row")
 
@@ -41,23 +41,23 @@ class Attempts:
 
     def parts(self, key: bytes | None = None, attempt: str | None = None) -> list[Part]:
         if key is None:
-            return [part_of(part, self._member) for part in self._whole(attempts.PENDING, attempts.read_part)]
-        return [part_of(part, self._member) for part in attempts.parts_of(self._transaction, key, attempt)]
+            return [part_of(part, self._member) for part in self._whole(tables.PENDING, tables.read_part)]
+        return [part_of(part, self._member) for part in tables.parts_of(self._transaction, key, attempt)]
 
     def _whole(self, table: str, read: Callable[[bytes, bytes], Row]) -> list[Row]:
         return [row for _, row in readable(self._transaction, self._member, table, read, _MOST_ROWS)]
 
     def content(self, part: Part) -> bytes:
-        return attempts.content_of(self._transaction, self._row(part))
+        return tables.content_of(self._transaction, self._row(part))
 
     def put_part(self, part: Part, content: bytes | None) -> None:
         """A segment of this host is kept by it from now on. Raises InvalidKeyError of what another host has sent."""
         check_encoded(part.key)
         row = self._row(part)
         if content is None:
-            attempts.renew_part(self._transaction, row)
+            tables.renew_part(self._transaction, row)
         else:
-            attempts.put_part(self._transaction, row, content)
+            tables.put_part(self._transaction, row, content)
             self._effects.adds = True
             for place in part.places:
                 if place.host == self._member:
@@ -65,36 +65,36 @@ class Attempts:
         self._ring(part.key)
 
     def delete_part(self, part: Part) -> None:
-        attempts.delete_part(self._transaction, self._row(part))
+        tables.delete_part(self._transaction, self._row(part))
         self._effects.is_change = True
 
-    def _row(self, part: Part) -> engine.Part:
+    def _row(self, part: Part) -> engine.PendingPart:
         return part_row(part, self._member)
 
     def outcome(self, key: bytes, attempt: str) -> Outcome | None:
-        row = attempts.outcome_of(self._transaction, key, attempt)
+        row = tables.outcome_of(self._transaction, key, attempt)
         return None if row is None else outcome_of(row)
 
     def outcomes(self) -> list[Outcome]:
-        return [outcome_of(row) for row in self._whole(attempts.OUTCOMES, attempts.read_outcome)]
+        return [outcome_of(row) for row in self._whole(tables.OUTCOMES, tables.read_outcome)]
 
     def put_outcome(self, outcome: Outcome) -> None:
         """Raises InvalidKeyError of what another host has sent."""
         check_encoded(outcome.key)
-        attempts.put_outcome(self._transaction, outcome_row(outcome))
+        tables.put_outcome(self._transaction, outcome_row(outcome))
         self._ring(outcome.key)
 
     def drop_outcomes(self, limit: int) -> None:
-        attempts.drop_outcomes(self._transaction, Now(boot_clock(), boot_id()), limit)
+        tables.drop_outcomes(self._transaction, Now(boot_clock(), boot_id()), limit)
 
     def _ring(self, key: bytes) -> None:
         self._effects.is_change = True
         self._effects.keys.add(key)
 
 
-def part_row(part: Part, member: bytes) -> engine.Part:
+def part_row(part: Part, member: bytes) -> engine.PendingPart:
     """As the engine has it, on the host of that member."""
-    return engine.Part(
+    return engine.PendingPart(
         part.key,
         part.attempt,
         part.number,
@@ -112,7 +112,7 @@ def part_row(part: Part, member: bytes) -> engine.Part:
     )
 
 
-def part_of(part: engine.Part, member: bytes) -> Part:
+def part_of(part: engine.PendingPart, member: bytes) -> Part:
     """A row as the rules have it. One of another boot is over."""
     return Part(
         part.key,
@@ -129,20 +129,20 @@ def part_of(part: engine.Part, member: bytes) -> Part:
     )
 
 
-def outcome_of(row: engine.Outcome) -> Outcome:
+def outcome_of(row: engine.AttemptOutcome) -> Outcome:
     failure = None if row.version else Failure(row.error, row.message, _encode(row.details))
     expires = row.expires if row.boot == boot_id() else 0
     return Outcome(row.key, row.attempt, row.number, row.version, failure, expires)
 
 
-def outcome_row(outcome: Outcome) -> engine.Outcome:
+def outcome_row(outcome: Outcome) -> engine.AttemptOutcome:
     """As the engine has it. What another host says of an error's attributes is checked."""
     failure = outcome.failure or Failure("", "")
     try:
         details = {name: value for name, value in _decode(failure.details).items() if name in _DETAILS}
     except UNDECODABLE:
         details = {}
-    return engine.Outcome(
+    return engine.AttemptOutcome(
         outcome.key,
         outcome.attempt,
         outcome.number,
@@ -155,7 +155,7 @@ def outcome_row(outcome: Outcome) -> engine.Outcome:
     )
 
 
-def failure_of(error: engine.Failure) -> Failure:
+def failure_of(error: engine.AttemptFailure) -> Failure:
     """An error as other hosts are told of it: what it lists may be too long for a message."""
     details = {name: value for name, value in vars(error).items() if name in _DETAILS}
     encoded = _encode(details)

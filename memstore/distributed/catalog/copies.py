@@ -8,7 +8,7 @@ from memstore.distributed.catalog.damage import readable, tell
 from memstore.distributed.catalog.rows import Copy, copy_of, encode
 from memstore.distributed.catalog.segments import LENT_VERSION, Segments
 from memstore.distributed.rules import Place
-from memstore.engine import Effects, Record, Transaction, served
+from memstore.engine import Effects, Record, Transaction, tables
 from memstore.errors import CorruptionError
 
 
@@ -25,9 +25,9 @@ class Copies:
         row = self._row_of_copy(key)
         return None if row is None else copy_of(row.said)
 
-    def _row_of_copy(self, key: bytes) -> served.Kept | None:
+    def _row_of_copy(self, key: bytes) -> tables.KeptRow | None:
         try:
-            return served.kept(self._transaction, served.COPIES, key)
+            return tables.kept_row(self._transaction, tables.COPIES, key)
         except CorruptionError as error:
             tell(self._member, key, error)
             return None
@@ -43,13 +43,13 @@ class Copies:
         for extent in record.segments:
             self._segments.hold(extent.segment, extent.put_id, key, LENT_VERSION)
         segments = tuple((extent.segment, extent.put_id) for extent in record.segments)
-        row = served.Kept(segments, encode(Copy(tuple(places), record)))
-        served.keep(self._transaction, served.COPIES, key, row)
+        row = tables.KeptRow(segments, encode(Copy(tuple(places), record)))
+        tables.put_kept(self._transaction, tables.COPIES, key, row)
         self._effects.is_change = self._effects.adds = True
 
     def delete_copy(self, key: bytes) -> None:
         row = self._row_of_copy(key)
-        self._transaction.delete_row(served.COPIES, key)
+        self._transaction.delete_row(tables.COPIES, key)
         self._effects.is_change = True
         for segment, put_id in () if row is None else row.segments:
             self._segments.retire(Place(self._member, put_id, segment))
@@ -58,6 +58,6 @@ class Copies:
         """By key, beyond that one."""
 
         def read(key: bytes, stored: bytes) -> Copy:
-            return copy_of(served.read_kept(served.COPIES, key, stored).said)
+            return copy_of(tables.read_kept(tables.COPIES, key, stored).said)
 
-        return readable(self._transaction, self._member, served.COPIES, read, limit, after)
+        return readable(self._transaction, self._member, tables.COPIES, read, limit, after)

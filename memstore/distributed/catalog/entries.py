@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from memstore import engine
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.rules import Change, Entry, Place
 from memstore.engine import (
     HEADER_LIMIT,
@@ -26,7 +27,6 @@ from memstore.engine import (
     end_of,
 )
 from memstore.errors import CorruptionError
-from memstore.undecodable import UNDECODABLE
 
 _LARGEST = (1 << 63) - 1
 _INLINE_LIMIT = 1 << 16  # bytes: no store has a larger one

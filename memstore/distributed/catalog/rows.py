@@ -1,4 +1,4 @@
-"""What the rules write into a catalog, as bytes. The engine puts checksums before them: engine/catalog/served.py."""
+"""What the rules write into a catalog, as bytes. The engine puts checksums before them: engine/catalog/tables.py."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import msgspec
 
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.rules import Entry, Joining, LastCall, Lent, Place, Standing
 from memstore.engine import Record, boot_id
 from memstore.errors import CorruptionError
-from memstore.undecodable import UNDECODABLE
 
 _NEVER = 1 << 62  # nanoseconds on no clock since boot: what is lent until then no audit asks after
 

@@ -16,7 +16,7 @@ from memstore.engine import (
     SealedSegment,
     SegmentRow,
     Transaction,
-    served,
+    tables,
 )
 from memstore.errors import CorruptionError
 
@@ -53,8 +53,8 @@ class Segments:
         """A record elsewhere names it, or will."""
         if place.segment:
             self.hold(place.segment, place.put_id, lent.key, LENT_VERSION)
-            row = served.Kept(((place.segment, place.put_id),), encode_lent(lent))
-            served.keep(self._transaction, served.LENT, served.number(place.put_id), row)
+            row = tables.KeptRow(((place.segment, place.put_id),), encode_lent(lent))
+            tables.put_kept(self._transaction, tables.LENT, tables.pack_number(place.put_id), row)
             self._effects.is_change = True
 
     def hold(self, segment: int, put_id: int, key: bytes, version: int) -> None:
@@ -101,7 +101,7 @@ class Segments:
     def lent(self, place: Place) -> Lent | None:
         if place.host != self._member or not place.segment:
             return None
-        row = served.kept(self._transaction, served.LENT, served.number(place.put_id))
+        row = tables.kept_row(self._transaction, tables.LENT, tables.pack_number(place.put_id))
         if row is None or row.segments != ((place.segment, place.put_id),):
             return None
         return self._said(place, row)
@@ -110,14 +110,14 @@ class Segments:
         """By put id, beyond that one."""
 
         def read(key: bytes, stored: bytes) -> tuple[Place, Lent]:
-            row = served.read_kept(served.LENT, key, stored)
+            row = tables.read_kept(tables.LENT, key, stored)
             place = Place(self._member, int.from_bytes(key, "big"), row.segments[0][0])
             return place, self._said(place, row)
 
-        found = readable(self._transaction, self._member, served.LENT, read, limit, served.number(after))
+        found = readable(self._transaction, self._member, tables.LENT, read, limit, tables.pack_number(after))
         return [row for _, row in found]
 
-    def _said(self, place: Place, row: served.Kept) -> Lent:
+    def _said(self, place: Place, row: tables.KeptRow) -> Lent:
         if row.said:
             return lent_of(row.said, b"")
         found = self._transaction.segment(place.segment)
@@ -125,7 +125,7 @@ class Segments:
 
     def _end_lending(self, place: Place) -> None:
         if self.lent(place) is not None:
-            self._transaction.delete_row(served.LENT, served.number(place.put_id))
+            self._transaction.delete_row(tables.LENT, tables.pack_number(place.put_id))
             self._effects.is_change = True
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from memstore._arguments import check_encoded
 from memstore.distributed.catalog.attempts import Attempts
 from memstore.distributed.catalog.copies import Copies
 from memstore.distributed.catalog.damage import readable, tell
@@ -19,9 +20,8 @@ from memstore.distributed.catalog.rows import (
 )
 from memstore.distributed.catalog.segments import LENT_VERSION, Segments
 from memstore.distributed.rules import Entry, Joining, LastCall, Lent, Place, Standing
-from memstore.engine import Effects, SealedSegment, Transaction, served
+from memstore.engine import Effects, SealedSegment, Transaction, tables
 from memstore.errors import CorruptionError
-from memstore.keys import check_encoded
 
 _LANES = 256
 _LANE = 1  # byte
@@ -124,7 +124,7 @@ class CatalogTables(Attempts, Copies):
     def standing(self) -> Standing | None:
         """Raises CorruptionError if the host is a member, and its row was lost."""
         if self._standing is None:
-            said = served.said(self._transaction, served.CLUSTER, served.MEMBERS)
+            said = tables.read_body(self._transaction, tables.CLUSTER, tables.MEMBERS)
             self._standing = None if said is None else standing_of(said)
         if self._standing is None and self.membership():
             raise CorruptionError(
@@ -134,7 +134,7 @@ class CatalogTables(Attempts, Copies):
         return self._standing
 
     def put_standing(self, standing: Standing) -> None:
-        served.say(self._transaction, served.CLUSTER, served.MEMBERS, encode(standing))
+        tables.put_body(self._transaction, tables.CLUSTER, tables.MEMBERS, encode(standing))
         self._standing = standing
         self._effects.counters.membership += 1
         self._effects.is_change = self._effects.wakes_all = True
@@ -148,34 +148,34 @@ class CatalogTables(Attempts, Copies):
         """Its number is that of no other session, segment or put."""
         self._effects.counters.number += 1
         session = self._effects.counters.number
-        self._say(served.SESSIONS, served.number(session), _LASTS if lasts else b"")
+        self._say(tables.SESSIONS, tables.pack_number(session), _LASTS if lasts else b"")
         return session
 
     def lasts(self, session: int) -> bool:
         try:
-            return served.said(self._transaction, served.SESSIONS, served.number(session)) == _LASTS
+            return tables.read_body(self._transaction, tables.SESSIONS, tables.pack_number(session)) == _LASTS
         except CorruptionError:
             return True
 
     def has_session(self, session: int) -> bool:
-        return served.said(self._transaction, served.SESSIONS, served.number(session)) is not None
+        return tables.read_body(self._transaction, tables.SESSIONS, tables.pack_number(session)) is not None
 
     def end_session(self, session: int) -> None:
-        name = served.number(session)
-        self._delete(served.SESSIONS, name)
-        for key, _ in self._transaction.rows_with(served.CALLS, name, _LANES):
-            self._delete(served.CALLS, key)
+        name = tables.pack_number(session)
+        self._delete(tables.SESSIONS, name)
+        for key, _ in self._transaction.rows_with(tables.CALLS, name, _LANES):
+            self._delete(tables.CALLS, key)
 
     def sessions(self, after: int, limit: int) -> list[int]:
-        rows = self._transaction.rows_with(served.SESSIONS, b"", limit, served.number(after))
+        rows = self._transaction.rows_with(tables.SESSIONS, b"", limit, tables.pack_number(after))
         return [int.from_bytes(key, "big") for key, _ in rows]
 
     def last_call(self, session: int, lane: int) -> LastCall | None:
-        said = served.said(self._transaction, served.CALLS, _lane(session, lane))
+        said = tables.read_body(self._transaction, tables.CALLS, _lane(session, lane))
         return None if said is None else last_call_of(said)
 
     def put_last_call(self, session: int, lane: int, call: LastCall) -> None:
-        self._say(served.CALLS, _lane(session, lane), encode(call))
+        self._say(tables.CALLS, _lane(session, lane), encode(call))
 
     # --- segments of this host ----------------------------------------------------------------------------------------
 
@@ -205,36 +205,36 @@ class CatalogTables(Attempts, Copies):
 
     def owe(self, place: Place) -> None:
         if place.segment:
-            served.owe(self._transaction, place.host, place.put_id, place.segment)
+            tables.put_owed(self._transaction, place.host, place.put_id, place.segment)
             self._effects.is_change = self.has_owed = True
 
     def settle(self, place: Place) -> None:
-        served.settle(self._transaction, place.host, place.put_id)
+        tables.delete_owed(self._transaction, place.host, place.put_id)
         self._effects.is_change = True
 
     def owed(self, limit: int) -> list[Place]:
-        return [Place(*row) for row in served.owed(self._transaction, limit)]
+        return [Place(*row) for row in tables.owed_rows(self._transaction, limit)]
 
     # --- records of a root that had keys when it was first served -----------------------------------------------------
 
     def put_joining(self, key: bytes, row: Joining) -> None:
-        kept = served.Kept(places_on(self._member, row.entry), encode(row))
-        served.keep(self._transaction, served.JOINING, key, kept)
+        kept = tables.KeptRow(places_on(self._member, row.entry), encode(row))
+        tables.put_kept(self._transaction, tables.JOINING, key, kept)
         self._effects.is_change = True
 
     def delete_joining(self, key: bytes) -> None:
-        self._delete(served.JOINING, key)
+        self._delete(tables.JOINING, key)
 
     def joining(self, limit: int) -> list[tuple[bytes, Joining]]:
         def read(key: bytes, stored: bytes) -> Joining:
-            return joining_of(served.read_kept(served.JOINING, key, stored).said)
+            return joining_of(tables.read_kept(tables.JOINING, key, stored).said)
 
-        return readable(self._transaction, self._member, served.JOINING, read, limit)
+        return readable(self._transaction, self._member, tables.JOINING, read, limit)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _say(self, table: str, key: bytes, body: bytes) -> None:
-        served.say(self._transaction, table, key, body)
+        tables.put_body(self._transaction, table, key, body)
         self._effects.is_change = True
 
     def _delete(self, table: str, key: bytes) -> None:
@@ -243,4 +243,4 @@ class CatalogTables(Attempts, Copies):
 
 
 def _lane(session: int, lane: int) -> bytes:
-    return served.number(session) + lane.to_bytes(_LANE, "big")
+    return tables.pack_number(session) + lane.to_bytes(_LANE, "big")

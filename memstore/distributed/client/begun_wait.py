@@ -18,7 +18,7 @@ from memstore.distributed import catalog
 from memstore.distributed.client.driving import Refusals, decode_answer, encode_request
 from memstore.distributed.links import Begun, Links
 from memstore.distributed.rules import LONGEST_WAIT, NotSent, Pause, Send, Transact, wait_there
-from memstore.engine import IN_A_THREAD, Root, Turn
+from memstore.engine import IN_A_THREAD, Root, WaitState
 
 _KEPT = LONGEST_WAIT / 1000  # seconds that a home keeps a wait
 _LOST = _KEPT + 2.0  # seconds after which its answer will not come any more
@@ -41,10 +41,10 @@ class BegunWait:
         self._using = threading.Lock()  # who goes on, or closes it
         self._is_closed = False
 
-    def go_on(self, deadline: float | None) -> Turn:
+    def go_on(self, deadline: float | None) -> WaitState:
         try:
             with self._using:
-                return Turn(0, inf) if self._is_closed else self._go_on(deadline)
+                return WaitState(0, inf) if self._is_closed else self._go_on(deadline)
         finally:
             self._end_if_closed()
 
@@ -66,11 +66,11 @@ class BegunWait:
             self._call = None
         self._steps.close()
 
-    def _go_on(self, deadline: float | None) -> Turn:
+    def _go_on(self, deadline: float | None) -> WaitState:
         if self._call is not None:
             left = self._due - time.monotonic()
             if not self._call.is_over and left > 0:
-                return Turn(None, left)
+                return WaitState(None, left)
             self._take_answer(self._call)
         while True:
             step = self._step
@@ -78,10 +78,10 @@ class BegunWait:
                 try:
                     following = self._next()
                 except StopIteration as end:
-                    return Turn(end.value or 0, inf)
+                    return WaitState(end.value or 0, inf)
                 if isinstance(following, Pause):
                     self._resume = partial(self._steps.send, None)
-                    return Turn(None, following.seconds)
+                    return WaitState(None, following.seconds)
                 self._step = step = following
             if deadline is None:
                 return IN_A_THREAD
@@ -89,7 +89,7 @@ class BegunWait:
             try:
                 if isinstance(step, Send):
                     if self._send(step, deadline):
-                        return Turn(None, _LOST)
+                        return WaitState(None, _LOST)
                 else:
                     found = catalog.look(self._root, step.action, time.monotonic() + _TO_READ)
                     self._resume = partial(self._steps.send, found)

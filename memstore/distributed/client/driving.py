@@ -21,11 +21,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from memstore._parsing import UNDECODABLE
 from memstore.distributed import catalog
 from memstore.distributed.rules import NOT_SENT, Answer, DeadlinePassed, NotSent, Pause, Send, Stale, Steps, Transact
 from memstore.engine import Root, SealedSegment
 from memstore.errors import HomeUnavailableError, LinkRefusedError
-from memstore.undecodable import UNDECODABLE
 
 Result = TypeVar("Result")
 

@@ -38,18 +38,18 @@ from memstore.distributed.rules import (
     wait_there,
 )
 from memstore.engine import (
+    AttemptFailure,
+    AttemptOutcome,
     Change,
-    Failure,
     MappedEntry,
     Merge,
-    Outcome,
-    Part,
+    PendingPart,
     Record,
     Root,
     SealedSegment,
     boot_clock,
 )
-from memstore.engine import Member as AttemptMember
+from memstore.engine import Participant as AttemptMember
 from memstore.errors import CrossHostError, HomeUnavailableError, UnknownOutcomeError
 
 Result = TypeVar("Result")
@@ -205,16 +205,18 @@ class OtherHosts:
 
     def prepare(
         self, member: AttemptMember, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
-    ) -> Outcome | AttemptMember:
+    ) -> AttemptOutcome | AttemptMember:
         return self._sharded.prepare(member, expect, segment, content, deadline)
 
-    def outcome_of(self, member: AttemptMember, merge: Merge, waits_until: float, deadline: float) -> Outcome | None:
+    def outcome_of(
+        self, member: AttemptMember, merge: Merge, waits_until: float, deadline: float
+    ) -> AttemptOutcome | None:
         return self._sharded.outcome_of(member, merge, waits_until, deadline)
 
-    def give_up(self, member: AttemptMember, failure: Failure, deadline: float) -> Outcome:
+    def give_up(self, member: AttemptMember, failure: AttemptFailure, deadline: float) -> AttemptOutcome:
         return self._sharded.give_up(member, failure, deadline)
 
-    def pending(self, key: bytes | None, deadline: float) -> list[tuple[Part, float]]:
+    def pending(self, key: bytes | None, deadline: float) -> list[tuple[PendingPart, float]]:
         return self._sharded.pending(key, deadline)
 
     # --- the end ------------------------------------------------------------------------------------------------------

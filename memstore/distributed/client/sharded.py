@@ -13,7 +13,7 @@ from memstore import engine
 from memstore.distributed import catalog, rules
 from memstore.distributed.client.driving import Sender, drive
 from memstore.distributed.rules import Client, Place, Ranks, Seat, Steps, turn, waiting
-from memstore.engine import LOOK_EVERY, Member, Merge, Outcome, Root, SealedSegment, boot_clock
+from memstore.engine import LOOK_EVERY, AttemptOutcome, Merge, Participant, Root, SealedSegment, boot_clock
 from memstore.errors import HomeUnavailableError, PartialCommitError, ShardMismatchError, StoreTimeoutError
 
 Result = TypeVar("Result")
@@ -44,8 +44,8 @@ class ShardedPuts:
     # --- a part is put ------------------------------------------------------------------------------------------------
 
     def prepare(
-        self, member: Member, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
-    ) -> Outcome | Member:
+        self, member: Participant, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
+    ) -> AttemptOutcome | Participant:
         """See `engine.Elsewhere`."""
         if len(member.attempt) > _LONGEST_NAME:
             raise ValueError(f"attempt has {len(member.attempt):,} characters, and may have {_LONGEST_NAME:,}")
@@ -77,7 +77,7 @@ class ShardedPuts:
         if before is not None and before.lane is not None:
             self._client.free_lane(before.lane)
 
-    def _part(self, member: Member, expect: int | None) -> rules.Part:
+    def _part(self, member: Participant, expect: int | None) -> rules.Part:
         return rules.Part(
             key=member.key,
             attempt=member.attempt,
@@ -89,13 +89,15 @@ class ShardedPuts:
             lease=int(min(max(member.lease, 0), _LONGEST_LEASE) * 1e9),
         )
 
-    def _seat(self, member: Member, deadline: float) -> Seat:
+    def _seat(self, member: Participant, deadline: float) -> Seat:
         home = member.home or (self._home_of(member.key, deadline) if member.number else None)
         return Seat(self._part(member, None), home, member.number)
 
     # --- what becomes of it -------------------------------------------------------------------------------------------
 
-    def outcome_of(self, member: Member, merge: Merge, waits_until: float, deadline: float) -> Outcome | None:
+    def outcome_of(
+        self, member: Participant, merge: Merge, waits_until: float, deadline: float
+    ) -> AttemptOutcome | None:
         """See `engine.Elsewhere`. Who finds all parts later than at its first look leaves them to who put the last."""
         seat, body_of = self._seat(member, deadline), self._body_of(member, merge)
         doorbell = self._root.doorbell
@@ -119,7 +121,7 @@ class ShardedPuts:
             else:
                 milliseconds = max(int(min(LOOK_EVERY, left) * 1000), 1)
 
-    def _body_of(self, member: Member, merge: Merge) -> rules.Merge:
+    def _body_of(self, member: Participant, merge: Merge) -> rules.Merge:
         def body_of(parts: Sequence[rules.Part], contents: Sequence[bytes]) -> bytes | rules.Failure:
             try:
                 content = merge([catalog.part_row(part, self._own) for part in parts], contents)
@@ -133,7 +135,7 @@ class ShardedPuts:
 
     # --- it is given up -----------------------------------------------------------------------------------------------
 
-    def give_up(self, member: Member, failure: engine.Failure, deadline: float) -> Outcome:
+    def give_up(self, member: Participant, failure: engine.AttemptFailure, deadline: float) -> AttemptOutcome:
         """See `engine.Elsewhere`."""
         seat = self._unanswered.pop((member.key, member.attempt, member.rank), None)
         if seat is None or member.number:
@@ -141,7 +143,7 @@ class ShardedPuts:
         steps = self._ranks.give_up(seat, catalog.failure_of(failure))
         return catalog.outcome_row(self._drive(steps, deadline))
 
-    def pending(self, key: bytes | None, deadline: float) -> list[tuple[engine.Part, float]]:
+    def pending(self, key: bytes | None, deadline: float) -> list[tuple[engine.PendingPart, float]]:
         """See `engine.Elsewhere`."""
         found = self._drive(waiting(key), deadline)
         return [

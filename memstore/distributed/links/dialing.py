@@ -9,6 +9,7 @@ import sys
 from time import monotonic
 from typing import NamedTuple
 
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.links import handshake, hello
 from memstore.distributed.links.address import Address
 from memstore.distributed.links.forks import made
@@ -16,7 +17,6 @@ from memstore.distributed.links.frames import NO_LIMIT, FrameError, Inbox, Messa
 from memstore.distributed.links.handshake import STREAM
 from memstore.distributed.links.hello import Hello
 from memstore.errors import LinkRefusedError, ResourceLimitError
-from memstore.undecodable import UNDECODABLE
 
 CONNECT_TIME = 2.0  # seconds: SYNs are repeated after 1, 3, 7, ... s, so that a healed network is found by trying anew
 DIAL_TIME = 4.0

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from memstore.late_imports import Hooks, around_forks
+from memstore._threads import Hooks, around_forks
 
 
 class LeftInFork(Protocol):

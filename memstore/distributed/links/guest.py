@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from time import monotonic
 
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.links import hello
 from memstore.distributed.links.frames import MESSAGE_LIMIT, NO_LIMIT, FrameError, Inbox, Message
 from memstore.distributed.links.hello import Hello
 from memstore.distributed.links.outgoing import Outgoing
 from memstore.distributed.links.traffic import Traffic
-from memstore.undecodable import UNDECODABLE
 
 LOAD_LIMIT = 2 * MESSAGE_LIMIT
 SLOW = 1 << 20

@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from memstore.late_imports import between_forks
-from memstore.version import __version__
+from memstore._threads import between_forks
+from memstore._version import __version__
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Text = Annotated[str, Meta(max_length=4096)]

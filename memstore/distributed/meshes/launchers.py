@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from memstore import errors
+from memstore._threads import between_forks
 from memstore.distributed.links import hello_of_this_process
 from memstore.distributed.meshes.messages import Failed, Order, Report, decode_report, encode, last_line
 from memstore.errors import MemstoreError, MissingPackageError, NotServedError, StoreTimeoutError
-from memstore.late_imports import between_forks
 
 _GRACE = 2.0  # seconds that an answer may be late, by a launcher that knows its time
 _STOP_WITHIN = 5.0  # seconds

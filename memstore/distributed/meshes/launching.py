@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 
+from memstore._version import __version__
 from memstore.distributed.links import Address, parse_address, secret_of, write_secret
 from memstore.distributed.meshes.messages import (
     LONGEST_TEXT,
@@ -56,7 +57,6 @@ from memstore.engine import (
     state_folder,
 )
 from memstore.errors import AddressUnavailableError, CorruptionError, FormatVersionError, NotServedError
-from memstore.version import __version__
 
 _OPEN_WITHIN = 30.0  # seconds
 _TRIES = 3  # ports

@@ -11,9 +11,9 @@ from typing import Annotated, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.rules import View
 from memstore.errors import CorruptionError
-from memstore.undecodable import UNDECODABLE
 
 VERSION = 1  # of all that stands here
 LONGEST = 1 << 20  # bytes of a message

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.rdma.engine import Engine, EngineError, Reading
 from memstore.distributed.rdma.slots import SLOT, Lane, Slot, Slots
 from memstore.distributed.rdma.staging import READ
@@ -43,7 +44,6 @@ from memstore.distributed.transfers import (
     send_elsewhere,
 )
 from memstore.errors import HomeUnavailableError, LinkRefusedError
-from memstore.undecodable import UNDECODABLE
 
 AT_ONCE = 2  # reads under way
 STALLED = 5.0  # seconds for a piece

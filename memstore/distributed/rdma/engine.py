@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from memstore._threads import between_forks
 from memstore.distributed.actors import first_line
-from memstore.late_imports import between_forks
 
 _MOST = 1 << 31  # seconds
 _NATIVE = "_buffer"  # of Monarch's RDMABuffer: what its compiled code has made

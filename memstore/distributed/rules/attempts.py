@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from memstore._wording import conflict
 from memstore.distributed.rules.attempt_messages import (
     CONTENTS_LIMIT,
     Ended,
@@ -38,7 +39,6 @@ from memstore.distributed.rules.messages import Change, Committed
 from memstore.distributed.rules.partition import apply, dispose, is_here, passing_over
 from memstore.distributed.rules.tables import Tables
 from memstore.distributed.rules.terms import Place
-from memstore.wording import conflict
 
 SHORTEST_MEMORY = 60_000_000_000  # nanoseconds that an outcome is kept for ranks that ask late
 _DROPPED = 16  # outcomes that a prepare looks at: each attempt leaves one, so more go than come

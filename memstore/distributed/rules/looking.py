@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memstore import errors
+from memstore._wording import conflict, no_key
 from memstore.distributed.rules.members import Member, Standing
 from memstore.distributed.rules.messages import Answer, Entry, Failed, Refused
 from memstore.distributed.rules.steps import Steps, pause
@@ -19,7 +20,6 @@ from memstore.errors import (
     UnknownOutcomeError,
     VersionConflictError,
 )
-from memstore.wording import conflict, no_key
 
 AGAIN = 0.01  # seconds
 _LONGEST = 4096  # characters of an error

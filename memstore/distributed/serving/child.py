@@ -16,12 +16,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+from memstore._threads import between_forks
 from memstore.distributed.links import Hello
 from memstore.distributed.serving.news import Kind, Lines, News
 from memstore.distributed.serving.options import Options, Start
 from memstore.distributed.serving.signals import OF_AGENTS, Stop
 from memstore.distributed.serving.watchdog import Watchdog, look_every
-from memstore.late_imports import between_forks
 
 _END_WITHIN = 10.0  # seconds after SIGTERM; then it is killed
 _FAILED = 1  # exit code

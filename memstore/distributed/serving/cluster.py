@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+from memstore._info import ClusterStatus, HostStatus
+from memstore._wording import shown, table_html
 from memstore.distributed.actors import FindActor, FoundActor
 from memstore.distributed.links import secret_of
 from memstore.distributed.rules import IsView, Member, Refused, Remove, View
@@ -13,8 +15,6 @@ from memstore.distributed.serving.asking import Asker, served_standing, standing
 from memstore.distributed.serving.messages import Halt, Report, Reported
 from memstore.engine import absolute_path, deadline_after
 from memstore.errors import HomeUnavailableError, MemstoreError, NotServedError, StoreTimeoutError
-from memstore.info import ClusterStatus, HostStatus
-from memstore.wording import shown, table_html
 
 _OPEN_WITHIN = 10.0  # seconds
 _REPORT_WITHIN = 3.0  # seconds: who doesn't answer in this time is told as not alive

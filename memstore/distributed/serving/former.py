@@ -13,9 +13,9 @@ import shutil
 
 import msgspec
 
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.rules import Member, View
 from memstore.engine import Root, syscalls
-from memstore.undecodable import UNDECODABLE
 
 _END = ".json"
 _LONGEST = 4096  # bytes

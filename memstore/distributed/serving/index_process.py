@@ -15,6 +15,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from memstore._threads import between_forks
+from memstore._version import __version__
 from memstore.distributed.actors import FoundActor, start_actor, start_monarch
 from memstore.distributed.links import INDEX, Hello, Links, Listener, Traffic, secret_of
 from memstore.distributed.rules import Index, Member, Standing
@@ -38,8 +40,6 @@ from memstore.distributed.serving.transports import needs_monarch, transport_of
 from memstore.distributed.serving.waiting import Waits
 from memstore.engine import Creation, Root, boot_clock, close_root, need_cluster, open_root, sweep_if_due, syscalls
 from memstore.errors import MemstoreError, NotAStoreError, NotServedError, StoreFullError, StoreTimeoutError
-from memstore.late_imports import between_forks
-from memstore.version import __version__
 
 if TYPE_CHECKING:
     from memstore.distributed.rdma import Plane

@@ -10,12 +10,12 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from memstore._parsing import UNDECODABLE
 from memstore.distributed import rules
 from memstore.distributed.actors import FindActor, FoundActor
 from memstore.distributed.links import parse_address
 from memstore.distributed.rules import Answer, Ask, Request
 from memstore.errors import CorruptionError, InvalidAddressError
-from memstore.undecodable import UNDECODABLE
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Text = Annotated[str, Meta(max_length=4096)]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.transfers.messages import (
     BUSY,
     ELSEWHERE,
@@ -36,7 +37,6 @@ from memstore.distributed.transfers.ranges import Numbers, Ranges
 from memstore.distributed.transfers.streams import Stream
 from memstore.engine import SegmentExtent
 from memstore.errors import CorruptionError, MemstoreError
-from memstore.undecodable import UNDECODABLE
 
 _LONGEST = 1e6  # seconds
 

@@ -24,8 +24,8 @@ from memstore.engine import (
     Change,
     Content,
     Draft,
-    Found,
     MappedEntry,
+    ParsedHeader,
     Record,
     Root,
     SegmentExtent,
@@ -167,7 +167,7 @@ def _fetch(root: Root, key: bytes, record: Record, source: _Source, deadline: fl
     return retry_after_sweep(make, root, draft, deadline, key.decode())  # a sweep drops all other copies
 
 
-def _compare(key: bytes, record: Record, extent: SegmentExtent, found: Found) -> None:
+def _compare(key: bytes, record: Record, extent: SegmentExtent, found: ParsedHeader) -> None:
     """Raises CorruptionError unless the header is that of the segment which the record names."""
     said = (found.key, found.put_id, found.nbytes, found.description, found.checksums or None)
     name = key.decode()

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.transfers import pieces
 from memstore.distributed.transfers.messages import (
     ELSEWHERE,
@@ -45,7 +46,6 @@ from memstore.distributed.transfers.messages import (
 from memstore.distributed.transfers.ranges import Ranges
 from memstore.engine import HEAD_SIZE, Mapping, Root, SegmentExtent, belongs, map_segment, segment_path
 from memstore.errors import CorruptionError, ResourceLimitError
-from memstore.undecodable import UNDECODABLE
 
 STALLED = 10.0  # seconds in which a client takes nothing, or sends no more of a request
 IDLE = 600.0  # seconds without a request

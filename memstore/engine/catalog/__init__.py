@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from memstore.engine.catalog import attempts, served
-from memstore.engine.catalog.attempts import Now, Outcome, Part
-from memstore.engine.catalog.catalog import Catalog
-from memstore.engine.catalog.growth import MOST_FOR_VALUES, CatalogCrowded
-from memstore.engine.catalog.meta import has_gone_back
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.catalog import MOST_FOR_VALUES, Catalog, CatalogCrowded
+from memstore.engine.catalog.environment import has_gone_back
 from memstore.engine.catalog.tables import (
     NAMES,
     OPTIONAL,
     SERVED,
+    AttemptOutcome,
     Counters,
+    Now,
+    PendingPart,
     Transaction,
     check_row,
     read_counters,
@@ -26,14 +27,13 @@ __all__ = [
     "CatalogCrowded",
     "Counters",
     "Now",
-    "Outcome",
-    "Part",
+    "AttemptOutcome",
+    "PendingPart",
     "SERVED",
     "Transaction",
-    "attempts",
+    "tables",
     "check_row",
     "has_gone_back",
     "read_counters",
     "read_segment",
-    "served",
 ]

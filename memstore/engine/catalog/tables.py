@@ -1,20 +1,43 @@
 """The catalog's tables, typed: what can be read and written in one transaction.
 
-`entries` (key -> record), `segments` (id -> row), `filling` (id -> batch), `retired` ((size, sequence) -> id: files
-kept for reuse), `held` (sequence -> id: retired files that somebody held when they were last looked at), `leases` (id
--> until), `counters`; `pending`, `contents` and `outcomes` (of sharded puts: see `attempts.py`); and those of a
-store that is served to other hosts: see `served.py`.
+A `Transaction` has the tables of every store: `entries` (key -> record), `segments` (id -> row), `filling` (id ->
+batch), `retired` ((size, sequence) -> id: files kept for reuse), `held` (sequence -> id: retired files that somebody
+held when they were last looked at), `leases` (id -> until), `counters`. The functions below it read and write the
+others. All rows of those are behind a checksum.
+
+Of sharded puts: the parts that ranks have put, and what became of attempts. A row's key is made of digests, since a key
+and the name of an attempt may be longer than LMDB's keys. Times are those of the clock since boot, so each row names
+its boot: one of another boot is over.
+
+    pending    blake2b-128 of the key | blake2b-128 of the attempt's name | rank (4 bytes)
+    contents   the same: what a part says of the value, which may be megabytes
+    outcomes   blake2b-128 of the key | blake2b-128 of the attempt's name
+
+Of a store that is served to other hosts, as far as the engine has to know them: what they say beyond this is opaque
+here, see memstore/distributed/catalog. A segment that a row of the last three names is live, as one that an entry
+names.
+
+    cluster    "cluster" -> who the members are, and where this host stands among them
+    sessions   session (8 bytes) -> nothing
+    calls      session | lane (1 byte) -> the last call of the lane, with its answer
+    owed       host (16 bytes) | put id (8) -> segment (8): nobody needs it any more, and its host is to be told
+    lent       put id (8) -> `KeptRow`: a segment that records of other hosts name, or may name soon
+    joining    key -> `KeptRow`: a record from before the store was served, on its way to its home
+    copies     key -> `KeptRow`: a value of other hosts, fetched
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from memstore._parsing import UNDECODABLE
 from memstore.engine.format import (
     DAMAGED_BEFORE,
     LARGE_ROW,
@@ -148,7 +171,7 @@ class Transaction:
     def segments(self) -> Iterator[tuple[int, SegmentRow]]:
         with self._handle.cursor(db=self._tables["segments"]) as cursor:
             for key, stored in cursor:
-                yield _number(key), decode_row(bytes(key), stored)
+                yield _unpack_number(key), decode_row(bytes(key), stored)
 
     def delete_segment(self, segment: int) -> None:
         self._handle.delete(_U64.pack(segment), db=self._tables["segments"])
@@ -158,7 +181,7 @@ class Transaction:
 
     def number(self, table: str, key: int) -> int | None:
         stored = self._handle.get(_U64.pack(key), None, self._tables[table])
-        return None if stored is None else _number(stored)
+        return None if stored is None else _unpack_number(stored)
 
     def delete_number(self, table: str, key: int) -> None:
         self._handle.delete(_U64.pack(key), db=self._tables[table])
@@ -169,7 +192,7 @@ class Transaction:
         with self._handle.cursor(db=self._tables[table]) as cursor:
             more = cursor.set_range(_U64.pack(after + 1))
             while more and len(found) < limit:
-                found.append((_number(cursor.key()), _number(cursor.value())))
+                found.append((_unpack_number(cursor.key()), _unpack_number(cursor.value())))
                 more = cursor.next()
         return found
 
@@ -202,10 +225,10 @@ class Transaction:
         with self._handle.cursor(db=self._tables["retired"]) as cursor:
             more = cursor.set_range(_PAIR.pack(least, 0))
             while more and len(found) < limit:
-                size, sequence = _pair(cursor.key())
+                size, sequence = _unpack_pair(cursor.key())
                 if size > most:
                     break
-                found.append((size, sequence, _number(cursor.value())))
+                found.append((size, sequence, _unpack_number(cursor.value())))
                 more = cursor.next()
         return found
 
@@ -229,7 +252,7 @@ class Transaction:
 
     def listed(self, table: str, after: bytes | None, limit: int) -> list[tuple[bytes, int]]:
         """The first rows of `retired` or `held` beyond `after`: keys, and segments."""
-        return [(bytes(key), _number(value)) for key, value in itertools.islice(self.rows(table, after), limit)]
+        return [(bytes(key), _unpack_number(value)) for key, value in itertools.islice(self.rows(table, after), limit)]
 
     # --- tables of any bytes ------------------------------------------------------------------------------------------
 
@@ -282,14 +305,14 @@ class Transaction:
 def check_row(table: str, key: bytes, value: bytes) -> None:
     """Of the tables of numbers. Raises CorruptionError unless the row is one that could have been written."""
     if table != "counters":
-        (_pair if table == "retired" else _number)(key)
-        _number(value)
+        (_unpack_pair if table == "retired" else _unpack_number)(key)
+        _unpack_number(value)
     elif key == b"counters":
         read_counters(value)
 
 
 def read_segment(key: bytes, value: bytes) -> tuple[int, SegmentRow]:
-    return _number(key), decode_row(key, value)
+    return _unpack_number(key), decode_row(key, value)
 
 
 def read_counters(value: bytes) -> Counters:
@@ -297,13 +320,269 @@ def read_counters(value: bytes) -> Counters:
     return Counters(*layout.unpack(checked(b"counters", value, layout.size)))
 
 
-def _pair(packed: bytes | memoryview) -> tuple[int, int]:
+def _unpack_pair(packed: bytes | memoryview) -> tuple[int, int]:
     if len(packed) != _PAIR.size:
         raise CorruptionError(f"a row of the catalog has a key of {len(packed)} bytes")
     return _PAIR.unpack(packed)
 
 
-def _number(packed: bytes | memoryview) -> int:
+def _unpack_number(packed: bytes | memoryview) -> int:
     if len(packed) != _U64.size:
         raise CorruptionError(f"a row of the catalog has a number of {len(packed)} bytes")
     return int(_U64.unpack(packed)[0])
+
+
+# --- sharded puts ----------------------------------------------------------------------------------------------------
+
+
+PENDING, CONTENTS, OUTCOMES = "pending", "contents", "outcomes"
+_MOST_ROWS = 1 << 20
+_NAME_DIGEST = 16  # bytes
+
+
+class Now(NamedTuple):
+    """A moment: by the clock since boot, in nanoseconds, and the boot's id."""
+
+    clock: int
+    boot: bytes
+
+
+class PendingPart(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank has put in an attempt: a prepared segment. What it says of the value is its `content_of`.
+
+    A part of another host is lent to this one. The processes that serve the store alone end attempts that have such.
+    """
+
+    key: bytes
+    attempt: str
+    number: int  # of the attempt: it tells those of one name apart
+    rank: int
+    world_size: int
+    put_id: int
+    segment: int  # 0: the rank holds no bytes
+    size: int  # of the file
+    start: int  # of the data section in it
+    expect: int | None  # the version that the key must have when the attempt is published; None: whatever it has
+    lease: int  # nanoseconds
+    expires: int  # on the clock since boot
+    boot: bytes
+    host: bytes = b""  # the member of the cluster where the segment lies; empty: this one
+
+    def is_over(self, now: Now) -> bool:
+        return self.expires <= now.clock or self.boot != now.boot
+
+
+class AttemptOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """What became of an attempt: its version, or with version 0 the error that ended it."""
+
+    key: bytes
+    attempt: str
+    number: int
+    version: int
+    error: str  # the name of its class
+    message: str
+    details: dict[str, Any]  # the error's attributes
+    expires: int
+    boot: bytes
+
+    def is_over(self, now: Now) -> bool:
+        return self.expires <= now.clock or self.boot != now.boot
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_part = msgspec.msgpack.Decoder(PendingPart).decode
+_decode_outcome = msgspec.msgpack.Decoder(AttemptOutcome).decode
+
+
+def put_part(transaction: Transaction, part: PendingPart, content: bytes) -> None:
+    """`content` is opaque here: see memstore/contents/parts.py."""
+    name = _row_name_of(part)
+    transaction.put_row(PENDING, name, with_checksum(name, _encode(part)))
+    transaction.put_row(CONTENTS, name, with_checksum(name, content))
+
+
+def renew_part(transaction: Transaction, part: PendingPart) -> None:
+    """Writes its row anew, and leaves its content alone."""
+    transaction.put_row(PENDING, _row_name_of(part), with_checksum(_row_name_of(part), _encode(part)))
+
+
+def delete_part(transaction: Transaction, part: PendingPart) -> None:
+    for table in (PENDING, CONTENTS):
+        transaction.delete_row(table, _row_name_of(part))
+
+
+def content_of(transaction: Transaction, part: PendingPart) -> bytes:
+    """Raises CorruptionError."""
+    stored = transaction.row(CONTENTS, _row_name_of(part))
+    if stored is None:
+        raise CorruptionError(f"the catalog has lost what rank {part.rank} of attempt {part.attempt!r} has put")
+    return checked(_row_name_of(part), stored)
+
+
+def parts_of(transaction: Transaction, key: bytes | None = None, attempt: str | None = None) -> list[PendingPart]:
+    """The parts of an attempt by rank, those of all attempts of a key, or all. Raises CorruptionError."""
+    prefix = b"" if key is None else _name_digest(key) if attempt is None else _row_name(key, attempt)
+    return [read_part(name, stored) for name, stored in transaction.rows_with(PENDING, prefix, _MOST_ROWS)]
+
+
+def outcome_of(transaction: Transaction, key: bytes, attempt: str) -> AttemptOutcome | None:
+    name = _row_name(key, attempt)
+    stored = transaction.row(OUTCOMES, name)
+    return None if stored is None else read_outcome(name, stored)
+
+
+def all_outcomes(transaction: Transaction) -> list[AttemptOutcome]:
+    return [read_outcome(name, stored) for name, stored in transaction.rows_with(OUTCOMES, b"", _MOST_ROWS)]
+
+
+def put_outcome(transaction: Transaction, outcome: AttemptOutcome) -> None:
+    name = _row_name(outcome.key, outcome.attempt)
+    transaction.put_row(OUTCOMES, name, with_checksum(name, _encode(outcome)))
+
+
+def delete_outcome(transaction: Transaction, outcome: AttemptOutcome) -> None:
+    transaction.delete_row(OUTCOMES, _row_name(outcome.key, outcome.attempt))
+
+
+def drop_outcomes(transaction: Transaction, now: Now, limit: int) -> None:
+    """Drops those that are over, of `limit` rows that are chosen by the clock: in time, all rows are looked at."""
+    first = now.clock.to_bytes(8, "little")  # as good as random
+    rows = transaction.rows_with(OUTCOMES, b"", limit, first) or transaction.rows_with(OUTCOMES, b"", limit)
+    for name, stored in rows:
+        if read_outcome(name, stored).is_over(now):
+            transaction.delete_row(OUTCOMES, name)
+
+
+def read_part(name: bytes, stored: bytes) -> PendingPart:
+    """Raises CorruptionError unless it is what was written under that name."""
+    try:
+        part = _decode_part(checked(name, stored))
+    except UNDECODABLE as error:
+        raise CorruptionError(f"a row of the catalog's pending parts can't be read: {error}") from None
+    if name != _row_name_of(part):
+        raise CorruptionError("a row of the catalog's pending parts stands under another's name")
+    return part
+
+
+def read_outcome(name: bytes, stored: bytes) -> AttemptOutcome:
+    try:
+        outcome = _decode_outcome(checked(name, stored))
+    except UNDECODABLE as error:
+        raise CorruptionError(f"a row of the catalog's outcomes can't be read: {error}") from None
+    if name != _row_name(outcome.key, outcome.attempt):
+        raise CorruptionError("a row of the catalog's outcomes stands under another's name")
+    return outcome
+
+
+def _row_name_of(part: PendingPart) -> bytes:
+    return _row_name(part.key, part.attempt) + part.rank.to_bytes(4, "big")
+
+
+def _row_name(key: bytes, attempt: str) -> bytes:
+    return _name_digest(key) + _name_digest(attempt.encode())
+
+
+def _name_digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=_NAME_DIGEST).digest()
+
+
+# --- a store that is served to other hosts ---------------------------------------------------------------------------
+
+
+CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, JOINING = (
+    *("cluster", "sessions", "calls", "lent", "owed", "copies", "joining"),
+)
+KEEPING = (LENT, JOINING, COPIES)  # tables whose rows keep segments
+MEMBERS = b"cluster"  # the key of the only row of `cluster`
+_HOST_SIZE, _NUMBER_SIZE = 16, 8  # bytes
+
+
+class KeptRow(msgspec.Struct, frozen=True, array_like=True):
+    """A row that keeps segments of this host: (segment, put id) of each, and what the layer above says."""
+
+    segments: tuple[tuple[int, int], ...]
+    said: bytes
+
+
+_decode_kept = msgspec.msgpack.Decoder(KeptRow).decode
+
+
+def members_body(stored: bytes) -> bytes:
+    """What the row `cluster` says. Raises CorruptionError."""
+    return checked(MEMBERS, stored)
+
+
+def read_body(transaction: Transaction, table: str, key: bytes) -> bytes | None:
+    """What a row of `cluster`, `sessions`, `calls` or `owed_rows` says. Raises CorruptionError."""
+    stored = transaction.row(table, key)
+    return None if stored is None else checked(key, stored)
+
+
+def put_body(transaction: Transaction, table: str, key: bytes, body: bytes) -> None:
+    transaction.put_row(table, key, with_checksum(key, body))
+
+
+def kept_row(transaction: Transaction, table: str, key: bytes) -> KeptRow | None:
+    """A row of `lent`, `joining` or `copies`. Raises CorruptionError."""
+    stored = transaction.row(table, key)
+    return None if stored is None else read_kept(table, key, stored)
+
+
+def put_kept(transaction: Transaction, table: str, key: bytes, row: KeptRow) -> None:
+    transaction.put_row(table, key, encode_kept(key, row))
+
+
+def encode_kept(key: bytes, row: KeptRow) -> bytes:
+    return with_checksum(key, _encode(row))
+
+
+def read_kept(table: str, key: bytes, stored: bytes) -> KeptRow:
+    """Raises CorruptionError unless it is what was written under that key."""
+    try:
+        return _decode_kept(checked(key, stored))
+    except UNDECODABLE as error:
+        raise CorruptionError(f"row {key!r} of table {table!r} in the catalog can't be read: {error}") from None
+
+
+def is_kept(transaction: Transaction, segment: int, row: SegmentRow) -> bool:
+    """Whether a row of these tables names a segment that no entry names. Raises CorruptionError."""
+    names = {LENT: pack_number(row.put_id), JOINING: row.key, COPIES: row.key}
+    found = (kept_row(transaction, table, name) for table, name in names.items())
+    return any((segment, row.put_id) in one.segments for one in found if one is not None)
+
+
+# --- what is owed -----------------------------------------------------------------------------------------------------
+
+
+def put_owed(transaction: Transaction, host: bytes, put_id: int, segment: int) -> None:
+    put_body(transaction, OWED, host + pack_number(put_id), pack_number(segment))
+
+
+def delete_owed(transaction: Transaction, host: bytes, put_id: int) -> None:
+    transaction.delete_row(OWED, host + pack_number(put_id))
+
+
+def owed_rows(transaction: Transaction, limit: int) -> list[tuple[bytes, int, int]]:
+    """Hosts with put ids and segments: of each host the first ones, so that none that is away keeps the others out."""
+    hosts: list[bytes] = []
+    while rows := transaction.rows_with(OWED, b"", 1, hosts[-1] + b"\xff" * _NUMBER_SIZE if hosts else b""):
+        hosts.append(rows[0][0][:_HOST_SIZE])
+    share = limit // max(len(hosts), 1) or 1
+    found: list[tuple[bytes, int, int]] = []
+    for key, stored in (row for host in hosts for row in transaction.rows_with(OWED, host, share)):
+        with contextlib.suppress(CorruptionError):  # verify reports it; the others are to be paid
+            found.append(read_owed(key, stored))
+    return found[:limit]
+
+
+def read_owed(key: bytes, stored: bytes) -> tuple[bytes, int, int]:
+    """Raises CorruptionError."""
+    body = checked(key, stored, _NUMBER_SIZE)
+    if len(key) != _HOST_SIZE + _NUMBER_SIZE:
+        raise CorruptionError(f"a row of table {OWED!r} in the catalog has a key of {len(key)} bytes")
+    return key[:_HOST_SIZE], int.from_bytes(key[_HOST_SIZE:], "big"), int.from_bytes(body, "big")
+
+
+def pack_number(value: int) -> bytes:
+    """As keys have it, so that they are in order."""
+    return value.to_bytes(_NUMBER_SIZE, "big")

@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
-from memstore.engine.files.claimed_file import ClaimedFile, PreparedFile
-from memstore.engine.files.claims import ClaimedOnStorage, Claims, StorageFile, StorageWriter
-from memstore.engine.files.external import ExternalFiles, map_external, opened
-from memstore.engine.files.lockfile import LockFile, OwnedFile, close_all
-from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file, watch
-from memstore.engine.files.placing import file_offsets
-from memstore.engine.files.segment import map_segment, map_segments, other_size, remove_file, segment_path
-from memstore.engine.files.segment_writer import SealedSegment, SegmentWriter, WritableMemory
-from memstore.engine.files.shared_memory import SharedMemory
-from memstore.engine.files.slots import erase_put_id, vacate, write_slots, write_state
-from memstore.engine.files.spares import Spares
-from memstore.engine.files.stored import fits, open_stored, read_stored
+from memstore.engine.files.mapping import (
+    ExternalFiles,
+    LockFile,
+    Mapping,
+    OwnedFile,
+    SharedMemory,
+    close_all,
+    file_offsets,
+    lies_in_mapping,
+    map_external,
+    map_file,
+    opened,
+    watch,
+)
+from memstore.engine.files.segments import (
+    ClaimedFile,
+    KeptMappings,
+    PreparedFile,
+    SealedSegment,
+    SegmentWriter,
+    WritableMemory,
+    erase_put_id,
+    map_segment,
+    map_segments,
+    other_size,
+    remove_file,
+    segment_path,
+    vacate,
+    write_slots,
+    write_state,
+)
+from memstore.engine.files.shared_storage import (
+    ClaimedOnStorage,
+    FileClaims,
+    SharedStorageWriter,
+    StorageFile,
+    fits,
+    open_stored,
+    read_stored,
+)
 
 __all__ = [
     "ClaimedFile",
     "ClaimedOnStorage",
-    "Claims",
+    "FileClaims",
     "ExternalFiles",
     "LockFile",
     "Mapping",
@@ -27,9 +55,9 @@ __all__ = [
     "SealedSegment",
     "SegmentWriter",
     "SharedMemory",
-    "Spares",
+    "KeptMappings",
     "StorageFile",
-    "StorageWriter",
+    "SharedStorageWriter",
     "WritableMemory",
     "close_all",
     "erase_put_id",

@@ -1,9 +1,16 @@
-"""Private views of files, mapped as long as anything refers to them.
+"""Open files and mappings, which end when nothing refers to them any more: so no error path leaves a lock behind.
 
-Arrays made of a `Mapping` keep it alive, and so do slices of them and tensors made of slices. With it lives the file's
-shared lock; where mappings keep no locks (overlay: see `filesystem.mappings_keep_locks`), by the open file, which is
-closed with it. It is unmapped when the last of them goes. Nothing is unmapped because the interpreter exits: finalizers
-of others may still read tensors then.
+- `OwnedFile` closes itself. `LockFile` is opened to be locked: a forked child closes its copy (`close_all`), else the
+  lock would outlive its parent.
+- `Mapping` is a private view of a file. Arrays made of it keep it alive, and so do slices of them and tensors made of
+  slices. With it lives the file's shared lock; where mappings keep no locks (overlay: see
+  `filesystem.mappings_keep_locks`), by the open file, which is closed with it. It is unmapped when the last of them
+  goes. Nothing is unmapped because the interpreter exits: finalizers of others may still read tensors then.
+- External files are files of others that are served under a key. `ExternalFiles` collects them, `map_external` maps
+  them. memstore never opens them for writing, and no lock protects them. A file that is not what it was when it was
+  attached is refused; but whoever has mapped it before sees what others write into it. (The device is not compared: its
+  number changes when btrfs, overlay or NFS are mounted anew.)
+- `SharedMemory` has no name; other processes get it as a file descriptor.
 
 A signal handler that raises, at whatever point, must not lose a mapping, for the lock would be lost with it. So what
 unmaps it is ready before it is made, and both are single calls in C: see `syscalls.map_into` and `syscalls.Cleanup`.
@@ -11,14 +18,89 @@ unmaps it is ready before it is made, and both are single calls in C: see `sysca
 
 from __future__ import annotations
 
+import bisect
+import contextlib
+import errno
 import itertools
+import os
+import stat
+import sys
 import weakref
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NoReturn
 
 import msgspec
 
 from memstore.engine import syscalls
+from memstore.engine.files.huge_pages import allocate_huge, allocate_rest, move_to_huge
+from memstore.engine.format import MAPPED_LIMIT, ExternalExtent, base_after, encode_extents, end_of
 from memstore.engine.syscalls import Cleanup
+from memstore.errors import CorruptionError, PermissionDeniedError, UnsupportedValueError
+
+# --- open files ------------------------------------------------------------------------------------------------------
+
+
+class OwnedFile:
+    """A file descriptor that is closed when nothing refers to it any more.
+
+    It is never copied: the copy would close it too, when the number may be that of another file already.
+    """
+
+    __slots__ = ("__weakref__", "_fds")
+
+    def __init__(self, path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> None:
+        self._fds: list[int] = []
+        syscalls.open_into(self._fds, path, flags, mode, dir_fd)
+
+    @property
+    def fd(self) -> int:
+        """-1 once it is closed."""
+        return self._fds[0] if self._fds else -1
+
+    def close(self) -> None:
+        syscalls.close_all(self._fds)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an open file can't be pickled or copied, because its descriptor is this process's own: send the path, and "
+            "open that"
+        )
+
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Not at the interpreter's end, where modules may have lost their names: the file goes with the process."""
+        if not is_ending() and hasattr(self, "_fds"):  # an interrupt may have left it half-made
+            self.close()
+
+
+class LockFile(OwnedFile):
+    """An open file that may be locked. Open it under a lock that a fork takes too."""
+
+    __slots__ = ()
+
+    def __init__(self, path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> None:
+        super().__init__(path, flags, mode, dir_fd)
+        _lock_files.add(self)
+
+    def lock(self) -> bool:
+        """Tries to lock it for oneself, never waits."""
+        return syscalls.lock_exclusive(self.fd)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: closes the file, and the parent keeps its lock."""
+        self.close()
+
+
+_lock_files: weakref.WeakSet[LockFile] = weakref.WeakSet()
+
+
+def close_all() -> None:
+    """In a forked child."""
+    for file in list(_lock_files):
+        file.leave_to_parent()
+
+
+# --- mappings --------------------------------------------------------------------------------------------------------
+
 
 _live: dict[int, int] = {}  # size by address, of this process's mappings
 _watched: dict[int, weakref.ref[Any]] = {}  # other bytes, by address; dead ones too, until they are many
@@ -83,3 +165,217 @@ def lies_in_mapping(address: int) -> bool:
         return True
     others = ((start, found()) for start, found in list(_watched.items()))
     return any(memory is not None and start <= address < start + memory.nbytes for start, memory in others)
+
+
+# --- where an address lies in a file ---------------------------------------------------------------------------------
+
+
+def file_offsets(addresses: Sequence[int], path: str, inode: int) -> list[int] | None:
+    """Offsets in the file with this path or inode; None if any of the addresses is not in a mapping of it.
+
+    Both are looked for: overlay tells the inode of a lower file, and a path with a line break is told in another form.
+    """
+    name = os.fsencode(path) + b"\n"
+    starts: list[int] = []
+    ranges: list[tuple[int, int]] = []  # end; offset in the file
+    with open("/proc/self/maps", "rb") as file:
+        for line in file:
+            fields = line.split(maxsplit=5)
+            if int(fields[4]) == inode or fields[5:] == [name]:
+                start, end = (int(word, 16) for word in fields[0].split(b"-"))
+                starts.append(start)
+                ranges.append((end, int(fields[2], 16)))
+    found: list[int] = []
+    for address in addresses:
+        i = bisect.bisect_right(starts, address) - 1
+        if i < 0 or address >= ranges[i][0]:
+            return None
+        found.append(address - starts[i] + ranges[i][1])
+    return found
+
+
+# --- external files --------------------------------------------------------------------------------------------------
+
+
+MOST_FILES = 16_384  # a process may have 65,530 mappings
+
+
+class ExternalFiles:
+    """Collects the files of an entry that is being attached."""
+
+    def __init__(self) -> None:
+        self.files: list[ExternalExtent] = []
+        self._end = 0
+
+    def add(self, path: str, found: os.stat_result) -> int:
+        """Returns the base of the file."""
+        if len(self.files) == MOST_FILES:
+            raise UnsupportedValueError(f"{path} is one of more than {MOST_FILES:,} files, which is the limit")
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise UnsupportedValueError(f"{path!r} is no UTF-8: rename it") from None
+        base = base_after(self._end, found.st_size)
+        self._end = base + found.st_size
+        if self._end > MAPPED_LIMIT:
+            raise UnsupportedValueError(f"{path}: {self._end:,} bytes in all, and {MAPPED_LIMIT:,} can be mapped")
+        self.files.append(ExternalExtent(path, found.st_size, found.st_mtime_ns, found.st_ino, base))
+        return base
+
+    def encode(self) -> bytes:
+        return encode_extents(self.files)
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Generator[tuple[int, os.stat_result]]:
+    """A regular file, for reading; never through a link at the end of its path."""
+    try:
+        file = OwnedFile(path, os.O_RDONLY)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise UnsupportedValueError(f"{path} is a link or a socket, and no regular file") from None
+        raise
+    try:
+        found = syscalls.status(file.fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnsupportedValueError(f"{path} is no regular file")
+        yield file.fd, found
+    finally:
+        file.close()
+
+
+def map_external(extents: Sequence[ExternalExtent], size: int = 0) -> Mapping | None:
+    """Maps the files, one behind the other, with one file descriptor at a time; None if there are none.
+
+    Behind them is room up to `size`, of zeros. Raises CorruptionError for one that is gone or is not what it was.
+    """
+    if not extents:
+        return None
+    end = end_of(extents)
+    if len(extents) == 1 and not extents[0].base and size <= end:
+        with _unchanged(extents[0]) as fd:
+            return map_file(fd, extents[0].size)
+    mapping = map_file(None, max(end, size))
+    for extent in extents:
+        with _unchanged(extent) as fd:
+            syscalls.map_over(mapping.address + extent.base, fd, extent.size)
+    return mapping
+
+
+@contextlib.contextmanager
+def _unchanged(extent: ExternalExtent) -> Generator[int]:
+    try:
+        with opened(extent.path) as (fd, found):
+            for name, was, is_now in (
+                ("bytes", extent.size, found.st_size),
+                ("mtime_ns", extent.mtime_ns, found.st_mtime_ns),
+                ("inode", extent.inode, found.st_ino),
+            ):
+                if was != is_now:
+                    raise _changed_error(
+                        extent.path, f"it has changed since it was attached: {name} {is_now}, not {was}"
+                    )
+            yield fd
+    except (FileNotFoundError, NotADirectoryError):
+        raise _changed_error(extent.path, "it was attached, and is gone") from None
+    except UnsupportedValueError:
+        raise _changed_error(extent.path, "it was attached as a regular file, and is none any more") from None
+    except PermissionError:
+        raise PermissionDeniedError(f"{extent.path} was attached, and this process may not read it") from None
+
+
+def _changed_error(path: str, detail: str) -> CorruptionError:
+    return CorruptionError(f"{path}: {detail}: attach it again", path=path, detail=detail)
+
+
+# --- shared memory ---------------------------------------------------------------------------------------------------
+
+
+class SharedMemory:
+    """Memory that several processes have: a file in memory that has no name.
+
+    It is given back when nothing refers to it any more in any of them.
+
+    Args:
+        size: of new memory, in bytes, at least 1.
+        fd: instead, of memory that another process made; it is closed with this object.
+
+    Raises:
+        OSError: no file descriptors, or no addresses, are left.
+
+    Attributes:
+        size: in bytes.
+        address: of the first byte; from 2 MiB on a multiple of that.
+    """
+
+    def __init__(self, size: int = 0, *, fd: int | None = None) -> None:
+        self._fds: list[int] = []
+        self._fds.append(syscalls.memory_file("memstore") if fd is None else fd)
+        if fd is None:
+            syscalls.truncate(self.fd, size)
+        self.size = syscalls.status(self.fd).st_size
+        self._mapping, start, skipped = syscalls.reserve(self.size)
+        self.address = start + skipped
+        syscalls.map_shared(self.address, self.fd, self.size)
+
+    @property
+    def fd(self) -> int:
+        return self._fds[0]
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """All of it, as bytes. An array of numpy that is made of this keeps it."""
+        return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self.address, False)}
+
+    @property
+    def bytes(self) -> memoryview:
+        """All of it, while this object is there."""
+        return syscalls.memory_at(self.address, self.size)
+
+    def populate(self, start: int, stop: int) -> None:
+        """Allocates a run of it, if it can, so that the first touch takes no longer than others. In many threads."""
+        syscalls.populate(self.address + start, stop - start)
+
+    def allocate(self) -> None:
+        """Allocates what isn't yet. Raises OSError if the machine has not so much memory."""
+        allocate_rest(self.fd, self.address, self.size)
+
+    def allocate_huge(self, start: int, stop: int) -> int:
+        """Allocates a run of new memory in huge pages, while these cost no more than small ones. Returns where it ends.
+
+        The run starts on a multiple of 2 MiB. In many threads.
+
+        Raises OSError if the machine, or the file system of a file, has not so much memory.
+        """
+        end = allocate_huge(self.fd, self.address, start, stop)
+        if end > start:
+            syscalls.allocate(self.fd, end - start, start)  # extents that the kernel has left out for the moment
+        return end
+
+    def make_huge(self, start: int, size: int) -> int:
+        """Moves a run to huge pages, for all processes, whatever they do meanwhile.
+
+        Returns where it ended: before the end where the kernel refuses, or where it has just cost too much.
+        """
+        return start + move_to_huge(self.address + start, min(size, self.size - start))
+
+    def keep_from_children(self) -> None:
+        """Children that are forked from now on don't have it at all."""
+        syscalls.keep_from_children(self.address, self.size)
+
+    def leave(self) -> None:
+        """Gives it back, as far as this process has it. What still refers to it finds zeros of this process's own.
+
+        A forked child leaves what its parent goes on with.
+        """
+        syscalls.map_nothing(self.address, self.size)
+        syscalls.close_all(self._fds)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "SharedMemory can't be pickled or copied: send its file descriptor through a socket, or a copy of its bytes"
+        )
+
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_ending() and hasattr(self, "_fds"):  # as of an OwnedFile
+            syscalls.close_all(self._fds)

@@ -18,10 +18,9 @@ from typing import Annotated, Any, cast
 import msgspec
 from msgspec import Meta
 
+from memstore._parsing import UNDECODABLE, Document, read_texts, split_object
+from memstore._wording import short
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.strict_json import Document, read_texts, split_object
-from memstore.undecodable import UNDECODABLE
-from memstore.wording import short
 
 _DATA_ALIGNMENT = 64  # of the first tensor in a file for others, who map it
 HEADER_LIMIT = 100_000_000  # bytes, as the format's own reader has it
@@ -63,7 +62,7 @@ _CODES = {code: code for code in TORCH_DTYPES}  # one text for all entries of a 
 _Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class Entry(msgspec.Struct, gc=False):
+class HeaderEntry(msgspec.Struct, gc=False):
     """What a header says of a tensor: the format's code of its dtype, its shape, and where it lies in the data."""
 
     dtype: str
@@ -71,8 +70,8 @@ class Entry(msgspec.Struct, gc=False):
     data_offsets: tuple[_Size, _Size]
 
 
-_read_entry = msgspec.json.Decoder(Entry).decode
-_read_entries = msgspec.json.Decoder(list[Entry]).decode
+_read_entry = msgspec.json.Decoder(HeaderEntry).decode
+_read_entries = msgspec.json.Decoder(list[HeaderEntry]).decode
 
 
 def header_size(head: bytes, size: int) -> int:
@@ -94,7 +93,7 @@ def split_header(text: bytes) -> tuple[dict[str, str], Document]:
     return {} if metadata is None else read_texts(metadata), values
 
 
-def read_tensors(values: Document, nbytes: int) -> dict[str, Entry]:
+def read_tensors(values: Document, nbytes: int) -> dict[str, HeaderEntry]:
     """The tensors by name, ordered as their bytes are, of a header that `nbytes` of data follow.
 
     Args:
@@ -113,7 +112,7 @@ def read_tensors(values: Document, nbytes: int) -> dict[str, Entry]:
     return entries
 
 
-def _parse(values: Document) -> dict[str, Entry]:
+def _parse(values: Document) -> dict[str, HeaderEntry]:
     """In place, thousands of entries at once, which takes a fifth of the time that each by itself would."""
     entries = cast("dict[str, Any]", values)
     names = list(values)
@@ -133,14 +132,14 @@ def _parse(values: Document) -> dict[str, Entry]:
     return entries
 
 
-def _parse_one(name: str, text: msgspec.Raw) -> Entry:
+def _parse_one(name: str, text: msgspec.Raw) -> HeaderEntry:
     try:
         return _read_entry(text)
     except UNDECODABLE as error:
         raise CorruptionError(f"its entry {short(name)} is no dtype, shape and data_offsets: {error}") from None
 
 
-def _check_size(name: str, entry: Entry) -> None:
+def _check_size(name: str, entry: HeaderEntry) -> None:
     itemsize = _ITEM_SIZES.get(entry.dtype)
     if itemsize is None:
         what = f"the tensor {short(name)} has the dtype {short(entry.dtype)}"
@@ -152,7 +151,7 @@ def _check_size(name: str, entry: Entry) -> None:
         raise CorruptionError(f"{what} takes {nbytes:,} bytes, not {stop - start:,}")
 
 
-def _is_ordered(entries: Iterable[Entry]) -> bool:
+def _is_ordered(entries: Iterable[HeaderEntry]) -> bool:
     """Nearly all files are: to sort the entries of the largest headers takes 70 MB."""
     end = 0
     for entry in entries:
@@ -162,7 +161,7 @@ def _is_ordered(entries: Iterable[Entry]) -> bool:
     return True
 
 
-def _check_cover(entries: dict[str, Entry], nbytes: int) -> None:
+def _check_cover(entries: dict[str, HeaderEntry], nbytes: int) -> None:
     """The entries, in their order, fill the data."""
     end = 0
     for name, entry in entries.items():

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from memstore.engine.protocols.ahead import close as close_ahead
-from memstore.engine.protocols.attempt_outcomes import Failure, ended, version_of_outcome
-from memstore.engine.protocols.attempt_publish import LOOK_EVERY, Merge
-from memstore.engine.protocols.attempts import Member, missing_ranks
-from memstore.engine.protocols.attempts_anywhere import (
-    give_up,
-    no_version,
-    outcome_of,
-    pending_parts,
-    prepare,
-    to_explain,
+from memstore.engine.protocols.attempts import (
+    AttemptFailure,
+    Merge,
+    Participant,
+    ended,
+    missing_ranks,
+    version_of_outcome,
 )
 from memstore.engine.protocols.change import (
     SMALL,
@@ -22,13 +18,19 @@ from memstore.engine.protocols.change import (
     check_version,
     missing,
     mutable_entry,
+    need_boxes,
+    need_cluster,
+    need_mutable,
     record_of,
 )
+from memstore.engine.protocols.commit import Effects, change_served
 from memstore.engine.protocols.elsewhere import (
     IN_A_THREAD,
+    Absent,
     BegunWait,
     Elsewhere,
-    Turn,
+    MappedEntry,
+    WaitState,
     at_each_home,
     elsewhere_of,
     find_record,
@@ -38,7 +40,6 @@ from memstore.engine.protocols.elsewhere import (
     register_elsewhere,
     shared_id,
 )
-from memstore.engine.protocols.features import need_boxes, need_cluster, need_mutable
 from memstore.engine.protocols.get import (
     MISFIT,
     damaged_entry,
@@ -47,15 +48,23 @@ from memstore.engine.protocols.get import (
     hold_at_once,
     map_beside,
     map_entry,
+    mapped_size,
+    placed_segments,
+    stored_entry,
 )
-from memstore.engine.protocols.leases import DEFAULT_LEASE, lease
-from memstore.engine.protocols.mapped_entry import Absent, MappedEntry
 from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable, sync_rows
 from memstore.engine.protocols.put import Draft, delete, fill, put, retry_after_sweep
-from memstore.engine.protocols.recovery import after_death
-from memstore.engine.protocols.rollback import LOOKED_AT, check_headers, check_publications
-from memstore.engine.protocols.served import Effects, change_served
-from memstore.engine.protocols.stored import mapped_size, placed_segments, stored_entry
+from memstore.engine.protocols.recovery import LOOKED_AT, after_death, check_headers, check_publications
+from memstore.engine.protocols.reuse import DEFAULT_LEASE, close_kept_file, lease
+from memstore.engine.protocols.sharded_put import (
+    LOOK_EVERY,
+    give_up,
+    no_version,
+    outcome_of,
+    pending_parts,
+    prepare,
+    to_explain,
+)
 from memstore.engine.protocols.sweep import sweep_all, sweep_if_due
 
 __all__ = [
@@ -64,7 +73,6 @@ __all__ = [
     "placed_segments",
     "stored_entry",
     "mapped_size",
-    "stored_entry",
     "sweep_if_due",
     "register_elsewhere",
     "find_record",
@@ -77,19 +85,19 @@ __all__ = [
     "BegunWait",
     "Elsewhere",
     "IN_A_THREAD",
-    "Turn",
+    "WaitState",
     "Absent",
     "Change",
     "Content",
     "DEFAULT_LEASE",
     "Draft",
     "Effects",
-    "Failure",
+    "AttemptFailure",
     "LOOKED_AT",
     "LOOK_EVERY",
     "MISFIT",
     "MappedEntry",
-    "Member",
+    "Participant",
     "Merge",
     "MembershipChanged",
     "MutableEntry",
@@ -98,7 +106,7 @@ __all__ = [
     "check_headers",
     "check_publications",
     "check_version",
-    "close_ahead",
+    "close_kept_file",
     "delete",
     "ended",
     "fence",

@@ -1,4 +1,8 @@
-"""What a commit is asked to do, the records that come of it, and what is refused: keys at other versions."""
+"""Changes: what a commit is asked to do, what is refused, and the features that a store needs for it.
+
+A `Change` is one key's part of a commit. `record_of` makes the record of it, `check_versions` refuses keys at other
+versions. A feature is something that older versions of memstore don't know; these refuse the store from then on.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from memstore._wording import conflict, no_key
 from memstore.engine.files import SealedSegment
 from memstore.engine.format import MutableKind, Record, is_mutable
+from memstore.engine.root import CLUSTER, MUTABLE, SHARDED, Feature, Root, folder
 from memstore.engine.sync import Refusal
-from memstore.errors import KeyNotFoundError, MutableEntryError, VersionConflictError
-from memstore.wording import conflict, no_key
+from memstore.errors import KeyNotFoundError, MutableEntryError, UnsupportedFilesystemError, VersionConflictError
 
 SMALL = 1536  # bytes: a larger value needs pages of its own in the catalog, and goes into a segment if they are scarce
 
@@ -136,3 +141,44 @@ def gone_while_sealed(key: str) -> MutableEntryError:
 def missing(key: bytes) -> KeyNotFoundError:
     name = key.decode()
     return KeyNotFoundError(no_key(name), key=name)
+
+
+# --- features --------------------------------------------------------------------------------------------------------
+
+
+def need_boxes(root: Root, deadline: float) -> None:
+    """Lets the store have records with boxes."""
+    _need(root, SHARDED, deadline)
+
+
+def need_mutable(root: Root, deadline: float) -> None:
+    """Lets the store have entries whose rows are written in place.
+
+    Raises UnsupportedFilesystemError on storage that hosts share: rows are written through mappings, under a lock that
+    the mapping keeps, and such a file system has neither to rely on.
+    """
+    if root.shared is not None:
+        raise UnsupportedFilesystemError(
+            f"{root.path} is on storage that hosts share, and a dataset's or buffer's rows are written in place, which "
+            "takes mappings and locks of a local file system: create it in a store of this host alone, and put there "
+            "what the other hosts are to have"
+        )
+    _need(root, MUTABLE, deadline)
+
+
+def need_cluster(root: Root, deadline: float) -> None:
+    """Lets the store be served to other hosts: it gets the tables for that. Raises NotAStoreError."""
+    if CLUSTER in root.settings.features and root.catalog.is_served:
+        return
+    root.member_id()  # raises, before anything is changed
+    _need(root, CLUSTER, deadline)
+    root.mutex.run(root.catalog.create_served, deadline)
+
+
+def _need(root: Root, feature: Feature, deadline: float) -> None:
+    def add() -> None:
+        root.check_in_place()
+        root.settings = folder.add_feature(root.state, root.settings, feature)
+
+    if feature not in root.settings.features:
+        root.mutex.run(add, deadline)

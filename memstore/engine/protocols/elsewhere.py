@@ -1,26 +1,28 @@
-"""What a root asks where its store goes on beyond this host. The engine knows the questions only.
+"""Questions of a root to other hosts, where its store goes on beyond this one; and what a get is given.
 
 A root that nobody serves has `membership` 0 in its catalog's counters, and none of this is called. Of a served one:
 
-- who finds no record, or one that lies on other hosts, asks here (`get.py`, `index.py`);
-- who changes keys asks whether their home is here (`publish.py`). If it is, the commit compares the counters'
+- who finds no record, or one that lies on other hosts, asks `Elsewhere` (`get.py`, `index.py`);
+- who changes keys asks whether their home is here (`put.publish`). If it is, the commit compares the counters'
   `membership` with the number under which that was so; if not, the change is committed there.
+
+A get is given a `MappedEntry`, a version of a key and its bytes in memory; those that still lie on other hosts are its
+`Absent`. The engine knows the questions only: memstore/distributed/client answers them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from memstore.engine.catalog import Outcome, Part, Transaction
-from memstore.engine.files import SealedSegment
-from memstore.engine.format import Record
-from memstore.engine.protocols.attempt_outcomes import Failure
-from memstore.engine.protocols.attempt_publish import Merge
-from memstore.engine.protocols.attempts import Member
+import msgspec
+
+from memstore.engine.catalog import AttemptOutcome, PendingPart, Transaction
+from memstore.engine.files import Mapping, SealedSegment
+from memstore.engine.format import Record, SegmentExtent
+from memstore.engine.protocols.attempts import AttemptFailure, Merge, Participant
 from memstore.engine.protocols.change import Change
-from memstore.engine.protocols.mapped_entry import MappedEntry
 from memstore.engine.root import Root
 from memstore.errors import CrossHostError
 
@@ -28,7 +30,7 @@ Thing = TypeVar("Thing")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class WaitState:
     """Where a begun wait stands.
 
     Attributes:
@@ -40,13 +42,13 @@ class Turn:
     again: float
 
 
-IN_A_THREAD = Turn(None, 0.0)  # what is to be done next may take time
+IN_A_THREAD = WaitState(None, 0.0)  # what is to be done next may take time
 
 
 class BegunWait(Protocol):
     """A wait for a newer version that no thread waits for."""
 
-    def go_on(self, deadline: float | None) -> Turn:
+    def go_on(self, deadline: float | None) -> WaitState:
         """To be called at first, when the wait's `told` was called, and after `again`. One at a time.
 
         Args:
@@ -160,8 +162,8 @@ class Elsewhere(Protocol):
     # --- sharded puts -------------------------------------------------------------------------------------------------
 
     def prepare(
-        self, member: Member, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
-    ) -> Outcome | Member:
+        self, member: Participant, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
+    ) -> AttemptOutcome | Participant:
         """Gives a rank's part to the home of its key. Returns the member with the attempt's number and home.
 
         Args:
@@ -169,15 +171,17 @@ class Elsewhere(Protocol):
         """
         ...
 
-    def outcome_of(self, member: Member, merge: Merge, waits_until: float, deadline: float) -> Outcome | None:
+    def outcome_of(
+        self, member: Participant, merge: Merge, waits_until: float, deadline: float
+    ) -> AttemptOutcome | None:
         """As `protocols.outcome_of`."""
         ...
 
-    def give_up(self, member: Member, failure: Failure, deadline: float) -> Outcome:
+    def give_up(self, member: Participant, failure: AttemptFailure, deadline: float) -> AttemptOutcome:
         """As `protocols.give_up`."""
         ...
 
-    def pending(self, key: bytes | None, deadline: float) -> list[tuple[Part, float]]:
+    def pending(self, key: bytes | None, deadline: float) -> list[tuple[PendingPart, float]]:
         """As `protocols.pending_parts`."""
         ...
 
@@ -268,3 +272,54 @@ def find_record(root: Root, key: bytes, deadline: float) -> Record | None:
     if record is None and is_served(root):
         return elsewhere_of(root).records([key], deadline)[0]
     return record
+
+
+# --- a version of a key, and its bytes -------------------------------------------------------------------------------
+
+
+class Absent(Protocol):
+    """Bytes of a mapping that lie on other hosts until they are needed. Whoever reads some asks for them first.
+
+    All raise HomeUnavailableError within the timeout, and VersionGoneError if the version was replaced before these
+    bytes came.
+    """
+
+    def need(self, starts: Any, stops: Any) -> None:
+        """Brings what lies between these addresses, arrays of int64, as far as it is of the mapping and not there."""
+        ...
+
+    def need_all(self) -> None: ...
+
+    def receive(self, starts: Any, stops: Any, into: Any) -> bool:
+        """Brings what lies between these addresses to others instead.
+
+        Args:
+            starts, stops: as of `need`; of ranges in order, and apart.
+            into: an address for each range. After an error anything may lie there.
+
+        Returns:
+            False: nothing was done. Some of it is there, or is worth keeping: see `need`.
+        """
+        ...
+
+    def localized(self) -> MappedEntry:
+        """The same version, copied to this host. Raises StoreFullError too."""
+        ...
+
+
+class MappedEntry(msgspec.Struct, frozen=True):
+    """A version of a key, and its bytes in memory, which stay there as long as the mapping is referred to.
+
+    The data section starts at `record.start` of the mapping, and is `record.nbytes` long.
+    """
+
+    record: Record
+    mapping: Mapping | None = None  # None: the value is in the record, or has no bytes
+    absent: Absent | None = None  # None: all bytes are there
+
+    def header(self, extent: SegmentExtent | None = None) -> memoryview:
+        """The header of a segment: of the only one, or of one of several. It does not keep the mapping alive."""
+        if self.mapping is None:
+            return memoryview(b"")
+        base, start = (0, self.record.start) if extent is None else (extent.base, extent.start)
+        return self.mapping.view()[base : base + start]

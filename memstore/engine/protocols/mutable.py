@@ -24,13 +24,13 @@ from typing import TypeVar
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Transaction
-from memstore.engine.failures import resource_errors
 from memstore.engine.files import Mapping, map_segment, segment_path
 from memstore.engine.format import LIVE, MutableKind, Record, SegmentExtent
 from memstore.engine.protocols.change import gone_while_sealed, missing, mutable_entry
 from memstore.engine.protocols.elsewhere import elsewhere_of, find_record, is_served
 from memstore.engine.root import Root, reopen_root, use_root
 from memstore.engine.sync import OPEN, SEALED, SEALING, ControlPage, FileIdentity
+from memstore.engine.usage import resource_errors
 from memstore.errors import (
     ContentionError,
     CorruptionError,

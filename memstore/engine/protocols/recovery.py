@@ -1,6 +1,20 @@
-"""Crash recovery, run by the mutex's next owner: it finishes or undoes a change whose owner died in the middle of it.
+"""Recovery after a crash, run by the mutex's next owner; and the detection of a catalog that was rolled back.
 
-All of it runs under the store's mutex. Files that the dead owner locked are given back by the sweep, see `sweep.py`.
+The next owner finishes or undoes a change whose owner died in the middle of it (`after_death`). All of that runs under
+the store's mutex. Files that the dead owner locked are given back by the sweep, see `sweep.py`.
+
+A rolled-back catalog is older than the lock page and the segments beside it. If the page of the newest state is
+damaged, LMDB silently opens the state before it; and a data.mdb may have been restored from a copy that is older than
+the segments. To go on from there would give old values for new ones, and sweep the files of acknowledged puts as if
+their writers had died. Three things tell, before anything is changed:
+
+1. The two meta pages of data.mdb (in the catalog's room): they must be those of two commits in a row.
+2. The lock page (`check_publications`): it counts publications after their commits, so a catalog that has fewer was
+   rolled back. This holds after a reboot and in a copy too; but the page may be older than the catalog then, and prove
+   nothing.
+3. Headers of segments (`check_headers`): none may say live under a put id and a version that are higher than any the
+   catalog has given. A put whose commit was cut off has no such header: the catalog knows it as filling, under that put
+   id. What is lent to another home, or is a copy, says version 0: there the put id tells by itself.
 """
 
 from __future__ import annotations
@@ -8,29 +22,29 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 from collections.abc import Iterable
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Counters, Transaction, attempts
+from memstore.engine.catalog import Counters, Transaction, tables
 from memstore.engine.files import OwnedFile, segment_path, write_state
 from memstore.engine.format import (
     FILLING,
     HEAD_SIZE,
     LIVE,
     RETIRED,
+    HeaderSlots,
     SegmentRow,
-    Slots,
     header_size,
     is_mutable,
     may_be_mutable,
     read_header,
     read_slots,
 )
-from memstore.engine.protocols.attempt_ends import forget_other_boots
+from memstore.engine.protocols.attempts import forget_other_boots
 from memstore.engine.protocols.reuse import unclaim
-from memstore.engine.protocols.rollback import ALL, check_headers, compare_publications
-from memstore.engine.root import Root
-from memstore.engine.sync import GONE_AT
+from memstore.engine.root import CATALOG, LOCK, Root
+from memstore.engine.sync import GONE_AT, publications_rung
 from memstore.errors import CorruptionError
 
 log = logging.getLogger("memstore")
@@ -42,7 +56,7 @@ def after_death(root: Root) -> None:
     """Runs before anything else of the mutex's next owner, where the last one died or failed, or there was none.
 
     0. A catalog that was rolled back is refused, before any file is taken for that of a dead writer.
-    1. A commit may have booked a file for the next put without locking it (`ahead.py`): the row says filling, and the
+    1. A commit may have booked a file for the next put without locking it (`reuse.py`): the row says filling, and the
        file says live under an older put. The file is retired, as all else that was replaced.
     2. A batch may be noted as being published. The catalog did not commit what its `filling` and `pending` rows still
        name, so those headers go back to filling. (What it did commit is live, and the headers say so.)
@@ -67,7 +81,7 @@ def after_death(root: Root) -> None:
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
         filling = transaction.numbers("filling", _MOST)
         if page.batch or page.is_new:  # a new page has lost the note
-            parts = [part for part in attempts.parts_of(transaction) if not part.host]
+            parts = [part for part in tables.parts_of(transaction) if not part.host]
             filling += [(part.segment, page.batch) for part in parts if part.segment]
         return filling, retired, counters
 
@@ -102,7 +116,7 @@ def _unbook(root: Root, transaction: Transaction, counters: Counters) -> None:
         transaction.put_counters(counters)
 
 
-def _slots(root: Root, segment: int) -> Slots | None:
+def _slots(root: Root, segment: int) -> HeaderSlots | None:
     try:
         file = OwnedFile(segment_path(root.segments, segment), os.O_RDONLY, dir_fd=root.segments_fd)
         return read_slots(syscalls.read_at(file.fd, HEAD_SIZE, 0), root.settings.store)
@@ -176,3 +190,89 @@ def _open_to_mark(root: Root, segment: int) -> OwnedFile | None:
         if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR):
             raise
         return None
+
+
+# --- a catalog that was rolled back ----------------------------------------------------------------------------------
+
+
+LOOKED_AT = 16  # files of each kind, at an opening
+ALL = 1 << 20  # files, where the lock page may prove nothing
+SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
+
+
+def check_publications(root: Root) -> None:
+    """Raises CorruptionError if the lock page has counted more of them than the catalog."""
+    if root.lock is not None:
+        rung = root.lock.publications_rung
+    else:
+        try:
+            rung = publications_rung(f"{root.state}/{LOCK}")
+        except PermissionError:
+            return
+    compare_publications(root, rung, root.catalog.view(Transaction.counters))  # the page first: both are growing
+
+
+def compare_publications(root: Root, rung: int, counters: Counters) -> None:
+    if rung > counters.publications:
+        raise rolled_back(root, f"it has {counters.publications:,} publications, and {rung:,} were made")
+
+
+def check_headers(root: Root, most: int) -> None:
+    """Raises CorruptionError if a file holds a put that the catalog doesn't know. Under the mutex, after a recovery.
+
+    It looks at up to `most` files of each kind that may be written or unlinked; with `ALL`, also at those that the
+    catalog has no number for.
+    """
+    with root.guard:
+        try:
+            counters, put_ids = root.catalog.view(_deletable, most)
+        except CorruptionError as error:  # a row: who needs it will say it
+            log.debug("%s: headers were not compared with the catalog: %s", root.path, str(error))
+            return
+        if most >= ALL:
+            numbers = [
+                int(match[1], 16) for match in map(SEGMENT_NAME.fullmatch, os.listdir(root.segments_fd)) if match
+            ]
+            put_ids.update(dict.fromkeys((number for number in numbers if number > counters.number), 0))
+        for segment, put_id in put_ids.items():
+            try:
+                file = OwnedFile(segment_path(root.segments, segment), os.O_RDONLY, dir_fd=root.segments_fd)
+            except OSError:  # missing, or planted, or another user's
+                continue
+            try:
+                check_header(root, file.fd, segment, put_id, counters)
+            finally:
+                file.close()
+
+
+def _deletable(transaction: Transaction, most: int) -> tuple[Counters, dict[int, int]]:
+    """Segments whose files may be deleted, with the put ids that they have by the catalog."""
+    listed = [segment for segment, _ in transaction.numbers("filling", most)]
+    listed += [segment for *_, segment in transaction.oldest_retired(most)]
+    listed += [segment for _, segment in transaction.numbers("held", most)]
+    rows = {segment: transaction.segment(segment) for segment in listed}
+    return transaction.counters(), {segment: row.put_id for segment, row in rows.items() if row is not None}
+
+
+def check_header(root: Root, fd: int, segment: int, put_id: int, counters: Counters) -> None:
+    """Raises CorruptionError if the file holds a later put than that one, and than all that the catalog knows of."""
+    try:
+        slots = read_slots(syscalls.read_at(fd, HEAD_SIZE, 0), root.settings.store)
+    except OSError:  # a folder
+        return
+    if slots is None or slots.state != LIVE or slots.put_id in (0, put_id):
+        return
+    if slots.put_id > counters.number and (slots.version > counters.version or not slots.version):
+        path = segment_path(root.segments, segment)
+        what, last = f"version {slots.version:,}", counters.version
+        if not slots.version:
+            what, last = f"put {slots.put_id:,}", counters.number
+        raise rolled_back(root, f"{path} has {what}, and the last one that it knows is {last:,}")
+
+
+def rolled_back(root: Root, what: str) -> CorruptionError:
+    path = f"{root.state}/{CATALOG}/data.mdb"
+    detail = (
+        f"the catalog is older than what lies beside it: {what}: close the store everywhere, and run memstore.repair"
+    )
+    return CorruptionError(path=path, detail=detail)

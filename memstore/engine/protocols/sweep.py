@@ -1,8 +1,11 @@
-"""The sweep: which retired segments are kept to be used again, and which are given back.
+"""Sweeps: which retired segments are kept to be used again, and which are given back.
 
-How many bytes of retired files may stay is limited: by what is live or twice the largest batch lately put, and by a
-tenth of the free space; but as many bytes as the largest recent batch may always stay. Later sweeps look again at a
-file that is *held*, by a lock or a lease. Files that dead writers were filling are given back too.
+How many bytes of retired files may stay is limited (`limit`): by what is live or twice the largest batch lately put,
+and by a tenth of the free space; but as many bytes as the largest recent batch may always stay. Later sweeps look again
+at a file that is *held*, by a lock or a lease. Files that dead writers were filling are given back too.
+
+Copies of values of other hosts are given up when there is no room, and by `gc` (`drop_copies`). They are fetched, and
+named in the table `copies`, by memstore/distributed/transfers.
 
 All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
 """
@@ -19,17 +22,23 @@ from typing import NamedTuple
 import msgspec
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Counters, Transaction
+from memstore.engine.catalog import Counters, Transaction, tables
 from memstore.engine.files import LockFile, OwnedFile, erase_put_id, remove_file, segment_path
-from memstore.engine.format import FILLING, RETIRED
-from memstore.engine.protocols import ahead
-from memstore.engine.protocols.attempt_ends import end_expired, end_expired_locked
-from memstore.engine.protocols.copies import drop_copies
-from memstore.engine.protocols.leases import is_leased
-from memstore.engine.protocols.reuse import Row, lock_in_state, lock_retired, retire, set_aside
-from memstore.engine.protocols.rollback import check_header
+from memstore.engine.format import FILLING, LIVE, RETIRED, SegmentRow
+from memstore.engine.protocols.attempts import end_expired, end_expired_locked
+from memstore.engine.protocols.recovery import check_header, mark_retired
+from memstore.engine.protocols.reuse import (
+    RetiredRow,
+    give_back_kept_file,
+    is_leased,
+    lock_in_state,
+    lock_retired,
+    retire,
+    set_aside,
+)
 from memstore.engine.root import Root
 from memstore.engine.sync import boot_clock
+from memstore.errors import CorruptionError
 
 log = logging.getLogger("memstore")
 
@@ -95,7 +104,7 @@ def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
 
 
 def _give_up_what_is_kept(root: Root) -> None:
-    ahead.give_back(root)
+    give_back_kept_file(root)
     root.catalog.forget_dead_readers()
 
 
@@ -122,7 +131,7 @@ def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = No
 
 
 def close_unlinked(files: Iterable[OwnedFile]) -> None:
-    """Frees the blocks of files that nobody can open any more: they may still be mapped, see `spares.py`."""
+    """Frees the blocks of files that nobody can open any more: they may be mapped, for their writer's next put."""
     for file in files:
         try:
             if syscalls.status(file.fd).st_nlink == 0:
@@ -135,8 +144,8 @@ def close_unlinked(files: Iterable[OwnedFile]) -> None:
 class _Sweep(NamedTuple):
     """What one hold looks at."""
 
-    surplus: list[Row]
-    held: list[Row]
+    surplus: list[RetiredRow]
+    held: list[RetiredRow]
     dead: list[int]
 
 
@@ -162,16 +171,16 @@ def sweep(root: Root, unlinked: list[LockFile], *, files: int, keep: int | None 
 def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) -> _Sweep:
     counters = transaction.counters()
     over = counters.retired - (limit(root, counters) if keep is None else keep)
-    surplus: list[Row] = []
+    surplus: list[RetiredRow] = []
     if over > 0:
         for row in transaction.oldest_retired(files):
             if over <= 0:
                 break
-            surplus.append(Row(*row))
+            surplus.append(RetiredRow(*row))
             over -= row[0]
-    held: list[Row] = []
+    held: list[RetiredRow] = []
     if keep == 0 or _may_look_at_held(root, counters):
-        held = [Row(0, *row) for row in transaction.numbers("held", files if keep == 0 else _HELD_A_SWEEP)]
+        held = [RetiredRow(0, *row) for row in transaction.numbers("held", files if keep == 0 else _HELD_A_SWEEP)]
         root.looked_at_held = time.monotonic()
     dead: list[int] = []
     if _may_look_for_dead(root, counters):
@@ -216,7 +225,7 @@ def _look_again(
     root: Root,
     transaction: Transaction,
     counters: Counters,
-    row: Row,
+    row: RetiredRow,
     unlinked: list[LockFile],
     now: int,
     keep: int | None,
@@ -288,3 +297,51 @@ def _unlink(
         transaction.delete_segment(segment)
     transaction.delete_number("leases", segment)
     return True
+
+
+# --- copies of values of other hosts ---------------------------------------------------------------------------------
+
+
+_DROPPED_A_HOLD = 64
+
+
+def drop_copies(root: Root, deadline: float) -> None:
+    """Retires the files of all copies; who has one mapped keeps it."""
+    while root.catalog.is_served and root.catalog.view(lambda transaction: transaction.count(tables.COPIES)):
+        root.mutex.run(lambda: _drop_some(root), deadline)
+
+
+def _drop_some(root: Root) -> None:
+    with root.guard:
+        retired, counters = root.catalog.update(_forget_some, is_delete=True)
+    mark_retired(root, retired)
+    root.mutex.publications_rung = counters.publications
+
+
+def _forget_some(transaction: Transaction) -> tuple[list[int], Counters]:
+    counters, retired = transaction.counters(), list[int]()
+    for key, stored in transaction.rows_with(tables.COPIES, b"", _DROPPED_A_HOLD):
+        for segment, row in _rows_of(transaction, key, stored):
+            counters.live -= row.nbytes
+            transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
+            retire(transaction, counters, segment, row.nbytes)
+            retired.append(segment)
+        transaction.delete_row(tables.COPIES, key)
+    counters.publications += 1
+    transaction.put_counters(counters)
+    return retired, counters
+
+
+def _rows_of(transaction: Transaction, key: bytes, stored: bytes) -> list[tuple[int, SegmentRow]]:
+    """The segments of a copy. Where the row is damaged that says which, they stay until a repair."""
+    try:
+        rows = [
+            (segment, put_id, transaction.segment(segment))
+            for segment, put_id in tables.read_kept(tables.COPIES, key, stored).segments
+        ]
+    except CorruptionError as error:
+        log.warning("the copy of %r can't be dropped, and keeps its bytes until a repair: %s", key, str(error))
+        return []
+    return [
+        (segment, row) for segment, put_id, row in rows if row is not None and (row.put_id, row.state) == (put_id, LIVE)
+    ]

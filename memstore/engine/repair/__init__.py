@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memstore.engine.repair.repair import repair_store
-from memstore.engine.repair.sharded import FoundPart
+from memstore.engine.repair.salvage import FoundPart
 from memstore.engine.repair.verify import verify_store
 
 __all__ = [

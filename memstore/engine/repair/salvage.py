@@ -1,4 +1,9 @@
-"""Reads what is left of a damaged store: the rows that can be read, and the segments' headers. Changes nothing."""
+"""Salvage: what is left of a damaged store, the rows that can be read and the segments' headers. It changes nothing.
+
+Each part of a sharded put has a segment, whose header has what its rank says of the value (behind PART_MARK). All of
+them were published as one batch, under one version: if they are all there, a `MergeFound` makes the entry of them
+(`merged`).
+"""
 
 from __future__ import annotations
 
@@ -8,32 +13,36 @@ import operator
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import xxhash
 
+from memstore._arguments import KEY_LIMIT
+from memstore._info import Progress
+from memstore._parsing import UNDECODABLE
 from memstore.engine import syscalls
 from memstore.engine.catalog import SERVED, Counters, has_gone_back, read_counters, read_segment
 from memstore.engine.files import OwnedFile
 from memstore.engine.format import (
     HEAD_SIZE,
     OBJECTS_IN_RECORD,
-    Found,
+    PART_MARK,
+    ParsedHeader,
     Record,
+    SegmentExtent,
     SegmentRow,
     decode_record,
     header_size,
     is_mutable,
     read_header,
 )
+from memstore.engine.protocols import Content
 from memstore.engine.repair.survey import survey
 from memstore.engine.sync import CONTROL_SIZE, check_page
 from memstore.errors import CorruptionError, ResourceLimitError, in_callers_code
-from memstore.info import Progress
-from memstore.keys import KEY_LIMIT
-from memstore.undecodable import UNDECODABLE
 
 _ANY_CAPACITY = 1 << 62  # rows: what a mutable entry has room for, its description says, which is opaque here
 _NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
@@ -109,12 +118,12 @@ class SegmentFile:
     path: str
     segment: int
     size: int
-    found: Found | None = None
+    found: ParsedHeader | None = None
     record: Record | None = None
     key: bytes | None = None
 
 
-def _record(found: Found, segment: int, size: int, changed: float) -> Record:
+def _record(found: ParsedHeader, segment: int, size: int, changed: float) -> Record:
     large = len(found.objects) > OBJECTS_IN_RECORD
     return Record(
         version=found.version,
@@ -178,3 +187,74 @@ def _guess_key(head: bytes) -> bytes | None:
         return msgspec.json.decode(match[1], type=str).encode() if match else None
     except UNDECODABLE:
         return None
+
+
+# --- the segments of one version of a sharded entry, by their headers alone ------------------------------------------
+
+
+class FoundPart(NamedTuple):
+    """A part by its header.
+
+    Attributes:
+        said: what it says of the value.
+        checksums: of the tensors in its segment, one behind the other; None where the store has none.
+    """
+
+    said: bytes
+    checksums: bytes | None
+    extent: SegmentExtent
+
+
+MergeFound = Callable[[str, Sequence[FoundPart]], "Content | None"]
+"""Called with a key and all parts of one version. Returns what its record says; None if they are not one value."""
+
+
+def is_part(file: SegmentFile) -> bool:
+    return file.record is not None and file.record.description.startswith(PART_MARK)
+
+
+def by_version(files: Iterable[SegmentFile]) -> list[list[SegmentFile]]:
+    """The newest version first: each by itself, but segments of parts with those that were published with them.
+
+    Of a part and its copy one counts.
+    """
+    alone: list[list[SegmentFile]] = []
+    parts: dict[tuple[bytes | None, int, int], dict[int, SegmentFile]] = {}
+    for file in files:
+        if not is_part(file):
+            alone.append([file])
+        elif file.found is not None:
+            together = file.key, file.found.batch, file.found.version
+            parts.setdefault(together, {}).setdefault(file.found.put_id, file)
+    return sorted([*alone, *(list(one.values()) for one in parts.values())], key=_version_of, reverse=True)
+
+
+def _version_of(files: Sequence[SegmentFile]) -> int:
+    return files[0].found.version if files[0].found is not None else 0
+
+
+def merged(files: Sequence[SegmentFile], merge: MergeFound) -> Record | None:
+    """The record of the version that the segments hold. None if one is missing, or they are not one value."""
+    records = [file.record for file in files if file.record is not None]
+    found = {(file.found.batch, file.found.count) for file in files if file.found is not None}
+    (batch, count), *others = found
+    if others or count != len(records):
+        return None
+    parts = [FoundPart(one.description, one.checksums, extent) for one in records for extent in one.segments]
+    content = merge((files[0].key or b"").decode(), parts)
+    if content is None or content.parts is None:
+        return None
+    return Record(
+        version=records[0].version,
+        put_id=batch,
+        segment=0,
+        size=len(records),
+        start=0,
+        nbytes=content.nbytes,
+        created=max(one.created for one in records),
+        description=content.description,
+        objects=content.objects,
+        checksums=content.checksums,
+        parts=content.parts,
+        boxes=content.boxes,
+    )

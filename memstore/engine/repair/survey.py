@@ -1,26 +1,61 @@
-"""A look at the whole catalog, in a child process: a damaged LMDB file can end whoever reads it.
+"""Surveys of a whole catalog, in a child process: a damaged LMDB file can end whoever reads it.
 
 The child is a fresh interpreter that imports only the engine, and opens the catalog read-only. It walks all tables
-(`inspection.py`), checks each row by itself and with those that it names, and reports on a pipe. A child that dies by
-what LMDB does on damaged pages, or hangs in it, is damage too. One that could not be started, or that somebody else
-ended (SIGKILL: no memory), says nothing of the catalog.
+(`report`), checks each row by itself and with those that it names, and writes what it finds to standard output, in
+frames of a length and msgpack. A child that dies by what LMDB does on damaged pages, or hangs in it, is damage too. One
+that could not be started, or that somebody else ended (SIGKILL: no memory), says nothing of the catalog. Tables of
+later versions are not looked at.
+
+A long read makes the catalog grow, since LMDB keeps the pages that are replaced meanwhile. So on a store in use the
+walk takes a new transaction every two milliseconds, and goes on behind the last row. Rows of several tables are
+compared within a transaction. Sums and counts are compared if all of it was one moment, since nobody changed anything.
+
+This file imports the catalog and the format, and nothing above them: the child loads it each time.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
-from memstore.errors import lack_of
+from memstore._arguments import encode_key
+from memstore.engine.catalog import (
+    NAMES,
+    OPTIONAL,
+    SERVED,
+    Catalog,
+    PendingPart,
+    Transaction,
+    check_row,
+    read_segment,
+    tables,
+)
+from memstore.engine.format import (
+    FILLING,
+    LIVE,
+    PREPARED,
+    RETIRED,
+    STATE_NAMES,
+    Record,
+    SegmentExtent,
+    SegmentRow,
+    checked,
+    decode_record,
+)
+from memstore.errors import CorruptionError, lack_of
 
 SILENCE = 60.0  # seconds without a word from the child: it hangs
 _TIME_TO_END = 5.0  # seconds for the child, after its last word
@@ -34,11 +69,11 @@ sys.path[:], doors, arguments = map(json.loads, sys.argv[1:])
 for name, folder in doors.items():
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
-from memstore.engine.repair.inspection import report
+from memstore.engine.repair.survey import report
 report(*arguments)
 """
 
-Row = Callable[[str, bytes, bytes], None]  # called with table, key, value
+OnRow = Callable[[str, bytes, bytes], None]  # called with table, key, value
 
 
 class Damage(msgspec.Struct, frozen=True, array_like=True):
@@ -74,7 +109,7 @@ class Survey:
         return not self.broken and not self.refused and not self.damage
 
 
-def survey(folder: str, *, locked: bool, on_row: Row | None = None) -> Survey:
+def survey(folder: str, *, locked: bool, on_row: OnRow | None = None) -> Survey:
     """Has a child look at the catalog in `folder`. `locked` False: nobody else uses it, and lock.mdb isn't touched.
 
     `on_row` gets each row that fits its checksum. Raises nothing.
@@ -113,7 +148,7 @@ def survey(folder: str, *, locked: bool, on_row: Row | None = None) -> Survey:
 class _Receiver:
     """Takes what the child writes, as it comes."""
 
-    def __init__(self, found: Survey, on_row: Row | None) -> None:
+    def __init__(self, found: Survey, on_row: OnRow | None) -> None:
         self._found, self._on_row = found, on_row
         self._greeted = self.is_done = False
 
@@ -162,3 +197,227 @@ def _frames(fd: int) -> Iterator[list[Any]]:
             yield msgspec.msgpack.decode(memoryview(received)[start + 4 : end], type=list[Any])
             start = end
         del received[:start]
+
+
+# --- in the child ----------------------------------------------------------------------------------------------------
+
+
+_ALIVE_EVERY = 2048  # rows
+_TRANSACTION = 0.002  # seconds that a transaction lasts on a store in use: up to 60 puts, of some 20 KiB each
+_PAUSE = 0.0005  # seconds between two: a process that has just slept is seldom interrupted within the next transaction
+_ROWS_A_TRANSACTION = 64  # at least, in one transaction
+_LARGEST_ROW = 1 << 28  # bytes; a header, and what it takes to describe it, has at most 100 MB
+
+
+def report(folder: str, locked: bool, with_rows: bool) -> None:
+    """The child process: looks at the catalog in `folder`, and writes what it finds to standard output."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sender = _Sender(sys.stdout.buffer)
+    sender.say("hello")  # a signal that ends the child from here on is the work of damaged pages
+    sender.flush()
+    try:
+        catalog = Catalog(folder, durable=False, writable=False, locked=locked)
+        inspect(catalog, sender, with_rows=with_rows, longest=_TRANSACTION if locked else math.inf)
+    except (OSError, MemoryError) as error:
+        is_damage = getattr(error, "errno", None) == errno.EIO
+        lack = lack_of(error) or (0, "")
+        sender.say("broken" if is_damage else "refused", f"{type(error).__name__}: {error}", lack[0])
+    except Exception as error:  # the parent is told of every error
+        sender.say("broken", f"{type(error).__name__}: {error}")
+    sender.flush()
+
+
+class _Sender:
+    def __init__(self, pipe: BinaryIO) -> None:
+        self._pipe = pipe
+
+    def say(self, *words: Any) -> None:
+        encoded = msgspec.msgpack.encode(words)
+        self._pipe.write(len(encoded).to_bytes(4, "little") + encoded)
+
+    def flush(self) -> None:
+        self._pipe.flush()
+
+
+def inspect(catalog: Catalog, sender: _Sender, *, with_rows: bool, longest: float) -> None:
+    """Reports all rows, in transactions of `longest` seconds: infinite where nobody else uses the store."""
+    look = _CatalogWalk(sender, with_rows=with_rows, longest=longest)
+    while not catalog.view(look.go_on):
+        time.sleep(_PAUSE)
+
+
+class _CatalogWalk:
+    """The child's walk through the tables."""
+
+    _transaction: Transaction  # the present one
+
+    def __init__(self, sender: _Sender, *, with_rows: bool, longest: float) -> None:
+        self._sender, self._with_rows, self._longest = sender, with_rows, longest
+        self._moments = set[int]()
+        self._left = [*NAMES, *OPTIONAL, *SERVED]
+        self._last: bytes | None = None  # key of the first table that is left
+        self._began = 0  # the moment when its first row was looked at
+        self._seen = self._seen_before = 0  # rows; before that table
+        self._keys = self._nbytes = 0
+        self._sums = {FILLING: 0, LIVE: 0, RETIRED: 0, PREPARED: 0}
+        self._largest_version = self._largest_number = 0
+        self._rows = dict.fromkeys(self._sums, 0)
+        self._listed = dict.fromkeys(self._sums, 0)  # in `filling`; in `retired` and `held`; in `pending`
+
+    @property
+    def _is_one_moment(self) -> bool:
+        return len(self._moments) == 1
+
+    def go_on(self, transaction: Transaction) -> bool:
+        """Looks at the next rows. True if these were the last."""
+        self._transaction = transaction
+        self._moments.add(transaction.moment)
+        end = time.monotonic() + self._longest
+        while self._left:
+            if not self._walk(self._left[0], end):
+                return False
+            del self._left[0]
+            self._last, self._seen_before = None, self._seen
+        self._compare_counters()
+        self._sender.say("end", self._keys, self._nbytes)
+        return True
+
+    def _damage(self, detail: str, key: bytes | None = None, segment: int = 0, *, is_record: bool = False) -> None:
+        self._sender.say("damage", detail, key, segment, is_record)
+
+    def _walk(self, table: str, end: float) -> bool:
+        """Looks at the next rows of a table. False if the time was up before its end."""
+        if self._last is None:
+            self._began = self._transaction.moment
+        for packed, value in self._transaction.rows(table, self._last):
+            key = bytes(packed)
+            if self._last is not None and key <= self._last or len(value) > _LARGEST_ROW:
+                # perhaps by a page that names an earlier one, so that the walk would not end
+                raise CorruptionError(f"table {table!r} is out of order")
+            self._last = key
+            self._seen += 1
+            if self._seen % _ALIVE_EVERY == 0:
+                self._sender.say("alive")
+                self._sender.flush()
+            self._look_at(table, key, bytes(value))
+            if self._seen % _ROWS_A_TRANSACTION == 0 and time.monotonic() > end:
+                return False
+        count, said = self._seen - self._seen_before, self._transaction.count(table)
+        if self._began == self._transaction.moment and count != said:
+            raise CorruptionError(f"table {table!r} has {count} rows, and says {said}")
+        return True
+
+    def _look_at(self, table: str, key: bytes, value: bytes) -> None:
+        try:
+            if table == "entries":
+                encode_key(key.decode())
+                self._look_at_entry(key, decode_record(key, value))
+            elif table == "segments":
+                self._look_at_segment(*read_segment(key, value))
+            elif table == tables.PENDING:
+                self._look_at_part(tables.read_part(key, value))
+            elif table == tables.OUTCOMES:
+                tables.read_outcome(key, value)
+            elif table in SERVED:
+                self._look_at_served(table, key, value)
+            elif table != tables.CONTENTS:  # these are read with their parts
+                check_row(table, key, value)
+                if table in ("filling", "retired", "held"):
+                    self._look_at_listed(table, int.from_bytes(key if table == "filling" else value, "big"))
+        except (CorruptionError, ValueError) as error:
+            detail = getattr(error, "detail", str(error))
+            self._damage(detail, key if table == "entries" else None, is_record=table == "entries")
+        else:
+            if self._with_rows:
+                self._sender.say("row", table, key, value)
+
+    def _look_at_entry(self, key: bytes, record: Record) -> None:
+        self._keys += 1
+        self._nbytes += record.nbytes
+        self._largest_version = max(self._largest_version, record.version)
+        for extent in self._here(record):
+            self._compare_row(key, extent)
+
+    def _here(self, record: Record) -> tuple[SegmentExtent, ...]:
+        """The segments of a record that lie on this host: those of others have numbers of their own."""
+        return record.segments if record.hosts is None else record.here(self._member())
+
+    def _member(self) -> bytes:
+        return bytes.fromhex(self._transaction.store_id() or "")
+
+    def _compare_row(self, key: bytes, extent: SegmentExtent) -> None:
+        try:
+            row = self._transaction.segment(extent.segment)
+        except CorruptionError:
+            return  # reported with its own table
+        if row is None or (row.key, row.put_id, row.state, row.nbytes) != (key, extent.put_id, LIVE, extent.size):
+            what = "there is none" if row is None else "is another put's"
+            self._damage(f"the row of its segment disagrees with its record: {what}", key, extent.segment)
+
+    def _look_at_segment(self, segment: int, row: SegmentRow) -> None:
+        if row.state not in self._sums:
+            raise ValueError(f"the row of segment {segment:016x} has no state that it could have")
+        self._sums[row.state] += row.nbytes
+        self._rows[row.state] += 1
+        self._largest_number = max(self._largest_number, segment, row.put_id)
+        if row.state == LIVE:
+            try:
+                record = self._transaction.record(row.key)
+                is_named = record is not None and any(extent.segment == segment for extent in self._here(record))
+                is_named = is_named or tables.is_kept(self._transaction, segment, row)
+            except CorruptionError:
+                return
+            if not is_named:
+                self._damage("the catalog calls its segment live, and no entry names it", row.key, segment)
+
+    def _look_at_served(self, table: str, key: bytes, value: bytes) -> None:
+        if table in tables.KEEPING:
+            for segment, put_id in tables.read_kept(table, key, value).segments:
+                self._look_at_kept(table, segment, put_id)
+        elif table == tables.OWED:
+            tables.read_owed(key, value)
+        else:
+            checked(key, value)
+
+    def _look_at_kept(self, table: str, segment: int, put_id: int) -> None:
+        try:
+            row = self._transaction.segment(segment)
+        except CorruptionError:
+            return  # reported with its own table
+        if row is None or (row.put_id, row.state) != (put_id, LIVE):
+            self._damage(f"table {table!r} names it, and its row says otherwise", None, segment)
+
+    def _look_at_part(self, part: PendingPart) -> None:
+        self._largest_number = max(self._largest_number, 0 if part.host else part.put_id, part.number)
+        if part.segment and not part.host:
+            self._look_at_listed("pending", part.segment)
+        tables.content_of(self._transaction, part)
+
+    def _look_at_listed(self, table: str, segment: int) -> None:
+        state = {"filling": FILLING, "pending": PREPARED}.get(table, RETIRED)
+        self._listed[state] += 1
+        row = self._transaction.segment(segment)
+        if row is None or row.state != state:
+            self._damage(f"table {table!r} names it, and its row says otherwise", None, segment)
+
+    def _compare_counters(self) -> None:
+        try:
+            counters = self._transaction.counters()
+        except CorruptionError:
+            return  # reported with its own table
+        if counters.membership and self._transaction.row(tables.CLUSTER, tables.MEMBERS) is None:
+            self._damage("the store is a member of a cluster, and the row that says of which is lost")
+        if counters.version < self._largest_version or counters.number < self._largest_number:
+            self._damage("the counters are behind the rows: numbers would repeat")
+        if not self._is_one_moment:
+            return
+        filling = self._sums[FILLING] + self._sums[PREPARED]
+        rows = {"live": self._sums[LIVE], "filling": filling, "retired": self._sums[RETIRED]}
+        sums = {"live": counters.live, "filling": counters.filling, "retired": counters.retired + counters.held}
+        for state in (FILLING, PREPARED, RETIRED):
+            if self._rows[state] != self._listed[state]:
+                name = STATE_NAMES.get(state, "prepared")
+                self._damage(f"{self._rows[state]} rows are {name}, and {self._listed[state]} are listed as such")
+        for state, nbytes in sums.items():
+            if nbytes != rows[state]:
+                self._damage(f"the counters have {nbytes:,} {state} bytes, and the rows {rows[state]:,}")

@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 
+from memstore._info import Progress, VerifyReport
 from memstore.engine import syscalls
 from memstore.engine.files import segment_path
-from memstore.engine.format import LIVE, PART_MARK, Found, Record, SegmentExtent, read_header
+from memstore.engine.format import LIVE, PART_MARK, ParsedHeader, Record, SegmentExtent, read_header
 from memstore.engine.index import find, keys_of_bytes_here
 from memstore.engine.protocols import MappedEntry, check_publications, hold, placed_segments
 from memstore.engine.repair.survey import Damage, survey
@@ -34,7 +35,6 @@ from memstore.errors import (
     in_callers_code,
     way_out,
 )
-from memstore.info import Progress, VerifyReport
 
 Check = Callable[
     [Root, str, MappedEntry, Callable[[int], None]], bool
@@ -164,7 +164,7 @@ def _check_headers(root: Root, name: str, held: MappedEntry) -> None:
 _Facts = dict[str, object]
 
 
-def _said(found: Found, is_part: bool) -> _Facts:
+def _said(found: ParsedHeader, is_part: bool) -> _Facts:
     facts: _Facts = {
         "state": found.state,
         "put id": found.put_id,

@@ -2,40 +2,53 @@
 
 from __future__ import annotations
 
-from memstore.engine.root import folder, registry
-from memstore.engine.root.discard import AGENT_LOCK, check_alone, discard, remove_begun, remove_root, unserved
+from memstore.engine.root import folder, roots
 from memstore.engine.root.filesystem import (
     TMPFS,
     Durability,
+    all_maps,
     check_filesystem,
     filesystem_name,
+    holders_of,
     is_in_memory,
+    lock_holders,
+    mappers_of,
     mappings_keep_locks,
 )
 from memstore.engine.root.folder import (
+    AGENT_LOCK,
     CATALOG,
+    CLUSTER,
     DOORBELL,
     LOCK,
+    MUTABLE,
     SEGMENTS,
     SETTINGS,
+    SHARDED,
+    Feature,
+    Settings,
+    Shared,
     absolute_path,
+    check_alone,
     create_file,
+    discard,
     give_to_group,
+    new_settings,
+    remove_begun,
+    remove_root,
+    unserved,
 )
-from memstore.engine.root.holders import all_maps, holders_of, lock_holders, mappers_of
-from memstore.engine.root.registry import RootUse, close_root, close_unused, reopen_root, use_root
-from memstore.engine.root.root import KeptFile, Root
-from memstore.engine.root.settings import CLUSTER, MUTABLE, SHARDED, Feature, Settings, Shared, new_settings
+from memstore.engine.root.roots import KeptFile, Root, RootUse, close_root, close_unused, reopen_root, use_root
 from memstore.engine.root.shared import (
-    CLAIMS,
-    Places,
+    CLAIMS_FILE,
+    StorePaths,
     check_local,
     check_owner,
     create_segments,
     create_shared,
     new_shared,
     no_state,
-    places_of,
+    paths_of,
     prepare_state,
     segments_of,
     shared_settings,
@@ -48,7 +61,7 @@ from memstore.engine.root.shared import (
 __all__ = [
     "AGENT_LOCK",
     "CATALOG",
-    "CLAIMS",
+    "CLAIMS_FILE",
     "CLUSTER",
     "DOORBELL",
     "LOCK",
@@ -60,7 +73,7 @@ __all__ = [
     "Durability",
     "Feature",
     "KeptFile",
-    "Places",
+    "StorePaths",
     "Root",
     "Settings",
     "Shared",
@@ -88,9 +101,9 @@ __all__ = [
     "new_settings",
     "new_shared",
     "no_state",
-    "places_of",
+    "paths_of",
     "prepare_state",
-    "registry",
+    "roots",
     "remove_begun",
     "remove_root",
     "reopen_root",

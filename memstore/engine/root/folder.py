@@ -1,7 +1,18 @@
-"""The root folder: what may be a store, who may own it, and how its files are made.
+"""The root folder of a store: its settings, who may own it, how its files are made, and how it is given up.
 
-`memstore.json` is written last, by a rename, while the folder is locked. A folder with it is a whole store. Without it,
-it is no store yet, and the next creator finishes what was left half made.
+`memstore.json` holds the `Settings`. It is written last, by a rename, while the folder is locked (`locked`). A folder
+with it is a whole store. Without it, it is no store yet, and the next creator finishes what was left half made.
+
+A store is given up (`discard`) by one rename; then its files are removed. The caller holds the lock on the folder, so
+nobody opens or creates a store there meanwhile. Who has the store open keeps what it has mapped, and hears from its
+next call that the store is gone: see `Root.check_in_place`.
+
+1. `segments` is renamed to `segments.discarded`. **This is the moment**: a put that commits later isn't acknowledged,
+   since it looks for `segments` before it returns; and a folder with `segments.discarded` is no store, whatever else it
+   has.
+2. `memstore.json` is removed, then all else, `segments.discarded` last.
+
+A kill after step 1 leaves no store, and files that the next creator, or `discard` again, removes first.
 """
 
 from __future__ import annotations
@@ -12,38 +23,160 @@ import grp
 import os
 import stat
 import time
+import uuid
 from collections.abc import Generator
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
+import msgspec
+from msgspec import Meta
+
+from memstore._parsing import UNDECODABLE
+from memstore._wording import of_no_place
 from memstore.engine import syscalls
 from memstore.engine.files import LockFile
-from memstore.engine.root.filesystem import Durability, check_filesystem
-from memstore.engine.root.holders import lock_holders
-from memstore.engine.root.settings import Feature, Settings, decode_settings, encode_settings
+from memstore.engine.root.filesystem import Durability, check_filesystem, lock_holders
 from memstore.engine.sync import describe_thread
-from memstore.errors import (
-    NotAStoreError,
-    PermissionDeniedError,
-    StoreTimeoutError,
-)
-from memstore.wording import of_no_place
+from memstore.errors import FormatVersionError, NotAStoreError, NotServedError, PermissionDeniedError, StoreTimeoutError
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+Feature = Literal["sharded", "mutable", "cluster", "shared"]
+
+FORMAT = 2  # the newest that can be read; a store has the oldest one that can say what it holds
+_PLAIN, _WITH_FEATURES = 1, 2
+SHARDED: Feature = "sharded"  # records of several segments, and prepared segments
+MUTABLE: Feature = "mutable"  # entries whose rows are written in place
+CLUSTER: Feature = "cluster"  # the store was served to other hosts: records name what lies there
+SHARED: Feature = "shared"  # its segments lie on storage that hosts mount, its catalogs do not: see `shared.py`
+
+GRACE = 60.0  # seconds
+INLINE_LIMIT = 1 << 16  # bytes; up to here a put into the record takes a fraction of one into a segment
+
+
+class _AnyFormat(msgspec.Struct):
+    """What every version of `memstore.json` has."""
+
+    format: int
+
+
+class _AnyFeatures(msgspec.Struct):
+    features: tuple[str, ...] = ()
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """What a store on storage that hosts share has fixed, beside all else.
+
+    Attributes:
+        store: the id that all of its hosts have in common; each has one of its own, too.
+        grace: seconds for which the file of a value that was replaced stays, for its readers on other hosts.
+        maps: files may be mapped: the storage keeps what a host has open, also when another one has removed it.
+    """
+
+    store: str
+    grace: Annotated[float, Meta(ge=0, le=1e6)] = GRACE
+    maps: bool = False
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What `memstore.json` holds. All is fixed at creation, but that `features` come when they are first used."""
+
+    format: Annotated[int, Meta(ge=1, le=FORMAT)]
+    store: str
+    durability: Durability
+    checksum: bool
+    inline_limit: Annotated[int, Meta(ge=0, le=1 << 16)]  # bytes
+    file_mode: Annotated[int, Meta(ge=0, le=0o777)]
+    unix_group: Annotated[int, Meta(ge=0, lt=1 << 32)] | None = None
+    features: tuple[Feature, ...] = ()
+    shared: Shared | None = None  # with the feature of that name
+
+    def with_feature(self, feature: Feature) -> Settings:
+        """A version of memstore that doesn't know the feature refuses the store from here on."""
+        return msgspec.structs.replace(self, format=_WITH_FEATURES, features=(*self.features, feature))
+
+    @property
+    def durable(self) -> bool:
+        return self.durability == "disk"
+
+    @property
+    def folder_mode(self) -> int:
+        """The file mode, with the x bits that match its r bits."""
+        return self.file_mode | (self.file_mode & 0o444) >> 2
+
+
+def new_settings(
+    *, durability: Durability | None, checksum: bool | None, inline_limit: int | None, file_mode: int, group: int | None
+) -> Settings:
+    chosen = durability or "process"
+    settings = Settings(
+        format=_PLAIN,
+        store=uuid.uuid4().hex,
+        durability=chosen,
+        checksum=chosen == "disk" if checksum is None else checksum,
+        inline_limit=INLINE_LIMIT if inline_limit is None else inline_limit,
+        file_mode=file_mode,
+        unix_group=group,
+    )
+    try:  # what was written could else not be read again
+        return msgspec.convert(msgspec.to_builtins(settings), Settings)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no store can be created so: {error}") from None
+
+
+def encode_settings(settings: Settings) -> bytes:
+    written = msgspec.to_builtins(settings)
+    if not settings.features:  # as before there were any
+        del written["features"]
+    if settings.shared is None:
+        del written["shared"]
+    return msgspec.json.format(msgspec.json.encode(written)) + b"\n"
+
+
+def decode_settings(text: bytes, path: str) -> Settings:
+    """Raises FormatVersionError, and NotAStoreError; `path` is where the text was found."""
+    try:
+        version = msgspec.json.decode(text, type=_AnyFormat).format
+        if version > FORMAT:
+            raise FormatVersionError(
+                f"{path} has format {version}, and this version of memstore reads up to {FORMAT}: upgrade memstore"
+            )
+        unknown = sorted(set(msgspec.json.decode(text, type=_AnyFeatures).features) - set(get_args(Feature)))
+        if unknown:
+            raise FormatVersionError(
+                f"{path} has the feature {', '.join(unknown)}, which this version of memstore doesn't know: upgrade it"
+            )
+        settings = msgspec.json.decode(text, type=Settings)
+        if (settings.shared is None) == (SHARED in settings.features):
+            raise NotAStoreError(f"{path} is damaged: the feature {SHARED!r}, and what it says of it, go together")
+        return settings
+    except UNDECODABLE as error:
+        raise NotAStoreError(
+            f"{path} is foreign or damaged: {error}: put back what was there, or choose another folder"
+        ) from None
+
+
+# --- the files of the folder -----------------------------------------------------------------------------------------
+
 
 SETTINGS, LOCK, DOORBELL, CATALOG, SEGMENTS = "memstore.json", "lock", "doorbell", "catalog/local", "segments"
 # One name and not a host's: processes of one kernel share a local file system, in containers too, but no host name.
-DISCARDED = "segments.discarded"  # what `segments` is called once the store is given up: see `discard.py`
+DISCARDED = "segments.discarded"  # what `segments` is called once the store is given up: see `discard`
 OWN = {LOCK, DOORBELL, "catalog", SEGMENTS, "claims"}  # beside the settings
 SNAPSHOT = "memstore_snapshot.json"  # what a folder has that is a snapshot
 
 # What to do where the parent folder of a store is missing.
-_CREATES = "create it first"
-_OPENS = "check the path; modes 'r' and 'r+' open only what is there, and with wait= they wait until somebody makes it"
+_CREATE_ADVICE = "create it first"
+_OPEN_ADVICE = (
+    "check the path; modes 'r' and 'r+' open only what is there, and with wait= they wait until somebody makes it"
+)
 
 
 def read_settings(root: str) -> Settings | None:
     """Reads `memstore.json`. Returns None if the folder has none, or its store was given up."""
     path = f"{root}/{SETTINGS}"
-    if _kind_checked(path, folder=False) is None or is_discarded(root):
+    if _status_of(path, folder=False) is None or is_discarded(root):
         return None
     try:
         fd = syscalls.open_file(path, os.O_RDONLY)
@@ -57,7 +190,7 @@ def read_settings(root: str) -> Settings | None:
 
 
 def is_discarded(root: str) -> bool:
-    """Whether the folder has the rest of a store that was given up: see `discard.py`."""
+    """Whether the folder has the rest of a store that was given up: see `discard`."""
     return os.path.lexists(f"{root}/{DISCARDED}")
 
 
@@ -163,7 +296,7 @@ def check_files(root: str, settings: Settings) -> None:
     names = (SETTINGS, LOCK, DOORBELL, "catalog", CATALOG, f"{CATALOG}/data.mdb", f"{CATALOG}/lock.mdb")
     for name in names if settings.shared is not None else (*names, SEGMENTS):
         path = f"{root}/{name}"
-        found = _kind_checked(path, folder=name in ("catalog", CATALOG, SEGMENTS))
+        found = _status_of(path, folder=name in ("catalog", CATALOG, SEGMENTS))
         if found is None:
             continue
         if found.st_uid != os.geteuid() and found.st_gid != settings.unix_group:
@@ -172,7 +305,7 @@ def check_files(root: str, settings: Settings) -> None:
             )
 
 
-def _kind_checked(path: str, *, folder: bool) -> os.stat_result | None:
+def _status_of(path: str, *, folder: bool) -> os.stat_result | None:
     """The status of what should be a file, or a folder, itself; None if there is nothing."""
     try:
         found = os.lstat(path)
@@ -222,7 +355,7 @@ def ensure_folder(root: str, durability: Durability | None, *, create: bool, any
     parent, is_new = os.path.dirname(root), False
     if not _is_there(root):
         if not os.path.isdir(parent):
-            what = f"doesn't exist: {_CREATES if create else _OPENS}"
+            what = f"doesn't exist: {_CREATE_ADVICE if create else _OPEN_ADVICE}"
             if os.path.lexists(parent):
                 what = "is not a folder"
             elif "/~" in parent:  # "~/run", as one writes it in a shell
@@ -308,3 +441,129 @@ def _check_named(root: str, fd: int) -> None:
         raise FolderGoneError(f"{root} was removed just now: check the path") from None
     if (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
         raise FolderGoneError(f"{root} was replaced just now: open it again")
+
+
+# --- a store is given up ---------------------------------------------------------------------------------------------
+
+
+AGENT_LOCK = "agent.lock"  # held by who serves the store: `distributed/serving/agent_lock.py`
+AGENT_LOG = "agent.log"  # held by who starts an agent: `turn` in `distributed/serving/ranks.py`
+_REMOVAL_TRIES = 1000  # processes that may be in the middle of a put
+_LEFT_BY_SERVING = {
+    AGENT_LOCK,
+    AGENT_LOG,
+    "cluster",
+    "secret",
+    "transport",
+}  # what serving a store leaves in its folder
+
+
+def _check_discardable(root: str) -> None:
+    """Raises NotAStoreError if the folder has anything that isn't memstore's: nobody else's files are removed."""
+    ours = {*OWN, *_LEFT_BY_SERVING, SETTINGS, DISCARDED}
+    foreign = sorted(name for name in os.listdir(root) if name not in ours and not is_unfinished(name))
+    if foreign:
+        raise NotAStoreError(
+            f"{root} has {foreign[0]!r} beside its store, which isn't memstore's: move it elsewhere first; nothing was "
+            "removed"
+        )
+
+
+def check_alone(root: str, settings: Settings) -> None:
+    """Raises NotServedError for the store of a host that is a member of a cluster: its keys are those of all hosts."""
+    if settings.shared is not None or CLUSTER in settings.features:
+        raise NotServedError(
+            f"{root} is, or was, one host's part of a store on several hosts, and isn't begun anew by one of them: "
+            "store.clear() deletes the keys of all hosts; or choose another folder"
+        )
+
+
+@contextlib.contextmanager
+def unserved(root: str) -> Generator[None]:
+    """Keeps everybody from serving the store meanwhile. Raises NotServedError if somebody serves it now."""
+    with contextlib.ExitStack() as locks:
+        for name, does in ((AGENT_LOCK, "is served"), (AGENT_LOG, "is about to be served")):
+            if not os.path.lexists(f"{root}/{name}"):
+                continue
+            file = LockFile(f"{root}/{name}", os.O_RDWR)
+            locks.callback(file.close)
+            if not syscalls.lock_exclusive(file.fd):
+                status = syscalls.status(file.fd)
+                pids = sorted(lock_holders().get((status.st_dev, status.st_ino), ()))
+                who = ", ".join(map(describe_thread, pids)) or "a process that can't be seen from here"
+                raise NotServedError(f"{root} {does} to other hosts by {who}: end that agent first (SIGTERM)")
+        yield
+
+
+def discard(root: str, settings: Settings | None) -> None:
+    """Gives up the store in the folder, and empties the folder. `settings`: of the store; None: it was given up before.
+
+    Raises NotAStoreError, before anything is changed.
+    """
+    _check_discardable(root)
+    moved, segments = f"{root}/{DISCARDED}", f"{root}/{SEGMENTS}"
+    if settings is not None:
+        try:
+            syscalls.rename(segments, moved)
+        except FileNotFoundError:  # of a damaged store
+            syscalls.make_folder(moved, 0o700)
+    is_durable = settings is None or settings.durable
+    if is_durable:
+        syscalls.sync_folder(root)
+    with contextlib.suppress(FileNotFoundError):
+        syscalls.unlink(f"{root}/{SETTINGS}")
+    for name in os.listdir(root):
+        if name != DISCARDED:
+            _remove(f"{root}/{name}")
+    _empty_folder(moved)
+    if is_durable:  # a crash of the host must not bring the settings back without their mark
+        syscalls.sync_folder(root)
+    _remove_folder(moved)
+
+
+def remove_root(root: str) -> None:
+    """Removes the emptied folder. It stays where it can't go: a mount point, or in a folder of somebody else."""
+    try:
+        syscalls.remove_folder(root)
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTEMPTY, errno.ENOENT):
+            raise
+
+
+def remove_begun(root: str) -> None:
+    """Removes what a creation that failed has made in a folder that was empty before. Best effort: its error counts."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root):
+            if name in OWN or is_unfinished(name):
+                _remove(f"{root}/{name}")
+
+
+def _remove(path: str) -> None:
+    if stat.S_ISDIR(os.lstat(path).st_mode):
+        _remove_folder(path)
+    else:
+        syscalls.unlink(path)
+
+
+def _remove_folder(path: str) -> None:
+    """Removes it again and again: a put under way may make one more file in it before it finds out."""
+    for left in reversed(range(_REMOVAL_TRIES)):
+        _empty_folder(path)
+        try:
+            syscalls.remove_folder(path)
+            return
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or not left:
+                raise
+
+
+def _empty_folder(path: str) -> None:
+    """Links are removed, and not followed."""
+    with os.scandir(path) as found:
+        entries = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
+    for name, is_folder in entries:
+        if is_folder:
+            _remove_folder(name)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                syscalls.unlink(name)

@@ -23,7 +23,7 @@ import msgspec
 from memstore.engine import syscalls
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS, check_filesystem, filesystem_name, is_network
-from memstore.engine.root.settings import SHARED, Settings, Shared, encode_settings
+from memstore.engine.root.folder import SHARED, Settings, Shared, encode_settings
 from memstore.errors import (
     NotAStoreError,
     NotServedError,
@@ -33,12 +33,12 @@ from memstore.errors import (
 )
 
 STATE_VARIABLE = "MEMSTORE_STATE"
-CLAIMS = "claims"
+CLAIMS_FILE = "claims"
 _LOOK_EVERY = 0.05  # seconds
 _NO_STORAGES_FAULT = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE}  # any store may meet it
 
 
-class Places(NamedTuple):
+class StorePaths(NamedTuple):
     """Where the parts of a store lie.
 
     Attributes:
@@ -75,9 +75,9 @@ def state_folder(root: str) -> str:
     return state_of(settings)
 
 
-def places_of(root: str, settings: Settings) -> Places:
+def paths_of(root: str, settings: Settings) -> StorePaths:
     """Of a store on shared storage, by the settings in this host's state folder."""
-    return Places(root, state_of(settings), segments_of(root, settings.store))
+    return StorePaths(root, state_of(settings), segments_of(root, settings.store))
 
 
 def segments_of(root: str, member: str) -> str:
@@ -232,7 +232,7 @@ def check_owner(root: str, settings: Settings | None) -> None:
         syscalls.close(fd)
 
 
-def create_segments(places: Places, settings: Settings) -> None:
+def create_segments(places: StorePaths, settings: Settings) -> None:
     """The folder on the storage that this host writes. Raises StorageError."""
     try:
         folder.create_folder(os.path.dirname(places.segments), settings)
@@ -251,7 +251,7 @@ def no_state(root: str, state: str) -> NotServedError:
 
 # --- the storage fails ------------------------------------------------------------------------------------------------
 
-_WHAT = {
+_MEANINGS = {
     errno.EROFS: "it is mounted read-only here: values can be read; mount it read-write to put",
     errno.ESTALE: "the server has removed what this host had open, or was restarted: open the store again",
     errno.EIO: "the server or the network to it fails: see the kernel's log of this host",
@@ -265,7 +265,7 @@ _WHAT = {
 def storage_error(path: str, error: OSError, key: str | None = None) -> StorageError:
     """What an error of the shared file system means, on which host, and what to do."""
     host = os.uname().nodename
-    what = _WHAT.get(error.errno or 0, "the storage that hosts share fails: see the kernel's log of this host")
+    what = _MEANINGS.get(error.errno or 0, "the storage that hosts share fails: see the kernel's log of this host")
     name = "" if key is None else f"{key!r}: "
     text = f"{name}{error.filename or path} on host {host}: {error.strerror or error}: {what}"
     return StorageError(text, key=key, code=error.errno, path=error.filename or path, host=host)

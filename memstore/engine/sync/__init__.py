@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from memstore.engine.sync.claims import CLAIMED, CLAIMING, CLAIMS, CLAIMS_SIZE, FREE, PUBLISHING, Claim, ClaimTable
-from memstore.engine.sync.clocks import boot_clock, boot_id, deadline_after
-from memstore.engine.sync.control_page import (
+from memstore.engine.sync.pages import (
     CONTROL_SIZE,
     GONE_AT,
     OPEN,
@@ -14,15 +12,39 @@ from memstore.engine.sync.control_page import (
     SPARE_END,
     ControlPage,
     FileIdentity,
+    LockPage,
     check_page,
+    is_lock_page,
     new_page,
+    publications_rung,
+    read_notes,
 )
-from memstore.engine.sync.doorbell import Doorbell, Watch
-from memstore.engine.sync.lock_page import LockPage, is_lock_page, publications_rung, read_notes
-from memstore.engine.sync.mutex import Refusal, RobustMutex, describe_thread
-from memstore.engine.sync.ring_numbers import RingNumbers
-from memstore.engine.sync.seats import INSERTS, SAMPLES, SEATS, Seats
-from memstore.engine.sync.shared_page import SharedPage
+from memstore.engine.sync.primitives import (
+    Doorbell,
+    Refusal,
+    RobustMutex,
+    SharedPage,
+    Watch,
+    boot_clock,
+    boot_id,
+    deadline_after,
+    describe_thread,
+)
+from memstore.engine.sync.replay_state import (
+    CLAIMED,
+    CLAIMING,
+    CLAIMS,
+    CLAIMS_SIZE,
+    FREE,
+    INSERTS,
+    PUBLISHING,
+    QUEUE_SIZE,
+    SAMPLES,
+    Claim,
+    ClaimTable,
+    LimiterQueue,
+    RingNumbers,
+)
 
 __all__ = [
     "CLAIMED",
@@ -36,8 +58,8 @@ __all__ = [
     "PUBLISHING",
     "RingNumbers",
     "SAMPLES",
-    "SEATS",
-    "Seats",
+    "QUEUE_SIZE",
+    "LimiterQueue",
     "CONTROL_SIZE",
     "ControlPage",
     "FileIdentity",

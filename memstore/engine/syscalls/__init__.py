@@ -6,7 +6,6 @@ that replaces a name here sees every call, and can fail or kill the process at e
 give them their meaning.
 """
 
-from memstore.engine.syscalls.binding import drain
 from memstore.engine.syscalls.files import (
     BOOT_ID,
     allocate,
@@ -42,6 +41,22 @@ from memstore.engine.syscalls.files import (
     write_at,
     write_parts_at,
 )
+from memstore.engine.syscalls.libc import (
+    HELD,
+    MUTEX_OWNER,
+    MUTEX_SIZE,
+    OWNER_DIED,
+    TIMED_OUT,
+    die_with_parent,
+    drain,
+    futex_wait,
+    futex_wake,
+    mutex_create,
+    mutex_lock,
+    mutex_recovered,
+    mutex_unlock,
+    thread_id,
+)
 from memstore.engine.syscalls.mappings import (
     HUGE_PAGE,
     NOT_MAPPED,
@@ -72,21 +87,6 @@ from memstore.engine.syscalls.mappings import (
     will_need,
     words,
 )
-from memstore.engine.syscalls.mutexes import (
-    HELD,
-    MUTEX_OWNER,
-    MUTEX_SIZE,
-    OWNER_DIED,
-    TIMED_OUT,
-    futex_wait,
-    futex_wake,
-    mutex_create,
-    mutex_lock,
-    mutex_recovered,
-    mutex_unlock,
-    thread_id,
-)
-from memstore.engine.syscalls.processes import die_with_parent
 
 __all__ = [
     "BOOT_ID",

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 
 from memstore.engine import syscalls
-from memstore.engine.syscalls.binding import Int, Long, Pointer, bind, drain, last_error, releasing_gil
+from memstore.engine.syscalls.libc import Int, Long, Pointer, bind, drain, last_error, releasing_gil
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"  # a file
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from memstore.engine import syscalls
-from memstore.engine.syscalls.binding import (
+from memstore.engine.syscalls.libc import (
     Int,
     Long,
     Pointer,
@@ -30,7 +30,7 @@ _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 1, 2, 0x10
 _MAP_ANONYMOUS, _MAP_NORESERVE = 0x20, 0x4000
 _MAP_FIXED_NOREPLACE = 0x100000
 NOT_MAPPED = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) - 1  # MAP_FAILED; munmap refuses it
-_WISHES = 1 << 40  # bytes of address space that mappings are strewn over, of 2^47
+_HINTED = 1 << 40  # bytes of address space that mappings are strewn over, of 2^47
 _MS_SYNC = 4
 _MADV_WILLNEED, _MADV_DONTFORK, _MADV_HUGEPAGE = 3, 10, 14
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25
@@ -74,7 +74,7 @@ def map_into(place: list[int], fd: int, size: int, flags: int = 0, *, shared: bo
     if size < HUGE_PAGE:
         _map_into(place, 0, fd, size, flags)
     else:
-        _map_into(place, _wish(size), fd, size, flags | _MAP_FIXED_NOREPLACE)
+        _map_into(place, _hint(size), fd, size, flags | _MAP_FIXED_NOREPLACE)
         if place[0] == NOT_MAPPED:  # as a rule, since something lies there
             _map_into(place, _free_address(size), fd, size, flags)
     if place[0] == NOT_MAPPED:
@@ -86,9 +86,9 @@ def map_room_into(place: list[int], size: int) -> None:
     syscalls.map_into(place, -1, size, _MAP_ANONYMOUS)
 
 
-def _map_into(place: list[int], wish: int, fd: int, size: int, flags: int) -> None:
+def _map_into(place: list[int], hint: int, fd: int, size: int, flags: int) -> None:
     flags |= _MAP_NORESERVE
-    mapped = map(_mmap, (wish,), (size,), (_PROT_READ | _PROT_WRITE,), (flags,), (fd,), (0,))
+    mapped = map(_mmap, (hint,), (size,), (_PROT_READ | _PROT_WRITE,), (flags,), (fd,), (0,))
     drain(map(place.__setitem__, (0,), mapped))
 
 
@@ -99,23 +99,23 @@ def map_over(address: int, fd: int, size: int) -> None:
         raise last_error()
 
 
-_wishes = [0, 0]  # the last one, and the lowest
+_hints = [0, 0]  # the last one, and the lowest
 
 
-def _wish(size: int) -> int:
+def _hint(size: int) -> int:
     """An address that may well be free: below the one before. Below what the kernel chooses, little else lies."""
-    wish = (_wishes[0] - size) // HUGE_PAGE * HUGE_PAGE
-    if wish < _wishes[1]:
+    hint = (_hints[0] - size) // HUGE_PAGE * HUGE_PAGE
+    if hint < _hints[1]:
         return _free_address(size)
-    _wishes[0] = wish
-    return wish
+    _hints[0] = hint
+    return hint
 
 
 def _free_address(size: int) -> int:
     hole = mmap.mmap(-1, size + HUGE_PAGE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, _PROT_READ | _PROT_WRITE)
     address = buffer_address(hole)
     address += -address % HUGE_PAGE
-    _wishes[:] = address, max(address - _WISHES, address // 2)
+    _hints[:] = address, max(address - _HINTED, address // 2)
     return address  # the hole is given back: unless another thread is faster, the next mapping gets it
 
 

@@ -5,17 +5,12 @@
 
 For who works on it, the files:
 
-calls        save, load and async_save: torch's own, with what follows
-writer       StorageWriter, as torch calls it
-reader       StorageReader
-planners     planners that neither pickle nor unpickle
-stager       Stager: copies for asynchronous saves
-unfinished   saves that may be over
-items        what a plan wants written or read, as boxes
-description  torch's metadata, and what is stored of it
-folder       a checkpoint in a folder: a snapshot
-entry        a checkpoint in a store: a sharded entry
-places       what the two have in common, and which of them is meant
+calls       save, load and async_save: torch's own, with what follows
+storage     StorageWriter and StorageReader, as torch calls them
+planners    planners that neither pickle nor unpickle
+stager      Stager: copies for asynchronous saves
+plans       torch's plans and metadata, in memstore's terms
+places      a checkpoint in a folder (a snapshot), or in a store (a sharded entry), and which of them is meant
 """
 
 from __future__ import annotations
@@ -23,21 +18,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from memstore.late_imports import between_forks
+from memstore._threads import between_forks
 
 if TYPE_CHECKING:
     from memstore.integrations.dcp.calls import async_save, load, save
     from memstore.integrations.dcp.planners import LoadPlanner, SavePlanner
-    from memstore.integrations.dcp.reader import StorageReader
     from memstore.integrations.dcp.stager import Stager
-    from memstore.integrations.dcp.writer import StorageWriter
+    from memstore.integrations.dcp.storage import StorageReader, StorageWriter
 
 _HOMES = {
     "LoadPlanner": "planners",
     "SavePlanner": "planners",
     "Stager": "stager",
-    "StorageReader": "reader",
-    "StorageWriter": "writer",
+    "StorageReader": "storage",
+    "StorageWriter": "storage",
     "async_save": "calls",
     "load": "calls",
     "save": "calls",

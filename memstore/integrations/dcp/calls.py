@@ -17,13 +17,12 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 
-from memstore import modes
+from memstore import _modes as modes
+from memstore._wording import an, of_no_place
 from memstore.errors import NotAStoreError, lacks_told
 from memstore.integrations.dcp.planners import LoadPlanner, SavePlanner
-from memstore.integrations.dcp.reader import StorageReader, tell_lack
 from memstore.integrations.dcp.stager import Stager
-from memstore.integrations.dcp.writer import StorageWriter
-from memstore.wording import an, of_no_place
+from memstore.integrations.dcp.storage import StorageReader, StorageWriter, tell_lack
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -234,7 +233,7 @@ def async_save(
     in_thread = async_checkpointer_type is AsyncCheckpointerType.THREAD
     writer: storage.StorageWriter
     if storage_writer is None and in_thread:
-        writer = _InTurn(_given(checkpoint_id), _earlier())  # which waits there
+        writer = _SerialWriter(_given(checkpoint_id), _earlier())  # which waits there
     else:
         _end_of(_earlier())
         writer = storage_writer or StorageWriter(_given(checkpoint_id))
@@ -267,7 +266,7 @@ def async_save(
 
     future.add_done_callback(end)
     if in_thread:
-        _latest = _Save(os.getpid(), writer if isinstance(writer, _InTurn) else None, ended)
+        _latest = _Save(os.getpid(), writer if isinstance(writer, _SerialWriter) else None, ended)
     return answer
 
 
@@ -296,7 +295,7 @@ def _check_ranks(process_group: Any, no_dist: bool) -> None:
         raise ValueError("process_group= and no_dist=True exclude each other: with no_dist no other rank takes part")
 
 
-class _InTurn(StorageWriter):
+class _SerialWriter(StorageWriter):
     """A writer whose save begins when an earlier one of this process has ended: all use one group for collectives.
 
     torch resets a writer, if there is a checkpoint_id, in the thread that saves, and before any collective.

@@ -1,18 +1,56 @@
-"""Where a checkpoint is: a folder, or a key of a store. What the writer and the reader ask of either."""
+"""Places of checkpoints: folders, and keys of stores. What the writer and the reader ask of either.
+
+Checkpoint, CheckpointPlace         the interface: a checkpoint that is there, and where one is or is to be
+FolderPlace, FolderCheckpoint       a folder: a snapshot, whose manifest takes the place of an earlier one's at one
+                                    moment
+EntryPlace, EntryCheckpoint         a key of a store: a sharded entry, whose last part has what torch says of it. With
+                                    N ranks a save is an attempt of N + 1 parts: each rank puts what it writes, and
+                                    returns; the rank that finishes the checkpoint puts the last part, which publishes
+                                    all of them. Until then, and if that never comes, the key has its earlier version
+GivenPlace                          which of the two a user means; a store is opened when it is first used
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import msgspec
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from memstore.errors import CorruptionError
-from memstore.sharding import Box
-from memstore.snapshot.planned import PlannedBox, WrittenFile
+from memstore._arguments import encode_key
+from memstore._threads import between_forks
+from memstore._wording import an
+from memstore.engine import has_settings
+from memstore.errors import AlreadyExistsError, CorruptionError, KeyNotFoundError, MemstoreError, VersionGoneError
+from memstore.listing import opened
+from memstore.sharding import Box, TensorShards
+from memstore.snapshot.drafts import PlannedBox, WrittenFile, write_boxes
+from memstore.snapshot.manifest import ManifestTensor, refuse_two
+from memstore.snapshot.planned import (
+    PlannedRead,
+    PlannedSnapshot,
+    PlannedTensor,
+    SnapshotPlan,
+    check_folder,
+    check_others,
+    new_save,
+    publish_planned,
+    remove_torchs,
+)
+from memstore.snapshot.publishing import begin_save, sweep_saves
+from memstore.structure import DTYPES, copy_into
+from memstore.view import StoredTensor
+
+if TYPE_CHECKING:
+    from memstore.store.store import Store
+    from memstore.store.values import Ref
+
 
 # The values of a checkpoint: tensors, bytes items, tensors that are made of several (each chunk as bytes; only where
 # there are any), and what torch says.
@@ -24,7 +62,7 @@ def wrapped_name(index: MetadataIndex) -> str:
     return f"{text_of(index.fqn)}@{','.join(map(str, index.offset or ()))}"
 
 
-class Ticket(msgspec.Struct, frozen=True):
+class SaveTicket(msgspec.Struct, frozen=True):
     """What a rank must know to write its part: the `storage_data` of its plan.
 
     A planner that caches plans hands out that of an earlier save.
@@ -35,7 +73,7 @@ class Ticket(msgspec.Struct, frozen=True):
     world_size: int
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenItem(msgspec.Struct, frozen=True):
     """What a rank says of an item that it has written: the `storage_data` of its result.
 
     Attributes:
@@ -53,7 +91,7 @@ class Written(msgspec.Struct, frozen=True):
     file: WrittenFile | None = None
 
 
-class Tensor(NamedTuple):
+class CheckpointTensor(NamedTuple):
     """A tensor of a checkpoint: what is known of it before it is written, or once it is read.
 
     Attributes:
@@ -65,7 +103,7 @@ class Tensor(NamedTuple):
     chunks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
-class Part(NamedTuple):
+class TensorRead(NamedTuple):
     """A part of a tensor, and the tensor of just its elements that it is read into, of any dtype, on any device."""
 
     key: str  # STATE, BYTES or WRAPPED
@@ -74,7 +112,7 @@ class Part(NamedTuple):
     target: torch.Tensor
 
 
-class Finished(NamedTuple):
+class FinishedSave(NamedTuple):
     """What all ranks have written.
 
     Attributes:
@@ -100,7 +138,7 @@ class Checkpoint(Protocol):
     @property
     def id(self) -> str: ...
 
-    def tensors(self, key: str) -> Mapping[str, Tensor]:
+    def tensors(self, key: str) -> Mapping[str, CheckpointTensor]:
         """Returns the tensors of STATE, or the items of BYTES or WRAPPED as tensors of uint8."""
         ...
 
@@ -108,7 +146,7 @@ class Checkpoint(Protocol):
         """What DCP has."""
         ...
 
-    def read(self, parts: Sequence[Part]) -> None:
+    def read(self, parts: Sequence[TensorRead]) -> None:
         """Fills the targets. Raises CorruptionError where bytes are damaged, VersionGoneError if it was overwritten."""
         ...
 
@@ -128,7 +166,7 @@ class Checkpoint(Protocol):
         ...
 
 
-class Place(Protocol):
+class CheckpointPlace(Protocol):
     """Where a checkpoint is, or is to be."""
 
     @property
@@ -136,7 +174,7 @@ class Place(Protocol):
         """torch's checkpoint_id."""
         ...
 
-    def of_rank(self, rank: int) -> Place:
+    def of_rank(self, rank: int) -> CheckpointPlace:
         """Where a rank's own checkpoint is, which knows of no other rank."""
         ...
 
@@ -148,23 +186,23 @@ class Place(Protocol):
         """Folders that a save will make here, the innermost first."""
         ...
 
-    def announce(self, ticket: Ticket) -> None:
+    def announce(self, ticket: SaveTicket) -> None:
         """Tells ranks whose plans are cached which save they write for; called before `current`."""
         ...
 
-    def current(self, ticket: Ticket) -> Ticket:
+    def current(self, ticket: SaveTicket) -> SaveTicket:
         """The ticket of the present save, for a rank that has one of an earlier save."""
         ...
 
-    def take_part(self, ticket: Ticket) -> Callable[[], None]:
+    def take_part(self, ticket: SaveTicket) -> Callable[[], None]:
         """Before `write`: this process takes part in the save until it calls what is returned."""
         ...
 
-    def write(self, ticket: Ticket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
+    def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
         """Writes a rank's part. Each box comes with STATE, BYTES or WRAPPED."""
         ...
 
-    def publish(self, finished: Finished) -> None:
+    def publish(self, finished: FinishedSave) -> None:
         """Makes the parts of all ranks a checkpoint, in the place of an earlier one."""
         ...
 
@@ -202,3 +240,391 @@ def folder_of(checkpoint_id: str | os.PathLike[str]) -> str:
     if not found or "\0" in found or "://" in found:
         raise ValueError(f"{found!r} is no path of a folder: memstore's checkpoints are folders, or keys of a store")
     return os.path.abspath(found)
+
+
+# --- Folders ---------------------------------------------------------------------------------------------------------
+
+
+class FolderPlace:
+    """A folder that is, or is to be, a checkpoint.
+
+    Args:
+        path: absolute.
+        around: of the checkpoint that a rank saves by itself: the folder of all of them, where torch's writer would
+            have put its own.
+    """
+
+    def __init__(self, path: str, options: WriteOptions, around: str | None = None) -> None:
+        self.path, self._options, self._around = path, options, around
+
+    @property
+    def id(self) -> str:
+        return self.path
+
+    def of_rank(self, rank: int) -> FolderPlace:
+        return FolderPlace(f"{self.path}/rank-{rank}", self._options, self.path)
+
+    def check(self) -> None:
+        if self._around is not None:
+            check_others(self._around, overwrite=self._options.overwrite)
+        check_folder(self.path, DCP, overwrite=self._options.overwrite)
+
+    def missing(self) -> list[str]:
+        found: list[str] = []
+        path = self.path
+        while not os.path.lexists(path):
+            found.append(path)
+            path = os.path.dirname(path)
+        return found
+
+    def announce(self, ticket: SaveTicket) -> None:
+        """Ranks need not know: each has an id of its own for its files, and says it with them."""
+
+    def current(self, ticket: SaveTicket) -> SaveTicket:
+        return SaveTicket(new_save(), ticket.rank, ticket.world_size)
+
+    def take_part(self, ticket: SaveTicket) -> Callable[[], None]:
+        return begin_save(self.path, ticket.save, durable=self._options.durability == "disk").close
+
+    def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
+        return write_boxes(
+            self.path,
+            [box for _, box in boxes],
+            save=ticket.save,
+            rank=ticket.rank,
+            world_size=ticket.world_size,
+            durable=self._options.durability == "disk",
+            checksum=self._options.checksum,
+        )
+
+    def publish(self, finished: FinishedSave) -> None:
+        tensors: dict[str, dict[str, PlannedTensor]] = {STATE: {}, BYTES: {}}
+        for key, found in finished.tensors.items():
+            tensors.setdefault(key, {})
+            for name, (dtype, shape, parts) in found.items():
+                boxes = [(file, finished.files[file].boxes[box]) for file, box in parts]
+                tensors[key][name] = PlannedTensor(
+                    dtype, shape, [(file, box) for file, box in boxes if box is not None]
+                )
+        publish_planned(
+            self.path,
+            SnapshotPlan(finished.files, tensors, {DCP: finished.objects}),
+            kind=DCP,
+            save=finished.save,
+            durable=self._options.durability == "disk",
+            overwrite=self._options.overwrite,
+        )
+        if self._around is not None:
+            remove_torchs(self._around, durable=self._options.durability == "disk")
+
+    def abandon(self, save: str) -> None:
+        self.sweep()
+
+    def sweep(self) -> None:
+        sweep_saves(self.path)
+
+    def open(self) -> FolderCheckpoint:
+        found = FolderCheckpoint(self.path)
+        if self._around is not None:
+            refuse_two(self.path, self._around)
+        return found
+
+
+class FolderCheckpoint:
+    """One that is there. It is pickled and copied as a reference, which opens the folder when it is first used.
+
+    Args:
+        save: of a reference: the id of the checkpoint that the folder must still have.
+    """
+
+    def __init__(self, path: str, save: str | None = None) -> None:
+        self._path, self._save = path, save
+        self.id: str = self._opened.snapshot.id if save is None else save
+
+    @cached_property
+    def _opened(self) -> _OpenedFolder:
+        snapshot = PlannedSnapshot(self._path)
+        if self._save is not None and self._save != snapshot.id:
+            raise VersionGoneError(f"{self._path} was overwritten while it was about to be read: load it again")
+        wrapped = (WRAPPED,) if snapshot.has(WRAPPED) else ()
+        return _OpenedFolder(snapshot, {key: snapshot.tensors(key) for key in (STATE, BYTES, *wrapped)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FolderCheckpoint, (self._path, self.id)
+
+    @property
+    def can_be_sent(self) -> bool:
+        return True
+
+    def tensors(self, key: str) -> Mapping[str, CheckpointTensor]:
+        found: dict[str, CheckpointTensor] = {}
+        for name, tensor in self._opened.tensors.get(key, {}).items():
+            chunks = [(box.offsets, box.shape) for box in tensor.boxes] or [((0,) * len(tensor.shape), tensor.shape)]
+            found[name] = CheckpointTensor(DTYPES[tensor.dtype], tensor.shape, chunks)
+        return found
+
+    def objects(self) -> Any:
+        return self._opened.snapshot.objects(DCP)
+
+    def read(self, parts: Sequence[TensorRead]) -> None:
+        snapshot, stored = self._opened
+        snapshot.read([PlannedRead(stored[part.key][part.name], part.box, part.target) for part in parts])
+
+    def damaged(self, detail: str) -> CorruptionError:
+        return self._opened.snapshot.damaged(detail)
+
+    def share(self) -> Any:
+        return self.id
+
+    def shared(self, said: Any) -> FolderCheckpoint:
+        return self if said == self.id else FolderCheckpoint(self._path, said)
+
+
+class _OpenedFolder(NamedTuple):
+    """A checkpoint, and its tensors by STATE, BYTES or WRAPPED and by name."""
+
+    snapshot: PlannedSnapshot
+    tensors: dict[str, Mapping[str, ManifestTensor]]
+
+
+# --- Keys of stores --------------------------------------------------------------------------------------------------
+
+
+_LEASE = 1800.0  # seconds that a part waits for the other ranks
+
+
+class EntryPlace:
+    """A key that has, or is to have, a checkpoint."""
+
+    def __init__(self, store: Store, key: str, options: WriteOptions) -> None:
+        self._store, self._key, self._options = store, key, options
+
+    @property
+    def id(self) -> str:
+        return self._key
+
+    def of_rank(self, rank: int) -> EntryPlace:
+        return EntryPlace(self._store, f"{self._key}/rank-{rank}", self._options)
+
+    def check(self) -> None:
+        if not self._options.overwrite and self._key in self._store:
+            raise AlreadyExistsError(
+                f"Checkpoint already exists under {self._key!r}, and overwrite is False: save to another key, or "
+                "delete it",
+                key=self._key,
+            )
+
+    def missing(self) -> list[str]:
+        return []
+
+    def announce(self, ticket: SaveTicket) -> None:
+        self._store.put(self._note, {"save": ticket.save, "world_size": ticket.world_size})
+
+    def current(self, ticket: SaveTicket) -> SaveTicket:
+        said = self._store.get(self._note)
+        return SaveTicket(said["save"], ticket.rank, said["world_size"])
+
+    @property
+    def _note(self) -> str:
+        """A key beside the checkpoint's, while a save runs whose planner caches plans."""
+        return f"{self._key}/dcp-save"
+
+    def take_part(self, ticket: SaveTicket) -> Callable[[], None]:
+        return _nothing  # the store keeps parts for a time, whoever lives
+
+    def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
+        parts: dict[tuple[str, str], list[PlannedBox]] = defaultdict(list)
+        for key, box in boxes:
+            parts[key, box.path].append(box)
+        value: dict[str, dict[str, Any]] = {STATE: {}, BYTES: {}}
+        for (key, name), found in parts.items():
+            value.setdefault(key, {})
+            made = tuple((box.box.offsets, _tensor_of_box(box)) for box in found)
+            value[key][name] = TensorShards(found[0].dtype, found[0].shape, made)
+        self._store.put_sharded(
+            self._key,
+            value,
+            attempt=ticket.save,
+            rank=ticket.rank,
+            world_size=ticket.world_size + 1,
+            expect_version=self._expected,
+            wait=False,
+            lease=_LEASE,
+        )
+        return WrittenFile(ticket.save, None, (None,) * len(boxes))
+
+    def publish(self, finished: FinishedSave) -> None:
+        self._store.put_sharded(
+            self._key,
+            {DCP: finished.objects},
+            attempt=finished.save,
+            rank=finished.world_size,
+            world_size=finished.world_size + 1,
+            expect_version=self._expected,
+        )
+        self._store.delete(self._note, missing_ok=True)
+
+    def abandon(self, save: str) -> None:
+        with contextlib.suppress(MemstoreError):  # the store is closed or gone, or the attempt has ended
+            self._store.abort(self._key, save)
+        with contextlib.suppress(MemstoreError):
+            said = self._store.get(self._note)
+            if isinstance(said, dict) and cast("dict[Any, Any]", said).get("save") == save:
+                self._store.delete(self._note, missing_ok=True)
+
+    def sweep(self) -> None:
+        """The store frees what dead processes have left."""
+
+    @property
+    def _expected(self) -> int | None:
+        return None if self._options.overwrite else 0
+
+    def open(self) -> EntryCheckpoint:
+        *_, writable = self._store.lend_root(self._key)
+        return EntryCheckpoint(self._store.ref(self._key), can_be_sent=writable)
+
+
+def _nothing() -> None: ...
+
+
+def _tensor_of_box(box: PlannedBox) -> torch.Tensor:
+    made = torch.empty(box.box.shape, dtype=box.dtype) if box.box.is_empty else box.make().detach()
+    return made if made.dtype == box.dtype else made.to(box.dtype)
+
+
+class EntryCheckpoint:
+    """One that is there: a version of a key, which stays readable as long as this lives.
+
+    Args:
+        can_be_sent: whether the reference can: from a store that was only opened to read it can't, for want of a lease.
+    """
+
+    def __init__(self, ref: Ref, *, can_be_sent: bool = True) -> None:
+        self._ref, self.can_be_sent = ref, can_be_sent
+        self._view: Any = ref.view()
+        if not (isinstance(self._view, dict) and DCP in self._view):
+            raise KeyNotFoundError(f"{ref.key!r} has a value that is no checkpoint: store.get reads it", key=ref.key)
+
+    @property
+    def id(self) -> str:
+        return f"{self._ref.key} version {self._ref.version}"
+
+    def tensors(self, key: str) -> Mapping[str, CheckpointTensor]:
+        value = self._view.get(key, {})
+        if not isinstance(value, dict):
+            raise self.damaged(f"its {key!r} is {an(type(value))}, and no dict of tensors")
+        found: dict[str, CheckpointTensor] = {}
+        for name, leaf in cast("dict[Any, Any]", value).items():
+            if not (isinstance(name, str) and isinstance(leaf, StoredTensor)):
+                raise self.damaged(f"its {key!r} has {an(type(leaf))} at {name!r:.100}, and no tensor with a name")
+            shape = tuple(leaf.shape)
+            found[name] = CheckpointTensor(leaf.dtype, shape, [((0,) * len(shape), shape)])
+        return found
+
+    def objects(self) -> Any:
+        return self._view[DCP]
+
+    def read(self, parts: Sequence[TensorRead]) -> None:
+        for part in parts:
+            if not part.box.is_empty:
+                copy_into(part.target, self._view[part.key][part.name][part.box.slices])
+
+    def damaged(self, detail: str) -> CorruptionError:
+        return CorruptionError(key=self._ref.key, detail=detail)
+
+    def share(self) -> Any:
+        return self._ref if self.can_be_sent else (self._ref.key, self._ref.version)
+
+    def shared(self, said: Any) -> EntryCheckpoint:
+        if said in (self._ref, (self._ref.key, self._ref.version)):
+            return self
+        key, version = said if isinstance(said, tuple) else (said.key, said.version)
+        if key != self._ref.key:
+            raise VersionGoneError(f"the ranks read {self._ref.key!r} and {key!r}: give all of them one key")
+        if isinstance(said, tuple):
+            versions = f"{version} and {self._ref.version}"
+            raise VersionGoneError(
+                f"{key!r} was overwritten while the ranks opened it; they have versions {versions}: load again", key=key
+            )
+        return EntryCheckpoint(said)
+
+
+# --- What a user gives -----------------------------------------------------------------------------------------------
+
+
+class GivenPlace:
+    """What a writer or a reader was given. It can be pickled.
+
+    Args:
+        path_or_store, key: as for StorageWriter.
+        mode: in which a store is opened.
+    """
+
+    def __init__(self, path_or_store: str | os.PathLike[str] | Store, key: str | None, mode: Literal["a", "r"]) -> None:
+        self._store: Store | None = None
+        self._path: str | None = None
+        self._mode: Literal["a", "r"] = mode
+        if isinstance(path_or_store, str | os.PathLike):
+            self._path = folder_of(path_or_store)
+        elif hasattr(path_or_store, "put_sharded"):
+            self._store = path_or_store
+            opened(self._store)  # torch would tell of a closed one, or of a bad key, late and in an error of its own
+        else:
+            raise TypeError(f"path_or_store is a path or an open store, and not {an(type(path_or_store))}")
+        if key is not None:
+            encode_key(key)
+        self._key = key
+        self._in_store = self._path is None or key is not None
+
+    def __str__(self) -> str:
+        if not self._in_store:
+            return repr(self.id)
+        store = self._path if self._store is None else self._store.root
+        return f"{self._key!r} in {store}" if self._key is not None else f"in {store}"
+
+    def move(self, checkpoint_id: str | os.PathLike[str]) -> None:
+        """To another checkpoint: a key, where there is a store."""
+        if self._in_store:
+            key = text_of(checkpoint_id)
+            encode_key(key)
+            self._key = key
+        else:
+            self._path = folder_of(checkpoint_id)
+
+    @property
+    def id(self) -> str:
+        return (self._key or "") if self._in_store else (self._path or "")
+
+    def place(self, options: WriteOptions) -> CheckpointPlace:
+        """Raises ValueError if there is a store, and no key."""
+        if not self._in_store:
+            assert self._path is not None
+            if has_settings(self._path):
+                raise ValueError(f"{self._path} is a store: give key=, that of the checkpoint in it, or another path")
+            return FolderPlace(self._path, options)
+        if self._key is None:
+            raise ValueError("which key of the store? Give key=, or the checkpoint_id of the save or the load")
+        return EntryPlace(self._opened(), self._key, options)
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            with between_forks():
+                from memstore.store.opening import open as open_store
+            assert self._path is not None
+            self._store = open_store(self._path, self._mode)
+        return self._store
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without a store that this has opened: who unpickles it opens it again."""
+        return self.__dict__ | ({} if self._path is None else {"_store": None})
+
+
+def is_possible(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """As torch asks it of a storage: whether a checkpoint id is for it."""
+    try:
+        path = folder_of(checkpoint_id)
+    except (TypeError, ValueError):
+        return False
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return os.path.isdir(path) and os.access(path, os.W_OK)

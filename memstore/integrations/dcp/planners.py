@@ -19,7 +19,10 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
 from torch.nn.parameter import is_lazy
 
-from memstore import modes, structure
+from memstore import _modes as modes
+from memstore import structure
+from memstore._parsing import UNDECODABLE
+from memstore._wording import an, first_line
 from memstore.errors import (
     CorruptionError,
     ResourceLimitError,
@@ -28,8 +31,6 @@ from memstore.errors import (
     lacks_told,
 )
 from memstore.structure import RefusedError, traits
-from memstore.undecodable import UNDECODABLE
-from memstore.wording import an, first_line
 
 _MARK, _STREAM = b"memstore object 1\n", b"memstore stream 1\n"
 _POSITION = struct.Struct("<Q")

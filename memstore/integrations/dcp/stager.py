@@ -16,14 +16,15 @@ import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
-from memstore import modes, structure
+from memstore import _modes as modes
+from memstore import structure
+from memstore._wording import an
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
-from memstore.integrations.dcp.items import settled
+from memstore.integrations.dcp.plans import settled
 from memstore.snapshot.staging import stage
 from memstore.structure import RefusedError, over, traits
 from memstore.view import StoredTensor
-from memstore.wording import an
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -61,7 +62,7 @@ class Stager(AsyncStager):
         except RefusedError as error:
             raise UnsupportedValueError(error.message()) from None
         with modes.put_aside(), torch.no_grad():
-            walk = _Walk()
+            walk = _StagingWalk()
             made = walk.visit(state_dict)
             held = stage(walk.tensors, names=walk.names)
             # An array of its own, by whose end it is known that nothing is needed any more.
@@ -87,10 +88,10 @@ def _over(memory: Any, tensor: torch.Tensor, place: tuple[int, int]) -> torch.Te
     return over(storage, tensor.dtype, 0, tensor.shape, traits.contiguous_stride(tensor.shape))
 
 
-Make = Callable[[list[torch.Tensor]], Any]
+_Maker = Callable[[list[torch.Tensor]], Any]
 
 
-class _Walk:
+class _StagingWalk:
     """Finds the tensors of a state dict. `visit` returns what makes it again, of copies of these."""
 
     def __init__(self) -> None:
@@ -98,7 +99,7 @@ class _Walk:
         self.names: list[str] = []  # of these, as errors have them
         self._known: dict[int, tuple[int, torch.Tensor]] = {}  # by id, and the tensor, which keeps that its own
 
-    def visit(self, value: Any, path: Path = ()) -> Make:
+    def visit(self, value: Any, path: Path = ()) -> _Maker:
         """Args: path: the keys that lead to it, for errors."""
         if isinstance(value, torch.Tensor):
             return self._visit_tensor(value, path)
@@ -111,11 +112,11 @@ class _Walk:
         kept = copy.deepcopy(value)
         return lambda _: kept
 
-    def _visit_mapping(self, value: Mapping[Any, Any], path: Path) -> Make:
+    def _visit_mapping(self, value: Mapping[Any, Any], path: Path) -> _Maker:
         makers = {key: self.visit(entry, (*path, key)) for key, entry in value.items()}
         return lambda copies: {key: make(copies) for key, make in makers.items()}
 
-    def _visit_tensor(self, value: torch.Tensor, path: Path) -> Make:
+    def _visit_tensor(self, value: torch.Tensor, path: Path) -> _Maker:
         value = settled(value)
         if type(value) in _PLAIN:
             if structure.is_made_of_several(value):
@@ -146,7 +147,7 @@ class _Walk:
         if reason is not None:
             raise UnsupportedValueError(f"{structure.render_path(path)}: {reason}: save what it is expanded from")
 
-    def _visit_wrapper(self, value: torch.Tensor, path: Path) -> Make:
+    def _visit_wrapper(self, value: torch.Tensor, path: Path) -> _Maker:
         names, context = cast("Any", value).__tensor_flatten__()
         parts = {name: getattr(value, name) for name in names}
         makers = {
@@ -160,13 +161,13 @@ class _Walk:
 
         return make
 
-    def _visit_shards(self, value: LocalShardsWrapper, path: Path) -> Make:
+    def _visit_shards(self, value: LocalShardsWrapper, path: Path) -> _Maker:
         """What the DTensors of embedding tables have for local tensors."""
         makers = [self.visit(shard, path) for shard in value.local_shards()]
         offsets = [tuple(offset) for offset in value.local_offsets()]
         return lambda copies: LocalShardsWrapper([make(copies) for make in makers], offsets)
 
-    def _visit_sharded(self, value: Any, path: Path) -> Make:
+    def _visit_sharded(self, value: Any, path: Path) -> _Maker:
         makers = [self.visit(shard.tensor, path) for shard in value.local_shards()]
 
         def make(copies: list[torch.Tensor]) -> Any:

@@ -1,11 +1,8 @@
 """TorchRL's replay buffers with rows in a store. The guide: docs/torchrl.md. It needs torchrl, which you install.
 
-journal       rows that are written over: a batch is whole or absent, whoever dies
-rows          the rows of a storage, as processes read and write them. No torchrl up to here
-entry         the entry of a storage, found or made, and what its processes share
-storage       MemstoreStorage, what TorchRL calls a storage: reads and writes of rows
-writer        MemstoreWriter, whose cursor all processes share
-checkpoint    what `dumps` and `loads` of a buffer do with the rows
+rows       the rows of a storage, as processes read and write them, without torchrl: a batch is whole or absent
+storage    MemstoreStorage, what TorchRL calls a storage, and what `dumps` and `loads` of a buffer do with the rows
+writer     MemstoreWriter, whose cursor all processes share
 """
 
 from __future__ import annotations
@@ -13,17 +10,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from memstore._threads import between_forks
 from memstore.errors import MissingPackageError
-from memstore.late_imports import between_forks
 
 if TYPE_CHECKING:
-    from memstore.integrations.torchrl.checkpoint import CopyCheckpointer, InPlaceCheckpointer
-    from memstore.integrations.torchrl.storage import MemstoreStorage
+    from memstore.integrations.torchrl.storage import CopyCheckpointer, InPlaceCheckpointer, MemstoreStorage
     from memstore.integrations.torchrl.writer import MemstoreWriter
 
 _HOMES = {
-    "CopyCheckpointer": "checkpoint",
-    "InPlaceCheckpointer": "checkpoint",
+    "CopyCheckpointer": "storage",
+    "InPlaceCheckpointer": "storage",
     "MemstoreStorage": "storage",
     "MemstoreWriter": "writer",
 }

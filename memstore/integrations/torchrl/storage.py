@@ -1,22 +1,343 @@
-"""MemstoreStorage: what TorchRL's replay buffers call a storage, with its rows in a store."""
+"""MemstoreStorage: what TorchRL's replay buffers call a storage, with its rows in a store.
+
+StorageOfEntry                         the entry: found, or made; and what its processes share, under the names that
+                                       TorchRL looks for
+CopyCheckpointer, InPlaceCheckpointer  what `dumps` and `loads` of a replay buffer do with the rows
+row_numbers, cells_of                  which slots an index means, and which elements of them, where elements have
+                                       several dimensions
+MemstoreStorage                        the reads and writes
+"""
 
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar, cast
 
+import msgspec
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, TensorDict, is_non_tensor, is_tensor_collection, is_tensorclass
+from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase, TensorStorageCheckpointer
+from torchrl.data.replay_buffers.storages import LazyTensorStorage, Storage, TensorStorage
 
-from memstore.errors import StructureMismatchError, UnsupportedValueError
-from memstore.integrations.torchrl.checkpoint import CopyCheckpointer
-from memstore.integrations.torchrl.coordinates import Cells, cells_of, row_numbers
-from memstore.integrations.torchrl.entry import StorageOfEntry
-from memstore.integrations.torchrl.journal import Words
+from memstore._parsing import UNDECODABLE
+from memstore.datasets import Dataset
+from memstore.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    KeyNotFoundError,
+    ReadOnlyError,
+    StructureMismatchError,
+    UnsupportedValueError,
+)
+from memstore.integrations.torchrl.rows import WholeRows, Words, create_rows
+from memstore.rows import RowIndex
+from memstore.store.store import Store
 from memstore.structure import modes
+
+# --- The entry -------------------------------------------------------------------------------------------------------
+
+
+_OF_THIS_PROCESS = ("_mutation_revision_value", "_last_cursor_index_value", "_rows")
+
+
+class StorageOfEntry(TensorStorage):
+    """What `MemstoreStorage` is but for its reads and writes: see there. Pickled by reference."""
+
+    def __init__(self, max_size: int, *, store: Store, key: str, ndim: int = 1) -> None:
+        Storage.__init__(self, max_size)  # not TensorStorage's: its length and tensors are those of one process
+        self.store, self.key, self.ndim = store, key, ndim
+        self.device = torch.device("cpu")
+        self._rows: WholeRows | None = None
+        self._attach()
+
+    # --- the entry ----------------------------------------------------------------------------------------------------
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the entry exists by now."""
+        return self._attach() is not None
+
+    @property
+    def rows(self) -> WholeRows:
+        """Raises RuntimeError as TorchRL's storages do, before the first batch."""
+        rows = self._attach()
+        if rows is None:
+            raise RuntimeError(f"Cannot get elements out of a non-initialized storage: {self.key!r} isn't there yet.")
+        return rows
+
+    def _attach(self) -> WholeRows | None:
+        if self._rows is None:
+            try:
+                self._take(WholeRows(self._open()))
+            except KeyNotFoundError:
+                return None
+        return self._rows
+
+    def _open(self) -> Dataset:
+        try:
+            return self.store.open_dataset(self.key)
+        except ReadOnlyError:
+            return self.store.open_dataset(self.key, "r")
+
+    def _take(self, rows: WholeRows) -> None:
+        shape = torch.Size(rows.value.shape[: self.ndim])
+        slots = self._slots_for(shape[1:])
+        if rows.journal.slots != slots:
+            raise StructureMismatchError(
+                f"{self.key!r} has {rows.journal.slots:,} slots, and max_size {self.max_size:,} makes {slots:,}: "
+                f"open it with max_size {shape.numel():,}, or take another key",
+                key=self.key,
+            )
+        self._rows, self._total_shape_value = rows, shape
+        self.max_size = shape.numel()
+
+    def _slots_for(self, inner: Sequence[int]) -> int:
+        return -(-self.max_size // torch.Size(inner).numel())
+
+    def _init(self, data: Any) -> None:
+        """Creates the entry. `data`: a row of it."""
+        slots = self._slots_for(data.shape[: self.ndim - 1])
+        try:
+            made = create_rows(self.store, self.key, data, slots)
+        except AlreadyExistsError:  # another process was first
+            made = self._open()
+        self._take(WholeRows(made))
+
+    @property
+    def _storage(self) -> Any:
+        """All slots, in the shared memory. TorchRL's samplers and checkpointers read this attribute."""
+        rows = self._attach()
+        return None if rows is None else rows.value
+
+    @property
+    def _total_shape(self) -> torch.Size | None:
+        return None if self._attach() is None else self._total_shape_value
+
+    # --- what all processes share -------------------------------------------------------------------------------------
+
+    @property
+    def _len(self) -> int:
+        rows = self._attach()
+        return 0 if rows is None else len(rows) * self._total_shape_value[1:].numel()
+
+    @_len.setter
+    def _len(self, value: int) -> None:
+        rows = self.rows
+        rows.hold(lambda: rows.journal.set_length(-(-value // self._total_shape_value[1:].numel())))
+
+    @property
+    def _mutation_revision(self) -> int:
+        rows = self._attach()
+        return 0 if rows is None else rows.journal.revision
+
+    def _bump_mutation_revision(self) -> None:
+        rows = self._attach()
+        if rows is not None:
+            rows.hold(rows.journal.bump)
+
+    @property
+    def _last_cursor_index(self) -> int | None:
+        rows = self._attach()
+        return None if rows is None else rows.journal.last
+
+    _last_cursor = _last_cursor_index
+
+    def _set_last_cursor(self, cursor: Any) -> None:
+        """Nothing: a write notes the last slot by itself."""
+
+    # --- as a whole ---------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Writes the rows to the disk, as `Dataset.flush` does, so that they survive a crash of the host."""
+        self.rows.flush()
+
+    def load_rows(self, value: Any, length: int) -> None:
+        """Replaces all rows by the first of another storage's tensors, and goes on behind. `length`: of elements."""
+        if not self.initialized:
+            self._init(value[0])
+        rows = self.rows
+        rows.empty()
+        count = -(-length // self._total_shape_value[1:].numel())
+        if count:
+            rows.write(value[:count], np.arange(count))
+        self.load_counts(count % rows.journal.slots, count, rows.journal.last)
+
+    def load_counts(self, cursor: int, written: int, last: int | None) -> None:
+        journal = self.rows.journal
+
+        def act() -> None:
+            journal.set_counts(cursor, written)
+            journal.set_last(last)
+
+        self.rows.hold(act)
+
+    # --- as a reference -----------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
+        data = None if self._rows is None else self._rows.data
+        return {**state, "_rng": None, "data__reference": data}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        data = state.pop("data__reference")
+        Storage.__setstate__(self, state)
+        self._rows = None if data is None else WholeRows(data)
+
+
+# --- Checkpoints -----------------------------------------------------------------------------------------------------
+
+
+_DocumentT = TypeVar("_DocumentT")
+
+_COUNTS, _REFERENCE = "memstore_counts.json", "memstore_reference.json"
+
+
+class CopyCheckpointer(TensorStorageCheckpointer):
+    """The default: copies rows into TorchRL's own format. TorchRL's storages can load it, and it loads theirs.
+
+    Writers wait while rows are copied, so that no row is torn.
+    """
+
+    def dumps(self, storage: StorageOfEntry, path: Any) -> None:
+        """Writes all slots. Raises RuntimeError if the storage has no rows, as TorchRL does."""
+        if not storage.initialized:
+            raise RuntimeError("Cannot save a non-initialized storage.")
+
+        def copy() -> None:
+            TensorStorageCheckpointer.dumps(self, storage, path)
+            journal = storage.rows.journal
+            counts = _SavedCounts(journal.cursor, journal.written, journal.last)
+            (Path(path) / _COUNTS).write_bytes(msgspec.json.encode(counts))
+
+        storage.rows.hold(copy)
+
+    def loads(self, storage: StorageOfEntry, path: Any) -> None:
+        """Replaces all rows by the saved ones; creates the entry if it doesn't exist."""
+        saved = _read_document(Path(path) / "storage_metadata.json", _SavedStorage)
+        in_memory = saved.is_pytree or self._load_hooks
+        found = self._loaded(storage, path) if in_memory else TensorDict.load_memmap(path)
+        storage.load_rows(found, saved.len)
+        if (Path(path) / _COUNTS).exists():
+            counts = _read_document(Path(path) / _COUNTS, _SavedCounts)
+            storage.load_counts(counts.cursor, counts.written, counts.last)
+
+    def _loaded(self, storage: StorageOfEntry, path: Any) -> Any:
+        """What hooks make of the files, or a single tensor: loaded by TorchRL into the memory of this process."""
+        if storage.initialized and not is_tensor_collection(storage.rows.value):
+            into = TensorStorage(torch.empty_like(storage.rows.value))
+        else:
+            into = LazyTensorStorage(storage.max_size, ndim=storage.ndim)
+        TensorStorageCheckpointer.loads(self, into, path)
+        return into.get(slice(None))
+
+
+class InPlaceCheckpointer(StorageCheckpointerBase):
+    """For buffers that are too large to copy: `dumps` writes a reference to the rows, and flushes them to the disk.
+
+    After `loads`, rows, length and cursor are those of the present, and not those at the time of `dumps`.
+    """
+
+    def dumps(self, storage: StorageOfEntry, path: Any) -> None:
+        """Raises RuntimeError if the storage has no rows."""
+        Path(path).mkdir(exist_ok=True)
+        storage.flush()
+        note = _SavedReference(storage.store.root, storage.key, storage.rows.put_id)
+        (Path(path) / _REFERENCE).write_bytes(msgspec.json.encode(note))
+
+    def loads(self, storage: StorageOfEntry, path: Any) -> None:
+        """Checks that the storage has the rows that the checkpoint refers to.
+
+        Raises:
+            StructureMismatchError: it has other rows.
+            FileNotFoundError: there is no checkpoint of this class.
+        """
+        note = _read_document(Path(path) / _REFERENCE, _SavedReference)
+        here = (storage.store.root, storage.rows.put_id) if storage.initialized else None
+        if here != (note.store, note.put):
+            raise StructureMismatchError(
+                f"{path} refers to the rows under the key {note.key!r} of {note.store}, and this storage "
+                f"has those of {storage.key!r} of {storage.store.root}: make it of that store and key. If they were "
+                "deleted, they are lost: CopyCheckpointer keeps copies",
+                key=storage.key,
+            )
+
+
+class _SavedStorage(msgspec.Struct):
+    """TorchRL's `storage_metadata.json`, as far as it is needed."""
+
+    is_pytree: bool
+    len: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _SavedCounts(msgspec.Struct):
+    """What the processes share beside the rows: see `journal`."""
+
+    cursor: Annotated[int, msgspec.Meta(ge=0)]
+    written: Annotated[int, msgspec.Meta(ge=0)]
+    last: Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+class _SavedReference(msgspec.Struct):
+    store: str
+    key: str
+    put: int
+
+
+def _read_document(path: Path, kind: type[_DocumentT]) -> _DocumentT:
+    """Raises FileNotFoundError, CorruptionError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except UNDECODABLE as error:
+        detail = f"no checkpoint of a storage: {error}"
+        raise CorruptionError(path=str(path), detail=detail) from None
+
+
+# --- Indices ---------------------------------------------------------------------------------------------------------
+
+
+def row_numbers(index: Any, count: int, key: str) -> Words:
+    """The slots of an index along the first dimension: a slice, a list, a range, a mask, integers of any shape.
+
+    Raises IndexError.
+    """
+    if isinstance(index, torch.Tensor) and index.dtype != torch.bool:
+        index = index.cpu().flatten()
+    return RowIndex(index).rows(count, repr(key)).numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Elements of rows: `rows`, each once, and where in a copy of these rows the elements are."""
+
+    rows: Words
+    index: tuple[Any, ...]
+
+    def put(self, rows: Any, value: Any) -> None:
+        rows[self.index] = value
+
+
+def cells_of(index: tuple[Any, ...], count: int) -> Cells:
+    """Of an index whose first part is integers, as a tensor, an int or a slice. Raises IndexError, TypeError."""
+    first, *others = index
+    if isinstance(first, slice):
+        rows = np.arange(count, dtype=np.int64)[first]
+        return Cells(rows, (slice(None), *others))
+    first = torch.as_tensor(first)
+    if first.dtype == torch.bool or first.is_floating_point():
+        raise TypeError(f"elements are written by integers for each dimension, and not by {first.dtype}")
+    if first.numel() and not -count <= int(first.min()) <= int(first.max()) < count:
+        raise IndexError(f"rows {int(first.min()):,} to {int(first.max()):,} of a storage that has {count:,}")
+    rows, places = torch.unique(torch.where(first < 0, first + count, first), return_inverse=True)
+    return Cells(cast("Words", rows.numpy()), (places, *others))
+
+
+# --- Reads and writes ------------------------------------------------------------------------------------------------
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
+from memstore._wording import an
 from memstore.integrations.torchrl.storage import MemstoreStorage
-from memstore.wording import an
 
 
 class MemstoreWriter(RoundRobinWriter):

@@ -1,12 +1,11 @@
 """TorchStore's API: `import memstore.integrations.torchstore as ts`. The guide: docs/coming-from/torchstore.md.
 
-api         the functions, by TorchStore's names            spmd        initialize_spmd, for ranks of torchrun
-client      a process's handle, and its threads             calls       what is done with a Store
-shards      DTensors: attempts of the ranks of their mesh   slices      parts of tensors
-leaves      state dicts that differ from what is stored     folders     a job's stores, made and removed
-finding     which folder a name stands for                  announcing  how actors of Monarch hear of it
-refusals    errors                                          hosts       several hosts of a mesh
-absent      imports of what isn't here
+api        the functions, by TorchStore's names; a process's client; which folder a name stands for
+spmd       initialize_spmd, for ranks of torchrun
+calls      what is done with a Store: values, state dicts, slices, DTensors
+folders    a job's stores, made and removed
+actors     how actors of Monarch hear of a store; several hosts of a mesh
+errors     errors, also of imports of what isn't here
 strategy, transport, utils, logging: names that scripts import from TorchStore, under the same paths
 """
 
@@ -15,8 +14,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 from memstore.integrations.torchstore import spmd
-from memstore.integrations.torchstore.absent import explain_absent_modules
 from memstore.integrations.torchstore.api import (
+    Client,
     client,
     delete,
     delete_batch,
@@ -32,16 +31,16 @@ from memstore.integrations.torchstore.api import (
     reset_client,
     shutdown,
 )
-from memstore.integrations.torchstore.client import Client
-from memstore.integrations.torchstore.logging import init_logging
-from memstore.integrations.torchstore.refusals import (
+from memstore.integrations.torchstore.errors import (
     AlreadyInitializedError,
     NoCounterpartError,
     NoCounterpartImportError,
     NotInitializedError,
     StateDictNotFoundError,
+    explain_absent_modules,
     no_counterpart,
 )
+from memstore.integrations.torchstore.logging import init_logging
 from memstore.integrations.torchstore.spmd import initialize as initialize_spmd
 from memstore.integrations.torchstore.strategy import (
     ControllerStorageVolumes,

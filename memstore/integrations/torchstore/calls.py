@@ -1,15 +1,42 @@
-"""What TorchStore's calls do with a Store. Each is made in a thread; `client.py` has the asynchronous side."""
+"""Calls of TorchStore, as they are made with a Store. Each runs in a thread; api.py has the asynchronous side.
 
+put, get, ...               the calls
+fill_common, leaf_of        state dicts that have other names than what is stored; and leaves, asked for by TorchStore's
+                            names of them
+read_slice                  a box of a stored tensor: only its bytes are read
+plain_where_whole,          DTensors: each rank puts by itself, and the value is there when all ranks of its mesh have
+next_attempt                put
+
+The ranks' parts of a DTensor are an *attempt* (docs/decisions/012-attempts.md), which is published whole, when its last
+part comes; until then readers get the version before. A rank waits for no other, and no collective is called.
+
+1. A DTensor that each of its ranks has whole (all Replicate, or a mesh of one) is a plain tensor, as in TorchStore.
+2. Those who put an attempt are the ranks of the meshes of all DTensors in the value.
+3. Its name must be the same on all of them, and never come again. It has a token of their process group's store, which
+   whoever comes first makes; how many lives this rank has had in that store; and how often, in this one, it has put
+   this key. So ranks put a key equally often; one that left a put out is behind by one until its process group ends.
+"""
+
+# pyright: reportPrivateUsage=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+import itertools
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
-from torch.distributed.tensor import DTensor
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
 import memstore
+from memstore import structure
 from memstore.errors import (
     CrossHostError,
     KeyNotFoundError,
@@ -17,13 +44,13 @@ from memstore.errors import (
     StructureMismatchError,
     UnsupportedValueError,
 )
-from memstore.integrations.torchstore.leaves import fill_common, has_leaf, leaf_of, plain_tensor, plain_tensors
-from memstore.integrations.torchstore.refusals import StateDictNotFoundError
-from memstore.integrations.torchstore.shards import next_attempt, plain_where_whole
-from memstore.integrations.torchstore.slices import check_fillable, read_slice, shards_of
+from memstore.integrations.torchstore.errors import StateDictNotFoundError
 from memstore.integrations.torchstore.transport import TensorSlice
 from memstore.listing import absent, opened
-from memstore.structure import copy_into
+from memstore.sharding import Shard, sharded_leaf, whole
+from memstore.store.values import ref_lazily
+from memstore.structure import copy_into, why_not_filled
+from memstore.view import StoredTensor, load_leaf
 
 PICKLE_VARIABLE = "MEMSTORE_TORCHSTORE_ALLOW_PICKLE"
 _EMPTY = "\x01"  # stands for "", which TorchStore takes for a key
@@ -189,3 +216,237 @@ def keys(store: memstore.Store, prefix: str | None) -> list[str]:
 
 def exists(store: memstore.Store, key: str) -> bool:
     return stored(key) in store or has_leaf(store, key)
+
+
+# --- State dicts and their leaves ------------------------------------------------------------------------------------
+
+
+DELIMITER, MAPPING = "/", "MAPPING"  # as TorchStore names the entries of a state dict: KEY/NAME, and KEY/MAPPING
+
+
+def fill_common(store: memstore.Store, key: str, target: Any) -> Any:
+    """Fills what `target` has in common with what is stored. Returns the stored structure, with its tensors in it.
+
+    All is of one version. Of the stored tensors only those are read that are filled in, or that the target lacks.
+    """
+    ref = ref_lazily(store, key)
+    ref.get(out=target, strict=False, cast=True)
+    merged = _merged(ref.view(device="cpu"), target, {})
+    if any(isinstance(leaf, StoredTensor) for _, leaf in structure.iter_tensors(merged)):
+        return _merged(ref.get(device="cpu"), target, {})  # in a container of another kind, as a TensorDict
+    return merged
+
+
+def _merged(stored: Any, target: Any, loaded: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """Args: loaded: each leaf with its result, by the leaf's id; so tied ones stay one tensor."""
+    if isinstance(stored, torch.Tensor):
+        if isinstance(target, torch.Tensor | memstore.TensorShard):
+            return target
+        if id(stored) not in loaded:
+            found = load_leaf(stored) if isinstance(stored, StoredTensor) else stored
+            loaded[id(stored)] = stored, plain_tensor(found)
+        return loaded[id(stored)][1]
+    if isinstance(stored, dict):
+        others = target if isinstance(target, dict) else {}
+        for name in stored:
+            stored[name] = _merged(stored[name], others.get(name), loaded)
+        return stored
+    if type(stored) in (list, tuple):
+        alike = type(target) is type(stored) and len(stored) == len(target)
+        others = target if alike else [None] * len(stored)
+        return type(stored)(_merged(*both, loaded) for both in zip(stored, others, strict=True))
+    return stored
+
+
+# --- without gradients ------------------------------------------------------------------------------------------------
+
+
+def plain_tensor(value: Any) -> Any:
+    """A tensor of a Parameter or Buffer, or of one that requires gradients. Other values are returned as they are."""
+    marked = isinstance(value, torch.nn.Parameter | torch.nn.Buffer)
+    return value.detach() if marked or (isinstance(value, torch.Tensor) and value.requires_grad) else value
+
+
+def plain_tensors(state_dict: Any) -> Any:
+    """The state dict that a get made, with plain tensors in its dicts, lists and tuples. Tied ones stay one tensor."""
+    return _merged(state_dict, None, {})
+
+
+# --- one leaf ---------------------------------------------------------------------------------------------------------
+
+
+def leaf_of(store: Any, key: str) -> Any:
+    """The lazy leaf, or the object, of a state dict that was put, by TorchStore's name of it: KEY/NAME.NAME.
+
+    Raises:
+        KeyNotFoundError: there is none.
+    """
+    at = key.rfind(DELIMITER)
+    while at > 0:
+        whole, name = key[:at], key[at + 1 :]
+        if whole in store:
+            found = _find_leaf(store.view(whole), name)
+            if found is not None:
+                return found[0]
+        at = key.rfind(DELIMITER, 0, at)
+    raise KeyNotFoundError(f"no such key: {key!r}", key=key)
+
+
+def has_leaf(store: Any, key: str) -> bool:
+    """Whether `leaf_of` finds it; or it is the name of a state dict's mapping, which TorchStore writes last."""
+    whole, _, name = key.rpartition(DELIMITER)
+    if name == MAPPING and whole in store:
+        return True
+    try:
+        leaf_of(store, key)
+    except KeyNotFoundError:
+        return False
+    return True
+
+
+def _find_leaf(value: Any, name: str) -> tuple[Any] | None:
+    """What lies under these names, which are joined with dots, and may have some themselves."""
+    if not isinstance(value, dict | list | tuple):
+        return None
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value)
+    for own, inner in items:
+        text = str(own)
+        if text == name:
+            return (inner,)
+        if name.startswith(f"{text}.") and (found := _find_leaf(inner, name[len(text) + 1 :])) is not None:
+            return found
+    return None
+
+
+# --- Slices ----------------------------------------------------------------------------------------------------------
+
+
+def read_slice(lazy: Any, key: str, spec: TensorSlice, target: torch.Tensor | None) -> torch.Tensor:
+    """A copy of the box, or `target`, which it was copied into.
+
+    A box that reaches past the tensor's end is clipped to it, as by a slice of Python.
+
+    Args:
+        lazy: the leaf, of a view.
+
+    Raises:
+        StructureMismatchError: what is stored is no tensor of `global_shape`, the box begins before it, or `target`
+            has another shape than the clipped box, or can't be filled.
+    """
+    found: tuple[int, ...] | None = tuple(lazy.shape) if isinstance(lazy, torch.Tensor) else None
+    if found is None or found != spec.global_shape:
+        what = "no tensor" if found is None else f"a tensor of shape {list(found)}"
+        text = f"{key!r} is {what}, and the slice is one of a tensor of shape {list(spec.global_shape)}"
+        raise StructureMismatchError(text, key=key)
+    if any(offset < 0 for offset in spec.offsets):
+        text = f"{key!r}: a slice of shape {list(spec.local_shape)} at {list(spec.offsets)} is not in {list(found)}"
+        raise StructureMismatchError(text, key=key)
+    ends = [offset + size for offset, size in zip(spec.offsets, spec.local_shape, strict=True)]
+    box = lazy.detach()[tuple(map(slice, spec.offsets, ends))]
+    if target is None:
+        return box.clone(memory_format=torch.contiguous_format)
+    check_fillable(key, target)
+    if target.shape != box.shape:
+        clipped = "" if box.shape == spec.local_shape else f", clipped to the stored tensor's {list(found)}"
+        text = f"{key!r}: inplace_tensor has shape {list(target.shape)}, and the slice {list(box.shape)}{clipped}"
+        raise StructureMismatchError(text, key=key)
+    copy_into(target, box)
+    return target
+
+
+def check_fillable(key: str, target: torch.Tensor) -> None:
+    """Raises StructureMismatchError for an inplace_tensor that can't be filled."""
+    leaf = sharded_leaf(target)
+    for local in [target] if leaf is None else [shard.local for shard in leaf.shards]:
+        why = why_not_filled(local)
+        if why is not None:
+            raise StructureMismatchError(f"{key!r}: inplace_tensor is {why}", key=key)
+
+
+def shards_of(target: torch.Tensor) -> Sequence[Shard]:
+    """Returns the parts of a tensor that are here: of a DTensor this rank's, of others all."""
+    leaf = sharded_leaf(target)
+    return (Shard(whole(target.shape), target),) if leaf is None else leaf.shards
+
+
+# --- DTensors --------------------------------------------------------------------------------------------------------
+
+
+_PREFIX = "memstore/torchstore"
+
+
+class RankAttempt(NamedTuple):
+    """What `Store.put_sharded` takes."""
+
+    attempt: str
+    rank: int
+    world_size: int
+
+
+class _GroupLife:
+    """What this process knows of a process group's store: the name of its life there, for each set of ranks."""
+
+    def __init__(self) -> None:
+        self.names: dict[tuple[int, ...], str] = {}
+        self.counts: dict[tuple[str, str, tuple[int, ...]], Iterator[int]] = {}
+
+
+_lives: WeakKeyDictionary[Any, _GroupLife] = WeakKeyDictionary()
+_lock = threading.Lock()  # of these
+
+
+def plain_where_whole(value: Any) -> tuple[Any, tuple[DeviceMesh, ...]]:
+    """The value with plain tensors for DTensors that lie on this rank whole, and the meshes of those that don't.
+
+    It is the same object unless something was replaced. Looks into dicts, lists and tuples.
+    """
+    meshes: dict[int, DeviceMesh] = {}
+    return _replaced(value, meshes), tuple(meshes.values())
+
+
+def _replaced(value: Any, meshes: dict[int, DeviceMesh]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if not isinstance(value, DTensor):
+            return value
+        mesh = value.device_mesh
+        is_alone = id(mesh) not in meshes and mesh.size() == 1  # the size takes 10 us
+        if is_alone or all(isinstance(placement, Replicate) for placement in value.placements):
+            return value.to_local()
+        meshes[id(mesh)] = mesh
+        return value
+    if isinstance(value, dict):
+        changed = {name: new for name, old in value.items() if (new := _replaced(old, meshes)) is not old}
+        if not changed:
+            return value
+        copied = value.copy()
+        copied.update(changed)
+        return copied
+    if type(value) is list or type(value) is tuple:
+        items = [_replaced(item, meshes) for item in value]
+        return value if all(map(_is_same, items, value)) else type(value)(items)
+    return value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def next_attempt(root: str, key: str, meshes: tuple[DeviceMesh, ...]) -> RankAttempt:
+    """Of this rank's next put of this key, with those ranks that these meshes have."""
+    ranks = tuple(sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}))
+    group: Any = dist.group.WORLD
+    with _lock:
+        life = _lives.setdefault(group, _GroupLife())
+        name = life.names.get(ranks)
+        if name is None:
+            name = life.names[ranks] = _name_of_life(group, ranks)
+        count = next(life.counts.setdefault((root, key, ranks), itertools.count(1)))
+    return RankAttempt(f"{name}/{count}", ranks.index(dist.get_rank()), len(ranks))
+
+
+def _name_of_life(group: Any, ranks: tuple[int, ...]) -> str:
+    store: Any = dist.distributed_c10d._get_process_group_store(group)
+    who = hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest()
+    token = bytes(store.compare_set(f"{_PREFIX}/{who}", "", uuid.uuid4().hex)).decode()
+    lives = store.add(f"{_PREFIX}/{who}/{dist.get_rank()}", 1)
+    return f"torchstore/{token}/{lives}"

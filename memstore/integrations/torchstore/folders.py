@@ -33,7 +33,7 @@ from urllib.parse import quote
 import memstore
 from memstore.engine import syscalls
 from memstore.errors import PermissionDeniedError, StoreTimeoutError
-from memstore.integrations.torchstore.refusals import AlreadyInitializedError
+from memstore.integrations.torchstore.errors import AlreadyInitializedError
 
 ROOT_VARIABLE = "MEMSTORE_TORCHSTORE_ROOT"
 _SHARED_MEMORY = "/dev/shm"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memstore.integrations.torchstore.refusals import no_counterpart
+from memstore.integrations.torchstore.errors import no_counterpart
 from memstore.integrations.torchstore.transport import TransportType
 
 

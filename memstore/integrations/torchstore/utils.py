@@ -8,8 +8,8 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from memstore.late_imports import between_forks
-from memstore.wording import an_instance
+from memstore._threads import between_forks
+from memstore._wording import an_instance
 
 
 async def spawn_actors(num_processes: int, actor_cls: type, name: str, mesh: Any = None, **init_args: Any) -> Any:

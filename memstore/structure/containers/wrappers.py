@@ -22,12 +22,23 @@ import torch
 
 from memstore.engine import Path
 from memstore.errors import MemstoreError, UnsupportedValueError
-from memstore.sharding import Box, ShardedLeaf, TensorShard, TensorShards, overlap, part, sharded_leaf, uncovered, whole
-from memstore.structure.checks import MalformedError, require, sizes, unpack
-from memstore.structure.objects import class_name, defines, dotted, find_class, short
-from memstore.structure.refusals import RefusedError
-from memstore.structure.tensors import DTYPE_NAMES, DTYPES, copy_into, traits, why_not_filled
-from memstore.structure.tree import Node, Parts, Reader, Tree, compile_tree, register, to_msgpack
+from memstore.sharding import (
+    Box,
+    ShardedLeaf,
+    TensorShard,
+    TensorShards,
+    narrow_to,
+    overlap,
+    sharded_leaf,
+    uncovered,
+    whole,
+)
+from memstore.structure import traits
+from memstore.structure.classes import class_name, defines, dotted, find_class, short
+from memstore.structure.refusals import MalformedError, RefusedError, require, sizes, unpack
+from memstore.structure.tensor_memory import copy_into, why_not_filled
+from memstore.structure.traits import DTYPE_NAMES, DTYPES
+from memstore.structure.tree import Node, Tree, TreeParts, TreeReader, compile_tree, register, to_msgpack
 from memstore.structure.walk import Walk, flattener
 
 
@@ -128,7 +139,7 @@ class WrapperNode(Node):
     reads_leaves = True
 
     @classmethod
-    def read(cls, payload: list[Any], reader: Reader) -> Node:
+    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
         name, flags, names, trees, about = unpack(payload, str, int, list, list, (int, list))
         require(len(names) == len(trees) > 0, "malformed wrapped tensors")
         require(all(type(one) is str for one in names) and len(set(names)) == len(names), "malformed names of tensors")
@@ -143,7 +154,7 @@ class WrapperNode(Node):
         node.about = reader.node(about)
         return node
 
-    def build(self, parts: Parts) -> Any:
+    def build(self, parts: TreeParts) -> Any:
         about = self.about.build(parts)
         require(type(about) is list and len(about) == 3, "malformed wrapped tensors")
         shape, stride = sizes(about[1]), sizes(about[2])
@@ -237,7 +248,7 @@ class WrappedShardsNode(Node):
     reads_leaves = True
 
     @classmethod
-    def read(cls, payload: list[Any], reader: Reader) -> Node:
+    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
         shape, dtype, flags, names, trees = unpack(payload, list, str, int, list, list)
         require(dtype in DTYPES, "a dtype that isn't known")
         node = cls()
@@ -249,7 +260,7 @@ class WrappedShardsNode(Node):
         node.entries = reader.entries(trees)
         return node
 
-    def build(self, parts: Parts) -> Any:
+    def build(self, parts: TreeParts) -> Any:
         """The whole, if it is one part, or if the class can join the parts; else the parts, as TensorShards."""
         found = self.entries.build(parts)
         require(all(isinstance(one, torch.Tensor) for one in found), "malformed wrapped tensors")
@@ -320,7 +331,7 @@ def _part_of(found: Any, box: Box) -> Any:
         return None
     try:
         with torch.no_grad():
-            return part(found, box)
+            return narrow_to(found, box)
     except Exception:  # of the class's own operators: many can't
         return None
 

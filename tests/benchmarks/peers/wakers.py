@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 import memstore
-from memstore.engine.sync.doorbell import Doorbell
+from memstore.engine.sync.primitives import Doorbell
 from tests.benchmarks.peers import Peer, needs
 from tests.benchmarks.peers.ray_objects import start_ray
 from tests.benchmarks.report import Role

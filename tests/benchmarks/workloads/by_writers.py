@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from memstore.testing.fork_server import ForkServer, Worker
 from tests.benchmarks.peers.replay import ReplayPeer
+from tests.support.fork_server import ForkServer, Worker
 
 STAMPS = 4  # batches of each writer, which differ
 LOOKS = 16  # places of a row that are compared

@@ -16,12 +16,12 @@ from typing import NamedTuple, TypeVar
 import torch
 
 import memstore
-from memstore.testing.fork_server import ForkServer
 from tests.benchmarks.machine import busy_seconds
 from tests.benchmarks.measure import spread
 from tests.benchmarks.report import Figure, Goal, Series, Unit, Workload, exactly
 from tests.benchmarks.session import Session
 from tests.benchmarks.table import amount
+from tests.support.fork_server import ForkServer
 
 Item = TypeVar("Item")
 KIB, MIB = 1 << 10, 1 << 20

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 
 import memstore
-from memstore.testing.fork_server import ForkServer, Worker
 from tests.benchmarks.measure import spread
 from tests.benchmarks.report import Figure, Goal, Series, Spread, Workload, exactly
 from tests.benchmarks.session import Session
+from tests.support.fork_server import ForkServer, Worker
 
 READERS = (1, 2, 8, 64)
 SIZES = {"64 KiB": 64 << 10, "8 MiB": 8 << 20}

@@ -13,8 +13,8 @@ from memstore.distributed.catalog import look, record_of, run
 from memstore.distributed.rules import Client, Entry, Index, Member, Pause, Send, Steps, Transact, found, page, read
 from memstore.distributed.rules.messages import Change, Request
 from memstore.engine.protocols import map_entry
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from tests.distributed.catalog.filling import Filled, asked, fill, given_up, published
 from tests.distributed.catalog.operations import damage_of
 

@@ -11,8 +11,8 @@ from memstore.distributed import rules
 from memstore.distributed.catalog import change_of
 from memstore.engine.files import SegmentWriter
 from memstore.engine.protocols.put import clean_up, close_published, write
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from tests.engine.bytes_store import draft
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 
-from memstore.testing import faults
 from tests.children import Wire
 from tests.distributed.catalog import operations, sharded_operations
 from tests.engine.bytes_store import opened
+from tests.support import faults
 
 OPERATIONS = {**operations.OPERATIONS, **sharded_operations.OPERATIONS}
 

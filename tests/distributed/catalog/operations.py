@@ -14,9 +14,9 @@ from memstore.distributed.rules.partition import apply
 from memstore.engine.catalog import Transaction
 from memstore.engine.format import LIVE, PREPARED
 from memstore.engine.protocols.put import write
-from memstore.engine.repair.inspection import inspect
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.repair.survey import inspect
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from tests.distributed.catalog.filling import Filled, asked, fill, published
 from tests.engine.bytes_store import draft
 from tests.inside import put_raw_row, raw_row

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from memstore.distributed.catalog import CatalogTables, run
 from memstore.distributed.rules import Failure, GiveUp, Lent, Part, Place, Publish, attempts
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from tests.distributed.catalog.filling import Filled, asked, fill, fill_in_parts, given_up, published
 from tests.distributed.catalog.operations import BYTES, OTHER, put, serve
 

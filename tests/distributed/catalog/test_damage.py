@@ -11,10 +11,10 @@ from memstore.distributed.catalog import damage, look, run
 from memstore.distributed.rules import Entry, Joining, Lent, Member, View, moving
 from memstore.distributed.rules.messages import Done, Give, Given, Release
 from memstore.engine import sweep_all
-from memstore.engine.catalog import Transaction, served
-from memstore.engine.protocols.copies import drop_copies
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.catalog import Transaction, tables
+from memstore.engine.protocols.sweep import drop_copies
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError
 from tests.distributed.catalog import operations, sharded_operations
 from tests.distributed.catalog.direct import Host, Hosts
@@ -92,7 +92,7 @@ def test_homes_move_past_damaged_rows_of_segments(hosts: Hosts, folder: str) -> 
     rows = a.root.catalog.view(lambda transaction: dict(transaction.segments()))
     for segment, row in rows.items():
         if row.key in GROUPS[::5]:
-            spoil(a.root, "segments", served.number(segment))
+            spoil(a.root, "segments", tables.pack_number(segment))
     with bytes_store.opened(f"{folder}/b") as root:
         b = hosts.add(root, "b")
         hosts.settle(40)
@@ -150,7 +150,7 @@ def test_other_rows_are_looked_at_past_damaged_ones(folder: str) -> None:
             run(root, lambda tables, name=name, row=row: tables.put_joining(name, row), deadline_after(10))
             owed = Place(OTHER, 90 + number, 9)
             run(root, lambda tables, owed=owed: tables.owe(owed), deadline_after(10))
-        for table in (served.LENT, served.JOINING, served.OWED, served.COPIES):
+        for table in (tables.LENT, tables.JOINING, tables.OWED, tables.COPIES):
             spoil(root, table)
 
         def read(tables: operations.CatalogTables) -> list[object]:
@@ -165,7 +165,7 @@ def test_other_rows_are_looked_at_past_damaged_ones(folder: str) -> None:
         assert look(root, read, deadline_after(10)) == [[b"another"], [b"second"], [91], [], None]
 
 
-@pytest.mark.parametrize("table", [served.LENT, "segments"])
+@pytest.mark.parametrize("table", [tables.LENT, "segments"])
 @pytest.mark.parametrize("way", ["release", "audit"])
 def test_what_is_lent_is_given_back_past_damaged_rows(folder: str, table: str, way: str) -> None:
     with bytes_store.opened(f"{folder}/store") as root:
@@ -173,7 +173,7 @@ def test_what_is_lent_is_given_back_past_damaged_rows(folder: str, table: str, w
         host = hosts.add(root, "a")
         hosts.settle()
         places = [_lend(root, key) for key in (b"first", b"second", b"third")]
-        spoil(root, table, served.number(places[0].put_id if table == served.LENT else places[0].segment))
+        spoil(root, table, tables.pack_number(places[0].put_id if table == tables.LENT else places[0].segment))
         if way == "audit":
             hosts.audit()
         else:
@@ -211,7 +211,7 @@ def test_attempts_end_and_views_are_adopted_past_a_damaged_row_of_a_part(hosts: 
     sharded_operations.prepare(a.root)
     parts = look(a.root, lambda tables: tables.parts(), deadline_after(10))
     assert len(parts) == 2
-    spoil(a.root, "segments", served.number(parts[0].place.segment))
+    spoil(a.root, "segments", tables.pack_number(parts[0].place.segment))
     standing = look(a.root, lambda tables: tables.standing(), deadline_after(10))
     assert standing is not None
     view = View(standing.view.cluster, 9, (Member(OTHER, "there"),), (OTHER,), a.member.id)
@@ -222,8 +222,8 @@ def test_attempts_end_and_views_are_adopted_past_a_damaged_row_of_a_part(hosts: 
 def test_a_copy_whose_row_is_damaged_is_dropped_with_the_others(folder: str, caplog: pytest.LogCaptureFixture) -> None:
     with bytes_store.opened(f"{folder}/store") as root:
         before_change(root)
-        spoil(root, served.COPIES)
+        spoil(root, tables.COPIES)
         drop_copies(root, deadline_after(10))
         sweep_all(root, deadline_after(10))
-        assert root.catalog.view(lambda transaction: transaction.count(served.COPIES)) == 0
+        assert root.catalog.view(lambda transaction: transaction.count(tables.COPIES)) == 0
         assert "can't be dropped" in caplog.text and "elsewhere" in caplog.text

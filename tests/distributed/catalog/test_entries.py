@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memstore.distributed.catalog import entry_of, record_of
 from memstore.distributed.rules import Entry, Place
 from memstore.engine import Record, SegmentExtent, encode_extents
-from memstore.engine.format.record import decode_record, encode_record, replaced_by
+from memstore.engine.format.records import decode_record, encode_record, replaced_by
 from memstore.errors import CorruptionError
 from tests.examples import examples
 

@@ -14,12 +14,12 @@ from memstore.distributed.rules import Entry, Joining, LastCall, Lent, Member, V
 from memstore.distributed.rules.calls import answer_again
 from memstore.distributed.rules.messages import Done, Resolve
 from memstore.engine import Change, MembershipChanged, need_cluster, retry_after_sweep, sweep_all
-from memstore.engine.catalog import Transaction, served
+from memstore.engine.catalog import Transaction, tables
 from memstore.engine.protocols.commit import commit
 from memstore.engine.repair.survey import survey
 from memstore.engine.root import CATALOG
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError
 from tests.distributed.catalog import operations
 from tests.distributed.catalog.filling import fill
@@ -84,7 +84,7 @@ def test_a_lost_membership_is_said_and_never_guessed(path: str, how: str, caplog
     with bytes_store.opened(path) as root:
         prepared(root)
     if how == "row":
-        damaged(path, flipped(served.CLUSTER))
+        damaged(path, flipped(tables.CLUSTER))
         assert not survey(f"{path}/{CATALOG}", locked=True).is_sound
     else:
         with open(f"{path}/{CATALOG}/data.mdb", "r+b") as file:
@@ -110,7 +110,7 @@ def test_calls_are_refused_after_a_repair_that_may_have_lost_their_answers(path:
     with bytes_store.opened(path) as root:
         prepared(root)
         session = look(root, _session, deadline_after(10))
-    damaged(path, flipped(served.CALLS))
+    damaged(path, flipped(tables.CALLS))
     del root  # it keeps the lock page mapped
     memstore.repair(path)
     with bytes_store.opened(path) as root:
@@ -135,7 +135,7 @@ def test_lent_segments_whose_rows_are_damaged_are_asked_after(path: str) -> None
         run(root, lambda tables: tables.delete_joining(b"joining"), deadline_after(10))  # which keeps one of them too
         lent = look(root, lambda tables: tables.all_lent(0, 10), deadline_after(10))
     for place, _ in lent:
-        damaged(path, flipped(served.LENT, served.number(place.put_id)))
+        damaged(path, flipped(tables.LENT, tables.pack_number(place.put_id)))
     del root  # it keeps the lock page mapped
     memstore.repair(path)
     with bytes_store.opened(path) as root:

@@ -12,8 +12,8 @@ from memstore.distributed.catalog import look, run
 from memstore.distributed.rules import Lent
 from memstore.engine import record_of
 from memstore.engine.root import CATALOG
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError
 from tests.distributed.catalog.filling import asked, fill, published
 from tests.distributed.catalog.operations import BYTES, OTHER, put, serve

@@ -13,9 +13,8 @@ from memstore.distributed.rules.messages import Commit, Never, Remove
 from memstore.engine import Change, MembershipChanged
 from memstore.engine.catalog import Transaction
 from memstore.engine.format import LIVE
-from memstore.engine.protocols.commit import commit
-from memstore.engine.protocols.commit_inline import commit_inline
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.protocols.commit import commit, commit_inline
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CrossHostError, KeyNotFoundError, VersionConflictError
 from tests.distributed.catalog.direct import Host, Hosts
 from tests.distributed.catalog.filling import asked, fill, given_up

@@ -19,8 +19,8 @@ from memstore.distributed.rules.partition import apply
 from memstore.engine import SealedSegment
 from memstore.engine.catalog import Transaction
 from memstore.engine.format import LIVE
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError
 from tests.distributed.catalog.filling import Filled, asked, fill, fill_in_parts, given_up, published
 from tests.distributed.rules.tables import Segment, SimTables

@@ -14,9 +14,8 @@ from memstore.distributed.rules import Entry, Joining, Lent, Place
 from memstore.engine import Creation, close_root, open_root, sweep_all
 from memstore.engine.catalog import SERVED, Transaction
 from memstore.engine.root import folder as folders
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError, FormatVersionError, NotAStoreError, StoreFullError
-from memstore.testing import faults
 from tests.children import Child, Wire, in_child
 from tests.distributed.catalog import operations
 from tests.distributed.catalog.filling import asked, fill, given_up, published
@@ -24,6 +23,7 @@ from tests.distributed.catalog.killed import OPERATIONS, die_at, steps_of
 from tests.distributed.catalog.operations import damage_of, state_of
 from tests.engine import bytes_store
 from tests.inside import owes_recovery, raw_row
+from tests.support import faults
 
 KILLED = -9
 CAN_FAIL = faults.STEPS - faults.CLEANUPS - {faults.COMMIT}

@@ -11,7 +11,7 @@ import torch
 import memstore
 from memstore.distributed.catalog import CatalogTables, look
 from memstore.engine import deadline_after
-from memstore.engine.root.root import Root
+from memstore.engine.root.roots import Root
 from tests.distributed.serving.homes import answering, join
 from tests.inside import root_of
 from tests.small_tmpfs import fill, on_small_tmpfs

@@ -19,7 +19,7 @@ from memstore.distributed.links import CLIENT, Links, hello_of_this_process
 from memstore.distributed.rules import Client, Pause, Seat
 from memstore.distributed.rules.messages import Commit, Committed, Failed, Lookup, Open, Request, Resolve
 from memstore.distributed.rules.moving import leave
-from memstore.engine import Member
+from memstore.engine import Participant
 from memstore.engine.catalog import Transaction
 from memstore.errors import CrossHostError
 from tests.children import in_child
@@ -467,7 +467,7 @@ def test_parts_that_nobody_gives_up_leave_their_lanes_to_others(pair: Cluster) -
     client = Client()
     links = Links(secret=None, kind=CLIENT, hello=hello_of_this_process())
     puts = sharded.ShardedPuts(root_of(pair.stores[0]), links, client, bytes)
-    member = Member(b"k", "attempt", 0, 2, 60.0)
+    member = Participant(b"k", "attempt", 0, 2, 60.0)
     free = len(client._free_lanes)  # pyright: ignore[reportPrivateUsage]
     for number in range(200):
         seat = Seat(puts._part(member, None))  # pyright: ignore[reportPrivateUsage]

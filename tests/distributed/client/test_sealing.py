@@ -14,12 +14,12 @@ import memstore
 from memstore.distributed.rules import Answer
 from memstore.distributed.rules.messages import Commit, Committed, Request
 from memstore.errors import CrossHostError, HomeUnavailableError, MutableEntryError, UnknownOutcomeError
-from memstore.testing import faults
 from tests.children import Child, Wire
 from tests.distributed.client.hosts import Cluster, await_, join_anew
 from tests.distributed.serving.homes import answering, join
 from tests.inside import root_of
 from tests.patience import give_back_until
+from tests.support import faults
 
 SPEC = {"x": ((2,), torch.float32)}
 

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 import torch
 
 import memstore
-from memstore.testing.history import Recorder
+from tests.support.history import Recorder
 
 KEYS = [f"g{number}/k" for number in range(6)]  # of several homes
 SIZES = (1, 1, 8, 1 << 9, 1 << 15)  # elements of 8 bytes: in records, and in files

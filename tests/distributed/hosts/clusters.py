@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from memstore.distributed.rules import Member, View
-from memstore.testing.fork_server import ForkServer, Worker
-from memstore.testing.hosts import Host, Hosts
 from tests.distributed.hosts import actions
+from tests.support.fork_server import ForkServer, Worker
+from tests.support.hosts import Host, Hosts
 
 ROOT = "/dev/shm/store"
 PORT = 7411

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from memstore.testing.hosts import Hosts, why_unavailable
 from tests.distributed.hosts.clusters import ServedHosts, served
+from tests.support.hosts import Hosts, why_unavailable
 
 HOSTS = 3
 _HERE = Path(__file__).parent

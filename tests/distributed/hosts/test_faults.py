@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from memstore.testing.fork_server import Worker
-from memstore.testing.history import check, read_history
 from tests.distributed.hosts import clients
 from tests.distributed.hosts.clusters import LONG, ROOT, ServedHosts
+from tests.support.fork_server import Worker
+from tests.support.history import check, read_history
 
 CLIENTS = 2  # on each host
 WITHIN = 15.0  # seconds after its end, a fault is over for all clients; on a machine that does nothing else, 5

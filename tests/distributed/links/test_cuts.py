@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from memstore.testing.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, why_unavailable
 
 pytestmark = pytest.mark.skipif(bool(why_unavailable()), reason=why_unavailable() or "")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from memstore.testing.hosts import Host, Hosts, why_unavailable
 from tests.distributed.meshes.owners import FAKED, Owner, environment, start_worker
 from tests.distributed.serving.agents import Agents, agents_in, is_alive
+from tests.support.hosts import Host, Hosts, why_unavailable
 
 HOSTS = 3
 _ports = itertools.count(22222)

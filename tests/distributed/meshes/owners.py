@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from memstore.testing.hosts import Host
 from tests.distributed.serving.agents import eventually, is_alive
+from tests.support.hosts import Host
 
 needs_monarch = pytest.mark.skipif(find_spec("monarch") is None, reason="torchmonarch isn't installed")
 

@@ -9,8 +9,8 @@ import torch
 
 import memstore
 from memstore import TensorShard
+from memstore._info import HostStatus
 from memstore.distributed.serving import status_at
-from memstore.info import HostStatus
 
 MIB = 1 << 20
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from memstore.info import HostStatus
-from memstore.testing.fork_server import Worker
-from memstore.testing.hosts import Hosts, why_unavailable
+from memstore._info import HostStatus
 from tests.distributed.hosts import actions as of_hosts
 from tests.distributed.hosts.clusters import LONG, ROOT, ServedHosts, served, wait_until
 from tests.distributed.rdma import actions
 from tests.distributed.rdma.actions import MIB
+from tests.support.fork_server import Worker
+from tests.support.hosts import Hosts, why_unavailable
 
 pytestmark = [
     pytest.mark.full,

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import memstore
+from memstore._info import HostStatus
 from memstore.distributed.serving import status_at
-from memstore.info import HostStatus
 from tests.distributed.serving.agents import SOURCES, Agents, agents_in, eventually
 
 pytestmark = pytest.mark.skipif(find_spec("monarch") is None, reason="torchmonarch isn't installed")

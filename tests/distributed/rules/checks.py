@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memstore.distributed.rules import Place
-from memstore.testing.explore import Fault
 from tests.distributed.rules.world import Host, World
+from tests.support.explore import Fault
 
 
 def check_settled(world: World, hosts: Sequence[Host]) -> None:

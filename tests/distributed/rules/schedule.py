@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 
 from memstore.distributed.rules import View
-from memstore.testing.explore import Fault
 from tests.distributed.rules.checks import check_bytes, check_sessions, check_settled
 from tests.distributed.rules.history import LOSS, Operation, check_history
 from tests.distributed.rules.scenes import CALM, Scene
 from tests.distributed.rules.sharded_puts import ShardedPuts
 from tests.distributed.rules.workload import Workload
 from tests.distributed.rules.world import HOUR, SECOND, Host, World
+from tests.support.explore import Fault
 
 LATEST = 25  # seconds
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memstore.distributed.rules import Change, Place, Steps, is_unsealed, look_up
 from memstore.errors import HomeUnavailableError, MemstoreError, MutableEntryError, StoreTimeoutError
-from memstore.testing.explore import Fault
 from tests.distributed.rules.world import SECOND, Host, Process, World
+from tests.support.explore import Fault
 
 OPEN, SEALING, SEALED = range(3)
 

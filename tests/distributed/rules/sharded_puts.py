@@ -17,11 +17,11 @@ from memstore.errors import (
     UnknownOutcomeError,
     VersionConflictError,
 )
-from memstore.testing.explore import Fault
 from tests.distributed.rules.history import PUT, Operation
 from tests.distributed.rules.tables import body_of
 from tests.distributed.rules.workload import Workload
 from tests.distributed.rules.world import SECOND, Host, Process
+from tests.support.explore import Fault
 
 LOOK_EVERY = 1.0  # seconds
 GIVE_UP_WITHIN = 5.0  # seconds

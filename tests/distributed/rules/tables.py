@@ -11,7 +11,7 @@ import msgspec
 from memstore.distributed.rules import Entry, Joining, LastCall, Lent, Outcome, Part, Place, Standing
 from memstore.distributed.rules.members import EPOCH_BITS
 from memstore.errors import CorruptionError
-from memstore.testing.explore import Fault
+from tests.support.explore import Fault
 
 MERGED = b"merged "  # what bodies of sharded values begin with
 

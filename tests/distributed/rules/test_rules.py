@@ -10,12 +10,12 @@ import pytest
 
 from memstore.distributed.rules import Answer
 from memstore.distributed.rules.attempt_messages import Forgotten, PartsChanged
-from memstore.testing.explore import Fault
 from tests.distributed.rules import attempt_mutations
 from tests.distributed.rules.mutations import MUTATIONS
 from tests.distributed.rules.scenes import SCENES
 from tests.distributed.rules.schedule import Schedule
 from tests.examples import one_in
+from tests.support.explore import Fault
 
 assert attempt_mutations, "it adds to MUTATIONS"
 FULL = [pytest.mark.full, pytest.mark.timeout(1800)]

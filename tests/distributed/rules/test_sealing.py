@@ -12,10 +12,10 @@ from memstore.distributed.rules.looking import look_at
 from memstore.distributed.rules.messages import Change
 from memstore.distributed.rules.reading import look_up
 from memstore.distributed.rules.steps import view
-from memstore.testing.explore import Fault
 from tests.distributed.rules.scenes import CALM
 from tests.distributed.rules.sealed_rows import SealedRows
 from tests.distributed.rules.world import Weather, World
+from tests.support.explore import Fault
 
 BAD = Weather(loss=0.05, twice=0.1, late=0.3, stalls=0.01)
 SECONDS = 40.0

@@ -16,11 +16,11 @@ from memstore.errors import (
     UnknownOutcomeError,
     VersionConflictError,
 )
-from memstore.testing.explore import Fault
 from tests.distributed.rules.history import DELETE, GET, LOSS, PUT, Operation
 from tests.distributed.rules.scenes import Scene
 from tests.distributed.rules.tables import MERGED, merged_of
 from tests.distributed.rules.world import SECOND, AnySteps, Fetch, Host, Process, Task, World
+from tests.support.explore import Fault
 
 STABLE = [f"stable{number}/x".encode() for number in range(12)]
 PAIR = [b"pair/one", b"pair/two"]

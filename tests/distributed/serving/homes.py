@@ -18,7 +18,7 @@ from memstore.distributed.serving.ending import Ending
 from memstore.distributed.serving.messages import Halt, Report, Reported, Told, decode_answer, encode
 from memstore.distributed.serving.waiting import Waits
 from memstore.engine import Creation, boot_clock, close_root, deadline_after, open_root
-from memstore.engine.root.root import Root
+from memstore.engine.root.roots import Root
 from memstore.errors import HomeUnavailableError
 
 Result = TypeVar("Result")

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing import faults
 from tests.children import Child, Wire
 from tests.distributed.client.hosts import cluster_of
 from tests.distributed.serving.agents import Agent, agents_in, eventually, is_alive
+from tests.support import faults
 
 SIZE = 5000
 

@@ -19,11 +19,11 @@ import torch
 
 import memstore
 import memstore.aio
+from memstore._info import ClusterStatus
 from memstore.cli import main
 from memstore.distributed.rules import Member, View
 from memstore.distributed.serving import Cluster, cluster
 from memstore.engine import gone_if_new
-from memstore.info import ClusterStatus
 from tests.children import Child, Wire, in_child
 from tests.distributed.serving.agents import LONG, Agents, eventually
 

@@ -15,10 +15,10 @@ import torch
 
 import memstore
 from memstore.engine import syscalls
-from memstore.testing.faults import at_step, die, raising, record
 from tests.children import Child, Wire
 from tests.distributed.shared.pairs import Pair
 from tests.inside import root_of
+from tests.support.faults import at_step, die, raising, record
 
 SIZE = 1 << 14  # elements
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import memstore
-from memstore.testing.faults import at_step, raising
 from tests.children import Wire, children
 from tests.distributed.shared.pairs import GRACE, Pair
 from tests.leaks import mapped_files
+from tests.support.faults import at_step, raising
 
 SIZE = 1 << 16  # elements
 

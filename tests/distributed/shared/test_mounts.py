@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from memstore.engine.root.shared import STATE_VARIABLE
-from memstore.testing.hosts import Hosts, why_unavailable
 from tests.distributed.hosts.clusters import LONG, PORT, SOURCES, new_secret
+from tests.support.hosts import Hosts, why_unavailable
 
 pytestmark = pytest.mark.full
 

@@ -43,7 +43,7 @@ class Hosts:
         return self.value(key, held, verify=verify)
 
     def value(self, key: str, held: MappedEntry, *, verify: bool = False) -> Any:
-        return contents.read(root_of(self.here), key, held, contents.PLAIN, verify=verify, allow_pickle=False)
+        return contents.read(root_of(self.here), key, held, contents.PLAIN_READ, verify=verify, allow_pickle=False)
 
     def copies(self) -> list[str]:
         found = look(root_of(self.here), lambda tables: tables.copies(b"", 100), time.monotonic() + 20)

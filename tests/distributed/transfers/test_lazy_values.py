@@ -199,10 +199,10 @@ def test_a_get_into_a_part_moves_that_part(hosts: Hosts, sent: list[int]) -> Non
     for verify in (False, True):
         out = {"y": torch.zeros(100), "x": torch.zeros(5000, dtype=torch.int64)}
         with moves(sent, 40_400, 1 + verify):
-            options = contents.Options(out=out, strict=False)
+            options = contents.ReadOptions(out=out, strict=False)
             contents.read(root_of(hosts.here), "key", hold(hosts, "key"), options, verify=verify, allow_pickle=False)
         assert torch.equal(out["x"], value["x"]) and out["y"].sum() == 100
-    like = contents.Options(like={"y": torch.zeros(100)}, strict=False)
+    like = contents.ReadOptions(like={"y": torch.zeros(100)}, strict=False)
     with moves(sent, 400):
         made = contents.read(root_of(hosts.here), "key", hold(hosts, "key"), like, verify=False, allow_pickle=False)
     assert made["y"].sum() == 100

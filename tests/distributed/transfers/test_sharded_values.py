@@ -18,11 +18,11 @@ from memstore.distributed.transfers import Transfers, sending
 from memstore.engine import MappedEntry, PinOptions, Record, encode_extents, need_cluster
 from memstore.errors import HomeUnavailableError
 from memstore.rows import read_rows
-from memstore.testing.equality import is_same
 from memstore.view import view
 from tests.damage import sharded_stores
 from tests.distributed.transfers.wires import PlainLinks, Serving, serving
 from tests.inside import root_of
+from tests.support.equality import is_same
 
 
 class Hosts:
@@ -69,7 +69,7 @@ class Hosts:
         return held
 
     def read(self, *, lazily: bool = True, verify: bool = False, **options: Any) -> Any:
-        wanted = contents.Options(**options)
+        wanted = contents.ReadOptions(**options)
         return contents.read(self.root, "key", self.hold(lazily=lazily), wanted, verify=verify, allow_pickle=False)
 
     def view(self, *, verify: bool = False) -> Any:

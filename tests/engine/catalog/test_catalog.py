@@ -18,12 +18,12 @@ from memstore.engine.catalog import tables
 from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.catalog.environment import STEP
 from memstore.engine.catalog.tables import Transaction
-from memstore.engine.format.record import LIVE, SegmentRow
+from memstore.engine.format.records import LIVE, SegmentRow
 from memstore.engine.protocols.change import Change, Content
 from memstore.engine.protocols.commit import commit
 from memstore.engine.protocols.sweep import sweep, sweep_all
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError, ResourceLimitError, StoreClosedError
 from tests.children import Child, Wire, children, in_child
 from tests.engine.bytes_store import delete, get, keys, opened, put

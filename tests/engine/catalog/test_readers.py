@@ -9,10 +9,9 @@ import struct
 import pytest
 
 import memstore
-from memstore.engine.catalog.environment import STEP
-from memstore.engine.catalog.readers import Reader, count_free, parse_readers
+from memstore.engine.catalog.environment import STEP, CatalogReader, count_free, parse_readers
 from memstore.engine.catalog.tables import NAMES, Transaction
-from memstore.engine.root.root import Root
+from memstore.engine.root.roots import Root
 from memstore.errors import CorruptionError, StoreFullError
 from tests.children import Child, Wire
 from tests.engine.bytes_store import delete, get, opened, put, put_many
@@ -27,15 +26,15 @@ ALL = 1 << 60
     [
         ("(no active readers)\n", None),
         ("    pid     thread     txnid\n      7809 7f05ef61cb80 -\n", None),
-        ("    pid     thread     txnid\n      7809 7f05ef61cb80 12\n       5 7f05ef61cb80 3\n", Reader(5, 3)),
+        ("    pid     thread     txnid\n      7809 7f05ef61cb80 12\n       5 7f05ef61cb80 3\n", CatalogReader(5, 3)),
         (
             "    pid     thread     txnid\n1234567890 7f05ef61cb80 -\n1234567891 7f05ef61cb80 70\n",
-            Reader(1234567891, 70),
+            CatalogReader(1234567891, 70),
         ),
     ],
     ids=range(4),
 )
-def test_the_list_of_readers(listed: str, expected: Reader | None) -> None:
+def test_the_list_of_readers(listed: str, expected: CatalogReader | None) -> None:
     assert parse_readers(listed) == expected
 
 

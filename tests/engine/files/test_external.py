@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.files import external, mapping
-from memstore.engine.files.external import ExternalFiles, map_external
-from memstore.engine.format.extents import ExternalExtent, decode_external
+from memstore.engine.files import mapping
+from memstore.engine.files.mapping import ExternalFiles, map_external
+from memstore.engine.format.records import ExternalExtent, decode_external
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.testing.faults import at_step, raising, record
 from tests.leaks import mapped_files
+from tests.support.faults import at_step, raising, record
 
 
 def sources_of(folder: Path, sizes: list[int]) -> ExternalFiles:
@@ -101,7 +101,7 @@ def test_records_that_nobody_wrote_are_refused(files: list[tuple[str, int, int, 
 
 
 def test_there_are_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external, "MOST_FILES", 3)
+    monkeypatch.setattr(mapping, "MOST_FILES", 3)
     with pytest.raises(UnsupportedValueError, match="limit"):
         sources_of(tmp_path, [1, 1, 1, 1])
     large = tmp_path / "large"

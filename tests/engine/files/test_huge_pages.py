@@ -15,9 +15,10 @@ import memstore
 from memstore.engine import SharedMemory, syscalls
 from memstore.engine.files import huge_pages
 from memstore.engine.files.huge_pages import COLLAPSE_STEP, PagePrices
-from memstore.snapshot.storage import FilePart, FileStorage
-from memstore.testing import faults
+from memstore.snapshot.file_storage import FileStorage
+from memstore.snapshot.storage import FilePart
 from tests.children import in_child
+from tests.support import faults
 
 MIB = 1 << 20
 EXTENT = syscalls.HUGE_PAGE

@@ -16,9 +16,9 @@ import pytest
 from memstore.distributed.transfers.kept import Kept
 from memstore.engine import LockFile, OwnedFile, SharedMemory, syscalls
 from memstore.engine.files import map_file
-from memstore.engine.sync.shared_page import SharedPage
+from memstore.engine.sync.primitives import SharedPage
 from memstore.engine.syscalls import Cleanup
-from memstore.testing.fork_server import Worker
+from tests.support.fork_server import Worker
 
 COPIES: list[Callable[[Any], Any]] = [pickle.dumps, copy.copy, copy.deepcopy]
 

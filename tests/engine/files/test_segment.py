@@ -17,17 +17,11 @@ import pytest
 import safetensors
 
 from memstore.engine import syscalls
-from memstore.engine.files.claimed_file import ClaimedFile
-from memstore.engine.files.lockfile import LockFile
-from memstore.engine.files.mapping import Mapping
-from memstore.engine.files.segment import map_segment
-from memstore.engine.files.segment_writer import SegmentWriter
-from memstore.engine.files.slots import write_state
-from memstore.engine.format import header as headers
-from memstore.engine.format.extents import SegmentExtent
-from memstore.engine.format.header import Header, Slots
-from memstore.engine.format.layout import Span, lay_out
-from memstore.engine.format.record import FILLING, LIVE, RETIRED
+from memstore.engine.files.mapping import LockFile, Mapping
+from memstore.engine.files.segments import ClaimedFile, SegmentWriter, map_segment, write_state
+from memstore.engine.format import headers
+from memstore.engine.format.headers import Header, HeaderSlots, Span, lay_out
+from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentExtent
 from memstore.engine.protocols.reuse import size_class
 from memstore.errors import CorruptionError, UnsupportedValueError
 from tests.children import in_child
@@ -74,7 +68,7 @@ def publish(path: Path, data: np.ndarray, put_id: int = 0x1234) -> None:
 
 
 def go_live(writer: SegmentWriter, version: int, batch: int, count: int, *, durable: bool = False) -> None:
-    writer.file.go_live(Slots(writer.put_id, LIVE, version, batch, count), durable=durable)
+    writer.file.go_live(HeaderSlots(writer.put_id, LIVE, version, batch, count), durable=durable)
 
 
 def random_bytes(size: int) -> np.ndarray:
@@ -101,7 +95,7 @@ def test_slots_stand_where_the_format_says(folder: Path) -> None:
     path = folder / "1.safetensors"
     writer = write(path, random_bytes(100))
     text = path.read_bytes()
-    assert text[37:151] == Slots(0x1234).encode()
+    assert text[37:151] == HeaderSlots(0x1234).encode()
     assert (text[41:57], text[64:71], text[80:96]) == (b"0000000000001234", b"filling", b"0" * 16)
     assert (text[103:119], text[120:128]) == (b"0" * 16, b"0" * 8)
     go_live(writer, 2**63 + 1, 2**62, 1000)
@@ -113,8 +107,8 @@ def test_slots_stand_where_the_format_says(folder: Path) -> None:
 
 @pytest.mark.parametrize("state", [FILLING, LIVE, RETIRED])
 def test_slots_keep_their_width(state: int) -> None:
-    largest = Slots(2**64 - 1, state, 2**64 - 1, 2**64 - 1, 2**32 - 1).encode()
-    assert len(largest) == len(Slots(0).encode()) == headers.SLOTS_SIZE
+    largest = HeaderSlots(2**64 - 1, state, 2**64 - 1, 2**64 - 1, 2**32 - 1).encode()
+    assert len(largest) == len(HeaderSlots(0).encode()) == headers.SLOTS_SIZE
     assert re.fullmatch(
         rb"put=[0-9a-f]{16} state=[a-z ]{7} version=[0-9a-f]{16} batch=[0-9a-f]{16}/[0-9a-f]{8} check=[0-9a-f]{16}",
         largest,

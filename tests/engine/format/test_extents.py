@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memstore.engine.format.extents import ExternalExtent, SegmentExtent, encode_extents
-from memstore.engine.format.record import Record
-from memstore.engine.protocols.get import MappedEntry, files_of, hold
+from memstore.engine.format.records import ExternalExtent, Record, SegmentExtent, encode_extents
+from memstore.engine.protocols.elsewhere import MappedEntry
+from memstore.engine.protocols.get import files_of, hold
 from memstore.engine.sync import deadline_after
 from tests.engine import bytes_store
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstore.engine import syscalls
-from memstore.engine.format.header import Header
-from memstore.engine.format.layout import ALIGNMENT, Span, lay_out
+from memstore.engine.format.headers import ALIGNMENT, Header, Span, lay_out
 from memstore.engine.format.safetensors import SAFETENSORS_DTYPES
 
 ITEMSIZES = {

@@ -8,7 +8,15 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.engine.format.record import LIVE, Record, SegmentRow, decode_record, decode_row, encode_record, encode_row
+from memstore.engine.format.records import (
+    LIVE,
+    Record,
+    SegmentRow,
+    decode_record,
+    decode_row,
+    encode_record,
+    encode_row,
+)
 from memstore.errors import CorruptionError
 
 u63 = st.integers(0, 2**63 - 1)

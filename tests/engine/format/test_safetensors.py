@@ -13,7 +13,7 @@ from memstore.engine.format.safetensors import SAFETENSORS_DTYPES, header_size, 
 from memstore.errors import CorruptionError, UnsupportedValueError
 
 
-def read(text: bytes, nbytes: int) -> tuple[dict[str, str], dict[str, safetensors.Entry]]:
+def read(text: bytes, nbytes: int) -> tuple[dict[str, str], dict[str, safetensors.HeaderEntry]]:
     metadata, values = split_header(text)
     return metadata, read_tensors(values, nbytes)
 

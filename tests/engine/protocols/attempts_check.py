@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from memstore.testing.explore import Fault
 from tests.engine.protocols.attempts_state import (
     LIVE,
     PREPARED,
@@ -13,6 +12,7 @@ from tests.engine.protocols.attempts_state import (
     outcome_of,
     parts_of,
 )
+from tests.support.explore import Fault
 
 
 def check(state: State) -> None:

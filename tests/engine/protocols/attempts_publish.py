@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from memstore.testing.explore import Fault
 from tests.engine.protocols.attempts_state import (
     ANY,
     LIVE,
@@ -22,6 +21,7 @@ from tests.engine.protocols.attempts_state import (
     with_header,
     with_rows,
 )
+from tests.support.explore import Fault
 
 # --- rule 2 -----------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from memstore.testing.explore import Fault
 from tests.engine.protocols.attempts_publish import give_up_steps, publish_steps
 from tests.engine.protocols.attempts_state import (
     FILLING,
@@ -23,6 +22,7 @@ from tests.engine.protocols.attempts_state import (
     with_,
     with_rows,
 )
+from tests.support.explore import Fault
 
 
 def rank_steps(scene: Scene, broken: frozenset[str]) -> Steps:

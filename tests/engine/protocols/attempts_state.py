@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-from memstore.testing.explore import Fault
+from tests.support.explore import Fault
 
 NONE, FILLING, PREPARED, LIVE, RETIRED = "", "filling", "prepared", "live", "retired"
 ANY = -1  # no version is expected

@@ -6,8 +6,8 @@ becomes the "receiver", which maps by what it was sent.
 
 from __future__ import annotations
 
-from memstore.testing.explore import Fault
 from tests.engine.protocols.reuse_state import DONE, Scene, Steps, with_
+from tests.support.explore import Fault
 
 
 def get_steps(scene: Scene, broken: frozenset[str]) -> Steps:

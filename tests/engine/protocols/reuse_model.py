@@ -1,14 +1,13 @@
 """A model of how segment files are reused: a key or two, a few files, and processes that may be killed at each step.
 
-Its steps are those of `put.py` with `claim.py` (claim, fill, abandon) and `commit.py` (commit), of `sweep.py`, `get.py`
-(get), `recovery.py` and `leases.py`, and are named after the functions there. What the kernel does for a process that
-dies is done: its locks and mappings drop, and its mutex passes on, with word of its death. LMDB's transactions are
-taken as atomic.
+Its steps are those of `put.py` (claim, fill, abandon), `commit.py` (commit), `sweep.py`, `get.py` (get), `recovery.py`
+and `reuse.py` (leases), and are named after the functions there. What the kernel does for a process that dies is done:
+its locks and mappings drop, and its mutex passes on, with word of its death. LMDB's transactions are taken as atomic.
 
     PUT     _claim_locked | Reuse._ask: lock, erase_put_id, commit row | _create, lock | unlock the mutex | fill | seal
             _commit_locked | note the batch, go_live: write slots, unlock; commit; clear the note;
                              Booking.settle: lock, vacate, or commit; mark_retired, ring
-            claim, next time | take
+            claim, next time | take_kept_file
             abandon, if a call failed | remove_file, commit | unlock the mutex | free_blocks
                      after a lost race | vacate, commit | unlock the mutex | close
     GET     read the record, open, lock_shared, compare, map_file; after two misfits all of it under the mutex

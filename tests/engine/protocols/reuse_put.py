@@ -7,7 +7,6 @@ over the version that was there first; a "batcher" puts two keys with `put_many`
 
 from __future__ import annotations
 
-from memstore.testing.explore import Fault
 from tests.engine.protocols.reuse_ahead import AHEAD, ahead_steps, booked, may_look_first
 from tests.engine.protocols.reuse_state import (
     DONE,
@@ -24,6 +23,7 @@ from tests.engine.protocols.reuse_state import (
     rotated,
     with_,
 )
+from tests.support.explore import Fault
 
 
 def put_steps(scene: Scene, broken: frozenset[str]) -> Steps:

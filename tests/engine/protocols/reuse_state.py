@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from memstore.testing.explore import Fault
+from tests.support.explore import Fault
 
 FILLING, LIVE, RETIRED, UNLINKED = "filling", "live", "retired", "unlinked"
 

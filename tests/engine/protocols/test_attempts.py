@@ -14,11 +14,11 @@ import lmdb
 import pytest
 
 from memstore.engine import protocols
-from memstore.engine.catalog import Outcome, Part
-from memstore.engine.format.record import RETIRED
-from memstore.engine.protocols import Content, Member, attempt_publish, ended, give_up, sweep_all
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.catalog import AttemptOutcome, PendingPart
+from memstore.engine.format.records import RETIRED
+from memstore.engine.protocols import Content, Participant, ended, give_up, sharded_put, sweep_all
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import (
     CorruptionError,
     PartialCommitError,
@@ -27,7 +27,6 @@ from memstore.errors import (
     UnknownOutcomeError,
     VersionConflictError,
 )
-from memstore.testing import faults
 from tests.engine import bytes_parts, bytes_store
 from tests.engine.bytes_parts import (
     age,
@@ -44,6 +43,7 @@ from tests.engine.bytes_parts import (
 )
 from tests.engine.bytes_store import opened
 from tests.inside import owes_recovery
+from tests.support import faults
 
 A, B, C = b"a" * 5000, b"b" * 70_000, b"c" * 5000
 DISAGREES = b"x" * 666_666
@@ -56,7 +56,7 @@ def store(scratch: str) -> Iterator[Root]:
         check_rows(one)
 
 
-def end(store: Root, member: Member) -> Outcome:
+def end(store: Root, member: Participant) -> AttemptOutcome:
     return give_up(store, member, ended(member, (), "for a test"), deadline_after(10))
 
 
@@ -121,7 +121,7 @@ def test_a_part_that_comes_late_gets_the_outcome(store: Root) -> None:
     part(store, rank(1), B)
     assert version(store, first) == 1
     late = prepare(store, rank(1), C)
-    assert isinstance(late, Outcome) and late.version == 1 and is_clean(store)
+    assert isinstance(late, AttemptOutcome) and late.version == 1 and is_clean(store)
     assert get(store) == [A, B] and files(store) == 2 and parts_of(store) == []
 
 
@@ -210,7 +210,7 @@ def test_what_a_part_needs_is_on_disk_before_its_row(disk_root: str) -> None:
 
 def test_who_waits_leaves_the_publication_to_the_last_one(store: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else all would merge the same parts at once."""
-    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", 3600.0)
+    monkeypatch.setattr(sharded_put, "LOOK_EVERY", 3600.0)
     waits, begun = type(store.doorbell).wait, threading.Semaphore(0)
 
     def counted(*arguments: Any) -> Any:
@@ -230,7 +230,7 @@ def test_who_waits_leaves_the_publication_to_the_last_one(store: Root, monkeypat
 
 
 def test_who_waits_publishes_where_the_last_one_does_not(store: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(sharded_put, "LOOK_EVERY", 0.05)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(version, store, part(store, rank(number, world=3), A), 30.0) for number in range(2)]
         part(store, rank(2, world=3), B)  # and it dies
@@ -251,7 +251,7 @@ def test_parts_that_are_replaced_while_they_are_merged(store: Root, before: byte
     first = part(store, rank(0), A)
     part(store, rank(1), before)
 
-    def merge(parts: Sequence[Part], said: Sequence[bytes]) -> Content:
+    def merge(parts: Sequence[PendingPart], said: Sequence[bytes]) -> Content:
         if b"%d" % len(before) in said:
             part(store, rank(1), C)
         return bytes_parts.merge(parts, said)
@@ -266,7 +266,7 @@ def test_parts_that_disagree_end_the_attempt_for_all(store: Root) -> None:
         with pytest.raises(ShardMismatchError, match="they disagree"):
             version(store, member)
     assert parts_of(store) == [] and counters_of(store).filling == 0
-    assert isinstance(prepare(store, rank(1), C), Outcome)
+    assert isinstance(prepare(store, rank(1), C), AttemptOutcome)
 
 
 # --- versions that are expected ---------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def test_what_is_given_up_is_told_to_all_and_never_published(store: Root) -> Non
         assert end(store, second).error == "PartialCommitError"
         with pytest.raises(PartialCommitError, match="for a test"):
             waiting.result(30)
-    assert isinstance(prepare(store, rank(2, world=3), C), Outcome)
+    assert isinstance(prepare(store, rank(2, world=3), C), AttemptOutcome)
     assert get(store) is None and parts_of(store) == [] and counters_of(store).filling == 0
 
 
@@ -325,7 +325,7 @@ def test_what_was_published_is_not_given_up(store: Root) -> None:
 
 def test_a_rank_that_fails_before_it_has_a_part(store: Root) -> None:
     assert end(store, rank(1)).version == 0
-    assert isinstance(prepare(store, rank(0), A), Outcome)
+    assert isinstance(prepare(store, rank(0), A), AttemptOutcome)
     first = part(store, rank(0, "second"), A)
     end(store, rank(1, "second"))
     with pytest.raises(PartialCommitError):
@@ -351,7 +351,7 @@ def test_a_rank_that_looks_when_its_outcome_was_dropped(store: Root, then: str) 
     assert (parts_of(store), outcomes_of(store)) == before and is_clean(store)
     if again is not None:
         part_or_outcome = prepare(store, rank(1), A)
-        assert isinstance(part_or_outcome, Outcome) is (then == "and published")
+        assert isinstance(part_or_outcome, AttemptOutcome) is (then == "and published")
         assert version(store, again) == 2
 
 
@@ -389,7 +389,7 @@ def test_a_part_that_comes_when_its_attempt_is_over_ends_it_for_all(store: Root)
     """It raises, so nobody may publish the attempt any more: neither who waits, nor another part of its rank."""
     first = part(store, rank(0, lease=0.0), A)
     late = prepare(store, rank(1), B)
-    assert isinstance(late, Outcome) and late.error == "PartialCommitError"
+    assert isinstance(late, AttemptOutcome) and late.error == "PartialCommitError"
     assert parts_of(store) == [] and [one.number for one in outcomes_of(store)] == [first.number]
     check_rows(store)
     with pytest.raises(PartialCommitError):
@@ -399,7 +399,7 @@ def test_a_part_that_comes_when_its_attempt_is_over_ends_it_for_all(store: Root)
 @pytest.mark.parametrize("rings", [False, True])
 def test_a_rank_that_waits_takes_its_lease_on(store: Root, rings: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the bell never rests: it belongs to many keys."""
-    monkeypatch.setattr(attempt_publish, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(sharded_put, "LOOK_EVERY", 0.05)
     first = part(store, rank(0, lease=0.5), A)
     (expires,) = (one.expires for one in parts_of(store))
     with ThreadPoolExecutor(1) as pool:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from memstore.testing.explore import Explored, Fault, explore
 from tests.engine.protocols import attempts_model, attempts_publish, attempts_rank
 from tests.engine.protocols.attempts_check import check
 from tests.engine.protocols.attempts_model import MUTATIONS, Model
 from tests.engine.protocols.attempts_state import Process, is_bad_luck, is_end, start
 from tests.examples import one_in
+from tests.support.explore import Explored, Fault, explore
 
 MODEL: list[ModuleType] = [attempts_model, attempts_publish, attempts_rank]
 FULL = [pytest.mark.full, pytest.mark.timeout(1800)]

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from memstore.engine.files import SealedSegment, WritableMemory
-from memstore.engine.format.record import FILLING
+from memstore.engine.format.records import FILLING
 from memstore.engine.protocols import Change, Content, Draft, put
-from memstore.engine.protocols.claim import abandon, claim
 from memstore.engine.protocols.commit import commit
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.protocols.put import abandon, claim
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import KeyNotFoundError, StoreFullError, VersionConflictError
 from tests.engine import bytes_store
 from tests.engine.bytes_store import draft, get, opened

@@ -14,24 +14,24 @@ from typing import Any
 
 import pytest
 
-from memstore.engine.files import claimed_file, mapping, segment, segment_writer, slots
-from memstore.engine.format import header
-from memstore.engine.protocols import ahead, leases, recovery, reuse, sweep
+from memstore.engine.files import mapping, segments
+from memstore.engine.format import headers
 from memstore.engine.protocols import get as lookup
+from memstore.engine.protocols import recovery, reuse, sweep
 from memstore.engine.syscalls import files, mappings
-from memstore.testing.explore import Explored, Fault, explore
 from tests.engine.protocols import reuse_ahead, reuse_get, reuse_model, reuse_put, reuse_state
 from tests.engine.protocols.reuse_model import GETS, MUTATIONS, PUTS, Model
 from tests.engine.protocols.reuse_state import check, is_bad_luck, is_end, start
 from tests.examples import one_in
+from tests.support.explore import Explored, Fault, explore
 
-claim, publish, put = (import_module(f"memstore.engine.protocols.{name}") for name in ("claim", "commit", "put"))
+publish, put = (import_module(f"memstore.engine.protocols.{name}") for name in ("commit", "put"))
 
 FULL = pytest.mark.full
 SYSCALLS: list[ModuleType] = [files, mappings]
 MODEL: list[ModuleType] = [reuse_model, reuse_put, reuse_ahead, reuse_get, reuse_state]
-FILES: list[ModuleType] = [claimed_file, header, mapping, segment, segment_writer, slots]
-CODE = [ahead, claim, leases, lookup, publish, put, recovery, reuse, sweep, *FILES, *SYSCALLS]
+FILES: list[ModuleType] = [headers, mapping, segments]
+CODE = [lookup, publish, put, recovery, reuse, sweep, *FILES, *SYSCALLS]
 
 SCENES: dict[str, dict[str, Any]] = {
     "overwrites under a reader": {"roles": "writer writer reader", "files": 3, "retired": 1, "kills": 2},

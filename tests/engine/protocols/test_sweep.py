@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.format.header import Header
-from memstore.engine.protocols.claim import abandon, claim, park
+from memstore.engine.format.headers import Header
 from memstore.engine.protocols.get import hold
-from memstore.engine.protocols.leases import lease
-from memstore.engine.protocols.reuse import size_class
+from memstore.engine.protocols.put import abandon, claim, park
+from memstore.engine.protocols.reuse import lease, size_class
 from memstore.engine.protocols.sweep import sweep_all
-from memstore.engine.root.root import Root
-from memstore.engine.sync.clocks import deadline_after
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from tests.children import Child, Wire
 from tests.engine.bytes_store import delete, opened, put
 

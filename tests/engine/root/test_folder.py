@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from memstore.engine import syscalls
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import Durability
-from memstore.engine.root.settings import FORMAT, Settings, new_settings
+from memstore.engine.root.folder import FORMAT, Settings, new_settings
 from memstore.errors import FormatVersionError, MemstoreError, NotAStoreError, PermissionDeniedError, StoreClosedError
 from tests.children import in_child
 from tests.engine.bytes_store import get, opened, put

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.sync.doorbell import BELLS, Doorbell, Watch
+from memstore.engine.sync.primitives import BELLS, Doorbell, Watch
 from memstore.errors import CorruptionError
 from tests.children import Child, Wire, in_child
 from tests.engine.bytes_store import opened

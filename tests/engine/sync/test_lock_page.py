@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.sync.clocks import deadline_after
-from memstore.engine.sync.lock_page import LockPage, Notes, publications_rung, read_notes
+from memstore.engine.sync.pages import LockPage, Notes, publications_rung, read_notes
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError
 from tests.children import Child, Wire
 from tests.engine.bytes_store import get, opened, put

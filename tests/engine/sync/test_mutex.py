@@ -9,8 +9,7 @@ import time
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.sync.clocks import deadline_after
-from memstore.engine.sync.mutex import RobustMutex
+from memstore.engine.sync.primitives import RobustMutex, deadline_after
 from memstore.errors import ContentionError, KeyNotFoundError, StoreTimeoutError
 from tests.children import Child, Wire, children
 

@@ -145,7 +145,7 @@ def fail_again_and_again(place: str) -> tuple[list[str], list[int]]:
 
 def save_in_vain(path: str, failing: int) -> bool:
     """memstore's own call, whose bytes one rank can't write. Returns whether the error arrived."""
-    place = "memstore.integrations.dcp.folder.write_boxes"
+    place = "memstore.integrations.dcp.places.write_boxes"
 
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")

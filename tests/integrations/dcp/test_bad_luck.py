@@ -25,13 +25,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 import memstore
 from memstore.errors import CorruptionError, FormatVersionError, MemstoreError, NotAStoreError, StoreFullError
 from memstore.integrations import dcp
-from memstore.integrations.dcp import StorageReader, StorageWriter, description
-from memstore.integrations.dcp.places import Ticket
-from memstore.testing import faults
+from memstore.integrations.dcp import StorageReader, StorageWriter, plans
+from memstore.integrations.dcp.places import SaveTicket
 from tests.children import in_child
 from tests.integrations.dcp.states import load, save
 from tests.small_tmpfs import fill, on_small_tmpfs
 from tests.snapshot.test_hostile import broken, signed
+from tests.support import faults
 
 MANIFEST = "memstore_snapshot.json"
 
@@ -202,7 +202,7 @@ def test_metadata_of_other_versions(scratch: str) -> None:
     save_number(scratch, 1.0)
     text = Path(scratch, MANIFEST).read_bytes()
     document = _document(scratch)
-    Path(scratch, MANIFEST).write_bytes(_with_description(document, format=description.FORMAT + 1, more=1))
+    Path(scratch, MANIFEST).write_bytes(_with_description(document, format=plans.DESCRIPTION_FORMAT + 1, more=1))
     with pytest.raises(FormatVersionError, match="description of format 3, and this memstore reads 1 to 2"):
         StorageReader(scratch).read_metadata()
     newer = b'{"memstore_snapshot":2,"checksum":"0000000000000000",' + json.dumps(_document_of(text))[1:].encode()
@@ -281,7 +281,7 @@ def test_a_key_that_has_no_checkpoint(scratch: str) -> None:
 
 
 def test_tickets_pickle() -> None:
-    ticket = Ticket("0" * 16, 1, 2)
+    ticket = SaveTicket("0" * 16, 1, 2)
     assert in_child(_same, ticket) == ticket
 
 

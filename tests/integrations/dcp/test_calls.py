@@ -384,7 +384,7 @@ class Refusing(dcp.SavePlanner):
 def test_a_failed_save_leaves_no_folder(scratch: str, call: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the checkpoint's nor those above it that it has made; what was there stays, also an empty folder."""
     state: dict[str, Any] = {"w": torch.ones(3), "z": (lambda: 0) if fault == "object" else torch.ones(3)}
-    place = "memstore.integrations.dcp.folder"
+    place = "memstore.integrations.dcp.places"
 
     def fail(*_: Any, **__: Any) -> Any:
         os.makedirs(path, exist_ok=True)
@@ -408,7 +408,7 @@ def test_a_failed_save_through_torchs_own_call_leaves_no_folder(
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"memstore.integrations.dcp.folder.{fault}", fail)
+    monkeypatch.setattr(f"memstore.integrations.dcp.places.{fault}", fail)
     os.makedirs(scratch)
     writer = StorageWriter(f"{scratch}/run/step-1")
     with pytest.raises(CheckpointException):

@@ -17,7 +17,8 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from memstore.integrations.dcp import StorageWriter
-from memstore.snapshot.planned import begin, new_save, sweep
+from memstore.snapshot.planned import new_save
+from memstore.snapshot.publishing import begin_save, sweep_saves
 from tests.children import in_child
 from tests.integrations.dcp import failing_on_ranks
 from tests.integrations.dcp.states import save
@@ -41,15 +42,15 @@ def test_only_files_of_saves_that_nobody_takes_part_in_are_removed(scratch: str)
     save_number(scratch, 1.0)
     published = files(scratch)
     dead, living, take, unknown = (new_save() for _ in range(4))
-    kept = begin(scratch, living, durable=False)
+    kept = begin_save(scratch, living, durable=False)
     touch(scratch, f"memstore_snapshot.{dead}.save", f"memstore_snapshot.{take}.claim")
     touch(scratch, *(f"state-{one}.safetensors" for one in (dead, living, take, unknown)), f"{dead}.txt")
-    sweep(scratch)
+    sweep_saves(scratch)
     others = [f"state-{one}.safetensors" for one in (living, take, unknown)]
     assert files(scratch) == sorted([*published, *others])
     assert Path(scratch, f"{dead}.txt").exists() and not Path(scratch, f"memstore_snapshot.{dead}.save").exists()
     kept.close()
-    sweep(scratch)
+    sweep_saves(scratch)
     assert f"state-{living}.safetensors" not in files(scratch) and number_in(scratch) == 1.0
 
 
@@ -57,7 +58,7 @@ def test_what_the_manifest_names_stays_though_a_trace_of_it_is_there(scratch: st
     save_number(scratch, 1.0)
     (file,) = files(scratch)
     touch(scratch, f"memstore_snapshot.{file.removeprefix('state-').removesuffix('.safetensors')}.save")
-    sweep(scratch)
+    sweep_saves(scratch)
     assert files(scratch) == [file] and number_in(scratch) == 1.0
 
 
@@ -67,7 +68,7 @@ def test_nothing_is_removed_beside_a_manifest_that_cannot_be_read(scratch: str) 
     touch(scratch, f"memstore_snapshot.{dead}.save", f"state-{dead}.safetensors")
     Path(scratch, "memstore_snapshot.json").write_bytes(b"{}")
     before = os.listdir(scratch)
-    sweep(scratch)
+    sweep_saves(scratch)
     assert sorted(os.listdir(scratch)) == sorted(before)
 
 

@@ -23,8 +23,8 @@ from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueErro
 from memstore.integrations import dcp
 from memstore.integrations.dcp import LoadPlanner, StorageReader, StorageWriter
 from memstore.integrations.dcp.planners import decode_object, encode_object
-from memstore.testing.equality import assert_same
 from tests.integrations.dcp.states import load, save
+from tests.support.equality import assert_same
 
 
 @dataclass

@@ -7,9 +7,9 @@ import os
 import pytest
 
 import memstore
-from memstore.testing.fork_server import ForkServer
 from tests.integrations.dcp import models_on_ranks, on_ranks, uses_on_ranks
 from tests.ranks.launcher import Ranks
+from tests.support.fork_server import ForkServer
 
 FULL = pytest.mark.full
 LAYOUTS = [

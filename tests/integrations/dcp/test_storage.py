@@ -26,8 +26,8 @@ import memstore
 from memstore.errors import AlreadyExistsError, NotAStoreError
 from memstore.integrations import dcp
 from memstore.integrations.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
-from memstore.testing.equality import assert_same
 from tests.integrations.dcp.states import Place, like, load, save, saved_and_loaded, small_state
+from tests.support.equality import assert_same
 
 
 def test_a_state_dict_comes_back_through_torchs_calls(place: Place) -> None:

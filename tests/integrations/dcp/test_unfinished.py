@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 import memstore
-from memstore.integrations.dcp import StorageReader, StorageWriter, unfinished
+from memstore.integrations.dcp import StorageReader, StorageWriter, storage
 from tests.integrations.dcp.states import load, save
 
 
@@ -62,12 +62,12 @@ def test_what_a_failed_save_with_cached_plans_told_its_ranks_is_gone_after_the_n
 
 def test_a_cached_plan_that_is_used_stays_known_however_many_saves_come_between() -> None:
     mine = ("a save", 0)
-    assert not unfinished.carry_out(mine)
+    assert not storage.carry_out_plan(mine)
     for i in range(3):
         for other in range(3000):
-            assert not unfinished.carry_out((f"{i} {other}", 0))
-        assert unfinished.carry_out(mine)
-    assert not unfinished.carry_out(("0 0", 0)), "what is old is forgotten"
+            assert not storage.carry_out_plan((f"{i} {other}", 0))
+        assert storage.carry_out_plan(mine)
+    assert not storage.carry_out_plan(("0 0", 0)), "what is old is forgotten"
 
 
 def test_saves_that_begin_at_once_give_back_each_earlier_one_once() -> None:
@@ -75,8 +75,8 @@ def test_saves_that_begin_at_once_give_back_each_earlier_one_once() -> None:
     place: Any = SimpleNamespace(abandon=given.append)
     names = [str(i) for i in range(2000)]
     for name in names:
-        unfinished.coordinate(StorageWriter("/nowhere"), place, name)
-    threads = [threading.Thread(target=unfinished.abandon) for _ in range(8)]
+        storage.coordinate_save(StorageWriter("/nowhere"), place, name)
+    threads = [threading.Thread(target=storage.abandon_saves) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import memstore
-from memstore.integrations.torchrl import journal
-from memstore.integrations.torchrl.journal import slots_of, staging_rows
-from memstore.integrations.torchrl.rows import WholeRows, create_rows
+from memstore.integrations.torchrl import rows as storage_rows
+from memstore.integrations.torchrl.rows import WholeRows, create_rows, slots_of, staging_rows
 from tests.children import Child, Wire, children
 from tests.examples import examples
 from tests.integrations.torchrl.whole import batch, new, numbers_of, opened
@@ -62,7 +61,7 @@ def test_all_orders_of_writes_leave_what_a_list_would(writes: list[Any], staged:
         tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder,
         pytest.MonkeyPatch.context() as m,
     ):
-        m.setattr(journal, "_STAGED_ROWS", staged)
+        m.setattr(storage_rows, "_STAGED_ROWS", staged)
         with memstore.open(f"{folder}/store") as store:
             rows, reader = new(store, 6), None
             expected: dict[int, int] = {}
@@ -100,7 +99,7 @@ def test_all_orders_of_writes_leave_what_a_list_would(writes: list[Any], staged:
 
 # --- kills ------------------------------------------------------------------------------------------------------------
 
-_FILES = {journal.__file__}
+_FILES = {storage_rows.__file__}
 
 
 def _die_at_line(_: Wire, path: str, number: int, kind: str) -> None:

@@ -18,9 +18,9 @@ class _Without(importlib.abc.MetaPathFinder):
 if "FAKE_NO_MEMSTORE" in os.environ:
     sys.meta_path.insert(0, _Without())
 if "FAKE_VERSION" in os.environ:
-    import memstore.version
+    import memstore._version
 
-    memstore.version.__version__ = os.environ["FAKE_VERSION"]
+    memstore._version.__version__ = os.environ["FAKE_VERSION"]
     import memstore.distributed.meshes.messages as messages
 
     messages.VERSION += 1

@@ -22,9 +22,9 @@ def version(distribution_name: str) -> str:
 
 importlib.metadata.version = version
 if "memstore" in _faked:
-    import memstore.version
+    import memstore._version
 
-    memstore.version.__version__ = _faked["memstore"]
+    memstore._version.__version__ = _faked["memstore"]
 if "protocol" in _faked:
     from memstore.distributed.links import handshake
 

@@ -1,0 +1,353 @@
+"""What a store tells about itself and its entries. Nouns only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from memstore._wording import ROWS, age, count_of, runs, shown, size, table_html, table_text
+from memstore.errors import CorruptionError
+
+if TYPE_CHECKING:
+    import torch
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Kind = Literal["inline", "segment", "adopted", "sharded", "dataset", "buffer"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """A part of a tensor that one rank has put.
+
+    Attributes:
+        offsets: where the part begins in each dimension of the tensor, in elements.
+        shape: of the part, in elements.
+        rank: the rank that put it; one of them, if several ranks held the same part.
+        file: the path of its bytes.
+    """
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    rank: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeafInfo:
+    """A tensor of an entry.
+
+    Attributes:
+        name: its path: ("a", "b") nested; (3, "exp_avg") for int keys.
+        dtype: of its elements.
+        shape: of the whole tensor.
+        nbytes: of the whole tensor.
+        shards: its parts, in the order of their offsets, if ranks have put them by `put_sharded`: a plain tensor is one
+            part. Empty for other entries, and for tensors without elements.
+    """
+
+    name: tuple[str | int, ...]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+    shards: tuple[ShardInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EntryInfo:
+    """A version of a key.
+
+    Attributes:
+        key: the key.
+        version: its version.
+        kind: where the bytes are: "inline" in the catalog, "segment" in a file of the store, "adopted" in attached
+            files, "sharded" in files of several ranks. The rows of a "dataset" or "buffer" are written in place; its
+            leaves and `nbytes` are those of its whole capacity.
+        nbytes: of its tensors. In a segment also of the pads between them; of a sharded entry each part once.
+        created: when it was put, in Unix seconds.
+        structure: what the value is, in a few words for people.
+        leaves: its tensors.
+        files: the paths of its bytes.
+    """
+
+    key: str
+    version: int
+    kind: Kind
+    nbytes: int
+    created: float
+    structure: str
+    leaves: tuple[LeafInfo, ...]
+    files: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.key!r} version {self.version}: {self.structure}, {self.kind}, {size(self.nbytes)}"
+
+    def __repr__(self) -> str:
+        return f"<memstore.EntryInfo {self}>"
+
+    def _repr_html_(self) -> str:
+        columns = ("leaf", "dtype", "shape", "size", "ranks")[: 5 if self.kind == "sharded" else 4]
+        rows = (_cells(leaf)[: len(columns)] for leaf in self.leaves)
+        cut = f"; the first {ROWS} leaves are shown" if len(self.leaves) > ROWS else ""
+        return table_html(columns, rows, f"memstore.EntryInfo {self}{cut}")
+
+
+def _cells(leaf: LeafInfo) -> tuple[str, ...]:
+    name, dtype = ".".join(map(str, leaf.name)), str(leaf.dtype).removeprefix("torch.")
+    return name, dtype, str(list(leaf.shape)), size(leaf.nbytes), runs([one.rank for one in leaf.shards])
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store holds, in bytes, and what this Store object did.
+
+    Attributes:
+        keys: how many keys there are.
+        live_bytes: of the files of current versions.
+        reusable_bytes: of files that are retired and held by nobody. The next puts use them again.
+        pinned_bytes: of files that are retired, and still held by a process or by a lease.
+        filling_bytes: of files that are being written.
+        pending_bytes: of the parts of sharded puts that wait for other ranks.
+        capacity: how many bytes all files may take together; None: there is no limit.
+        catalog_bytes: of the catalog, which has the values that have no file of their own.
+        huge_page_bytes: of this process's mappings, as far as they are on huge pages.
+        puts: how many values this Store has put.
+        gets: how many values this Store has got.
+        pinned_by: the pids of the processes that hold retired files, as far as the kernel says.
+    """
+
+    keys: int
+    live_bytes: int
+    reusable_bytes: int
+    pinned_bytes: int
+    filling_bytes: int
+    pending_bytes: int
+    capacity: int | None
+    catalog_bytes: int
+    huge_page_bytes: int
+    puts: int
+    gets: int
+    pinned_by: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return table_text((), self._rows(), "memstore.StoreStats:")
+
+    def _repr_html_(self) -> str:
+        return table_html(("", "", ""), self._rows(), "StoreStats")
+
+    def _rows(self) -> tuple[tuple[str, str, str], ...]:
+        return (
+            ("keys", f"{self.keys:,}", ""),
+            *rows_of_space(self),
+            ("huge pages", size(self.huge_page_bytes), "of this process's mappings"),
+            ("puts", f"{self.puts:,}", "by this Store"),
+            ("gets", f"{self.gets:,}", "by this Store"),
+        )
+
+
+def rows_of_space(stats: StoreStats) -> tuple[tuple[str, str, str], ...]:
+    """What a store takes, for a table: names, sizes, and what they mean."""
+    room = "no capacity set" if stats.capacity is None else f"of a capacity of {size(stats.capacity)}"
+    by = f" by pid {', '.join(map(str, stats.pinned_by))}" if stats.pinned_by else ""
+    return (
+        ("live", size(stats.live_bytes), room),
+        ("reusable", size(stats.reusable_bytes), "replaced, and kept for the next puts"),
+        ("pinned", size(stats.pinned_bytes), f"replaced, and held{by}"),
+        ("filling", size(stats.filling_bytes), "being written"),
+        ("pending", size(stats.pending_bytes), "parts of sharded puts that wait for other ranks"),
+        ("catalog", size(stats.catalog_bytes), "with the small values, which have no file of their own"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PendingInfo:
+    """A sharded put that waits for the parts of other ranks.
+
+    Attributes:
+        key: the key that is put.
+        attempt: the text by which the ranks of this put find each other.
+        world_size: how many ranks take part.
+        ranks: those whose parts are there.
+        nbytes: of their files.
+        expires: when it is given up, in Unix seconds.
+    """
+
+    key: str
+    attempt: str
+    world_size: int
+    ranks: tuple[int, ...]
+    nbytes: int
+    expires: float
+
+    def __repr__(self) -> str:
+        there = f"{'rank' if len(self.ranks) == 1 else 'ranks'} {runs(self.ranks)} of {self.world_size}"
+        left = age(2 * time.time() - self.expires)
+        return (
+            f"<memstore.PendingInfo {self.key!r} attempt {self.attempt!r}: {there}, {size(self.nbytes)}, "
+            f"expires in {left}>"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `Store.verify` found.
+
+    Attributes:
+        checked: keys whose bytes were compared with checksums, and fit.
+        unchecked: keys whose record and header are intact, but whose bytes have no checksums.
+        damaged: errors; each names the key, if there is one, the file, and what is wrong with it.
+        ok: nothing is damaged.
+    """
+
+    checked: int
+    unchecked: int
+    damaged: tuple[CorruptionError, ...]
+    ok: bool
+
+    def __repr__(self) -> str:
+        return table_text(("key", "file", "damage"), self._rows(), self._caption()) if self.damaged else self._caption()
+
+    def _repr_html_(self) -> str:
+        return table_html(("key", "file", "damage"), self._rows(), self._caption())
+
+    def _caption(self) -> str:
+        found = shown(len(self.damaged), "damaged", "damaged") if self.damaged else "nothing is damaged"
+        return f"memstore.VerifyReport: {found}; {self.checked:,} checked, {self.unchecked:,} without checksums"
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        return ((one.key or "", one.path or "", one.detail) for one in self.damaged)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What `memstore.repair` did.
+
+    Attributes:
+        recovered: the keys that the store has now, sorted.
+        lost: keys that it had, as far as is known, and no longer has.
+        swept_bytes: of files that were freed.
+    """
+
+    recovered: tuple[str, ...]
+    lost: tuple[str, ...]
+    swept_bytes: int
+
+    def __repr__(self) -> str:
+        return table_text(("lost",), self._rows(), self._caption()) if self.lost else self._caption()
+
+    def _repr_html_(self) -> str:
+        return table_html(("lost",), self._rows(), self._caption())
+
+    def _caption(self) -> str:
+        recovered, lost = count_of(len(self.recovered), "key", "keys"), shown(len(self.lost), "lost", "lost")
+        return f"memstore.RepairReport: {recovered} recovered, {lost}; {size(self.swept_bytes)} given back"
+
+    def _rows(self) -> Iterator[tuple[str]]:
+        return ((key,) for key in self.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSummary:
+    """A store of this machine, as its files and /proc tell.
+
+    Attributes:
+        root: the folder.
+        nbytes: what the files of its values and its catalog take.
+        created: when it was made, in Unix seconds.
+        changed: when a key was put or deleted last, in Unix seconds.
+        pids: the processes that have it open. Those of other users and containers may be missing.
+        is_member: it is, or was, one host's part of a store on several hosts.
+        is_served: an agent serves it to other hosts now.
+    """
+
+    root: str
+    nbytes: int
+    created: float
+    changed: float
+    pids: tuple[int, ...]
+    is_member: bool
+    is_served: bool
+
+    def __repr__(self) -> str:
+        return f"memstore.StoreSummary: {self.root}, {self.describe()}"
+
+    def describe(self) -> str:
+        """Says size, age and who has it open in a few words."""
+        opened = f"open in {count_of(len(self.pids), 'process', 'processes')}" if self.pids else "not open"
+        member = ", served to other hosts" if self.is_served else ", a member of a cluster" if self.is_member else ""
+        return f"{size(self.nbytes)}, changed {age(self.changed)} ago, {opened}{member}"
+
+
+@dataclass(frozen=True, slots=True)
+class HostStatus:
+    """A host that serves a store, as it says itself.
+
+    Attributes:
+        address: where it listens, as ``tcp://IP:PORT``.
+        name: its host name.
+        epoch: of the members that it knows; all hosts come to the same one.
+        incarnation: how often its index process was started.
+        alive: whether it has answered. If not, `trouble` says why, and the rest is unknown.
+        keys: how many keys have their home there.
+        live_bytes: of the values that lie there.
+        transport: how large values are sent between it and hosts with the same transport: "tcp", "rdma" or "monarch".
+        sent: bytes that its index process has sent over the network since it was started. They are its answers to
+            other hosts, and what they fetch there.
+        received: bytes that its index process has received since then. What the host's own processes fetch counts as
+            `sent` of the host that it comes from.
+        memstore: the version of memstore.
+        torch: the version of torch.
+        monarch: the version of Monarch; empty: it isn't installed.
+        trouble: why the host has not answered; empty: it has.
+    """
+
+    address: str
+    name: str
+    epoch: int = 0
+    incarnation: int = 0
+    alive: bool = False
+    keys: int = 0
+    live_bytes: int = 0
+    transport: str = ""
+    sent: int = 0
+    received: int = 0
+    memstore: str = ""
+    torch: str = ""
+    monarch: str = ""
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """The hosts that serve one store.
+
+    Attributes:
+        seed: the address of the host that decides who is a member.
+        epoch: of the members, as the host that was asked knows it.
+        hosts: the members, each as it says itself.
+    """
+
+    seed: str
+    epoch: int
+    hosts: tuple[HostStatus, ...]
+
+    def __repr__(self) -> str:
+        return table_text(_HOST_COLUMNS, map(_host_cells, self.hosts), f"memstore.{self._caption()}")
+
+    def _repr_html_(self) -> str:
+        return table_html(_HOST_COLUMNS, map(_host_cells, self.hosts), self._caption())
+
+    def _caption(self) -> str:
+        alive = sum(host.alive for host in self.hosts)
+        return f"ClusterStatus: {alive} of {shown(len(self.hosts), 'host', 'hosts')} alive, seed {self.seed}"
+
+
+_HOST_COLUMNS = ("address", "name", "alive", "keys", "live", "by", "sent", "received")
+
+
+def _host_cells(host: HostStatus) -> tuple[str, ...]:
+    if not host.alive:
+        return host.address, host.name, f"no: {host.trouble}", *[""] * 5
+    sizes = size(host.live_bytes), host.transport, size(host.sent), size(host.received)
+    return host.address, host.name, "yes", f"{host.keys:,}", *sizes

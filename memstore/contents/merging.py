@@ -1,0 +1,521 @@
+"""Merging: the parts that ranks have put become one value, in a put's publication and in a repair.
+
+1. `_place_segments` lays the segments one behind the other in one range of addresses.
+2. `_merge_trees` merges the trees by key (`structure/tree.py`); leaves and objects are told by their names.
+3. `LeafMerger` merges each leaf. All ranks must say the same shape and dtype of one that they hold in boxes. Equal
+   boxes must have equal checksums, and the lowest rank that has written one provides it; others may not overlap;
+   together they must cover the leaf. A leaf that ranks hold whole is the lowest rank's. Whether the others have the
+   same is looked at, and one warning tells if not: the buffers of a BatchNorm differ by right.
+4. `LeafLayout` gives the leaves their places. A leaf whose boxes adjoin lies where they lie; room for the others is
+   behind the segments: see `parts.py`.
+5. `_merge_objects` takes the objects of the lowest rank, with the same warning.
+
+A repair merges what the headers of segments say (`content_of_headers`), and makes damaged headers anew (`header_of`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+
+from memstore import structure
+from memstore.contents.checksums import CHECKSUM_SIZE, compare, placed_objects
+from memstore.contents.parts import LeafSignature, PartLeaf, RankPart, box_table, encode_boxes, read_part
+from memstore.engine import (
+    ALIGNMENT,
+    HEAD_SIZE,
+    PART_MARK,
+    Content,
+    FoundPart,
+    Header,
+    Leaf,
+    Path,
+    Record,
+    SegmentExtent,
+    base_after,
+    belongs,
+    encode_extents,
+    end_of,
+    names_put,
+)
+from memstore.errors import CorruptionError, PartialCommitError, ShardMismatchError
+from memstore.sharding import Box, StoredBox, overlap, uncovered, whole
+from memstore.structure import DTYPES, Traits, TreesDifferError
+
+# --- The merge -------------------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger("memstore")
+
+_SHOWN_NAMES = 8  # names in one message
+_encode_object = msgspec.msgpack.Encoder().encode
+
+
+def merge(key: str, parts: Sequence[RankPart], *, with_checksums: bool) -> Content:
+    """What the record of the whole value says, with the checksums of its bytes if the store has them.
+
+    Raises:
+        ShardMismatchError: the parts disagree; it names the leaf and the ranks.
+        PartialCommitError: no rank holds some part of a leaf.
+    """
+    parts = sorted(parts, key=lambda part: part.rank)
+    extents, data = _place_segments(parts)
+    names, objects, tree = _merge_trees(key, parts)
+    _check_wrapped_shards(key, tree)
+    held = _by_name(parts, names, data)
+    laid_out = LeafLayout(end_of(extents))
+    differing: dict[str, list[int]] = {}
+    merger = LeafMerger(key, differing)
+    for name, found in held.items():
+        laid_out.add(merger.merge(name, found), name)
+    written = _merge_objects(parts, objects, differing)
+    _warn(key, differing)
+    same = find_ties(laid_out.leaves, held)
+    described = structure.describe_external_tree(tree, laid_out.leaves, written, laid_out.traits, same)
+    return Content(
+        description=described.plan.description,
+        objects=described.objects,
+        nbytes=described.plan.nbytes,
+        checksums=laid_out.checksums() if with_checksums else None,
+        parts=encode_extents(extents),
+        boxes=laid_out.encode_boxes(with_checksums=with_checksums),
+    )
+
+
+def _place_segments(parts: Sequence[RankPart]) -> tuple[list[SegmentExtent], dict[int, int]]:
+    """The segments, one behind the other; and by rank, where its data section starts."""
+    extents: list[SegmentExtent] = []
+    data: dict[int, int] = {}
+    for part in parts:
+        if part.segment is not None:
+            base = base_after(end_of(extents), part.segment.size)
+            extents.append(msgspec.structs.replace(part.segment, base=base))
+            data[part.rank] = base + part.segment.start
+    return extents, data
+
+
+def _by_name(parts: Sequence[RankPart], names: Sequence[Path], data: dict[int, int]) -> dict[Path, list[LeafOfRank]]:
+    held: dict[Path, list[LeafOfRank]] = {name: [] for name in names}
+    for part in parts:
+        sums = iter(part.sums or itertools.repeat(None))
+        rank, own_names = part.rank, part.said.names.tensors
+        start = data.get(rank, 0)
+        for name, leaf, look in zip(own_names, part.said.value.leaves, part.said.looks, strict=True):
+            own = tuple(itertools.islice(sums, len(leaf.boxes)))
+            twin = own_names[leaf.same] if leaf.same >= 0 else None
+            held[name].append(LeafOfRank(rank, leaf, look, own, start, twin))
+    return held
+
+
+# --- trees and objects ------------------------------------------------------------------------------------------------
+
+
+def _merge_trees(key: str, parts: Sequence[RankPart]) -> tuple[tuple[Path, ...], tuple[Path, ...], Any]:
+    """The names of the leaves, those of the objects, and the tree of the whole value."""
+    tree = parts[0].said.tree
+    merged: set[int] = set()  # parts with the same tree share it
+    for part in parts[1:]:
+        if id(part.said.tree) in merged:
+            continue
+        merged.add(id(part.said.tree))
+        try:
+            tree = structure.merge_trees(tree, part.said.tree)
+        except TreesDifferError as error:
+            found, other = error.found
+            raise ShardMismatchError(
+                f"{key!r}: {structure.render_path(error.path)} is {found} on rank {parts[0].rank} and {other} on rank "
+                f"{part.rank}: dicts merge by key, all else must agree",
+                key=key,
+            ) from None
+    names = structure.tree_names(tree)
+    return names.tensors, names.objects, tree
+
+
+def _check_wrapped_shards(key: str, tree: Any) -> None:
+    """Raises ShardMismatchError and PartialCommitError, as for other leaves that ranks hold in parts."""
+    for name, missing, pair in structure.check_wrapped_shards(tree):
+        text = structure.render_path(name)
+        if pair is not None:
+            raise ShardMismatchError(
+                f"{key!r}: {text}: two ranks hold parts that overlap and are not the same", key=key
+            )
+        if missing:
+            raise PartialCommitError(
+                f"{key!r}: all ranks have put their parts, and none holds {missing[0]} of {text}",
+                key=key,
+                missing_boxes=tuple((text, box.offsets, box.shape) for box in missing),
+            )
+
+
+def _merge_objects(parts: Sequence[RankPart], names: Sequence[Path], differing: dict[str, list[int]]) -> list[Any]:
+    chosen: dict[Path, tuple[int, Any]] = {}
+    for part in parts:
+        objects = structure.written_objects(part.said.value.objects)
+        for name, value in zip(part.said.names.objects, objects, strict=True):
+            if name not in chosen:
+                chosen[name] = (part.rank, value)
+            elif _encode_object(chosen[name][1]) != _encode_object(value):  # by bytes: a NaN is no other NaN's equal
+                differing.setdefault(structure.render_path(name), [chosen[name][0]]).append(part.rank)
+    return [chosen[name][1] for name in names]
+
+
+def _warn(key: str, differing: dict[str, list[int]]) -> None:
+    if not differing:
+        return
+    shown = [f"{name} (ranks {', '.join(map(str, ranks))})" for name, ranks in list(differing.items())[:_SHOWN_NAMES]]
+    more = f" and {len(differing) - _SHOWN_NAMES} more" if len(differing) > _SHOWN_NAMES else ""
+    _warn_once(key, ", ".join(shown) + more)
+
+
+@functools.lru_cache(256)  # the buffers of a BatchNorm differ at every put
+def _warn_once(key: str, text: str) -> None:
+    log.warning("%r: ranks hold different values of %s; those of the lowest rank are stored", key, text)
+
+
+# --- Leaves: the ranks must agree, and hold all of them --------------------------------------------------------------
+
+
+_SHOWN_BOXES = 8  # boxes in one message
+_CACHED_LAYOUTS = 256  # layouts
+
+
+class LeafOfRank(msgspec.Struct, frozen=True, gc=False):
+    """What one rank says of a leaf.
+
+    Attributes:
+        sums: the checksums of its boxes.
+        data: where the data section of its segment lies.
+        twin: the earlier leaf that is the very same tensor.
+    """
+
+    rank: int
+    leaf: PartLeaf
+    look: LeafSignature
+    sums: tuple[bytes | None, ...]
+    data: int
+    twin: Path | None
+
+
+class MergedLeaf(NamedTuple):
+    """A leaf of the whole value. Of a plain one, `boxes` is the one that is stored, and `nbytes` its span."""
+
+    leaf: PartLeaf
+    boxes: tuple[StoredBox, ...]
+    nbytes: int
+
+
+class _Cut(NamedTuple):
+    """The boxes of a leaf, each with its holders: the places of their ranks in the list, and of the box in theirs.
+
+    Attributes:
+        stored: each box with the holder whose bytes are stored.
+        shared: boxes of several holders.
+    """
+
+    stored: tuple[tuple[Box, int, int], ...]
+    shared: tuple[tuple[Box, list[tuple[int, int]]], ...]
+
+
+class LeafMerger:
+    """Merges the leaves of one value. Leaves that look alike on every rank are cut alike, which is worked out once."""
+
+    def __init__(self, key: str, differing: dict[str, list[int]]) -> None:
+        """Args: differing: gets the names of plain leaves of which ranks have other bytes, with these ranks."""
+        self._key, self._differing = key, differing
+        self._cuts: dict[tuple[int, ...], _Cut] = {}
+
+    def merge(self, name: Path, found: Sequence[LeafOfRank]) -> MergedLeaf:
+        """Args: found: by rank, what those say of the leaf that have it."""
+        looks = tuple([id(held.look) for held in found])
+        cut = self._cuts.get(looks)
+        if cut is None:
+            text = structure.render_path(name)
+            _check_agreement(self._key, text, found)
+            cut = self._cuts[looks] = _cut(self._key, text, found)
+        if found[0].look.is_plain:
+            return self._merge_plain(name, found, cut)
+        for box, holders in cut.shared:
+            _check_equal(self._key, name, box, [(found[i], number) for i, number in holders])
+        boxes = tuple([_stored(found[i], box, number) for box, i, number in cut.stored])
+        return MergedLeaf(found[0].leaf, boxes, 0)
+
+    def _merge_plain(self, name: Path, found: Sequence[LeafOfRank], cut: _Cut) -> MergedLeaf:
+        """The lowest rank's that has written it."""
+        if not cut.stored:  # no elements
+            return MergedLeaf(found[0].leaf, (), 0)
+        ((box, i, _),) = cut.stored
+        chosen = found[i]
+        others = [one.rank for one in found if one.sums[0] != chosen.sums[0] and one.sums[0] and chosen.sums[0]]
+        if others:
+            self._differing[structure.render_path(name)] = [chosen.rank, *others]
+        return MergedLeaf(chosen.leaf, (_stored(chosen, box, 0),), chosen.leaf.nbytes)
+
+
+def _stored(held: LeafOfRank, box: Box, number: int) -> StoredBox:
+    place = held.leaf.boxes[number].place
+    assert place is not None, "a box that was not written"
+    return StoredBox(box, held.data + place, held.rank, held.sums[number])
+
+
+def _check_agreement(key: str, name: str, found: Sequence[LeafOfRank]) -> None:
+    first = found[0]
+    for other in found[1:]:
+        for what, one, two in (
+            ("shape", list(first.look.shape), list(other.look.shape)),
+            ("dtype", first.look.dtype, other.look.dtype),
+            ("kind", _kind(first.look), _kind(other.look)),
+        ):
+            if one != two:
+                raise ShardMismatchError(
+                    f"{key!r}: {name} has {what} {one} on rank {first.rank} and {two} on rank {other.rank}", key=key
+                )
+
+
+def _kind(look: LeafSignature) -> str:
+    return "whole tensor" if look.is_plain else "shard"
+
+
+def _cut(key: str, name: str, found: Sequence[LeafOfRank]) -> _Cut:
+    """Raises ShardMismatchError if boxes overlap, and PartialCommitError unless they have all of the leaf."""
+    holders: dict[Box, list[tuple[int, int]]] = {}
+    for i, held in enumerate(found):
+        for number, box in enumerate(held.look.boxes):
+            holders.setdefault(box, []).append((i, number))
+    chosen = {
+        box: writers[0]
+        for box, same in holders.items()
+        if (writers := [(i, number) for i, number in same if found[i].look.written[number]])
+    }
+    boxes, shape = sorted(chosen), found[0].look.shape
+    pair, missing = _overlap_and_gaps(shape, tuple(boxes))
+    if pair is not None:
+        one, two = boxes[pair[0]], boxes[pair[1]]
+        ranks = [found[chosen[one][0]].rank, found[chosen[two][0]].rank]
+        raise ShardMismatchError(
+            f"{key!r}: {name}: rank {ranks[0]} holds {_shown(one)} and rank {ranks[1]} {_shown(two)}, which overlap "
+            "and are not the same box",
+            key=key,
+        )
+    if missing:
+        raise _missing(key, [(name, box) for box in missing])
+    shared = tuple((box, same) for box, same in holders.items() if len(same) > 1)
+    return _Cut(tuple((box, *chosen[box]) for box in boxes), shared)
+
+
+@functools.lru_cache(_CACHED_LAYOUTS)
+def _overlap_and_gaps(shape: tuple[int, ...], boxes: tuple[Box, ...]) -> tuple[tuple[int, int] | None, list[Box]]:
+    """Two boxes that overlap, if any do, and what none of them has. Cached: leaves of one shape are cut alike."""
+    return overlap(boxes), uncovered(whole(shape), boxes)
+
+
+def _check_equal(key: str, name: Path, box: Box, same: Sequence[tuple[LeafOfRank, int]]) -> None:
+    sums = [(held.rank, held.sums[number]) for held, number in same if held.sums[number] is not None]
+    for rank, checksum in sums[1:]:
+        if checksum != sums[0][1]:
+            raise ShardMismatchError(
+                f"{key!r}: {structure.render_path(name)}: ranks {sums[0][0]} and {rank} hold {_shown(box)} with "
+                "different bytes: they should be replicas of each other",
+                key=key,
+            )
+
+
+def _shown(box: Box) -> str:
+    return "[" + ", ".join(f"{start}:{start + size}" for start, size in zip(*box, strict=True)) + "]"
+
+
+def _missing(key: str, boxes: Sequence[tuple[str, Box]]) -> PartialCommitError:
+    shown = ", ".join(f"{name}{_shown(box)}" for name, box in boxes[:_SHOWN_BOXES])
+    more = f" and {len(boxes) - _SHOWN_BOXES} more" if len(boxes) > _SHOWN_BOXES else ""
+    return PartialCommitError(
+        f"{key!r}: all ranks have put their parts, and none holds {shown}{more}: the offsets and shapes of "
+        "the shards must cover the whole tensor",
+        key=key,
+        missing_boxes=tuple((name, box.offsets, box.shape) for name, box in boxes),
+    )
+
+
+# --- Places of the leaves --------------------------------------------------------------------------------------------
+
+
+_OF_NOTHING = xxhash.xxh3_64_digest(b"")  # the checksum of a leaf that has no bytes
+
+
+class LeafLayout:
+    """The leaves of the whole value, in order, with their places."""
+
+    def __init__(self, end: int) -> None:
+        self._end = base_after(end, 0)
+        self.leaves: list[Leaf] = []
+        self.traits: list[Traits] = []
+        self.boxes: dict[int, tuple[StoredBox, ...]] = {}
+        self.plain: dict[int, StoredBox] = {}
+        self._assembled: dict[tuple[int, ...], int] = {}  # tied leaves share their room
+
+    def add(self, merged: MergedLeaf, name: Path) -> None:
+        leaf, boxes = merged.leaf, merged.boxes
+        nbytes = merged.nbytes or structure.count(leaf.shape) * DTYPES[leaf.dtype].itemsize
+        offset, number = 0, len(self.leaves)
+        if boxes and leaf.is_plain:
+            self.plain[number], offset = boxes[0], boxes[0].place
+        elif boxes:
+            self.boxes[number] = boxes
+            offset = boxes[0].place if self._adjoin(leaf, boxes) else self._room(boxes, nbytes)
+        self.leaves.append(Leaf(name, leaf.dtype, leaf.shape, leaf.stride, offset, nbytes))
+        kind, requires_grad = structure.read_flags(leaf.flags)
+        self.traits.append(Traits(kind, requires_grad, None))
+
+    def encode_boxes(self, *, with_checksums: bool) -> bytes:
+        ranks = {leaf: one.rank for leaf, one in self.plain.items()}
+        return encode_boxes(self.boxes, ranks, with_checksums=with_checksums)
+
+    def checksums(self) -> bytes:
+        """Of the plain leaves, in the order of all leaves. Boxes have theirs in the table."""
+        sums = [self.plain[number].checksum if number in self.plain else None for number in range(len(self.leaves))]
+        return b"".join(one or _OF_NOTHING for one in sums)
+
+    def _adjoin(self, leaf: PartLeaf, boxes: Sequence[StoredBox]) -> bool:
+        """Whether the boxes lie one behind the other, as the whole tensor would."""
+        if len(boxes) == 1:
+            return True
+        place, row = boxes[0].place, DTYPES[leaf.dtype].itemsize * structure.count(leaf.shape[1:])
+        start = 0
+        for box, at, *_ in boxes:
+            if box.shape[1:] != leaf.shape[1:] or (at, box.offsets[0]) != (place + start * row, start):
+                return False
+            start += box.shape[0]
+        return True
+
+    def _room(self, boxes: Sequence[StoredBox], nbytes: int) -> int:
+        places = (nbytes, *[box.place for box in boxes])
+        if places not in self._assembled:
+            self._assembled[places] = self._end
+            self._end = -(-(self._end + nbytes) // ALIGNMENT) * ALIGNMENT
+        return self._assembled[places]
+
+
+def find_ties(leaves: Sequence[Leaf], held: dict[Path, list[LeafOfRank]]) -> dict[int, int]:
+    """By leaf, the earlier one that is the very same tensor on a rank that holds both, and lies where it lies."""
+    numbers = {leaf.name: number for number, leaf in enumerate(leaves)}
+    same: dict[int, int] = {}
+    for number, leaf in enumerate(leaves):
+        for one in held[leaf.name]:
+            twin = -1 if one.twin is None else numbers[one.twin]
+            if (
+                0 <= twin < number
+                and twin not in same
+                and msgspec.structs.replace(leaf, name=leaves[twin].name) == leaves[twin]
+            ):
+                same[number] = twin
+                break
+    return same
+
+
+# --- Repair: headers made anew, and values of headers ----------------------------------------------------------------
+
+
+def header_of(store: str, key: str, record: Record, content: memoryview) -> bytes | None:
+    """The header that a put wrote, made anew of its record, for a file with that content and a damaged header.
+
+    None if nothing shows that the content is that put's. Raises CorruptionError if it isn't.
+    """
+    if record.is_mutable:  # nothing tells whether the bytes are its rows
+        return None
+    plan = structure.plan_of(record.description)
+    memory = np.frombuffer(content, np.uint8, record.nbytes, record.start)
+    if plan.nbytes != record.nbytes:
+        return None
+    if record.checksums is None and not _names_put(content, store, record.put_id, record.version):
+        return None
+    compare(record, plan, memory)
+    objects = record.objects
+    if record.objects_checksum is not None:
+        objects = placed_objects(record, key, store, content)
+    header = Header(key, store, plan.description, objects, plan.header, checksums=len(record.checksums or b""))
+    slack = record.size - record.start - record.nbytes
+    if header.nbytes != record.start or slack < 0:
+        return None
+    return bytes(header.finish(record.put_id, record.nbytes, slack, record.checksums))
+
+
+def header_of_part(store: str, key: str, record: Record, extent: SegmentExtent, content: memoryview) -> bytes | None:
+    """As `header_of`, for one segment of a sharded value. The record alone can tell its value from then on.
+
+    What its rank said of the value is nowhere else, so the header says nothing in its place, and calls all of the data
+    slack. As long as there is the record, that is enough.
+    """
+    if record.checksums is None and not _names_put(content, store, extent.put_id, record.version):
+        return None
+    if not _fits_checksums(record, extent, content):
+        raise CorruptionError("the bytes of a part don't fit the checksums of its boxes")
+    header = Header(key, store, PART_MARK, b"", b"", room=extent.start)
+    if header.nbytes != extent.start:
+        return None
+    return bytes(header.finish(extent.put_id, 0, extent.size - extent.start, None))
+
+
+def _names_put(content: memoryview, store: str, put_id: int, version: int) -> bool:
+    head = bytes(content[:HEAD_SIZE])
+    return belongs(head, put_id, store) or names_put(head, put_id, version)
+
+
+def _fits_checksums(record: Record, extent: SegmentExtent, content: memoryview) -> bool:
+    """Whether all that the record knows to lie in a segment fits its checksum, where there is one."""
+    plan, table, stored = structure.plan_of(record.description), box_table(record), record.checksums
+    places = [
+        (box.place, structure.box_bytes(plan.leaves[leaf], box), box.checksum)
+        for leaf, boxes in table.boxes.items()
+        for box in boxes
+    ]
+    for leaf in table.ranks:
+        checksum = stored and stored[leaf * CHECKSUM_SIZE : (leaf + 1) * CHECKSUM_SIZE]
+        places.append((plan.leaves[leaf].offset, plan.leaves[leaf].nbytes, checksum))
+    for place, nbytes, checksum in places:
+        start = place - extent.base
+        if not 0 <= start < extent.size or checksum is None:
+            continue
+        if start + nbytes > extent.size or xxhash.xxh3_64_digest(content[start : start + nbytes]) != checksum:
+            return False
+    return True
+
+
+def content_of_headers(key: str, parts: Sequence[FoundPart]) -> Content | None:
+    """The value of parts of which nothing but their segments is left. None if they are not all of one value.
+
+    A rank that held no bytes, and nothing else that others may lack, has no segment: see `draft_part`.
+    """
+    try:
+        found = [_read_found(part) for part in parts]
+        content = merge(key, found, with_checksums=all(part.checksums is not None for part in parts))
+    except (CorruptionError, ShardMismatchError, PartialCommitError) as error:
+        log.warning("%r can't be made of the headers of its parts: %s", key, error)
+        return None
+    _warn_of_silent_ranks(key, found)
+    return content
+
+
+def _read_found(part: FoundPart) -> RankPart:
+    said = read_part(part.said, part.extent)
+    if part.checksums is None:
+        return said
+    written = [box.place is not None for leaf in said.said.value.leaves for box in leaf.boxes]
+    if len(part.checksums) != CHECKSUM_SIZE * sum(written):
+        raise CorruptionError("the header of a part has checksums of other boxes than it names")
+    sums = (part.checksums[at : at + CHECKSUM_SIZE] for at in range(0, len(part.checksums), CHECKSUM_SIZE))
+    return said._replace(sums=tuple(next(sums) if is_written else None for is_written in written))
+
+
+def _warn_of_silent_ranks(key: str, found: Sequence[RankPart]) -> None:
+    silent = set(range(found[0].said.value.world_size)) - {part.rank for part in found}
+    if silent:
+        log.warning(
+            "%r is back without what only ranks %s held, if they held any: empty containers, and in stores of older "
+            "versions objects and empty tensors, since who puts no bytes may have no file",
+            *(key, ", ".join(map(str, sorted(silent)))),
+        )

@@ -1,0 +1,443 @@
+"""Segments: the files that hold the bytes of puts, how a get maps them, and how a put fills them.
+
+Every segment is a valid safetensors file. Its header is described in `format/headers.py`. Its data is written only
+under the exclusive lock of the file, and whoever holds a shared lock may rely on it; the state in the header may change
+under the store's mutex meanwhile.
+
+- A get calls `map_segment`: it opens the file, locks it shared, compares the header with the record, and maps it.
+- A put has a `ClaimedFile`: nobody else writes, sweeps or claims it until it is published. A `SegmentWriter` makes room
+  (`allocate`), gives memory to be filled, and writes the header (`seal`). The commit makes the header say *live*
+  (`go_live`), and gives up the lock.
+- The slots of a header are words of fixed width that change while the file lives (`write_slots`, `write_state`,
+  `erase_put_id`, `vacate`). They are rewritten under the mutex, or with the file's exclusive lock.
+- `KeptMappings` are writable mappings of segments that this process has filled, kept for the next time that it fills
+  the same files. A new mapping costs its page faults: 0.6 us for each small page, so that an overwrite through one is
+  six times slower than a memcpy where the kernel refuses huge pages. A kept mapping holds no lock: others may claim the
+  file and fill it, or unlink it. Whoever unlinks it gives its memory back by punching a hole, since a mapping would
+  keep the memory: see `sweep.close_unlinked`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from memstore.engine import syscalls
+from memstore.engine.files import huge_pages
+from memstore.engine.files.huge_pages import allocate_pages, move_to_huge
+from memstore.engine.files.mapping import LockFile, Mapping, OwnedFile, map_file
+from memstore.engine.format import (
+    HEAD_SIZE,
+    PUT_ID_AT,
+    RETIRED,
+    SLOTS_OFFSET,
+    STATE_AT,
+    Header,
+    HeaderSlots,
+    SegmentExtent,
+    belongs,
+    state_word,
+)
+from memstore.engine.syscalls import HUGE_PAGE, PAGE, Cleanup, Reservation
+from memstore.errors import CorruptionError
+
+# --- mapping a segment -----------------------------------------------------------------------------------------------
+
+
+def segment_path(folder: str, segment: int) -> str:
+    return f"{folder}/{segment:016x}.safetensors"
+
+
+def map_segment(
+    path: str,
+    extent: SegmentExtent,
+    *,
+    store: str,
+    dir_fd: int | None = None,
+    live: bool = False,
+    keep_open: bool = False,
+    shared: bool = False,
+) -> Mapping | None:
+    """Locks, checks and maps the segment that a record names; with `shared`, to be written in place.
+
+    Returns None if the segment was replaced since the record was read: somebody has locked the file, it is gone, or it
+    has another put id; with `live`, also if its header says that it is not live. Raises CorruptionError if the file
+    isn't as long as record and header say: who reads beyond its end would meet SIGBUS. With `keep_open`, the file stays
+    open as long as it is mapped; see `filesystem.mappings_keep_locks`.
+    """
+    fds: list[int] = []
+    closing = Cleanup(syscalls.drain, (map(os.close, fds),))  # a file that stays open stays locked, and is never swept
+    try:
+        syscalls.open_into(fds, path, os.O_RDWR if shared else os.O_RDONLY, 0, dir_fd)
+        if not _is_locked_and_fits(path, fds[0], extent, store, live=live):
+            return None
+        return map_file(fds[0], extent.size, closing if keep_open else None, shared=shared)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _open_error(path, error) from None
+    finally:
+        del closing  # else the traceback of an error would keep the file open
+
+
+def _is_locked_and_fits(path: str, fd: int, extent: SegmentExtent, store: str, *, live: bool) -> bool:
+    if not syscalls.lock_shared(fd):
+        return False
+    head = syscalls.read_at(fd, HEAD_SIZE, 0)  # only now: before the lock it may be a writer's
+    if not belongs(head, extent.put_id, store, live=live):
+        if len(head) < HEAD_SIZE:  # no writer leaves so little: it sizes the file before the put has a record
+            raise CorruptionError(path=path, detail=other_size(len(head), extent.size))
+        return False
+    start = 8 + int.from_bytes(head[:8], "little")
+    size = syscalls.size_of(fd)
+    if size != extent.size:
+        raise CorruptionError(path=path, detail=other_size(size, extent.size))
+    if start != extent.start:
+        detail = f"its header has {start:,} bytes instead of {extent.start:,}: run memstore.repair"
+        raise CorruptionError(path=path, detail=detail)
+    return True
+
+
+def other_size(size: int, expected: int) -> str:
+    """Says in an error that somebody has truncated a segment, or extended it."""
+    what = "it was truncated" if size < expected else "something was written behind its end"
+    return f"the file has {size:,} bytes instead of {expected:,}: {what}: put the key again, or restore the file"
+
+
+def map_segments(
+    files: Sequence[tuple[str, SegmentExtent]],
+    size: int,
+    *,
+    store: str,
+    dir_fd: int | None = None,
+    live: bool = False,
+    keep_open: bool = False,
+) -> Mapping | None:
+    """As `map_segment`, of several segments in one range of `size` addresses, each from its base on.
+
+    What is left of the range is zeros, and takes no memory until it is written.
+    """
+    kept: list[int] = []  # files that stay open as long as the range is mapped
+    mapping = map_file(None, size, Cleanup(syscalls.drain, (map(os.close, kept),)) if keep_open else None)
+    for path, extent in files:
+        fds: list[int] = []
+        closing = Cleanup(syscalls.drain, (map(os.close, fds),))
+        try:
+            syscalls.open_into(fds, path, os.O_RDONLY, 0, dir_fd)
+            if not _is_locked_and_fits(path, fds[0], extent, store, live=live):
+                return None
+            syscalls.map_over(mapping.address + extent.base, fds[0], extent.size)
+            if keep_open:
+                kept.extend(map(os.dup, fds))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _open_error(path, error) from None
+        finally:
+            del closing
+    end = max((-(-(extent.base + extent.size) // PAGE) * PAGE for _, extent in files), default=0)
+    if size - end >= HUGE_PAGE and huge_pages.prices.prefers_huge():
+        syscalls.prefer_huge_pages(mapping.address + end, size - end)
+    return mapping
+
+
+def _open_error(path: str, error: OSError) -> Exception:
+    """What an error of open or read means: there may be a link, a folder or a FIFO where a segment should be."""
+    what = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ESPIPE: "a FIFO", errno.ENXIO: "a socket"}
+    if error.errno not in what:
+        return error
+    detail = f"it is {what[error.errno]}, and no file of memstore's"
+    return CorruptionError(path=path, detail=detail)
+
+
+def remove_file(path: str, dir_fd: int | None = None) -> None:
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a folder there isn't ours: it is left alone
+        syscalls.unlink(path, dir_fd)
+
+
+# --- the slots of the header -----------------------------------------------------------------------------------------
+
+
+def write_slots(fd: int, slots: HeaderSlots) -> None:
+    syscalls.write_at(fd, slots.encode(), SLOTS_OFFSET)
+
+
+def write_state(fd: int, state: int) -> None:
+    syscalls.write_at(fd, state_word(state), STATE_AT)
+
+
+def erase_put_id(fd: int) -> None:
+    """From here on the file holds no put's contents: readers that come with an older record see it."""
+    syscalls.write_at(fd, b"0" * 16, PUT_ID_AT)
+
+
+def vacate(fd: int) -> None:
+    """Erases the put id and marks what the file held as retired, by one write."""
+    syscalls.write_at(fd, b"%016x state=%s" % (0, state_word(RETIRED)), PUT_ID_AT)
+
+
+# --- claimed files ---------------------------------------------------------------------------------------------------
+
+
+Guard = AbstractContextManager[Any]  # the lock that a fork takes first: see `root.guard`
+
+
+class ClaimedFile:
+    """The file, and the lock that keeps others from it: an exclusive one of the open file, or a parked one.
+
+    This is what a commit and a clean-up need of a segment: they write its header in place, and give up the lock.
+
+    Attributes:
+        lock_file: what holds the exclusive lock. It is closed while the file is parked.
+    """
+
+    __slots__ = ("_dir_fd", "_page", "lock_file", "path")
+
+    def __init__(self, path: str, lock_file: LockFile, dir_fd: int | None = None) -> None:
+        self.path, self.lock_file, self._dir_fd = path, lock_file, dir_fd
+        self._page: Reservation | None = None  # keeps the lock of a parked file
+
+    def park(self, guard: Guard) -> None:
+        """Closes the file, and keeps a shared lock by a mapping of one page.
+
+        A process may have 65,530 mappings, and 1,024 open files. Call it under the store's mutex, once the segment is
+        sealed. An exclusive lock could not be given up by `go_live`: a subprocess that is just being started has the
+        file open too, until its exec, and so has the lock. A shared lock is in no reader's way.
+        """
+        syscalls.lock_shared(self.lock_file.fd)
+        self._page, address, start = syscalls.reserve(syscalls.PAGE)
+        map_for_writing(address + start, self.lock_file.fd, syscalls.PAGE, guard)
+        self.lock_file.close()
+
+    def open(self) -> OwnedFile:
+        """The file, opened anew if it is parked. Call it under the store's mutex."""
+        return OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd) if self.lock_file.fd < 0 else self.lock_file
+
+    def go_live(self, slots: HeaderSlots, *, durable: bool) -> None:
+        """Writes what a live segment's header says, and gives up the lock.
+
+        Call it under the store's mutex, right before the catalog's commit; again, if that has to be repeated.
+        """
+        file = self.open()
+        write_slots(file.fd, slots)
+        if durable:
+            syscalls.sync_data(file.fd)
+        if file is self.lock_file:
+            syscalls.unlock(file.fd)
+        else:
+            self._page = None
+
+    def unlock(self) -> None:
+        """Gives up the lock of a file that is not parked: a row of the catalog keeps it from here on."""
+        syscalls.unlock(self.lock_file.fd)
+
+    def vacate(self) -> None:
+        """Makes the header say that the file holds nothing and may be used again. Under the store's mutex."""
+        file = self.open()
+        vacate(file.fd)
+
+    def close(self) -> None:
+        self._page = None
+        self.lock_file.close()
+
+
+class PreparedFile:
+    """The file of a prepared segment: no lock keeps it, but a row of the catalog."""
+
+    __slots__ = ("_dir_fd", "path")
+
+    def __init__(self, path: str, dir_fd: int | None = None) -> None:
+        self.path, self._dir_fd = path, dir_fd
+
+    def go_live(self, slots: HeaderSlots, *, durable: bool) -> None:
+        """Writes what a live segment's header says. Under the store's mutex, right before the catalog's commit.
+
+        Raises CorruptionError if the file is not there any more.
+        """
+        try:
+            file = OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
+                raise
+            detail = "it was put as a part of a sharded value, and somebody has removed it"
+            raise CorruptionError(path=self.path, detail=detail) from None
+        try:
+            write_slots(file.fd, slots)
+            if durable:
+                syscalls.sync_data(file.fd)
+        finally:
+            file.close()
+
+
+def map_for_writing(address: int, fd: int, size: int, guard: Guard) -> None:
+    """Maps a file into a reservation. A fork comes before or after both calls: no child inherits the mapping."""
+    with guard:
+        syscalls.map_shared(address, fd, size)
+        syscalls.keep_from_children(address, size)
+
+
+# --- filling a segment -----------------------------------------------------------------------------------------------
+
+
+class WritableMemory(Protocol):
+    """Memory that a caller fills, as numpy takes it. It must not be touched once the segment is sealed."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+
+class SealedSegment(msgspec.Struct, frozen=True):
+    """A segment that is written and not yet published: what a commit has to know of it."""
+
+    segment: int
+    put_id: int
+    size: int  # of the file
+    start: int  # of the data section in the file
+    used: int  # bytes of the header and the data section
+    file: ClaimedFile | PreparedFile
+
+
+class SegmentWriter:
+    """A segment that this process fills: its claimed file, and its bytes in memory.
+
+    A small segment is assembled in memory and written at once (a pwrite of 64 KiB takes 21 us, faulting its pages in
+    takes 55); from one huge page on, the file itself is mapped. Closing gives back the memory and the lock.
+
+    Attributes:
+        size: of the file, fixed for its life: header, data, and slack.
+        is_whole: all of the file is allocated; so it may be used again.
+        is_new: it had no value before.
+    """
+
+    def __init__(
+        self, file: ClaimedFile, segment: int, put_id: int, size: int, *, is_new: bool, spare: KeptMapping | None = None
+    ) -> None:
+        self.file, self.segment, self.put_id, self.size = file, segment, put_id, size
+        self.is_whole = not is_new
+        self.is_new = is_new
+        self._header: Header | None = None
+        self._start = self._end = 0  # of the data
+        self._scratch = bytearray()
+        self._mapping, self._address = (spare.mapping, spare.address) if spare else (None, 0)
+
+    def allocate(self, header: Header, nbytes: int, guard: Guard, *, huge_pages: bool) -> None:
+        """Makes room for the header and `nbytes` of data.
+
+        Raises OSError (ENOSPC) here, and never later: every block of a mapped file is reserved before it is touched.
+        """
+        self._header, self._start, self._end = header, header.nbytes, header.nbytes + nbytes
+        if self.size < syscalls.HUGE_PAGE:
+            self._scratch = bytearray(self._end if self.is_whole else self.size)
+            return
+        fd = self.file.lock_file.fd
+        if not self.is_whole:
+            _check_room(fd, self.size)
+            syscalls.truncate(fd, self.size)
+            if not huge_pages:
+                syscalls.allocate(fd, self.size)
+        if self._mapping is None:
+            self._mapping, address, start = syscalls.reserve(self.size)
+            self._address = address + start
+            map_for_writing(self._address, fd, self.size, guard)
+            if huge_pages and not self.is_whole:
+                allocate_pages(fd, self._address, self.size)
+            elif huge_pages:
+                move_to_huge(self._address, self.size)
+        self.is_whole = True
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """The data section, to be filled. It must not be touched after `close`."""
+        address = self._address or syscalls.buffer_address(self._scratch)
+        shape, data = (self._end - self._start,), (address + self._start, False)
+        return {"version": 3, "typestr": "|u1", "shape": shape, "data": data}
+
+    def seal(self, checksums: bytes | None, *, durable: bool) -> SealedSegment:
+        """The data is in its place: writes the header, and all that was assembled in memory; with `durable`, syncs."""
+        assert self._header is not None
+        text = self._header.finish(self.put_id, self._end - self._start, self.size - self._end, checksums)
+        if self._scratch:
+            self._scratch[: self._start] = text
+            text, self._scratch = self._scratch, bytearray()
+        file = self.file
+        fd = file.lock_file.fd
+        syscalls.write_at(fd, text, 0)
+        self.is_whole = True
+        if durable:
+            syscalls.sync(fd)
+        if durable and self.is_new:
+            syscalls.sync_folder(os.path.dirname(file.path))
+        return SealedSegment(self.segment, self.put_id, self.size, self._start, self._end, file)
+
+    def unmap(self) -> None:
+        """Gives back the memory of a sealed segment. Its file stays claimed."""
+        self._address, self._mapping = 0, None
+
+    def spare(self) -> KeptMapping | None:
+        """The mapping of a published file, if it has one: no lock is left on it. For the next time it is filled."""
+        return KeptMapping(self._mapping, self._address, self.size) if self._mapping is not None else None
+
+    def close(self) -> None:
+        self._address, self._mapping = 0, None
+        self.file.close()
+
+
+def _check_room(fd: int, size: int) -> None:
+    """Refuses at once what is far too large: to find out by filling the disk takes the room that others need.
+
+    What others take meanwhile, the allocation finds. A tmpfs without a limit tells of no blocks.
+    """
+    found = os.fstatvfs(fd)
+    if found.f_blocks and size > found.f_bavail * found.f_frsize:
+        raise OSError(errno.ENOSPC, f"{size:,} bytes, and {found.f_bavail * found.f_frsize:,} are free")
+
+
+# --- kept mappings ---------------------------------------------------------------------------------------------------
+
+
+_MOST_KEPT = 3  # mappings: of one file that is live, one retired, and one being filled
+_MOST_KEPT_BYTES = 4 << 30  # of all of them: with small pages, these take 8 MiB of page tables
+
+
+class KeptMapping(NamedTuple):
+    """A mapping of a whole file."""
+
+    mapping: Reservation
+    address: int  # where the file starts
+    size: int
+
+
+class KeptMappings:
+    """The kept mappings of one root in this process, by segment: a file keeps its segment's number for life."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, KeptMapping] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def has(self, segment: int, size: int) -> bool:
+        spare = self._kept.get(segment)
+        return spare is not None and spare.size == size
+
+    def take(self, segment: int, size: int) -> KeptMapping | None:
+        spare = self._kept.pop(segment, None)
+        return spare if spare is not None and spare.size == size else None
+
+    def keep(self, segment: int, spare: KeptMapping) -> None:
+        self._kept[segment] = spare
+        while len(self._kept) > _MOST_KEPT or sum(kept.size for kept in self._kept.values()) > _MOST_KEPT_BYTES:
+            self._kept.popitem(last=False)
+
+    def clear(self) -> None:
+        """Call it before a fork too: the child gets no such mapping, but would inherit the objects that unmap them."""
+        self._kept.clear()

@@ -1,0 +1,415 @@
+"""Records: what the catalog stores of a version of a key, as types and as bytes; and the rows of segments.
+
+A record is msgpack (by msgspec) behind an xxh3 checksum over the key and itself, so that a flipped bit in the
+catalog's file, which LMDB returns silently, is an error and never a wrong value.
+
+*Extents* are the files that hold the data of an entry, and where each of them lies in memory. All extents of an entry
+are mapped into one range of addresses, each from its `base` on. So the offsets of leaves count in one data section, and
+what reads leaves knows nothing of files. A record names no file (an inline value), one segment, the segments of a
+sharded value, as msgpack of `[[segment, put_id, size, start, base], ...]`, or up to 16,384 external files (files of
+others, which were attached), as msgpack of `[[path, size, mtime_ns, inode, base], ...]`.
+
+What the data means is said by a *description*, which is opaque here, but for that of an entry whose rows are written in
+place (decision 015): a mark that no msgpack starts with, and msgpack of `[kind, plan, options]`. The plan is what any
+description is; it tells of all rows that the entry has room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
+import xxhash
+
+from memstore._info import Kind
+from memstore._parsing import UNDECODABLE
+from memstore.engine.syscalls import HUGE_PAGE, PAGE
+from memstore.errors import CorruptionError
+
+Path = tuple[str | int, ...]
+
+OBJECTS_IN_RECORD = 1536  # bytes; a larger record takes pages of its own in the catalog, so the header alone has them
+
+
+class Leaf(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of a value. Offsets and sizes in bytes, from the start of the data section of its segment.
+
+    Leaves whose byte ranges overlap are tied: they share one storage when they are got.
+    """
+
+    name: Path
+    dtype: str  # torch's name without "torch."
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None  # in elements; None: contiguous
+    offset: int
+    nbytes: int  # of the span: from the first byte of the leaf to its last
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """A version of a key.
+
+    `segment` is 0 for a value that lies in `inline`, in the files that `adopted` names, or in several segments: those
+    of a sharded value stand in `parts`, with `put_id` that of the first, and `size` their number.
+
+    `hosts` is None where all bytes are on this host. Else it names the member of the cluster where each segment of
+    `parts` lies, or the external files do; a value in a single segment stands in `parts` then too, and keeps its
+    `start`, which is 0 for a sharded one.
+    """
+
+    version: int
+    put_id: int
+    segment: int
+    size: int  # of the file
+    start: int  # of the data section in it
+    nbytes: int  # of the data section
+    created: float  # Unix seconds
+    description: bytes  # structure and leaves, opaque here: see memstore/structure/plans.py
+    objects: bytes  # the leaves that are no tensors, msgpack; empty if there are none, or `objects_checksum` says
+    inline: bytes | None = None
+    checksums: bytes | None = None  # xxh3-64 of each leaf's bytes, big-endian, where the store has them
+    objects_checksum: bytes | None = None  # xxh3-64 of objects that are too large for here: the header has them
+    adopted: bytes | None = None  # the external files that hold the data: `encode_extents`
+    parts: bytes | None = None  # the segments that hold the parts of a sharded value: `encode_extents`
+    boxes: bytes | None = None  # of a sharded value, opaque here: see memstore/contents/parts.py
+    hosts: tuple[bytes, ...] | None = None
+
+    @property
+    def kind(self) -> Kind:
+        if self.is_mutable:
+            return self.mutable_kind
+        if self.adopted is not None:
+            return "adopted"
+        if self.parts is not None and not self.start:
+            return "sharded"
+        return "segment" if self.segment or self.parts is not None else "inline"
+
+    @property
+    def is_mutable(self) -> bool:
+        """Whether its rows are written in place: see `MutableDescription`."""
+        return (self.segment != 0 or self.hosts is not None) and self.description.startswith(MUTABLE_MARK)
+
+    @property
+    def mutable_kind(self) -> MutableKind:
+        """Of a mutable entry. Raises CorruptionError."""
+        return decode_mutable(self.description).kind
+
+    @property
+    def segments(self) -> tuple[SegmentExtent, ...]:
+        """The segments that hold the value's bytes; none where it is inline, or in external files."""
+        if self.segment:
+            return (SegmentExtent(self.segment, self.put_id, self.size, self.start),)
+        return () if self.parts is None else decode_segments(self.parts, of_one_host=self.hosts is None)
+
+    def here(self, member: bytes) -> tuple[SegmentExtent, ...]:
+        """The segments that lie on this host, whose id in its cluster is `member`."""
+        if self.hosts is None:
+            return self.segments
+        return tuple(one for one, host in zip(self.segments, self.hosts, strict=False) if host == member)
+
+    def batch_at(self, store: str) -> tuple[int, int]:
+        """What headers in the store of that id say of their batch: its number, and how many segments it has.
+
+        Each host publishes its own parts of a value as a batch of its own.
+        """
+        if self.hosts is None:
+            return self.put_id, len(self.segments)
+        here = self.here(bytes.fromhex(store))
+        return here[0].put_id, len(here)
+
+    def elsewhere(self, member: bytes) -> tuple[tuple[bytes, SegmentExtent], ...]:
+        """The segments that lie on other hosts, with the ids of these."""
+        if self.hosts is None:
+            return ()
+        pairs = zip(self.hosts, self.segments, strict=False)
+        return tuple((host, one) for host, one in pairs if host != member)
+
+    @property
+    def extents(self) -> Sequence[Extent]:
+        """Where the data lies; nowhere, if it is inline. Raises CorruptionError."""
+        return self.segments if self.adopted is None else decode_external(self.adopted)
+
+
+class SegmentRow(msgspec.Struct, frozen=True, array_like=True):
+    """What the catalog knows of a segment's file. The catalog alone says what is live."""
+
+    key: bytes
+    put_id: int
+    state: int  # FILLING, PREPARED, LIVE or RETIRED
+    nbytes: int  # of the file
+
+
+FILLING, LIVE, RETIRED = 1, 2, 3
+PREPARED = 4  # sealed, and kept by a row of `pending`: in rows only, the file's header says filling
+STATE_NAMES = {FILLING: "filling", LIVE: "live", RETIRED: "retired"}
+
+_encoder = msgspec.msgpack.Encoder()
+_encode, _encode_into = _encoder.encode, _encoder.encode_into
+_decode_record = msgspec.msgpack.Decoder(Record).decode
+_decode_row = msgspec.msgpack.Decoder(SegmentRow).decode
+_digest = xxhash.xxh3_64_digest
+_CHECKSUM = 8  # bytes of xxh3-64, in front
+LARGE_ROW = 4096  # bytes: from here on a hash in two steps costs less than a copy that puts key and body together
+
+
+def with_checksum(key: bytes, body: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(key + body) + body
+
+
+def checked(key: bytes, stored: bytes | memoryview, size: int | None = None) -> bytes:
+    """The body that was stored under this key, `size` bytes long. Raises CorruptionError."""
+    body = bytes(stored[_CHECKSUM:])
+    if bytes(stored[:_CHECKSUM]) != xxhash.xxh3_64_digest(key + body) or size not in (None, len(body)):
+        raise CorruptionError(f"the checksum of row {key!r} in the catalog doesn't fit")
+    return body
+
+
+# What a catalog has in place of a record that was damaged on the host where the key was at home before. No checksum.
+DAMAGED_BEFORE = b"damaged"
+_SIXTEEN, _FIFTEEN = b"\xdc\x00\x10", b"\x9f"  # msgpack's heads of arrays of that length
+
+
+def _hash(key: bytes, body: bytes | memoryview) -> bytes:
+    """The checksum of a row."""
+    if len(body) < LARGE_ROW:
+        return _digest(key + body)
+    state = xxhash.xxh3_64(key)
+    state.update(body)
+    return state.digest()
+
+
+def encode_record(key: bytes, record: Record) -> bytes | bytearray:
+    """Encodes a record for its row.
+
+    Without `hosts` it is what a store writes that was never served, byte for byte: an array without its last field. A
+    record with a large value is put together in place: each copy of 64 KiB is a tenth of its put.
+    """
+    if record.inline is None or len(record.inline) < LARGE_ROW:
+        body = _encode(record)
+        if record.hosts is None:
+            body = _FIFTEEN + body[len(_SIXTEEN) : -1]
+        return with_checksum(key, body)
+    row = bytearray(_CHECKSUM)
+    if record.hosts is None:
+        start = _CHECKSUM + len(_FIFTEEN) - len(_SIXTEEN)  # the longer head begins where the checksum comes
+        _encode_into(record, row, start)
+        row[_CHECKSUM : _CHECKSUM + len(_FIFTEEN)] = _FIFTEEN
+        del row[-1:]
+    else:
+        _encode_into(record, row, _CHECKSUM)
+    row[:_CHECKSUM] = _hash(key, memoryview(row)[_CHECKSUM:])
+    return row
+
+
+def decode_record(key: bytes, stored: bytes | memoryview) -> Record:
+    """Raises CorruptionError unless the bytes are those that were stored for this key."""
+    body = stored[_CHECKSUM:] if len(stored) < LARGE_ROW else memoryview(stored)[_CHECKSUM:]
+    if stored[:_CHECKSUM] != _hash(key, body):
+        raise _wrong_checksum(key, stored)
+    try:
+        return _decode_record(body)
+    except UNDECODABLE as error:
+        raise _damaged_record(key, f"its record can't be read: {error}") from None
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    """The first fields of a record."""
+
+    version: int
+    put_id: int
+    segment: int
+    size: int
+
+
+class _LongHead(_Head, frozen=True, array_like=True):
+    start: int
+    nbytes: int
+    created: float
+    description: bytes
+
+
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
+_decode_long_head = msgspec.msgpack.Decoder(_LongHead).decode
+
+
+class Replaced(NamedTuple):
+    """What a put needs of the record that it replaces.
+
+    Attributes:
+        segments: those that it had; with `record`, ask that.
+        mutable: what kind it was, if it was mutable.
+        record: if it names other hosts.
+    """
+
+    segments: tuple[int, ...]
+    mutable: MutableKind | None
+    record: Record | None = None
+
+
+def replaced_by(key: bytes, stored: bytes | memoryview) -> Replaced:
+    """As `decode_record`, in less time."""
+    body = stored[_CHECKSUM:] if len(stored) < LARGE_ROW else memoryview(stored)[_CHECKSUM:]
+    if stored[:_CHECKSUM] != _hash(key, body):
+        raise _wrong_checksum(key, stored)
+    try:
+        head = _decode_head(body)
+        if head.segment:
+            description = _decode_long_head(body).description
+            return Replaced((head.segment,), decode_mutable(description).kind if is_mutable(description) else None)
+        if body[0] == _SIXTEEN[0]:
+            record = _decode_record(body)
+            return Replaced((), record.mutable_kind if record.is_mutable else None, record)
+        segments = tuple(extent.segment for extent in _decode_record(body).segments) if head.size else ()
+        return Replaced(segments, None)
+    except UNDECODABLE as error:
+        raise _damaged_record(key, f"its record can't be read: {error}") from None
+
+
+def encode_row(key: bytes, row: SegmentRow) -> bytes:
+    """`key` is that of the table, the segment's id."""
+    return with_checksum(key, _encode(row))
+
+
+def decode_row(key: bytes, stored: bytes | memoryview) -> SegmentRow:
+    body = checked(key, stored)
+    try:
+        return _decode_row(body)
+    except UNDECODABLE as error:
+        raise CorruptionError(f"a row of the catalog's segments can't be read: {error}", detail=str(error)) from None
+
+
+def _wrong_checksum(key: bytes, stored: bytes | memoryview) -> CorruptionError:
+    if bytes(stored) == DAMAGED_BEFORE:
+        return _damaged_record(key, "its record was damaged on the host where it was at home before")
+    return _damaged_record(key, "the checksum of its record doesn't fit")
+
+
+def _damaged_record(key: bytes, detail: str) -> CorruptionError:
+    name = key.decode(errors="backslashreplace")
+    return CorruptionError(f"{name!r} in the catalog: {detail}", key=name, detail=detail)
+
+
+# --- extents ---------------------------------------------------------------------------------------------------------
+
+
+MAPPED_LIMIT = 1 << 46  # bytes of address space for one entry; there are 2^47
+_BASE_ALIGNMENT = 1 << 16  # of bases: pages are that large on some machines
+
+
+class SegmentExtent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A segment of the store, with the put that filled it."""
+
+    segment: int
+    put_id: int
+    size: int  # of the file
+    start: int  # of the data section in the file
+    base: int = 0
+
+
+class ExternalExtent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An external file as it was when it was attached. All of it belongs to the data section."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+    base: int
+
+
+Extent = SegmentExtent | ExternalExtent
+_ExtentT = TypeVar("_ExtentT", SegmentExtent, ExternalExtent)
+
+encode_extents = msgspec.msgpack.Encoder().encode
+_decode_external = msgspec.msgpack.Decoder(tuple[ExternalExtent, ...]).decode
+_decode_segments = msgspec.msgpack.Decoder(tuple[SegmentExtent, ...]).decode
+
+
+def base_after(end: int, size: int) -> int:
+    """Where a file of that size goes behind `end`: one that huge pages can map starts on a multiple of them."""
+    step = HUGE_PAGE if size >= HUGE_PAGE else _BASE_ALIGNMENT
+    return -(-end // step) * step
+
+
+def decode_external(stored: bytes) -> tuple[ExternalExtent, ...]:
+    """The external files that a record names. Raises CorruptionError unless they lie one behind the other."""
+    try:
+        extents = _decode_external(stored)
+    except UNDECODABLE as error:
+        raise CorruptionError(f"the names of its files can't be read: {error}") from None
+    return _placed_in_order(extents)
+
+
+def decode_segments(stored: bytes, *, of_one_host: bool = True) -> tuple[SegmentExtent, ...]:
+    """The segments of a sharded value. Raises CorruptionError unless they lie one behind the other.
+
+    Args:
+        of_one_host: each is there once; on several hosts, segments may have the same number.
+    """
+    try:
+        extents = _decode_segments(stored)
+    except UNDECODABLE as error:
+        raise CorruptionError(f"the numbers of its segments can't be read: {error}") from None
+    segments = {extent.segment for extent in extents}
+    if (of_one_host and len(segments) < len(extents)) or not all(map(_has_possible_numbers, extents)):
+        raise CorruptionError("the numbers of its segments are outside the range of segment numbers")
+    return _placed_in_order(extents)
+
+
+def _has_possible_numbers(extent: SegmentExtent) -> bool:
+    return min(extent.segment, extent.put_id) > 0 and 0 <= extent.start <= extent.size
+
+
+def _placed_in_order(extents: tuple[_ExtentT, ...]) -> tuple[_ExtentT, ...]:
+    end = 0
+    for extent in extents:
+        if extent.base < end or extent.base % PAGE or extent.size <= 0 or extent.base + extent.size > MAPPED_LIMIT:
+            path = extent.path if isinstance(extent, ExternalExtent) else None
+            detail = f"{path or 'a segment'} would lie where no file can"
+            raise CorruptionError(detail, path=path, detail=detail)
+        end = extent.base + extent.size
+    return extents
+
+
+def end_of(extents: Sequence[Extent]) -> int:
+    """Where the range of addresses ends that they take."""
+    return extents[-1].base + extents[-1].size if extents else 0
+
+
+# --- the description of a mutable entry ------------------------------------------------------------------------------
+
+
+MUTABLE_MARK = b"\xc1rows"
+
+MutableKind = Literal["dataset", "buffer"]
+
+
+class MutableDescription(msgspec.Struct, frozen=True, array_like=True):
+    """`options` is what the kind fixes at creation besides, opaque here."""
+
+    kind: MutableKind
+    plan: bytes
+    options: bytes = b""
+
+
+_decode_mutable = msgspec.msgpack.Decoder(MutableDescription).decode
+
+
+def is_mutable(description: bytes) -> bool:
+    return description.startswith(MUTABLE_MARK)
+
+
+def encode_mutable(description: MutableDescription) -> bytes:
+    return MUTABLE_MARK + msgspec.msgpack.encode(description)
+
+
+def decode_mutable(description: bytes) -> MutableDescription:
+    """Raises CorruptionError."""
+    try:
+        return _decode_mutable(memoryview(description)[len(MUTABLE_MARK) :])
+    except UNDECODABLE as error:
+        raise CorruptionError(f"what it says of its rows can't be read: {error}") from None
+
+
+def plan_bytes(description: bytes) -> bytes:
+    """The plan of any entry: of a mutable one that of all rows. Raises CorruptionError."""
+    return decode_mutable(description).plan if is_mutable(description) else description

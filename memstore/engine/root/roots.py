@@ -1,0 +1,351 @@
+"""Roots: the opened store folders of this process, who uses them, and what becomes of them in a fork.
+
+`opening.py` makes a `Root`. LMDB wants one environment a process, so a folder has one Root, which all Store objects of
+the process on this folder share, with a `RootUse` for each of its users. A use ends when it is closed, or when nothing
+refers to it any more: so whoever is interrupted leaves no store open.
+
+Before a fork every Root's guard is taken, so that no transaction is split, and no file that is to be locked is between
+its opening and its registration. The child closes its copies of the catalog and of the files that were opened to be
+locked, and opens the catalog again when it needs it. This is done for closed and replaced roots too, as long as anybody
+has them: the child must not unmap what their `KeptMappings` had mapped, because something else may lie there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any, NamedTuple
+
+from memstore._threads import Hooks, around_forks
+from memstore.engine import syscalls
+from memstore.engine.catalog import Catalog
+from memstore.engine.files import FileClaims, KeptMappings, LockFile, OwnedFile, close_all
+from memstore.engine.root.folder import SETTINGS, Settings, Shared
+from memstore.engine.root.shared import CLAIMS_FILE, StorePaths, storage_error
+from memstore.engine.sync import Doorbell, LockPage
+from memstore.errors import NotAStoreError, PermissionDeniedError, StorageError, StoreClosedError
+
+_REMOVED_EVERY = 0.25  # seconds in which a removal of many files removes another one
+_REMOVED_WITHIN = 10.0  # seconds for which a removal is watched
+_IN_PLACE_FOR = 1e-4  # seconds that `glance` believes a look: to look takes 2 us, which is a get of a small value
+MEMBER_SIZE = 16  # bytes
+_NEVER = 1 << 62  # puts
+_ADVICE = "open the store again, where it is now"
+
+
+class KeptFile(NamedTuple):
+    """A file that this process has locked for its next put: see `engine/protocols/reuse.py`."""
+
+    segment: int
+    put_id: int
+    size: int
+    file: LockFile
+
+
+@dataclass(eq=False)
+class Root:
+    """The parts of an opened store that the protocols work on.
+
+    Attributes:
+        state: the folder of its catalog, lock page, doorbell and settings: `path`, but on storage that hosts share.
+        segments: the path of the folder of its segments.
+        shared, claims: on storage that hosts share what it has fixed, and who fills what; else None.
+    """
+
+    places: StorePaths
+    settings: Settings
+    lock: LockPage | None  # None where this process may only read
+    doorbell: Doorbell
+    catalog: Catalog
+    on_tmpfs: bool
+    locks_need_files: bool  # a mapping keeps none there: see `filesystem.mappings_keep_locks`
+    segments_folder: OwnedFile  # whatever its path names by now
+    uses: set[weakref.ref[Any]] = field(default_factory=set[weakref.ref[Any]])  # see `RootUse`
+    spares: KeptMappings = field(default_factory=KeptMappings)
+    ahead: KeptFile | None = None  # what the next put may fill
+    before_close: Callable[[Root], None] = field(default=lambda root: None)  # gives back what this process keeps
+    filled_before: int = 0  # bytes of the last segment that was published by itself
+    unbooked: int = 0  # puts for which nothing is to be kept ahead
+    looked_at_held: float = 0.0  # when this process last did, monotonic
+    looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
+    last_filling: int = 0  # the row where it stopped
+    not_removed: float = 0.0  # until when nobody looks again whether the store is being removed
+    look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
+    is_replaced: bool = False  # this process has opened what its path names by now; it keeps this one for its holders
+    membership: int = 0  # the counters' number under which this process has read who the members are; 0: it hasn't
+    homes_here: dict[bytes, int] = field(default_factory=dict[bytes, int])  # groups -> `membership`: see `put.py`
+    elsewhere: Any = None  # what this process asks of other hosts, if it did: see `engine/protocols/elsewhere.py`
+    guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
+    path: str = field(init=False)
+    state: str = field(init=False)
+    segments: str = field(init=False)
+    shared: Shared | None = field(init=False)
+    claims: FileClaims | None = field(init=False)
+    identity: tuple[int, int] = field(init=False)  # of `segments_folder`: no other gets it while that is open
+
+    def __post_init__(self) -> None:
+        self.guard = self.catalog.guard
+        self.path, self.state, self.segments = self.places
+        self.shared = self.settings.shared
+        self.claims = None if self.shared is None else FileClaims(f"{self.state}/{CLAIMS_FILE}")
+        if self.shared is not None:
+            self.unbooked = _NEVER  # no file there is used again
+        self.identity = _identity(os.fstat(self.segments_folder.fd))
+
+    def leave_to_parent(self) -> None:
+        """In a forked child, before it does anything: what must not be shared with the parent is given up."""
+        self.catalog.leave_to_parent()
+        self.guard = self.catalog.guard
+        self.ahead, self.filled_before = None, 0
+        self.membership, self.elsewhere = 0, None  # its connections are the parent's
+        if self.lock is not None:
+            self.lock.forget_threads()
+
+    @property
+    def segments_fd(self) -> int:
+        fd = self.segments_folder.fd
+        if self.is_replaced:
+            raise self._replaced()
+        if fd < 0:  # by another thread
+            raise StoreClosedError(f"the store {self.path} was closed: memstore.open it again")
+        return fd
+
+    def sync_unlinked(self) -> None:
+        """Call it before the rows go: nobody finds a file that a crash of the host brings back, if no row names it."""
+        if self.settings.durable:
+            syscalls.sync(self.segments_fd)
+
+    # --- what the path names ------------------------------------------------------------------------------------------
+    # A store that is removed or moved lives on for who has it open: mapped, unlinked, and seen by nobody else. So each
+    # call asks whether it is still the one that others find there. Its folder of segments is asked for, and not the
+    # store's: that may have been emptied, and filled with another store.
+
+    def check_in_place(self) -> None:
+        """Raises NotAStoreError if the path doesn't name the opened folder any more; StorageError of a shared one."""
+        now = monotonic()
+        if self.is_replaced:
+            raise self._replaced()
+        try:
+            found = _identity(os.stat(self.segments))
+        except OSError as error:
+            raise self._unseen(error) from None
+        if found != self.identity and self.shared is not None:
+            what = "the storage was mounted anew, or the store was replaced, while it was open"
+            raise StorageError(f"{self.segments}: {what}: {_ADVICE}", path=self.segments)
+        if found != self.identity:
+            raise NotAStoreError(f"{self.path} is another store than was opened: it was replaced meanwhile; {_ADVICE}")
+        self.look_again = now + _IN_PLACE_FOR
+
+    def check_missing(self) -> None:
+        """As `check_in_place`, where a file is missing: who removes a folder removes its files one after another.
+
+        It waits as long as files vanish, and believes for some seconds what it has found: one may ask for many files.
+        """
+        self.check_in_place()
+        until, left = monotonic() + _REMOVED_WITHIN, -1
+        while True:
+            try:
+                os.lstat(f"{self.state}/{SETTINGS}")
+                if monotonic() < self.not_removed:
+                    return
+                found = len(os.listdir(self.segments))
+            except OSError as error:
+                raise self._unseen(error) from None
+            if 0 <= left <= found or monotonic() > until:
+                self.not_removed = monotonic() + _REMOVED_WITHIN
+                return
+            left = found
+            sleep(_REMOVED_EVERY)
+            self.check_in_place()
+
+    def is_in_place(self) -> bool:
+        try:
+            self.check_in_place()
+        except (NotAStoreError, StorageError):
+            return False
+        return True
+
+    def glance(self) -> None:
+        """As `check_in_place`, unless that was done just now. For reads; and for writes, which look at the end."""
+        if monotonic() > self.look_again:
+            self.check_in_place()
+
+    def _replaced(self) -> NotAStoreError:
+        return NotAStoreError(f"{self.path} was moved or replaced while it was open, and opened anew since: {_ADVICE}")
+
+    def _unseen(self, error: OSError) -> Exception:
+        if self.shared is not None:
+            return storage_error(self.segments, error)
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            what = error.filename if os.path.lexists(self.path) else self.path
+            return NotAStoreError(f"{what} was removed or moved while the store was open: {_ADVICE}")
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return PermissionDeniedError(
+                f"{self.path}: this process may not look any more whether its store is still there "
+                f"({error.strerror}): give it back the x bits of the folders above"
+            )
+        return error
+
+    def member_id(self) -> bytes:
+        """What the store is called as a member of a cluster: its id, 16 bytes. Raises NotAStoreError."""
+        try:
+            member = bytes.fromhex(self.settings.store)
+        except ValueError:
+            member = b""
+        if len(member) != MEMBER_SIZE:
+            raise NotAStoreError(
+                f"{self.path} can't be served: its id {self.settings.store!r} is not one of 32 hexadecimal digits; "
+                "copy its values into a new store"
+            )
+        return member
+
+    @property
+    def mutex(self) -> LockPage:
+        if self.lock is None:
+            raise PermissionDeniedError(f"{self.path}: this process may only read the store")
+        return self.lock
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+# --- the roots of this process ---------------------------------------------------------------------------------------
+
+
+_opened: dict[tuple[int, int], Root] = {}
+lock = threading.RLock()  # before any root's guard. A forked child gets a new one: say `registry.lock`
+_replaced_roots: list[Root] = []  # some of their uses may go on
+_known_roots: weakref.WeakSet[Root] = weakref.WeakSet()  # closed and replaced ones too: a put may still end there
+_forking: list[Root] = []
+
+
+class RootUse:
+    """One user of an opened root, which stays open as long as it has any."""
+
+    __slots__ = ("__weakref__", "root")
+
+    def __init__(self, root: Root) -> None:
+        self.root = root
+
+
+def use_root(root: Root) -> RootUse:
+    """One more use. When nothing refers to it, the next opening or closing closes the root, if it was the last one.
+
+    Not at once: a finalizer may run anywhere, and must take no lock. What notes it here, and forgets it, is C: no
+    signal's handler comes in between.
+    """
+    use = RootUse(root)
+    with lock:
+        root.uses.add(weakref.ref(use, root.uses.discard))
+        _close_unused()
+    return use
+
+
+def register(identity: tuple[int, int], root: Root) -> RootUse:
+    """A new root, with its first use. Call it under the lock."""
+    use = RootUse(root)
+    root.uses.add(weakref.ref(use, root.uses.discard))
+    _known_roots.add(root)
+    _opened[identity] = root
+    return use
+
+
+def registered(identity: tuple[int, int], settings: Settings | None) -> RootUse | None:
+    """One more use of the root that this process has on the folder already."""
+    with lock:
+        _close_unused()
+        root = _opened.get(identity)
+        if root is None:
+            return None
+        is_other = settings is None or settings.store != root.settings.store  # emptied or replaced while it was open
+        if is_other or not root.is_in_place():  # or moved: it does all by its old path
+            root.is_replaced, root.look_again = True, 0.0
+            _replaced_roots.append(root)
+            del _opened[identity]
+            _end_root(root)
+            return None
+        return use_root(root)
+
+
+def reopen_root(root: Root, deadline: float) -> None:
+    """In a forked child, before it first reads the store. Within the mutex: see `Catalog`."""
+    if root.lock is None:
+        root.catalog.reopen()
+    else:
+        root.lock.run(root.catalog.reopen, deadline)
+
+
+def close_root(use: RootUse) -> None:
+    """Ends a use, and closes the root if it was the last one. May be called again."""
+    with lock:
+        use.root.uses.discard(weakref.ref(use))
+        _close_unused()
+
+
+def close_unused() -> None:
+    """Closes the roots whose last use was dropped."""
+    with lock:
+        _close_unused()
+
+
+def _close_unused() -> None:
+    for identity, root in list(_opened.items()):
+        if not root.uses:
+            _end_root(root)
+            del _opened[identity]
+            _forget_recovery(root)
+    for root in [root for root in _replaced_roots if not root.uses]:
+        _replaced_roots.remove(root)
+        _forget_recovery(root)
+
+
+def _forget_recovery(root: Root) -> None:
+    if root.lock is not None:
+        root.lock.recover = None  # it refers to the root
+
+
+def _end_root(root: Root) -> None:
+    elsewhere, root.elsewhere = root.elsewhere, None
+    if elsewhere is not None:
+        elsewhere.close()
+    root.before_close(root)
+    with root.guard:
+        root.catalog.close()
+        root.segments_folder.close()
+        root.spares.clear()
+
+
+# --- fork -------------------------------------------------------------------------------------------------------------
+
+
+def _before_fork() -> None:
+    lock.acquire()
+    _forking[:] = _known_roots
+    for root in _forking:
+        root.guard.acquire()
+        root.spares.clear()  # a child doesn't get these mappings, and may map something else where they lay
+
+
+def _after_fork_in_parent() -> None:
+    for root in _forking:
+        root.guard.release()
+    _forking.clear()
+    lock.release()
+
+
+def _after_fork_in_child() -> None:
+    global lock
+    lock = threading.RLock()
+    close_all()
+    for root in _forking:
+        root.leave_to_parent()
+    _forking.clear()
+
+
+around_forks(Hooks(_before_fork, _after_fork_in_parent, _after_fork_in_child))

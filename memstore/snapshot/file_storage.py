@@ -1,0 +1,584 @@
+"""A folder of a file system as storage. Works on all that have hard links: tmpfs, ext4, xfs, btrfs, overlay, NFS.
+
+Every name is looked up in the folder that was opened, wherever that is by now, and never through a link. A file is
+published in these steps (`FileStorage.publish`):
+
+    1. the data is written to a file ".memstore_snapshot.<random>.new" beside it
+    2. durable: that file is synced, then the folder, which has the names of all files that were written before
+    3. link(2) gives it its name, unless there is such a file
+    4. the first name is removed
+    5. durable: the folder is synced
+
+A process that dies before 3 has published nothing, one that dies later all; it may leave the file of step 1 behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+
+from memstore._wording import check_new_folder
+from memstore.engine import LockFile, OwnedFile, SharedMemory, is_in_memory, syscalls
+from memstore.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    KeyNotFoundError,
+    MemstoreError,
+    NotAStoreError,
+    PermissionDeniedError,
+    ReadOnlyError,
+    StoreTimeoutError,
+    UnsupportedFilesystemError,
+    error_of_lack,
+    is_of_caller,
+)
+from memstore.snapshot import storage as snapshot_storage
+from memstore.snapshot.storage import (
+    CHUNK,
+    SUM_SIZE,
+    ChunkRun,
+    Done,
+    FilePart,
+    LatePiece,
+    check_name,
+    count_chunks,
+    expected_sum,
+    in_parallel,
+    new_sum,
+    new_unfinished_name,
+    size_of,
+)
+
+# --- The folder ------------------------------------------------------------------------------------------------------
+
+
+_JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
+
+
+class FileStorage:
+    """A `Storage` in a folder that exists.
+
+    Args:
+        path: of the folder.
+        file_mode: the permissions of new files.
+
+    Raises:
+        NotAStoreError: there is no such folder.
+        PermissionDeniedError: this process may not open it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, file_mode: int = 0o600) -> None:
+        self.path = os.path.abspath(path)
+        self._mode = file_mode
+        try:
+            with file_errors(self.path):
+                self._folder = OwnedFile(os.path.join(self.path, "."), os.O_RDONLY | os.O_DIRECTORY)
+                self._in_memory = is_in_memory(f"/proc/self/fd/{self._folder.fd}")
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotAStoreError(f"{self.path} is no folder") from None
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], *, durable: bool, folder_mode: int = 0o700, file_mode: int = 0o600
+    ) -> FileStorage:
+        """Makes the folder, and those above it that are missing; one that is there is opened as it is."""
+        path = os.path.abspath(path)
+        parent = os.path.dirname(path)
+        check_new_folder(path)
+        if not os.path.isdir(parent):
+            cls.create(parent, durable=durable, folder_mode=0o777)
+        with file_errors(path):
+            try:
+                syscalls.make_folder(path, folder_mode)
+                made = True
+            except FileExistsError:
+                made = False
+            try:
+                if durable:  # whoever made a folder that is there may not have synced its name
+                    try:
+                        syscalls.sync_folder(parent)
+                    except PermissionError:  # this process may not look into the folder above
+                        if made:
+                            raise
+                return cls(path, file_mode=file_mode)
+            except BaseException:
+                if made:
+                    with contextlib.suppress(OSError):  # another process may use it by now
+                        syscalls.remove_folder(path)
+                raise
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the folder that was opened has been removed, whatever its path has now."""
+        try:
+            return os.fstat(self._folder.fd).st_nlink == 0
+        except OSError as error:
+            return error.errno == errno.ESTALE  # as NFS says it
+
+    def write(
+        self,
+        name: str,
+        size: int,
+        parts: Sequence[FilePart],
+        *,
+        durable: bool,
+        checksum: bool = False,
+        done: Done | None = None,
+    ) -> bytes:
+        runs = snapshot_storage.runs_of(parts)
+        check_runs(runs, size)
+        with self._new_file(name) as file:
+            syscalls.truncate(file.fd, size)
+            with self._mapped(file, size) as memory:
+                new = FileBeingWritten(file, memory, durable=durable)
+                sums = in_parallel(partial(write_run, new, checksum=checksum), runs, _counting(done))
+            if durable:
+                syscalls.sync(file.fd)
+        return b"".join(sums)
+
+    @contextlib.contextmanager
+    def _mapped(self, file: OwnedFile, size: int) -> Generator[SharedMemory | None]:
+        """A new file in memory, whose huge pages are filled in a third of the time that writes take.
+
+        Writes allocate small pages one by one, under a lock of the file.
+        """
+        if size < syscalls.HUGE_PAGE or not self._in_memory:
+            yield None
+            return
+        memory = SharedMemory(fd=os.dup(file.fd))
+        try:
+            memory.keep_from_children()
+            yield memory
+        finally:
+            memory.leave()  # whatever still refers to it: an error's traceback would keep the pages of a removed file
+
+    @contextlib.contextmanager
+    def _new_file(self, name: str) -> Generator[OwnedFile]:
+        """A file that is removed again if the block fails."""
+        path = self._path_of(name)
+        with file_errors(path):
+            try:
+                file = OwnedFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._mode, self._folder.fd)
+            except FileExistsError:
+                raise AlreadyExistsError(f"{path} exists: nothing was written") from None
+            try:
+                yield file
+            except BaseException:
+                with contextlib.suppress(OSError):  # the first error is the one to tell
+                    syscalls.unlink(path, self._folder.fd)
+                raise
+            finally:
+                file.close()
+
+    def read(
+        self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
+    ) -> None:
+        path = self._path_of(name)
+        with self._opened(path) as (file, size):
+            if sums is None:
+                runs = snapshot_storage.runs_of(parts, join=_JOINED)
+            else:
+                check_sums(path, size, sums)
+                runs = snapshot_storage.whole_chunks(parts, size)
+            if runs and runs[-1].end > size:
+                raise damaged(path, f"it has {size:,} bytes, and those up to {runs[-1].end:,} were to be read")
+            in_parallel(partial(read_run, file, path, sums=sums), runs, _counting(done))
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Generator[tuple[OwnedFile, int]]:
+        """A regular file, for reading, and its size."""
+        try:
+            with file_errors(path):
+                file = OwnedFile(path, os.O_RDONLY, dir_fd=self._folder.fd)
+        except FileNotFoundError:
+            raise damaged(path, "the file is missing") from None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise damaged(path, "it is a link or a socket, and no regular file") from None
+            raise
+        try:
+            found = syscalls.status(file.fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise damaged(path, "it is no regular file")
+            with file_errors(path):
+                yield file, found.st_size
+        finally:
+            file.close()
+
+    def read_bytes(self, name: str, limit: int) -> bytes:
+        path = self._path_of(name)
+        if not self._exists(path):
+            raise KeyNotFoundError(f"{path} is missing")
+        with self._opened(path) as (file, size):
+            if size > limit:
+                raise damaged(path, f"it has {size:,} bytes, and {limit:,} are the most that such a file may have")
+            data = bytearray(size)
+            if syscalls.read_parts_at(file.fd, [memoryview(data)], 0) < size:
+                raise damaged(path, f"it became shorter than {size:,} bytes while it was read")
+            return bytes(data)
+
+    def publish(self, name: str, data: bytes, *, durable: bool) -> None:
+        path = self._path_of(name)
+        folder = self._folder.fd
+        with file_errors(path):
+            if self._exists(path):
+                raise AlreadyExistsError(f"{path} exists: nothing was written")
+            beside = self._write_beside(data, durable=durable)
+            try:
+                self._link(beside, name, path)
+            finally:
+                with contextlib.suppress(OSError):  # it is published, or there is another error to tell
+                    syscalls.unlink(beside, folder)
+            if durable:
+                syscalls.sync(folder)
+
+    def replace(self, name: str, data: bytes, *, durable: bool) -> None:
+        path = self._path_of(name)
+        folder = self._folder.fd
+        with file_errors(path):
+            beside = self._write_beside(data, durable=durable)
+            try:
+                syscalls.replace(beside, name, folder)
+            except BaseException:
+                with contextlib.suppress(OSError):  # the first error is the one to tell
+                    syscalls.unlink(beside, folder)
+                raise
+            if durable:
+                syscalls.sync(folder)
+
+    def _write_beside(self, data: bytes, *, durable: bool) -> str:
+        """Steps 1 and 2. Returns the first name."""
+        beside = new_unfinished_name()
+        with self._new_file(beside) as file:
+            syscalls.write_at(file.fd, data, 0)
+            if durable:
+                syscalls.sync(file.fd)
+                syscalls.sync(self._folder.fd)
+        return beside
+
+    @contextlib.contextmanager
+    def alone(self) -> Generator[None]:
+        """While the block runs, no other process is in such a block of this folder. The dead are in none.
+
+        Raises:
+            StoreTimeoutError: another process is in one for a minute.
+        """
+        with lock_folder(self.path):
+            yield
+
+    def keep(self, name: str) -> OwnedFile | None:
+        """Marks a file as one that this process needs, until what is returned is closed, or the process dies.
+
+        Several processes may keep a file. A file system without locks (`flock`) takes all files for kept ones.
+
+        Returns:
+            None if there is no such file (any more).
+        """
+        return keep_file(self._path_of(name), self._folder.fd)
+
+    @contextlib.contextmanager
+    def unless_kept(self, name: str) -> Generator[bool]:
+        """Gives whether nobody keeps a file, and while the block runs, nobody can."""
+        with file_unless_kept(self._path_of(name), self._folder.fd) as is_free:
+            yield is_free
+
+    def _link(self, beside: str, name: str, path: str) -> None:
+        folder = self._folder.fd
+        try:
+            syscalls.link(beside, name, folder)
+        except FileExistsError:
+            if not _is_same(beside, name, folder):  # over NFS, a call that succeeded may be sent again
+                raise AlreadyExistsError(f"{path} was made by somebody else meanwhile") from None
+        except FileNotFoundError:  # so does a take once it is published, with what others have not finished
+            text = f"{path}: another take to this folder was first, and removed what this one was about to publish"
+            raise AlreadyExistsError(text) from None
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise UnsupportedFilesystemError(
+                    f"{path}: the file system has no hard links ({error.strerror}), by which a snapshot appears at "
+                    "once: take it elsewhere, and copy the folder"
+                ) from error
+            raise
+
+    def size(self, name: str) -> int | None:
+        path = self._path_of(name)
+        if not self._exists(path):
+            return None
+        with self._opened(path) as (_, size):
+            return size
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self._folder.fd))
+
+    def remove(self, name: str) -> None:
+        path = self._path_of(name)
+        with file_errors(path), contextlib.suppress(FileNotFoundError):
+            syscalls.unlink(path, self._folder.fd)
+
+    def _path_of(self, name: str) -> str:
+        return f"{self.path}/{check_name(name)}"
+
+    def _exists(self, path: str) -> bool:
+        try:
+            os.stat(os.path.basename(path), dir_fd=self._folder.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def _counting(done: Done | None) -> Callable[[snapshot_storage.ChunkRun], None]:
+    return (lambda _: None) if done is None else lambda run: done(run.nbytes)
+
+
+def _is_same(one: str, other: str, folder: int) -> bool:
+    return os.path.samestat(
+        os.stat(one, dir_fd=folder, follow_symlinks=False), os.stat(other, dir_fd=folder, follow_symlinks=False)
+    )
+
+
+# --- Runs of bytes, from memory to a file or back --------------------------------------------------------------------
+
+
+_STEP = 1 << 18  # bytes
+
+
+def check_runs(runs: Sequence[ChunkRun], size: int) -> None:
+    end = 0
+    for run in runs:
+        if run.offset != end:
+            raise ValueError(f"no part has the bytes from {end:,} to {run.offset:,} of the file")
+        end = run.end
+    if end != size:
+        raise ValueError(f"the parts end at {end:,}, and the file is to have {size:,} bytes")
+
+
+class FileBeingWritten:
+    """A file that is being written.
+
+    Args:
+        memory: all of it, mapped, if it is a file in memory.
+
+    Attributes:
+        durable: whether it is going to be synced.
+    """
+
+    def __init__(self, file: OwnedFile, memory: SharedMemory | None, *, durable: bool) -> None:
+        self.file, self.durable = file, durable
+        self._memory = memory
+
+    def huge_pages(self, start: int, stop: int) -> memoryview:
+        """A run of it, as far as the kernel has huge pages that cost no more than small ones."""
+        memory = self._memory
+        return memoryview(b"") if memory is None else memory.bytes[start : memory.allocate_huge(start, stop)]
+
+
+def write_run(new: FileBeingWritten, run: ChunkRun, *, checksum: bool) -> bytes:
+    """Writes a chunk. Returns its sum, which is of the bytes that are written even if the memory changes meanwhile.
+
+    For that, what is summed is a copy of each step, which stays in the processor's cache.
+    """
+    hasher = new_sum() if checksum else None
+    memory = new.huge_pages(run.offset, run.end)
+    for offset, pieces in _steps(run):
+        start, stop = offset - run.offset, offset - run.offset + sum(map(len, pieces))
+        if stop <= len(memory):
+            _copy_pieces(pieces, memory[start:stop])
+            if hasher is not None:
+                hasher.update(memory[start:stop])
+            continue
+        if hasher is not None:
+            pieces = [memoryview(b"".join(pieces))]
+            hasher.update(pieces[0])
+        syscalls.write_parts_at(new.file.fd, pieces, offset)
+    if new.durable:
+        syscalls.start_sync(new.file.fd, run.offset, run.nbytes)
+    return hasher.digest() if hasher is not None else b""
+
+
+def _copy_pieces(pieces: Sequence[memoryview], target: memoryview) -> None:
+    """Other threads run meanwhile, but for memory that is read-only, which is a header as a rule."""
+    start = 0
+    for piece in pieces:
+        place = target[start : start + len(piece)]
+        if piece.readonly:
+            place[:] = piece
+        else:
+            syscalls.copy(syscalls.buffer_address(place), syscalls.buffer_address(piece), len(piece))
+        start += len(piece)
+
+
+def read_run(file: OwnedFile, path: str, run: ChunkRun, *, sums: bytes | None) -> None:
+    """Reads a run; with sums, it is a whole chunk and is compared with its own."""
+    hasher = new_sum()
+    for offset, pieces in _steps(run):
+        _read(file, path, offset, pieces)
+        for piece in pieces if sums is not None else ():
+            hasher.update(piece)
+    if sums is None:
+        return
+    chunk = run.offset // CHUNK
+    if hasher.digest() != expected_sum(sums, chunk):
+        raise damaged(path, f"bytes {run.offset:,} to {run.end:,} (chunk {chunk}) don't fit their checksum")
+
+
+def _read(file: OwnedFile, path: str, offset: int, pieces: Sequence[memoryview]) -> None:
+    count = syscalls.read_parts_at(file.fd, pieces, offset)
+    if count < sum(map(len, pieces)):
+        raise damaged(path, f"it ends at {offset + count:,}, and was longer a moment ago")
+
+
+def _steps(run: ChunkRun) -> Iterator[tuple[int, list[memoryview]]]:
+    """A run in pieces that are summed while they are in the processor's cache: where they start in the file.
+
+    What nobody wants goes to memory that all steps share.
+    """
+    gaps = [piece for piece in run.pieces if isinstance(piece, int)]
+    scratch = memoryview(bytearray(min(sum(gaps), 2 * _STEP)))
+    offset, pieces, nbytes, used = run.offset, list[memoryview](), 0, 0
+    for whole in run.pieces:
+        size = size_of(whole)
+        if isinstance(whole, LatePiece):
+            whole = whole.source.take(whole.start, whole.stop)
+        for start in range(0, size, _STEP):
+            length = min(_STEP, size - start)
+            if isinstance(whole, int):
+                pieces.append(scratch[used : used + length])
+                used += length
+            else:
+                pieces.append(whole[start : start + length])
+            nbytes += length
+            if nbytes >= _STEP:
+                yield offset, pieces
+                offset, pieces, nbytes, used = offset + nbytes, [], 0, 0
+    if pieces:
+        yield offset, pieces
+
+
+def check_sums(path: str, size: int, sums: bytes) -> None:
+    expected = count_chunks(size) * SUM_SIZE
+    if len(sums) != expected:
+        raise damaged(path, f"it has {size:,} bytes, and {len(sums):,} of checksums instead of {expected:,}")
+
+
+def damaged(path: str, detail: str) -> CorruptionError:
+    """An error that names the file."""
+    return CorruptionError(path=path, detail=detail)
+
+
+# --- Locks -----------------------------------------------------------------------------------------------------------
+# Locks of a folder and of files in it (flock). Those of a process that has died are gone with it.
+
+
+_PATIENCE, _PAUSE = 60.0, 0.01  # seconds for a lock, and between two looks
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+
+
+@contextlib.contextmanager
+def lock_folder(path: str) -> Generator[None]:
+    """As `FileStorage.alone`."""
+    with file_errors(path):
+        folder = OwnedFile(os.path.join(path, "."), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        deadline = time.monotonic() + _PATIENCE
+        while not _locked(folder):
+            if time.monotonic() > deadline:
+                raise StoreTimeoutError(f"{path} is locked by another process for {_PATIENCE:g} s")
+            time.sleep(_PAUSE)
+        yield
+    finally:
+        folder.close()
+
+
+def _locked(folder: OwnedFile) -> bool:
+    try:
+        return syscalls.lock_exclusive(folder.fd)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return True  # the file system has no such locks; over NFS they want a file that is open for writing
+        raise
+
+
+def keep_file(path: str, folder: int) -> LockFile | None:
+    """As `FileStorage.keep`."""
+    try:
+        file = LockFile(path, os.O_RDWR, dir_fd=folder)  # a forked child closes its copy
+    except FileNotFoundError:
+        return None
+    try:
+        is_kept = syscalls.lock_shared(file.fd)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        is_kept = True  # as far as that goes: `is_kept` takes every file for one that somebody keeps
+    if is_kept and _is_there(file, path, folder):
+        return file
+    file.close()
+    return None
+
+
+@contextlib.contextmanager
+def file_unless_kept(path: str, folder: int) -> Generator[bool]:
+    """As `FileStorage.unless_kept`."""
+    try:
+        file = LockFile(path, os.O_RDWR, dir_fd=folder)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        yield _is_free(file)
+    finally:
+        file.close()
+
+
+def _is_free(file: LockFile) -> bool:
+    try:
+        return file.lock()
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+
+
+def _is_there(file: OwnedFile, path: str, folder: int) -> bool:
+    """Whether this is still what the path names: who removes a file does so under its lock."""
+    try:
+        found = os.stat(os.path.basename(path), dir_fd=folder, follow_symlinks=False)
+        return os.path.samestat(found, os.fstat(file.fd))
+    except FileNotFoundError:
+        return False
+
+
+# --- What the file system refuses, as memstore's errors --------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def file_errors(path: str) -> Generator[None]:
+    """Turns OSErrors that a caller can do something about into typed ones that name `path`; others get it as well."""
+    try:
+        yield
+    except MemstoreError:
+        raise
+    except OSError as error:
+        typed = error if is_of_caller(error) else _typed(error, path)
+        if typed is error:
+            raise
+        raise typed from error
+
+
+def _typed(error: OSError, path: str) -> OSError | MemstoreError:
+    code, reason = error.errno or 0, error.strerror
+    lack = error_of_lack(error, path)
+    if lack is not None:
+        return lack
+    if code in (errno.EACCES, errno.EPERM):
+        return PermissionDeniedError(f"{path}: {reason}: it belongs to somebody else, or its folder does")
+    if code == errno.EROFS:
+        return ReadOnlyError(f"{path} is on a file system that is mounted read-only")
+    if error.filename is None:
+        return type(error)(code, reason, path)
+    return error

@@ -1,0 +1,420 @@
+"""Reading tensors of a snapshot into memory.
+
+Boxes go straight into the target where its elements lie as in the file, else through a piece of memory of limited size
+(`read_into`). Every chunk of which something is read is compared with its checksum, if it has one. `find_targets` finds
+the tensors of a state dict that can be filled in place; `read_tensor` reads one tensor by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import product
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+
+from memstore import _modes as modes
+from memstore import structure
+from memstore._arguments import whole_number
+from memstore._wording import an
+from memstore.errors import ResourceLimitError, SnapshotMismatchError, UnsupportedValueError
+from memstore.sharding import Box, Shard, TensorShard, sharded_leaf, whole
+from memstore.snapshot.manifest import ManifestBox, ManifestTensor
+from memstore.snapshot.progress import SILENT, ProgressMeter
+from memstore.snapshot.storage import CHUNK, FilePart, by_width
+from memstore.snapshot.stored import Stored, Value
+from memstore.structure import DTYPES, copy_into, memory_of, name_of, over, takes_bytes, traits
+
+# --- Boxes into shards -----------------------------------------------------------------------------------------------
+
+
+BUDGET = 1 << 28  # bytes of memory for what can't be read straight into its target
+
+
+Read = Callable[[int, Sequence[FilePart]], None]  # parts of a file, by its number in the manifest
+
+
+class ReadRequest(NamedTuple):
+    """A stored tensor, and the parts of it that are wanted, each with the tensor that it goes to."""
+
+    tensor: ManifestTensor
+    shards: Sequence[Shard]
+
+
+@modes.put_aside()
+def read_into(
+    stored: Stored,
+    wants: Sequence[ReadRequest],
+    meter: ProgressMeter,
+    budget: int = BUDGET,
+    *,
+    check_narrow: bool = True,
+) -> None:
+    """Fills the shards, which may be filled (see structure/tensor_memory.py). Autograd isn't told of it.
+
+    Args:
+        check_narrow: False: chunks of which less than half is wanted are neither read whole nor compared.
+
+    Raises:
+        CorruptionError: bytes are damaged, or missing. The shards then have any content.
+        VersionGoneError: another snapshot has taken the place of this one. The shards then have any content, too.
+    """
+    read = partial(_read, stored, meter, check_narrow)
+    direct: dict[int, list[FilePart]] = defaultdict(list)
+    detours: dict[int, list[BoxPart]] = defaultdict(list)
+    targets: list[torch.Tensor] = []
+    for want in wants:
+        for shard in want.shards:
+            targets.append(shard.local)
+            for box in want.tensor.boxes:
+                _plan(box, shard, direct, detours)
+    with stored.reading():
+        for file, parts in direct.items():
+            for batch in _apart(parts):
+                read(file, batch)
+        for file, found in detours.items():
+            _read_detours(read, file, found, max(budget, CHUNK if stored.manifest.files[file].sums else 1))
+    changed = [target for target in targets if not target.is_inference()]
+    if changed:
+        torch.autograd.graph.increment_version(changed)
+    meter.finish()
+
+
+def _plan(box: ManifestBox, shard: Shard, direct: dict[int, list[FilePart]], detours: dict[int, list[BoxPart]]) -> None:
+    """What the shard needs of the box: straight into its memory, where the elements lie there as in the file."""
+    local = shard.local
+    if shard.box == (box.offsets, box.shape) and local.is_contiguous() and takes_bytes(local):  # which most are
+        direct[box.file].append(FilePart(box.offset, memory_of(local)))
+        return
+    there = Box(box.offsets, box.shape)
+    meet = shard.box.meet(there)
+    if meet is None:
+        return
+    part = BoxPart(box.file, box.offset, box.shape, meet.within(there), local[meet.within(shard.box).slices])
+    if part.is_direct:
+        direct[box.file] += part.into_target()
+    else:
+        detours[box.file].append(part)
+
+
+def _read(stored: Stored, meter: ProgressMeter, check_narrow: bool, file: int, parts: Sequence[FilePart]) -> None:
+    found = stored.manifest.files[file]
+    stored.check_size(found)
+    checked, narrow = (parts, ()) if check_narrow or not found.sums else by_width(parts, found.size)
+    if checked or not narrow:
+        stored.storage.read(found.name, checked, sums=found.sums or None, done=meter.done)
+    if narrow:
+        stored.storage.read(found.name, narrow, done=meter.done)
+
+
+def _apart(parts: Sequence[FilePart]) -> list[list[FilePart]]:
+    """Batches in each of which no two parts overlap in the file: tied tensors are read for each target."""
+    batches: list[list[FilePart]] = []
+    ends: list[int] = []
+    for part in sorted(parts, key=lambda part: part.offset):
+        free = 0
+        while free < len(ends) and ends[free] > part.offset:
+            free += 1
+        if free == len(ends):
+            ends.append(0)
+            batches.append([])
+        batches[free].append(part)
+        ends[free] = part.offset + len(part.memory)
+    return batches
+
+
+# --- what lies otherwise in the target --------------------------------------------------------------------------------
+
+
+def _read_detours(read: Read, file: int, detours: Sequence[BoxPart], budget: int) -> None:
+    batch: list[BoxPart] = []
+    nbytes = 0
+    for detour in sorted(detours, key=lambda detour: detour.start):
+        for piece in detour.pieces(budget):
+            if batch and nbytes + piece.nbytes > budget:
+                _read_batch(read, file, batch)
+                batch, nbytes = [], 0
+            batch.append(piece)
+            nbytes += piece.nbytes
+    _read_batch(read, file, batch)
+
+
+def _read_batch(read: Read, file: int, batch: Sequence[BoxPart]) -> None:
+    memories = [np.empty(piece.nbytes, np.uint8) for piece in batch]
+    parts = [part for piece, memory in zip(batch, memories, strict=True) for part in piece.into_memory(memory)]
+    for together in _apart(parts):
+        read(file, together)
+    for piece, memory in zip(batch, memories, strict=True):
+        piece.copy_from(memory)
+
+
+# --- Runs of a box ---------------------------------------------------------------------------------------------------
+# What is wanted of a stored box: which runs of its file have it. Of a column these are its rows, and not all between.
+#
+# Runs that lie near each other are read as one, with the gaps between them: a read of its own costs more.
+
+
+_JOINED = 64 << 10  # bytes of a gap: to read them takes as long as what Python does for a run of its own
+
+
+class _Runs(NamedTuple):
+    """Where the elements of a part lie in its file: as many runs as the first dimensions have indices.
+
+    Attributes:
+        dims: how many dimensions count the runs; the others lie within each.
+        length: of a run, in elements, with the gaps in it.
+        is_dense: whether there are no gaps in it.
+    """
+
+    dims: int
+    length: int
+    is_dense: bool
+
+
+class BoxPart:
+    """A part of a stored box, and the tensor that it goes to.
+
+    Args:
+        file, offset, shape: of the box: its file, where it starts there in bytes, its shape.
+        inner: which part of it.
+        target: a tensor that has just these elements.
+    """
+
+    def __init__(self, file: int, offset: int, shape: tuple[int, ...], inner: Box, target: torch.Tensor) -> None:
+        self.file, self.offset, self.shape, self.inner, self.target = file, offset, shape, inner, target
+
+    @cached_property
+    def _steps(self) -> tuple[int, ...]:
+        return traits.contiguous_stride(self.shape)
+
+    @cached_property
+    def _runs(self) -> _Runs:
+        shape, steps, item = self.inner.shape, self._steps, self.target.itemsize
+        dims, length, elements = len(shape), 1, 1
+        while dims and (shape[dims - 1] == 1 or (steps[dims - 1] - length) * item <= _JOINED):
+            dims -= 1
+            length += (shape[dims] - 1) * steps[dims]
+            elements *= shape[dims]
+        return _Runs(dims, length, length == elements)
+
+    @cached_property
+    def start(self) -> int:
+        """Of its first element in the file."""
+        first = sum(at * step for at, step in zip(self.inner.offsets, self._steps, strict=True))
+        return self.offset + first * self.target.itemsize
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of the memory that all its runs take."""
+        dims, length, _ = self._runs
+        return traits.count(self.inner.shape[:dims]) * length * self.target.itemsize
+
+    # --- straight into the target -------------------------------------------------------------------------------------
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the elements of each run lie in the target as in the file."""
+        target, (dims, _, is_dense) = self.target, self._runs
+        return is_dense and takes_bytes(target) and traits.is_c_ordered(target.shape[dims:], target.stride()[dims:])
+
+    def into_target(self) -> Iterator[FilePart]:
+        """For `is_direct`."""
+        target = self.target
+        nbytes = traits.reach(target.shape, target.stride()) * target.itemsize
+        start = int(target.storage_offset()) * target.itemsize
+        flat = over(target.untyped_storage(), torch.uint8, start, (nbytes,), (1,))
+        return self._parts(flat.numpy(), target.stride())
+
+    # --- through memory -----------------------------------------------------------------------------------------------
+
+    def into_memory(self, memory: Any) -> Iterator[FilePart]:
+        """Args: memory: of `nbytes`."""
+        return self._parts(memory, self._memory_stride())
+
+    def copy_from(self, memory: Any) -> None:
+        """What was read into memory, into the target."""
+        target = self.target
+        storage = torch.from_numpy(memory).untyped_storage()
+        source = over(storage, target.dtype, 0, self.inner.shape, self._memory_stride())
+        copy_into(target, source)
+
+    def pieces(self, budget: int) -> Iterator[BoxPart]:
+        """Halves, along the first dimension that can be halved, until each takes no more memory."""
+        inner = self.inner
+        if self.nbytes <= budget or max(inner.shape, default=1) == 1:
+            yield self
+            return
+        dim = next(dim for dim, size in enumerate(inner.shape) if size > 1)
+        half = inner.shape[dim] // 2
+        for start, size in ((0, half), (half, inner.shape[dim] - half)):
+            offsets = tuple(at + start * (i == dim) for i, at in enumerate(inner.offsets))
+            shape = tuple(size if i == dim else length for i, length in enumerate(inner.shape))
+            target = self.target.narrow(dim, start, size)
+            yield from BoxPart(self.file, self.offset, self.shape, Box(offsets, shape), target).pieces(budget)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def _memory_stride(self) -> tuple[int, ...]:
+        """In which runs lie one behind the other."""
+        dims, length, _ = self._runs
+        outer = traits.contiguous_stride(self.inner.shape[:dims])
+        return (*(step * length for step in outer), *self._steps[dims:])
+
+    def _parts(self, memory: Any, stride: Sequence[int]) -> Iterator[FilePart]:
+        dims, length, _ = self._runs
+        item, start = self.target.itemsize, self.start
+        for index in product(*map(range, self.inner.shape[:dims])):
+            there = sum(at * step for at, step in zip(index, self._steps, strict=False)) * item
+            here = sum(at * step for at, step in zip(index, stride, strict=False)) * item
+            yield FilePart(start + there, memory[here : here + length * item])
+
+
+# --- Targets: tensors of a state dict that can be filled in place ----------------------------------------------------
+
+
+Name = tuple[str | int, ...]
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+class Target(NamedTuple):
+    """A tensor in a state dict, and what of it is here.
+
+    Attributes:
+        value: what stands there.
+        why_not: why it can't be filled; "" if it can.
+        is_spread: it is what this rank has of a tensor.
+    """
+
+    value: Any
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    shards: tuple[Shard, ...]
+    why_not: str = ""
+    is_spread: bool = False
+
+
+def find_targets(state_dict: Any) -> dict[Name, Target]:
+    """By the names that leaves of a stored state dict have.
+
+    What load_state_dict has to make anew is left out: quantized tensors, and those that are not initialized.
+    """
+    found = list(_walk(state_dict, ()))
+    counts = Counter(name for name, _ in found)
+    targets = ((name, _target(value)) for name, value in found if counts[name] == 1)
+    return {name: target for name, target in targets if target is not None}
+
+
+def _walk(value: Any, name: Name) -> Iterator[tuple[Name, Any]]:
+    if isinstance(value, TensorShard):
+        yield name, value
+    elif type(value) in (list, tuple, deque):
+        for i, entry in enumerate(cast("list[Any]", value)):
+            yield from _walk(entry, (*name, i))
+    elif isinstance(value, Mapping) and not hasattr(value, "_tensordict") and not hasattr(value, "batch_size"):
+        for key, entry in cast("Mapping[Any, Any]", value).items():
+            inner = (*name, key if type(key) is str else name_of(key))
+            if type(entry) in _PLAIN:  # which most are
+                yield inner, entry
+            else:
+                yield from _walk(entry, inner)
+    elif structure.has_wrapped_shards(value):
+        leaf = sharded_leaf(value)
+        for shard in () if leaf is None else leaf.shards:
+            yield from _walk(shard.local, (*name, structure.box_name(shard.box)))
+    elif isinstance(value, torch.Tensor) and structure.is_wrapper(type(value)) and structure.is_made_of_several(value):
+        inner: Any = value
+        for part in inner.__tensor_flatten__()[0]:
+            yield from _walk(getattr(inner, part), (*name, part))
+    else:
+        yield from structure.iter_tensors(value, name)
+
+
+def _target(value: Any) -> Target | None:
+    if is_lazy(value):
+        return None
+    if type(value) not in _PLAIN:
+        try:
+            leaf = sharded_leaf(value)
+        except UnsupportedValueError as error:
+            return Target(value, torch.uint8, (), (), error.message, True)
+        if leaf is not None:
+            reasons = filter(None, (structure.why_not_filled(shard.local) for shard in leaf.shards))
+            return Target(value, leaf.dtype, leaf.shape, leaf.shards, next(reasons, ""), True)
+    tensor: torch.Tensor = value
+    if tensor.is_quantized:
+        return None
+    why_not = structure.why_not_filled(tensor) or ""
+    if tensor.is_nested:
+        return Target(value, tensor.dtype, (), (), why_not)
+    shape = tuple(tensor.shape)
+    shards = (Shard(whole(shape), tensor.detach()),) if tensor.numel() and not why_not else ()
+    return Target(value, tensor.dtype, shape, shards, why_not)
+
+
+def new_memory(path: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """An empty tensor. Raises ResourceLimitError if there is no memory for it."""
+    try:
+        return torch.empty(tuple(shape), dtype=dtype, device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise ResourceLimitError(
+            f"{path}: there is no memory on {device} for a tensor of shape {list(shape)}, {dtype}: {error}"
+        ) from error
+
+
+def new_target(tensor: ManifestTensor) -> Target:
+    """A new tensor on the CPU."""
+    with torch.inference_mode(False), modes.put_aside():
+        made = new_memory(tensor.path, tensor.shape, DTYPES[tensor.dtype], "cpu")
+    shards = (Shard(whole(tensor.shape), made),) if made.numel() else ()
+    return Target(made, made.dtype, tuple(tensor.shape), shards)
+
+
+def why_not_filled(tensor: ManifestTensor, target: Target) -> str | None:
+    """How a target differs from the tensor that is stored for it."""
+    if target.why_not:
+        return target.why_not
+    if target.shape != tensor.shape:
+        return f"stored with shape {list(tensor.shape)}, here {list(target.shape)}"
+    if target.dtype != DTYPES[tensor.dtype]:
+        return f"stored as torch.{tensor.dtype}, here {target.dtype}"
+    return None
+
+
+# --- One tensor by itself; a state dict before its tensors are read --------------------------------------------------
+
+
+def read_tensor(stored: Stored, path: str, tensor: ManifestTensor, obj_out: Any, budget: int | None) -> Any:
+    """As `Snapshot.read_object`."""
+    if isinstance(budget, float) and budget.is_integer():  # 1e9
+        budget = int(budget)
+    if budget is not None and whole_number("memory_budget_bytes", budget) < 1:
+        raise ValueError(f"memory_budget_bytes is a positive number of bytes, and not {budget!r}")
+    stored.check_files([tensor])
+    if obj_out is None:
+        target = new_target(tensor)
+    else:
+        found = find_targets(obj_out).get(())
+        if found is None:
+            raise SnapshotMismatchError(f"{path} is a tensor, and obj_out {an(type(obj_out))}, which has no memory")
+        problem = why_not_filled(tensor, found)
+        if problem:
+            raise SnapshotMismatchError(f"{path}: {problem}")
+        target = found
+    read_into(stored, [ReadRequest(tensor, target.shards)], SILENT, BUDGET if budget is None else budget)
+    return target.value
+
+
+def build_unread(stored: Stored, value: Value, tensors: Sequence[Any], *, allow_pickle: bool) -> Any:
+    """The state dict, to be looked at before what is stored is read into these tensors.
+
+    What containers look into when they are made (lengths of jagged tensors) is read, into memory of its own.
+    """
+    first = {i: value.plan.same.get(i, i) for i in value.plan.loaded}
+    made = {i: new_target(value.tensors[i]) for i in set(first.values())}
+    read_into(stored, [ReadRequest(value.tensors[i], target.shards) for i, target in made.items()], SILENT)
+    shown = [made[first[i]].value if i in first else tensor for i, tensor in enumerate(tensors)]
+    return stored.build(value, shown, allow_pickle=allow_pickle)

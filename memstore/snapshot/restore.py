@@ -1,0 +1,655 @@
+"""Restoring a snapshot. Every rank runs these steps; one that fails anywhere fails on all of them.
+
+1. the state dicts of the present objects are asked for: most give their own tensors
+2. they are compared with what is stored (`match_value`); all differences are told at once, and nothing was written yet
+3. what is stored is read straight into these tensors, and into new ones where there are none
+4. load_state_dict of each object gets the stored state dict, made of these tensors; the random state comes last
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import torch
+
+from memstore import _modes as modes
+from memstore import structure
+from memstore._info import Progress
+from memstore._wording import an
+from memstore.errors import SnapshotMismatchError, StructureMismatchError
+from memstore.sharding import Shard, allocate_like, sharded_leaf
+from memstore.snapshot.manifest import ManifestTensor
+from memstore.snapshot.names import path_of
+from memstore.snapshot.progress import SILENT, ProgressMeter
+from memstore.snapshot.ranks import RankGroup
+from memstore.snapshot.reading import (
+    Name,
+    ReadRequest,
+    Target,
+    build_unread,
+    find_targets,
+    new_memory,
+    new_target,
+    read_into,
+    why_not_filled,
+)
+from memstore.snapshot.stateful import RNGState, ask_state_dicts, check_app_state
+from memstore.snapshot.stored import Stored, Value
+from memstore.store.model_fit import loads_as_torch, steps_as_torch, why_of_another
+from memstore.structure import DTYPES, over, traits
+
+# --- The steps -------------------------------------------------------------------------------------------------------
+
+
+_LISTED = 20  # differences in one message
+
+
+def restore(
+    open_stored: Callable[[], Stored],
+    app_state: Any,
+    ranks: RankGroup,
+    progress: Progress | bool | None,
+    *,
+    strict: bool,
+    allow_pickle: bool,
+) -> None:
+    """As `Snapshot.restore`."""
+    try:
+        _restore(open_stored, app_state, ranks, progress, strict, allow_pickle)
+        ranks.end()
+    except BaseException as error:
+        ranks.leave(error)
+        raise
+
+
+def _restore(
+    open_stored: Callable[[], Stored],
+    app_state: Any,
+    ranks: RankGroup,
+    progress: Progress | bool | None,
+    strict: bool,
+    allow_pickle: bool,
+) -> None:
+    opened: list[Stored] = []
+
+    def begin() -> bytes:
+        names = list(check_app_state(app_state))
+        opened.append(open_stored())
+        return msgspec.msgpack.encode((names, [name for name in names if isinstance(app_state[name], RNGState)]))
+
+    said = [msgspec.msgpack.decode(text, type=tuple[list[str], list[str]]) for text in ranks.together(begin)]
+    last = sorted({key for _, random in said for key in random})
+    order = [*sorted({key for names, _ in said for key in names} - set(last)), *last]
+    (stored,) = opened
+    dicts = ask_state_dicts(ranks, order, app_state)
+    elsewhere: dict[str, set[str]] = {}
+    for text in ranks.together(lambda: msgspec.msgpack.encode(_spread_names(stored, dicts, app_state))):
+        for key, names in msgspec.msgpack.decode(text, type=dict[str, list[str]]).items():
+            elsewhere.setdefault(key, set()).update(names)
+    matches: dict[str, RestoreMatch] = {}
+    wants: list[ReadRequest] = []
+
+    def match() -> bytes:
+        differences: list[str] = []
+        for key, state_dict in dicts.items():
+            others = elsewhere.get(key, set())
+            found = match_value(stored, ranks.rank, key, app_state[key], state_dict, others, strict, differences)
+            if found is not None:
+                matches[key] = found
+                stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
+                if any(map(structure.has_wrapped_shards, _leaves_of(state_dict))):
+                    unread = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
+                    _with_present(unread, state_dict, (key,), _are_alike)
+            if found is not None and isinstance(app_state[key], torch.optim.Optimizer):
+                saved = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
+                differences += optimizer_differences(path_of((key,)), app_state[key], saved)
+        if not differences:
+            places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
+            wants.extend(ReadRequest(place.tensor, place.shards) for place in places)
+        _raise(stored, differences)
+        return b""
+
+    def read() -> bytes:
+        nbytes = sum(shard.local.numel() * shard.local.itemsize for want in wants for shard in want.shards)
+        read_into(stored, wants, ProgressMeter(progress, nbytes, "reading", rank=ranks.rank))
+        return b""
+
+    def load(key: str) -> bytes:
+        if key in matches:
+            _load(stored, app_state[key], dicts[key], matches[key], strict, allow_pickle)
+        return b""
+
+    ranks.together(match)
+    ranks.together(read)
+    for key in order:
+        ranks.together(partial(load, key))
+
+
+def _spread_names(stored: Stored, dicts: dict[str, Any], app_state: Any) -> dict[str, list[str]]:
+    """What this rank's modules have, where the ranks that took the snapshot had different ones (pipelines)."""
+    return {
+        key: [str(structure.name_of(name)) for name in state_dict]
+        for key, state_dict in dicts.items()
+        if isinstance(app_state[key], torch.nn.Module)
+        and len({values[key] for values in stored.manifest.ranks if key in values}) > 1
+    }
+
+
+def _raise(stored: Stored, differences: list[str]) -> None:
+    if differences:
+        more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
+        lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
+        raise SnapshotMismatchError(
+            f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
+        )
+
+
+def _load(stored: Stored, stateful: Any, present: Any, match: RestoreMatch, strict: bool, allow_pickle: bool) -> None:
+    """Args: present: the state dict of the object, whose tensors have been filled where `match` says so."""
+    # torch writes what was read to itself; to inference tensors only in their mode
+    is_inference = any(isinstance(one, torch.Tensor) and one.is_inference() for one in match.tensors)
+    with torch.inference_mode() if is_inference else nullcontext():
+        built = stored.build(match.value, match.tensors, allow_pickle=allow_pickle)
+        _load_built(stateful, _with_present(built, present, (match.value.key,)), match, strict)
+
+
+def _load_built(stateful: Any, state_dict: Any, match: RestoreMatch, strict: bool) -> None:
+    if isinstance(stateful, torch.nn.Module):
+        for name in match.left:
+            del state_dict[name]
+        state_dict.update(match.others)
+        stateful.load_state_dict(state_dict, strict=strict)
+    else:
+        stateful.load_state_dict(state_dict)
+
+
+def _leaves_of(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for entry in cast("Mapping[Any, Any]", value).values():
+            yield from _leaves_of(entry)
+    elif isinstance(value, list | tuple):
+        for entry in cast("list[Any]", value):
+            yield from _leaves_of(entry)
+    else:
+        yield value
+
+
+def _are_alike(built: Any, target: Any) -> bool:
+    return bool(structure.pair_shards(target, built))
+
+
+def _with_present(
+    built: Any,
+    present: Any,
+    path: tuple[str | int, ...],
+    fits: Callable[[Any, Any], bool] = structure.are_shards_of,
+) -> Any:
+    """The state dict, with a DTensor that is there in the stead of what its parts make, where they were filled.
+
+    Args:
+        fits: whether a DTensor (the second) has what was built. Before anything is read that is asked of their kinds.
+    """
+    if structure.has_wrapped_shards(present):
+        if not fits(built, present):
+            raise StructureMismatchError(
+                f"{path_of(path)}: {an(type(present))} whose local tensor wraps others was saved with another "
+                "sharding, or none: its parts can't be cut anew, so restore it with the sharding that it was saved with"
+            )
+        return present
+    if isinstance(built, Mapping) and isinstance(present, Mapping):
+        entries, there = cast("dict[Any, Any]", built), cast("Mapping[Any, Any]", present)
+        for key in entries:
+            if key in there:
+                made = _with_present(entries[key], there[key], (*path, structure.name_of(key)), fits)
+                if made is not entries[key]:
+                    entries[key] = made
+    elif type(built) is list and type(present) is list:
+        pairs = zip(cast("list[Any]", built), cast("list[Any]", present), strict=False)
+        made = [_with_present(one, there, (*path, i), fits) for i, (one, there) in enumerate(pairs)]
+        return [*made, *built[len(present) :]]
+    return built
+
+
+def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
+    """A stored state dict in new memory."""
+    stored.check_files(value.tensors)
+    tensors: list[Any] = []
+    made: dict[int, Target] = {}  # what was one tensor in memory is one again
+    wants: list[ReadRequest] = []
+    for i, tensor in enumerate(value.tensors):
+        if i in value.plan.same:
+            tensors.append(tensors[value.plan.same[i]])
+            continue
+        if id(tensor) not in made:
+            made[id(tensor)] = new_target(tensor)
+            wants.append(ReadRequest(tensor, made[id(tensor)].shards))
+        with torch.inference_mode(False), modes.put_aside():
+            tensors.append(traits.with_traits(made[id(tensor)].value.detach(), value.plan.traits[i]))
+    read_into(stored, wants, SILENT)
+    return stored.build(value, tensors, allow_pickle=allow_pickle)
+
+
+# --- Step 2: objects and what is stored for them ---------------------------------------------------------------------
+# What is stored for an object, compared with the object: which tensors it is read into, and what differs.
+#
+# Nothing is read, and nothing in the object changes.
+
+
+# pyright: reportPrivateUsage=false
+
+
+_OF_DCP = {"state", "bytes", "dcp"}  # the names in a checkpoint that memstore.integrations.dcp has saved
+_ALSO_OF_DCP = {"wrapped"}
+
+
+class RestoreMatch(NamedTuple):
+    """What is stored for an object, and the tensors that it is read into.
+
+    Attributes:
+        tensors: one for each leaf of the value.
+        others: of leaves that this rank's value lacks and the object has: values of other ranks, by their keys.
+        places: where what is stored is read to.
+        left: names of a module's leaves that this rank's value has, and only other ranks' modules do.
+    """
+
+    value: Value
+    tensors: list[Any]
+    others: dict[str, Any]
+    places: list[RestorePlace]
+    left: set[Any]
+
+    def replace(self, number: int, made: Any) -> None:
+        """Puts another tensor in the stead of a leaf's, and of those that are the very same."""
+        same = [other for other, first in self.value.plan.same.items() if first == number]
+        for leaf in (number, *same):
+            self.tensors[leaf] = traits.with_traits(made, self.value.plan.traits[leaf])
+
+
+def match_value(
+    stored: Stored,
+    rank: int,
+    key: str,
+    stateful: Any,
+    state_dict: Any,
+    elsewhere: set[str],
+    strict: bool,
+    differences: list[str],
+) -> RestoreMatch | None:
+    value = stored.value(rank, key)
+    if value is None:
+        has = stored.keys(rank)
+        others = (
+            "; it was saved by memstore.integrations.dcp, whose load reads it"
+            if set(has) - _ALSO_OF_DCP == _OF_DCP
+            else ""
+        )
+        differences.append(f"{key}: the snapshot has nothing of this name; it has {', '.join(has)}{others}")
+        return None
+    stored.check_files(value.tensors)
+    is_module = isinstance(stateful, torch.nn.Module)
+    must_fit = is_module or isinstance(stateful, torch.optim.Optimizer)
+    targets = find_targets(state_dict)
+    layouts = layouts_of(stateful)
+    reused = set(value.plan.same.values())
+    left = {leaf.name[0] for leaf in value.plan.leaves if leaf.name and str(leaf.name[0]) in elsewhere}
+    match = RestoreMatch(value, [], {}, [], left - set(map(structure.name_of, state_dict)))
+    unread = set[int]() if strict or not is_module else _not_loaded(stateful, state_dict, value)
+    for i, (leaf, tensor) in enumerate(zip(value.plan.leaves, value.tensors, strict=True)):
+        if i in unread:
+            match.tensors.append(torch.empty(tensor.shape, dtype=structure.DTYPES[tensor.dtype], device="meta"))
+            continue
+        if i in value.plan.same:
+            match.tensors.append(match.tensors[value.plan.same[i]])
+            continue
+        path, target = path_of((key, *leaf.name)), targets.get(leaf.name)
+        problem = None if target is None else why_not_filled(tensor, target)
+        is_spread = target is not None and bool(target.why_not) and target.is_spread
+        if problem and (must_fit or is_spread):  # else it gets memory of its own
+            differences.append(f"{path}: {problem}")
+        if target is None or problem:
+            made = layouts.make(leaf.name, tensor)
+            match.tensors.append(traits.with_traits(made.value, value.plan.traits[i]))
+        else:
+            made = target
+            match.tensors.append(target.value)
+        replace = None if is_module else partial(match.replace, i)
+        if i in reused or not leaf.name or leaf.name[0] not in match.left:
+            match.places.append(RestorePlace(path, tensor, made.value, made.shards, replace))
+    if is_module:
+        differences += _other_kinds(match.value, state_dict, targets)
+        _match_module(stored, match, state_dict, targets, strict, differences)
+    return match
+
+
+def _other_kinds(value: Value, state_dict: Any, targets: dict[Name, Target]) -> list[str]:
+    """Tensors of a module that wrap others where what is stored doesn't, or is made of others; and the reverse."""
+    stored: dict[Any, list[Name]] = {}
+    for leaf in value.plan.leaves:
+        if leaf.name:
+            stored.setdefault(leaf.name[0], []).append(leaf.name)
+    found: list[str] = []
+    for key, present in state_dict.items():
+        names = stored.get(structure.name_of(key))
+        if names is None or not isinstance(present, torch.Tensor):
+            continue
+        is_whole = len(names[0]) == 1
+        if structure.has_wrapped_shards(present) and not all(name in targets for name in names):
+            boxes = ", ".join(str(name[1]) for name in names if len(name) > 1)
+            found.append(
+                f"{path_of((value.key, structure.name_of(key)))}: it was saved as {boxes or 'a plain tensor'}, whose "
+                f"inner tensors can't be cut anew for {an(type(present))}: restore it with the sharding that it was "
+                "saved with"
+            )
+            continue
+        if structure.is_made_of_several(present) and not all(name in targets for name in names):
+            what = "a plain tensor" if is_whole else f"one that wraps {', '.join(str(name[-1]) for name in names)}"
+        elif type(present) in (torch.Tensor, torch.nn.Parameter) and not is_whole:
+            what = f"one that wraps {', '.join(str(name[-1]) for name in names)}"
+        else:
+            continue
+        found.append(
+            f"{path_of((value.key, structure.name_of(key)))}: stored as {what}, here {an(type(present))}: make the "
+            "module's as it was when the snapshot was taken"
+        )
+    return found
+
+
+def _match_module(
+    stored: Stored,
+    match: RestoreMatch,
+    state_dict: Any,
+    targets: dict[Name, Target],
+    strict: bool,
+    differences: list[str],
+) -> None:
+    """A module's names are its own: what it has and the snapshot lacks, and the reverse, is an error if `strict`.
+
+    What this rank's value lacks may be another rank's: of a module whose layers were on several ranks.
+    """
+    key, plan = match.value.key, match.value.plan
+    have = {name[0] for name in (*(leaf.name for leaf in plan.leaves), *plan.object_names) if name} - {"__dict__"}
+    want = set(map(structure.name_of, state_dict))
+    for name in sorted(want - have, key=str):
+        path, target = path_of((key, name)), targets.get((name,))
+        other = stored.by_path().get(path)
+        problem = "missing: the snapshot doesn't have it"
+        if other is not None and target is not None:
+            problem = why_not_filled(other, target)
+            if problem is None:
+                match.others[str(name)] = target.value
+                match.places.append(RestorePlace(path, other, target.value, target.shards))
+                continue
+        elif not strict:
+            continue
+        differences.append(f"{path}: {problem}")
+    if strict:
+        differences += [
+            f"{path_of((key, name))}: unexpected: the snapshot has it, and the module doesn't"
+            for name in sorted(have - want - match.left, key=str)
+        ]
+
+
+def _not_loaded(module: torch.nn.Module, state_dict: Any, value: Value) -> set[int]:
+    """The leaves that a module doesn't have, and that needn't be read. Where it may rename what it loads, all are."""
+    plain = torch.nn.Module
+    for one in module.modules():
+        own = type(one)._load_from_state_dict
+        if (
+            one._load_state_dict_pre_hooks
+            or type(one).load_state_dict is not plain.load_state_dict
+            or (own is not plain._load_from_state_dict and not own.__module__.startswith("torch.nn.modules."))
+        ):
+            return set()
+    names = set(map(structure.name_of, state_dict))
+    first = {i: value.plan.same.get(i, i) for i in range(len(value.plan.leaves))}
+    loaded = {first[i] for i, leaf in enumerate(value.plan.leaves) if leaf.name and leaf.name[0] in names}
+    return {i for i in first if first[i] not in loaded} - value.plan.loaded  # which must be there to be built
+
+
+# --- Targets that share memory ---------------------------------------------------------------------------------------
+# Targets of a restore that share memory, while the snapshot has a tensor of its own for each: the last would win.
+#
+# A module's tensors stay where they are. What other objects have in the same memory gets memory of its own: a dict of
+# the best weights that still are the model's. What can't come apart so must fit together: then the stored values agree.
+
+
+_ALIGNMENT = 16  # bytes of the widest element
+_NAMED = 4  # paths in one message
+
+
+class RestorePlace(NamedTuple):
+    """Where a stored tensor goes.
+
+    Attributes:
+        value, shards: the tensor in the object, and what of it is here.
+        replace: puts another tensor in its stead; None in a module.
+    """
+
+    path: str
+    tensor: ManifestTensor
+    value: Any
+    shards: tuple[Shard, ...]
+    replace: Callable[[Any], None] | None = None
+
+
+class _MemoryRange(NamedTuple):
+    start: int
+    stop: int
+    place: int
+    shard: Shard
+
+    @property
+    def look(self) -> tuple[Any, ...]:
+        local = self.shard.local
+        bits = local.is_conj(), local.is_neg()
+        return local.device, self.start, local.dtype, local.shape, local.stride(), bits, self.shard.box
+
+
+def come_apart(stored: Stored, places: Sequence[RestorePlace]) -> tuple[list[RestorePlace], list[str]]:
+    """Places in which all that is stored can stand together; and the differences, where there are none such."""
+    apart, clusters = list(places), _clusters(places)
+    for cluster in clusters:
+        firsts: dict[tuple[Any, ...], int] = {}
+        for one in sorted(cluster, key=lambda one: (apart[one.place].replace is not None, one.place)):
+            place, first = apart[one.place], apart[firsts.setdefault(one.look, one.place)]
+            if place.tensor is not first.tensor and place.replace is not None:
+                apart[one.place] = _moved(place, place.replace)
+    differences: list[str] = []
+    for cluster in _clusters(apart) if clusters else ():
+        if len({(id(apart[one.place].tensor), one.look) for one in cluster}) > 1 and not _agree(stored, apart, cluster):
+            paths = list(dict.fromkeys(apart[one.place].path for one in cluster))
+            more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+            differences.append(
+                f"{', '.join(paths[:_NAMED])}{more}: they share memory here (tied), and are stored apart, with "
+                "different values"
+            )
+    return apart, differences
+
+
+def _clusters(places: Sequence[RestorePlace]) -> list[list[_MemoryRange]]:
+    """The shards that overlap others in memory, each with all that it is joined to by such."""
+    shards: list[tuple[int, Shard]] = []
+    ranges: list[tuple[str, int, int, int]] = []  # device, start, stop; then which shard, by number
+    for number, place in enumerate(places):
+        for shard in place.shards:
+            local = shard.local
+            reach = local.numel() if local.is_contiguous() else traits.reach(local.shape, local.stride())
+            if reach:
+                start, device = local.data_ptr(), "cpu" if local.is_cpu else str(local.device)
+                ranges.append((device, start, start + reach * local.itemsize, len(shards)))
+                shards.append((number, shard))
+    clusters: list[list[int]] = []
+    device, end = "", 0
+    ranges.sort()
+    for i, (on, start, stop, _) in enumerate(ranges):
+        if on == device and start < end:
+            clusters[-1].append(i)
+            end = max(end, stop)
+        else:
+            clusters.append([i])
+            device, end = on, stop
+    return [
+        [_MemoryRange(ranges[i][1], ranges[i][2], *shards[ranges[i][3]]) for i in cluster]
+        for cluster in clusters
+        if len(cluster) > 1
+    ]
+
+
+@modes.put_aside()
+def _moved(place: RestorePlace, replace: Callable[[Any], None]) -> RestorePlace:
+    with torch.inference_mode(False), torch.no_grad():
+        leaf = sharded_leaf(place.value)
+        if leaf is None:
+            value: Any = torch.empty_like(place.value.detach())
+            shards = (Shard(place.shards[0].box, value),)
+        else:
+            value = allocate_like(place.value)
+            made = sharded_leaf(value)
+            shards = () if made is None else made.shards
+    replace(value)
+    return place._replace(value=value, shards=shards)
+
+
+@modes.put_aside()
+def _agree(stored: Stored, places: Sequence[RestorePlace], cluster: Sequence[_MemoryRange]) -> bool:
+    """Whether what is stored for them can stand in memory like theirs. Reads it, into memory of its own."""
+    start, stop = min(one.start for one in cluster), max(one.stop for one in cluster)
+    start -= start % _ALIGNMENT
+    if any((one.start - start) % one.shard.local.itemsize or _has_bits(one.shard.local) for one in cluster):
+        return False  # nobody looks
+    with torch.inference_mode(False), torch.no_grad():
+        storage = torch.empty(stop - start, dtype=torch.uint8, device="cpu").untyped_storage()
+        read = [Shard(one.shard.box, _new(one.shard.local)) for one in cluster]
+        wants = [ReadRequest(places[one.place].tensor, (shard,)) for one, shard in zip(cluster, read, strict=True)]
+        read_into(stored, wants, SILENT)
+        doubles: list[torch.Tensor] = []
+        for one, shard in zip(cluster, read, strict=True):
+            local = one.shard.local
+            at = (one.start - start) // local.itemsize
+            doubles.append(over(storage, local.dtype, at, local.shape, local.stride()))
+            traits.copyable(doubles[-1]).copy_(traits.copyable(shard.local))
+        return all(torch.equal(_bits(there), _bits(shard.local)) for there, shard in zip(doubles, read, strict=True))
+
+
+def _has_bits(local: torch.Tensor) -> bool:
+    return local.is_conj() or local.is_neg()
+
+
+def _new(local: torch.Tensor) -> torch.Tensor:
+    return torch.empty(local.shape, dtype=local.dtype, device="cpu")
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return traits.copyable(tensor).contiguous().reshape(-1).view(torch.uint8)
+
+
+# --- New tensors -----------------------------------------------------------------------------------------------------
+# New tensors for what is stored and an object doesn't have yet: in the layout that its own tensors will need.
+#
+# An optimizer makes its state with the first step. Restored before that, the moments of a parameter that is spread over
+# ranks are spread as the parameter is: each rank reads its own boxes.
+
+
+_STATE_NAME = 3  # parts of the name of an optimizer's state: "state", the parameter's number, "exp_avg"
+
+
+class StateLayouts:
+    """Args: parameters: of an optimizer, in the order in which its state dict numbers them; else none."""
+
+    def __init__(self, parameters: Sequence[Any] = ()) -> None:
+        self._parameters = parameters
+
+    def make(self, name: Name, tensor: ManifestTensor) -> Target:
+        """A new tensor for a stored leaf of an object's state dict."""
+        number = name[1] if len(name) == _STATE_NAME and name[0] == "state" else None
+        if isinstance(number, int) and 0 <= number < len(self._parameters):
+            parameter = self._parameters[number]
+            if tuple(parameter.shape) == tensor.shape and sharded_leaf(parameter) is not None:
+                return _spread_as(parameter, tensor)
+        return new_target(tensor)
+
+
+def _spread_as(parameter: Any, tensor: ManifestTensor) -> Target:
+    with torch.inference_mode(False), torch.no_grad(), modes.put_aside():
+        like: torch.Tensor = parameter.to_local()
+        made: Any = type(parameter).from_local(
+            new_memory(tensor.path, like.shape, DTYPES[tensor.dtype], like.device),
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+        leaf = sharded_leaf(made)
+    shards = () if leaf is None else leaf.shards
+    return Target(made, made.dtype, tensor.shape, shards)
+
+
+def layouts_of(stateful: Any) -> StateLayouts:
+    """Of an optimizer, its parameters'; of other objects, none."""
+    if not isinstance(stateful, torch.optim.Optimizer):
+        return StateLayouts()
+    groups = stateful.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return StateLayouts([one if type(one).__name__ == "DTensor" else torch.empty(0) for one in parameters])
+
+
+# --- Optimizers ------------------------------------------------------------------------------------------------------
+# How a stored optimizer differs from the present one, in what load_state_dict would refuse too late, or not at all.
+
+
+# What torch's own optimizers keep for each element of a parameter. Others may keep more or less under these names.
+_OF_ELEMENTS = frozenset(
+    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta"}
+    | {"sum", "prev", "step_size", "ax"}
+)
+
+
+def optimizer_differences(key: str, optimizer: torch.optim.Optimizer, saved: Any) -> Iterator[str]:
+    """Of the groups of parameters, and of the shapes of their states. None where an optimizer loads in its own way.
+
+    Args:
+        saved: the state dict that is stored; of its tensors only the shapes count.
+    """
+    if not loads_as_torch(optimizer) or not isinstance(saved, dict):
+        return
+    state_dict = cast("dict[str, Any]", saved)
+    groups, states = state_dict.get("param_groups"), state_dict.get("state")
+    if not isinstance(groups, list) or not isinstance(states, dict):
+        yield f"{key}: what is stored is no state dict of an optimizer"
+        return
+    yield from _group_differences(key, optimizer, cast("list[Any]", groups))
+    if steps_as_torch(optimizer):
+        yield from _state_differences(key, optimizer, cast("dict[Any, Any]", states))
+
+
+def _group_differences(key: str, optimizer: torch.optim.Optimizer, groups: Sequence[Any]) -> Iterator[str]:
+    present = optimizer.param_groups
+    if len(groups) != len(present):
+        yield f"{key}/param_groups: stored with {len(groups)} groups, here {len(present)}"
+        return
+    for i, (group, here) in enumerate(zip(groups, present, strict=True)):
+        if not isinstance(group, dict) or not isinstance(cast("dict[str, Any]", group).get("params"), list):
+            yield f"{key}/param_groups/{i}: what is stored is no group of parameters"
+            continue
+        if len(group["params"]) != len(here["params"]):
+            yield (f"{key}/param_groups/{i}: stored with {len(group['params'])} parameters, here {len(here['params'])}")
+        why = why_of_another(optimizer, group)
+        if why is not None:
+            yield f"{key}/param_groups/{i}: {why}"
+
+
+def _state_differences(key: str, optimizer: torch.optim.Optimizer, states: dict[Any, Any]) -> Iterator[str]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, state in states.items():
+        if not isinstance(number, int) or not 0 <= number < len(parameters) or not isinstance(state, dict):
+            continue
+        want = list(parameters[number].shape)
+        for name, value in cast("dict[Any, Any]", state).items():
+            shape = list(getattr(value, "shape", want))
+            if name in _OF_ELEMENTS and shape != want:
+                yield f"{key}/state/{number}/{name}: stored with shape {shape}, and its parameter has {want}"

@@ -1,0 +1,530 @@
+"""Containers of Python: dicts, lists and tuples; namespaces, dataclasses and mappings; namedtuples and deques.
+
+    ["dict", keys, entries]             ["ordered", keys, entries, attributes or nil]
+    ["list", entries]                   ["defaultdict", factory, keys, entries]
+    ["tuple", entries]                  ["deque", maxlen or nil, entries]
+    ["namedtuple", class, entries]      ["structseq", class of torch.return_types, entries]
+    ["namespace", "argparse" or "types", names, entries]
+    ["dataclass", class, names, names of the fields that aren't set, entries]
+    ["mapping", class, names of attributes, keys, entries]
+
+An OrderedDict may have attributes: `Module.state_dict()` keeps the versions of its modules in `_metadata`. An object of
+a subclass of a namedtuple (a PackedSequence) may have nothing but its entries.
+
+A class is looked up as classes.py says. None of its code runs: no `__init__`, no `__post_init__`, no `__setattr__`, no
+`__setitem__`. So only objects that are complete without it are stored: dataclasses that have nothing but their fields,
+and mappings whose attributes repeat their items (each attribute is the item of its name, or None where there is none,
+as in the outputs of transformers).
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections import OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from types import NoneType
+from typing import Any
+
+import torch
+
+from memstore.engine import Path
+from memstore.errors import UnsupportedValueError
+from memstore.structure.classes import (
+    NAMESPACES,
+    class_name,
+    defines,
+    dotted,
+    field_names,
+    find_class,
+    is_dataclass,
+    is_made_plainly,
+    read_attributes,
+    short,
+    slots_of,
+    write_attributes,
+)
+from memstore.structure.objects import join_dict, join_list, join_tuple
+from memstore.structure.refusals import RefusedError, require, unpack
+from memstore.structure.tree import Entries, Node, Tree, TreeParts, TreeReader, read_keys, register
+from memstore.structure.walk import Flattener, Walk, flattener, flattens, rule
+
+# --- Builtin containers ----------------------------------------------------------------------------------------------
+
+
+# The factories of defaultdicts that can be named without running anything.
+_FACTORIES: dict[str, Any] = {
+    "none": None,
+    **{kind.__name__: kind for kind in (int, float, complex, str, bytes, list, dict, set, tuple, bool)},
+}
+_FACTORY_NAMES: dict[Any, str] = {kind: name for name, kind in _FACTORIES.items()}
+
+
+# -- list, tuple -----------------------------------------------------------------------------------------------------
+
+
+@flattens(list)
+def _flatten_list(value: list[Any], walk: Walk) -> Tree:
+    trees = walk.entries(value, range(len(value)), value)
+    return walk.joined(("list", trees), trees, join_list)
+
+
+@flattens(tuple)
+def _flatten_tuple(value: tuple[Any, ...], walk: Walk) -> Tree:
+    trees = walk.entries(value, range(len(value)), value)
+    return walk.joined(("tuple", trees), trees, join_tuple)
+
+
+@register
+class ListNode(Node):
+    __slots__ = ("entries",)
+    kind = "list"
+    make: Callable[[list[Any]], Any] = staticmethod(lambda entries: entries)
+
+    def __init__(self, entries: Entries) -> None:
+        self.entries = entries
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
+        (trees,) = unpack(payload, list)
+        return cls(reader.entries(trees))
+
+    def build(self, parts: TreeParts) -> Any:
+        return self.make(self.entries.build(parts))
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        return self.entries.numbered()
+
+
+@register
+class TupleNode(ListNode):
+    __slots__ = ()
+    kind = "tuple"
+    make = tuple
+
+
+# -- dicts -----------------------------------------------------------------------------------------------------------
+
+
+@flattens(dict)
+def _flatten_dict(value: dict[Any, Any], walk: Walk) -> Tree:
+    trees = walk.entries(value, value, value.values())
+    keys = walk.keys(value)
+    return walk.joined(("dict", keys, trees), trees, lambda items: join_dict(keys, items, ordered=False))
+
+
+@flattens(OrderedDict)
+def _flatten_ordered(value: OrderedDict[Any, Any], walk: Walk) -> Tree:
+    trees = walk.entries(value, value, value.values())
+    keys = walk.keys(value)
+    attributes = vars(value)
+    if attributes:
+        return ("ordered", keys, trees, walk.entry("__dict__", attributes))
+    return walk.joined(("ordered", keys, trees, None), trees, lambda items: join_dict(keys, items, ordered=True))
+
+
+@flattens(defaultdict)
+def _flatten_defaultdict(value: defaultdict[Any, Any], walk: Walk) -> Tree:
+    factory = value.default_factory
+    if factory not in _FACTORY_NAMES:
+        if walk.allow_pickle:
+            return walk.object(value)
+        raise RefusedError("a defaultdict whose factory is no builtin type, which only allow_pickle=True can store")
+    trees = walk.entries(value, value, value.values())
+    return ("defaultdict", _FACTORY_NAMES[factory], walk.keys(value), trees)
+
+
+@register
+class DictNode(Node):
+    __slots__ = ("keys", "entries")
+    kind = "dict"
+
+    def __init__(self, keys: tuple[Any, ...], entries: Entries) -> None:
+        require(len(keys) == len(entries.nodes), "other keys than entries")
+        self.keys = keys
+        self.entries = entries
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
+        keys, trees = unpack(payload, list, list)
+        return cls(read_keys(keys), reader.entries(trees))
+
+    def build(self, parts: TreeParts) -> Any:
+        return dict(zip(self.keys, self.entries.build(parts), strict=True))
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        return self.entries.named(self.keys)
+
+
+@register
+class OrderedNode(DictNode):
+    __slots__ = ("attributes",)
+    kind = "ordered"
+
+    def __init__(self, keys: tuple[Any, ...], entries: Entries, attributes: Node | None) -> None:
+        super().__init__(keys, entries)
+        self.attributes = attributes
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
+        keys, trees, attributes = unpack(payload, list, list, (NoneType, int, list))
+        entries = reader.entries(trees)
+        return cls(read_keys(keys), entries, None if attributes is None else reader.node(attributes))
+
+    def build(self, parts: TreeParts) -> Any:
+        built: OrderedDict[Any, Any] = OrderedDict(zip(self.keys, self.entries.build(parts), strict=True))
+        if self.attributes is not None:
+            attributes = self.attributes.build(parts)
+            require(type(attributes) is dict and all(type(key) is str for key in attributes), "malformed attributes")
+            built.__dict__.update(attributes)
+        return built
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        yield from self.entries.named(self.keys)
+        if self.attributes is not None:
+            yield ("__dict__",), self.attributes
+
+    def describe(self) -> str:
+        return "OrderedDict"
+
+
+@register
+class DefaultDictNode(DictNode):
+    __slots__ = ("factory",)
+    kind = "defaultdict"
+
+    def __init__(self, factory: type | None, keys: tuple[Any, ...], entries: Entries) -> None:
+        super().__init__(keys, entries)
+        self.factory = factory
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
+        factory, keys, trees = unpack(payload, str, list, list)
+        require(factory in _FACTORIES, "a malformed factory of a defaultdict")
+        return cls(_FACTORIES[factory], read_keys(keys), reader.entries(trees))
+
+    def build(self, parts: TreeParts) -> Any:
+        return defaultdict(self.factory, zip(self.keys, self.entries.build(parts), strict=True))
+
+
+@flattens(torch.Size)
+def _flatten_size(value: torch.Size, walk: Walk) -> Tree:
+    return walk.object(value)  # a subclass of tuple, but an atom
+
+
+# --- Instances of classes --------------------------------------------------------------------------------------------
+
+
+def _written_names(names: Any, walk: Walk) -> tuple[str, ...]:
+    if any(type(name) is not str for name in names):
+        raise RefusedError("an attribute whose name is no str")
+    return walk.keys(names)
+
+
+def _read_names(names: list[Any]) -> tuple[str, ...]:
+    require(all(type(name) is str for name in names) and len(set(names)) == len(names), "malformed names of attributes")
+    return tuple(names)
+
+
+# -- namespaces ------------------------------------------------------------------------------------------------------
+
+
+@flattens(*NAMESPACES.values())
+def _flatten_namespace(value: Any, walk: Walk) -> Tree:
+    attributes = vars(value)
+    trees = walk.entries(value, attributes, attributes.values())
+    which = "types" if type(value) is types.SimpleNamespace else "argparse"
+    return walk.joined(("namespace", which, _written_names(attributes, walk), trees), trees)
+
+
+@register
+class NamespaceNode(Node):
+    __slots__ = ("cls", "entries", "names")
+    kind = "namespace"
+    may_be_object = True
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
+        which, names, trees = unpack(payload, str, list, list)
+        require(which in NAMESPACES and len(names) == len(trees), "a malformed namespace")
+        node = cls()
+        node.cls = NAMESPACES[which]
+        node.names = _read_names(names)
+        node.entries = reader.entries(trees)
+        return node
+
+    def build(self, parts: TreeParts) -> Any:
+        return write_attributes(self.cls(), dict(zip(self.names, self.entries.build(parts), strict=True)))
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        return self.entries.named(self.names)
+
+    def describe(self) -> str:
+        return self.cls.__name__
+
+
+# -- dataclasses -----------------------------------------------------------------------------------------------------
+
+
+@rule
+def _dataclass_rule(kind: type) -> Flattener | None:
+    if not is_dataclass(kind) or issubclass(kind, (enum.Enum, torch.nn.Module)):
+        return None
+    return _flatten_dataclass if is_made_plainly(kind, object) else None
+
+
+def _flatten_dataclass(value: Any, walk: Walk) -> Tree:
+    try:
+        name, names, attributes = class_name(type(value)), field_names(type(value)), read_attributes(value)
+        others = [other for other in attributes if other not in names]
+        if others:
+            raise RefusedError(
+                f"a dataclass {dotted(name)} that has attributes beside its fields: {', '.join(others)}; "
+                "make them fields, or put a dict of what it holds"
+            )
+    except RefusedError:
+        if walk.allow_pickle:
+            return walk.object(value)
+        raise
+    there = tuple(one for one in names if one in attributes)
+    unset = tuple(one for one in names if one not in attributes)
+    trees = walk.entries(value, there, [attributes[one] for one in there])
+    return walk.joined(("dataclass", name, there, unset, trees), trees)
+
+
+def _is_dataclass(kind: type) -> bool:
+    return flattener(kind) is _flatten_dataclass
+
+
+@register
+class DataclassNode(Node):
+    __slots__ = ("entries", "name", "names", "unset")
+    kind = "dataclass"
+    may_be_object = True
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
+        name, names, unset, trees = unpack(payload, str, list, list, list)
+        _read_names([*names, *unset])
+        require(len(names) == len(trees), "a malformed dataclass")
+        node = cls()
+        node.name, node.names, node.unset = name, tuple(names), frozenset(unset)
+        node.entries = reader.entries(trees)
+        return node
+
+    def build(self, parts: TreeParts) -> Any:
+        kind = find_class(self.name, _is_dataclass, "a dataclass that can be made of its fields")
+        stored, here = {*self.names, *self.unset}, set(field_names(kind))
+        if stored != here:
+            raise UnsupportedValueError(
+                f"the dataclass {dotted(self.name)} has other fields here than in the stored value: "
+                f"{', '.join(sorted(stored ^ here))}"
+            )
+        return write_attributes(object.__new__(kind), dict(zip(self.names, self.entries.build(parts), strict=True)))
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        return self.entries.named(self.names)
+
+    def describe(self) -> str:
+        return short(self.name)
+
+
+# -- subclasses of dict, and UserDict --------------------------------------------------------------------------------
+
+
+@rule
+def _mapping_rule(kind: type) -> Flattener | None:
+    return _flatten_mapping if issubclass(kind, (dict, UserDict)) and _base_of(kind) is not None else None
+
+
+def _base_of(kind: type) -> Any:
+    """What makes an object of the class, and holds its items; None where it may hold more."""
+    for base in (OrderedDict, dict, UserDict):
+        if issubclass(kind, base):
+            new = object if base is UserDict else base
+            plain = is_made_plainly(kind, new) and not issubclass(kind, defaultdict) and not slots_of(kind)
+            return base if plain else None
+    return None
+
+
+def _flatten_mapping(value: Any, walk: Walk) -> Tree:
+    try:
+        name, items, attributes = class_name(type(value)), _items_of(value), read_attributes(value)
+        if isinstance(value, UserDict):
+            del attributes["data"]
+        others = [other for other, held in attributes.items() if held is not items.get(other)]
+        if others:
+            raise RefusedError(
+                f"a {dotted(name)} that has more than its items: {', '.join(map(str, others))}; put dict(...) of it"
+            )
+        names = _written_names(attributes, walk)
+    except RefusedError:
+        if walk.allow_pickle:
+            return walk.object(value)
+        raise
+    trees = walk.entries(value, items, items.values())
+    return walk.joined(("mapping", name, names, walk.keys(items), trees), trees)
+
+
+def _items_of(value: Any) -> dict[Any, Any]:
+    if isinstance(value, UserDict):
+        data: Any = vars(value).get("data")
+        if type(data) is not dict:
+            raise RefusedError(f"a {type(value).__qualname__} whose data is no dict; put dict(...) of it")
+        return data
+    base: Any = _base_of(type(value))
+    return dict(base.items(value))
+
+
+def _is_mapping(kind: type) -> bool:
+    return flattener(kind) is _flatten_mapping
+
+
+@register
+class MappingNode(Node):
+    __slots__ = ("attributes", "keys", "entries", "name")
+    kind = "mapping"
+    may_be_object = True
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
+        name, attributes, keys, trees = unpack(payload, str, list, list, list)
+        require(len(keys) == len(trees), "other keys than entries")
+        node = cls()
+        node.name, node.attributes, node.keys = name, _read_names(attributes), read_keys(keys)
+        node.entries = reader.entries(trees)
+        return node
+
+    def build(self, parts: TreeParts) -> Any:
+        kind = find_class(self.name, _is_mapping, "a dict or UserDict that can be made of its items")
+        items = dict(zip(self.keys, self.entries.build(parts), strict=True))
+        attributes = {name: items.get(name) for name in self.attributes}
+        base = _base_of(kind)
+        if base is UserDict:
+            return write_attributes(object.__new__(kind), {"data": items} | attributes | {"data": items})
+        made = base.__new__(kind)
+        for key, entry in items.items():
+            base.__setitem__(made, key, entry)
+        return write_attributes(made, attributes)
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        return self.entries.named(self.keys)
+
+    def describe(self) -> str:
+        return short(self.name)
+
+
+# --- Other sequences -------------------------------------------------------------------------------------------------
+
+
+# -- namedtuples -----------------------------------------------------------------------------------------------------
+
+
+def _is_namedtuple(kind: type) -> bool:
+    if not issubclass(kind, tuple) or issubclass(kind, enum.Enum) or defines(kind, "__del__"):
+        return False
+    fields = getattr(kind, "_fields", None)
+    is_one = any(tuple in base.__bases__ and "_fields" in vars(base) for base in kind.__mro__)
+    return is_one and type(fields) is tuple and all(type(field) is str for field in fields)
+
+
+@rule
+def _namedtuple_rule(kind: type) -> Flattener | None:
+    return _flatten_namedtuple if _is_namedtuple(kind) else None
+
+
+def _flatten_namedtuple(value: Any, walk: Walk) -> Tree:
+    name = class_name(type(value))
+    if getattr(value, "__dict__", None):
+        if walk.allow_pickle:
+            return walk.object(value)
+        raise RefusedError(f"a {dotted(name)} that has attributes beside its fields; put tuple(...) of it")
+    return ("namedtuple", name, walk.entries(value, type(value)._fields, value))
+
+
+@register
+class NamedTupleNode(Node):
+    __slots__ = ("entries", "name")
+    kind = "namedtuple"
+
+    def __init__(self, name: str, entries: Entries) -> None:
+        self.name = name
+        self.entries = entries
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
+        name, trees = unpack(payload, str, list)
+        return cls(name, reader.entries(trees))
+
+    def build(self, parts: TreeParts) -> Any:
+        kind = find_class(self.name, _is_namedtuple, "a namedtuple")
+        self.check_fields(len(kind._fields))
+        return tuple.__new__(kind, self.entries.build(parts))
+
+    def check_fields(self, count: int) -> None:
+        if count != len(self.entries.nodes):
+            raise UnsupportedValueError(f"the class {self.name} has other fields here than in the stored value")
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        return self.entries.numbered()
+
+    def describe(self) -> str:
+        return short(self.name)
+
+
+# -- what torch's functions return -----------------------------------------------------------------------------------
+
+
+def _is_structseq(kind: type) -> bool:
+    return kind.__module__ == "torch.return_types" and kind.__bases__ == (tuple,) and hasattr(kind, "n_sequence_fields")
+
+
+@rule
+def _structseq_rule(kind: type) -> Flattener | None:
+    return _flatten_structseq if _is_structseq(kind) else None
+
+
+def _flatten_structseq(value: Any, walk: Walk) -> Tree:
+    return ("structseq", class_name(type(value)), walk.entries(value, range(len(value)), value))
+
+
+@register
+class StructSeqNode(NamedTupleNode):
+    __slots__ = ()
+    kind = "structseq"
+
+    def build(self, parts: TreeParts) -> Any:
+        kind = find_class(self.name, _is_structseq, "one of torch.return_types")
+        self.check_fields(kind.n_sequence_fields)
+        return kind(self.entries.build(parts))
+
+
+# -- deques ----------------------------------------------------------------------------------------------------------
+
+
+@flattens(deque)
+def _flatten_deque(value: deque[Any], walk: Walk) -> Tree:
+    trees = walk.entries(value, range(len(value)), value)
+    return walk.joined(("deque", value.maxlen, trees), trees)
+
+
+@register
+class DequeNode(Node):
+    __slots__ = ("entries", "maxlen")
+    kind = "deque"
+    may_be_object = True
+
+    @classmethod
+    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
+        maxlen, trees = unpack(payload, (NoneType, int), list)
+        require(maxlen is None or len(trees) <= maxlen < 1 << 63, "a malformed length of a deque")
+        node = cls()
+        node.maxlen = maxlen
+        node.entries = reader.entries(trees)
+        return node
+
+    def build(self, parts: TreeParts) -> Any:
+        return deque(self.entries.build(parts), self.maxlen)
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        return self.entries.numbered()
