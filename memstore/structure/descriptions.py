@@ -184,7 +184,7 @@ def stored_bytes(plan: Plan) -> int:
 
 def structure_text(plan: Plan) -> str:
     """ "TensorDict[3] of 12 leaves", "dict of 300 leaves and 2 objects", "Tensor"."""
-    name = plan.root.describe()
+    name = plan.root.title
     tensors, others = len(plan.leaves), plan.object_count
     if not any(True for _ in plan.root.children()):
         return name if tensors or others else f"empty {name}"

@@ -26,7 +26,7 @@ from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import extensions
 from memstore.structure.pickled import read_pickle, why_refused, write_pickle
 from memstore.structure.refusals import MalformedError, RefusedError, as_list, require, unpack
-from memstore.structure.tree import NODES, ObjectNode, Tree, TreeParts, TreeReader, from_msgpack, read_keys, to_msgpack
+from memstore.structure.tree import KINDS, ObjectNode, Tree, TreeParts, TreeReader, from_msgpack, read_keys, to_msgpack
 
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ def _read_dict(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> dict[Any, 
 def _read_tree(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
     tree, items = unpack(as_list(decoder.decode(data)), list, list)
     kind = tree[0] if tree else None
-    require(type(kind) is str and kind in NODES and NODES[kind].may_be_object, "a malformed container of objects")
+    require(type(kind) is str and kind in KINDS and KINDS[kind].may_be_object, "a malformed container of objects")
     reader = TreeReader()
     node = reader.node(tree)
     require(all(type(child) is ObjectNode for _, child in node.children()), "a malformed container of objects")

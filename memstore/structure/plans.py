@@ -29,7 +29,16 @@ from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.refusals import MalformedError, as_list, require, sizes, unpack
 from memstore.structure.traits import DTYPES, NUMPY_DTYPES, PARAMETER, PLAIN, Traits, read_device, read_flags, to_flags
-from memstore.structure.tree import Node, ObjectNode, TensorNode, TreeReader, from_msgpack, leaf_names, to_msgpack
+from memstore.structure.tree import (
+    Container,
+    Node,
+    ObjectNode,
+    TensorNode,
+    TreeReader,
+    from_msgpack,
+    leaf_names,
+    to_msgpack,
+)
 
 # --- Plans -----------------------------------------------------------------------------------------------------------
 
@@ -125,9 +134,9 @@ def _leaves_looked_into(node: Node, inside: bool) -> Iterator[int]:
     if isinstance(node, TensorNode):
         if inside:
             yield node.index
-        return
-    for _, child in node.children():
-        yield from _leaves_looked_into(child, inside or node.reads_leaves)
+    elif isinstance(node, Container):
+        for _, child in node.children():
+            yield from _leaves_looked_into(child, inside or node.reads_leaves)
 
 
 # --- Descriptions ----------------------------------------------------------------------------------------------------

@@ -19,9 +19,10 @@ Rules are asked in the order of this file: the one for all collections is the la
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import (
@@ -38,27 +39,42 @@ from tensordict import (
     is_tensorclass,
 )
 
-from memstore.engine import Path
 from memstore.structure.classes import class_name, dotted, find_class, make_bare, short
 from memstore.structure.objects import join_list
-from memstore.structure.refusals import RefusedError, require, sizes, unpack
+from memstore.structure.refusals import RefusedError, require, sizes
 from memstore.structure.traits import need_device, read_device
-from memstore.structure.tree import OBJECT, Entries, Node, Tree, TreeParts, TreeReader, register
+from memstore.structure.tree import NAMELESS, OBJECT, Container, Tree, TreeReader, reads
 from memstore.structure.walk import Flattener, Walk, flattener, flattens, refuse, rule
 
 # --- Values that are no tensors --------------------------------------------------------------------------------------
 
 
-def read_batch(
-    batch: Any, device: Any, names: Any
-) -> tuple[torch.Size, torch.device | str | None, list[str | None] | None]:
-    """Batch size, device and names of dimensions, checked."""
+class _Dimensions(NamedTuple):
+    """Batch size, device and names of dimensions, as they are stored."""
+
+    batch: torch.Size
+    device: torch.device | str | None
+    names: list[str | None] | None
+
+
+def _read_dimensions(batch: Any, device: Any, names: Any) -> _Dimensions:
     shape = torch.Size(sizes(batch))
-    if names is not None:
-        require(
-            len(names) == len(shape) and all(name is None or type(name) is str for name in names), "malformed names"
-        )
-    return shape, None if device is None else read_device(device), names
+    fits = names is None or len(names) == len(shape) and all(name is None or type(name) is str for name in names)
+    require(fits, "malformed names")
+    return _Dimensions(shape, None if device is None else read_device(device), names)
+
+
+def _make_tensordict(
+    entries: dict[str, Any], dimensions: _Dimensions, asked: torch.device | None, **options: Any
+) -> TensorDict:
+    """Args: asked: the device that the caller asked for."""
+    return TensorDict._new_unsafe(
+        entries,
+        batch_size=dimensions.batch,
+        device=need_device(dimensions.device, instead=asked),
+        names=None if dimensions.names is None else list(dimensions.names),
+        **options,
+    )
 
 
 # -- NonTensorData, MetaData -----------------------------------------------------------------------------------------
@@ -88,43 +104,34 @@ def make_non_tensor(kind: Any, data: Any, inner: TensorDict) -> Any:
     return built
 
 
-@register
-class NonTensorNode(Node):
-    __slots__ = ("batch", "device", "entry", "lock", "names")
-    kind = "nontensor"
-    cls: Any = NonTensorData
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        batch, device, names, locked, tree = unpack(payload, list, (NoneType, str), (NoneType, list), bool, (int, list))
-        node = cls()
-        node.batch, node.device, node.names = read_batch(batch, device, names)
-        node.lock = locked and not reader.locked
-        node.entry = reader.node(tree)
-        return node
-
-    def build(self, parts: TreeParts) -> Any:
-        device = need_device(self.device, instead=parts.device)
-        names = None if self.names is None else list(self.names)
-        inner = TensorDict._new_unsafe({}, batch_size=self.batch, device=device, names=names)
-        built = make_non_tensor(self.make_class(), self.entry.build(parts), inner)
-        return built.lock_() if self.lock else built
-
-    def make_class(self) -> Any:
-        return self.cls
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield (), self.entry
-
-    def describe(self) -> str:
-        return self.cls.__name__
+_DIMENSIONS = (list, (NoneType, str), (NoneType, list), bool)  # types of: batch size, device, names, locked
 
 
-@register
-class MetaDataNode(NonTensorNode):
-    __slots__ = ()
-    kind = "metadata"
-    cls = MetaData
+def _read_non_tensor(
+    title: str, find: Callable[[], Any], reader: TreeReader, dimensions: _Dimensions, locked: bool, tree: Tree
+) -> Container:
+    lock = locked and not reader.locked
+
+    def make(values: list[Any], asked: torch.device | None) -> Any:
+        inner = _make_tensordict({}, dimensions, asked)
+        built = make_non_tensor(find(), values[0], inner)
+        return built.lock_() if lock else built
+
+    return Container(title, make, (NAMELESS,), [reader.node(tree)])
+
+
+@reads("nontensor", *_DIMENSIONS, (int, list))
+def _read_non_tensor_data(
+    reader: TreeReader, batch: Any, device: Any, names: Any, locked: bool, tree: Tree
+) -> Container:
+    dimensions = _read_dimensions(batch, device, names)
+    return _read_non_tensor("NonTensorData", lambda: NonTensorData, reader, dimensions, locked, tree)
+
+
+@reads("metadata", *_DIMENSIONS, (int, list))
+def _read_metadata(reader: TreeReader, batch: Any, device: Any, names: Any, locked: bool, tree: Tree) -> Container:
+    dimensions = _read_dimensions(batch, device, names)
+    return _read_non_tensor("MetaData", lambda: MetaData, reader, dimensions, locked, tree)
 
 
 # -- MetaData of one type --------------------------------------------------------------------------------------------
@@ -134,23 +141,15 @@ def _flatten_metadata_of(value: Any, walk: Walk) -> Tree:
     return ("metadata_of", class_name(type(value)._expected_type), *flatten_non_tensor(value, walk)[1:])
 
 
-@register
-class MetaDataOfNode(NonTensorNode):
-    __slots__ = ("name",)
-    kind = "metadata_of"
+@reads("metadata_of", str, *_DIMENSIONS, (int, list))
+def _read_metadata_of(
+    reader: TreeReader, name: str, batch: Any, device: Any, names: Any, locked: bool, tree: Tree
+) -> Container:
+    def find() -> Any:
+        return MetaData[find_class(name, lambda kind: True, "a class")]
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        require(len(payload) > 0 and type(payload[0]) is str, "a malformed MetaData")
-        node: Any = super().read(payload[1:], reader)
-        node.name = payload[0]
-        return node
-
-    def make_class(self) -> Any:
-        return MetaData[find_class(self.name, lambda kind: True, "a class")]
-
-    def describe(self) -> str:
-        return f"MetaData[{short(self.name)}]"
+    dimensions = _read_dimensions(batch, device, names)
+    return _read_non_tensor(f"MetaData[{short(name)}]", find, reader, dimensions, locked, tree)
 
 
 @rule
@@ -202,69 +201,36 @@ def _lazy_class(value: LazyStackedTensorDict) -> str:
     return "values" if type(value) is NonTensorStack else ""
 
 
-@register
-class LazyNode(Node):
-    __slots__ = ("cls", "entries", "lock", "name", "stack_dim")
-    kind = "lazy"
+@reads("lazy", str, int, (NoneType, str), bool, list)
+def _read_lazy(
+    reader: TreeReader, which: str, stack_dim: int, name: str | None, locked: bool, trees: list[Tree]
+) -> Container:
+    require(which in _LAZY_CLASSES and stack_dim >= 0 and len(trees) > 0, "a malformed lazy stack")
+    nodes, lock = reader.lockable_nodes(locked, trees)
+    kind = _LAZY_CLASSES[which]
 
-    def __init__(
-        self, cls: type[LazyStackedTensorDict], stack_dim: int, name: str | None, lock: bool, entries: Entries
-    ):
-        self.cls = cls
-        self.stack_dim = stack_dim
-        self.name = name
-        self.lock = lock
-        self.entries = entries
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        lazy, stack_dim, name, locked, trees = unpack(payload, str, int, (NoneType, str), bool, list)
-        require(lazy in _LAZY_CLASSES and stack_dim >= 0 and len(trees) > 0, "a malformed lazy stack")
-        entries, lock = reader.lockable_entries(locked, trees)
-        return cls(_LAZY_CLASSES[lazy], stack_dim, name, lock, entries)
-
-    def build(self, parts: TreeParts) -> Any:
-        members = self.entries.build(parts)
+    def make(members: list[Any], _: torch.device | None) -> Any:
         require(all(map(is_tensor_collection, members)), "a lazy stack of other things than TensorDicts")
-        built = self.cls(*members, stack_dim=self.stack_dim, stack_dim_name=self.name)
-        return built.lock_() if self.lock else built
+        built = kind(*members, stack_dim=stack_dim, stack_dim_name=name)
+        return built.lock_() if lock else built
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        return self.entries.numbered()
-
-    def describe(self) -> str:
-        return self.cls.__name__
+    return Container(kind.__name__, make, range(len(nodes)), nodes)
 
 
-@register
-class EmptyLazyNode(Node):
-    __slots__ = ("batch", "cls", "device", "lock", "names", "stack_dim")
-    kind = "lazy0"
+@reads("lazy0", str, int, *_DIMENSIONS)
+def _read_empty_lazy(
+    reader: TreeReader, which: str, stack_dim: int, batch: Any, device: Any, names: Any, locked: bool
+) -> Container:
+    require(which in _LAZY_CLASSES and stack_dim >= 0, "a malformed lazy stack")
+    kind, dimensions = _LAZY_CLASSES[which], _read_dimensions(batch, device, names)
+    lock = locked and not reader.locked
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        lazy, stack_dim, batch, device, names, locked = unpack(
-            payload, str, int, list, (NoneType, str), (NoneType, list), bool
-        )
-        require(lazy in _LAZY_CLASSES and stack_dim >= 0, "a malformed lazy stack")
-        node = cls()
-        node.cls = _LAZY_CLASSES[lazy]
-        node.stack_dim = stack_dim
-        node.batch, node.device, node.names = read_batch(batch, device, names)
-        node.lock = locked and not reader.locked
-        return node
+    def make(_: list[Any], asked: torch.device | None) -> Any:
+        there = need_device(dimensions.device, instead=asked)
+        built: Any = kind(stack_dim=stack_dim, batch_size=dimensions.batch, device=there, names=dimensions.names)
+        return built.lock_() if lock else built
 
-    def build(self, parts: TreeParts) -> Any:
-        built: Any = self.cls(
-            stack_dim=self.stack_dim,
-            batch_size=self.batch,
-            device=need_device(self.device, instead=parts.device),
-            names=self.names,
-        )
-        return built.lock_() if self.lock else built
-
-    def describe(self) -> str:
-        return self.cls.__name__
+    return Container(kind.__name__, make, (), [])
 
 
 # -- stacks of values ------------------------------------------------------------------------------------------------
@@ -306,34 +272,18 @@ def _is_plain_value(member: Any) -> bool:
     )
 
 
-@register
-class ValuesNode(Node):
-    __slots__ = ("lock", "values")
-    kind = "values"
+@reads("values", bool, int)
+def _read_values(reader: TreeReader, locked: bool, tree: Tree) -> Container:
+    lock = locked and not reader.locked
 
-    def __init__(self, lock: bool, values: Node) -> None:
-        self.lock = lock
-        self.values = values
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        locked, tree = unpack(payload, bool, int)
-        return cls(locked and not reader.locked, reader.node(tree))
-
-    def build(self, parts: TreeParts) -> Any:
-        values = self.values.build(parts)
+    def make(built: list[Any], _: torch.device | None) -> Any:
+        (values,) = built
         require(type(values) is list and len(values) > 0, "malformed values of a NonTensorStack")
-        members = [
-            make_non_tensor(NonTensorData, value, TensorDict._new_unsafe({}, torch.Size(()))) for value in values
-        ]
-        built = NonTensorStack(*members)
-        return built.lock_() if self.lock else built
+        inners = [TensorDict._new_unsafe({}, torch.Size(())) for _ in values]
+        stack = NonTensorStack(*map(make_non_tensor, itertools.repeat(NonTensorData), values, inners))
+        return stack.lock_() if lock else stack
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield (), self.values
-
-    def describe(self) -> str:
-        return "NonTensorStack"
+    return Container("NonTensorStack", make, (NAMELESS,), [reader.node(tree)])
 
 
 # --- TypedTensorDicts ------------------------------------------------------------------------------------------------
@@ -356,34 +306,20 @@ def _is_typed(kind: type) -> bool:
     return flattener(kind) is _flatten_typed
 
 
-@register
-class TypedNode(Node):
-    __slots__ = ("name", "source")
-    kind = "typed"
+@reads("typed", str, list)
+def _read_typed(reader: TreeReader, name: str, tree: Tree) -> Container:
+    above, reader.locked = reader.locked, False  # a lock above doesn't reach what is inside
+    node = reader.node(tree)
+    reader.locked = above
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        name, tree = unpack(payload, str, list)
-        node = cls()
-        node.name = name
-        above, reader.locked = reader.locked, False  # a lock above doesn't reach what is inside
-        node.source = reader.node(tree)
-        reader.locked = above
-        return node
-
-    def build(self, parts: TreeParts) -> Any:
-        kind = find_class(self.name, _is_typed, "a TypedTensorDict")
-        source = self.source.build(parts)
-        require(is_tensor_collection(source), "a TypedTensorDict around no TensorDict")
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        kind = find_class(name, _is_typed, "a TypedTensorDict")
+        require(is_tensor_collection(values[0]), "a TypedTensorDict around no TensorDict")
         built = object.__new__(kind)
-        object.__setattr__(built, "_source", source)
+        object.__setattr__(built, "_source", values[0])
         return built
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield (), self.source
-
-    def describe(self) -> str:
-        return short(self.name)
+    return Container(short(name), make, (NAMELESS,), [node])
 
 
 # --- TensorDicts, tensorclasses, TensorDictParams --------------------------------------------------------------------
@@ -407,47 +343,19 @@ def _flatten_tensordict(value: TensorDict, walk: Walk) -> Tree:
     )
 
 
-@register
-class TensorDictNode(Node):
-    __slots__ = ("batch", "device", "keys", "entries", "lock", "names")
-    kind = "td"
+@reads("td", *_DIMENSIONS, list, list)
+def _read_tensordict(
+    reader: TreeReader, batch: Any, device: Any, names: Any, locked: bool, keys: list[Any], trees: list[Tree]
+) -> Container:
+    dimensions = _read_dimensions(batch, device, names)
+    require(all(type(key) is str for key in keys) and len(set(keys)) == len(keys), "malformed keys of a TensorDict")
+    nodes, lock = reader.lockable_nodes(locked, trees)
 
-    def __init__(
-        self, batch: torch.Size, device: torch.device | str | None, names: Any, lock: bool, keys: Any, entries: Entries
-    ):
-        self.batch = batch
-        self.device = device
-        self.names = names
-        self.lock = lock
-        self.keys = keys
-        self.entries = entries
+    def make(values: list[Any], asked: torch.device | None) -> Any:
+        built = _make_tensordict(dict(zip(keys, values, strict=True)), dimensions, asked, nested=False)
+        return built.lock_() if lock else built
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        batch, device, names, locked, keys, trees = unpack(
-            payload, list, (NoneType, str), (NoneType, list), bool, list, list
-        )
-        shape, device, names = read_batch(batch, device, names)
-        require(all(type(key) is str for key in keys) and len(set(keys)) == len(keys), "malformed keys of a TensorDict")
-        entries, lock = reader.lockable_entries(locked, trees)
-        require(len(keys) == len(entries.nodes), "other keys than entries")
-        return cls(shape, device, names, lock, tuple(keys), entries)
-
-    def build(self, parts: TreeParts) -> Any:
-        built = TensorDict._new_unsafe(
-            dict(zip(self.keys, self.entries.build(parts), strict=True)),
-            batch_size=self.batch,
-            device=need_device(self.device, instead=parts.device),
-            names=None if self.names is None else list(self.names),
-            nested=False,
-        )
-        return built.lock_() if self.lock else built
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        return self.entries.named(self.keys)
-
-    def describe(self) -> str:
-        return f"TensorDict{list(self.batch)}"
+    return Container(f"TensorDict{list(dimensions.batch)}", make, keys, nodes)
 
 
 @rule
@@ -468,46 +376,21 @@ def _flatten_tensorclass(value: Any, walk: Walk) -> Tree:
     return ("tensorclass", name, inner, tuple(others), walk.entries(value, others, others.values()))
 
 
-@register
-class TensorClassNode(Node):
-    __slots__ = ("inner", "keys", "entries", "name")
-    kind = "tensorclass"
+@reads("tensorclass", str, list, list, list)
+def _read_tensorclass(reader: TreeReader, name: str, inner: list[Any], keys: list[Any], trees: list[Tree]) -> Container:
+    require(inner[:1] in (["td"], ["lazy"], ["lazy0"], ["params"]), "a tensorclass around no TensorDict")
+    nodes = [reader.node(inner), *reader.nodes(trees)]
+    fits = all(type(key) is str for key in keys) and len(keys) == len(trees)
+    require(fits, "malformed fields of a tensorclass")
 
-    def __init__(self, name: str, inner: Node, keys: tuple[str, ...], entries: Entries) -> None:
-        self.name = name
-        self.inner = inner
-        self.keys = keys
-        self.entries = entries
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        name, inner, keys, trees = unpack(payload, str, list, list, list)
-        require(inner[:1] in (["td"], ["lazy"], ["lazy0"], ["params"]), "a tensorclass around no TensorDict")
-        node = reader.node(inner)
-        entries = reader.entries(trees)
-        require(
-            all(type(key) is str for key in keys) and len(keys) == len(entries.nodes),
-            "malformed fields of a tensorclass",
-        )
-        return cls(name, node, tuple(keys), entries)
-
-    def build(self, parts: TreeParts) -> Any:
-        kind = find_class(self.name, _is_plain_tensorclass, "a tensorclass")
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        kind = find_class(name, is_tensorclass, "a tensorclass")
         built = make_bare(kind)  # neither __init__ nor __post_init__ runs
-        built.__dict__["_tensordict"] = self.inner.build(parts)
-        built.__dict__["_non_tensordict"] = dict(zip(self.keys, self.entries.build(parts), strict=True))
+        built.__dict__["_tensordict"] = values[0]
+        built.__dict__["_non_tensordict"] = dict(zip(keys, values[1:], strict=True))
         return built
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield (), self.inner
-        yield from self.entries.named(self.keys)
-
-    def describe(self) -> str:
-        return short(self.name)
-
-
-def _is_plain_tensorclass(kind: type) -> bool:
-    return is_tensorclass(kind)
+    return Container(short(name), make, (NAMELESS, *keys), nodes)
 
 
 # -- TensorDictParams, UnbatchedTensor -------------------------------------------------------------------------------
@@ -522,37 +405,20 @@ def _flatten_params(value: TensorDictParams, walk: Walk) -> Tree:
 _CONVERT: dict[str, Any] = {"False": False, "True": True, "skip": "skip"}
 
 
-@register
-class ParamsNode(Node):
-    __slots__ = ("inner", "lock", "locked", "no_convert")
-    kind = "params"
+@reads("params", bool, str, bool, list)
+def _read_params(reader: TreeReader, lock: bool, convert: str, locked: bool, tree: Tree) -> Container:
+    is_one = convert in _CONVERT and tree[:1] in (["td"], ["lazy"], ["tensorclass"])
+    require(is_one, "malformed TensorDictParams")
 
-    def __init__(self, lock: bool, no_convert: Any, locked: bool, inner: Node) -> None:
-        self.lock = lock
-        self.no_convert = no_convert
-        self.locked = locked
-        self.inner = inner
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        lock, convert, locked, tree = unpack(payload, bool, str, bool, list)
-        require(convert in _CONVERT and tree[:1] in (["td"], ["lazy"], ["tensorclass"]), "malformed TensorDictParams")
-        return cls(lock, _CONVERT[convert], locked, reader.node(tree))
-
-    def build(self, parts: TreeParts) -> Any:
-        # "skip": the leaves are Parameters and Buffers already
-        skip: Any = "skip"
-        built = TensorDictParams(self.inner.build(parts), no_convert=skip, lock=self.lock)
-        built.no_convert = self.no_convert
-        if self.locked:
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        skip: Any = "skip"  # the leaves are Parameters and Buffers already
+        built = TensorDictParams(values[0], no_convert=skip, lock=lock)
+        built.no_convert = _CONVERT[convert]
+        if locked:
             built.lock_()
         return built
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield (), self.inner
-
-    def describe(self) -> str:
-        return "TensorDictParams"
+    return Container("TensorDictParams", make, (NAMELESS,), [reader.node(tree)])
 
 
 @flattens(UnbatchedTensor)
@@ -561,27 +427,12 @@ def _flatten_unbatched(value: UnbatchedTensor, walk: Walk) -> Tree:
     return ("unbatched", None if batch is None else tuple(batch), walk.visit(value._base_tensor()))
 
 
-@register
-class UnbatchedNode(Node):
-    __slots__ = ("batch", "entry")
-    kind = "unbatched"
-    reads_leaves = True
+@reads("unbatched", (NoneType, list), (int, list))
+def _read_unbatched(reader: TreeReader, written: list[Any] | None, tree: Tree) -> Container:
+    batch = None if written is None else sizes(written)
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        batch, tree = unpack(payload, (NoneType, list), (int, list))
-        node = cls()
-        node.batch = None if batch is None else sizes(batch)
-        node.entry = reader.node(tree)
-        return node
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        require(isinstance(values[0], torch.Tensor), "an UnbatchedTensor of no tensor")
+        return UnbatchedTensor(values[0], batch_size=batch)
 
-    def build(self, parts: TreeParts) -> Any:
-        inner = self.entry.build(parts)
-        require(isinstance(inner, torch.Tensor), "an UnbatchedTensor of no tensor")
-        return UnbatchedTensor(inner, batch_size=self.batch)
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield (), self.entry
-
-    def describe(self) -> str:
-        return "UnbatchedTensor"
+    return Container("UnbatchedTensor", make, (NAMELESS,), [reader.node(tree)], reads_leaves=True)
