@@ -46,7 +46,7 @@ from memstore.engine import (
     names_put,
 )
 from memstore.errors import CorruptionError, PartialCommitError, ShardMismatchError
-from memstore.sharding import Box, StoredBox, overlap, uncovered, whole
+from memstore.sharding import Box, StoredBox, cover_of
 from memstore.structure import DTYPES, Traits, TreesDifferError
 
 # --- The merge -------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def _merge_trees(key: str, parts: Sequence[RankPart]) -> tuple[tuple[Path, ...],
 
 def _check_wrapped_shards(key: str, tree: Any) -> None:
     """Raises ShardMismatchError and PartialCommitError, as for other leaves that ranks hold in parts."""
-    for name, missing, pair in structure.check_wrapped_shards(tree):
+    for name, (pair, missing) in structure.check_wrapped_shards(tree):
         text = structure.render_path(name)
         if pair is not None:
             raise ShardMismatchError(
@@ -294,12 +294,12 @@ def _cut(key: str, name: str, found: Sequence[LeafOfRank]) -> _Cut:
         if (writers := [(i, number) for i, number in same if found[i].look.written[number]])
     }
     boxes, shape = sorted(chosen), found[0].look.shape
-    pair, missing = _overlap_and_gaps(shape, tuple(boxes))
+    pair, missing = _cover(shape, tuple(boxes))
     if pair is not None:
         one, two = boxes[pair[0]], boxes[pair[1]]
         ranks = [found[chosen[one][0]].rank, found[chosen[two][0]].rank]
         raise ShardMismatchError(
-            f"{key!r}: {name}: rank {ranks[0]} holds {_shown(one)} and rank {ranks[1]} {_shown(two)}, which overlap "
+            f"{key!r}: {name}: rank {ranks[0]} holds [{one.text}] and rank {ranks[1]} [{two.text}], which overlap "
             "and are not the same box",
             key=key,
         )
@@ -309,10 +309,7 @@ def _cut(key: str, name: str, found: Sequence[LeafOfRank]) -> _Cut:
     return _Cut(tuple((box, *chosen[box]) for box in boxes), shared)
 
 
-@functools.lru_cache(_CACHED_LAYOUTS)
-def _overlap_and_gaps(shape: tuple[int, ...], boxes: tuple[Box, ...]) -> tuple[tuple[int, int] | None, list[Box]]:
-    """Two boxes that overlap, if any do, and what none of them has. Cached: leaves of one shape are cut alike."""
-    return overlap(boxes), uncovered(whole(shape), boxes)
+_cover = functools.lru_cache(_CACHED_LAYOUTS)(cover_of)  # leaves of one shape are cut alike
 
 
 def _check_equal(key: str, name: Path, box: Box, same: Sequence[tuple[LeafOfRank, int]]) -> None:
@@ -320,18 +317,14 @@ def _check_equal(key: str, name: Path, box: Box, same: Sequence[tuple[LeafOfRank
     for rank, checksum in sums[1:]:
         if checksum != sums[0][1]:
             raise ShardMismatchError(
-                f"{key!r}: {structure.render_path(name)}: ranks {sums[0][0]} and {rank} hold {_shown(box)} with "
+                f"{key!r}: {structure.render_path(name)}: ranks {sums[0][0]} and {rank} hold [{box.text}] with "
                 "different bytes: they should be replicas of each other",
                 key=key,
             )
 
 
-def _shown(box: Box) -> str:
-    return "[" + ", ".join(f"{start}:{start + size}" for start, size in zip(*box, strict=True)) + "]"
-
-
 def _missing(key: str, boxes: Sequence[tuple[str, Box]]) -> PartialCommitError:
-    shown = ", ".join(f"{name}{_shown(box)}" for name, box in boxes[:_SHOWN_BOXES])
+    shown = ", ".join(f"{name}[{box.text}]" for name, box in boxes[:_SHOWN_BOXES])
     more = f" and {len(boxes) - _SHOWN_BOXES} more" if len(boxes) > _SHOWN_BOXES else ""
     return PartialCommitError(
         f"{key!r}: all ranks have put their parts, and none holds {shown}{more}: the offsets and shapes of "
@@ -361,13 +354,15 @@ class LeafLayout:
     def add(self, merged: MergedLeaf, name: Path) -> None:
         leaf, boxes = merged.leaf, merged.boxes
         nbytes = merged.nbytes or structure.count(leaf.shape) * DTYPES[leaf.dtype].itemsize
-        offset, number = 0, len(self.leaves)
+        number = len(self.leaves)
+        laid = Leaf(name, leaf.dtype, leaf.shape, leaf.stride, boxes[0].place if boxes else 0, nbytes)
         if boxes and leaf.is_plain:
-            self.plain[number], offset = boxes[0], boxes[0].place
+            self.plain[number] = boxes[0]
         elif boxes:
             self.boxes[number] = boxes
-            offset = boxes[0].place if self._adjoin(leaf, boxes) else self._room(boxes, nbytes)
-        self.leaves.append(Leaf(name, leaf.dtype, leaf.shape, leaf.stride, offset, nbytes))
+            if len(boxes) > 1 and not structure.lies_in_order(laid, boxes):
+                laid = msgspec.structs.replace(laid, offset=self._room(boxes, nbytes))
+        self.leaves.append(laid)
         kind, requires_grad = structure.read_flags(leaf.flags)
         self.traits.append(Traits(kind, requires_grad, None))
 
@@ -379,18 +374,6 @@ class LeafLayout:
         """Of the plain leaves, in the order of all leaves. Boxes have theirs in the table."""
         sums = [self.plain[number].checksum if number in self.plain else None for number in range(len(self.leaves))]
         return b"".join(one or _OF_NOTHING for one in sums)
-
-    def _adjoin(self, leaf: PartLeaf, boxes: Sequence[StoredBox]) -> bool:
-        """Whether the boxes lie one behind the other, as the whole tensor would."""
-        if len(boxes) == 1:
-            return True
-        place, row = boxes[0].place, DTYPES[leaf.dtype].itemsize * structure.count(leaf.shape[1:])
-        start = 0
-        for box, at, *_ in boxes:
-            if box.shape[1:] != leaf.shape[1:] or (at, box.offsets[0]) != (place + start * row, start):
-                return False
-            start += box.shape[0]
-        return True
 
     def _room(self, boxes: Sequence[StoredBox], nbytes: int) -> int:
         places = (nbytes, *[box.place for box in boxes])

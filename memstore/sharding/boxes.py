@@ -59,6 +59,46 @@ class Box(NamedTuple):
         """The same elements, counted from the first one of `other`."""
         return Box(tuple(a - b for a, b in zip(self.offsets, other.offsets, strict=True)), self.shape)
 
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Returns whether it lies within a tensor of this shape, which has as many dimensions."""
+        return len(self.offsets) == len(self.shape) == len(shape) and all(
+            start >= 0 <= size <= total - start
+            for start, size, total in zip(self.offsets, self.shape, shape, strict=True)
+        )
+
+    def run_in(self, shape: Sequence[int]) -> int | None:
+        """Returns the number of its first element in a contiguous tensor of this shape, if it is one run there.
+
+        None where other elements lie between its own.
+        """
+        outer = 0  # the dimension below which it has all of the tensor
+        while outer < len(shape) and self.shape[outer] == 1:
+            outer += 1
+        if self.shape[outer + 1 :] != tuple(shape[outer + 1 :]):
+            return None
+        first = 0
+        for start, size in zip(self.offsets, shape, strict=True):
+            first = first * size + start
+        return first
+
+    def cut(self, ranges: Sequence[range]) -> RangesCut | None:
+        """Returns what it has of a product of ranges, none of them empty; None if that is nothing."""
+        places: list[slice] = []
+        inside: list[slice] = []
+        for one, start, size in zip(ranges, self.offsets, self.shape, strict=True):
+            first = max(-(-(start - one.start) // one.step), 0)
+            stop = min(-(-(start + size - one.start) // one.step), len(one))
+            if first >= stop:
+                return None
+            places.append(slice(first, stop))
+            inside.append(slice(one[first] - start, one[stop - 1] - start + 1, one.step))
+        return RangesCut(tuple(places), tuple(inside))
+
+    @property
+    def text(self) -> str:
+        """The same box as slices, for keys and messages: "0:4, 0:8"."""
+        return ", ".join(f"{start}:{start + size}" for start, size in zip(self.offsets, self.shape, strict=True))
+
     @property
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
@@ -67,6 +107,13 @@ class Box(NamedTuple):
     def intervals(self) -> tuple[Interval, ...]:
         """The same box, by dimension."""
         return tuple((start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
+
+
+class RangesCut(NamedTuple):
+    """The elements that a box and a product of ranges both have: by their places in the ranges, and in the box."""
+
+    places: tuple[slice, ...]
+    inside: tuple[slice, ...]
 
 
 def box_of(intervals: Sequence[Interval]) -> Box:
@@ -172,6 +219,27 @@ def overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
     """The indices of two boxes that share elements, the smaller one first; None if no two do."""
     pair = _overlap([NumberedSides(box.intervals, number) for number, box in enumerate(boxes) if not box.is_empty])
     return None if pair is None else (min(pair), max(pair))
+
+
+class Cover(NamedTuple):
+    """How boxes cover a tensor.
+
+    Attributes:
+        pair: the indices of two boxes that overlap, if any do.
+        missing: the parts that no box has.
+    """
+
+    pair: tuple[int, int] | None
+    missing: list[Box]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether each element lies in one box."""
+        return self.pair is None and not self.missing
+
+
+def cover_of(shape: Sequence[int], boxes: Sequence[Box]) -> Cover:
+    return Cover(overlap(boxes), uncovered(whole(shape), boxes))
 
 
 def _gaps(wanted: Sides, boxes: list[Sides]) -> list[Sides]:
@@ -320,7 +388,7 @@ _match_again = functools.lru_cache(maxsize=1024)(_match)  # the layers of a mode
 
 
 def narrow_to(tensor: torch.Tensor, box: Box) -> torch.Tensor:
-    """A view of a box of a tensor; the tensor itself, if that is all of it."""
+    """Returns a view of a box of a tensor, or the tensor itself if that is all of it."""
     for dim, (start, size) in enumerate(zip(box.offsets, box.shape, strict=True)):
         if size != tensor.shape[dim]:
             tensor = tensor.narrow(dim, start, size)

@@ -233,15 +233,13 @@ def _counts(name: str, values: Any) -> tuple[int, ...]:
 def _shard(what: str, shape: tuple[int, ...], offsets: tuple[int, ...], local: torch.Tensor) -> Shard:
     """A part, which must lie within the whole."""
     sizes = tuple(local.shape)
-    fits = len(shape) == len(offsets) == len(sizes) and all(
-        0 <= start <= start + size <= total for start, size, total in zip(offsets, sizes, shape, strict=True)
-    )
-    if not fits:
+    box = Box(offsets, sizes)
+    if not box.fits(shape):
         raise UnsupportedValueError(
             f"a {what} of shape {sizes} at the offsets {offsets} does not lie within the whole, of shape {shape}; "
             "the three must have as many dimensions, and offset and size add up to at most the whole's size in each"
         )
-    return Shard(Box(offsets, sizes), _plain(local))
+    return Shard(box, _plain(local))
 
 
 # --- New memory for what a rank holds --------------------------------------------------------------------------------

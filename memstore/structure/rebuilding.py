@@ -26,7 +26,7 @@ from memstore import _modes as modes
 from memstore._wording import an
 from memstore.engine import Leaf, watch
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
-from memstore.sharding import Box, Boxes, Shard, StoredBox, copies, narrow_to, uncovered, whole
+from memstore.sharding import Box, Boxes, Shard, StoredBox, narrow_to, uncovered, whole
 from memstore.structure import traits
 from memstore.structure.objects import decode_objects
 from memstore.structure.plans import Memory, Plan, Recipe, suits_numpy
@@ -354,10 +354,8 @@ def check_box(leaf: Leaf, stored: StoredBox, nbytes: int) -> None:
 
 
 def _check_within(leaf: Leaf, box: Box) -> None:
-    offsets, shape = box
-    require(len(offsets) == len(shape) == len(leaf.shape), "a box with other dimensions than its leaf")
-    for start, size, all_of_it in zip(offsets, shape, leaf.shape, strict=True):
-        require(start >= 0 and 0 < size <= all_of_it - start, "a box that lies outside of its leaf")
+    require(len(box.offsets) == len(box.shape) == len(leaf.shape), "a box with other dimensions than its leaf")
+    require(box.fits(leaf.shape) and not box.is_empty, "a box that lies outside of its leaf")
 
 
 def _check_place(stored: StoredBox, size: int, item: int, nbytes: int) -> None:
@@ -419,22 +417,11 @@ def assemble_one(leaf: Leaf, stored: Sequence[StoredBox], memory: Memory) -> int
     return copied
 
 
-def copies_of(wanted: Sequence[Shard], parts: Sequence[Shard]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What is to be copied where, from the parts of a leaf, which have all of it."""
-    return copies(wanted, parts).pairs
-
-
 def lies_in_order(leaf: Leaf, stored: Sequence[StoredBox]) -> bool:
-    """Whether all boxes of a leaf lie where the whole of it has them: then it is read without a copy."""
-    return all(_lies_in_place(leaf, one) for one in stored)
-
-
-def _lies_in_place(leaf: Leaf, stored: StoredBox) -> bool:
-    (offsets, shape), item = stored.box, DTYPES[leaf.dtype].itemsize
-    first = sum(start * step for start, step in zip(offsets, traits.contiguous_stride(leaf.shape), strict=True))
-    if stored.place != leaf.offset + first * item:
-        return False
-    below = 0  # the dimension below which all of the leaf has to be in the box
-    while below < len(shape) and shape[below] == 1:
-        below += 1
-    return shape[below + 1 :] == leaf.shape[below + 1 :]
+    """Returns whether all boxes of a leaf lie where the whole of it has them: then it is read without a copy."""
+    item = DTYPES[leaf.dtype].itemsize
+    for box, place, *_ in stored:
+        first = box.run_in(leaf.shape)
+        if first is None or place != leaf.offset + first * item:
+            return False
+    return True

@@ -24,14 +24,13 @@ from memstore.engine import Path
 from memstore.errors import MemstoreError, UnsupportedValueError
 from memstore.sharding import (
     Box,
+    Cover,
     ShardedLeaf,
     TensorShard,
     TensorShards,
+    cover_of,
     narrow_to,
-    overlap,
     sharded_leaf,
-    uncovered,
-    whole,
 )
 from memstore.structure import traits
 from memstore.structure.classes import class_name, defines, dotted, find_class, short
@@ -202,14 +201,9 @@ def flatten_wrapped_shards(value: Any, leaf: ShardedLeaf, flags: int, walk: Walk
     held = [shard.local for shard in leaf.shards] or [local]
     if not all(_is_wrapper(type(one)) for one in held):
         return None
-    boxes = tuple(box_name(shard.box) for shard in leaf.shards)
+    boxes = tuple(shard.box.text for shard in leaf.shards)
     trees = walk.entries(leaf, boxes, held if boxes else [])
     return (_SHARDS, tuple(leaf.shape), DTYPE_NAMES[leaf.dtype], flags, boxes, trees)
-
-
-def box_name(box: Box) -> str:
-    """A box as a key: "0:4, 0:8"."""
-    return ", ".join(f"{one.start}:{one.stop}" for one in box.slices)
 
 
 def _read_box(name: Any) -> Box:
@@ -263,7 +257,7 @@ def _read_wrapped_shards(
 
 def _joined(shape: tuple[int, ...], boxes: Sequence[Box], parts: list[Any]) -> Any:
     """Returns the whole of these parts, or None if some of it isn't there or its class can't join them."""
-    if not parts or uncovered(whole(shape), boxes) or overlap(boxes) is not None:
+    if not parts or not cover_of(shape, boxes).is_exact:
         return None
     if len(parts) == 1:
         return parts[0]
@@ -279,15 +273,15 @@ def _joined(shape: tuple[int, ...], boxes: Sequence[Box], parts: list[Any]) -> A
     return made if type(made) is type(parts[0]) and tuple(made.shape) == shape else None
 
 
-def check_wrapped_shards(tree: Tree) -> Iterator[tuple[Path, list[Box], tuple[int, int] | None]]:
-    """For each such tensor of a value: its name, what no part has of it, and two parts that overlap."""
+def check_wrapped_shards(tree: Tree) -> Iterator[tuple[Path, Cover]]:
+    """Iterates over the tensors of a value that ranks hold in parts that wrap others: name, and how these cover it."""
     if _SHARDS.encode() not in to_msgpack(tree):
         return
     stack: list[tuple[Path, Node]] = [((), compile_tree(tree)[0])]
     while stack:
         name, node = stack.pop()
         if isinstance(node, _WrappedShards):
-            yield name, uncovered(whole(node.shape), node.boxes), overlap(node.boxes)
+            yield name, cover_of(node.shape, node.boxes)
         else:
             stack += [(name + key, child) for key, child in node.children()]
 
