@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.nn.parameter import is_lazy
 
+from memstore import _compat
 from memstore import _modes as modes
 from memstore._wording import an_instance
 from memstore.errors import UnsupportedValueError
@@ -117,7 +118,7 @@ def _aside(read: Callable[[Any], ShardedLeaf], value: Any) -> ShardedLeaf:
 
 def _of_dtensor(value: Any) -> ShardedLeaf:
     mesh, shape, coordinate = value.device_mesh, tuple(value.shape), value.device_mesh.get_coordinate()
-    layout = _layout(tuple(mesh.shape), tuple(value.placements), shape, _order(value))
+    layout = _layout(tuple(mesh.shape), tuple(value.placements), shape, _compat.shard_order(value))
     local = _plain(value.to_local())
     pieces = () if coordinate is None else _pieces(layout, tuple(coordinate), tuple(local.shape), value.placements)
     shards = tuple(Shard(piece.box, narrow_to(local, piece.local)) for piece in pieces)
@@ -168,15 +169,9 @@ def _is_part_of_the_world(mesh_shape: Sequence[int]) -> bool:
 _layout = functools.lru_cache(maxsize=4096)(layout_of)  # as `_readings`
 
 
-def _order(value: Any) -> tuple[int, ...] | None:
-    """The mesh dimensions in the order in which they shard, where the DTensor says that it isn't left to right."""
-    entries = getattr(value._spec, "shard_order", None)  # no public name says it; torch 2.11 has none at all
-    return None if entries is None else tuple(mesh_dim for entry in entries for mesh_dim in entry.mesh_dims)
-
-
 def _plain(local: torch.Tensor) -> torch.Tensor:
     """The local tensor itself, when its bytes are there."""
-    pending = loaded("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+    pending = loaded(_compat.ASYNC_COLLECTIVES, "AsyncCollectiveTensor")
     if pending is not None and isinstance(local, pending):
         local = cast(Any, local).trigger_wait()
     return local.detach()
@@ -219,7 +214,7 @@ def _check_apart(what: str, shape: tuple[int, ...], held: tuple[Shard, ...]) -> 
 
 _READERS: tuple[tuple[str, str, Callable[[Any], ShardedLeaf]], ...] = (
     ("torch.distributed.tensor", "DTensor", _of_dtensor),
-    ("torch.distributed._shard.sharded_tensor", "ShardedTensor", _of_sharded_tensor),
+    (_compat.SHARDED_TENSORS, "ShardedTensor", _of_sharded_tensor),
 )
 
 
@@ -253,7 +248,7 @@ def allocate_like(value: Any) -> Any:
     if isinstance(value, TensorShard):
         made = _empty(value.local)
         return TensorShard(_like(value.local, made), value.global_shape, value.offsets)
-    local = getattr(value, "_local_tensor", None)
+    local = _compat.local_tensor(value)
     if local is None:
         name = type(value).__qualname__
         raise UnsupportedValueError(f"like= can't allocate a {name}: allocate one, and fill it with out=")

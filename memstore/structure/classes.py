@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from memstore._compat import TENSORCLASS_MARK
 from memstore.errors import UnsupportedValueError
 from memstore.structure.refusals import MalformedError, RefusedError
 
@@ -137,7 +138,7 @@ def defines(kind: type, name: str) -> bool:
 
 def is_dataclass(kind: type) -> bool:
     """Whether it is a plain dataclass. A tensorclass is a dataclass too, but is stored otherwise."""
-    return defines(kind, "__dataclass_fields__") and not defines(kind, "_is_tensorclass")
+    return defines(kind, "__dataclass_fields__") and not defines(kind, TENSORCLASS_MARK)
 
 
 def is_made_plainly(kind: type, base: Any) -> bool:

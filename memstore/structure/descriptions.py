@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from memstore import _compat
 from memstore._parsing import UNDECODABLE
 from memstore.engine import Leaf, Path, Span, lay_out
 from memstore.errors import CorruptionError, UnsupportedValueError
@@ -201,8 +202,8 @@ def iter_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tens
             yield from iter_tensors(entry, (*path, i))
     elif hasattr(value, "tensordicts"):
         yield from iter_tensors(value.tensordicts, path)  # a lazy stack
-    elif hasattr(value, "_tensordict") and not isinstance(value, Mapping):
-        yield from iter_tensors(value._tensordict, path)  # a tensorclass
+    elif _compat.inner_tensordict(value) is not None and not isinstance(value, Mapping):
+        yield from iter_tensors(_compat.inner_tensordict(value), path)  # a tensorclass
     elif isinstance(value, Mapping):
         for key, entry in value.items():
             yield from iter_tensors(entry, (*path, name_of(key)))

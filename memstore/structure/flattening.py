@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from memstore import _modes as modes
+from memstore._compat import BUFFER_MARK
 from memstore._wording import an
 from memstore.engine import ALIGNMENT, Leaf, Path, lay_out
 from memstore.errors import UnsupportedValueError
@@ -139,7 +140,7 @@ def _flatten_bare(tensor: torch.Tensor, inline_limit: int, dtype: torch.dtype | 
             or tensor.is_conj()
             or tensor.untyped_storage().nbytes() < found[2] + (start := tensor.storage_offset() * tensor.itemsize)
             or tensor.data_ptr() <= start  # a storage without memory has the address 0, to which torch adds the offset
-            or hasattr(tensor, "_is_buffer")
+            or hasattr(tensor, BUFFER_MARK)
         ):
             return None
     except (RuntimeError, NotImplementedError):  # no plain memory

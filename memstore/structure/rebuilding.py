@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from memstore import _modes as modes
+from memstore._compat import make_subclass
 from memstore._wording import an
 from memstore.engine import Leaf, watch
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
@@ -280,7 +281,7 @@ def finish(
                 raise
             raise lacks_device(device, error) from error
     for i, requires_grad in recipe.parameters:  # with_traits, without the calls: a whole model may be here
-        tensors[i] = torch.Tensor._make_subclass(torch.nn.Parameter, tensors[i], requires_grad)
+        tensors[i] = make_subclass(torch.nn.Parameter, tensors[i], requires_grad)
     for i, found in recipe.traits:
         tensor = tensors[i]
         if device is None and found.device is not None:

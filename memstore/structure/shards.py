@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memstore import _modes as modes
+from memstore._compat import PARAMETER_MARK
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import MOST_DIMENSIONS, Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
@@ -79,7 +80,7 @@ class _ShardedWalk(Walk):
             return super().visit(value)
         described = value.local if isinstance(value, TensorShard) else value
         kind = traits.traits_of(described) if isinstance(described, torch.Tensor) else PLAIN
-        if getattr(value, "_is_param", False):
+        if getattr(value, PARAMETER_MARK, False):
             kind = kind._replace(kind=traits.PARAMETER)
         wrapped = flatten_wrapped_shards(value, found, traits.to_flags(kind.kind, kind.requires_grad), self)
         if wrapped is not None:

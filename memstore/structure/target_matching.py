@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memstore import _compat
 from memstore._wording import an
 from memstore.engine import Path
 from memstore.errors import StructureMismatchError, UnsupportedValueError
@@ -418,7 +419,7 @@ def _value_at(target: Any, name: Path) -> Any:
 
 
 def _unboxed(current: Any) -> Any:
-    fields = getattr(current, "_non_tensordict", None)
+    fields = _compat.other_fields(current)
     if fields is not None and "data" in fields:
         return fields["data"]
     members = getattr(current, "tensordicts", None)
@@ -449,13 +450,14 @@ def _setting(target: Any, name: Path, value: Any) -> tuple[Setting | None, Any]:
 
 def _holder(container: Any, name: str | int) -> Any:
     """The dict or sequence that has the entry `name` of a container."""
-    if hasattr(container, "_param_td"):
-        return _holder(container._param_td, name)
-    fields = getattr(container, "_non_tensordict", None)
-    if fields is not None and "_is_non_tensor" in fields:  # a NonTensorData; what it holds has no name of its own
+    parameters = _compat.params_inner(container)
+    if parameters is not None:
+        return _holder(parameters, name)
+    fields = _compat.other_fields(container)
+    if fields is not None and _compat.is_non_tensor(fields):  # a NonTensorData; what it holds has no name of its own
         return _holder(fields["data"], name)
     if fields is not None:  # a tensorclass
-        return fields if name in fields else _holder(container._tensordict, name)
+        return fields if name in fields else _holder(_compat.inner_tensordict(container), name)
     if isinstance(container, dict):
         if name == "__dict__" and name not in container and hasattr(container, "__dict__"):
             return {"__dict__": vars(container)}
@@ -465,7 +467,7 @@ def _holder(container: Any, name: str | int) -> Any:
     attributes = shown_attributes(container)
     if attributes is not None:
         return attributes
-    return getattr(container, "_tensordict", getattr(container, "tensordicts", container))
+    return _compat.inner_tensordict(container, getattr(container, "tensordicts", container))
 
 
 def _entry(container: Any, name: str | int) -> Any:
@@ -481,12 +483,12 @@ def _key(holder: dict[Any, Any], name: str | int) -> Any:
 
 
 def _is_box(current: Any) -> bool:
-    return hasattr(current, "_non_tensordict") or hasattr(current, "tensordicts")
+    return _compat.is_tensorclass_object(current) or hasattr(current, "tensordicts")
 
 
 def _boxed(current: Any, value: Any) -> Setting | None:
     """What sets the value of a NonTensorData or MetaData, or those of a stack of them that has as many members."""
-    fields = getattr(current, "_non_tensordict", None)
+    fields = _compat.other_fields(current)
     if fields is not None and "data" in fields:
         return lambda: fields.__setitem__("data", value)
     members = getattr(current, "tensordicts", None)

@@ -14,8 +14,6 @@ what belongs to others. So every path that reads a tensor's bytes or writes to a
 A call looks at all of its targets before it writes to the first.
 """
 
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -24,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import forward_ad
 
+from memstore import _compat
 from memstore import _modes as modes
 from memstore._wording import an
 from memstore.errors import ReadOnlyError, UnsupportedValueError
@@ -62,7 +60,7 @@ def why_no_memory(tensor: torch.Tensor) -> str | None:
     if tensor.is_quantized:
         return "a quantized tensor: put its dequantize()"
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with _compat.without_torch_function():
             return _why_not_there(tensor)
     except (RuntimeError, NotImplementedError):  # of a transform, or of a class that has no storage
         return f"{an(type(tensor))}, which has no memory of its own: put a plain tensor of its values"
@@ -230,7 +228,7 @@ def copy_all(
     groups: dict[bool, list[int]] = {}
     for i, target in enumerate(targets):
         groups.setdefault(target.is_inference(), []).append(i)
-    one_by_one = one_by_one or forward_ad._current_level >= 0
+    one_by_one = one_by_one or _compat.in_forward_ad()
     for is_inference, chosen in groups.items():
         aside = modes.put_aside(entirely=True) if is_inference else nullcontext()
         with aside, torch.inference_mode(is_inference), torch.no_grad():  # inference_mode(False) would turn autograd on
@@ -240,5 +238,4 @@ def copy_all(
                 for target, source in zip(into, out_of, strict=True):
                     target.copy_(source, non_blocking=non_blocking)
             else:
-                # a third of the time of 300 calls
-                torch._foreach_copy_(into, out_of, non_blocking=non_blocking)
+                _compat.copy_each(into, out_of, non_blocking=non_blocking)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from memstore import _compat
 from memstore.errors import UnsupportedValueError
 from memstore.structure.refusals import MalformedError, require
 
@@ -73,7 +74,7 @@ PLAIN = _ON_CPU[TENSOR][False]
 def traits_of(tensor: torch.Tensor) -> Traits:
     if type(tensor) is torch.nn.Parameter:
         kind = PARAMETER
-    elif getattr(tensor, "_is_buffer", False):
+    elif getattr(tensor, _compat.BUFFER_MARK, False):
         kind = BUFFER if getattr(tensor, "persistent", True) else UNSAVED_BUFFER
     else:
         kind = TENSOR
@@ -85,12 +86,11 @@ def traits_of(tensor: torch.Tensor) -> Traits:
 def with_traits(tensor: torch.Tensor, traits: Traits) -> torch.Tensor:
     """Makes a tensor that no caller has yet the Parameter or Buffer that was put."""
     if traits.kind == PARAMETER:
-        # half the time of nn.Parameter(tensor), and no detach
-        return torch.Tensor._make_subclass(torch.nn.Parameter, tensor, traits.requires_grad)
+        return _compat.make_subclass(torch.nn.Parameter, tensor, traits.requires_grad)
     if traits.requires_grad:
         tensor.requires_grad_()
     if traits.kind:
-        tensor._is_buffer = True  # type: ignore[attr-defined]
+        setattr(tensor, _compat.BUFFER_MARK, True)
         tensor.persistent = traits.kind == BUFFER  # type: ignore[attr-defined]
     return tensor
 

@@ -28,6 +28,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from memstore import _modes as modes
+from memstore._compat import new_shared_storage
 from memstore.engine import lies_in_mapping
 from memstore.structure import traits
 from memstore.structure.tensor_memory import over
@@ -86,7 +87,7 @@ def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
     packing = pack(shape, stride) if has_gaps(shape, stride) or tensor.is_conj() or tensor.is_neg() else None
     if packing is not None:
         reach, stride = packing.elements, packing.kept
-    storage = torch.UntypedStorage._new_shared(reach * itemsize)
+    storage = new_shared_storage(reach * itemsize)
     _keep_for_child(storage)
     copy = over(storage, tensor.dtype, 0, shape, stride)
     if packing is None:
@@ -104,7 +105,7 @@ def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
     """For what reaches the pickler as a bare storage: parts of sparse, nested and quantized tensors."""
     if storage.device.type == "cpu" and storage.nbytes() and _lies_in_our_mapping(storage):
-        copy = torch.UntypedStorage._new_shared(storage.nbytes())
+        copy = new_shared_storage(storage.nbytes())
         _keep_for_child(copy)
         copy.copy_(storage, non_blocking=False)
         storage = copy

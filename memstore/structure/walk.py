@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from memstore import _modes as modes
+from memstore._compat import BUFFER_MARK
 from memstore.structure import traits
 from memstore.structure.objects import NATIVE, join_tree, write_object
 from memstore.structure.pickled import alternative
@@ -347,7 +348,7 @@ def _facts(tensors: Sequence[torch.Tensor]) -> Facts | None:
     if (
         not all(map(_is_cpu, tensors))
         or any(map(_requires_grad, tensors))
-        or any([getattr(tensor, "_is_buffer", False) for tensor in tensors])  # noqa: C419 - a list is faster
+        or any([getattr(tensor, BUFFER_MARK, False) for tensor in tensors])  # noqa: C419 - a list is faster
         or torch.nn.Parameter in set(map(type, tensors))
     ):
         found = tuple(map(traits.traits_of, tensors))

@@ -16,11 +16,8 @@ Plain tensors come here only in a careful walk, which looks at each of them to n
 tensors that are built are checked by torch, all indices, since its operators trust them.
 """
 
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import operator
@@ -30,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memstore._threads import between_forks
+from memstore import _compat
 from memstore._wording import first_line
 from memstore.sharding import TensorShard
 from memstore.structure import traits
@@ -97,7 +94,7 @@ def _read_array(reader: TreeReader, tree: Tree) -> Container:
 
 @flattens(torch.Tensor, torch.nn.Parameter)
 def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # pyright: ignore[reportAttributeAccessIssue]
+    if _compat.is_in_transform(value):
         raise RefusedError(
             "a tensor inside vmap, grad or another transform of torch.func: it has no bytes of its own: return it from "
             "the function, and use the result"
@@ -192,7 +189,7 @@ def flatten_sparse(value: torch.Tensor, walk: Walk) -> Tree:
     found = traits.traits_of(value)
     plain, coalesced = value.detach(), False
     if value.layout is torch.sparse_coo:
-        inner, coalesced = [plain._indices(), plain._values()], plain.is_coalesced()
+        inner, coalesced = _compat.coo_parts(plain), plain.is_coalesced()
     else:
         inner = [getattr(plain, name)() for name in _NAMES[value.layout]]
     inner = [part.contiguous() if traits.repeats(part) else part for part in inner]
@@ -243,14 +240,11 @@ def _read_sparse(reader: TreeReader, layout_name: str, flags: int, trees: list[T
 def flatten_jagged(value: Any, walk: Walk) -> Tree:
     if value.device.type == "meta":
         raise RefusedError("a meta tensor: it has a shape, but no bytes: put a real one")
-    cached = value._metadata_cache
-    bounds = [None if cached.get(key) is None else int(cached[key].shape[0]) for key in ("min_seqlen", "max_seqlen")]
+    values, offsets, lengths, ragged, low, high = _compat.jagged_parts(value)
     # offsets go as they are: a second tensor with the same offsets is found to be tied, and both are of one shape again
-    inner = [value._values.detach(), value._offsets] + ([] if value._lengths is None else [value._lengths])
-    return (
-        *("jagged", value._ragged_idx, *bounds, value.requires_grad),
-        walk.entries(value, ("values", "offsets", "lengths"), inner),
-    )
+    inner = [values, offsets] if lengths is None else [values, offsets, lengths]
+    trees = walk.entries(value, ("values", "offsets", "lengths"), inner)
+    return ("jagged", ragged, low, high, value.requires_grad, trees)
 
 
 @reads("jagged", int, (NoneType, int), (NoneType, int), bool, list)
@@ -259,29 +253,15 @@ def _read_jagged(
 ) -> Container:
     require(2 <= len(trees) <= 3 and all(tree == TENSOR for tree in trees), "a malformed jagged tensor")
     require(all(bound is None or 0 <= bound < 1 << 48 for bound in (low, high)), "malformed lengths of a jagged tensor")
-    bounds = {name: bound for name, bound in (("min_seqlen", low), ("max_seqlen", high)) if bound is not None}
     reader.exact.update(range(reader.tensors + 1, reader.tensors + len(trees)))
 
     def make(found: list[Any], _: torch.device | None) -> Any:
-        with between_forks():
-            from torch.nested._internal.nested_tensor import NestedTensor
-
-            if bounds:
-                importlib.import_module("torch._dynamo")  # its constructor does, to mark them
-
         values, offsets, lengths = [*found, None][:3]
         require(1 <= ragged <= values.ndim and offsets.ndim == 1 and len(offsets) > 0, "a malformed jagged tensor")
         require(lengths is None or lengths.shape == (len(offsets) - 1,), "a malformed jagged tensor")
         _check_offsets(offsets, lengths, values.shape[ragged - 1])
-        cache = {name: torch.zeros(bound, 0, device="cpu") for name, bound in bounds.items()}
-        return NestedTensor(
-            values,
-            offsets,
-            lengths=lengths,
-            _ragged_idx=ragged,
-            requires_grad=requires_grad,
-            _metadata_cache=cache,
-        )
+        parts = _compat.JaggedParts(values, offsets, lengths, ragged, low, high)
+        return _compat.make_jagged(parts, requires_grad=requires_grad)
 
     names = ("values", "offsets", "lengths")[: len(trees)]
     return Container("nested tensor", make, names, reader.nodes(trees), reads_leaves=True)
@@ -306,7 +286,7 @@ def flatten_nested(value: torch.Tensor, walk: Walk) -> Tree:
         if walk.in_place:
             raise RefusedError("a nested tensor that is not contiguous")
         plain = plain.contiguous()
-    sizes = plain._nested_tensor_size()  # type: ignore[attr-defined]
+    sizes = _compat.nested_sizes(plain)
     trees = walk.entries(value, ("values", "sizes"), [plain.values(), sizes])
     return ("nested", value.requires_grad, *trees)
 
@@ -329,12 +309,12 @@ def _read_nested(reader: TreeReader, requires_grad: bool, buffer_tree: Tree, siz
         require(sum(counts) == buffer.numel(), "a malformed nested tensor")
         strides = [[*itertools.accumulate(row[:0:-1], operator.mul, initial=1)][: len(row)][::-1] for row in rows]
         offsets = [0, *itertools.accumulate(counts)][: len(counts)]
-        made = torch._nested_view_from_buffer(  # type: ignore[attr-defined]
+        made = _compat.make_nested(
             buffer,
             sizes,
             torch.tensor(strides, dtype=torch.int64, device="cpu").reshape(sizes.shape),
             torch.tensor(offsets, dtype=torch.int64, device="cpu"),
-        ).detach()
+        )
         return made.requires_grad_() if requires_grad else made
 
     return Container("nested tensor", make, ("values", "sizes"), nodes, reads_leaves=True)
@@ -372,7 +352,7 @@ def _read_quantized(reader: TreeReader, integers_tree: Tree, parameters_tree: Tr
         is_pair = type(parameters) is list and list(map(type, parameters)) == [float, int]
         require(is_pair, "a malformed quantized tensor")
         _check_integers(integers)
-        return torch._make_per_tensor_quantized_tensor(integers, *parameters)
+        return _compat.make_quantized(integers, *parameters)
 
     return Container("quantized tensor", make, (NAMELESS, "scale and zero point"), nodes, reads_leaves=True)
 
@@ -387,6 +367,6 @@ def _read_quantized_channels(reader: TreeReader, axis: int, *trees: Tree) -> Con
         _check_integers(integers)
         require(0 <= axis < integers.ndim, "a malformed quantized tensor")
         require(scales.shape == zero_points.shape == (integers.shape[axis],), "a malformed quantized tensor")
-        return torch._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)
+        return _compat.make_channel_quantized(integers, scales, zero_points, axis)
 
     return Container("quantized tensor", make, (NAMELESS, "scales", "zero_points"), nodes, reads_leaves=True)

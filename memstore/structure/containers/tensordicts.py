@@ -11,15 +11,11 @@
     ["nontensor", batch size, device, names, locked, entry]             NonTensorData;  "metadata": MetaData
     ["metadata_of", type, batch size, device, names, locked, entry]     MetaData[type]
 
-Private names of tensordict are used where the public ones copy, validate or run a class's code; tests pin each of them.
 Rules are asked in the order of this file: the one for all collections is the last.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from types import NoneType
 from typing import Any, NamedTuple
@@ -39,6 +35,7 @@ from tensordict import (
     is_tensorclass,
 )
 
+from memstore import _compat
 from memstore.structure.classes import class_name, dotted, find_class, make_bare, short
 from memstore.structure.objects import join_list
 from memstore.structure.refusals import RefusedError, require, sizes
@@ -68,9 +65,10 @@ def _make_tensordict(
     entries: dict[str, Any], dimensions: _Dimensions, asked: torch.device | None, **options: Any
 ) -> TensorDict:
     """Args: asked: the device that the caller asked for."""
-    return TensorDict._new_unsafe(
+    return _compat.new_tensordict(
+        TensorDict,
         entries,
-        batch_size=dimensions.batch,
+        dimensions.batch,
         device=need_device(dimensions.device, instead=asked),
         names=None if dimensions.names is None else list(dimensions.names),
         **options,
@@ -82,26 +80,11 @@ def _make_tensordict(
 
 @flattens(NonTensorData, MetaData)
 def flatten_non_tensor(value: NonTensorData | MetaData, walk: Walk) -> Tree:
-    inner: Any = vars(value)["_tensordict"]
-    if type(inner) is not TensorDict or inner._tensordict:
+    inner: Any = _compat.inner_tensordict(value)
+    if type(inner) is not TensorDict or _compat.inner_tensordict(inner):
         raise RefusedError(f"a {type(value).__name__} over a {type(inner).__name__}; only plain ones are stored")
-    names = inner._td_dim_names
-    return (
-        "nontensor" if type(value) is NonTensorData else "metadata",
-        inner._batch_size,
-        inner._device,
-        None if names is None else tuple(names),
-        bool(inner._is_locked),
-        walk.visit(value.data),
-    )
-
-
-def make_non_tensor(kind: Any, data: Any, inner: TensorDict) -> Any:
-    """As the constructor makes it, except that the data, whatever it is, stays as it is."""
-    built = kind.__new__(kind)
-    built.__dict__["_tensordict"] = inner
-    built.__dict__["_non_tensordict"] = {"data": data, "_metadata": None, "_is_non_tensor": True}
-    return built
+    _, *dimensions = _compat.tensordict_parts(inner)
+    return ("nontensor" if type(value) is NonTensorData else "metadata", *dimensions, walk.visit(value.data))
 
 
 _DIMENSIONS = (list, (NoneType, str), (NoneType, list), bool)  # types of: batch size, device, names, locked
@@ -114,7 +97,8 @@ def _read_non_tensor(
 
     def make(values: list[Any], asked: torch.device | None) -> Any:
         inner = _make_tensordict({}, dimensions, asked)
-        built = make_non_tensor(find(), values[0], inner)
+        kind = find()
+        built = _compat.fill_non_tensor(kind.__new__(kind), inner, values[0])
         return built.lock_() if lock else built
 
     return Container(title, make, (NAMELESS,), [reader.node(tree)])
@@ -138,7 +122,7 @@ def _read_metadata(reader: TreeReader, batch: Any, device: Any, names: Any, lock
 
 
 def _flatten_metadata_of(value: Any, walk: Walk) -> Tree:
-    return ("metadata_of", class_name(type(value)._expected_type), *flatten_non_tensor(value, walk)[1:])
+    return ("metadata_of", class_name(_compat.metadata_type(type(value))), *flatten_non_tensor(value, walk)[1:])
 
 
 @reads("metadata_of", str, *_DIMENSIONS, (int, list))
@@ -154,7 +138,7 @@ def _read_metadata_of(
 
 @rule
 def _metadata_of_rule(kind: type) -> Flattener | None:
-    expected = vars(kind).get("_expected_type")
+    expected = _compat.metadata_type(kind)
     if issubclass(kind, MetaData) and isinstance(expected, type) and MetaData[expected] is kind:
         return _flatten_metadata_of
     return None
@@ -168,30 +152,22 @@ def _metadata_of_rule(kind: type) -> Flattener | None:
 
 @flattens(LazyStackedTensorDict)
 def _flatten_lazy(value: LazyStackedTensorDict, walk: Walk) -> Tree:
-    if _has_hooks(value):
+    if _compat.has_hooks(value):
         raise RefusedError("a LazyStackedTensorDict with hooks (inside vmap)")
-    locked = bool(value._is_locked)
+    locked = bool(_compat.is_locked(value))
     members = value.tensordicts
     if not members:
-        names = value._empty_stack_names
-        batch = list(value._batch_size)
+        names = _compat.empty_stack_names(value)
+        batch = list(_compat.batch_size_of(value))
         del batch[value.stack_dim]
         return (
             *("lazy0", _lazy_class(value), value.stack_dim, tuple(batch), value.device),
             *(None if names is None else tuple(names), locked),
         )
     return (
-        *("lazy", _lazy_class(value), value.stack_dim, value._td_dim_name, locked),
+        *("lazy", _lazy_class(value), value.stack_dim, _compat.stack_dim_name(value), locked),
         walk.entries(value, range(len(members)), members),
     )
-
-
-_IS_NEW = isinstance(getattr(LazyStackedTensorDict, "hook_in", None), property)  # of tensordict 0.15
-_HOOKS = ("_hook_in", "_hook_out") if _IS_NEW else ("hook_in", "hook_out")
-
-
-def _has_hooks(value: LazyStackedTensorDict) -> bool:
-    return any(getattr(value, name) is not None for name in _HOOKS)
 
 
 _LAZY_CLASSES: dict[str, type[LazyStackedTensorDict]] = {"": LazyStackedTensorDict, "values": NonTensorStack}
@@ -238,21 +214,21 @@ def _read_empty_lazy(
 
 @flattens(NonTensorStack)
 def _flatten_values(value: NonTensorStack, walk: Walk) -> Tree:
-    members = value.tensordicts
+    members, locked = value.tensordicts, bool(_compat.is_locked(value))
     plain = (
         members
         and value.stack_dim == 0
-        and value._td_dim_name is None
-        and not _has_hooks(value)
+        and _compat.stack_dim_name(value) is None
+        and not _compat.has_hooks(value)
         and all(map(_is_plain_value, members))
-        and len({bool(member._tensordict._is_locked) for member in members} | {bool(value._is_locked)}) == 1
+        and len({bool(_compat.is_locked(_compat.inner_tensordict(one))) for one in members} | {locked}) == 1
     )
     if plain:
         tensors, written = len(walk.tensors), len(walk.objects)
-        trees = walk.entries(value, range(len(members)), [member._non_tensordict["data"] for member in members])
+        trees = walk.entries(value, range(len(members)), [*map(_compat.non_tensor_value, members)])
         if trees.count(OBJECT) == len(trees):
             walk.objects.append(join_list(walk.take_objects(len(trees))))
-            return ("values", bool(value._is_locked), OBJECT)
+            return ("values", locked, OBJECT)
         del walk.tensors[tensors:]
         del walk.objects[written:]
     return _flatten_lazy(value, walk)
@@ -262,14 +238,11 @@ def _is_plain_value(member: Any) -> bool:
     """Whether the member is its value and nothing else: no batch size, device or names."""
     if type(member) is not NonTensorData:
         return False
-    inner: Any = vars(member)["_tensordict"]
-    return (
-        type(inner) is TensorDict
-        and not inner._batch_size
-        and inner._device is None
-        and inner._td_dim_names is None
-        and not inner._tensordict
-    )
+    inner: Any = _compat.inner_tensordict(member)
+    if type(inner) is not TensorDict:
+        return False
+    entries, batch, device, names, _ = _compat.tensordict_parts(inner)
+    return not entries and not batch and device is None and names is None
 
 
 @reads("values", bool, int)
@@ -279,8 +252,11 @@ def _read_values(reader: TreeReader, locked: bool, tree: Tree) -> Container:
     def make(built: list[Any], _: torch.device | None) -> Any:
         (values,) = built
         require(type(values) is list and len(values) > 0, "malformed values of a NonTensorStack")
-        inners = [TensorDict._new_unsafe({}, torch.Size(())) for _ in values]
-        stack = NonTensorStack(*map(make_non_tensor, itertools.repeat(NonTensorData), values, inners))
+        members: list[Any] = []
+        for value in values:
+            inner = _compat.new_tensordict(TensorDict, {}, torch.Size(()))
+            members.append(_compat.fill_non_tensor(NonTensorData.__new__(NonTensorData), inner, value))
+        stack = NonTensorStack(*members)
         return stack.lock_() if lock else stack
 
     return Container("NonTensorStack", make, (NAMELESS,), [reader.node(tree)])
@@ -299,7 +275,7 @@ def _flatten_typed(value: Any, walk: Walk) -> Tree:
     others = [other for other in vars(value) if not other.startswith("_")]
     if others:
         raise RefusedError(f"a {dotted(name)} with attributes that are no entries: {', '.join(others)}")
-    return ("typed", name, walk.visit(value._source))
+    return ("typed", name, walk.visit(_compat.typed_source(value)))
 
 
 def _is_typed(kind: type) -> bool:
@@ -315,9 +291,7 @@ def _read_typed(reader: TreeReader, name: str, tree: Tree) -> Container:
     def make(values: list[Any], _: torch.device | None) -> Any:
         kind = find_class(name, _is_typed, "a TypedTensorDict")
         require(is_tensor_collection(values[0]), "a TypedTensorDict around no TensorDict")
-        built = object.__new__(kind)
-        object.__setattr__(built, "_source", values[0])
-        return built
+        return _compat.fill_typed(object.__new__(kind), values[0])
 
     return Container(short(name), make, (NAMELESS,), [node])
 
@@ -330,17 +304,8 @@ def _read_typed(reader: TreeReader, name: str, tree: Tree) -> Container:
 
 @flattens(TensorDict)
 def _flatten_tensordict(value: TensorDict, walk: Walk) -> Tree:
-    entries = value._tensordict
-    names = value._td_dim_names
-    return (
-        "td",
-        value._batch_size,
-        value._device,
-        None if names is None else tuple(names),
-        bool(value._is_locked),
-        tuple(entries),
-        walk.entries(value, entries, entries.values()),
-    )
+    entries, *dimensions = _compat.tensordict_parts(value)
+    return ("td", *dimensions, tuple(entries), walk.entries(value, entries, entries.values()))
 
 
 @reads("td", *_DIMENSIONS, list, list)
@@ -370,9 +335,9 @@ def _collection_rule(kind: type) -> Flattener | None:
 
 
 def _flatten_tensorclass(value: Any, walk: Walk) -> Tree:
-    others = value._non_tensordict or {}
+    others = _compat.other_fields(value) or {}
     name = class_name(type(value))
-    inner = walk.visit(value._tensordict)
+    inner = walk.visit(_compat.inner_tensordict(value))
     return ("tensorclass", name, inner, tuple(others), walk.entries(value, others, others.values()))
 
 
@@ -385,10 +350,8 @@ def _read_tensorclass(reader: TreeReader, name: str, inner: list[Any], keys: lis
 
     def make(values: list[Any], _: torch.device | None) -> Any:
         kind = find_class(name, is_tensorclass, "a tensorclass")
-        built = make_bare(kind)  # neither __init__ nor __post_init__ runs
-        built.__dict__["_tensordict"] = values[0]
-        built.__dict__["_non_tensordict"] = dict(zip(keys, values[1:], strict=True))
-        return built
+        others = dict(zip(keys, values[1:], strict=True))
+        return _compat.fill_tensorclass(make_bare(kind), values[0], others)  # neither __init__ nor __post_init__ runs
 
     return Container(short(name), make, (NAMELESS, *keys), nodes)
 
@@ -398,8 +361,8 @@ def _read_tensorclass(reader: TreeReader, name: str, inner: list[Any], keys: lis
 
 @flattens(TensorDictParams)
 def _flatten_params(value: TensorDictParams, walk: Walk) -> Tree:
-    convert = value.no_convert
-    return ("params", bool(value._lock_content), str(convert), bool(value._is_locked), walk.visit(value._param_td))
+    lock, locked = _compat.locks_content(value), bool(_compat.is_locked(value))
+    return ("params", lock, str(value.no_convert), locked, walk.visit(_compat.params_inner(value)))
 
 
 _CONVERT: dict[str, Any] = {"False": False, "True": True, "skip": "skip"}
@@ -423,8 +386,8 @@ def _read_params(reader: TreeReader, lock: bool, convert: str, locked: bool, tre
 
 @flattens(UnbatchedTensor)
 def _flatten_unbatched(value: UnbatchedTensor, walk: Walk) -> Tree:
-    batch = getattr(value, "_batch_size", None)
-    return ("unbatched", None if batch is None else tuple(batch), walk.visit(value._base_tensor()))
+    tensor, batch = _compat.unbatched_parts(value)
+    return ("unbatched", batch, walk.visit(tensor))
 
 
 @reads("unbatched", (NoneType, list), (int, list))

@@ -11,8 +11,6 @@ Such a class has `__tensor_flatten__`, which gives the names of the tensors insi
 imported, a subclass of torch.Tensor, and has both; nothing else that a stored name could choose.
 """
 
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +18,7 @@ from typing import Any
 
 import torch
 
+from memstore import _compat
 from memstore.engine import Path
 from memstore.errors import MemstoreError, UnsupportedValueError
 from memstore.sharding import (
@@ -66,7 +65,7 @@ def flatten_wrapper(value: Any, walk: Walk) -> Tree:
     if not names or not all(isinstance(one, torch.Tensor) for one in inner):
         raise RefusedError(f"a {kind.__qualname__} whose __tensor_flatten__ names no tensors")
     found = traits.traits_of(value)
-    is_parameter = getattr(value, "_is_param", False)
+    is_parameter = getattr(value, _compat.PARAMETER_MARK, False)
     flags = traits.to_flags(traits.PARAMETER if is_parameter else found.kind, found.requires_grad)
     trees = walk.entries(value, names, inner)
     about = walk.visit([context, list(value.shape), list(value.stride())])
@@ -175,7 +174,7 @@ def _finished(made: Any, kind: int, requires_grad: bool) -> Any:
             except RuntimeError as error:  # of integers
                 raise MalformedError(f"a gradient that can't be: {error}") from None
     if kind == traits.PARAMETER:
-        made._is_param = True  # what isinstance(made, Parameter) looks at
+        setattr(made, _compat.PARAMETER_MARK, True)
         return made
     return traits.with_traits(made, traits.Traits(kind, False, None))
 
@@ -187,7 +186,13 @@ def has_wrapped_shards(value: Any) -> bool:
     """Whether it is a DTensor, or the like, whose local tensor wraps others."""
     if not isinstance(value, (torch.Tensor, TensorShard)) or type(value) in (torch.Tensor, torch.nn.Parameter):
         return False
-    return _is_wrapper(type(getattr(value, "_local_tensor", getattr(value, "local", None))))
+    return _is_wrapper(type(_local_of(value)))
+
+
+def _local_of(value: Any) -> Any:
+    """Returns the local tensor of a DTensor or TensorShard."""
+    local = _compat.local_tensor(value)
+    return getattr(value, "local", None) if local is None else local
 
 
 def flatten_wrapped_shards(value: Any, leaf: ShardedLeaf, flags: int, walk: Walk) -> Tree | None:
@@ -197,8 +202,7 @@ def flatten_wrapped_shards(value: Any, leaf: ShardedLeaf, flags: int, walk: Walk
         value: the DTensor, or whatever `leaf` is made of.
         flags: kind and requires_grad.
     """
-    local = getattr(value, "_local_tensor", getattr(value, "local", None))
-    held = [shard.local for shard in leaf.shards] or [local]
+    held = [shard.local for shard in leaf.shards] or [_local_of(value)]
     if not all(_is_wrapper(type(one)) for one in held):
         return None
     boxes = tuple(shard.box.text for shard in leaf.shards)
