@@ -59,7 +59,7 @@ _encode_object = msgspec.msgpack.Encoder().encode
 
 
 def merge(key: str, parts: Sequence[RankPart], *, with_checksums: bool) -> Content:
-    """What the record of the whole value says, with the checksums of its bytes if the store has them.
+    """Returns what the record of the whole value says, with the checksums of its bytes if the store has them.
 
     Raises:
         ShardMismatchError: the parts disagree; it names the leaf and the ranks.
@@ -90,7 +90,7 @@ def merge(key: str, parts: Sequence[RankPart], *, with_checksums: bool) -> Conte
 
 
 def _place_segments(parts: Sequence[RankPart]) -> tuple[list[SegmentExtent], dict[int, int]]:
-    """The segments, one behind the other; and by rank, where its data section starts."""
+    """Lays the segments one behind the other. Returns also, by rank, where its data section starts."""
     extents: list[SegmentExtent] = []
     data: dict[int, int] = {}
     for part in parts:
@@ -118,7 +118,7 @@ def _by_name(parts: Sequence[RankPart], names: Sequence[Path], data: dict[int, i
 
 
 def _merge_trees(key: str, parts: Sequence[RankPart]) -> tuple[tuple[Path, ...], tuple[Path, ...], Any]:
-    """The names of the leaves, those of the objects, and the tree of the whole value."""
+    """Returns the names of the leaves, those of the objects, and the tree of the whole value."""
     tree = parts[0].said.tree
     merged: set[int] = set()  # parts with the same tree share it
     for part in parts[1:]:
@@ -187,7 +187,7 @@ _CACHED_LAYOUTS = 256  # layouts
 
 
 class LeafOfRank(msgspec.Struct, frozen=True, gc=False):
-    """What one rank says of a leaf.
+    """A leaf, as one rank describes it.
 
     Attributes:
         sums: the checksums of its boxes.
@@ -247,7 +247,7 @@ class LeafMerger:
         return MergedLeaf(found[0].leaf, boxes, 0)
 
     def _merge_plain(self, name: Path, found: Sequence[LeafOfRank], cut: _Cut) -> MergedLeaf:
-        """The lowest rank's that has written it."""
+        """Takes the lowest rank's that has written it."""
         if not cut.stored:  # no elements
             return MergedLeaf(found[0].leaf, (), 0)
         ((box, i, _),) = cut.stored
@@ -371,7 +371,7 @@ class LeafLayout:
         return encode_boxes(self.boxes, ranks, with_checksums=with_checksums)
 
     def checksums(self) -> bytes:
-        """Of the plain leaves, in the order of all leaves. Boxes have theirs in the table."""
+        """Returns the checksums of the plain leaves, in the order of all leaves. Boxes have theirs in the table."""
         sums = [self.plain[number].checksum if number in self.plain else None for number in range(len(self.leaves))]
         return b"".join(one or _OF_NOTHING for one in sums)
 
@@ -384,7 +384,7 @@ class LeafLayout:
 
 
 def find_ties(leaves: Sequence[Leaf], held: dict[Path, list[LeafOfRank]]) -> dict[int, int]:
-    """By leaf, the earlier one that is the very same tensor on a rank that holds both, and lies where it lies."""
+    """Finds by leaf the earlier one that is the very same tensor on a rank that holds both, and lies where it lies."""
     numbers = {leaf.name: number for number, leaf in enumerate(leaves)}
     same: dict[int, int] = {}
     for number, leaf in enumerate(leaves):
@@ -404,7 +404,7 @@ def find_ties(leaves: Sequence[Leaf], held: dict[Path, list[LeafOfRank]]) -> dic
 
 
 def header_of(store: str, key: str, record: Record, content: memoryview) -> bytes | None:
-    """The header that a put wrote, made anew of its record, for a file with that content and a damaged header.
+    """Makes the header that a put wrote anew of its record, for a file of that content whose header is damaged.
 
     None if nothing shows that the content is that put's. Raises CorruptionError if it isn't.
     """
@@ -428,7 +428,7 @@ def header_of(store: str, key: str, record: Record, content: memoryview) -> byte
 
 
 def header_of_part(store: str, key: str, record: Record, extent: SegmentExtent, content: memoryview) -> bytes | None:
-    """As `header_of`, for one segment of a sharded value. The record alone can tell its value from then on.
+    """Makes the header of one segment of a sharded value anew. The record alone can tell its value from then on.
 
     What its rank said of the value is nowhere else, so the header says nothing in its place, and calls all of the data
     slack. As long as there is the record, that is enough.
@@ -449,7 +449,7 @@ def _names_put(content: memoryview, store: str, put_id: int, version: int) -> bo
 
 
 def _fits_checksums(record: Record, extent: SegmentExtent, content: memoryview) -> bool:
-    """Whether all that the record knows to lie in a segment fits its checksum, where there is one."""
+    """Returns whether all that the record knows to lie in a segment fits its checksum, where there is one."""
     plan, table, stored = structure.plan_of(record.description), box_table(record), record.checksums
     places = [
         (box.place, structure.box_bytes(plan.leaves[leaf], box), box.checksum)
@@ -469,7 +469,7 @@ def _fits_checksums(record: Record, extent: SegmentExtent, content: memoryview) 
 
 
 def content_of_headers(key: str, parts: Sequence[FoundPart]) -> Content | None:
-    """The value of parts of which nothing but their segments is left. None if they are not all of one value.
+    """Merges parts of which only their segments are left. Returns None if they are not all of one value.
 
     A rank that held no bytes, and nothing else that others may lack, has no segment: see `draft_part`.
     """

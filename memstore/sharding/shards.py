@@ -67,7 +67,7 @@ class Shard(NamedTuple):
 
 
 class ShardedLeaf(NamedTuple):
-    """What this rank holds of one tensor.
+    """The part of one tensor that this rank holds.
 
     Attributes:
         shape: of the whole tensor.
@@ -86,7 +86,7 @@ class ShardedLeaf(NamedTuple):
 
 
 def sharded_leaf(value: Any) -> ShardedLeaf | None:
-    """What a DTensor, TensorShard or ShardedTensor says of this rank; None for any other value.
+    """Reads what a DTensor, TensorShard or ShardedTensor says of this rank; None for any other value.
 
     The tensors of the shards are views of the local one: nothing is copied, and they have no autograd history. Whether
     it is a Parameter, or requires a gradient, is for the caller to look up. A local tensor that a collective still
@@ -111,7 +111,7 @@ def sharded_leaf(value: Any) -> ShardedLeaf | None:
 
 
 def _aside(read: Callable[[Any], ShardedLeaf], value: Any) -> ShardedLeaf:
-    """Without torch's modes: what they make of a view says nothing of the value, and may be a fake one."""
+    """Reads without torch's modes: what they make of a view says nothing of the value, and may be a fake one."""
     with modes.put_aside(entirely=True) if modes.are_active() else nullcontext(), torch.no_grad():
         return read(value)
 
@@ -129,7 +129,7 @@ def _of_dtensor(value: Any) -> ShardedLeaf:
 def _pieces(
     layout: MeshLayout, coordinate: tuple[int, ...], found: tuple[int, ...], placements: Any
 ) -> tuple[MeshPiece, ...]:
-    """What a rank holds whose local tensor has the shape `found`."""
+    """Returns what a rank holds whose local tensor has the shape `found`."""
     readings = _readings(layout, coordinate, found)
     if len(readings) == 1:
         return readings[0]
@@ -149,7 +149,7 @@ def _pieces(
 def _readings(
     layout: MeshLayout, coordinate: tuple[int, ...], found: tuple[int, ...]
 ) -> tuple[tuple[MeshPiece, ...], ...]:
-    """What the rank may hold, by all that the layout may mean.
+    """Returns what the rank may hold, by all that the layout may mean.
 
     DTensors that FSDP2 made have another layout than those of distribute_tensor with the same placements, where sizes
     don't divide evenly. Mostly the shape tells which of the two it is, or it is the same for this rank.
@@ -161,7 +161,7 @@ def _readings(
 
 
 def _is_part_of_the_world(mesh_shape: Sequence[int]) -> bool:
-    """Whether there are ranks outside of the mesh, which may have the same tensor on meshes of their own."""
+    """Returns whether ranks outside of the mesh may have the same tensor on meshes of their own."""
     distributed: Any = sys.modules["torch.distributed"]
     return distributed.is_initialized() and math.prod(mesh_shape) < distributed.get_world_size()
 
@@ -170,7 +170,7 @@ _layout = functools.lru_cache(maxsize=4096)(layout_of)  # as `_readings`
 
 
 def _plain(local: torch.Tensor) -> torch.Tensor:
-    """The local tensor itself, when its bytes are there."""
+    """Returns the local tensor itself, when its bytes are there."""
     pending = loaded(_compat.ASYNC_COLLECTIVES, "AsyncCollectiveTensor")
     if pending is not None and isinstance(local, pending):
         local = cast(Any, local).trigger_wait()
@@ -226,7 +226,7 @@ def _counts(name: str, values: Any) -> tuple[int, ...]:
 
 
 def _shard(what: str, shape: tuple[int, ...], offsets: tuple[int, ...], local: torch.Tensor) -> Shard:
-    """A part, which must lie within the whole."""
+    """Makes a part, which must lie within the whole."""
     sizes = tuple(local.shape)
     box = Box(offsets, sizes)
     if not box.fits(shape):
@@ -241,7 +241,7 @@ def _shard(what: str, shape: tuple[int, ...], offsets: tuple[int, ...], local: t
 
 
 def allocate_like(value: Any) -> Any:
-    """A DTensor or TensorShard with the mesh and placements of `value`, whose own elements are yet to be written.
+    """Makes a DTensor or TensorShard with the mesh and placements of `value`, whose elements are yet to be written.
 
     It is a Parameter, and requires a gradient, if `value` is and does. No rank has to know of the others' doing so.
     """
@@ -266,5 +266,5 @@ def _like(value: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 
 
 def _empty(local: torch.Tensor) -> torch.Tensor:
-    """Dense: in the order of its strides, as `torch.empty_like` allocates."""
+    """Allocates as `torch.empty_like` does: dense, in the order of its strides."""
     return torch.empty_like(local, requires_grad=False).detach()

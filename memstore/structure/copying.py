@@ -70,7 +70,7 @@ class CastCopy(NamedTuple):
 
 
 class CopyPlan:
-    """What to copy where, for one plan and one kind of tensors."""
+    """The copies that fill a data section, for one plan and one kind of tensors."""
 
     __slots__ = (
         "alone",
@@ -124,7 +124,7 @@ class FlatValue:
 
 
 def contents(flat: FlatValue) -> bytes:
-    """As `fill`, for values of a few bytes: what the memory would hold."""
+    """Returns what `fill` would write, for values of a few bytes."""
     nbytes = flat.plan.nbytes
     if flat.copies.alone == nbytes > 0:
         return ctypes.string_at(flat.tensors[0].data_ptr(), nbytes)

@@ -136,7 +136,7 @@ def rebuild_lazily(
     allow_pickle: bool = False,
     device: torch.device | None = None,
 ) -> Any:
-    """As `rebuild`, but what `make_leaf(index, tensor)` makes of each leaf stands in its place.
+    """Rebuilds a value in which what `make_leaf(index, tensor)` makes of each leaf stands in its place.
 
     The leaves that their containers look into (jagged and quantized tensors, numpy arrays) are as `rebuild` has them.
     """
@@ -160,7 +160,7 @@ def rebuild_lazily(
 
 
 def build(plan: Plan, encoded: bytes, tensors: Sequence[torch.Tensor], *, allow_pickle: bool = False) -> Any:
-    """The value of these tensors, one for each leaf, as they are, and the stored objects.
+    """Builds the value of these tensors, one for each leaf, as they are, and the stored objects.
 
     Raises:
         CorruptionError: plan, objects and tensors don't belong together.
@@ -177,7 +177,7 @@ def build(plan: Plan, encoded: bytes, tensors: Sequence[torch.Tensor], *, allow_
 
 
 def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Tensor]:
-    """The leaves as CPU tensors over `memory`, neither Parameters nor Buffers yet; see `finish`.
+    """Makes the leaves as CPU tensors over `memory`, neither Parameters nor Buffers yet; see `finish`.
 
     Call it outside of inference mode, whose tensors could never be used in training. `keep` is what every storage
     refers to; None for tensors that no user gets.
@@ -218,7 +218,7 @@ def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Te
 
 
 def in_own_storage(view: torch.Tensor, memory: Memory, keep: object) -> torch.Tensor:
-    """A view of a leaf over `memory` as a tensor with a storage of just its bytes, and no view of anything.
+    """Makes a view of a leaf over `memory` a tensor with a storage of just its bytes, and no view of anything.
 
     So what is done to that storage (`share_memory_`), or to the tensor by autograd, concerns no other part of the leaf.
     Call it outside of inference mode. `keep` is as in `tensors_of`.
@@ -234,7 +234,7 @@ def in_own_storage(view: torch.Tensor, memory: Memory, keep: object) -> torch.Te
 
 
 def bare_array(plan: Plan, memory: bytearray | Memory, start: int) -> np.ndarray[Any, Any] | None:
-    """The array to make the value of, over the bytes from `start`, if that is a single plain tensor; else None."""
+    """Returns the array to make the value of, over the bytes from `start`; None if it isn't a single plain tensor."""
     if plan.bare is None:
         plan.bare = _dtype_and_shape(plan)
     if not plan.bare:
@@ -244,7 +244,7 @@ def bare_array(plan: Plan, memory: bytearray | Memory, start: int) -> np.ndarray
 
 
 def _dtype_and_shape(plan: Plan) -> tuple[np.dtype[Any], tuple[int, ...]] | tuple[()]:
-    """Of a value that is a single plain tensor; else nothing."""
+    """Returns dtype and shape of a value that is a single plain tensor; else nothing."""
     if type(plan.root) is not TensorNode or plan.marked or not plan.nbytes:
         return ()
     (leaf,) = plan.leaves
@@ -301,7 +301,7 @@ def _to_own_device(tensor: torch.Tensor, device: str, non_blocking: bool) -> tor
 
 
 def finish_one(plan: Plan, i: int, tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
-    """As `finish`, for one leaf that is not the same as another."""
+    """Does what `finish` does for one leaf that is not the same as another."""
     found = plan.traits[i]
     if device is not None and i not in plan.host:
         tensor = to_device(tensor, device)
@@ -320,10 +320,10 @@ class Checks(Protocol):
     """Compares what is to be read with its checksums. Raises CorruptionError."""
 
     def compare(self, i: int, /) -> None:
-        """All of a leaf."""
+        """Compares all of a leaf."""
 
     def compare_boxes(self, i: int, boxes: Sequence[StoredBox], /) -> None:
-        """Some of a leaf's boxes."""
+        """Compares some of a leaf's boxes."""
 
 
 def check_boxes(plan: Plan, boxes: Boxes, nbytes: int) -> None:
@@ -372,7 +372,7 @@ def box_bytes(leaf: Leaf, stored: StoredBox) -> int:
 
 
 def box_tensor(leaf: Leaf, stored: StoredBox, memory: Memory) -> torch.Tensor:
-    """The elements of a box, where they lie."""
+    """Returns the elements of a box, where they lie."""
     start, shape, dtype = stored.place, stored.box.shape, DTYPES[leaf.dtype]
     flat = torch.from_numpy(memory[start : start + box_bytes(leaf, stored)])
     if dtype in traits.WITHOUT_COPY:
@@ -381,17 +381,17 @@ def box_tensor(leaf: Leaf, stored: StoredBox, memory: Memory) -> torch.Tensor:
 
 
 def leaf_tensor(leaf: Leaf, memory: Memory) -> torch.Tensor:
-    """The place where a leaf in boxes is put together."""
+    """Returns the place where a leaf in boxes is put together."""
     return box_tensor(leaf, StoredBox(whole(leaf.shape), leaf.offset, 0, None), memory)
 
 
 def boxes_of_leaf(plan: Plan, boxes: Boxes, i: int) -> Sequence[StoredBox]:
-    """Those of a leaf, or of the one that it is the same as. None: it lies whole at its offset."""
+    """Returns the boxes of a leaf, or of the one that it is the same as. Without any, it lies whole at its offset."""
     return boxes.get(plan.same.get(i, i), ())
 
 
 def parts_of(plan: Plan, boxes: Boxes, i: int, tensor: torch.Tensor, memory: Memory) -> list[Shard]:
-    """The parts that a leaf is stored in. `tensor` has all of it, if it is one part."""
+    """Returns the parts that a leaf is stored in. `tensor` has all of it, if it is one part."""
     leaf = plan.leaves[i]
     stored = boxes_of_leaf(plan, boxes, i)
     if lies_in_order(leaf, stored):
@@ -407,7 +407,7 @@ def assemble(plan: Plan, boxes: Boxes, memory: Memory) -> int:
 
 
 def assemble_one(leaf: Leaf, stored: Sequence[StoredBox], memory: Memory) -> int:
-    """As `assemble`, of one leaf."""
+    """Puts one leaf together at its offset. Returns how many bytes were copied for it."""
     if lies_in_order(leaf, stored):
         return 0
     target, copied = traits.copyable(leaf_tensor(leaf, memory)), 0

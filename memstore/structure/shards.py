@@ -140,7 +140,7 @@ def take_shards_apart(value: Any, *, allow_pickle: bool = False) -> HeldValue:
 
 
 def has_shards(value: Any) -> bool:
-    """Whether a value that `flatten` refuses has leaves of which a rank holds a part."""
+    """Returns whether a value that `flatten` refuses has leaves of which a rank holds a part."""
     walk = _FirstShardWalk(allow_pickle=True)
     aside = modes.put_aside(entirely=True) if modes.are_active() else contextlib.nullcontext()
     with aside, contextlib.suppress(RefusedError, RuntimeError, NotImplementedError):
@@ -179,7 +179,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, with memory of its own; a lazy leaf's values. Raises RefusedError where it is made of several."""
+    """Returns the tensor, or a lazy leaf's values, in memory. Raises RefusedError where it is made of several."""
     if type(tensor) in _PLAIN and why_no_memory(tensor) is None:
         return tensor
     walk = Walk(allow_pickle=False, careful=True)
@@ -212,7 +212,7 @@ def _refused(reason: str) -> RefusedError:
 
 
 def held_in_memory(leaf: ShardedLeaf) -> ShardedLeaf:
-    """The leaf, whose shards are plain memory. Raises RefusedError for parts that have none, or more than bytes."""
+    """Returns the leaf with its shards in memory. Raises RefusedError for parts that have none, or more than bytes."""
     if leaf.dtype in traits.QUANTIZED:
         raise RefusedError("a shard of a quantized tensor; put a shard of its dequantize()")
     if all(type(local) in _PLAIN and why_no_memory(local) is None for _, local in leaf.shards):

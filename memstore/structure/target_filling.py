@@ -123,7 +123,7 @@ def get_like(
     allow_pickle: bool = False,
     non_blocking: bool = False,
 ) -> Any:
-    """The stored value in new memory, in the containers of `like`, with the devices, dtypes and strides of its leaves.
+    """Returns the stored value in new memory: in containers like those of `like`, with its devices, dtypes and strides.
 
     A DTensor or TensorShard becomes another one with the same placements, of which this rank's part alone is read.
 
@@ -280,7 +280,7 @@ class StoredLeaves:
 
 
 def wanted_of(found: MatchedTarget, want: int) -> Sequence[Shard]:
-    """The parts of a target's tensor that this rank holds."""
+    """Returns the parts of a target's tensor that this rank holds."""
     target = found.sharded.get(want)
     if target is not None:
         return target.leaf.shards
@@ -300,7 +300,7 @@ class _TargetRange(NamedTuple):
 
 
 def disagreements(plan: Plan, found: MatchedTarget, pieces: Sequence[TargetPiece]) -> list[str]:
-    """The differences that they make. An answer is kept for the next target in the same memory."""
+    """Finds targets in shared memory for which other values are stored. An answer is kept for the next such target."""
     match = found.match
     if match.apart == found.addresses and not found.sharded:
         return []
@@ -358,7 +358,7 @@ def _relation(plan: Plan, found: MatchedTarget, have: int, one: _TargetRange) ->
 
 
 def _clusters(ranges: Sequence[_TargetRange]) -> list[list[_TargetRange]]:
-    """Those that overlap others, each with all that it is joined to by such."""
+    """Groups the ranges that overlap others, each with all that it is joined to by such."""
     starts = [one.start for one in ranges]
     spans = np.array([one.stop - one.start for one in ranges], np.int64)
     clusters: list[list[_TargetRange]] = []

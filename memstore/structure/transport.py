@@ -80,7 +80,7 @@ def _lies_in_our_mapping(memory: torch.Tensor | torch.UntypedStorage) -> bool:
 
 @modes.put_aside()
 def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor over shared memory of its own: the span of its bytes, or its elements where the span has gaps."""
+    """Copies a tensor to shared memory of its own: the span of its bytes, or where that has gaps its elements."""
     shape, stride, itemsize = tensor.shape, tensor.stride(), tensor.dtype.itemsize
     source = tensor.detach()
     reach = traits.reach(shape, stride)
@@ -103,7 +103,7 @@ def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
-    """For what reaches the pickler as a bare storage: parts of sparse, nested and quantized tensors."""
+    """Reduces what reaches the pickler as a bare storage: parts of sparse, nested and quantized tensors."""
     if storage.device.type == "cpu" and storage.nbytes() and _lies_in_our_mapping(storage):
         copy = new_shared_storage(storage.nbytes())
         _keep_for_child(copy)

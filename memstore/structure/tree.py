@@ -42,7 +42,7 @@ MAX_NAME_PARTS = 1 << 25  # of the names of all leaves: each repeats the keys of
 
 
 class TreeParts:
-    """What nodes build from: the leaves, in order, and the device that the caller asked for."""
+    """The parts that nodes build from: the leaves, in order, and the device that the caller asked for."""
 
     __slots__ = ("device", "objects", "tensors")
 
@@ -228,7 +228,7 @@ class TreeReader:
 
 
 def walk_names(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
-    """The leaves below `node`, tensors and objects, in order, with their names."""
+    """Iterates over the leaves below `node`, tensors and objects, in order, with their names."""
     if isinstance(node, (TensorNode, ObjectNode)):
         yield prefix, node
         return
@@ -237,7 +237,7 @@ def walk_names(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
 
 
 def leaf_names(root: Node) -> Iterator[tuple[Path, Node]]:
-    """As `walk_names`, for all leaves of a value. Raises MalformedError where the names would fill the memory."""
+    """Iterates over all leaves of a value. Raises MalformedError where the names would fill the memory."""
     parts = 0
     for name, node in walk_names(root):
         parts += len(name)
@@ -252,7 +252,7 @@ _loaders: list[Callable[[], None]] = []
 
 
 def loads_containers(load: Callable[[], None]) -> Callable[[], None]:
-    """Decorator: the function imports modules that register containers. It is called each time one is looked for."""
+    """Registers a function that imports modules with containers. It is called each time one is looked for."""
     _loaders.append(load)
     return load
 
@@ -269,7 +269,7 @@ Key = Any
 
 
 def write_key(key: Any) -> Key:
-    """The form of a dict's key in a tree; raises TypeError for a type that has none, UnicodeEncodeError for no text."""
+    """Writes a dict's key. Raises TypeError for a type that has no form, UnicodeEncodeError for what is no text."""
     kind = type(key)
     if kind is str:
         if not key.isascii():
@@ -296,7 +296,7 @@ _MAX_PARTS = 1 << 12  # of a tuple: what stands in it in several places counts, 
 
 
 def _count_parts(key: tuple[Any, ...]) -> int:
-    """The number of items in a tuple, on all levels; counted no further than needed to see that there are too many."""
+    """Counts the items in a tuple, on all levels; no further than needed to see that there are too many."""
     count, left = 0, [key]
     while left and count <= _MAX_PARTS:
         one = left.pop()
@@ -339,7 +339,7 @@ def read_keys(keys: Any) -> tuple[Any, ...]:
 
 
 def name_of(key: Any) -> str | int:
-    """What a key is called in the name of a leaf, where only str and int are allowed: its repr, if it is neither."""
+    """Returns what a key is called in the name of a leaf: itself, or its repr if it is neither str nor int."""
     return key if type(key) in (str, int) and (type(key) is str or -(1 << 63) <= key < 1 << 63) else repr(key)
 
 
@@ -347,7 +347,7 @@ def name_of(key: Any) -> str | int:
 
 
 def _in_msgpack(value: Any) -> Any:
-    """What stands in trees and msgpack doesn't have."""
+    """Writes what stands in trees and msgpack doesn't have."""
     if isinstance(value, torch.device):
         return str(value)
     raise NotImplementedError(f"{type(value)} in a tree")
@@ -358,7 +358,7 @@ from_msgpack = msgspec.msgpack.Decoder().decode
 
 
 def compile_tree(tree: Tree) -> tuple[Node, TreeReader]:
-    """The node that a walk's tree describes, and the reader that read it, with what it found out about the leaves."""
+    """Makes the node that a walk's tree describes. The reader tells what it found out about the leaves."""
     reader = TreeReader()
     try:
         return reader.node(from_msgpack(to_msgpack(tree))), reader
@@ -408,7 +408,7 @@ def tree_names(tree: Tree) -> LeafNames:
 
 
 def merge_trees(first: Tree, second: Tree) -> Tree:
-    """The tree of both. Trees are as msgpack gives them. Raises TreesDifferError, and MalformedError."""
+    """Merges two trees, which are as msgpack gives them. Raises TreesDifferError, and MalformedError."""
     if first == second:
         return _without_devices(first)
     if type(first) is int or type(second) is int:
@@ -459,7 +459,7 @@ def _merge_entry(key: Any, first: Tree, second: Tree) -> Tree:
 
 
 def _without_devices(tree: Tree) -> Tree:
-    """Of TensorDicts that lie in containers that merge."""
+    """Removes the devices of TensorDicts that lie in containers that merge."""
     if type(tree) is int:
         return tree
     tree = _checked(tree)
@@ -475,7 +475,7 @@ def _without_devices(tree: Tree) -> Tree:
 
 
 def _checked(tree: Tree) -> list[Any]:
-    """A container whose keys and entries stand where they belong."""
+    """Returns a container, once its keys and entries are known to stand where they belong."""
     tree = as_list(tree)
     require(len(tree) > 0 and type(tree[0]) is str, "a node that is not [kind, ...]")
     if tree[0] in _KEYED:

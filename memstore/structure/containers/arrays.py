@@ -67,7 +67,10 @@ def _flatten_array(value: np.ndarray[Any, Any], walk: Walk) -> Tree:
 
 
 def tensor_of_array(value: np.ndarray[Any, Any]) -> torch.Tensor | None:
-    """The array's values, to be read: over its memory, where torch has such strides. None: torch has no such dtype."""
+    """Returns the array's values, to be read, or None where torch has no such dtype.
+
+    It lies over the array's memory, where torch has such strides.
+    """
     if value.dtype not in _ARRAY_DTYPES or not value.dtype.isnative:
         return None
     if any(step < 0 or step % value.itemsize for step in value.strides) or not value.size:
@@ -118,7 +121,7 @@ def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
 
 
 def is_made_of_several(tensor: torch.Tensor) -> bool:
-    """Whether a value stores it as several tensors: one that wraps others, a sparse, nested or quantized one."""
+    """Returns whether it is stored as several tensors: one that wraps others, a sparse, nested or quantized one."""
     kind = type(tensor)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return tensor.is_nested or tensor.is_quantized or is_sparse(tensor)
@@ -268,7 +271,7 @@ def _read_jagged(
 
 
 def _check_offsets(offsets: torch.Tensor, lengths: torch.Tensor | None, end: int) -> None:
-    """The rows lie in the values: torch trusts these numbers, and would read beyond."""
+    """Checks that the rows lie in the values: torch trusts these numbers, and would read beyond."""
     for tensor in (offsets,) if lengths is None else (offsets, lengths):
         require(tensor.dtype in (torch.int32, torch.int64), "malformed offsets of a jagged tensor")
         require(not traits.repeats(tensor), "malformed offsets of a jagged tensor")

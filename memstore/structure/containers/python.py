@@ -248,7 +248,7 @@ def _mapping_rule(kind: type) -> Flattener | None:
 
 
 def _base_of(kind: type) -> Any:
-    """What makes an object of the class, and holds its items; None where it may hold more."""
+    """Returns the class that makes such an object and holds its items; None where the object may hold more."""
     for base in (OrderedDict, dict, UserDict):
         if issubclass(kind, base):
             new = object if base is UserDict else base

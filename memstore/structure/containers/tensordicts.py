@@ -235,7 +235,7 @@ def _flatten_values(value: NonTensorStack, walk: Walk) -> Tree:
 
 
 def _is_plain_value(member: Any) -> bool:
-    """Whether the member is its value and nothing else: no batch size, device or names."""
+    """Returns whether the member is its value and nothing else: no batch size, device or names."""
     if type(member) is not NonTensorData:
         return False
     inner: Any = _compat.inner_tensordict(member)

@@ -41,7 +41,7 @@ from memstore.structure.walk import Walk, flattener
 
 
 def is_wrapper(kind: type) -> bool:
-    """Whether the class has the protocol; torch.Tensor itself has not."""
+    """Returns whether the class has the protocol; torch.Tensor itself has not."""
     return (
         issubclass(kind, torch.Tensor) and defines(kind, "__tensor_flatten__") and defines(kind, "__tensor_unflatten__")
     )
@@ -76,7 +76,7 @@ Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def pair_parts(target: torch.Tensor, source: torch.Tensor) -> Pairs | None:
-    """The plain tensors of a tensor that wraps others, each with the one of `source` that is copied into it.
+    """Pairs the plain tensors of a tensor that wraps others, each with the one of `source` that is copied into it.
 
     None if the two aren't made alike. What isn't in the parts (block sizes, dtypes) stands in the context, which has to
     be equal.
@@ -118,7 +118,7 @@ def fill_parts(target: torch.Tensor, source: torch.Tensor) -> bool:
 
 
 def clone_parts(tensor: Any) -> Any:
-    """A copy of a tensor that wraps others, made by its class of copies of them; of any other tensor its clone."""
+    """Copies a tensor that wraps others: its class makes it of copies of them. Clones any other tensor."""
     if not _is_wrapper(type(tensor)):
         return tensor.detach().clone()
     names, context = tensor.__tensor_flatten__()
@@ -165,7 +165,7 @@ def _read_wrapper(
 
 
 def _finished(made: Any, kind: int, requires_grad: bool) -> Any:
-    """A tensor that was just made, as the Parameter or Buffer that was put."""
+    """Makes a tensor that nobody has yet the Parameter or Buffer that was put."""
     if made.requires_grad != requires_grad:
         made = made.detach()
         if requires_grad:
@@ -183,7 +183,7 @@ def _finished(made: Any, kind: int, requires_grad: bool) -> Any:
 
 
 def has_wrapped_shards(value: Any) -> bool:
-    """Whether it is a DTensor, or the like, whose local tensor wraps others."""
+    """Returns whether it is a DTensor, or the like, whose local tensor wraps others."""
     if not isinstance(value, (torch.Tensor, TensorShard)) or type(value) in (torch.Tensor, torch.nn.Parameter):
         return False
     return _is_wrapper(type(_local_of(value)))
@@ -306,7 +306,7 @@ def pair_shards(target: Any, found: Any) -> Pairs | None:
 
 
 def _part_of(found: Any, box: Box) -> Any:
-    """A part that was stored so, or that the class can cut out of the whole; None if there is none."""
+    """Returns a part that was stored so, or that the class can cut out of the whole; None if there is none."""
     if isinstance(found, TensorShards):
         return next((one for at, one in found.parts if (at, tuple(one.shape)) == box), None)
     if not isinstance(found, torch.Tensor) or len(found.shape) != len(box.shape):
@@ -319,6 +319,6 @@ def _part_of(found: Any, box: Box) -> Any:
 
 
 def are_shards_of(built: Any, target: Any) -> bool:
-    """Whether a value was built of the inner tensors of a DTensor, or the like."""
+    """Returns whether a value was built of the inner tensors of a DTensor, or the like."""
     pairs = pair_shards(target, built)
     return bool(pairs) and all(one.data_ptr() == other.data_ptr() for one, other in pairs)
