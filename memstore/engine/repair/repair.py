@@ -121,6 +121,7 @@ def repair_store(
         if not os.path.isdir(path):
             raise no_state(storage, path)
     with folder.locked(path, deadline, contextlib.nullcontext()) as fd:
+        # 1. Take the store for oneself. A kill leaves at most an empty folder or lock page that was missing.
         settings = folder.read_settings(path)
         segments = f"{path}/{SEGMENTS}"
         if settings is not None and settings.shared is not None:
@@ -135,20 +136,59 @@ def repair_store(
         for name in (f"{path}/catalog", f"{path}/{CATALOG}", segments):
             folder.create_folder(name, settings)
         with _alone(path, settings, deadline) as lock_fd:
+            # 2. Read what is left.
             old = read_catalog(f"{path}/{CATALOG}", settings.store)
             files = {file.segment: file for file in read_segments(segments, progress)}
             notes = read_notes(syscalls.read_at(lock_fd, syscalls.PAGE, 0))
-            noted, is_served = notes.batch, CLUSTER in settings.features
-            choice = Choice(
-                *(old, files, settings.store, noted, notes.publications_rung, mend, merge, is_home, is_served)
-            )
-            _apply(path, segments, settings, choice)
+
+            # 3. Choose. Nothing was changed so far.
+            noted, rung, is_served = notes.batch, notes.publications_rung, CLUSTER in settings.features
+            choice = Choice(old, files, settings.store, noted, rung, mend, merge, is_home, is_served)
+
+            # 4. Mend headers, set files aside. A kill leaves a store that is as damaged as before, and can be repaired
+            # again: a mended header is what the next repair wants, and a file that was set aside belonged to no entry.
+            for record in choice.entries.values():
+                for extent in choice.here(record):
+                    _mark_live(choice, record, extent, settings)
+            for file in choice.quarantined():
+                syscalls.rename(file.path, file.path + DAMAGED)
+
+            # 5. Build a catalog beside the old one. A kill leaves its folder, which the next repair removes.
+            present, fresh = f"{path}/{CATALOG}", f"{path}/{CATALOG}.new"
+            shutil.rmtree(fresh, ignore_errors=True)
+            try:
+                folder.create_folder(fresh, settings)
+                _build(fresh, settings, choice)
+                if not old.is_sound and os.path.lexists(f"{present}/data.mdb"):  # inline values may be in it
+                    with contextlib.suppress(FileNotFoundError):
+                        syscalls.unlink(f"{present}/data.mdb{DAMAGED}")
+                    syscalls.link(f"{present}/data.mdb", f"{present}/data.mdb{DAMAGED}")
+                with contextlib.suppress(FileNotFoundError):
+                    syscalls.unlink(f"{present}/lock.mdb")  # the old one's; missing, it is made again
+
+                # 6. Publish: the first rename is the moment of repair. A kill behind it leaves a repaired store, with
+                # files that no entry names, which the next repair removes.
+                syscalls.rename(f"{fresh}/data.mdb", f"{present}/data.mdb")
+                syscalls.rename(f"{fresh}/lock.mdb", f"{present}/lock.mdb")
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+            if settings.durable:
+                for name in (present, f"{path}/catalog", segments):
+                    syscalls.sync_folder(name)
             _warn(path, settings, choice)
-            swept = _sweep(choice)
+
+            # 7. Give back the files that no entry names, and empty the lock page: its next opener sees that it is
+            # nobody's, makes the mutex and wakes all. The inodes of lock page and doorbell stay.
+            swept = 0
+            for file in choice.deletable():
+                with contextlib.suppress(FileNotFoundError):
+                    syscalls.unlink(file.path)
+                    swept += file.size
             if settings.durable:
                 syscalls.sync_folder(segments)
-            _renew(lock_fd)
-            _check_doorbell(path, settings)
+            syscalls.truncate(lock_fd, syscalls.PAGE)
+            syscalls.write_at(lock_fd, bytes(syscalls.PAGE), 0)
+            _mend_doorbell(path, settings)
     return RepairReport(_names(choice.entries), _names(choice.lost()), swept)
 
 
@@ -177,40 +217,8 @@ def _alone(path: str, settings: Settings, deadline: float) -> Generator[int]:
 # --- what is changed --------------------------------------------------------------------------------------------------
 
 
-def _apply(path: str, segments: str, settings: Settings, choice: Choice) -> None:
-    """Steps 3 and 4."""
-    for record in choice.entries.values():
-        for extent in choice.here(record):
-            _mark_live(choice, record, extent, settings)
-    for file in choice.quarantined():
-        syscalls.rename(file.path, file.path + DAMAGED)
-    fresh = f"{path}/{CATALOG}.new"
-    shutil.rmtree(fresh, ignore_errors=True)  # of a repair that was killed
-    try:
-        folder.create_folder(fresh, settings)
-        _build(fresh, settings, choice)
-        _replace(f"{path}/{CATALOG}", fresh, keep=not choice.old.is_sound)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    if settings.durable:
-        for name in (f"{path}/{CATALOG}", f"{path}/catalog", segments):
-            syscalls.sync_folder(name)
-
-
-def _replace(present: str, fresh: str, *, keep: bool) -> None:
-    """The new catalog takes the old one's place. With `keep` that isn't thrown away: inline values may be in it."""
-    old = f"{present}/data.mdb"
-    if keep and os.path.lexists(old):
-        with contextlib.suppress(FileNotFoundError):
-            syscalls.unlink(old + DAMAGED)
-        syscalls.link(old, old + DAMAGED)
-    with contextlib.suppress(FileNotFoundError):
-        syscalls.unlink(f"{present}/lock.mdb")  # the old one's; missing, it is made again
-    syscalls.rename(f"{fresh}/data.mdb", old)
-    syscalls.rename(f"{fresh}/lock.mdb", f"{present}/lock.mdb")
-
-
 def _mark_live(choice: Choice, record: Record, extent: SegmentExtent, settings: Settings) -> None:
+    """Writes a segment's header anew, where it doesn't say what the entry says."""
     file = choice.files[extent.segment]
     found, header = file.found, choice.mended.get(extent.segment)
     slots = HeaderSlots(extent.put_id, LIVE, record.version, *record.batch_at(settings.store))
@@ -231,6 +239,7 @@ def _mark_live(choice: Choice, record: Record, extent: SegmentExtent, settings: 
 
 
 def _build(where: str, settings: Settings, choice: Choice) -> None:
+    """Writes the new catalog into the folder `where`, and syncs it."""
     catalog = Catalog(where, durable=settings.durable, writable=True)
     try:
         _write_rows(catalog, list(choice.entries.items()), Transaction.put_record)
@@ -256,6 +265,7 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
 def _write_rows(
     catalog: Catalog, rows: Sequence[tuple[Name, Row]], write: Callable[[Transaction, Name, Row], None]
 ) -> None:
+    """Writes rows in transactions of some thousand: one of all would keep as many pages in memory."""
     for i in range(0, len(rows), _ROWS_A_COMMIT):
 
         def act(transaction: Transaction, part: Sequence[tuple[Name, Row]] = rows[i : i + _ROWS_A_COMMIT]) -> None:
@@ -265,22 +275,8 @@ def _write_rows(
         catalog.update(act)
 
 
-def _sweep(choice: Choice) -> int:
-    freed = 0
-    for file in choice.deletable():
-        with contextlib.suppress(FileNotFoundError):
-            syscalls.unlink(file.path)
-            freed += file.size
-    return freed
-
-
-def _renew(fd: int) -> None:
-    """Empties the lock page in place: its next opener sees that it is nobody's, makes the mutex and wakes all."""
-    syscalls.truncate(fd, syscalls.PAGE)
-    syscalls.write_at(fd, bytes(syscalls.PAGE), 0)
-
-
-def _check_doorbell(path: str, settings: Settings) -> None:
+def _mend_doorbell(path: str, settings: Settings) -> None:
+    """Makes the doorbell's file, or gives it its size again."""
     name = f"{path}/{DOORBELL}"
     if not os.path.lexists(name):
         folder.create_file(path, DOORBELL, bytes(syscalls.PAGE), settings)
@@ -344,14 +340,14 @@ def _names(keys: Iterable[bytes]) -> tuple[str, ...]:
 
 
 IsHome = Callable[[bytes, bytes], bool]
-"""Called with what the row `cluster` says, and a key. Whether the key is at home on this host."""
+"""Says whether a key is at home on this host. It is called with what the row `cluster` says, and the key."""
 
 Rows = dict[tuple[str, bytes], bytes]
 
 
 @dataclass(slots=True)
 class Membership:
-    """What the repaired store is to have.
+    """The part that the repaired store has in a cluster.
 
     Attributes:
         number: as of its counters; 0: it is no member.
@@ -369,7 +365,7 @@ class Membership:
 
 
 def said_of(old: OldCatalog) -> bytes | None:
-    """What the row `cluster` of the old catalog says, if that can be believed."""
+    """Returns the content of the row `cluster` of the old catalog, or None if it can't be believed."""
     stored = None if old.is_older else old.served.get((tables.CLUSTER, tables.MEMBERS))
     return None if stored is None else tables.members_body(stored)
 
@@ -377,7 +373,7 @@ def said_of(old: OldCatalog) -> bytes | None:
 def membership_of(
     old: OldCatalog, files: dict[int, SegmentFile], store: str, unnamed: Iterable[SegmentFile]
 ) -> Membership:
-    """Of a store that was served.
+    """Chooses what a store keeps that was served.
 
     Args:
         unnamed: files of this store that say live, and that no entry names.
@@ -388,14 +384,19 @@ def membership_of(
     dropped = {tables.COPIES} if old.is_sound else {tables.COPIES, tables.SESSIONS, tables.CALLS}
     if kept.is_lost:
         dropped.add(tables.CLUSTER)
+    copied: set[int] = set()
     for (table, key), stored in old.served.items():
+        named = tables.read_kept(table, key, stored).segments if table in tables.KEEPING else ()
+        if table == tables.COPIES:
+            copied.update(segment for segment, _ in named)
         if table not in dropped:
-            _keep_row(kept, old, files, store, table, key, stored)
-    if not old.is_sound:
-        copied = {segment for segment, _ in _named_by(old, tables.COPIES)}
-        for file in unnamed:
-            if file.segment not in copied and file.segment not in kept.segments:
-                _lend(kept, file)
+            _keep_row(kept, old, files, store, (table, key), named)
+    for file in () if old.is_sound else unnamed:
+        if file.found is not None and file.key is not None and file.segment not in copied | kept.segments.keys():
+            put_id, number = file.found.put_id, tables.pack_number(file.found.put_id)
+            lent = tables.KeptRow(((file.segment, put_id),), b"")
+            kept.rows[tables.LENT, number] = tables.encode_kept(number, lent)
+            kept.segments[file.segment] = SegmentRow(file.key, put_id, LIVE, file.size)
     return kept
 
 
@@ -404,46 +405,21 @@ def _keep_row(
     old: OldCatalog,
     files: dict[int, SegmentFile],
     store: str,
-    table: str,
-    key: bytes,
-    stored: bytes,
+    name: tuple[str, bytes],
+    named: Iterable[tuple[int, int]],
 ) -> None:
+    """Keeps a row, if all segments are there that it names: pairs of segment and put id."""
     rows: dict[int, SegmentRow] = {}
-    for segment, put_id in tables.read_kept(table, key, stored).segments if table in tables.KEEPING else ():
+    for segment, put_id in named:
         row, file = old.rows.get(segment), files.get(segment)
-        if file is None or not _is_that_put(file, put_id, store):
+        # a file whose header is damaged may be that put's: who reads it finds out
+        if file is None or (file.found is not None and (file.found.store, file.found.put_id) != (store, put_id)):
             kept.lost |= {row.key} if row is not None else set()
             return
-        rows[segment] = SegmentRow(_key_of(file, row), put_id, LIVE, file.size)
-    kept.rows[table, key] = stored
+        key = row.key if row is not None else file.key or b""
+        rows[segment] = SegmentRow(key, put_id, LIVE, file.size)
+    kept.rows[name] = old.served[name]
     kept.segments |= rows
-
-
-def _is_that_put(file: SegmentFile, put_id: int, store: str) -> bool:
-    """A file whose header is damaged may be: who reads it finds out."""
-    return file.found is None or (file.found.store, file.found.put_id) == (store, put_id)
-
-
-def _key_of(file: SegmentFile, row: SegmentRow | None) -> bytes:
-    return row.key if row is not None else file.key or b""
-
-
-def _lend(kept: Membership, file: SegmentFile) -> None:
-    if file.found is None or file.key is None:
-        return
-    put_id = file.found.put_id
-    row = tables.KeptRow(((file.segment, put_id),), b"")
-    kept.rows[tables.LENT, tables.pack_number(put_id)] = tables.encode_kept(tables.pack_number(put_id), row)
-    kept.segments[file.segment] = SegmentRow(file.key, put_id, LIVE, file.size)
-
-
-def _named_by(old: OldCatalog, table: str) -> list[tuple[int, int]]:
-    return [
-        pair
-        for (name, key), stored in old.served.items()
-        if name == table
-        for pair in tables.read_kept(table, key, stored).segments
-    ]
 
 
 # --- which entries the store is to hold, and what becomes of each file -----------------------------------------------
