@@ -2,20 +2,22 @@
 
 The store has to be unused: whoever uses it holds a shared lock on its lock page, which is taken exclusively here.
 
-1. Read the old catalog by a child process, and the headers of all segments (`salvage.py`).
-2. Choose (`Choice`): the entries that are to be, and what becomes of each file.
-3. Headers that disagree with their entries are written anew. Files that hold what a record or nobody can vouch for are
-   set aside, as ID.safetensors.damaged. A catalog is built in a folder beside the old one, and synced.
-4. **Rename the new data.mdb over the old one: the moment of repair.** Before it, the store is as damaged as it was, and
+1. Take the store for oneself, and make its folders, if any is missing.
+2. Read the old catalog by a child process, and the headers of all segments (`salvage.py`).
+3. Choose (`Choice`): the entries that are to be, and what becomes of each file.
+4. Headers that disagree with their entries are written anew. Files that hold what a record or nobody can vouch for are
+   set aside, as ID.safetensors.damaged.
+5. A catalog is built in a folder beside the old one, and synced.
+6. **Rename the new data.mdb over the old one: the moment of repair.** Before it, the store is as damaged as it was, and
    can be repaired again; what was set aside is then missing, and so lost, as it was.
-5. Unlink the files that no entry names, and write the lock page anew, so that the next opener recovers.
+7. Unlink the files that no entry names, and write the lock page anew, so that the next opener recovers.
 
 The new catalog has rows in the tables entries, segments and counters, and in those of a store that was served
 (`Membership`): nothing is being filled, kept for reuse or leased any more, and no attempt waits for parts. Tables of
 later versions are dropped on purpose, since nobody here can tell whether their rows are right; segments that only those
 name are files without an entry.
 
-The inodes of lock page and doorbell stay. Versions and numbers go on 2**32 above all that was seen.
+Versions and numbers go on 2**32 above all that was seen.
 
 The rules of the choice: A sound catalog is the truth. Of a damaged one, each row that fits its checksum counts, and
 files that say live stand for keys whose rows are gone, the highest version of each. What a killed writer, or a crash of
@@ -141,12 +143,12 @@ def repair_store(
             files = {file.segment: file for file in read_segments(segments, progress)}
             notes = read_notes(syscalls.read_at(lock_fd, syscalls.PAGE, 0))
 
-            # 3. Choose. Nothing was changed so far.
+            # 3. Choose. Up to here no file was changed.
             noted, rung, is_served = notes.batch, notes.publications_rung, CLUSTER in settings.features
             choice = Choice(old, files, settings.store, noted, rung, mend, merge, is_home, is_served)
 
             # 4. Mend headers, set files aside. A kill leaves a store that is as damaged as before, and can be repaired
-            # again: a mended header is what the next repair wants, and a file that was set aside belonged to no entry.
+            # again: it finds mended headers whole, and what was set aside missing, and so lost, as it was.
             for record in choice.entries.values():
                 for extent in choice.here(record):
                     _mark_live(choice, record, extent, settings)
@@ -435,7 +437,7 @@ _FAR = 1 << 32  # beyond any version or number that somebody may have seen
 
 @dataclass(slots=True)
 class Choice:
-    """What the store is to hold.
+    """The entries that the store is to hold, and what becomes of each file.
 
     Attributes:
         noted: the batch that was being published when the store was last used, or 0.
@@ -466,29 +468,34 @@ class Choice:
     incomplete: dict[bytes, set[int]] = field(default_factory=dict[bytes, "set[int]"])
 
     def __post_init__(self) -> None:
+        # which batches got no further than their headers
         if self.noted:
             self.cut_off.add(self.noted)
         known = self.old.counters.publications
         # if the lock page has counted more, a batch that the catalog calls unfinished may have been published since
         if not known or self.publications_rung <= known:
             self.cut_off |= self._unfinished()
+        # whether the catalog can be believed
         if self._is_older():
             self.old.is_older, self.old.is_sound = True, False
+        # entries of its records whose files are there
         by_put = {file.found.put_id: file for file in self._ours() if file.found is not None}
         for key, record in self.old.records.items():
             kept = self._keep(key, record, by_put) if record.segments else record
             if kept is not None:
                 self.entries[key] = kept
+        # entries of headers that are newer than any record
         published = [file for file in self._ours() if self._is_published(file)]
         for files in by_version(published):
             self._consider(files)
+        # what the store keeps as a member of a cluster
         if self.is_served:
             used = self._used_here()
             unnamed = [file for file in published if file.segment not in used]
             self.membership = membership_of(self.old, self.files, self.store, unnamed)
 
     def _is_older(self) -> bool:
-        """Whether a file or the lock page is newer than the catalog. If the catalog is gone, nobody can say."""
+        """Returns whether a file or the lock page is newer than the catalog. If the catalog is gone, nobody can say."""
         old = self.old
         if not old.is_sound and not old.counters.publications:
             return False
@@ -501,7 +508,7 @@ class Choice:
         )
 
     def _is_published(self, file: SegmentFile) -> bool:
-        """Whether a file's header says that it was published, and nothing says that this was cut off."""
+        """Returns whether a file's header says that it was published, and nothing says that this was cut off."""
         found = file.found
         if found is None or found.state != LIVE or not found.put_id:
             return False
@@ -509,7 +516,7 @@ class Choice:
         return state != RETIRED and (state == LIVE or found.batch not in self.cut_off)
 
     def _unfinished(self) -> set[int]:
-        """Batches of which some file says live, where its row says that it is being filled.
+        """Returns the batches of which some file says live, where its row says that it is being filled.
 
         Nobody syncs the lock page, so after a crash of the host no note tells of them. Or they were published, by the
         very transaction that the catalog has lost: then all of a batch is there, and may be taken.
@@ -527,16 +534,16 @@ class Choice:
         return {batch for batch in filling if not is_whole(batches[batch], last)}
 
     def _state(self, segment: int, put_id: int) -> int:
-        """The state that the catalog's row has for this put; 0 if there is no row."""
+        """Returns the state that the catalog's row has for this put; 0 if there is no row."""
         row = self.old.rows.get(segment)
         return row.state if row is not None and row.put_id == put_id else 0
 
     def _ours(self) -> list[SegmentFile]:
-        """The files with a header of this store."""
+        """Returns the files with a header of this store."""
         return [file for file in self.files.values() if file.found is not None and file.found.store == self.store]
 
     def _keep(self, key: bytes, record: Record, by_put: dict[int, SegmentFile]) -> Record | None:
-        """The record, if all of its segments are there, under whatever names; None if they aren't."""
+        """Returns the record, if all of its segments are there, under whatever names; else None."""
         extents: list[SegmentExtent] = []
         here = record.here(self._member)
         for extent in record.segments:
@@ -550,7 +557,7 @@ class Choice:
         return _with_extents(record, extents)
 
     def _place(self, key: bytes, record: Record, extent: SegmentExtent, by_put: dict[int, SegmentFile]) -> int | None:
-        """The file that is one of a record's segments; None if there is none."""
+        """Returns the number of the file that is one of a record's segments, or None if there is none."""
         named = self.files.get(extent.segment)
         for file in (named, by_put.get(extent.put_id)):
             if file is not None and _fits(file, key, record, extent, self.store) and not self._is_past(file):
@@ -585,22 +592,22 @@ class Choice:
             self.from_headers.add(key)
 
     def lost(self) -> set[bytes]:
-        """Keys that the store had, as far as anything tells, and that have no entry now."""
+        """Returns the keys that the store had, as far as anything tells, and that have no entry now."""
         known = {*self.old.records, *self.old.damaged, *self.incomplete, *self.membership.lost}
         if not self.old.is_sound:
             known |= {file.key for file in self.files.values() if file.found is None and file.key is not None}
         return known - set(self.entries)
 
     def used(self) -> set[int]:
-        """Segments of the entries that are kept, and of what other hosts need."""
+        """Returns the segments of the entries that are kept, and of what other hosts need."""
         return self._used_here() | set(self.membership.segments)
 
     def _used_here(self) -> set[int]:
         return self._segments_of(self.entries.values())
 
     def here(self, record: Record) -> tuple[SegmentExtent, ...]:
-        """The segments of a record that lie on this host."""
-        return record.segments if record.hosts is None else record.here(self._member)
+        """Returns the segments of a record that lie on this host."""
+        return record.here(self._member)
 
     @property
     def _member(self) -> bytes:
@@ -610,7 +617,7 @@ class Choice:
         return {extent.segment for record in records for extent in self.here(record)}
 
     def quarantined(self) -> list[SegmentFile]:
-        """Files that nobody may delete: they have the bytes of a record, or did have a header, and no entry."""
+        """Returns the files that nobody may delete: they have a record's bytes, or did have a header, and no entry."""
         used, named = self.used(), self._segments_of(self.old.records.values()).union(*self.incomplete.values())
         return [
             file
@@ -620,7 +627,7 @@ class Choice:
         ]
 
     def _is_outdone(self, file: SegmentFile) -> bool:
-        """Whether a newer version of the file's key was found."""
+        """Returns whether a newer version of the file's key was found."""
         found = file.found
         known = self.entries.get(found.key.encode()) if found else None
         return found is not None and known is not None and found.store == self.store and known.version > found.version
@@ -631,7 +638,7 @@ class Choice:
         return file.found is None or (file.found.state == LIVE and file.found.put_id == 0)
 
     def deletable(self) -> list[SegmentFile]:
-        """Files that no entry names and no quarantine keeps, but for those of another store."""
+        """Returns the files that no entry names and no quarantine keeps, but for those of another store."""
         keep = self.used() | {file.segment for file in self.quarantined()}
         return [
             file
@@ -640,7 +647,7 @@ class Choice:
         ]
 
     def rows(self) -> dict[int, SegmentRow]:
-        """Of the segments that are kept."""
+        """Returns the rows of the segments that are kept."""
         named = {
             extent.segment: SegmentRow(key, extent.put_id, LIVE, extent.size)
             for key, record in self.entries.items()
@@ -672,7 +679,7 @@ class Choice:
 
 
 def is_whole(batch: Sequence[ParsedHeader], last: int | None) -> bool:
-    """Whether these segments are all that the batch changed, right after version `last`, where that is known.
+    """Returns whether these segments are all that the batch changed, right after version `last`, where that is known.
 
     A batch's count is that of its segments, of which a version may have several. Files are told apart by their put ids:
     somebody may have copied one. A batch with values that have no file skips one version number before its first, see
@@ -694,7 +701,10 @@ def _fits(file: SegmentFile, key: bytes, record: Record, extent: SegmentExtent, 
 
 
 def _with_extents(record: Record, extents: Sequence[SegmentExtent]) -> Record:
-    """Two files may have been exchanged: each put is found under its new name."""
+    """Returns the record with these segments.
+
+    Two files may have been exchanged: each put is found under its new name.
+    """
     if record.parts is None:
         return msgspec.structs.replace(record, segment=extents[0].segment)
     return msgspec.structs.replace(record, parts=encode_extents(extents))

@@ -77,7 +77,7 @@ OnRow = Callable[[str, bytes, bytes], None]  # called with table, key, value
 
 
 class Damage(msgspec.Struct, frozen=True, array_like=True):
-    """`key` is that of the entry, if the row is of one; `segment` is 0 where none is concerned."""
+    """One finding. `key` is that of the entry, if the row is of one; `segment` is 0 where none is concerned."""
 
     detail: str
     key: bytes | None = None
@@ -87,7 +87,7 @@ class Damage(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Survey:
-    """What was found.
+    """The findings of a child process.
 
     Attributes:
         damage: rows that don't fit their checksums, or one another.
@@ -171,7 +171,7 @@ class _Receiver:
                 return
 
     def blame(self, what: str, *, innocent: bool = False) -> None:
-        """The catalog, if the child had come to it, and unless it is `innocent`."""
+        """Blames the catalog, if the child had come to it, and unless it is `innocent`."""
         if self._greeted and not innocent:
             self._found.broken = what
         else:
@@ -210,7 +210,7 @@ _LARGEST_ROW = 1 << 28  # bytes; a header, and what it takes to describe it, has
 
 
 def report(folder: str, locked: bool, with_rows: bool) -> None:
-    """The child process: looks at the catalog in `folder`, and writes what it finds to standard output."""
+    """Looks at the catalog in `folder`, in the child process, and writes what it finds to standard output."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sender = _Sender(sys.stdout.buffer)
     sender.say("hello")  # a signal that ends the child from here on is the work of damaged pages
@@ -339,7 +339,7 @@ class _CatalogWalk:
             self._compare_row(key, extent)
 
     def _here(self, record: Record) -> tuple[SegmentExtent, ...]:
-        """The segments of a record that lie on this host: those of others have numbers of their own."""
+        """Returns the segments of a record that lie on this host: those of others have numbers of their own."""
         return record.segments if record.hosts is None else record.here(self._member())
 
     def _member(self) -> bytes:

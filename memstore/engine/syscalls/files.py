@@ -42,7 +42,7 @@ def open_into(owner: list[int], path: str, flags: int, mode: int = 0o600, dir_fd
 
 
 def open_file(path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> int:
-    """As `open_into`, for files that no lock and no mapping depends on."""
+    """Opens a file as `open_into` does, where no lock and no mapping depends on it."""
     owner: list[int] = []
     syscalls.open_into(owner, path, flags, mode, dir_fd)
     return owner[0]
@@ -75,7 +75,7 @@ def write_at(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None
 
 
 def write_parts_at(fd: int, parts: Sequence[memoryview], offset: int) -> None:
-    """As `write_at`, of bytes that lie in several places."""
+    """Writes bytes as `write_at` does, where they lie in several places."""
     todo, first = list(parts), 0
     while first < len(todo):
         written = os.pwritev(fd, todo[first : first + IOV_MAX], offset)
@@ -96,7 +96,7 @@ def read_parts_at(fd: int, parts: Sequence[memoryview], offset: int) -> int:
 
 
 def _skip(parts: list[memoryview], first: int, count: int) -> int:
-    """The first of the parts that isn't done, after `count` more bytes; it is cut where that is within one."""
+    """Returns the first of the parts that isn't done, after `count` more bytes; it is cut where that is within one."""
     while first < len(parts) and count >= len(parts[first]):
         count -= len(parts[first])
         first += 1
@@ -110,7 +110,7 @@ def status(fd: int) -> os.stat_result:
 
 
 def size_of(fd: int) -> int:
-    """A third of the time of `status`. It moves the position of the descriptor, which nothing here depends on."""
+    """Returns the size, in a third of the time of `status`. It moves the descriptor's position, which nothing uses."""
     return os.lseek(fd, 0, os.SEEK_END)
 
 
@@ -138,7 +138,7 @@ def sync_data(fd: int) -> None:
 
 
 def start_sync(fd: int, offset: int, nbytes: int) -> None:
-    """The disk begins to write a range, for a later `sync` to find less to do. Advice: no error, no promise."""
+    """Makes the disk begin to write a range, so that a later `sync` finds less to do. Advice: no error, no promise."""
     _sync_file_range(fd, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
 
 
@@ -155,12 +155,12 @@ def rename(source: str, target: str) -> None:
 
 
 def link(source: str, target: str, dir_fd: int | None = None) -> None:
-    """With `dir_fd`, both are names in that folder."""
+    """Links a file. With `dir_fd`, both are names in that folder."""
     os.link(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def replace(source: str, target: str, dir_fd: int | None = None) -> None:
-    """With `dir_fd`, both are names in that folder."""
+    """Renames a file over another one. With `dir_fd`, both are names in that folder."""
     os.replace(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
@@ -173,12 +173,12 @@ def make_folder(path: str, mode: int) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """An empty one."""
+    """Removes an empty folder."""
     os.rmdir(path)
 
 
 def memory_file(name: str) -> int:
-    """A file of shared memory that has no name in any folder; `name` is for people who look at /proc."""
+    """Makes a file of shared memory that has no name in any folder; `name` is for people who look at /proc."""
     return os.memfd_create(name, os.MFD_CLOEXEC)
 
 
@@ -187,7 +187,7 @@ def pid_namespace() -> int:
 
 
 def filesystem_type(path: str) -> int:
-    """The magic number of the file system that holds `path`: statfs(2) lists them."""
+    """Returns the magic number of the file system that holds `path`: statfs(2) lists them."""
     buffer = (ctypes.c_long * 32)()
     if _statfs(os.fsencode(path), ctypes.addressof(buffer)):
         raise last_error()
