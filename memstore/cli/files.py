@@ -112,7 +112,7 @@ def _check_order(root: str, key: str, file: str) -> None:
 
 @contextlib.contextmanager
 def left_over_told(root: str) -> Generator[None]:
-    """A command that has created a store, and fails, says that it stays: another may be using it by then."""
+    """Says of a new store that it stays, if the command that created it fails: another may be using it by then."""
     is_there = inspection.is_store(root)
     try:
         yield
@@ -123,7 +123,7 @@ def left_over_told(root: str) -> Generator[None]:
 
 
 def _said_of_new(root: str) -> str:
-    """Of a store that is about to be created; empty if there is one."""
+    """Returns what is said of a store that is about to be created; empty if there is one."""
     return "" if inspection.is_store(root) else f"; {render.printable(os.path.abspath(root))} is a new store"
 
 
@@ -177,7 +177,7 @@ def _check_target(path: str, format: str, max_shard_size: str | None) -> None:
 
 
 def _size_of(path: str) -> int:
-    """Of a file, or of all files of a folder."""
+    """Returns the bytes of a file, or of all files of a folder."""
     if not os.path.isdir(path):
         return os.path.getsize(path)
     return sum(os.path.getsize(os.path.join(parent, name)) for parent, _, names in os.walk(path) for name in names)
@@ -291,7 +291,7 @@ def list_leaves(path: str, prefix: str, as_json: bool) -> None:
 
 
 def _snapshot_total(found: Iterable[object]) -> str:
-    """ "50 leaves and 3 objects in model.safetensors, state.safetensors": as elsewhere, leaves are tensors."""
+    """Counts leaves and objects, and names their files. As elsewhere, leaves are tensors."""
     from memstore.snapshot import TensorEntry
 
     entries = list(found)

@@ -46,7 +46,7 @@ class InspectedValue:
     record: Record | None = None
 
     def below(self, leaf: str) -> InspectedValue:
-        """Just the leaf of this name, or all leaves below it. Raises KeyNotFoundError."""
+        """Returns just the leaf of this name, or all leaves below it. Raises KeyNotFoundError."""
         names = leaves_below([*self.tensors, *self.objects], leaf)
         if not names:
             raise KeyNotFoundError(f"{self.title} has no leaf {leaf!r}: {self._has(leaf)}")
@@ -55,7 +55,7 @@ class InspectedValue:
         return InspectedValue(self.title, self.structure, tensors, objects, self.record)
 
     def count(self) -> str:
-        """ "2 leaves and 1 object": as elsewhere, leaves are tensors."""
+        """Counts tensors and objects: "2 leaves and 1 object". As elsewhere, leaves are tensors."""
         leaves = count_of(len(self.tensors), "leaf", "leaves")
         objects = count_of(len(self.objects), "object", "objects")
         return f"{leaves} and {objects}" if self.tensors and self.objects else objects if self.objects else leaves
@@ -72,12 +72,12 @@ class InspectedValue:
 
 
 def leaf_text(name: Path) -> str:
-    """ "layer/w", as LEAF is written."""
+    """Writes a leaf's name as LEAF is written: "layer/w"."""
     return "/".join(map(str, name)) if name else "value"
 
 
 def leaves_below(names: Sequence[Path], leaf: str) -> list[Path]:
-    """Those that `leaf` is the name or a start of: as it stands, else as parts joined by "/", else by "."."""
+    """Returns the names that `leaf` is, or is a start of: as it stands, else as parts joined by "/", else by "."."""
     found = [name for name in names if name and str(name[0]) == leaf]
     for joiner in "/.":
         found = found or [name for name in names if _starts_with(name, leaf, joiner)]
@@ -90,7 +90,7 @@ def _starts_with(name: Path, leaf: str, joiner: str) -> bool:
 
 @contextlib.contextmanager
 def inspect_key(root: str, key: str) -> Generator[InspectedValue]:
-    """The present version of a key, held as long as it is looked at. Raises KeyNotFoundError."""
+    """Takes the present version of a key apart, and holds it meanwhile. Raises KeyNotFoundError."""
     with open_keyspace(root, "r") as store:
         with resource_errors(root, key):
             found = _inspect(opened(store), key)
@@ -115,7 +115,7 @@ def _inspect(root: Root, key: str) -> InspectedValue:
 
 
 def filled(root: Root, key: str, record: Record) -> str:
-    """How full a dataset or replay buffer is: "a dataset with 4 of 10 rows"."""
+    """Says how full a dataset or replay buffer is: "a dataset with 4 of 10 rows"."""
     if record.mutable_kind == "buffer":
         from memstore.replay import look_at_rows
 
@@ -126,7 +126,7 @@ def filled(root: Root, key: str, record: Record) -> str:
 
 
 def rows_of(store: memstore.Store, key: str, kind: str) -> tuple[int, int]:
-    """How many rows a dataset or replay buffer has, and how many it has room for."""
+    """Returns how many rows a dataset or replay buffer has, and how many it has room for."""
     if kind == "buffer":
         from memstore.replay import look_at_rows
 
@@ -154,7 +154,7 @@ def _slots(found: BufferRows) -> str:
 
 
 def inspect_file(path: str, *, allow_pickle: bool) -> InspectedValue:
-    """A file or folder of another format, or a snapshot: of that, what rank 0 has."""
+    """Takes a file or folder of another format apart, or a snapshot: of that, what rank 0 has."""
     from memstore import structure
     from memstore.formats import load_files
     from memstore.snapshot import Snapshot, is_snapshot
@@ -173,7 +173,7 @@ def inspect_file(path: str, *, allow_pickle: bool) -> InspectedValue:
 
 
 def loaded(key: str, path: str, format: Any, *, allow_pickle: bool) -> Any:
-    """The value of a file or folder, as `Store.attach` with `copy` puts it. `key` is for errors."""
+    """Loads the value of a file or folder, as `Store.attach` with `copy` puts it. `key` is for errors."""
     from memstore.formats import load_files
     from memstore.snapshot import is_snapshot, load_snapshot
 
@@ -191,11 +191,11 @@ def check_served(key: str, path: str, format: Any, *, allow_pickle: bool) -> Non
 
 
 def is_store(path: str) -> bool:
-    """Whether a folder has a store in it."""
+    """Returns whether a folder has a store in it."""
     return os.path.lexists(os.path.join(path, "memstore.json"))
 
 
 def has_key(root: str, key: str) -> bool:
-    """Whether a store has this key. Raises NotAStoreError."""
+    """Returns whether a store has this key. Raises NotAStoreError."""
     with open_keyspace(root, "r") as store:
         return key in store

@@ -120,7 +120,7 @@ def tree(root: str, prefix: str, as_json: bool) -> None:
 
 
 def _sorted(found: Iterator[ListedEntry], sort: str | None, *, reverse: bool) -> Iterable[ListedEntry]:
-    """In the order of the catalog they come page by page."""
+    """Sorts entries. In the order of the catalog they come page by page."""
     if sort is None and not reverse:
         return found
     return sorted(found, key=_SORTS[sort or "key"], reverse=reverse)
@@ -275,7 +275,7 @@ def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json
 
 @contextlib.contextmanager
 def _prefix_advised(store: Keyspace) -> Generator[None]:
-    """Of a key that isn't there and is a prefix of others, the error says so."""
+    """Says in the error of a key that isn't there, and is a prefix of others, what it is."""
     try:
         yield
     except KeyNotFoundError as error:
@@ -286,7 +286,7 @@ def _prefix_advised(store: Keyspace) -> Generator[None]:
 
 @contextlib.contextmanager
 def _key_named(key: str) -> Generator[None]:
-    """Errors about one of many keys say which."""
+    """Makes errors about one of many keys say which."""
     try:
         yield
     except MemstoreError as error:
@@ -352,7 +352,7 @@ def cp(
 
 
 def _refuse_replaced(target: str, names: list[str]) -> None:
-    """Before anything is copied."""
+    """Refuses keys that the target has, before anything is copied."""
     with open_keyspace(target, "r") as store:
         there = [name for name in names if name in store]
     if there:
@@ -363,7 +363,10 @@ def _refuse_replaced(target: str, names: list[str]) -> None:
 
 
 def _chosen(source: memstore.Store, key: str, *, is_prefix: bool) -> list[tuple[str, int]]:
-    """Keys and their bytes. Raises what would keep any of them from being copied, as far as nothing has to be read."""
+    """Returns keys and their bytes.
+
+    Raises what would keep any of them from being copied, as far as nothing has to be read.
+    """
     if not is_prefix:
         with _prefix_advised(source):
             return [(key, source.info(key).nbytes)]
@@ -378,7 +381,7 @@ def _chosen(source: memstore.Store, key: str, *, is_prefix: bool) -> list[tuple[
 
 @contextlib.contextmanager
 def _part_told(copied: dict[str, int], chosen: int) -> Generator[None]:
-    """A copy that ends early says how many keys it had copied."""
+    """Says, where a copy ends early, how many keys it had copied."""
     try:
         yield
     except BaseException:

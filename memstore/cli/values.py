@@ -148,7 +148,7 @@ def _write(root: str, key: str, leaf: str, output: str, *, allow_pickle: bool, a
 
 
 def _write_rows(root: str, key: str, output: str, advance: Progress) -> bool:
-    """Writes the rows that a dataset or replay buffer has now; whether the key is one of these."""
+    """Writes the rows that a dataset or replay buffer has now. Returns whether the key is one of these."""
     with inspection.inspect_key(root, key) as found:
         if found.record is None or not found.record.is_mutable:
             return False
@@ -159,7 +159,7 @@ def _write_rows(root: str, key: str, output: str, advance: Progress) -> bool:
 
 
 def _without_free_slots(tensor: torch.Tensor, found: inspection.InspectedValue) -> torch.Tensor:
-    """Of a replay buffer, whose tensors torch.save would write with all slots."""
+    """Copies a replay buffer's tensor, which torch.save would write with all slots."""
     record = found.record
     return tensor.clone() if record is not None and record.is_mutable and record.mutable_kind == "buffer" else tensor
 
@@ -285,7 +285,7 @@ def differences(
     titles: tuple[str, str],
     done: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[LeafDifference]:
-    """By leaf, in the order of the first value.
+    """Compares two values by leaf, in the order of the first one.
 
     Args:
         titles: what the two are called.
@@ -315,7 +315,7 @@ def differences(
 
 
 def _spread(objects: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
-    """Those in dicts one by one: a dict without tensors is one object in a put, and many in an attached snapshot."""
+    """Yields objects, those in dicts one by one: a dict without tensors is one in a put, and many in a snapshot."""
     for name, value in objects.items():
         if type(value) is dict and value:
             items = cast("dict[Any, Any]", value)
@@ -325,7 +325,7 @@ def _spread(objects: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
 
 
 def _between_tensors(one: torch.Tensor, other: torch.Tensor) -> str:
-    """ "" if they are equal."""
+    """Says how two tensors differ; "" if they are equal."""
     from memstore import figures
     from memstore.cli.figures import content
 
@@ -337,7 +337,7 @@ def _between_tensors(one: torch.Tensor, other: torch.Tensor) -> str:
 
 
 def _between_objects(one: Any, other: Any) -> str:
-    """ "" if they are equal. What was stored with pickle is compared as bytes."""
+    """Says how two objects differ; "" if they are equal. What was stored with pickle is compared as bytes."""
     try:
         same = type(one) is type(other) and bool(one == other or (one != one and other != other))
     except (TypeError, ValueError, RuntimeError):  # of arrays
@@ -354,5 +354,5 @@ def _between_objects(one: Any, other: Any) -> str:
 
 
 def _cut_repr(text: str, start: int = 0) -> str:
-    """As much of it as is shown, with marks where more is left out."""
+    """Cuts a text to as much as is shown, with marks where more is left out."""
     return f"{'...' if start else ''}{text[start : start + _SHOWN]}{'...' if len(text) > start + _SHOWN else ''}"

@@ -70,7 +70,7 @@ def samples(store: Keyspace, prefix: str, interval: float) -> Iterator[WatchSamp
 
 
 def _moment(root: Root) -> int | None:
-    """Another one after each change of the catalog here; None where keys have their homes on other hosts too."""
+    """Returns a number that each change of this catalog changes; None where keys have homes on other hosts too."""
     from memstore.engine import is_served
 
     return None if is_served(root) else root.catalog.view(lambda transaction: transaction.moment)
@@ -99,7 +99,7 @@ def follow(store: Keyspace, prefix: str, interval: float, count: int, *, as_json
 
 
 def lines(look: WatchSample, height: int, width: int) -> list[str]:
-    """The busiest keys, sorted; and what there is of all. At most `height` lines, of `width` columns (0: any)."""
+    """Draws the busiest keys, sorted, and what there is of all: at most `height` lines, of `width` columns (0: any)."""
     busiest = sorted(look.entries, key=lambda one: (-look.rates.get(one.key, 0.0), -one.version))
     shown = sorted(busiest[: max(height - _FRAME, 0)], key=lambda one: one.key.encode())
     rows = [_TITLES, *(_cells(one, look.rates.get(one.key)) for one in shown)]
@@ -113,7 +113,7 @@ def lines(look: WatchSample, height: int, width: int) -> list[str]:
 
 
 def _fitting(widths: Sequence[int], width: int) -> list[int]:
-    """The columns behind the key that a window has room for; the rates stay longest."""
+    """Returns the columns behind the key that a window has room for; the rates stay longest."""
     chosen = list(range(1, len(widths)))
     for least in map(_TITLES.index, _LEAST):
         if width and sum(widths[i] + 2 for i in chosen) + min(widths[0], _KEY) > width:
@@ -124,7 +124,7 @@ def _fitting(widths: Sequence[int], width: int) -> list[int]:
 
 
 def _footer(look: WatchSample, shown: int, width: int) -> str:
-    """What there is of all keys: as much of it as the window has room for."""
+    """Says what there is of all keys: as much of it as the window has room for."""
     keys = count_of(len(look.entries), "key", "keys") if look.entries else "no keys"
     left_out = f", the {shown:,} busiest shown" if shown < len(look.entries) else ""
     rates = f"{look.puts:.1f} puts/s, {render.size(look.nbytes)}/s"
@@ -138,7 +138,7 @@ def _cells(one: ListedEntry, rate: float | None) -> tuple[str, ...]:
 
 
 def _cut(text: str, width: int) -> str:
-    """In just so many columns: of what is too long the start and the end, by which keys differ."""
+    """Fits a text into just so many columns: of what is too long the start and the end, by which keys differ."""
     missing = width - render.cell_width(text)
     if missing >= 0:
         return text + " " * missing
@@ -156,7 +156,7 @@ _WORD = 1 << 32
 
 
 class Rates:
-    """Puts of each key a second, over the last seconds.
+    """The puts of each key a second, over the last seconds.
 
     Of a store on several hosts the words stand where a key has its home. Of each key is told there how often it was
     seen to have another version, at most once a look.
