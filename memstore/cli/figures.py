@@ -1,4 +1,4 @@
-"""What `memstore get` shows of tensors: first elements, statistics, a histogram in characters."""
+"""Tensors as `memstore get` shows them: first elements, statistics, a histogram in characters."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import memstore
 from memstore._arguments import encode_key
 from memstore._wording import count_of
-from memstore.engine import MappedEntry, Path, PinOptions, Record, Root, deadline_after, hold, resource_errors
+from memstore.engine import Path, PinOptions, Record, Root, deadline_after, hold, resource_errors
 from memstore.errors import KeyNotFoundError
 from memstore.listing import near, no_value, open_keyspace, opened
 
@@ -80,12 +80,9 @@ def leaves_below(names: Sequence[Path], leaf: str) -> list[Path]:
     """Returns the names that `leaf` is, or is a start of: as it stands, else as parts joined by "/", else by "."."""
     found = [name for name in names if name and str(name[0]) == leaf]
     for joiner in "/.":
-        found = found or [name for name in names if _starts_with(name, leaf, joiner)]
+        starts = ((name, (joiner.join(map(str, name[:end])) for end in range(1, len(name) + 1))) for name in names)
+        found = found or [name for name, some in starts if leaf in some]
     return found or [name for name in names if leaf_text(name) == leaf]  # "value", of a value that is a single leaf
-
-
-def _starts_with(name: Path, leaf: str, joiner: str) -> bool:
-    return any(joiner.join(map(str, name[:end])) == leaf for end in range(1, len(name) + 1))
 
 
 @contextlib.contextmanager
@@ -106,9 +103,14 @@ def _inspect(root: Root, key: str) -> InspectedValue:
         raise no_value(root, name)
     record = held.record
     if record.is_mutable and record.mutable_kind == "buffer":
-        return _inspect_buffer(root, key, record)
+        from memstore.replay import look_at_rows
+
+        rows = look_at_rows(root, key, _TIMEOUT)
+        return InspectedValue(f"{key!r}", _slots(rows), rows.tensors, {}, record)
     if record.is_mutable:
-        held = _rows_of_dataset(root, key)
+        from memstore.datasets import hold_rows
+
+        held = hold_rows(root, key, _TIMEOUT)
     found = parts_of(root, key, held, PinOptions("r", _TIMEOUT, False, False))
     shown = filled(root, key, record) if record.is_mutable else found.structure
     return InspectedValue(f"{key!r}", shown, found.tensors, found.objects, record)
@@ -134,19 +136,6 @@ def rows_of(store: memstore.Store, key: str, kind: str) -> tuple[int, int]:
         return found.rows, found.capacity
     rows = store.open_dataset(key, "r")
     return len(rows), rows.capacity
-
-
-def _rows_of_dataset(root: Root, key: str) -> MappedEntry:
-    from memstore.datasets import hold_rows
-
-    return hold_rows(root, key, _TIMEOUT)
-
-
-def _inspect_buffer(root: Root, key: str, record: Record) -> InspectedValue:
-    from memstore.replay import look_at_rows
-
-    found = look_at_rows(root, key, _TIMEOUT)
-    return InspectedValue(f"{key!r}", _slots(found), found.tensors, {}, record)
 
 
 def _slots(found: BufferRows) -> str:
@@ -188,11 +177,6 @@ def check_served(key: str, path: str, format: Any, *, allow_pickle: bool) -> Non
 
     describe = describe_snapshot if format is None and is_snapshot(path) else describe_files
     describe(key, path, format, allow_pickle=allow_pickle)
-
-
-def is_store(path: str) -> bool:
-    """Returns whether a folder has a store in it."""
-    return os.path.lexists(os.path.join(path, "memstore.json"))
 
 
 def has_key(root: str, key: str) -> bool:

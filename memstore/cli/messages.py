@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
+from memstore.engine import has_settings
 from memstore.errors import CorruptionError, KeyNotFoundError
 from memstore.listing import GLOB, near
 
@@ -194,15 +195,15 @@ def message_without_store(text: str, command: str | None, words: Sequence[str] =
 
 def has_lost_settings(path: str) -> bool:
     """Returns whether a folder has all of a store but its memstore.json."""
-    return not _is_store(path) and all(os.path.isdir(f"{path}/{name}") for name in ("catalog", "segments"))
+    return not has_settings(path) and all(os.path.isdir(f"{path}/{name}") for name in ("catalog", "segments"))
 
 
 def _store_above(path: str) -> str:
     """Returns the nearest folder above the path that is a store, or empty."""
     above = os.path.dirname(path)
-    while above != os.path.dirname(above) and not _is_store(above):
+    while above != os.path.dirname(above) and not has_settings(above):
         above = os.path.dirname(above)
-    return above if _is_store(above) else ""
+    return above if has_settings(above) else ""
 
 
 def _first_missing(path: str) -> str:
@@ -225,7 +226,7 @@ def _of_swapped(path: str, command: str | None, words: Sequence[str]) -> str:
     """Returns what is said of arguments in another order, where the store isn't the first; empty if there is none."""
     if command in _TWO_STORES or not words or os.path.abspath(words[0]) != path:
         return ""
-    others = (word for word in words[1:] if _is_store(word))
+    others = (word for word in words[1:] if has_settings(word))
     return next((f"{word!r} is a store: say it first, as ROOT" for word in others), "")
 
 
@@ -242,13 +243,13 @@ def _advice(path: str, missing: str, command: str | None) -> str:
 
 def _stores_near(path: str, missing: str) -> list[str]:
     """Returns stores in the folder; or where the path leads under a name like that of the missing folder."""
-    inside = [f"{path}/{name}" for name in sorted(_names(path)) if _is_store(f"{path}/{name}")]
+    inside = [f"{path}/{name}" for name in sorted(_names(path)) if has_settings(f"{path}/{name}")]
     if inside:
         return inside[:_NAMED]
     wrong = missing or path
     parent, own = os.path.split(wrong)
     others = (os.path.join(parent, name) + path[len(wrong) :] for name in near(own, set(_names(parent)) - {own}))
-    return [other for other in others if _is_store(other)]
+    return [other for other in others if has_settings(other)]
 
 
 def _names(folder: str) -> Iterator[str]:
@@ -259,7 +260,3 @@ def _names(folder: str) -> Iterator[str]:
                 yield entry.name
     except OSError:
         return
-
-
-def _is_store(path: str) -> bool:
-    return os.path.lexists(f"{path}/memstore.json")

@@ -18,7 +18,7 @@ from memstore._info import Progress
 from memstore.cli import inspection, render
 from memstore.cli.codes import DIFFERENT
 from memstore.cli.group import allow_pickle, as_json, cli, complete_leaf, key, keys_of, root
-from memstore.engine import Path
+from memstore.engine import Path, has_settings
 from memstore.errors import AlreadyExistsError, KeyNotFoundError, UnsupportedValueError
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def diff(names: tuple[str, ...], allow_pickle: bool, as_json: bool) -> None:
 
 
 def _sides(names: tuple[str, ...]) -> tuple[ComparedSide, ComparedSide]:
-    if len(names) == 2 and inspection.is_store(names[0]):
+    if len(names) == 2 and has_settings(names[0]):
         raise click.UsageError(f"{names[0]!r} is a store: say its KEY, and then the key or file to compare with")
     if len(names) == 2:
         return ComparedSide(names[0]), ComparedSide(names[1])
@@ -260,7 +260,7 @@ def _sides(names: tuple[str, ...]) -> tuple[ComparedSide, ComparedSide]:
         raise click.UsageError(f"{key!r} is a file, and {other!r} a key of {root}: say ROOT, KEY, and then the file")
     if inspection.has_key(root, other) or not os.path.lexists(other):
         return ComparedSide(root, key), ComparedSide(root, other)
-    return ComparedSide(root, key), ComparedSide(other, key) if inspection.is_store(other) else ComparedSide(other)
+    return ComparedSide(root, key), ComparedSide(other, key) if has_settings(other) else ComparedSide(other)
 
 
 @contextlib.contextmanager
@@ -274,7 +274,7 @@ def _opened_side(side: ComparedSide, *, allow_pickle: bool) -> Generator[inspect
                 raise
             yield found
         return
-    if inspection.is_store(side.path):
+    if has_settings(side.path):
         raise UnsupportedValueError(f"{side.path} is a store: say which KEY of it is meant")
     yield inspection.inspect_file(side.path, allow_pickle=allow_pickle)
 

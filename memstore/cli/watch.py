@@ -54,7 +54,9 @@ def samples(store: Keyspace, prefix: str, interval: float) -> Iterator[WatchSamp
 
     def read() -> dict[str, int]:
         nonlocal moment, found
-        now = _moment(opened(store))
+        root = opened(store)
+        # another one after each change of the catalog here; keys may have their homes on other hosts too
+        now = None if is_served(root) else root.catalog.view(lambda transaction: transaction.moment)
         if now is None or now != moment:  # else nothing was put or deleted
             found = list(entries(store, prefix))
         moment = now
@@ -67,13 +69,6 @@ def samples(store: Keyspace, prefix: str, interval: float) -> Iterator[WatchSamp
         nbytes = sum(rate * sizes[key] for key, rate in puts.items())
         yield WatchSample(time.time(), sum(puts.values()), nbytes, found, puts)
         rates.sleep(max(interval - (time.monotonic() - started), 0.0))
-
-
-def _moment(root: Root) -> int | None:
-    """Returns a number that each change of this catalog changes; None where keys have homes on other hosts too."""
-    from memstore.engine import is_served
-
-    return None if is_served(root) else root.catalog.view(lambda transaction: transaction.moment)
 
 
 def follow(store: Keyspace, prefix: str, interval: float, count: int, *, as_json: bool) -> None:
@@ -201,14 +196,12 @@ class Rates:
                 words = list(self._words)
                 for bell in changed:
                     words[bell] = self._root.doorbell.load(bell)
-                versions = {key: self._version(key) for bell in changed for key in shared[bell]}
+                read = self._root.catalog.read
+                records = {key: read(key.encode()) for bell in changed for key in shared[bell]}
+                versions = {key: 0 if record is None else record.version for key, record in records.items()}
                 self._count(words, versions)
                 self._words = words
                 self._versions.update(versions)
-
-    def _version(self, key: str) -> int:
-        record = self._root.catalog.read(key.encode())
-        return 0 if record is None else record.version
 
     def _count(self, words: Sequence[int], versions: Mapping[str, int]) -> None:
         """Counts the puts since the last time. `words` were read before `versions`."""

@@ -52,6 +52,7 @@ from memstore.engine.root import (
     create_shared,
     discard,
     folder,
+    has_settings,
     mappings_keep_locks,
     new_settings,
     new_shared,
@@ -88,7 +89,7 @@ CREATE = ("a", "x", "w")  # modes that create a store where there is none
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """The wishes of `open` beside the folder; None where it takes the store as it is."""
+    """The options of `open` beside the folder; None where it takes the store as it is."""
 
     durability: Durability | None = None
     checksum: bool | None = None
@@ -97,11 +98,6 @@ class Creation:
     file_mode: int = 0o600
     capacity: int | None = None
     shared: Literal["copy", "map"] | None = None  # make it a store on storage that hosts share, read in that way
-
-
-def has_settings(path: str) -> bool:
-    """Returns whether a folder says that it is a store."""
-    return os.path.lexists(f"{path}/{folder.SETTINGS}") and not folder.is_discarded(path)
 
 
 def may_come(path: str) -> bool:

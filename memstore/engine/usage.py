@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from memstore._info import StoreSummary
 from memstore._wording import size
-from memstore.engine.catalog import Counters, PendingPart, Transaction, tables
+from memstore.engine.catalog import Transaction, tables
 from memstore.engine.files import segment_path
 from memstore.engine.format import LIVE, RETIRED
 from memstore.engine.root import (
@@ -59,7 +59,9 @@ class Usage:
 
 def measure(root: Root) -> Usage:
     with root.guard:
-        keys, counters, parts = root.catalog.view(_first_look)
+        keys, counters, parts = root.catalog.view(
+            lambda transaction: (transaction.count("entries"), transaction.counters(), tables.parts_of(transaction))
+        )
         ahead = root.ahead.size if root.ahead is not None else 0
     pending = sum(part.size for part in parts if not part.host)
     retired, now, device = _retired(root), boot_clock(), os.fstat(root.segments_fd).st_dev
@@ -78,10 +80,6 @@ def measure(root: Root) -> Usage:
         catalog_bytes=root.catalog.nbytes,
         pinned_by=tuple(sorted(pinned_by)),
     )
-
-
-def _first_look(transaction: Transaction) -> tuple[int, Counters, list[PendingPart]]:
-    return transaction.count("entries"), transaction.counters(), tables.parts_of(transaction)
 
 
 def _retired(root: Root) -> dict[int, tuple[int, int]]:
@@ -234,14 +232,10 @@ def _below(path: str, depth: int) -> Iterator[str]:
     except OSError:  # closed to this user, or removed meanwhile
         return
     for name in folders:
-        if _is_store(name):
+        if folder.has_settings(name):
             yield name
         elif depth > 1:
             yield from _below(name, depth - 1)
-
-
-def _is_store(path: str) -> bool:
-    return os.path.lexists(f"{path}/{folder.SETTINGS}") and not folder.is_discarded(path)
 
 
 def _opened() -> dict[str, set[int]]:
@@ -254,7 +248,7 @@ def _opened() -> dict[str, set[int]]:
                 is_same = os.stat(f"{root}/{DOORBELL}").st_ino == int(inode)
             except OSError:
                 continue
-            if is_same and _is_store(root):
+            if is_same and folder.has_settings(root):
                 found[root].add(pid)
     return found
 
@@ -362,7 +356,11 @@ class resource_errors:
             return
         lack = None if isinstance(error, MemstoreError) else lack_of(error)
         if lack is not None:
-            raise self._exhausted(*lack) from error
+            code, text = lack
+            what = f" at {self._key!r}" if self._key is not None else ""
+            raise ResourceLimitError(
+                f"{self._root}: {text}{what}: {way_out(code)}", key=self._key, code=code
+            ) from error
         if self._opened is not None and isinstance(error, FileNotFoundError):
             self._opened.check_in_place()
         if isinstance(error, StoreFullError) and (error.key is not None or isinstance(error.__cause__, OSError)):
@@ -380,10 +378,6 @@ class resource_errors:
             ) from error
         if self._opened is not None and self._opened.shared is not None:
             raise storage_error(self._root, error, self._key) from error
-
-    def _exhausted(self, code: int, text: str) -> ResourceLimitError:
-        what = f" at {self._key!r}" if self._key is not None else ""
-        return ResourceLimitError(f"{self._root}: {text}{what}: {way_out(code)}", key=self._key, code=code)
 
 
 def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:

@@ -54,7 +54,8 @@ def describe_files(key: str, path: str | os.PathLike[str], format: Format | None
     name = _checked(path, format)
     with _naming(key, name):
         sources = ExternalFiles()
-        found = _read_external(name, format, sources, allow_pickle)
+        with _of_format(name, format):
+            found = _read_external(name, format or file_format(name), sources, allow_pickle)
         _check_places(found.plan, sources)
         check_header(key, len(found.plan.description) + len(found.objects))
     return Content(found.plan.description, found.objects, found.plan.nbytes, adopted=sources.encode())
@@ -111,13 +112,6 @@ def _naming(key: str, name: str) -> Generator[None]:
         raise
 
 
-def _read_external(
-    path: str, format: Format | None, sources: ExternalFiles, allow_pickle: bool
-) -> structure.ExternalValue:
-    with _of_format(path, format):
-        return _read_external_as(path, format or file_format(path), sources, allow_pickle)
-
-
 @contextlib.contextmanager
 def _of_format(path: str, format: Format | None) -> Generator[None]:
     """Raises UnsupportedValueError for a file that looks like another format than the caller says."""
@@ -134,7 +128,7 @@ def _of_format(path: str, format: Format | None) -> Generator[None]:
         ) from None
 
 
-def _read_external_as(path: str, found: Format, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
+def _read_external(path: str, found: Format, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
     if found == "safetensors":
         target = find_in_folder(path) if os.path.isdir(path) else path
         if target is None:

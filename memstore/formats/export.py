@@ -197,13 +197,13 @@ def _named_tensors(plan: structure.Plan, value: Any) -> dict[str, torch.Tensor]:
 def _check_expanded(path: Path, tensor: torch.Tensor) -> None:
     reason = structure.traits.why_too_expanded(tensor)
     if reason:
-        name = "value" + "".join(f"[{part!r}]" for part in path)
-        raise UnsupportedValueError(f"{name}: {reason}: format='torch' keeps it as it is")
+        raise UnsupportedValueError(f"{structure.render_path(path)}: {reason}: format='torch' keeps it as it is")
 
 
 def _refuse(path: Path, why: str) -> None:
-    name = "value" + "".join(f"[{part!r}]" for part in path)
-    raise UnsupportedValueError(f"{name}: {why}, and safetensors has nothing for it; export as 'torch'")
+    raise UnsupportedValueError(
+        f"{structure.render_path(path)}: {why}, and safetensors has nothing for it; export as 'torch'"
+    )
 
 
 # --- Bare tensors ----------------------------------------------------------------------------------------------------
@@ -233,7 +233,8 @@ def write_tensor(path: str, name: str, tensor: torch.Tensor, progress: Progress 
     elif ending == ".npy":
         header = _npy_header(name, tensor)
         with new_file(target, meter, durable=False) as file:
-            _write_npy(file, header, tensor)
+            file.write_uncounted(header)
+            file.write_tensor(tensor)
     elif ending in (".pt", ".pth"):
         with new_file(target, meter, durable=False) as file:
             save_torch(tensor, file)
@@ -286,8 +287,3 @@ def _npy_header(name: str, tensor: torch.Tensor) -> bytes:
     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(tensor.shape)}
     np.lib.format.write_array_header_1_0(header, described)
     return header.getvalue()
-
-
-def _write_npy(file: ExportFile, header: bytes, tensor: torch.Tensor) -> None:
-    file.write_uncounted(header)
-    file.write_tensor(tensor)

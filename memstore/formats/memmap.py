@@ -333,8 +333,10 @@ def make_folder(folder: str, source: Any, *, allow_pickle: bool) -> list[tuple[t
         raise
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
         raise UnsupportedValueError(f"TensorDict.memmap can't write it: {error}") from error
-    if not allow_pickle:
-        _check_no_pickles(folder)
+    for parent, _, names in () if allow_pickle else os.walk(folder):
+        if not set(PICKLES).isdisjoint(names):
+            what = os.path.relpath(parent, folder).split(os.sep)
+            raise _refusal(tuple(what), "an object that would be pickled: open the store with allow_pickle=True")
     pairs = zip(structure.iter_tensors(source), structure.iter_tensors(target), strict=True)
     return [(tensor, str(place.filename)) for (_, tensor), (_, place) in pairs if tensor.numel()]  # type: ignore[attr-defined]
 
@@ -360,13 +362,5 @@ def _as_collection(value: Any, path: Path) -> Any:
     return tensordict.TensorDict(entries, batch_size=[])
 
 
-def _check_no_pickles(folder: str) -> None:
-    for parent, _, names in os.walk(folder):
-        if not set(PICKLES).isdisjoint(names):
-            what = os.path.relpath(parent, folder).split(os.sep)
-            raise _refusal(tuple(what), "an object that would be pickled: open the store with allow_pickle=True")
-
-
 def _refusal(path: Path, why: str) -> UnsupportedValueError:
-    name = "value" + "".join(f"[{part!r}]" for part in path)
-    return UnsupportedValueError(f"{name}: {why}, which can't be exported as memmap")
+    return UnsupportedValueError(f"{structure.render_path(path)}: {why}, which can't be exported as memmap")

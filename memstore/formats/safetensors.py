@@ -229,8 +229,8 @@ def header_of(
 ) -> tuple[bytes, list[str]]:
     """Makes a header, and orders the tensors by element size, so that each starts on a multiple of its own."""
     order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    return make_header([_described(name, tensors[name]) for name in order], metadata), order
-
-
-def _described(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...], int]:
-    return name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor.numel() * tensor.itemsize
+    described = [
+        (name, DTYPE_NAMES[one.dtype], tuple(one.shape), one.numel() * one.itemsize)
+        for name, one in ((name, tensors[name]) for name in order)
+    ]
+    return make_header(described, metadata), order

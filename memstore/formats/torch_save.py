@@ -492,11 +492,6 @@ class _Frame(NamedTuple):
     tensor: PlacedTensor
 
 
-def locate_tensor(path: str, fd: int, start: int, size: int) -> PlacedTensor:
-    """Locates one tensor as `Frames.read` does."""
-    return Frames().read(path, fd, start, size)
-
-
 def _read_frame(path: str, fd: int, start: int, size: int) -> _Frame:
     pickle, storages, seen = read_members(path, fd, start, size)
 

@@ -349,14 +349,11 @@ def decode_segments(stored: bytes, *, of_one_host: bool = True) -> tuple[Segment
         extents = _decode_segments(stored)
     except UNDECODABLE as error:
         raise CorruptionError(f"the numbers of its segments can't be read: {error}") from None
-    segments = {extent.segment for extent in extents}
-    if (of_one_host and len(segments) < len(extents)) or not all(map(_has_possible_numbers, extents)):
+    segments = {one.segment for one in extents}
+    are_possible = all(min(one.segment, one.put_id) > 0 and 0 <= one.start <= one.size for one in extents)
+    if (of_one_host and len(segments) < len(extents)) or not are_possible:
         raise CorruptionError("the numbers of its segments are outside the range of segment numbers")
     return _placed_in_order(extents)
-
-
-def _has_possible_numbers(extent: SegmentExtent) -> bool:
-    return min(extent.segment, extent.put_id) > 0 and 0 <= extent.start <= extent.size
 
 
 def _placed_in_order(extents: tuple[_ExtentT, ...]) -> tuple[_ExtentT, ...]:

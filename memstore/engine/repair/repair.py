@@ -87,7 +87,7 @@ from memstore.engine.root import (
     check_filesystem,
     close_unused,
     folder,
-    lock_holders,
+    lockers_of,
     no_state,
     segments_of,
     shared_settings,
@@ -206,8 +206,7 @@ def _alone(path: str, settings: Settings, deadline: float) -> Generator[int]:
             gc.collect()  # what this process closed may be kept by the traceback of an error, in a cycle
         while not syscalls.lock_exclusive(file.fd):
             if time.monotonic() > deadline:
-                status = syscalls.status(file.fd)
-                pids = sorted(lock_holders().get((status.st_dev, status.st_ino), ()))
+                pids = lockers_of(file.fd)
                 who = f"pid {', '.join(map(str, pids))}" if pids else "processes that can't be seen from here"
                 raise StoreTimeoutError(f"{path}: waited for {who} to close the store; a repair needs it for itself")
             time.sleep(0.01)
@@ -560,7 +559,9 @@ class Choice:
         """Returns the number of the file that is one of a record's segments, or None if there is none."""
         named = self.files.get(extent.segment)
         for file in (named, by_put.get(extent.put_id)):
-            if file is not None and _fits(file, key, record, extent, self.store) and not self._is_past(file):
+            if file is None or not _fits(file, key, record, extent, self.store):
+                continue
+            if not (self.old.is_older and file.found is not None and file.found.state == RETIRED):
                 return file.segment
         if named is None or named.size != extent.size or (named.found is not None and named.found.put_id):
             return None
@@ -569,9 +570,6 @@ class Choice:
             return None
         self.mended[named.segment] = header
         return named.segment
-
-    def _is_past(self, file: SegmentFile) -> bool:
-        return self.old.is_older and file.found is not None and file.found.state == RETIRED
 
     def _consider(self, files: Sequence[SegmentFile]) -> None:
         """Makes an entry of what the headers of one version say, if that is newer than all that is known of its key."""

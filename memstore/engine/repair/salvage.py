@@ -226,11 +226,8 @@ def by_version(files: Iterable[SegmentFile]) -> list[list[SegmentFile]]:
         elif file.found is not None:
             together = file.key, file.found.batch, file.found.version
             parts.setdefault(together, {}).setdefault(file.found.put_id, file)
-    return sorted([*alone, *(list(one.values()) for one in parts.values())], key=_version_of, reverse=True)
-
-
-def _version_of(files: Sequence[SegmentFile]) -> int:
-    return files[0].found.version if files[0].found is not None else 0
+    groups = [*alone, *(list(one.values()) for one in parts.values())]
+    return sorted(groups, key=lambda files: files[0].found.version if files[0].found is not None else 0, reverse=True)
 
 
 def merged(files: Sequence[SegmentFile], merge: MergeFound) -> Record | None:

@@ -264,10 +264,6 @@ class _CatalogWalk:
         self._rows = dict.fromkeys(self._sums, 0)
         self._listed = dict.fromkeys(self._sums, 0)  # in `filling`; in `retired` and `held`; in `pending`
 
-    @property
-    def _is_one_moment(self) -> bool:
-        return len(self._moments) == 1
-
     def go_on(self, transaction: Transaction) -> bool:
         """Looks at the next rows. True if these were the last."""
         self._transaction = transaction
@@ -340,10 +336,9 @@ class _CatalogWalk:
 
     def _here(self, record: Record) -> tuple[SegmentExtent, ...]:
         """Returns the segments of a record that lie on this host: those of others have numbers of their own."""
-        return record.segments if record.hosts is None else record.here(self._member())
-
-    def _member(self) -> bytes:
-        return bytes.fromhex(self._transaction.store_id() or "")
+        if record.hosts is None:
+            return record.segments
+        return record.here(bytes.fromhex(self._transaction.store_id() or ""))
 
     def _compare_row(self, key: bytes, extent: SegmentExtent) -> None:
         try:
@@ -409,7 +404,7 @@ class _CatalogWalk:
             self._damage("the store is a member of a cluster, and the row that says of which is lost")
         if counters.version < self._largest_version or counters.number < self._largest_number:
             self._damage("the counters are behind the rows: numbers would repeat")
-        if not self._is_one_moment:
+        if len(self._moments) > 1:
             return
         filling = self._sums[FILLING] + self._sums[PREPARED]
         rows = {"live": self._sums[LIVE], "filling": filling, "retired": self._sums[RETIRED]}

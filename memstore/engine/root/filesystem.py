@@ -130,6 +130,12 @@ def lock_holders() -> dict[Identity, set[int]]:
     return holders
 
 
+def lockers_of(fd: int) -> list[int]:
+    """Returns the pids that hold a flock on an open file, sorted."""
+    found = syscalls.status(fd)
+    return sorted(lock_holders().get((found.st_dev, found.st_ino), ()))
+
+
 def _read_locks(holders: dict[Identity, set[int]]) -> None:
     try:
         with open("/proc/locks") as file:

@@ -35,7 +35,7 @@ from memstore._parsing import UNDECODABLE
 from memstore._wording import of_no_place
 from memstore.engine import syscalls
 from memstore.engine.files import LockFile
-from memstore.engine.root.filesystem import Durability, check_filesystem, lock_holders
+from memstore.engine.root.filesystem import Durability, check_filesystem, lockers_of
 from memstore.engine.sync import describe_thread
 from memstore.errors import FormatVersionError, NotAStoreError, NotServedError, PermissionDeniedError, StoreTimeoutError
 
@@ -192,6 +192,11 @@ def read_settings(root: str) -> Settings | None:
 def is_discarded(root: str) -> bool:
     """Returns whether the folder has the rest of a store that was given up: see `discard`."""
     return os.path.lexists(f"{root}/{DISCARDED}")
+
+
+def has_settings(root: str) -> bool:
+    """Returns whether a folder says that it is a store."""
+    return os.path.lexists(f"{root}/{SETTINGS}") and not is_discarded(root)
 
 
 def is_unfinished(name: str) -> bool:
@@ -417,9 +422,7 @@ def locked(root: str, deadline: float, opening: AbstractContextManager[Any]) -> 
     try:
         while not syscalls.lock_exclusive(file.fd):
             if time.monotonic() > deadline:
-                status = syscalls.status(file.fd)
-                pids = lock_holders().get((status.st_dev, status.st_ino))
-                who = ", ".join(map(describe_thread, sorted(pids or ()))) or "a process that can't be seen from here"
+                who = ", ".join(map(describe_thread, lockers_of(file.fd))) or "a process that can't be seen from here"
                 raise StoreTimeoutError(f"{root}: waited for {who} to finish opening the store")
             time.sleep(0.001)
         try:
@@ -488,9 +491,7 @@ def unserved(root: str) -> Generator[None]:
             file = LockFile(f"{root}/{name}", os.O_RDWR)
             locks.callback(file.close)
             if not syscalls.lock_exclusive(file.fd):
-                status = syscalls.status(file.fd)
-                pids = sorted(lock_holders().get((status.st_dev, status.st_ino), ()))
-                who = ", ".join(map(describe_thread, pids)) or "a process that can't be seen from here"
+                who = ", ".join(map(describe_thread, lockers_of(file.fd))) or "a process that can't be seen from here"
                 raise NotServedError(f"{root} {does} to other hosts by {who}: end that agent first (SIGTERM)")
         yield
 
