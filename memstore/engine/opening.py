@@ -1,7 +1,7 @@
 """The store folder is opened and, where there is none, created: `open_root` returns a store that is whole and checked.
 
 Openings of one folder go one after another, by a lock on it (`folder.locked`). A process opens a folder once, and
-knows who uses it (`registry.py`).
+knows who uses it (`roots.py`).
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
     """Opens, and with mode "a", "x" or "w" creates, the store at `path`, until the use ends.
 
     Openings of one folder go one after another, by a lock on it; on storage that hosts share, on the state folder of
-    this host. What waits, waits without the registry's lock, which forks and closes take too.
+    this host. What waits, waits without `roots.lock`, which forks and closes take too.
     """
     path = os.path.abspath(path)
     deadline = deadline_after(timeout)

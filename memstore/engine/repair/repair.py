@@ -144,8 +144,17 @@ def repair_store(
             notes = read_notes(syscalls.read_at(lock_fd, syscalls.PAGE, 0))
 
             # 3. Choose. Up to here no file was changed.
-            noted, rung, is_served = notes.batch, notes.publications_rung, CLUSTER in settings.features
-            choice = Choice(old, files, settings.store, noted, rung, mend, merge, is_home, is_served)
+            choice = Choice(
+                old,
+                files,
+                settings.store,
+                noted=notes.batch,
+                publications_rung=notes.publications_rung,
+                mend=mend,
+                merge=merge,
+                is_home=is_home,
+                is_served=CLUSTER in settings.features,
+            )
 
             # 4. Mend headers, set files aside. A kill leaves a store that is as damaged as before, and can be repaired
             # again: it finds mended headers whole, and what was set aside missing, and so lost, as it was.

@@ -15,6 +15,7 @@ This file imports the catalog and the format, and nothing above them: the child 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -368,18 +369,17 @@ class _CatalogWalk:
     def _look_at_served(self, table: str, key: bytes, value: bytes) -> None:
         if table in tables.KEEPING:
             for segment, put_id in tables.read_kept(table, key, value).segments:
-                self._look_at_kept(table, segment, put_id)
+                with contextlib.suppress(CorruptionError):  # reported with its own table
+                    self._check_named(table, segment, LIVE, put_id)
         elif table == tables.OWED:
             tables.read_owed(key, value)
         else:
             checked(key, value)
 
-    def _look_at_kept(self, table: str, segment: int, put_id: int) -> None:
-        try:
-            row = self._transaction.segment(segment)
-        except CorruptionError:
-            return  # reported with its own table
-        if row is None or (row.put_id, row.state) != (put_id, LIVE):
+    def _check_named(self, table: str, segment: int, state: int, put_id: int | None = None) -> None:
+        """Reports a segment that a table names, and whose row says otherwise."""
+        row = self._transaction.segment(segment)
+        if row is None or row.state != state or put_id not in (None, row.put_id):
             self._damage(f"table {table!r} names it, and its row says otherwise", None, segment)
 
     def _look_at_part(self, part: PendingPart) -> None:
@@ -391,9 +391,7 @@ class _CatalogWalk:
     def _look_at_listed(self, table: str, segment: int) -> None:
         state = {"filling": FILLING, "pending": PREPARED}.get(table, RETIRED)
         self._listed[state] += 1
-        row = self._transaction.segment(segment)
-        if row is None or row.state != state:
-            self._damage(f"table {table!r} names it, and its row says otherwise", None, segment)
+        self._check_named(table, segment, state)
 
     def _compare_counters(self) -> None:
         try:

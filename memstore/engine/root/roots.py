@@ -219,7 +219,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 _opened: dict[tuple[int, int], Root] = {}
-lock = threading.RLock()  # before any root's guard. A forked child gets a new one: say `registry.lock`
+lock = threading.RLock()  # before any root's guard. A forked child gets a new one: say `roots.lock`
 _replaced_roots: list[Root] = []  # some of their uses may go on
 _known_roots: weakref.WeakSet[Root] = weakref.WeakSet()  # closed and replaced ones too: a put may still end there
 _forking: list[Root] = []
