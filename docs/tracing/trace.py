@@ -6,7 +6,7 @@
 A line is `number. file: function`, indented by how deep the call lies. The number is that of the step within which it
 is called: comments such as `# 2. Claim` mark the steps in the code. What a function calls, if that is one function
 alone, follows behind `>`. Neighbours that call nothing share a line, and a call that comes again in the same place
-stands once. Finalizers are left out, and so are properties and lambdas, whose calls stand one level higher.
+stands once. Finalizers are left out, and so are reads of properties and lambdas, whose calls stand one level higher.
 """
 
 from __future__ import annotations
@@ -98,8 +98,13 @@ def _name_of(frame: FrameType) -> str | None:
         return None
     owner = frame.f_locals.get("self") if code.co_varnames[:1] == ("self",) else None
     for one in type(owner).__mro__ if owner is not None else ():
-        if code.co_name in vars(one) and one.__module__.startswith("memstore"):
-            return None if isinstance(vars(one)[code.co_name], property) else f"{one.__name__}.{code.co_name}"
+        member = vars(one).get(code.co_name)
+        if isinstance(member, property):
+            if getattr(member.fget, "__code__", None) is code:
+                return None
+            member = member.fset
+        if inspect.isfunction(member) and inspect.unwrap(member).__code__ is code:
+            return f"{one.__name__}.{code.co_name}"
     return code.co_name
 
 

@@ -68,5 +68,5 @@ def test_traces_name_what_is_there(title: str) -> None:
 def test_a_trace_shows_the_steps_of_a_put() -> None:
     traced = runpy.run_path(str(ROOT / "docs/tracing/trace.py"))["traced"]()
     steps = [int(match[1]) for line in traced["put"] if (match := re.match(r" *(\d+)\. ", line))]
-    assert {2, 3, 4, 5} <= set(steps) and steps[0] == 2, "comments such as `# 2. Claim` mark the steps"
+    assert {2, 3, 4, 5} <= set(steps), "comments such as `# 2. Claim` mark the steps"
     assert len(traced["put"]) < 120 and any("format/records.py: decode_record" in line for line in traced["get"])
