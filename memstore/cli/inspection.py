@@ -21,8 +21,6 @@ from memstore.listing import near, no_value, open_keyspace, opened
 if TYPE_CHECKING:
     import torch
 
-    from memstore.replay import BufferRows
-
 
 _TIMEOUT = 30.0  # seconds
 _NAMED = 8  # leaves, in a message
@@ -106,7 +104,7 @@ def _inspect(root: Root, key: str) -> InspectedValue:
         from memstore.replay import look_at_rows
 
         rows = look_at_rows(root, key, _TIMEOUT)
-        return InspectedValue(f"{key!r}", _slots(rows), rows.tensors, {}, record)
+        return InspectedValue(f"{key!r}", filled(root, key, record), rows.tensors, {}, record)
     if record.is_mutable:
         from memstore.datasets import hold_rows
 
@@ -118,28 +116,22 @@ def _inspect(root: Root, key: str) -> InspectedValue:
 
 def filled(root: Root, key: str, record: Record) -> str:
     """Says how full a dataset or replay buffer is: "a dataset with 4 of 10 rows"."""
+    rows, capacity = rows_of(root, key, record.mutable_kind)
     if record.mutable_kind == "buffer":
-        from memstore.replay import look_at_rows
-
-        return _slots(look_at_rows(root, key, _TIMEOUT))
-    with memstore.open(root.path, "r") as store:
-        rows, capacity = rows_of(store, key, "dataset")
-        return f"a dataset with {rows:,} of {capacity:,} rows"
+        return f"a replay buffer with {rows:,} rows in {capacity:,} slots"
+    return f"a dataset with {rows:,} of {capacity:,} rows"
 
 
-def rows_of(store: memstore.Store, key: str, kind: str) -> tuple[int, int]:
+def rows_of(root: Root, key: str, kind: str) -> tuple[int, int]:
     """Returns how many rows a dataset or replay buffer has, and how many it has room for."""
     if kind == "buffer":
         from memstore.replay import look_at_rows
 
-        found = look_at_rows(opened(store), key, _TIMEOUT)
+        found = look_at_rows(root, key, _TIMEOUT)
         return found.rows, found.capacity
-    rows = store.open_dataset(key, "r")
-    return len(rows), rows.capacity
-
-
-def _slots(found: BufferRows) -> str:
-    return f"a replay buffer with {found.rows:,} rows in {found.capacity:,} slots"
+    with memstore.open(root.path, "r") as store:
+        rows = store.open_dataset(key, "r")
+        return len(rows), rows.capacity
 
 
 def inspect_file(path: str, *, allow_pickle: bool) -> InspectedValue:

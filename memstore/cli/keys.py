@@ -209,7 +209,7 @@ def info(root: str, key: str, as_json: bool) -> None:
         with memstore.open(root, "r") as store:
             found = render.plain(store.info(key))
             if found["kind"] in _IN_PLACE:
-                rows, capacity = inspection.rows_of(store, key, found["kind"])
+                rows, capacity = inspection.rows_of(opened(store), key, found["kind"])
                 found |= {"rows": rows, "capacity": capacity}
             render.print_json(found)
         return

@@ -26,6 +26,15 @@ _sync_file_range = bind(releasing_gil, "sync_file_range", Int, Int, Long, Long, 
 _statfs = bind(releasing_gil, "statfs", Int, ctypes.c_char_p, Pointer)
 
 
+# Calls as they are: tests replace these names too.
+close = os.close
+make_folder, remove_folder = os.mkdir, os.rmdir  # an empty one
+read_at = os.pread  # of a descriptor so many bytes from an offset on
+rename = os.rename
+status = os.fstat
+sync, truncate = os.fsync, os.ftruncate
+
+
 def open_into(owner: list[int], path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> None:
     """Opens, never through a link at the end of `path` nor waiting at a FIFO; appends the descriptor to `owner`.
 
@@ -57,14 +66,6 @@ def close_all(owner: list[int]) -> None:
     """Closes what `open_into` opened, each in one C call with taking it out."""
     while owner:
         drain(map(os.close, map(owner.pop, (0,))))
-
-
-def close(fd: int) -> None:
-    os.close(fd)
-
-
-def read_at(fd: int, size: int, offset: int) -> bytes:
-    return os.pread(fd, size, offset)
 
 
 def write_at(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
@@ -105,17 +106,9 @@ def _skip(parts: list[memoryview], first: int, count: int) -> int:
     return first
 
 
-def status(fd: int) -> os.stat_result:
-    return os.fstat(fd)
-
-
 def size_of(fd: int) -> int:
     """Returns the size, in a third of the time of `status`. It moves the descriptor's position, which nothing uses."""
     return os.lseek(fd, 0, os.SEEK_END)
-
-
-def truncate(fd: int, size: int) -> None:
-    os.ftruncate(fd, size)
 
 
 def allocate(fd: int, size: int, start: int = 0) -> None:
@@ -127,10 +120,6 @@ def free_blocks(fd: int, size: int) -> None:
     """Makes the first `size` bytes a hole. The file keeps its length, so that no mapping of it can fault."""
     if size and _fallocate(fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, 0, size):
         raise last_error()
-
-
-def sync(fd: int) -> None:
-    os.fsync(fd)
 
 
 def sync_data(fd: int) -> None:
@@ -150,10 +139,6 @@ def sync_folder(path: str) -> None:
         os.close(fd)
 
 
-def rename(source: str, target: str) -> None:
-    os.rename(source, target)
-
-
 def link(source: str, target: str, dir_fd: int | None = None) -> None:
     """Links a file. With `dir_fd`, both are names in that folder."""
     os.link(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
@@ -166,15 +151,6 @@ def replace(source: str, target: str, dir_fd: int | None = None) -> None:
 
 def unlink(path: str, dir_fd: int | None = None) -> None:
     os.unlink(path if dir_fd is None else path.rpartition("/")[2], dir_fd=dir_fd)
-
-
-def make_folder(path: str, mode: int) -> None:
-    os.mkdir(path, mode)
-
-
-def remove_folder(path: str) -> None:
-    """Removes an empty folder."""
-    os.rmdir(path)
 
 
 def memory_file(name: str) -> int:
@@ -199,16 +175,16 @@ def filesystem_type(path: str) -> int:
 
 def lock_shared(fd: int) -> bool:
     """Tries, never waits. The lock belongs to the open file description: a mapping of it keeps it."""
-    return _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def lock_exclusive(fd: int) -> bool:
-    return _flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _flock(fd: int, operation: int) -> bool:
     try:
-        fcntl.flock(fd, operation)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
