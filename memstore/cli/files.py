@@ -160,8 +160,8 @@ def export(
         raise AlreadyExistsError(f"{path} exists: --force replaces it, or say another file")
     with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
         store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
-    parents = os.walk(path) if os.path.isdir(path) else [("", [], [path])]
-    nbytes = sum(os.path.getsize(os.path.join(parent, name)) for parent, _, names in parents for name in names)
+    files = [os.path.join(parent, name) for parent, _, names in os.walk(path) for name in names]  # none: it is a file
+    nbytes = sum(map(os.path.getsize, files or [path]))
     render.tell(
         {"path": path, "nbytes": nbytes}, f"{render.size(nbytes)} written to {render.printable(path)}", as_json=as_json
     )
