@@ -23,7 +23,12 @@ def encode_key(key: object) -> bytes:
     """Returns the key's UTF-8 bytes. Raises InvalidKeyError, saying what is wrong with it."""
     if not isinstance(key, str):
         raise InvalidKeyError(_no_text("a key", key))
-    encoded = _encode(key)
+    if "\0" in key:
+        raise _has_nul(key)
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError as error:
+        raise _has_surrogate(key, error) from None
     if not encoded:
         raise InvalidKeyError("a key has at least one character, and this one has none: give the value a name", key=key)
     if len(encoded) > KEY_LIMIT:
@@ -44,9 +49,15 @@ def check_encoded(key: bytes) -> None:
 
 
 def encode_prefix(prefix: object) -> bytes:
+    """Returns the UTF-8 bytes of a prefix of keys, which may be "" and of any length. Raises InvalidKeyError."""
     if not isinstance(prefix, str):
         raise InvalidKeyError(_no_text("a prefix of keys", prefix))
-    return _encode(prefix)
+    if "\0" in prefix:
+        raise _has_nul(prefix)
+    try:
+        return prefix.encode()
+    except UnicodeEncodeError as error:
+        raise _has_surrogate(prefix, error) from None
 
 
 def several(keys: Iterable[str]) -> Iterable[str]:
@@ -63,15 +74,14 @@ def several(keys: Iterable[str]) -> Iterable[str]:
     raise TypeError(f"several keys are a list or another iterable of str, and {text}")
 
 
-def _encode(key: str) -> bytes:
-    if "\0" in key:
-        raise InvalidKeyError(f"a key has no NUL, and {key!r} has one: remove it", key=key)
-    try:
-        return key.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidKeyError(
-            f"a key is valid text, and {key!r} has a lone surrogate at {error.start}: decode it anew", key=key
-        ) from None
+def _has_nul(text: str) -> InvalidKeyError:
+    return InvalidKeyError(f"a key has no NUL, and {text!r} has one: remove it", key=text)
+
+
+def _has_surrogate(text: str, error: UnicodeEncodeError) -> InvalidKeyError:
+    return InvalidKeyError(
+        f"a key is valid text, and {text!r} has a lone surrogate at {error.start}: decode it anew", key=text
+    )
 
 
 def _no_text(what: str, found: object) -> str:

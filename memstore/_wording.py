@@ -75,21 +75,6 @@ def short(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
 
 
-def check_store(store: object, key: object = "") -> None:
-    """Raises TypeError for what is no store: its path, its key, one of asyncio's, or anything else."""
-    if hasattr(key, "lend_root"):
-        raise TypeError("the store comes first, and then the key: here they are swapped")
-    if hasattr(store, "blocking"):
-        raise TypeError(
-            f"store is one of memstore.open, and not {an(type(store))}: memstore.aio has ReplayBuffer, "
-            "iter_weights and read_rows for that"
-        )
-    if isinstance(store, (str, os.PathLike)):
-        raise TypeError(f"store is an open store, and not its path: write memstore.open({os.fspath(store)!r:.100})")
-    if not hasattr(store, "lend_root"):
-        raise TypeError(f"store is one of memstore.open, and not {an(type(store))}")
-
-
 def check_progress(progress: object) -> None:
     """Raises TypeError for what can't be called, before anything is done."""
     if progress is not None and not callable(progress):

@@ -19,7 +19,7 @@ from memstore.aio.calls import HERE, Awaits, call, called_as
 from memstore.aio.waits import HERE_BY_NOW, LOOK_AGAIN, RemoteWaits, Waiting, change_of, end_waits, news_of
 from memstore.engine import Root, absolute_path, deadline_after, home_now, index, is_served
 from memstore.errors import StoreClosedError, StoreTimeoutError
-from memstore.listing import Mode, tell_of_wait, wanted_of
+from memstore.listing import Mode, opened, tell_of_wait, wanted_of
 from memstore.store.opening import check_mode, when_there
 from memstore.store.opening import open as open_blocking
 from memstore.store.store import Store
@@ -105,7 +105,7 @@ class OpenedByCalls(Awaits[Store]):
                     self._store = open_blocking(self.root, self._mode, **options)
             store = self._store
             if self.ready is None:
-                self.opened_root = store.lend_root("any")[0]  # in a forked child, this opens the catalog anew
+                self.opened_root = opened(store)  # in a forked child, this opens the catalog anew
                 self.ready = store
             return store
 
@@ -219,7 +219,7 @@ class AwaitsVersions(OpenedByCalls):
         store = self.ready
         if store is None:
             store = await call(self.pool_of(some), lambda _: self.blocking(), seconds)
-        root = store.lend_root("any")[0]
+        root = opened(store)
         while True:
             self.check_open()
             seen, now = root.doorbell.state(), time.monotonic()  # before the catalog
@@ -241,7 +241,7 @@ class AwaitsVersions(OpenedByCalls):
         store = self.ready
         if store is None:
             store = await call(self.pool_of(key), lambda _: self.blocking())
-        root = store.lend_root(key)[0]
+        root = opened(store)
         is_sure = not root.membership
         while True:
             membership = 0 if is_sure else await call(HERE, lambda _: home_here(root, name), seconds)

@@ -22,9 +22,10 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from memstore._wording import an, check_store, count_of
+from memstore._wording import an, count_of
 from memstore.dataloader.blocks import begin_batch
 from memstore.errors import UnsupportedValueError
+from memstore.listing import check_store
 from memstore.rows import of_key, prefetch_rows, read_rows, read_rows_to
 from memstore.structure import modes, render_path
 

@@ -25,7 +25,7 @@ from memstore._arguments import (
 )
 from memstore._info import PendingInfo, StoreStats
 from memstore._threads import between_forks
-from memstore._wording import short
+from memstore._wording import an_instance, short
 from memstore.engine import (
     Change,
     Creation,
@@ -376,19 +376,44 @@ def open_keyspace(root: str | os.PathLike[str], mode: Mode, *, timeout: float = 
 
 
 def opened(store: Keyspace) -> Root:
-    """The root of an opened store, for code that reads the catalog itself."""
+    """Returns the root of an opened store, for parts of memstore that work with the engine. Raises StoreClosedError."""
     return store._opened()  # pyright: ignore[reportPrivateUsage]
+
+
+def timeout_of(store: Keyspace) -> float:
+    """Returns the seconds that a call of the store waits which isn't given a timeout."""
+    return store._timeout  # pyright: ignore[reportPrivateUsage]
+
+
+def may_write(store: Keyspace) -> bool:
+    """Returns whether the store was opened to be written too."""
+    return store._mode != "r"  # pyright: ignore[reportPrivateUsage]
+
+
+def check_store(store: object, key: object = "") -> None:
+    """Raises TypeError unless `store` is one of `memstore.open`.
+
+    Args:
+        key: the argument that follows the store: the two may be swapped.
+    """
+    if isinstance(store, Keyspace):
+        return
+    if isinstance(key, Keyspace):
+        raise TypeError("the store comes first, and then the key: here they are swapped")
+    if type(store).__module__.startswith("memstore.aio."):
+        raise TypeError(
+            f"store is one of memstore.open, and not {an_instance(store)}: memstore.aio has ReplayBuffer, "
+            "iter_weights and read_rows for that"
+        )
+    if isinstance(store, (str, os.PathLike)):
+        raise TypeError(f"store is an open store, and not its path: write memstore.open({os.fspath(store)!r:.100})")
+    raise TypeError(f"store is one of memstore.open, and not {an_instance(store)}")
 
 
 def has_keys(store: Keyspace, prefix: str) -> bool:
     """Whether a key starts with `prefix`. As `keys`, without its warning, and past damaged records too."""
     root, encoded = partial(opened, store), encode_prefix(prefix)
     return next(index.keys_from(root, encoded, timeout_of(store)), None) is not None
-
-
-def timeout_of(store: Keyspace) -> float:
-    """Seconds that calls wait which aren't told otherwise, for the same."""
-    return store._timeout  # pyright: ignore[reportPrivateUsage]
 
 
 # --- Sharded puts that wait for the parts of other ranks -------------------------------------------------------------

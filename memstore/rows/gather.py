@@ -28,7 +28,7 @@ from memstore.view import LeafBoxes, LeafBytes, Points, StoredLeaf, StoredTensor
 _BY_ITSELF = {
     "read_rows": "its own read_rows(index) reads its rows",
     "sample": "its sample(batch_size) reads rows of it",
-    "lend_root": "read_rows(store.view(key), index) reads rows of a key's value",
+    "put_many": "read_rows(store.view(key), index) reads rows of a key's value",
     "prefetch": "data[index] reads its rows",
 }
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
