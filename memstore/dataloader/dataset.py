@@ -11,6 +11,7 @@ functions by type, for others to extend; there `BatchRow` finds `collate_rows`, 
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import os
 import sys
@@ -71,7 +72,8 @@ class StoreDataset(Dataset[Any]):
     """
 
     def __init__(self, store: HasView, key: str, *, transform: Callable[[Any], Any] | None = None) -> None:
-        if not hasattr(store, "view") or isinstance(store, (str, os.PathLike)) or hasattr(store, "blocking"):
+        found = getattr(store, "view", None)
+        if found is None or isinstance(store, (str, os.PathLike)) or inspect.iscoroutinefunction(found):
             check_store(store, key)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform is a function of a batch, and not {transform!r:.100}")
