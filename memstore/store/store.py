@@ -229,7 +229,7 @@ class Store(Keyspace):
         return versions
 
     def update(self, items: Mapping[str, Any]) -> dict[str, int]:
-        """As `put_many`."""
+        """Stores several values, as `put_many`."""
         return self.put_many(as_items(items, "update"))
 
     def setdefault(self, key: str, value: Any) -> Any:
@@ -561,22 +561,22 @@ class Store(Keyspace):
     # It is no MutableMapping, whose `get` never raises, and which compares by contents.
 
     def __iter__(self) -> Iterator[str]:
-        """As `keys()`: iterates over all keys, sorted by their UTF-8 bytes."""
+        """Iterates over all keys, sorted by their UTF-8 bytes, as `keys()`."""
         return iter(self.keys())
 
     def __getitem__(self, key: str) -> Any:
-        """As `get(key)`."""
+        """Returns the value of a key, as `get(key)`."""
         try:
             return self.get(key)
         except InvalidKeyError as error:
             raise as_row_index(error, key) from None
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """As `put(key, value)`."""
+        """Stores a value, as `put(key, value)`."""
         self.put(key, value)
 
     def __delitem__(self, key: str) -> None:
-        """As `delete(key)`."""
+        """Deletes a key, as `delete(key)`."""
         self.delete(key)
 
     def items(self) -> Iterator[tuple[str, Any]]:
