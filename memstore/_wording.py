@@ -7,7 +7,7 @@ import os
 import re
 import time
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import TypeVar
 
@@ -95,6 +95,12 @@ def names_its_methods(kind: _Class) -> _Class:
             if is_ours and getattr(kind, name) is method and (name == "__init__" or not name.startswith("_")):
                 method.__qualname__, method.__module__ = f"{kind.__name__}.{name}", kind.__module__
     return kind
+
+
+def offered(names: Iterable[str]) -> Callable[[], list[str]]:
+    """Makes the `__dir__` of a package, so that completion offers these names, which users call, and no others."""
+    found = sorted({*names, "__doc__", "__file__", "__name__", "__path__"})
+    return lambda: list(found)
 
 
 def an(kind: type) -> str:

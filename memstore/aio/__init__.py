@@ -15,6 +15,7 @@ replay       replay buffers
 
 from __future__ import annotations
 
+from memstore._wording import offered
 from memstore.aio.replay import ReplayBuffer
 from memstore.aio.store import (
     AsyncDataset,
@@ -40,7 +41,4 @@ __all__ = [
     "read_rows",
     "stores",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call
+__dir__ = offered(__all__)
