@@ -36,12 +36,16 @@ def call_late(module: str, name: str, *arguments: Any) -> Any:
     return getattr(found, name)(*arguments)
 
 
+def _do_nothing() -> None:
+    """Stands for a hook that a module doesn't have."""
+
+
 class Hooks(NamedTuple):
     """The functions to be called around a fork, by the thread that forks."""
 
-    before: Callable[[], None]
-    after_in_parent: Callable[[], None]
-    after_in_child: Callable[[], None]
+    before: Callable[[], None] = _do_nothing
+    after_in_parent: Callable[[], None] = _do_nothing
+    after_in_child: Callable[[], None] = _do_nothing
 
 
 _hooks: list[Hooks] = []

@@ -373,11 +373,7 @@ def _after_fork_in_child() -> None:
     WRITING.clear()
 
 
-def _do_nothing() -> None:
-    pass
-
-
-around_forks(Hooks(_do_nothing, _do_nothing, _after_fork_in_child))
+around_forks(Hooks(after_in_child=_after_fork_in_child))
 
 
 @atexit.register

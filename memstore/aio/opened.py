@@ -168,11 +168,7 @@ def _after_fork_in_child() -> None:
         one.leave_to_parent()
 
 
-def _do_nothing() -> None:
-    pass
-
-
-around_forks(Hooks(_do_nothing, _do_nothing, _after_fork_in_child))
+around_forks(Hooks(after_in_child=_after_fork_in_child))
 
 
 # --- Waits for newer versions ----------------------------------------------------------------------------------------

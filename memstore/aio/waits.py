@@ -310,11 +310,7 @@ def _after_fork_in_child() -> None:
     _wait_threads.clear()
 
 
-def _do_nothing() -> None:
-    pass
-
-
-around_forks(Hooks(_do_nothing, _do_nothing, _after_fork_in_child))
+around_forks(Hooks(after_in_child=_after_fork_in_child))
 
 
 # --- Waits for keys whose home is another host -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -117,14 +118,18 @@ class _Folder:
     folders: dict[str, _Folder] = field(default_factory=dict[str, "_Folder"])
     entries: dict[str, ListedEntry] = field(default_factory=dict[str, ListedEntry])
 
-    def add(self, entry: ListedEntry, start: int, depth: int = 0) -> None:
-        self.keys += 1
-        self.nbytes += entry.nbytes
-        end = entry.key.find("/", start)
-        if end < 0 or depth == _DEEPEST:
-            self.entries[entry.key[start:]] = entry
-        else:
-            self.folders.setdefault(entry.key[start : end + 1], _Folder()).add(entry, end + 1, depth + 1)
+    def add(self, entry: ListedEntry, start: int) -> None:
+        """Adds an entry, in the folders that its key names from `start` on."""
+        folder = self
+        for depth in itertools.count():
+            folder.keys += 1
+            folder.nbytes += entry.nbytes
+            end = entry.key.find("/", start)
+            if end < 0 or depth == _DEEPEST:
+                folder.entries[entry.key[start:]] = entry
+                return
+            folder = folder.folders.setdefault(entry.key[start : end + 1], _Folder())
+            start = end + 1
 
 
 class KeyTree:
@@ -149,16 +154,13 @@ class KeyTree:
         return self._top.keys
 
     def __repr__(self) -> str:
-        lines = [self._title(), *_draw(self._top, "")]
+        start = f", those that start with {self.prefix!r}" if self.prefix else ""
+        lines = [f"{self.root}: {_counted(self._top)}{start}", *_draw(self._top, "")]
         more = len(lines) - _LINES
         return "\n".join(lines[:_LINES] + ([f"... and {more:,} lines more: tree(prefix) draws a part"] * (more > 0)))
 
     def _repr_html_(self) -> str:
         return f"<pre style='font-family:monospace;white-space:pre'>{html.escape(repr(self))}</pre>"
-
-    def _title(self) -> str:
-        start = f", those that start with {self.prefix!r}" if self.prefix else ""
-        return f"{self.root}: {_counted(self._top)}{start}"
 
 
 def key_tree(store: Keyspace, prefix: str) -> KeyTree:
