@@ -239,28 +239,48 @@ def hears_of_all(root: Root, wanted: AwaitedKeys) -> bool:
     return names is not None and all(home_now(root, name) for name in names)
 
 
+@dataclass(frozen=True, slots=True)
+class LookForAny:
+    """One look for newer versions of several keys.
+
+    Attributes:
+        seen: the doorbell's state before the look; while it is that, there is nothing new on this host.
+        found: the keys that have newer versions, with these.
+        began, until: monotonic times: of the look, and of the next one if nothing changes.
+    """
+
+    seen: int
+    found: dict[bytes, int]
+    began: float
+    until: float
+
+
+def look_for_any(opened: Callable[[], Root], wanted: AwaitedKeys, deadline: float, timeout: float) -> LookForAny:
+    """Looks once. Raises StoreTimeoutError if there is nothing, and the timeout of so many seconds is over."""
+    seen, began = opened().doorbell.state(), time.monotonic()  # before the catalog
+    found = newer_versions(opened, wanted, max(deadline - began, 0.0))
+    if not found and time.monotonic() >= deadline:
+        raise none_newer(wanted, timeout)
+    again = LOOK_EVERY if found or hears_of_all(opened(), wanted) else ASK_EVERY
+    return LookForAny(seen, found, began, min(deadline, began + again))
+
+
 def wait_for_any(opened: Callable[[], Root], wanted: AwaitedKeys, timeout: float) -> dict[bytes, int]:
     """Waits until there are `newer_versions`, and returns them. Raises StoreTimeoutError."""
     deadline = deadline_after(timeout)
     doorbell = opened().doorbell
     watch = None if doorbell.watch is None else doorbell.watch.another()
-    looked = 0.0
     while True:
-        time.sleep(max(looked + _BETWEEN_LOOKS - time.monotonic(), 0.0))
         if watch is not None:
             watch.mark()
-        seen, looked = doorbell.state(), time.monotonic()  # before the catalog
-        found = newer_versions(opened, wanted, max(deadline - looked, 0.0))
-        if found:
-            return found
-        if time.monotonic() >= deadline:
-            raise none_newer(wanted, timeout)
-        until = min(deadline, looked + (LOOK_EVERY if hears_of_all(opened(), wanted) else ASK_EVERY))
+        look = look_for_any(opened, wanted, deadline, timeout)
+        if look.found:
+            return look.found
         if watch is not None:
-            watch.sleep(max(until - time.monotonic(), 0.0))
-            continue
-        while doorbell.state() == seen and (left := until - time.monotonic()) > 0:
+            watch.sleep(max(look.until - time.monotonic(), 0.0))
+        while watch is None and doorbell.state() == look.seen and (left := look.until - time.monotonic()) > 0:
             time.sleep(min(left, _BETWEEN_GLANCES))
+        time.sleep(max(look.began + _BETWEEN_LOOKS - time.monotonic(), 0.0))
 
 
 def none_newer(wanted: AwaitedKeys, timeout: float) -> StoreTimeoutError:

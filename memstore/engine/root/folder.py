@@ -267,7 +267,7 @@ def absolute_path(path: object) -> str:
     if isinstance(path, os.PathLike):
         found = os.fspath(cast("os.PathLike[str]", path))
     if not isinstance(found, str) or not found:  # "" would be the working directory
-        instead = ", whose root is one" if hasattr(found, "lend_root") else ""
+        instead = ", whose root is one" if hasattr(found, "put_many") else ""
         raise TypeError(f"root is the path of a folder, and not {found!r:.100}{instead}")
     if "://" in found:
         raise ValueError(f"root is a folder of this host, or of storage that is mounted there, and not {found!r}")
