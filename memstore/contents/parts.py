@@ -5,7 +5,7 @@ the checksums of its boxes, in the catalog until the attempt is published (`merg
 
 A record has the boxes as msgpack of `[[[leaf, [[offsets, shape, place, checksum or nil, rank], ...]], ...], [[leaf,
 rank], ...]]`: first the leaves of which ranks have put boxes, then those that a rank has put as plain tensors. Places
-count in the entry's data section, which is one range of addresses with all segments (`engine/format/extents.py`).
+count in the entry's data section, which is one range of addresses with all segments (`engine/format/records.py`).
 Behind the last segment it has room where nothing is stored: there a get assembles leaves whose boxes don't lie in
 order.
 """

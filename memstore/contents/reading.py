@@ -57,9 +57,10 @@ _in_inference_mode, _dispatch_modes, _transform = (
 
 
 def read_bare(held: MappedEntry) -> torch.Tensor | None:
-    """Reads a value that is a single plain tensor, with PLAIN_READ, in a third of the time of `read`.
+    """Makes a value that is a single plain tensor, in a third of the time that `read` takes otherwise.
 
-    None if it isn't one, or where `read` has more to look at. (One in boxes doesn't start at the first byte.)
+    Returns None if it isn't one, or where `read` has more to look at. (A tensor in boxes doesn't start at the first
+    byte.)
     """
     record, mapping = held.record, held.mapping
     if record.objects or record.hosts is not None:
@@ -91,6 +92,10 @@ def read(root: Root, key: str, held: MappedEntry, options: ReadOptions, *, verif
     What another host has put on storage that both have is compared with its checksums, if there are any, whatever
     `verify` says: there a file may show zeros for what has not come yet.
     """
+    if options is PLAIN_READ and not verify:
+        bare = read_bare(held)
+        if bare is not None:
+            return bare
     verify = verify or (root.shared is not None and held.record.hosts is not None)
     try:
         if not (_dispatch_modes() or _transform() is not None or (options is not PLAIN_READ and modes.are_active())):

@@ -88,35 +88,27 @@ def draft(root: Root, key: bytes, flat: structure.FlatValue, limit: int, expect:
 
     The bytes of a small value are copied here, those of others when the draft is put.
     """
-    plan = flat.plan
-    is_inline = limit and plan.inline and plan.nbytes + len(flat.objects) <= limit
+    plan, objects, settings = flat.plan, flat.objects, root.settings
     try:
-        return (_inline if is_inline else _in_segment)(root, key, flat, expect)
+        if limit and plan.inline and plan.nbytes + len(objects) <= limit:
+            if len(plan.description) > HEADER_LIMIT:
+                check_header(key.decode(), len(plan.description))
+            memory = structure.contents(flat)
+            if ABANDONED:
+                check_abandoned()
+            checksums = leaf_checksums(plan, memoryview(memory)) if settings.checksum else None
+            return Draft(key, Content(plan.description, objects, plan.nbytes, memory, checksums), expect)
+        if len(objects) > OBJECTS_IN_RECORD:
+            content = Content(plan.description, b"", plan.nbytes, objects_checksum=xxhash.xxh3_64_digest(objects))
+        else:
+            content = Content(plan.description, objects, plan.nbytes)
+        size = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
+        header = Header(key.decode(), settings.store, plan.description, objects, plan.header, checksums=size)
+        fill = functools.partial(_fill_segment, flat, with_checksums=settings.checksum)
+        return Draft(key, content, expect, header, fill)
     except MemoryError:
         with resource_errors(root.path, key.decode(), root):
             raise
-
-
-def _inline(root: Root, key: bytes, flat: structure.FlatValue, expect: int | None) -> Draft:
-    plan = flat.plan
-    if len(plan.description) > HEADER_LIMIT:
-        check_header(key.decode(), len(plan.description))
-    memory = structure.contents(flat)
-    if ABANDONED:
-        check_abandoned()
-    checksums = leaf_checksums(plan, memoryview(memory)) if root.settings.checksum else None
-    return Draft(key, Content(plan.description, flat.objects, plan.nbytes, memory, checksums), expect)
-
-
-def _in_segment(root: Root, key: bytes, flat: structure.FlatValue, expect: int | None) -> Draft:
-    plan, objects, settings = flat.plan, flat.objects, root.settings
-    if len(objects) > OBJECTS_IN_RECORD:
-        content = Content(plan.description, b"", plan.nbytes, objects_checksum=xxhash.xxh3_64_digest(objects))
-    else:
-        content = Content(plan.description, objects, plan.nbytes)
-    checksums = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
-    header = Header(key.decode(), settings.store, plan.description, objects, plan.header, checksums=checksums)
-    return Draft(key, content, expect, header, functools.partial(_fill_segment, flat, with_checksums=settings.checksum))
 
 
 def _fill_segment(flat: structure.FlatValue, memory: WritableMemory, *, with_checksums: bool) -> bytes | None:
