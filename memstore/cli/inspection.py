@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import memstore
+from memstore import _wording as wording
 from memstore._arguments import encode_key
-from memstore._wording import count_of
 from memstore.engine import Path, PinOptions, Record, Root, deadline_after, hold, resource_errors
 from memstore.errors import KeyNotFoundError
 from memstore.listing import near, no_value, open_keyspace, opened
@@ -54,8 +54,8 @@ class InspectedValue:
 
     def count(self) -> str:
         """Counts tensors and objects: "2 leaves and 1 object". As elsewhere, leaves are tensors."""
-        leaves = count_of(len(self.tensors), "leaf", "leaves")
-        objects = count_of(len(self.objects), "object", "objects")
+        leaves = wording.count_of(len(self.tensors), "leaf", "leaves")
+        objects = wording.count_of(len(self.objects), "object", "objects")
         return f"{leaves} and {objects}" if self.tensors and self.objects else objects if self.objects else leaves
 
     def _has(self, leaf: str) -> str:

@@ -38,45 +38,12 @@ from rich.text import Text
 from rich.tree import Tree
 
 from memstore._info import LeafInfo
-from memstore._wording import age, escaped, runs, size
+from memstore._wording import escaped
 from memstore.engine import Path
 from memstore.listing import OutlineLeaf
 
 _PATIENCE = 1.0  # seconds before a progress bar is shown
 _ANY_WIDTH = 100_000  # columns
-
-__all__ = [
-    "LEAST_FIRST",
-    "ShardLayout",
-    "ShardLayouts",
-    "age",
-    "cell_width",
-    "complain",
-    "console",
-    "consoles",
-    "cut_cell",
-    "errors",
-    "escaped",
-    "gap_width",
-    "head",
-    "is_utf8",
-    "leaf_tree",
-    "left_out",
-    "number_layouts",
-    "pages",
-    "picture",
-    "plain",
-    "print_items",
-    "print_json",
-    "print_whole",
-    "printable",
-    "progress",
-    "rows_fit",
-    "runs",
-    "size",
-    "tell",
-    "write_rows",
-]
 
 
 class _Console(Console):

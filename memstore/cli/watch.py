@@ -17,7 +17,7 @@ from rich.cells import set_cell_size
 from rich.live import Live
 from rich.text import Text
 
-from memstore._wording import count_of
+from memstore import _wording as wording
 from memstore.cli import render
 from memstore.engine import Root, is_served
 from memstore.listing import Keyspace, ListedEntry, entries, opened
@@ -120,16 +120,16 @@ def _fitting(widths: Sequence[int], width: int) -> list[int]:
 
 def _footer(look: WatchSample, shown: int, width: int) -> str:
     """Says what there is of all keys: as much of it as the window has room for."""
-    keys = count_of(len(look.entries), "key", "keys") if look.entries else "no keys"
+    keys = wording.count_of(len(look.entries), "key", "keys") if look.entries else "no keys"
     left_out = f", the {shown:,} busiest shown" if shown < len(look.entries) else ""
-    rates = f"{look.puts:.1f} puts/s, {render.size(look.nbytes)}/s"
+    rates = f"{look.puts:.1f} puts/s, {wording.size(look.nbytes)}/s"
     texts = (f"{keys}{left_out}; {rates}", f"{keys}; {rates}", f"{keys}; {look.puts:.1f} puts/s")
     return next((text for text in texts if not width or len(text) <= width), keys)
 
 
 def _cells(one: ListedEntry, rate: float | None) -> tuple[str, ...]:
-    rates = ("", "") if not rate else (f"{rate:.1f}", render.size(rate * one.nbytes))
-    return (render.escaped(one.key), str(one.version), render.size(one.nbytes), render.age(one.created), *rates)
+    rates = ("", "") if not rate else (f"{rate:.1f}", wording.size(rate * one.nbytes))
+    return (wording.escaped(one.key), str(one.version), wording.size(one.nbytes), wording.age(one.created), *rates)
 
 
 def _cut(text: str, width: int) -> str:
