@@ -8,6 +8,7 @@ Rates     counts puts. Each put changes its key's word of the doorbell by one, s
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,25 +73,21 @@ def samples(store: Keyspace, prefix: str, interval: float) -> Iterator[WatchSamp
 
 
 def follow(store: Keyspace, prefix: str, interval: float, count: int, *, as_json: bool) -> None:
-    found = enumerate(samples(store, prefix, interval), 1)
+    """Prints a table, or JSON, at each of `count` looks; 0: until it is interrupted."""
+    looks = itertools.islice(samples(store, prefix, interval), count or None)
     if as_json:
-        for number, look in found:
+        for look in looks:
             render.print_json(look)
-            if number == count:
-                return
-    if not render.console.is_terminal:
-        for number, look in found:
+    elif not render.console.is_terminal:
+        for look in looks:
             for line in lines(look, _ROWS, 0):
                 render.console.print(render.printable(line))
-            if number == count:
-                return
-    with Live(console=render.console, auto_refresh=False, vertical_overflow="crop") as live:
-        for number, look in found:
-            size = render.console.size
-            shown = lines(look, size.height - 1, size.width)
-            live.update(Text("\n".join(shown), no_wrap=True, overflow="crop"), refresh=True)
-            if number == count:
-                return
+    else:
+        with Live(console=render.console, auto_refresh=False, vertical_overflow="crop") as live:
+            for look in looks:
+                size = render.console.size
+                shown = lines(look, size.height - 1, size.width)
+                live.update(Text("\n".join(shown), no_wrap=True, overflow="crop"), refresh=True)
 
 
 def lines(look: WatchSample, height: int, width: int) -> list[str]:
