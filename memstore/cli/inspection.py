@@ -104,7 +104,7 @@ def _inspect(root: Root, key: str) -> InspectedValue:
         from memstore.replay import look_at_rows
 
         rows = look_at_rows(root, key, _TIMEOUT)
-        return InspectedValue(f"{key!r}", filled(root, key, record), rows.tensors, {}, record)
+        return InspectedValue(f"{key!r}", _filled("buffer", rows.rows, rows.capacity), rows.tensors, {}, record)
     if record.is_mutable:
         from memstore.datasets import hold_rows
 
@@ -116,8 +116,11 @@ def _inspect(root: Root, key: str) -> InspectedValue:
 
 def filled(root: Root, key: str, record: Record) -> str:
     """Says how full a dataset or replay buffer is: "a dataset with 4 of 10 rows"."""
-    rows, capacity = rows_of(root, key, record.mutable_kind)
-    if record.mutable_kind == "buffer":
+    return _filled(record.mutable_kind, *rows_of(root, key, record.mutable_kind))
+
+
+def _filled(kind: str, rows: int, capacity: int) -> str:
+    if kind == "buffer":
         return f"a replay buffer with {rows:,} rows in {capacity:,} slots"
     return f"a dataset with {rows:,} of {capacity:,} rows"
 
