@@ -210,15 +210,9 @@ def verify(root: Root, key: str, held: MappedEntry, done: Callable[[int], None])
         _verify_mutable(root, key, held)
         done(record.nbytes)
         return False
-    file = np.asarray(mapping) if mapping is not None else np.frombuffer(record.inline or b"", np.uint8)
-    memory = file[record.start : record.start + record.nbytes]
     try:
-        if mapping is not None and record.objects_checksum is not None:
-            checked_objects(record, held.header()[8:].tobytes())
-        plan = structure.plan_of(record.description)
-        if plan.nbytes != memory.nbytes:
-            raise damaged(root, key, record, f"{memory.nbytes:,} bytes instead of {plan.nbytes:,}")
-        compare(record, plan, memory, boxes_of(record), done)
+        found = locate(root, key, held)
+        compare(record, found.plan, found.memory, found.boxes, done)
     except CorruptionError as error:
         raise blame(root, key, record, error) from error
     if record.checksums is None:

@@ -159,7 +159,9 @@ def draft_part(
     sums = _Sums(held, local, flat, dtype)
     plan, settings = flat.plan, root.settings
     empty = Content(said, b"", plan.nbytes)
-    if not plan.nbytes and not _says_more(held, others):
+    # objects, and tensors that no rank has bytes of: which no other rank may have
+    without_bytes = (*held.object_names, *(leaf.name for leaf in held.leaves if 0 in leaf.shape))
+    if not plan.nbytes and set(others).issuperset(without_bytes):
         check_header(key, len(said))
         return PartDraft(Draft(key.encode(), empty, expect), functools.partial(_content, said, sums))
 
@@ -173,12 +175,6 @@ def draft_part(
     checksums = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
     header = Header(key, settings.store, said, b"", plan.header, checksums=checksums)
     return PartDraft(Draft(key.encode(), empty, expect, header, fill), functools.partial(_content, said, sums))
-
-
-def _says_more(held: HeldValue, others: Collection[Path]) -> bool:
-    """Returns whether there are objects, or tensors that no rank has bytes of, which no other rank may have."""
-    empty = (leaf.name for leaf in held.leaves if 0 in leaf.shape)
-    return not set(others).issuperset((*held.object_names, *empty))
 
 
 def _content(said: bytes, sums: _Sums) -> bytes:

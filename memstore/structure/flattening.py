@@ -250,7 +250,8 @@ def _copies(
 ) -> CopyPlan:
     resolve = facts.resolve or (False,) * len(leaves)
     is_cast = [DTYPES[leaf.dtype] is not dtype for leaf, dtype in zip(leaves, facts.dtypes, strict=True)]
-    plain, gathered = _plain_leaves(leaves, packings, found), _packed_leaves(leaves, packings)
+    plain = _plain_leaves(leaves, packings, found)
+    gathered = list({leaves[i].offset: i for i in sorted(packings, reverse=True)}.values())  # the first at each place
     return CopyPlan(
         [PlainCopy(i, leaves[i].offset, leaves[i].nbytes) for i in plain if not is_cast[i]],
         [GatheredCopy(i, leaves[i].offset, resolve[i], packings[i]) for i in gathered if not is_cast[i]],
@@ -269,10 +270,6 @@ def _plain_leaves(leaves: Sequence[Leaf], packings: Mapping[int, Packing], found
                 skipped.add(i)
             end = max(end, leaves[i].offset + leaves[i].nbytes)
     return [i for i, leaf in enumerate(leaves) if leaf.nbytes and i not in skipped]
-
-
-def _packed_leaves(leaves: Sequence[Leaf], packings: Mapping[int, Packing]) -> list[int]:
-    return list({leaves[i].offset: i for i in sorted(packings, reverse=True)}.values())
 
 
 def _cast_copy(i: int, leaf: Leaf, packing: Packing | None) -> CastCopy:

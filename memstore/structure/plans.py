@@ -28,6 +28,7 @@ from memstore.engine import CONTROL_SIZE, Leaf, Path, Span, decode_mutable, lay_
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.refusals import MalformedError, as_list, require, sizes, unpack
+from memstore.structure.ties import ByteRange, clusters_of
 from memstore.structure.traits import DTYPES, NUMPY_DTYPES, PARAMETER, PLAIN, Traits, read_device, read_flags, to_flags
 from memstore.structure.tree import (
     Container,
@@ -335,18 +336,12 @@ def capacity_of(description: bytes, nbytes: int) -> int:
 
 def cluster_leaves(leaves: Sequence[Leaf], same: dict[int, int]) -> list[list[int]]:
     """Groups the leaves by their storages: alone, or with those that their bytes overlap. Leaves empty ones out."""
-    order = sorted((leaf.offset, i) for i, leaf in enumerate(leaves) if leaf.nbytes and i not in same)
-    clusters: list[list[int]] = []
-    end = -1
-    for offset, i in order:
-        stop = offset + leaves[i].nbytes
-        if offset < end:
-            clusters[-1].append(i)
-            end = max(end, stop)
-        else:
-            clusters.append([i])
-            end = stop
-    return clusters
+    ranges = (
+        ByteRange(leaf.offset, leaf.offset + leaf.nbytes, i)
+        for i, leaf in enumerate(leaves)
+        if leaf.nbytes and i not in same
+    )
+    return [[one.leaf for one in cluster] for cluster in clusters_of(ranges)]
 
 
 def storage_range(leaves: Sequence[Leaf], cluster: Sequence[int]) -> tuple[int, int]:

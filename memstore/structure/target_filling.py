@@ -36,6 +36,7 @@ from memstore.structure.target_matching import (
     raise_differences,
 )
 from memstore.structure.tensor_memory import copy_all, over
+from memstore.structure.ties import ByteRange
 from memstore.structure.traits import has_gaps
 from memstore.structure.tree import TreeParts
 
@@ -291,14 +292,6 @@ def wanted_of(found: MatchedTarget, want: int) -> Sequence[Shard]:
 # --- Targets that share memory, for which values are stored that can't stand there together --------------------------
 
 
-class _TargetRange(NamedTuple):
-    """The memory of a target's tensor; of one in several storages, what it has of one of them."""
-
-    start: int
-    stop: int
-    want: int
-
-
 def disagreements(plan: Plan, found: MatchedTarget, pieces: Sequence[TargetPiece]) -> list[str]:
     """Finds targets in shared memory for which other values are stored. An answer is kept for the next such target."""
     match = found.match
@@ -311,17 +304,18 @@ def disagreements(plan: Plan, found: MatchedTarget, pieces: Sequence[TargetPiece
     ):
         match.apart = found.addresses
         return []
-    on_devices: dict[torch.device, list[_TargetRange]] = {}
+    on_devices: dict[torch.device, list[ByteRange]] = {}
     for one in _ranges(found, stored):
-        on_devices.setdefault(found.tensors[one.want].device, []).append(one)
+        on_devices.setdefault(found.tensors[one.leaf].device, []).append(one)
     differences: list[str] = []
     shared = False
     for ranges in on_devices.values():
-        for cluster in _clusters(ranges):
+        spans = np.array([one.stop - one.start for one in ranges], np.int64)
+        for cluster in ties.clusters_of([ranges[i] for i in ties.overlapping([one.start for one in ranges], spans)]):
             # where the stored ones lie to each other as the targets do, both show the same bytes
-            if len({_relation(plan, found, stored[one.want], one) for one in cluster}) > 1:
+            if len({_relation(plan, found, stored[one.leaf], one) for one in cluster}) > 1:
                 shared = True
-                wants = {one.want for one in cluster}
+                wants = {one.leaf for one in cluster}
                 differences += [
                     f"{render_path(match.tensor_names[want])}: it shares memory with another leaf of out, for which "
                     "other values are stored"
@@ -332,47 +326,33 @@ def disagreements(plan: Plan, found: MatchedTarget, pieces: Sequence[TargetPiece
     return differences
 
 
-def _ranges(found: MatchedTarget, wants: dict[int, int]) -> Iterator[_TargetRange]:
+def _ranges(found: MatchedTarget, wants: dict[int, int]) -> Iterator[ByteRange]:
+    """Iterates over the memory of a target's tensors; of one in several storages, what it has of each."""
     spans = found.match.footprints.spans
     for want in wants:
         target = found.sharded.get(want)
         if target is None or len(target.leaf.shards) == 1:
-            yield _TargetRange(found.addresses[want], found.addresses[want] + int(spans[want]), want)
+            yield ByteRange(found.addresses[want], found.addresses[want] + int(spans[want]), want)
             continue
-        storages: dict[int, _TargetRange] = {}
+        storages: dict[int, ByteRange] = {}
         for one in target.leaf.shards:
             start, storage = one.local.data_ptr(), one.local.untyped_storage().data_ptr()
             stop = start + traits.reach(one.local.shape, one.local.stride()) * one.local.dtype.itemsize
-            known = storages.get(storage, _TargetRange(start, stop, want))
-            storages[storage] = _TargetRange(min(start, known.start), max(stop, known.stop), want)
+            known = storages.get(storage, ByteRange(start, stop, want))
+            storages[storage] = ByteRange(min(start, known.start), max(stop, known.stop), want)
         yield from storages.values()
 
 
-def _relation(plan: Plan, found: MatchedTarget, have: int, one: _TargetRange) -> tuple[Any, ...]:
-    target = found.sharded.get(one.want)
+def _relation(plan: Plan, found: MatchedTarget, have: int, one: ByteRange) -> tuple[Any, ...]:
+    target = found.sharded.get(one.leaf)
     boxes = None if target is None else tuple(shard.box for shard in target.leaf.shards)
-    stored, dtype = plan.leaves[have], found.tensors[one.want].dtype
+    stored, dtype = plan.leaves[have], found.tensors[one.leaf].dtype
     if dtype != traits.DTYPES[stored.dtype]:  # cast, so that distances in bytes say nothing
         return one.start, stored.offset, stored.dtype, dtype, boxes
     return one.start - stored.offset, boxes
 
 
-def _clusters(ranges: Sequence[_TargetRange]) -> list[list[_TargetRange]]:
-    """Groups the ranges that overlap others, each with all that it is joined to by such."""
-    starts = [one.start for one in ranges]
-    spans = np.array([one.stop - one.start for one in ranges], np.int64)
-    clusters: list[list[_TargetRange]] = []
-    end = -1
-    for one in sorted(ranges[i] for i in ties.overlapping(starts, spans)):
-        if one.start < end:
-            clusters[-1].append(one)
-        else:
-            clusters.append([one])
-        end = max(end, one.stop)
-    return clusters
-
-
-def _overwritten(found: MatchedTarget, cluster: Sequence[_TargetRange], pieces: Sequence[TargetPiece]) -> list[int]:
+def _overwritten(found: MatchedTarget, cluster: Sequence[ByteRange], pieces: Sequence[TargetPiece]) -> list[int]:
     """Fills memory like the targets', and returns those that others have written over."""
     start, stop = min(one.start for one in cluster), max(one.stop for one in cluster)
     start -= start % 16
@@ -382,7 +362,7 @@ def _overwritten(found: MatchedTarget, cluster: Sequence[_TargetRange], pieces: 
     for want, target, source in inside:
         place, rest = divmod(target.data_ptr() - start, target.dtype.itemsize)
         if rest or want in found.match.resolved:
-            return sorted({one.want for one in cluster})  # nobody looks
+            return sorted({one.leaf for one in cluster})  # nobody looks
         doubles.append(over(storage, target.dtype, place, target.shape, target.stride()))
         traits.copyable(doubles[-1]).copy_(traits.copyable(source))
     lost = {

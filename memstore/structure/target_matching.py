@@ -442,7 +442,7 @@ def _setting(target: Any, name: Path, value: Any) -> tuple[Setting | None, Any]:
     if isinstance(holder, (dict, list, deque)):
         key: Any = _key(holder, name[-1]) if isinstance(holder, dict) else name[-1]
         current = holder[key]
-        if _is_box(current):
+        if _compat.is_tensorclass_object(current) or hasattr(current, "tensordicts"):
             return _boxed(current, value), current
         return lambda: holder.__setitem__(key, value), current
     return None, _entry(above, name[-1])
@@ -480,10 +480,6 @@ def _key(holder: dict[Any, Any], name: str | int) -> Any:
     if type(name) is str and name in holder:
         return name
     return next(key for key in holder if name_of(key) == name and isinstance(key, bool) == isinstance(name, bool))
-
-
-def _is_box(current: Any) -> bool:
-    return _compat.is_tensorclass_object(current) or hasattr(current, "tensordicts")
 
 
 def _boxed(current: Any, value: Any) -> Setting | None:

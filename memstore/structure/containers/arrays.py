@@ -60,7 +60,8 @@ def _flatten_array(value: np.ndarray[Any, Any], walk: Walk) -> Tree:
     tensor = tensor_of_array(value)
     if tensor is None:
         return walk.object(value)
-    if walk.in_place and not _is_writable(value):
+    is_writable = value.flags.writeable and all(step >= 0 and step % value.itemsize == 0 for step in value.strides)
+    if walk.in_place and not is_writable:
         raise RefusedError("a numpy array that can't be written, or not through a tensor")
     walk.tensors.append(tensor)
     return ("ndarray", TENSOR)
@@ -78,10 +79,6 @@ def tensor_of_array(value: np.ndarray[Any, Any]) -> torch.Tensor | None:
     if not value.flags.writeable:
         value = np.asarray(_WritableView(value))
     return torch.from_numpy(value)
-
-
-def _is_writable(value: np.ndarray[Any, Any]) -> bool:
-    return value.flags.writeable and all(step >= 0 and step % value.itemsize == 0 for step in value.strides)
 
 
 @reads("ndarray", int)

@@ -217,17 +217,14 @@ def _flatten_dataclass(value: Any, walk: Walk) -> Tree:
     return walk.joined(("dataclass", name, there, unset, trees), trees)
 
 
-def _is_dataclass(kind: type) -> bool:
-    return flattener(kind) is _flatten_dataclass
-
-
 @reads("dataclass", str, list, list, list, may_be_object=True)
 def _read_dataclass(reader: TreeReader, name: str, names: list[Any], unset: list[Any], trees: list[Tree]) -> Container:
     stored = set(_read_names([*names, *unset]))
     require(len(names) == len(trees), "a malformed dataclass")
 
     def make(values: list[Any], _: torch.device | None) -> Any:
-        kind = find_class(name, _is_dataclass, "a dataclass that can be made of its fields")
+        what = "a dataclass that can be made of its fields"
+        kind = find_class(name, lambda found: flattener(found) is _flatten_dataclass, what)
         here = set(field_names(kind))
         if stored != here:
             raise UnsupportedValueError(
@@ -286,10 +283,6 @@ def _items_of(value: Any) -> dict[Any, Any]:
     return dict(base.items(value))
 
 
-def _is_mapping(kind: type) -> bool:
-    return flattener(kind) is _flatten_mapping
-
-
 @reads("mapping", str, list, list, list, may_be_object=True)
 def _read_mapping(
     reader: TreeReader, name: str, attributes: list[Any], written: list[Key], trees: list[Tree]
@@ -298,7 +291,8 @@ def _read_mapping(
     names, keys = _read_names(attributes), read_keys(written)
 
     def make(values: list[Any], _: torch.device | None) -> Any:
-        kind = find_class(name, _is_mapping, "a dict or UserDict that can be made of its items")
+        what = "a dict or UserDict that can be made of its items"
+        kind = find_class(name, lambda found: flattener(found) is _flatten_mapping, what)
         items = dict(zip(keys, values, strict=True))
         attributes = {one: items.get(one) for one in names}
         base = _base_of(kind)

@@ -278,10 +278,6 @@ def _flatten_typed(value: Any, walk: Walk) -> Tree:
     return ("typed", name, walk.visit(_compat.typed_source(value)))
 
 
-def _is_typed(kind: type) -> bool:
-    return flattener(kind) is _flatten_typed
-
-
 @reads("typed", str, list)
 def _read_typed(reader: TreeReader, name: str, tree: Tree) -> Container:
     above, reader.locked = reader.locked, False  # a lock above doesn't reach what is inside
@@ -289,7 +285,7 @@ def _read_typed(reader: TreeReader, name: str, tree: Tree) -> Container:
     reader.locked = above
 
     def make(values: list[Any], _: torch.device | None) -> Any:
-        kind = find_class(name, _is_typed, "a TypedTensorDict")
+        kind = find_class(name, lambda found: flattener(found) is _flatten_typed, "a TypedTensorDict")
         require(is_tensor_collection(values[0]), "a TypedTensorDict around no TensorDict")
         return _compat.fill_typed(object.__new__(kind), values[0])
 
