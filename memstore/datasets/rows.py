@@ -49,6 +49,7 @@ from memstore.engine import (
     sync_rows,
 )
 from memstore.errors import AlreadyExistsError, CrossHostError, VersionConflictError, VersionGoneError
+from memstore.listing import open_elsewhere
 from memstore.rows import RowIndex
 from memstore.structure import DTYPES, Plan
 
@@ -344,6 +345,7 @@ def opened(
     with resource_errors(path):
         use = open_root(path, "r" if mode == "r" else "r+", Creation(), timeout)
     root = use.root
+    root.connect = open_elsewhere
     try:
         if is_fellow(root, store):
             host = elsewhere_of(root).name_of(bytes.fromhex(store))

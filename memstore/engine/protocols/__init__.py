@@ -37,7 +37,6 @@ from memstore.engine.protocols.elsewhere import (
     home_now,
     is_fellow,
     is_served,
-    register_elsewhere,
     shared_id,
 )
 from memstore.engine.protocols.get import (
@@ -74,7 +73,6 @@ __all__ = [
     "stored_entry",
     "mapped_size",
     "sweep_if_due",
-    "register_elsewhere",
     "find_record",
     "home_now",
     "is_fellow",

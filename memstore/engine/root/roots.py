@@ -80,6 +80,7 @@ class Root:
     membership: int = 0  # the counters' number under which this process has read who the members are; 0: it hasn't
     homes_here: dict[bytes, int] = field(default_factory=dict[bytes, int])  # groups -> `membership`: see `put.py`
     elsewhere: Any = None  # what this process asks of other hosts, if it did: see `engine/protocols/elsewhere.py`
+    connect: Callable[[Root], Any] | None = None  # makes `elsewhere`; whoever opens a root for a user gives it
     guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
     path: str = field(init=False)
     state: str = field(init=False)
