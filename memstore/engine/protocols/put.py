@@ -10,14 +10,29 @@
    it.
 3. *Fill* (`write`): allocate, which is where a full disk shows, and let the caller copy its tensors. `seal` writes the
    header and what was assembled in memory, and syncs if the store is durable. A kill leaves what it leaves in step 2.
-4. *Commit* (`publish`, `commit.py`): publish all drafts at one moment, in one hold of the store's mutex. If the keys
-   have their home on another host, it commits them.
-5. *After the mutex* (`commit.py`): wake the waiters, look whether the path still names this store, and sweep if there
-   is something to do. Then close the files.
+4. *Commit* (`commit`): publish all changes at one moment, in one hold of the store's mutex (`_commit_locked`):
+   - of a store that is served to other hosts: give up if who the members are has changed since this process read it;
+   - check that the keys are at the versions that were expected, and assign the new versions;
+   - note the batch in the lock page;
+   - write into the segments' headers that they are live, and unlock their files;
+   - **commit the transaction: this is the moment of publication**; clear the note;
+   - lock the file that was booked for the next put and erase its put id, or give it back if it is held (`reuse.py`);
+   - write into the headers of all else that was replaced that it is retired; of a mutable entry that was deleted,
+     into its control page that it is gone;
+   - change the doorbell's words and the count of publications that have rung it.
+   A kill before the commit leaves headers that say live: by the note, the mutex's next owner puts them back. A kill
+   after it leaves old headers live, a booked file that is not locked, and the doorbell unrung: the next owner sees it
+   by that count (`recovery.py`).
+5. *After the mutex* (`finish`): wake the waiters; **look whether the path still names this store**, since what was put
+   into one that was removed or moved must not be acknowledged; sweep, in another hold, if there is something to do
+   (`sweep.py`). Then close the files.
 
-An inline value skips 2 and 3, and if it is the only one and goes over any version, its commit is a shorter one
-(`commit_inline`). A put of several keys claims and fills the segment of each, then commits all as one batch. A delete
-is steps 4 and 5 without a new record.
+An inline value skips 2 and 3. If it is the only one and goes over any version, step 4 has a short form
+(`_commit_inline_locked`). A put of several keys claims and fills the segment of each, then commits all as one batch. A
+delete is steps 4 and 5 without a new record.
+
+What was replaced or deleted is *retired* in the same transaction, unless it is booked for the next put. A booking
+assigns the id of that put, so put ids are not in the order of versions.
 
 After an error, what was claimed is given back (`clean_up`). If the error is that the mutex was not to be had in time,
 giving back would wait for it as well: a single small file is kept for the next put instead.
@@ -26,29 +41,29 @@ Which host is the home of a key is remembered, under the number `membership` of 
 `root.homes_here` has it of groups of keys (their text before the first `/`) whose home was found to be here. The
 transaction of a commit compares that number, which it reads anyway, and gives up before it has changed anything where
 it differs. So a store that nobody serves, whose number is 0, pays a comparison of two integers, and a served one a look
-into a dict.
+into a dict. If the home is another host, that one commits (`Elsewhere.commit`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import TypeVar
 
 import msgspec
 
 from memstore import _wording as wording
-from memstore.engine.catalog import Counters, Transaction
+from memstore.engine.catalog import MOST_FOR_VALUES, Counters, Transaction, tables
 from memstore.engine.files import (
     ClaimedFile,
     ClaimedOnStorage,
     LockFile,
     OwnedFile,
+    SealedSegment,
     SegmentWriter,
     SharedStorageWriter,
     StorageFile,
@@ -56,12 +71,32 @@ from memstore.engine.files import (
     remove_file,
     segment_path,
 )
-from memstore.engine.format import FILLING, Header
-from memstore.engine.protocols.change import Change, Content, MembershipChanged, check_mutable
-from memstore.engine.protocols.commit import commit, commit_inline
+from memstore.engine.format import FILLING, LIVE, RETIRED, Header, HeaderSlots, Record, SegmentRow
+from memstore.engine.protocols.change import (
+    SMALL,
+    Change,
+    Content,
+    MembershipChanged,
+    check_mutable,
+    check_versions,
+    mutable_entry,
+    record_of,
+)
 from memstore.engine.protocols.elsewhere import elsewhere_of
-from memstore.engine.protocols.reuse import Reuse, begin_filling, keep_file, size_class, take_kept_file, unclaim
-from memstore.engine.protocols.sweep import close_unlinked, sweep_all
+from memstore.engine.protocols.recovery import mark_retired, say_gone
+from memstore.engine.protocols.reuse import (
+    Booking,
+    Reuse,
+    begin_filling,
+    booking_for,
+    keep_file,
+    keep_for_grace,
+    retire,
+    size_class,
+    take_kept_file,
+    unclaim,
+)
+from memstore.engine.protocols.sweep import close_unlinked, needs_sweep, sweep_all, sweep_some
 from memstore.engine.root import Root, give_to_group
 from memstore.engine.sync import deadline_after
 from memstore.engine.usage import OneOfMany, is_full, one_of_many, resource_errors
@@ -105,17 +140,9 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
         NotAStoreError: the store was removed or moved.
         CrossHostError, HomeUnavailableError, UnknownOutcomeError, StaleMembershipError: of a store on several hosts.
     """
-    first = drafts[0]
     if len(drafts) > 1:
         check_one_home(root, [draft.key for draft in drafts])
-        return retry_after_sweep(_put, root, drafts, deadline, None)
-    key = first.key.decode()
-    if first.expect is None and first.content.inline is not None and not first.seals:
-        began = perf_counter() if _logs(logging.DEBUG) else 0.0
-        version = retry_after_sweep(publish_inline, root, Change(first.key, first.content), deadline, key)
-        if began:
-            _tell(root, drafts, [], [version], began)
-        return [version]
+    key = drafts[0].key.decode() if len(drafts) == 1 else None
     return retry_after_sweep(_put, root, drafts, deadline, key)
 
 
@@ -126,6 +153,7 @@ def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
+    """Steps 2 to 5. After an error, what was claimed is given back."""
     began = perf_counter() if _logs(logging.DEBUG) else 0.0
     writers: list[SegmentWriter] = []
     changes: list[Change] = []
@@ -134,16 +162,22 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
             change = Change(draft.key, draft.content, draft.expect, seals=draft.seals)
             check_mutable(change, root.catalog.read(draft.key))
     try:
+        # 2. Claim, 3. Fill: of each key. An inline value has no header, and needs neither.
         for draft in drafts:
-            changes.append(write(root, draft, writers, deadline))
-        # 4. Commit, 5. After the mutex
+            if draft.header is None:
+                changes.append(Change(draft.key, draft.content, draft.expect, seals=draft.seals))
+            else:
+                changes.append(write(root, draft, writers, deadline))
+        # 4. Commit, 5. After the mutex: of all keys at one moment.
         versions = publish(root, changes, deadline)
     except BaseException as error:
-        clean_up(root, writers, error)
+        if writers:
+            clean_up(root, writers, error)
         if len(changes) < len(drafts) and len(drafts) > 1 and isinstance(error, OSError) and is_full(error):
             raise _no_room_for_one(root, drafts, len(changes), error) from None
         raise
-    close_published(root, writers)
+    if writers:
+        close_published(root, writers)
     if began:
         _tell(root, drafts, writers, versions, began)
     return versions
@@ -170,16 +204,16 @@ def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: floa
         return Change(draft.key, content, draft.expect, seals=draft.seals)
     assert draft.fill is not None, "a header, and nothing that fills its segment"
 
-    # 2. Claim
-    batch = writers[0].put_id if writers else 0
-    writer = claim(root, draft.key, header.nbytes, content.nbytes, batch, deadline, exact=content.is_mutable)
+    # 2. Claim. A kill leaves a file without a put id, or a filling row: others claim or sweep it.
+    batch, is_mutable = writers[0].put_id if writers else 0, content.is_mutable
+    writer = claim(root, draft.key, header.nbytes, content.nbytes, batch, deadline, exact=is_mutable)
     writers.append(writer)
 
-    # 3. Fill
+    # 3. Fill. Room that isn't there shows in the first line. A kill leaves a filling row, and the file unlocked.
     writer.allocate(header, content.nbytes, root.guard, huge_pages=root.on_tmpfs)
     checksums = draft.fill(writer)
     segment = writer.seal(checksums, durable=root.settings.durable)
-    if content.is_mutable:
+    if is_mutable:
         writer.unmap()  # it is written through another mapping, and never again by a put
     if len(writers) > _OPEN_FILES:
         park(root, writer, deadline)
@@ -283,7 +317,7 @@ def claim(
         kept = take_kept_file(root, header + nbytes)
         if kept is not None:
             return kept
-    writer = root.mutex.run(lambda: _claim_locked(root, key, header, nbytes, batch, exact=exact), deadline)
+    writer = root.mutex.run(_claim_locked, deadline, root, key, header, nbytes, batch, exact=exact)
     if not writer.is_whole:  # it is new: the others have the store's group already, and may be another user's
         give_to_group(writer.file.lock_file.fd, root.settings)
     return writer
@@ -332,7 +366,7 @@ def park(root: Root, writer: SegmentWriter, deadline: float) -> None:
     """Gives back the memory of a sealed segment of a large batch, and closes its file where a mapping keeps locks."""
     writer.unmap()
     if not root.locks_need_files:
-        root.mutex.run(lambda: writer.file.park(root.guard), deadline)
+        root.mutex.run(writer.file.park, deadline, root.guard)
 
 
 def _create(root: Root, path: str, segment: int) -> LockFile:
@@ -388,9 +422,9 @@ def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False)
     deadline = deadline_after(CLEANUP_TIMEOUT)
     for start in range(0, len(writers), _GIVEN_BACK_A_HOLD):
         unlinked: list[OwnedFile] = []
-        action = functools.partial(_abandon, root, writers[start : start + _GIVEN_BACK_A_HOLD], unlinked, keep=keep)
+        some = writers[start : start + _GIVEN_BACK_A_HOLD]
         try:
-            root.mutex.run(action, deadline)
+            root.mutex.run(_abandon, deadline, root, some, unlinked, keep=keep)
         finally:
             close_unlinked(unlinked)
 
@@ -400,6 +434,11 @@ def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedF
         ours = root.catalog.view(lambda transaction: [writer for writer in writers if _is_ours(transaction, writer)])
         kept = [writer for writer in ours if keep and writer.is_whole and root.claims is None]
         gone = [writer for writer in ours if writer not in kept]
+
+        def drop(transaction: Transaction) -> None:
+            for writer in ours:
+                _drop(transaction, writer.segment, keep=writer in kept)
+
         for writer in kept:
             writer.file.vacate()
         for writer in gone:  # before their rows: a row without a file is swept, a file without a row never
@@ -409,7 +448,7 @@ def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedF
         if gone:
             root.sync_unlinked()
         if ours:
-            root.catalog.update(functools.partial(_drop_all, kept=kept, gone=gone), is_delete=True)
+            root.catalog.update(drop, is_delete=True)
 
 
 def _is_ours(transaction: Transaction, writer: SegmentWriter) -> bool:
@@ -417,18 +456,51 @@ def _is_ours(transaction: Transaction, writer: SegmentWriter) -> bool:
     return row is not None and row.state == FILLING and row.put_id == writer.put_id
 
 
-def _drop_all(transaction: Transaction, *, kept: Sequence[SegmentWriter], gone: Sequence[SegmentWriter]) -> None:
-    for writer in kept:
-        _drop(transaction, writer.segment, keep=True)
-    for writer in gone:
-        _drop(transaction, writer.segment)
+# --- steps 4 and 5: all changes are published at one moment -----------------------------------------------------------
 
 
-# --- step 4, on the host that is the home of the keys ----------------------------------------------------------------
+SWEPT_A_PUT = 4  # files that a sweep after a commit looks at; more if the commit has retired more
+SWEEP_WAIT = 0.1  # seconds that this sweep waits for the mutex: the put is done, and others sweep too
+_RECENT = 64  # a large batch no longer counts as recent after about so many smaller ones
+
+
+class Publication:
+    """What is to be done in the transaction of a commit beside its own work. It may be called again."""
+
+    def check(self, transaction: Transaction) -> None:
+        """Before anything is changed. It raises to stop the commit."""
+
+    def settle(self, transaction: Transaction, counters: Counters, version: int) -> None:
+        """Once the records are written; `version` is that of the first change."""
+
+
+class Committed(msgspec.Struct):
+    """The result of a commit's transaction.
+
+    Attributes:
+        versions: the new ones; of deletions the old ones, or 0.
+        counters: the store's, as they are now.
+        retired: the segments that nothing names any more, but for one that was booked for the next put.
+        gone: the segments of mutable entries that were deleted.
+    """
+
+    versions: list[int]
+    counters: Counters
+    retired: Sequence[int] = ()
+    gone: Sequence[int] = ()
+
+
+def check_one_home(root: Root, keys: Sequence[bytes]) -> None:
+    """Raises CrossHostError if the keys of one change have several homes. Called before anything is done for it."""
+    if root.membership:
+        elsewhere_of(root).home_here(keys)
 
 
 def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
-    """As `commit`. Raises CrossHostError, HomeUnavailableError, UnknownOutcomeError and StaleMembershipError too."""
+    """Commits changes at their home, which may be another host. Returns as `commit`, and raises what it raises.
+
+    Raises CrossHostError, HomeUnavailableError, UnknownOutcomeError and StaleMembershipError too.
+    """
     while True:
         membership = 0
         if root.membership:
@@ -443,22 +515,254 @@ def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]
             elsewhere_of(root).take_in(deadline)
 
 
-def publish_inline(root: Root, change: Change, deadline: float) -> int:
-    """As `commit_inline`. Raises as `publish`."""
-    while True:
-        membership = 0
-        if root.membership:
-            membership = root.homes_here.get(change.key.partition(b"/")[0], 0)
-            membership = membership or elsewhere_of(root).home_here((change.key,), deadline)
-            if not membership:
-                return elsewhere_of(root).commit([change], deadline)[0]
+def commit(
+    root: Root,
+    changes: Sequence[Change],
+    deadline: float,
+    publication: Publication | None = None,
+    *,
+    membership: int = 0,
+) -> list[int]:
+    """Publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0.
+
+    `membership` is the counters' number under which the home of the keys was found to be here.
+
+    Raises MembershipChanged, VersionConflictError, KeyNotFoundError or MutableEntryError before anything is changed;
+    and NotAStoreError if the store was removed or moved: nothing is acknowledged then.
+    """
+    first, content = changes[0], changes[0].content
+    bells: list[int] = []
+    for change in changes:
+        if change.content is not None:  # nobody waits for a deletion
+            bells.append(root.doorbell.bell(change.key))
+    is_plain = first.expect is first.version is publication is None and not first.seals and len(changes) == 1
+    if is_plain and content is not None and content.inline is not None:
+        done = root.mutex.run(_commit_inline_locked, deadline, root, first.key, content, bells, membership)
+    else:
+        done = root.mutex.run(_commit_locked, deadline, root, changes, bells, publication, membership)
+    finish(root, bells, done.counters, len(done.retired))
+    return done.versions
+
+
+def _commit_locked(
+    root: Root,
+    changes: Sequence[Change],
+    bells: Collection[int],
+    publication: Publication | None,
+    membership: int,
+) -> Committed:
+    """Step 4, under the mutex."""
+    root.glance()  # this may have waited long for the mutex: a store that was moved meanwhile stays as it was
+    page, first, booking = root.mutex, changes[0], None
+    if len(changes) == 1 and len(first.segments) == 1 and first.content is not None and first.content.parts is None:
+        booking = booking_for(root, first.segments[0].used)  # only a put of one segment books the file that it replaces
+    most = None  # bytes to which the catalog may grow for the sake of these values; None: as many as it has to
+    for change in changes:
+        if change.content is not None and change.content.inline is not None and len(change.content.inline) > SMALL:
+            most = MOST_FOR_VALUES
+
+    def apply(transaction: Transaction) -> Committed:  # it is called again if the catalog's map had to grow
+        return _write_changes(root, transaction, changes, membership, booking, publication)
+
+    is_settled = True
+    with root.guard:
         try:
-            return commit_inline(root, change, deadline, membership=membership)
-        except MembershipChanged:
-            elsewhere_of(root).take_in(deadline)
+            # A kill before this commit leaves headers that say live, and the note of them, by which recovery undoes it.
+            done = root.catalog.update(apply, is_delete=not bells, most=most)
+            # From here on the values are there. Whatever a kill leaves, recovery sees by the count of publications.
+            page.batch = 0
+            if booking is not None:
+                is_settled = booking.settle()
+        finally:
+            if booking is not None:
+                booking.close()
+    if done.retired:
+        mark_retired(root, done.retired)
+    for segment in done.gone:
+        say_gone(root, segment)
+    for bell in bells:
+        root.doorbell.change(bell)
+    if is_settled:
+        page.publications_rung = done.counters.publications
+    else:
+        page.owe_recovery()
+    return done
 
 
-def check_one_home(root: Root, keys: Sequence[bytes]) -> None:
-    """Before anything is done for a change of several keys. Raises CrossHostError."""
-    if root.membership:
-        elsewhere_of(root).home_here(keys)
+def _commit_inline_locked(
+    root: Root, key: bytes, content: Content, bells: Collection[int], membership: int
+) -> Committed:
+    """Step 4 of one inline value that goes over whatever its key has. It takes a third less than the general form.
+
+    No file becomes live, so no batch is noted, and of the record that is replaced only the segments are read.
+    """
+    root.glance()
+    page, inline = root.mutex, content.inline
+
+    def apply(transaction: Transaction) -> Committed:
+        counters = transaction.counters()
+        if counters.membership != membership:
+            raise MembershipChanged
+        counters.version += 1
+        counters.number += 1
+        counters.publications += 1
+        replaced = transaction.replace_record(key, record_of(content, (), counters.version, counters.number))
+        if replaced.mutable is not None:
+            raise mutable_entry(key, replaced.mutable)
+        segments = replaced.segments
+        if replaced.record is not None:
+            segments = owe_what_lies_elsewhere(root, transaction, replaced.record)
+        for segment in segments:
+            replace_segment(transaction, counters, segment)
+        transaction.put_counters(counters)
+        return Committed([counters.version], counters, segments)
+
+    done = root.catalog.update(apply, most=MOST_FOR_VALUES if inline is not None and len(inline) > SMALL else None)
+    if done.retired:
+        mark_retired(root, done.retired)
+    for bell in bells:
+        root.doorbell.change(bell)
+    page.publications_rung = done.counters.publications
+    return done
+
+
+def finish(root: Root, bells: Collection[int], counters: Counters, retired: int) -> None:
+    """Step 5, after the mutex. A kill leaves waiters asleep, who look again after a second.
+
+    Args:
+        retired: how many files the commit has retired.
+
+    Raises NotAStoreError if the store was removed or moved: nothing is acknowledged then.
+    """
+    for bell in bells:
+        root.doorbell.wake(bell)
+    root.check_in_place()
+    if not (counters.retired or counters.held or counters.filling):
+        return
+    try:
+        if needs_sweep(root, counters):
+            sweep_some(root, max(SWEPT_A_PUT, retired), deadline_after(SWEEP_WAIT))
+    except (OSError, MemstoreError) as error:  # the commit stands, and later ones sweep too
+        log.debug("%s: nothing swept: %s", root.path, str(error))
+
+
+# --- the transaction of a commit -------------------------------------------------------------------------------------
+
+
+def _write_changes(
+    root: Root,
+    transaction: Transaction,
+    changes: Sequence[Change],
+    membership: int,
+    booking: Booking | None,
+    publication: Publication | None,
+) -> Committed:
+    """Checks the versions, makes the segments live, and writes the rows. Raises as `commit`."""
+    counters = transaction.counters()
+    if counters.membership != membership:
+        raise MembershipChanged
+    if publication is not None:
+        publication.check(transaction)
+    found = [transaction.record(change.key) for change in changes]
+    check_versions(changes, found)
+    versions = _assign_versions(changes, found, counters)
+    placed = [(one, version) for change, version in zip(changes, versions, strict=True) for one in change.segments]
+    if placed:
+        go_live(root, placed[0][0].put_id, placed, counters)
+    retired: list[int] = []
+    gone: list[int] = []
+    for change, old, version in zip(changes, found, versions, strict=True):
+        if change.content is not None:
+            for segment in change.segments:
+                transaction.put_segment(segment.segment, SegmentRow(change.key, segment.put_id, LIVE, segment.size))
+                transaction.delete_number("filling", segment.segment)
+                counters.filling -= segment.size
+                counters.live += segment.size
+            if not change.segments:
+                counters.number += 1
+            record = record_of(change.content, change.segments, version, counters.number)
+            transaction.put_record(change.key, record)
+        elif old is not None:
+            transaction.delete_record(change.key)
+            if old.is_mutable:
+                gone += [extent.segment for extent in old.segments if old.hosts is None]
+        if old is None:
+            continue
+        if old.segment:
+            replaced: Sequence[int] = (old.segment,)
+        elif old.hosts is not None:
+            replaced = owe_what_lies_elsewhere(root, transaction, old)
+        else:
+            replaced = [extent.segment for extent in old.segments]
+        for number in replaced:  # one file can be booked, and no more
+            if not replace_segment(transaction, counters, number, booking if len(replaced) == 1 else None):
+                retired.append(number)
+    if retired and root.shared is not None:
+        keep_for_grace(root, transaction, retired)
+    if publication is not None:
+        publication.settle(transaction, counters, versions[0])
+    counters.publications += 1
+    transaction.put_counters(counters)
+    return Committed(versions, counters, retired, gone)
+
+
+def _assign_versions(changes: Sequence[Change], found: Sequence[Record | None], counters: Counters) -> list[int]:
+    """Of each put the new version of its key, of each deletion the old one, or 0.
+
+    If some values of a batch have segments and others none, it skips one version number before its first, so that a
+    repair, which sees the files only, can tell that they are not all of the batch.
+    """
+    if len(changes) > 1 and 0 < sum([bool(change.segments) for change in changes]) < len(changes):
+        counters.version += 1
+    versions: list[int] = []
+    for change, old in zip(changes, found, strict=True):
+        if change.content is None:
+            versions.append(old.version if old else 0)
+            continue
+        version = counters.version + 1
+        if change.version is not None:
+            version = change.version
+            assert old is None or version > old.version, f"version {version} is no newer than {old.version}"
+        counters.version = max(counters.version, version)
+        versions.append(version)
+    return versions
+
+
+def go_live(root: Root, batch: int, placed: Sequence[tuple[SealedSegment, int]], counters: Counters) -> None:
+    """Notes the batch in the lock page, and makes each segment live under its version."""
+    root.mutex.batch = batch
+    nbytes = 0
+    for segment, version in placed:
+        nbytes += segment.size
+        segment.file.go_live(
+            HeaderSlots(segment.put_id, LIVE, version, batch, len(placed)), durable=root.settings.durable
+        )
+    counters.recent = max(nbytes, counters.recent - counters.recent // _RECENT)
+
+
+def owe_what_lies_elsewhere(root: Root, transaction: Transaction, record: Record) -> tuple[int, ...]:
+    """Of a record that is replaced: other hosts are to be told. Returns its segments on this one.
+
+    They are compared by put id, as all that records say which may have come from elsewhere.
+    """
+    member = root.member_id()
+    for host, extent in record.elsewhere(member):
+        tables.put_owed(transaction, host, extent.put_id, extent.segment)
+    rows = {extent: transaction.segment(extent.segment) for extent in record.here(member)}
+    return tuple(
+        extent.segment
+        for extent, row in rows.items()
+        if row is not None and (row.put_id, row.state) == (extent.put_id, LIVE)
+    )
+
+
+def replace_segment(transaction: Transaction, counters: Counters, segment: int, booking: Booking | None = None) -> bool:
+    """Retires the segment of a record that was replaced or deleted; or books it for the next put, and returns True."""
+    row = transaction.segment(segment)
+    if row is not None:
+        counters.live -= row.nbytes
+        if booking is not None and booking.book(transaction, counters, segment, row):
+            return True
+        transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
+        retire(transaction, counters, segment, row.nbytes)
+    return False

@@ -76,9 +76,14 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
+def largest_for(need: int) -> int:
+    """The size of the largest file that is used again for so many bytes."""
+    return need + need // _CLASSES_A_DOUBLING + syscalls.PAGE
+
+
 def suits(size: int, need: int) -> bool:
     """Whether a file of that size is used again for so many bytes."""
-    return need <= size <= need + need // _CLASSES_A_DOUBLING + syscalls.PAGE
+    return need <= size <= largest_for(need)
 
 
 class Reuse:
@@ -106,9 +111,8 @@ class Reuse:
         return True
 
     def _ask(self, root: Root, transaction: Transaction) -> None:
-        most = self._need + self._need // _CLASSES_A_DOUBLING + syscalls.PAGE
         now = boot_clock()
-        for row in _rows(root, transaction, self._need, most):
+        for row in _rows(root, transaction, self._need, largest_for(self._need)):
             if not is_leased(transaction, row.segment, now):
                 self.file = lock_retired(root, transaction, row.segment)
             if self.file is not None and syscalls.status(self.file.fd).st_size == row.size:
@@ -206,11 +210,11 @@ _PUTS_AFTER_A_REFUSAL = 16  # so many puts book nothing: a refusal costs a trans
 class Booking:
     """The booking of the file that one commit replaces: `book` it in its transaction, `settle` it once that is done."""
 
-    __slots__ = ("_before", "_file", "_need", "_put_id", "_replaced", "_root", "_row", "_segment")
+    __slots__ = ("_file", "_least", "_most", "_put_id", "_replaced", "_root", "_row", "_segment")
 
     def __init__(self, root: Root, need: int, before: int) -> None:
         """`need` is how many bytes of its file the put has used, `before` how many the put before it used."""
-        self._root, self._need, self._before = root, need, before
+        self._root, self._least, self._most = root, max(need, before), largest_for(min(need, before))
         self._file: LockFile | None = None
         self._row: SegmentRow | None = None
         self._segment = 0
@@ -219,46 +223,50 @@ class Booking:
 
     def book(self, transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> bool:
         """Books the file if that pays, else returns False. It is called again if the transaction is repeated."""
-        self._row, size = None, row.nbytes
-        if size >= syscalls.HUGE_PAGE or not suits(size, self._need) or not suits(size, self._before):
+        root, size = self._root, row.nbytes
+        self._row = None
+        if size >= syscalls.HUGE_PAGE or not self._least <= size <= self._most:
             return False
-        if is_leased(transaction, segment, boot_clock()) or not self._open(segment, size):
+        if is_leased(transaction, segment, boot_clock()):
             return False
-        if self._root.ahead is not None:
-            self._replaced, self._root.ahead = self._root.ahead, None
+        if self._file is None:
+            try:
+                file = LockFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
+                if syscalls.size_of(file.fd) != size:
+                    return False
+            except OSError:  # missing, another user's, planted; or too many are open
+                return False
+            self._file = file
+        if root.ahead is not None:
+            self._replaced, root.ahead = root.ahead, None
         if self._replaced is not None:
             _unbook(transaction, counters, self._replaced)
         self._segment, self._row = segment, row
         self._put_id = begin_filling(transaction, counters, segment, row.key, size)
         return True
 
-    def _open(self, segment: int, size: int) -> bool:
-        if self._file is None:
-            try:
-                file = LockFile(segment_path(self._root.segments, segment), os.O_RDWR, dir_fd=self._root.segments_fd)
-                if syscalls.size_of(file.fd) != size:
-                    return False
-            except OSError:  # missing, another user's, planted; or too many are open
-                return False
-            self._file = file
-        return True
-
-    def settle(self) -> None:
-        """Locks the file, or gives it back if somebody holds it. After an error a recovery is due.
+    def settle(self) -> bool:
+        """Locks the file, or gives it back if somebody holds it. Returns False after an error: a recovery is due.
 
         Call it under the mutex and the guard, when the transaction is committed.
         """
         root, file, row = self._root, self._file, self._row
         if file is None or row is None:
-            return
-        if syscalls.lock_exclusive(file.fd):
-            vacate(file.fd)
-            root.ahead = KeptFile(self._segment, self._put_id, row.nbytes, file)
-            self._file = None
-        else:
-            root.unbooked = _PUTS_AFTER_A_REFUSAL
-            root.catalog.update(self._return, is_delete=True)
-            write_state(file.fd, RETIRED)
+            return True
+        try:
+            fd = file.fd
+            if syscalls.lock_exclusive(fd):
+                vacate(fd)
+                root.ahead = KeptFile(self._segment, self._put_id, row.nbytes, file)
+                self._file = None
+            else:
+                root.unbooked = _PUTS_AFTER_A_REFUSAL
+                root.catalog.update(self._return, is_delete=True)
+                write_state(fd, RETIRED)
+        except (OSError, MemstoreError) as error:  # the commit stands
+            log.info("%s: the file that was booked for the next put is left to a recovery: %s", root.path, str(error))
+            return False
+        return True
 
     def _return(self, transaction: Transaction) -> None:
         assert self._row is not None
@@ -336,7 +344,7 @@ class NextFile:
 def booking_for(root: Root, need: int) -> Booking | None:
     """For a commit of one segment that uses `need` bytes, if the put before used about as many.
 
-    Call it under the guard, and once for each commit.
+    Call it under the mutex, once for each commit.
     """
     before, root.filled_before = root.filled_before, need
     if not before or need >= syscalls.HUGE_PAGE:
@@ -414,7 +422,7 @@ def close_kept_file(root: Root) -> None:
         return
     try:
         if root.is_in_place():  # a store that was removed or moved stays as it is
-            root.mutex.run(lambda: give_back_kept_file(root), 0.0)
+            root.mutex.run(give_back_kept_file, 0.0, root)
     except (OSError, MemstoreError) as error:
         log.debug("%s: the file that was kept for the next put is left to the next sweep: %s", root.path, str(error))
     finally:

@@ -69,8 +69,8 @@ def needs_sweep(root: Root, counters: Counters) -> bool:
         return _may_look_at_what_waits(root, counters) or _may_look_for_dead(root, counters)
     return (
         counters.retired > limit(root, counters)
-        or _may_look_at_held(root, counters)
-        or _may_look_for_dead(root, counters)
+        or (counters.held > 0 and _may_look_at_held(root, counters))
+        or (counters.filling > 0 and _may_look_for_dead(root, counters))
     )
 
 
@@ -93,7 +93,7 @@ def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
 
     With `keep` 0, copies of what lies on other hosts go too.
     """
-    root.mutex.run(lambda: _give_up_what_is_kept(root), deadline)
+    root.mutex.run(_give_up_what_is_kept, deadline, root)
     if keep == 0:
         drop_copies(root, deadline)
     end_expired(root, deadline)
@@ -119,9 +119,8 @@ def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = No
     freed, began = 0, time.perf_counter()
     for left in range(files, 0, -_SWEPT_A_HOLD):
         unlinked: list[LockFile] = []
-        action = functools.partial(sweep, root, unlinked, files=min(left, _SWEPT_A_HOLD), keep=keep)
         try:
-            freed += root.mutex.run(action, deadline)
+            freed += root.mutex.run(sweep, deadline, root, unlinked, files=min(left, _SWEPT_A_HOLD), keep=keep)
         finally:  # after an error too: no later sweep would find what is unlinked already
             close_unlinked(unlinked)
     if freed:
@@ -308,7 +307,7 @@ _DROPPED_A_HOLD = 64
 def drop_copies(root: Root, deadline: float) -> None:
     """Retires the files of all copies; who has one mapped keeps it."""
     while root.catalog.is_served and root.catalog.view(lambda transaction: transaction.count(tables.COPIES)):
-        root.mutex.run(lambda: _drop_some(root), deadline)
+        root.mutex.run(_drop_some, deadline, root)
 
 
 def _drop_some(root: Root) -> None:

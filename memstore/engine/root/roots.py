@@ -95,7 +95,8 @@ class Root:
         self.claims = None if self.shared is None else FileClaims(f"{self.state}/{CLAIMS_FILE}")
         if self.shared is not None:
             self.unbooked = _NEVER  # no file there is used again
-        self.identity = _identity(os.fstat(self.segments_folder.fd))
+        status = os.fstat(self.segments_folder.fd)
+        self.identity = (status.st_dev, status.st_ino)
 
     def leave_to_parent(self) -> None:
         """In a forked child, before it does anything: what must not be shared with the parent is given up."""
@@ -131,9 +132,10 @@ class Root:
         if self.is_replaced:
             raise self._replaced()
         try:
-            found = _identity(os.stat(self.segments))
+            status = os.stat(self.segments)
         except OSError as error:
             raise self._unseen(error) from None
+        found = (status.st_dev, status.st_ino)
         if found != self.identity and self.shared is not None:
             what = "the storage was mounted anew, or the store was replaced, while it was open"
             raise StorageError(f"{self.segments}: {what}: {_ADVICE}", path=self.segments)
@@ -209,10 +211,6 @@ class Root:
         if self.lock is None:
             raise PermissionDeniedError(f"{self.path}: this process may only read the store")
         return self.lock
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
 
 
 # --- the roots of this process ---------------------------------------------------------------------------------------
