@@ -48,6 +48,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -98,7 +99,7 @@ from memstore.engine.protocols.reuse import (
 )
 from memstore.engine.protocols.sweep import close_unlinked, needs_sweep, sweep_all, sweep_some
 from memstore.engine.root import Root, give_to_group
-from memstore.engine.sync import deadline_after
+from memstore.engine.sync import LockPage, deadline_after
 from memstore.engine.usage import OneOfMany, is_full, one_of_many, resource_errors
 from memstore.errors import CorruptionError, MemstoreError, StoreFullError, StoreTimeoutError, VersionConflictError
 
@@ -113,7 +114,7 @@ _LARGE = 16 << 20  # bytes: to copy them takes a thousand times the look whether
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """What a put is to store under one key. It can be put again if the first try fails.
+    """Value of one key that a put is to store. It can be put again if the first try fails.
 
     Attributes:
         expect: the version that the key must have; 0: it must not exist; None: whatever it has.
@@ -153,21 +154,19 @@ def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
-    """Steps 2 to 5. After an error, what was claimed is given back."""
+    """Takes steps 2 to 5. After an error, it gives back what it has claimed."""
     began = perf_counter() if _logs(logging.DEBUG) else 0.0
     writers: list[SegmentWriter] = []
     changes: list[Change] = []
-    for draft in drafts:
-        if draft.content.nbytes >= _LARGE:
-            change = Change(draft.key, draft.content, draft.expect, seals=draft.seals)
-            check_mutable(change, root.catalog.read(draft.key))
     try:
         # 2. Claim, 3. Fill: of each key. An inline value has no header, and needs neither.
         for draft in drafts:
-            if draft.header is None:
-                changes.append(Change(draft.key, draft.content, draft.expect, seals=draft.seals))
-            else:
-                changes.append(write(root, draft, writers, deadline))
+            change = Change(draft.key, draft.content, draft.expect, seals=draft.seals)
+            if draft.content.nbytes >= _LARGE:
+                check_mutable(change, root.catalog.read(draft.key))
+            if draft.header is not None:
+                change = write(root, draft, writers, deadline)
+            changes.append(change)
         # 4. Commit, 5. After the mutex: of all keys at one moment.
         versions = publish(root, changes, deadline)
     except BaseException as error:
@@ -186,7 +185,7 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
 def _tell(
     root: Root, drafts: Sequence[Draft], writers: Sequence[SegmentWriter], versions: Sequence[int], began: float
 ) -> None:
-    """Debug lines of a put: one for each key, with the time of all."""
+    """Logs a put: one line for each key, with the time of all."""
     left, took = iter(writers), (perf_counter() - began) * 1e3
     for draft, version in zip(drafts, versions, strict=True):
         where = "in the catalog"
@@ -197,8 +196,11 @@ def _tell(
         log.debug("%s: put %r: version %d, %d bytes %s, %.3f ms", root.path, key, version, nbytes, where, took)
 
 
+# --- steps 2 and 3: a file is claimed and filled ---------------------------------------------------------------------
+
+
 def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: float) -> Change:
-    """Steps 2 and 3 for one key. `writers` are those of the batch so far; it appends its own as soon as it has it."""
+    """Takes steps 2 and 3 for one key. It appends to the batch's `writers` as soon as it has claimed a file."""
     header, content = draft.header, draft.content
     if header is None:
         return Change(draft.key, content, draft.expect, seals=draft.seals)
@@ -224,7 +226,7 @@ def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: floa
 
 
 def fill(root: Root, drafts: Sequence[Draft], publish: Callable[[list[Change]], Result], deadline: float) -> Result:
-    """Steps 2 and 3 for what is no put: `publish` makes the segments live, all of them, in a way of its own.
+    """Takes steps 2 and 3 for another change than a put: `publish` makes all the segments live in a way of its own.
 
     Raises what `publish` raises, and then the segments are given back; StoreFullError, StoreTimeoutError, OSError.
     """
@@ -236,74 +238,6 @@ def fill(root: Root, drafts: Sequence[Draft], publish: Callable[[list[Change]], 
         raise
     close_published(root, writers)
     return published
-
-
-def clean_up(root: Root, writers: Sequence[SegmentWriter], error: BaseException) -> None:
-    """Gives back the rows and files of a batch that was not published, or keeps its one small file for the next put.
-
-    What fails here is left to the next sweep.
-    """
-    if isinstance(error, StoreTimeoutError) and keep_file(root, writers):
-        return
-    try:
-        if writers:
-            abandon(root, writers, keep=isinstance(error, VersionConflictError))
-    except (OSError, MemstoreError) as failure:
-        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, str(failure))
-    finally:
-        for writer in writers:
-            writer.close()
-
-
-def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
-    """Closes the files that were published, and keeps the mappings that the next puts can use."""
-    for writer in writers:
-        spare = writer.spare()
-        if spare is not None:
-            with root.guard:
-                root.spares.keep(writer.segment, spare)
-        writer.close()
-
-
-# --- no room ----------------------------------------------------------------------------------------------------------
-
-
-def _no_room_for_one(root: Root, drafts: Sequence[Draft], failed: int, reason: OSError) -> OneOfMany:
-    """For one of several drafts. What was claimed is given back by now, so none of it is seen in the store."""
-    sizes = [
-        0 if draft.header is None else size_of_new(root, draft.header.nbytes, draft.content.nbytes) for draft in drafts
-    ]
-    return one_of_many(reason, drafts[failed].key, sizes[failed], len(drafts), sum(sizes))
-
-
-def retry_after_sweep(
-    make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
-) -> Result:
-    """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
-
-    Args:
-        key: what errors name, if the change is of a single key.
-
-    Raises:
-        StoreFullError: there is still no room.
-        ResourceLimitError: the kernel refused memory, files or mappings.
-    """
-    try:
-        return make(root, change, deadline)
-    except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
-        if isinstance(error, MemoryError) or not is_full(error):
-            with resource_errors(root.path, key, root):
-                raise
-    with resource_errors(root.path, key, root):
-        sweep_all(root, deadline)  # it may find nothing, where another process has swept since: try again all the same
-        return make(root, change, deadline)
-
-
-# --- step 2: a file is claimed, or given back after an error ---------------------------------------------------------
-
-
-CLEANUP_TIMEOUT = 0.5  # seconds to give claimed files back after an error; after that they are left to the next sweep
-_GIVEN_BACK_A_HOLD = 16  # files in one hold of the mutex: they are open until it is over
 
 
 def claim(
@@ -327,7 +261,7 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
     reuse = Reuse(header + nbytes)
     exact = exact or root.claims is not None  # on shared storage no file is used again
 
-    def allot(transaction: Transaction) -> tuple[int, int, int]:
+    def allot(transaction: Transaction) -> tuple[int, int, int]:  # called again if the catalog's map had to grow
         counters = transaction.counters()
         if not exact and reuse.take(root, transaction, counters) and reuse.row is not None:
             size, _, segment = reuse.row
@@ -358,7 +292,7 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
 
 
 def size_of_new(root: Root, header: int, nbytes: int, *, exact: bool = False) -> int:
-    """Of the file that `claim` makes where none is used again."""
+    """Returns the size of the file that `claim` makes where none is used again."""
     return header + (nbytes if exact or root.claims is not None else size_class(nbytes))
 
 
@@ -391,69 +325,12 @@ def _check_capacity(root: Root, counters: Counters, size: int) -> None:
 
 
 def _over_capacity(size: int, taken: int, capacity: int) -> StoreFullError:
-    """Made here, so that the frame which raises it has no name for it: the two would keep each other."""
+    """Makes the error outside of the frame that raises it: the two would keep each other."""
     error = StoreFullError(
         f"it takes {wording.size(size)} more, and {wording.size(taken)} of {wording.size(capacity)} are taken"
     )
     error.needed = size
     return error
-
-
-def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None:
-    """Drops the row of a segment that is not to be published; with `keep`, its file is retired instead."""
-    row, counters = transaction.segment(segment), transaction.counters()
-    transaction.delete_number("filling", segment)
-    if row is not None:
-        if keep:
-            unclaim(transaction, counters, segment, row)
-        else:
-            counters.filling -= row.nbytes
-            transaction.delete_segment(segment)
-            transaction.delete_number("leases", segment)  # of what the file held before
-        transaction.put_counters(counters)
-
-
-def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False) -> None:
-    """Gives claimed files back after an error, if they are still filling under our put ids.
-
-    With `keep`, files that are wholly allocated are retired, to be used again: who loses a race of compare-and-swaps
-    should not have to allocate the next file anew. All others are removed.
-    """
-    deadline = deadline_after(CLEANUP_TIMEOUT)
-    for start in range(0, len(writers), _GIVEN_BACK_A_HOLD):
-        unlinked: list[OwnedFile] = []
-        some = writers[start : start + _GIVEN_BACK_A_HOLD]
-        try:
-            root.mutex.run(_abandon, deadline, root, some, unlinked, keep=keep)
-        finally:
-            close_unlinked(unlinked)
-
-
-def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedFile], *, keep: bool) -> None:
-    with root.guard:
-        ours = root.catalog.view(lambda transaction: [writer for writer in writers if _is_ours(transaction, writer)])
-        kept = [writer for writer in ours if keep and writer.is_whole and root.claims is None]
-        gone = [writer for writer in ours if writer not in kept]
-
-        def drop(transaction: Transaction) -> None:
-            for writer in ours:
-                _drop(transaction, writer.segment, keep=writer in kept)
-
-        for writer in kept:
-            writer.file.vacate()
-        for writer in gone:  # before their rows: a row without a file is swept, a file without a row never
-            with contextlib.suppress(OSError):  # the file is missing, or too many files are open
-                unlinked.append(writer.file.open())
-            remove_file(writer.file.path, root.segments_fd)
-        if gone:
-            root.sync_unlinked()
-        if ours:
-            root.catalog.update(drop, is_delete=True)
-
-
-def _is_ours(transaction: Transaction, writer: SegmentWriter) -> bool:
-    row = transaction.segment(writer.segment)
-    return row is not None and row.state == FILLING and row.put_id == writer.put_id
 
 
 # --- steps 4 and 5: all changes are published at one moment -----------------------------------------------------------
@@ -465,17 +342,17 @@ _RECENT = 64  # a large batch no longer counts as recent after about so many sma
 
 
 class Publication:
-    """What is to be done in the transaction of a commit beside its own work. It may be called again."""
+    """Work in the transaction of a commit beside its own. It is called again if the transaction is repeated."""
 
     def check(self, transaction: Transaction) -> None:
-        """Before anything is changed. It raises to stop the commit."""
+        """Raises to stop the commit, before anything is changed."""
 
     def settle(self, transaction: Transaction, counters: Counters, version: int) -> None:
-        """Once the records are written; `version` is that of the first change."""
+        """Writes more rows, once the records are written. `version` is that of the first change."""
 
 
 class Committed(msgspec.Struct):
-    """The result of a commit's transaction.
+    """Result of a commit's transaction.
 
     Attributes:
         versions: the new ones; of deletions the old ones, or 0.
@@ -536,24 +413,26 @@ def commit(
         if change.content is not None:  # nobody waits for a deletion
             bells.append(root.doorbell.bell(change.key))
     is_plain = first.expect is first.version is publication is None and not first.seals and len(changes) == 1
+    page = root.mutex
     if is_plain and content is not None and content.inline is not None:
-        done = root.mutex.run(_commit_inline_locked, deadline, root, first.key, content, bells, membership)
+        done = page.run(_commit_inline_locked, deadline, root, page, first.key, content, bells, membership)
     else:
-        done = root.mutex.run(_commit_locked, deadline, root, changes, bells, publication, membership)
+        done = page.run(_commit_locked, deadline, root, page, changes, bells, publication, membership)
     finish(root, bells, done.counters, len(done.retired))
     return done.versions
 
 
 def _commit_locked(
     root: Root,
+    page: LockPage,
     changes: Sequence[Change],
     bells: Collection[int],
     publication: Publication | None,
     membership: int,
 ) -> Committed:
-    """Step 4, under the mutex."""
+    """Takes step 4, under the mutex."""
     root.glance()  # this may have waited long for the mutex: a store that was moved meanwhile stays as it was
-    page, first, booking = root.mutex, changes[0], None
+    first, booking = changes[0], None
     if len(changes) == 1 and len(first.segments) == 1 and first.content is not None and first.content.parts is None:
         booking = booking_for(root, first.segments[0].used)  # only a put of one segment books the file that it replaces
     most = None  # bytes to which the catalog may grow for the sake of these values; None: as many as it has to
@@ -561,14 +440,13 @@ def _commit_locked(
         if change.content is not None and change.content.inline is not None and len(change.content.inline) > SMALL:
             most = MOST_FOR_VALUES
 
-    def apply(transaction: Transaction) -> Committed:  # it is called again if the catalog's map had to grow
-        return _write_changes(root, transaction, changes, membership, booking, publication)
+    write = functools.partial(_write_changes, root, changes, membership, booking, publication)
 
     is_settled = True
     with root.guard:
         try:
             # A kill before this commit leaves headers that say live, and the note of them, by which recovery undoes it.
-            done = root.catalog.update(apply, is_delete=not bells, most=most)
+            done = root.catalog.update(write, is_delete=not bells, most=most)
             # From here on the values are there. Whatever a kill leaves, recovery sees by the count of publications.
             page.batch = 0
             if booking is not None:
@@ -590,14 +468,14 @@ def _commit_locked(
 
 
 def _commit_inline_locked(
-    root: Root, key: bytes, content: Content, bells: Collection[int], membership: int
+    root: Root, page: LockPage, key: bytes, content: Content, bells: Collection[int], membership: int
 ) -> Committed:
-    """Step 4 of one inline value that goes over whatever its key has. It takes a third less than the general form.
+    """Takes step 4 for one inline value that goes over whatever its key has, in two thirds of the general form's time.
 
     No file becomes live, so no batch is noted, and of the record that is replaced only the segments are read.
     """
     root.glance()
-    page, inline = root.mutex, content.inline
+    inline = content.inline
 
     def apply(transaction: Transaction) -> Committed:
         counters = transaction.counters()
@@ -627,7 +505,7 @@ def _commit_inline_locked(
 
 
 def finish(root: Root, bells: Collection[int], counters: Counters, retired: int) -> None:
-    """Step 5, after the mutex. A kill leaves waiters asleep, who look again after a second.
+    """Takes step 5, after the mutex. A kill leaves waiters asleep, who look again after a second.
 
     Args:
         retired: how many files the commit has retired.
@@ -646,18 +524,31 @@ def finish(root: Root, bells: Collection[int], counters: Counters, retired: int)
         log.debug("%s: nothing swept: %s", root.path, str(error))
 
 
+def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
+    """Closes the files that were published, and keeps the mappings that the next puts can use."""
+    for writer in writers:
+        spare = writer.spare()
+        if spare is not None:
+            with root.guard:
+                root.spares.keep(writer.segment, spare)
+        writer.close()
+
+
 # --- the transaction of a commit -------------------------------------------------------------------------------------
 
 
 def _write_changes(
     root: Root,
-    transaction: Transaction,
     changes: Sequence[Change],
     membership: int,
     booking: Booking | None,
     publication: Publication | None,
+    transaction: Transaction,
 ) -> Committed:
-    """Checks the versions, makes the segments live, and writes the rows. Raises as `commit`."""
+    """Checks the versions, makes the segments live, and writes the rows. Raises as `commit`.
+
+    It is called again if the catalog's map had to grow.
+    """
     counters = transaction.counters()
     if counters.membership != membership:
         raise MembershipChanged
@@ -666,7 +557,10 @@ def _write_changes(
     found = [transaction.record(change.key) for change in changes]
     check_versions(changes, found)
     versions = _assign_versions(changes, found, counters)
-    placed = [(one, version) for change, version in zip(changes, versions, strict=True) for one in change.segments]
+    placed: list[tuple[SealedSegment, int]] = []
+    for change, version in zip(changes, versions, strict=True):
+        for segment in change.segments:
+            placed.append((segment, version))
     if placed:
         go_live(root, placed[0][0].put_id, placed, counters)
     retired: list[int] = []
@@ -707,7 +601,7 @@ def _write_changes(
 
 
 def _assign_versions(changes: Sequence[Change], found: Sequence[Record | None], counters: Counters) -> list[int]:
-    """Of each put the new version of its key, of each deletion the old one, or 0.
+    """Returns the new version of each key that is put; of each that is deleted the old one, or 0.
 
     If some values of a batch have segments and others none, it skips one version number before its first, so that a
     repair, which sees the files only, can tell that they are not all of the batch.
@@ -741,7 +635,7 @@ def go_live(root: Root, batch: int, placed: Sequence[tuple[SealedSegment, int]],
 
 
 def owe_what_lies_elsewhere(root: Root, transaction: Transaction, record: Record) -> tuple[int, ...]:
-    """Of a record that is replaced: other hosts are to be told. Returns its segments on this one.
+    """Notes that other hosts are to be told of a record that is replaced. Returns its segments on this one.
 
     They are compared by put id, as all that records say which may have come from elsewhere.
     """
@@ -766,3 +660,115 @@ def replace_segment(transaction: Transaction, counters: Counters, segment: int, 
         transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
         retire(transaction, counters, segment, row.nbytes)
     return False
+
+
+# --- after an error, and where there is no room ----------------------------------------------------------------------
+
+
+CLEANUP_TIMEOUT = 0.5  # seconds to give claimed files back after an error; after that they are left to the next sweep
+_GIVEN_BACK_A_HOLD = 16  # files in one hold of the mutex: they are open until it is over
+
+
+def clean_up(root: Root, writers: Sequence[SegmentWriter], error: BaseException) -> None:
+    """Gives back the rows and files of a batch that was not published, or keeps its one small file for the next put.
+
+    What fails here is left to the next sweep.
+    """
+    if isinstance(error, StoreTimeoutError) and keep_file(root, writers):
+        return
+    try:
+        if writers:
+            abandon(root, writers, keep=isinstance(error, VersionConflictError))
+    except (OSError, MemstoreError) as failure:
+        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, str(failure))
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False) -> None:
+    """Gives claimed files back after an error, if they are still filling under our put ids.
+
+    With `keep`, files that are wholly allocated are retired, to be used again: who loses a race of compare-and-swaps
+    should not have to allocate the next file anew. All others are removed.
+    """
+    deadline = deadline_after(CLEANUP_TIMEOUT)
+    for start in range(0, len(writers), _GIVEN_BACK_A_HOLD):
+        unlinked: list[OwnedFile] = []
+        some = writers[start : start + _GIVEN_BACK_A_HOLD]
+        try:
+            root.mutex.run(_abandon, deadline, root, some, unlinked, keep=keep)
+        finally:
+            close_unlinked(unlinked)
+
+
+def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedFile], *, keep: bool) -> None:
+    with root.guard:
+        ours = root.catalog.view(lambda transaction: [writer for writer in writers if _is_ours(transaction, writer)])
+        kept = [writer for writer in ours if keep and writer.is_whole and root.claims is None]
+        gone = [writer for writer in ours if writer not in kept]
+
+        def drop(transaction: Transaction) -> None:
+            for writer in ours:
+                _drop(transaction, writer.segment, keep=writer in kept)
+
+        for writer in kept:
+            writer.file.vacate()
+        for writer in gone:  # before their rows: a row without a file is swept, a file without a row never
+            with contextlib.suppress(OSError):  # the file is missing, or too many files are open
+                unlinked.append(writer.file.open())
+            remove_file(writer.file.path, root.segments_fd)
+        if gone:
+            root.sync_unlinked()
+        if ours:
+            root.catalog.update(drop, is_delete=True)
+
+
+def _is_ours(transaction: Transaction, writer: SegmentWriter) -> bool:
+    row = transaction.segment(writer.segment)
+    return row is not None and row.state == FILLING and row.put_id == writer.put_id
+
+
+def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None:
+    """Drops the row of a segment that is not to be published; with `keep`, its file is retired instead."""
+    row, counters = transaction.segment(segment), transaction.counters()
+    transaction.delete_number("filling", segment)
+    if row is not None:
+        if keep:
+            unclaim(transaction, counters, segment, row)
+        else:
+            counters.filling -= row.nbytes
+            transaction.delete_segment(segment)
+            transaction.delete_number("leases", segment)  # of what the file held before
+        transaction.put_counters(counters)
+
+
+def _no_room_for_one(root: Root, drafts: Sequence[Draft], failed: int, reason: OSError) -> OneOfMany:
+    """Makes the error for one of several drafts, once what was claimed is given back and not seen in the store."""
+    sizes = [
+        0 if draft.header is None else size_of_new(root, draft.header.nbytes, draft.content.nbytes) for draft in drafts
+    ]
+    return one_of_many(reason, drafts[failed].key, sizes[failed], len(drafts), sum(sizes))
+
+
+def retry_after_sweep(
+    make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
+) -> Result:
+    """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
+
+    Args:
+        key: what errors name, if the change is of a single key.
+
+    Raises:
+        StoreFullError: there is still no room.
+        ResourceLimitError: the kernel refused memory, files or mappings.
+    """
+    try:
+        return make(root, change, deadline)
+    except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
+        if isinstance(error, MemoryError) or not is_full(error):
+            with resource_errors(root.path, key, root):
+                raise
+    with resource_errors(root.path, key, root):
+        sweep_all(root, deadline)  # it may find nothing, where another process has swept since: try again all the same
+        return make(root, change, deadline)

@@ -53,7 +53,7 @@ _MOST = 1 << 20  # rows
 
 
 def after_death(root: Root) -> None:
-    """Runs before anything else of the mutex's next owner, where the last one died or failed, or there was none.
+    """Recovers before anything else of the mutex's next owner, where the last one died or failed, or there was none.
 
     0. A catalog that was rolled back is refused, before any file is taken for that of a dead writer.
     1. A commit may have booked a file for the next put without locking it (`reuse.py`): the row says filling, and the
@@ -125,7 +125,7 @@ def _slots(root: Root, segment: int) -> HeaderSlots | None:
 
 
 def mark_retired(root: Root, segments: Iterable[int]) -> None:
-    """Headers of replaced and deleted puts say so, for a repair. Under the mutex, right after the commit."""
+    """Lets headers of replaced and deleted puts say so, for a repair. Under the mutex, right after the commit."""
     for segment in segments:
         try:
             _mark(root, segment, RETIRED)
@@ -134,7 +134,7 @@ def mark_retired(root: Root, segments: Iterable[int]) -> None:
 
 
 def mark_gone(root: Root, segments: Iterable[int]) -> None:
-    """As `mark_retired`, of files that may be those of mutable entries, which say so to who has them open too.
+    """Marks files retired that may be those of mutable entries, and tells who has these open.
 
     (One that was sealed before its sealer died is called gone too: both say that nobody writes there any more.)
     """
@@ -151,7 +151,7 @@ def mark_gone(root: Root, segments: Iterable[int]) -> None:
 
 
 def say_gone(root: Root, segment: int) -> None:
-    """If a retired file was that of a mutable entry, its control page says so. Under the mutex, after the commit."""
+    """Lets the control page say so if a retired file was a mutable entry's. Under the mutex, after the commit."""
     try:
         file = _open_to_mark(root, segment)
         if file is not None:
@@ -246,7 +246,7 @@ def check_headers(root: Root, most: int) -> None:
 
 
 def _deletable(transaction: Transaction, most: int) -> tuple[Counters, dict[int, int]]:
-    """Segments whose files may be deleted, with the put ids that they have by the catalog."""
+    """Returns the segments whose files may be deleted, with the put ids that they have by the catalog."""
     listed = [segment for segment, _ in transaction.numbers("filling", most)]
     listed += [segment for *_, segment in transaction.oldest_retired(most)]
     listed += [segment for _, segment in transaction.numbers("held", most)]

@@ -63,7 +63,7 @@ _LOOKS = 64  # rows among which it looks for files that this process has mapped
 
 
 class RetiredRow(NamedTuple):
-    """Of `retired`, or with size 0 of `held`."""
+    """Row of the table `retired`, or with size 0 of `held`."""
 
     size: int
     sequence: int
@@ -71,23 +71,23 @@ class RetiredRow(NamedTuple):
 
 
 def size_class(nbytes: int) -> int:
-    """Room for so much data: whole pages, eight sizes a doubling, so at most 12.5 % (or a page) are slack."""
+    """Returns the room for so much data: whole pages, eight sizes a doubling, so at most 12.5 % or a page is slack."""
     step = max(syscalls.PAGE, (1 << max(nbytes - 1, 0).bit_length()) // (2 * _CLASSES_A_DOUBLING))
     return -(-nbytes // step) * step
 
 
 def largest_for(need: int) -> int:
-    """The size of the largest file that is used again for so many bytes."""
+    """Returns the size of the largest file that is used again for so many bytes."""
     return need + need // _CLASSES_A_DOUBLING + syscalls.PAGE
 
 
 def suits(size: int, need: int) -> bool:
-    """Whether a file of that size is used again for so many bytes."""
+    """Returns whether a file of that size is used again for so many bytes."""
     return need <= size <= largest_for(need)
 
 
 class Reuse:
-    """A claim's look for a file. It may be asked twice, if its transaction has to be repeated."""
+    """Look of a claim for a file. It may be asked twice, if its transaction has to be repeated."""
 
     __slots__ = ("_asked", "_need", "file", "refused", "row")
 
@@ -130,7 +130,7 @@ class Reuse:
 
 
 def _rows(root: Root, transaction: Transaction, need: int, most: int) -> list[RetiredRow]:
-    """The files to ask for, in this order."""
+    """Returns the files to ask for, in this order."""
     if not root.spares:
         return [RetiredRow(*found) for found in transaction.retired(need, most, _TRIES)]
     rows = [RetiredRow(*found) for found in transaction.retired(need, most, _LOOKS)]
@@ -139,7 +139,7 @@ def _rows(root: Root, transaction: Transaction, need: int, most: int) -> list[Re
 
 
 def set_aside(transaction: Transaction, counters: Counters, row: RetiredRow) -> None:
-    """From `retired` to the end of `held`."""
+    """Moves a row from `retired` to the end of `held`."""
     counters.sequence += 1
     transaction.delete_retired(row.size, row.sequence)
     transaction.put_number("held", counters.sequence, row.segment)
@@ -156,7 +156,7 @@ def retire(transaction: Transaction, counters: Counters, segment: int, size: int
 def begin_filling(
     transaction: Transaction, counters: Counters, segment: int, key: bytes, size: int, batch: int = 0
 ) -> int:
-    """A file is claimed: from here on its row says so. Returns the new put id, which names the batch if that is 0."""
+    """Claims a file: from here on its row says so. Returns the new put id, which names the batch if that is 0."""
     put_id = counters.number = counters.number + 1
     counters.filling += size
     transaction.put_segment(segment, SegmentRow(key, put_id, FILLING, size))
@@ -165,7 +165,7 @@ def begin_filling(
 
 
 def unclaim(transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> None:
-    """A filling file is retired, under the put id of the row."""
+    """Retires a filling file, under the put id of the row."""
     transaction.delete_number("filling", segment)
     transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
     counters.filling -= row.nbytes
@@ -180,7 +180,7 @@ def lock_retired(root: Root, transaction: Transaction, segment: int) -> LockFile
 
 
 def lock_in_state(root: Root, transaction: Transaction, segment: int, state: int) -> LockFile | None:
-    """The file, locked for good, if its row is in that state and nobody else locks it."""
+    """Locks and returns the file, if its row is in that state and nobody else locks it."""
     row = transaction.segment(segment)
     if row is None or row.state != state:
         return None
@@ -208,12 +208,12 @@ _PUTS_AFTER_A_REFUSAL = 16  # so many puts book nothing: a refusal costs a trans
 
 
 class Booking:
-    """The booking of the file that one commit replaces: `book` it in its transaction, `settle` it once that is done."""
+    """Booking of the file that one commit replaces: `book` it in its transaction, `settle` it once that is done."""
 
     __slots__ = ("_file", "_least", "_most", "_put_id", "_replaced", "_root", "_row", "_segment")
 
     def __init__(self, root: Root, need: int, before: int) -> None:
-        """`need` is how many bytes of its file the put has used, `before` how many the put before it used."""
+        """Books nothing yet. `need` are the bytes of its file that this put has used, `before` the last put's."""
         self._root, self._least, self._most = root, max(need, before), largest_for(min(need, before))
         self._file: LockFile | None = None
         self._row: SegmentRow | None = None
@@ -286,7 +286,7 @@ class Booking:
 
 
 class NextFile:
-    """The claim of a file for the next put: `claim` in a transaction, `keep` it once that is done, `close` at the end.
+    """Claim of a file for the next put: `claim` in a transaction, `keep` it once that is done, `close` at the end.
 
     Call all of it under the mutex and the guard.
     """
@@ -300,7 +300,7 @@ class NextFile:
         self._replaced: KeptFile | None = None  # what was kept before: from this transaction on others may claim it
 
     def claim(self, transaction: Transaction, counters: Counters, need: int) -> None:
-        """If this put and the one before used about as many bytes. It is called again if the transaction is repeated.
+        """Claims one if this put and the last one used about as many bytes. Called again with the transaction.
 
         Args:
             need: how many bytes of its file this put has used.
@@ -327,7 +327,7 @@ class NextFile:
         self._put_id = begin_filling(transaction, counters, row.segment, b"" if found is None else found.key, row.size)
 
     def keep(self) -> None:
-        """The transaction is committed."""
+        """Keeps the file, once the transaction is committed."""
         if self._reuse is not None and self._reuse.row is not None and self._reuse.file is not None:
             row, file = self._reuse.row, self._reuse.file
             self._root.ahead = KeptFile(row.segment, self._put_id, row.size, file)
@@ -342,7 +342,7 @@ class NextFile:
 
 
 def booking_for(root: Root, need: int) -> Booking | None:
-    """For a commit of one segment that uses `need` bytes, if the put before used about as many.
+    """Returns a booking for a commit of one segment that uses `need` bytes, if the put before used about as many.
 
     Call it under the mutex, once for each commit.
     """
@@ -356,13 +356,17 @@ def booking_for(root: Root, need: int) -> Booking | None:
 
 
 def take_kept_file(root: Root, need: int) -> SegmentWriter | None:
-    """The file that was kept, if it suits: it is locked, and its row is filling, as after a claim."""
+    """Returns the file that was kept, if it suits: it is locked, and its row is filling, as after a claim."""
     with root.guard:
         ahead = root.ahead
         if ahead is None or not suits(ahead.size, need):
             return None
         segment, put_id, size, file = ahead
-        is_whole = _is_whole(file, size)
+        try:
+            status = syscalls.status(file.fd)
+            is_whole = status.st_nlink > 0 and status.st_size == size  # nobody has unlinked or cut it
+        except OSError:
+            is_whole = False
         if root.ahead is not ahead:  # a signal handler has taken it for a put of its own
             return None
         root.ahead = None
@@ -371,15 +375,6 @@ def take_kept_file(root: Root, need: int) -> SegmentWriter | None:
             return None
         path = segment_path(root.segments, segment)
         return SegmentWriter(ClaimedFile(path, file, root.segments_fd), segment, put_id, size, is_new=False)
-
-
-def _is_whole(file: LockFile, size: int) -> bool:
-    """Whether nobody has unlinked or cut the file."""
-    try:
-        status = syscalls.status(file.fd)
-    except OSError:
-        return False
-    return status.st_nlink > 0 and status.st_size == size
 
 
 def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
@@ -407,11 +402,18 @@ def _is_filling(root: Root, writer: SegmentWriter) -> bool:
 
 def give_back_kept_file(root: Root) -> None:
     """Retires the file that was kept: anybody may claim or sweep it. Call it under the mutex."""
+
+    def unbook(transaction: Transaction) -> None:
+        if ahead is not None:
+            counters = transaction.counters()
+            _unbook(transaction, counters, ahead)
+            transaction.put_counters(counters)
+
     with root.guard:
         ahead, root.ahead = root.ahead, None
         if ahead is not None:
             try:
-                root.catalog.update(lambda transaction: _unbook_kept_file(transaction, ahead), is_delete=True)
+                root.catalog.update(unbook, is_delete=True)
             finally:
                 _unlock_and_close(ahead.file)
 
@@ -436,15 +438,9 @@ def _forget_kept_file(root: Root) -> None:
 
 
 def _unlock_and_close(file: LockFile) -> None:
-    """Unlocks it first: a subprocess that is being started has it open too, until its exec, and so has its lock."""
+    """Closes a file, and unlocks it first: a subprocess has it open too until its exec, and with it the lock."""
     syscalls.unlock(file.fd)
     file.close()
-
-
-def _unbook_kept_file(transaction: Transaction, ahead: KeptFile) -> None:
-    counters = transaction.counters()
-    _unbook(transaction, counters, ahead)
-    transaction.put_counters(counters)
 
 
 def _unbook(transaction: Transaction, counters: Counters, ahead: KeptFile) -> None:
@@ -461,7 +457,7 @@ _LONGEST_LEASE = 1e9  # seconds; infinity has no number of nanoseconds
 
 
 def lease(root: Root, extents: Sequence[SegmentExtent], deadline: float, *, seconds: float) -> bool:
-    """Keeps segments from being swept for `seconds`. False if the contents of one are gone already."""
+    """Keeps segments from being swept for `seconds`. Returns False if the contents of one are gone already."""
     until = boot_clock() + int(min(seconds, _LONGEST_LEASE) * 1e9)
 
     def write(transaction: Transaction) -> bool:
@@ -473,11 +469,11 @@ def lease(root: Root, extents: Sequence[SegmentExtent], deadline: float, *, seco
             transaction.put_number("leases", extent.segment, longest)
         return True
 
-    return root.mutex.run(lambda: root.catalog.update(write), deadline)
+    return root.mutex.run(root.catalog.update, deadline, write)
 
 
 def keep_for_grace(root: Root, transaction: Transaction, segments: Iterable[int]) -> None:
-    """On storage that hosts share: files of what was replaced stay for a while, since readers there lock nothing."""
+    """Leases replaced files for a while on storage that hosts share, where readers lock nothing."""
     if root.shared is not None:
         until = boot_clock() + int(root.shared.grace * 1e9)
         for segment in segments:

@@ -39,7 +39,7 @@ class _ActionFailed(Refusal):
 
 
 class Effects:
-    """What a change is to do beside its rows, noted while its transaction runs.
+    """Effects of a change beside its rows, noted while its transaction runs.
 
     Attributes:
         counters: the store's, to be changed in place.
@@ -60,7 +60,7 @@ class Effects:
         self.batch = 0
 
     def publish(self, key: bytes, segment: SealedSegment, version: int) -> None:
-        """A segment that this process has filled becomes live."""
+        """Makes a segment live that this process has filled."""
         transaction, counters = self._transaction, self.counters
         batch = transaction.number("filling", segment.segment)
         assert batch and self.batch in (0, batch), "segments of one put become live together"
@@ -72,7 +72,7 @@ class Effects:
         self.live.append((segment, version))
 
     def prepare(self, key: bytes, segment: int, row: SegmentRow) -> None:
-        """A segment that was filled here, or was lent, is kept by a part of a sharded put."""
+        """Lets a part of a sharded put keep a segment that was filled here, or was lent."""
         self.is_change = True
         if row.state == LIVE:
             self.counters.live -= row.nbytes
@@ -82,7 +82,7 @@ class Effects:
         self._transaction.put_segment(segment, SegmentRow(key, row.put_id, PREPARED, row.nbytes))
 
     def publish_prepared(self, key: bytes, segment: int, row: SegmentRow, version: int) -> None:
-        """The segment of a part becomes live."""
+        """Makes the segment of a part live."""
         self.batch, self.is_change = self.batch or row.put_id, True
         self._transaction.put_segment(segment, SegmentRow(key, row.put_id, LIVE, row.nbytes))
         self.counters.filling -= row.nbytes
@@ -90,7 +90,7 @@ class Effects:
         self.prepared.append((segment, row, version))
 
     def retire(self, segment: int, row: SegmentRow) -> None:
-        """Nothing names a live segment any more, or what was filled is not to be published."""
+        """Retires a live segment that nothing names any more, or one that was filled and is not to be published."""
         self.is_change = True
         if row.state == PREPARED:
             self.counters.filling -= row.nbytes
