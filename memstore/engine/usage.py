@@ -60,7 +60,7 @@ class Usage:
 def measure(root: Root) -> Usage:
     with root.guard:
         keys, counters, parts = root.catalog.view(_first_look)
-        ahead = root.ahead.size if root.ahead is not None else 0
+        ahead = root.kept_file.size if root.kept_file is not None else 0
     pending = sum(part.size for part in parts if not part.host)
     retired, now, device = _retired(root), boot_clock(), os.fstat(root.segments_fd).st_dev
     files = {segment: (device, _inode(segment_path(root.segments, segment))) for segment in retired}

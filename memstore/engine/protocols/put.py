@@ -16,12 +16,12 @@
    - note the batch in the lock page;
    - write into the segments' headers that they are live, and unlock their files;
    - **commit the transaction: this is the moment of publication**; clear the note;
-   - lock the file that was booked for the next put and erase its put id, or give it back if it is held (`reuse.py`);
+   - lock the file that was claimed for the next put and erase its put id, or give it back if it is held (`reuse.py`);
    - write into the headers of all else that was replaced that it is retired; of a mutable entry that was deleted,
      into its control page that it is gone;
    - change the doorbell's words and the count of publications that have rung it.
    A kill before the commit leaves headers that say live: by the note, the mutex's next owner puts them back. A kill
-   after it leaves old headers live, a booked file that is not locked, and the doorbell unrung: the next owner sees it
+   after it leaves old headers live, a claimed file that is not locked, and the doorbell unrung: the next owner sees it
    by that count (`recovery.py`).
 5. *After the mutex* (`finish`): wake the waiters; **look whether the path still names this store**, since what was put
    into one that was removed or moved must not be acknowledged; sweep, in another hold, if there is something to do
@@ -31,8 +31,8 @@ An inline value skips 2 and 3. If it is the only one and goes over any version, 
 (`_commit_inline_locked`). A put of several keys claims and fills the segment of each, then commits all as one batch. A
 delete is steps 4 and 5 without a new record.
 
-What was replaced or deleted is *retired* in the same transaction, unless it is booked for the next put. A booking
-assigns the id of that put, so put ids are not in the order of versions.
+What was replaced or deleted is *retired* in the same transaction, unless it is claimed for the next put. Such a
+claim assigns the id of that put, so put ids are not in the order of versions.
 
 After an error, what was claimed is given back (`clean_up`). If the error is that the mutex was not to be had in time,
 giving back would wait for it as well: a single small file is kept for the next put instead.
@@ -86,12 +86,12 @@ from memstore.engine.protocols.change import (
 from memstore.engine.protocols.elsewhere import elsewhere_of
 from memstore.engine.protocols.recovery import mark_retired, say_gone
 from memstore.engine.protocols.reuse import (
-    Booking,
+    ReplacedFile,
     Reuse,
     begin_filling,
-    booking_for,
     keep_file,
     keep_for_grace,
+    replaced_file,
     retire,
     size_class,
     take_kept_file,
@@ -247,7 +247,7 @@ def claim(
 
     With `exact`, it is a new one of just this size: zeros, which nobody has to write.
     """
-    if root.ahead is not None and not batch and not exact:
+    if root.kept_file is not None and not batch and not exact:
         kept = take_kept_file(root, header + nbytes)
         if kept is not None:
             return kept
@@ -357,7 +357,7 @@ class Committed(msgspec.Struct):
     Attributes:
         versions: the new ones; of deletions the old ones, or 0.
         counters: the store's, as they are now.
-        retired: the segments that nothing names any more, but for one that was booked for the next put.
+        retired: the segments that nothing names any more, but for one that was claimed for the next put.
         gone: the segments of mutable entries that were deleted.
     """
 
@@ -432,15 +432,15 @@ def _commit_locked(
 ) -> Committed:
     """Takes step 4, under the mutex."""
     root.glance()  # this may have waited long for the mutex: a store that was moved meanwhile stays as it was
-    first, booking = changes[0], None
+    first, next_file = changes[0], None
     if len(changes) == 1 and len(first.segments) == 1 and first.content is not None and first.content.parts is None:
-        booking = booking_for(root, first.segments[0].used)  # only a put of one segment books the file that it replaces
+        next_file = replaced_file(root, first.segments[0].used)  # no other change keeps what it replaces
     most = None  # bytes to which the catalog may grow for the sake of these values; None: as many as it has to
     for change in changes:
         if change.content is not None and change.content.inline is not None and len(change.content.inline) > SMALL:
             most = MOST_FOR_VALUES
 
-    write = functools.partial(_write_changes, root, changes, membership, booking, publication)
+    write = functools.partial(_write_changes, root, changes, membership, next_file, publication)
 
     is_settled = True
     with root.guard:
@@ -449,12 +449,12 @@ def _commit_locked(
             done = root.catalog.update(write, is_delete=not bells, most=most)
             # From here on the values are there. Whatever a kill leaves, recovery sees by the count of publications.
             page.batch = 0
-            if booking is not None:
-                is_settled = booking.settle()
+            if next_file is not None:
+                is_settled = next_file.keep()
         finally:
-            if booking is not None:
-                booking.close()
-    if done.retired:
+            if next_file is not None:
+                next_file.close()
+    if done.retired:  # for a repair, which sees the files only
         mark_retired(root, done.retired)
     for segment in done.gone:
         say_gone(root, segment)
@@ -474,7 +474,7 @@ def _commit_inline_locked(
 
     No file becomes live, so no batch is noted, and of the record that is replaced only the segments are read.
     """
-    root.glance()
+    root.glance()  # as above
     inline = content.inline
 
     def apply(transaction: Transaction) -> Committed:
@@ -541,7 +541,7 @@ def _write_changes(
     root: Root,
     changes: Sequence[Change],
     membership: int,
-    booking: Booking | None,
+    next_file: ReplacedFile | None,
     publication: Publication | None,
     transaction: Transaction,
 ) -> Committed:
@@ -561,7 +561,7 @@ def _write_changes(
     for change, version in zip(changes, versions, strict=True):
         for segment in change.segments:
             placed.append((segment, version))
-    if placed:
+    if placed:  # before the commit: the value that a row names is live, whoever opens its file
         go_live(root, placed[0][0].put_id, placed, counters)
     retired: list[int] = []
     gone: list[int] = []
@@ -588,8 +588,8 @@ def _write_changes(
             replaced = owe_what_lies_elsewhere(root, transaction, old)
         else:
             replaced = [extent.segment for extent in old.segments]
-        for number in replaced:  # one file can be booked, and no more
-            if not replace_segment(transaction, counters, number, booking if len(replaced) == 1 else None):
+        for number in replaced:  # one file can be kept, and no more
+            if not replace_segment(transaction, counters, number, next_file if len(replaced) == 1 else None):
                 retired.append(number)
     if retired and root.shared is not None:
         keep_for_grace(root, transaction, retired)
@@ -650,12 +650,14 @@ def owe_what_lies_elsewhere(root: Root, transaction: Transaction, record: Record
     )
 
 
-def replace_segment(transaction: Transaction, counters: Counters, segment: int, booking: Booking | None = None) -> bool:
-    """Retires the segment of a record that was replaced or deleted; or books it for the next put, and returns True."""
+def replace_segment(
+    transaction: Transaction, counters: Counters, segment: int, next_file: ReplacedFile | None = None
+) -> bool:
+    """Retires the segment of a record that was replaced or deleted; or claims it for the next put, and returns True."""
     row = transaction.segment(segment)
     if row is not None:
         counters.live -= row.nbytes
-        if booking is not None and booking.book(transaction, counters, segment, row):
+        if next_file is not None and next_file.claim(transaction, counters, segment, row):
             return True
         transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
         retire(transaction, counters, segment, row.nbytes)

@@ -56,7 +56,7 @@ def after_death(root: Root) -> None:
     """Recovers before anything else of the mutex's next owner, where the last one died or failed, or there was none.
 
     0. A catalog that was rolled back is refused, before any file is taken for that of a dead writer.
-    1. A commit may have booked a file for the next put without locking it (`reuse.py`): the row says filling, and the
+    1. A commit may have claimed a file for the next put without locking it (`reuse.py`): the row says filling, and the
        file says live under an older put. The file is retired, as all else that was replaced.
     2. A batch may be noted as being published. The catalog did not commit what its `filling` and `pending` rows still
        name, so those headers go back to filling. (What it did commit is live, and the headers say so.)
@@ -77,7 +77,7 @@ def after_death(root: Root) -> None:
                 transaction.put_counters(counters)
         behind = page.publications_rung != counters.publications
         if behind:
-            _unbook(root, transaction, counters)
+            _unclaim(root, transaction, counters)
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
         filling = transaction.numbers("filling", _MOST)
         if page.batch or page.is_new:  # a new page has lost the note
@@ -103,16 +103,16 @@ def after_death(root: Root) -> None:
         log.debug("%s: recovered after a call failed while it held the store's mutex", root.path)
 
 
-def _unbook(root: Root, transaction: Transaction, counters: Counters) -> None:
-    booked = False
+def _unclaim(root: Root, transaction: Transaction, counters: Counters) -> None:
+    has_unclaimed = False
     for segment, _ in transaction.numbers("filling", _MOST):
         row, found = transaction.segment(segment), _slots(root, segment)
         if row is None or row.state != FILLING or found is None or found.state != LIVE:
             continue
         if found.put_id not in (0, row.put_id) and found.version <= counters.version:
             unclaim(transaction, counters, segment, SegmentRow(row.key, found.put_id, RETIRED, row.nbytes))
-            booked = True
-    if booked:
+            has_unclaimed = True
+    if has_unclaimed:
         transaction.put_counters(counters)
 
 

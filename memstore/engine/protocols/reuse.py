@@ -7,21 +7,21 @@ leases is *held*: it is set aside, and later sweeps look at it again (`sweep.py`
 process that has it mapped would die of SIGBUS.
 
 The file that a put replaces is kept for this process's next put of nearly its size, which then needs no claim. This is
-for segments that are assembled in memory: the claim, a hold of the mutex and a transaction, is a third of what such a
-put costs. The transaction that replaces what the file holds *books* it (`Booking`): its row becomes filling, under the
-id of the next put, which takes it by `take_kept_file`.
+for segments that are assembled in memory: the claim, a hold of the mutex and a transaction, is a quarter of what such a
+put costs. The transaction that replaces what the file holds also claims it (`ReplacedFile`): its row becomes filling,
+under the id of the next put, which takes it by `take_kept_file`.
 
-- A booked file is locked after that commit, and never before it: until then it is live, and readers lock it shared. A
+- Such a file is locked after that commit, and never before it: until then it is live, and readers lock it shared. A
   reader in mode "r", which doesn't take the mutex, would report two refusals, however short, as damage.
 - If somebody else has locked it by then, a second transaction gives it back, to be retired as any other file, and for
-  some puts nothing is booked: who holds one version mostly holds the next one too. If this process dies or fails before
+  some puts nothing is kept: who holds one version mostly holds the next one too. If this process dies or fails before
   it has locked the file, `recovery.py` gives it back.
 - Once the file is locked, its put id is erased, and it is as any file that is being filled: nobody else can have it.
   Its lock drops when its process dies, and then a sweep gives it back, so others can't free it as long as this process
   lives: it is one file, and smaller than a huge page. This process gives it back when its `gc` runs, when one of its
   puts finds no room, and when it closes the store.
-- A file is booked only when two puts in a row are of nearly its size: a process that puts once, or values of many sizes
-  in turn, pays nothing. The file that was booked last takes the place of the one before.
+- A file is kept only when two puts in a row are of nearly its size: a process that puts once, or values of many sizes
+  in turn, pays nothing. The file that was kept last takes the place of the one before.
 - A put whose key has its home on another host replaces nothing here: that host tells later what it has replaced, and
   that is retired then. So the transaction that lends its segment *claims* a retired file for the next put, if there is
   one, by the rules of any claim (`NextFile`).
@@ -98,7 +98,7 @@ class Reuse:
         self.refused: list[RetiredRow] = []
 
     def take(self, root: Root, transaction: Transaction, counters: Counters) -> bool:
-        """Locks a file, erases its put id, and books it; sets the refused ones aside. Call it under the guard."""
+        """Locks a file, erases its put id, and claims it; sets the refused ones aside. Call it under the guard."""
         was_asked, self._asked = self._asked, True
         if not was_asked and counters.retired:
             self._ask(root, transaction)
@@ -204,16 +204,16 @@ def lock_in_state(root: Root, transaction: Transaction, segment: int, state: int
 
 log = logging.getLogger("memstore")
 
-_PUTS_AFTER_A_REFUSAL = 16  # so many puts book nothing: a refusal costs a transaction
+_PUTS_AFTER_A_REFUSAL = 16  # so many puts keep nothing: a refusal costs a transaction
 
 
-class Booking:
-    """Booking of the file that one commit replaces: `book` it in its transaction, `settle` it once that is done."""
+class ReplacedFile:
+    """File that one commit replaces, for the next put: `claim` it in its transaction, `keep` it once that is done."""
 
     __slots__ = ("_file", "_least", "_most", "_put_id", "_replaced", "_root", "_row", "_segment")
 
     def __init__(self, root: Root, need: int, before: int) -> None:
-        """Books nothing yet. `need` are the bytes of its file that this put has used, `before` the last put's."""
+        """Claims nothing yet. `need` are the bytes of its file that this put has used, `before` the last put's."""
         self._root, self._least, self._most = root, max(need, before), largest_for(min(need, before))
         self._file: LockFile | None = None
         self._row: SegmentRow | None = None
@@ -221,8 +221,8 @@ class Booking:
         self._put_id = 0  # of the next put
         self._replaced: KeptFile | None = None  # what was kept before: from this transaction on others may claim it
 
-    def book(self, transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> bool:
-        """Books the file if that pays, else returns False. It is called again if the transaction is repeated."""
+    def claim(self, transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> bool:
+        """Claims the file if that pays, else returns False. It is called again if the transaction is repeated."""
         root, size = self._root, row.nbytes
         self._row = None
         if size >= syscalls.HUGE_PAGE or not self._least <= size <= self._most:
@@ -237,15 +237,15 @@ class Booking:
             except OSError:  # missing, another user's, planted; or too many are open
                 return False
             self._file = file
-        if root.ahead is not None:
-            self._replaced, root.ahead = root.ahead, None
+        if root.kept_file is not None:
+            self._replaced, root.kept_file = root.kept_file, None
         if self._replaced is not None:
-            _unbook(transaction, counters, self._replaced)
+            _unclaim_kept(transaction, counters, self._replaced)
         self._segment, self._row = segment, row
         self._put_id = begin_filling(transaction, counters, segment, row.key, size)
         return True
 
-    def settle(self) -> bool:
+    def keep(self) -> bool:
         """Locks the file, or gives it back if somebody holds it. Returns False after an error: a recovery is due.
 
         Call it under the mutex and the guard, when the transaction is committed.
@@ -257,14 +257,14 @@ class Booking:
             fd = file.fd
             if syscalls.lock_exclusive(fd):
                 vacate(fd)
-                root.ahead = KeptFile(self._segment, self._put_id, row.nbytes, file)
+                root.kept_file = KeptFile(self._segment, self._put_id, row.nbytes, file)
                 self._file = None
             else:
-                root.unbooked = _PUTS_AFTER_A_REFUSAL
+                root.keeps_none_for = _PUTS_AFTER_A_REFUSAL
                 root.catalog.update(self._return, is_delete=True)
                 write_state(fd, RETIRED)
         except (OSError, MemstoreError) as error:  # the commit stands
-            log.info("%s: the file that was booked for the next put is left to a recovery: %s", root.path, str(error))
+            log.info("%s: the file that was claimed for the next put is left to a recovery: %s", root.path, str(error))
             return False
         return True
 
@@ -319,10 +319,10 @@ class NextFile:
         row = self._reuse.row
         if row is None:
             return
-        if root.ahead is not None:
-            self._replaced, root.ahead = root.ahead, None
+        if root.kept_file is not None:
+            self._replaced, root.kept_file = root.kept_file, None
         if self._replaced is not None:
-            _unbook(transaction, counters, self._replaced)
+            _unclaim_kept(transaction, counters, self._replaced)
         found = transaction.segment(row.segment)
         self._put_id = begin_filling(transaction, counters, row.segment, b"" if found is None else found.key, row.size)
 
@@ -330,7 +330,7 @@ class NextFile:
         """Keeps the file, once the transaction is committed."""
         if self._reuse is not None and self._reuse.row is not None and self._reuse.file is not None:
             row, file = self._reuse.row, self._reuse.file
-            self._root.ahead = KeptFile(row.segment, self._put_id, row.size, file)
+            self._root.kept_file = KeptFile(row.segment, self._put_id, row.size, file)
             self._reuse = None
 
     def close(self) -> None:
@@ -341,35 +341,35 @@ class NextFile:
             _unlock_and_close(self._replaced.file)
 
 
-def booking_for(root: Root, need: int) -> Booking | None:
-    """Returns a booking for a commit of one segment that uses `need` bytes, if the put before used about as many.
+def replaced_file(root: Root, need: int) -> ReplacedFile | None:
+    """Returns the claim for a commit of one segment that uses `need` bytes, if the last put used about as many.
 
     Call it under the mutex, once for each commit.
     """
     before, root.filled_before = root.filled_before, need
     if not before or need >= syscalls.HUGE_PAGE:
         return None
-    if root.unbooked:
-        root.unbooked -= 1
+    if root.keeps_none_for:
+        root.keeps_none_for -= 1
         return None
-    return Booking(root, need, before)
+    return ReplacedFile(root, need, before)
 
 
 def take_kept_file(root: Root, need: int) -> SegmentWriter | None:
     """Returns the file that was kept, if it suits: it is locked, and its row is filling, as after a claim."""
     with root.guard:
-        ahead = root.ahead
-        if ahead is None or not suits(ahead.size, need):
+        kept = root.kept_file
+        if kept is None or not suits(kept.size, need):
             return None
-        segment, put_id, size, file = ahead
+        segment, put_id, size, file = kept
         try:
             status = syscalls.status(file.fd)
             is_whole = status.st_nlink > 0 and status.st_size == size  # nobody has unlinked or cut it
         except OSError:
             is_whole = False
-        if root.ahead is not ahead:  # a signal handler has taken it for a put of its own
+        if root.kept_file is not kept:  # a signal handler has taken it for a put of its own
             return None
-        root.ahead = None
+        root.kept_file = None
         if not is_whole:
             file.close()  # its row is left to the sweep
             return None
@@ -387,11 +387,11 @@ def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
         return False
     writer = writers[0]
     with root.guard:
-        if root.ahead is not None or writer.size >= syscalls.HUGE_PAGE or not writer.is_whole:
+        if root.kept_file is not None or writer.size >= syscalls.HUGE_PAGE or not writer.is_whole:
             return False
         if root.membership and not _is_filling(root, writer):
             return False
-        root.ahead = KeptFile(writer.segment, writer.put_id, writer.size, writer.file.lock_file)
+        root.kept_file = KeptFile(writer.segment, writer.put_id, writer.size, writer.file.lock_file)
     return True
 
 
@@ -403,24 +403,24 @@ def _is_filling(root: Root, writer: SegmentWriter) -> bool:
 def give_back_kept_file(root: Root) -> None:
     """Retires the file that was kept: anybody may claim or sweep it. Call it under the mutex."""
 
-    def unbook(transaction: Transaction) -> None:
-        if ahead is not None:
+    def unclaim_it(transaction: Transaction) -> None:
+        if kept is not None:
             counters = transaction.counters()
-            _unbook(transaction, counters, ahead)
+            _unclaim_kept(transaction, counters, kept)
             transaction.put_counters(counters)
 
     with root.guard:
-        ahead, root.ahead = root.ahead, None
-        if ahead is not None:
+        kept, root.kept_file = root.kept_file, None
+        if kept is not None:
             try:
-                root.catalog.update(unbook, is_delete=True)
+                root.catalog.update(unclaim_it, is_delete=True)
             finally:
-                _unlock_and_close(ahead.file)
+                _unlock_and_close(kept.file)
 
 
 def close_kept_file(root: Root) -> None:
     """Gives back what was kept if the mutex is free; else only unlocks it, which leaves it to the next sweep."""
-    if root.ahead is None:
+    if root.kept_file is None:
         return
     try:
         if root.is_in_place():  # a store that was removed or moved stays as it is
@@ -432,9 +432,9 @@ def close_kept_file(root: Root) -> None:
 
 
 def _forget_kept_file(root: Root) -> None:
-    ahead, root.ahead = root.ahead, None
-    if ahead is not None:
-        _unlock_and_close(ahead.file)
+    kept, root.kept_file = root.kept_file, None
+    if kept is not None:
+        _unlock_and_close(kept.file)
 
 
 def _unlock_and_close(file: LockFile) -> None:
@@ -443,10 +443,10 @@ def _unlock_and_close(file: LockFile) -> None:
     file.close()
 
 
-def _unbook(transaction: Transaction, counters: Counters, ahead: KeptFile) -> None:
-    row = transaction.segment(ahead.segment)
-    if row is not None and (row.state, row.put_id) == (FILLING, ahead.put_id):
-        unclaim(transaction, counters, ahead.segment, row)
+def _unclaim_kept(transaction: Transaction, counters: Counters, kept: KeptFile) -> None:
+    row = transaction.segment(kept.segment)
+    if row is not None and (row.state, row.put_id) == (FILLING, kept.put_id):
+        unclaim(transaction, counters, kept.segment, row)
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------

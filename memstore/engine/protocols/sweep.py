@@ -84,7 +84,7 @@ def _may_look_at_held(root: Root, counters: Counters) -> bool:
 
 
 def _may_look_for_dead(root: Root, counters: Counters) -> bool:
-    ours = root.ahead.size if root.ahead is not None else 0
+    ours = root.kept_file.size if root.kept_file is not None else 0
     return counters.filling > ours and time.monotonic() > root.looked_for_dead + _LOOK_FOR_DEAD
 
 

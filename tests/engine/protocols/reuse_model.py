@@ -6,7 +6,7 @@ its locks and mappings drop, and its mutex passes on, with word of its death. LM
 
     PUT     _claim_locked | Reuse._ask: lock, erase_put_id, commit row | _create, lock | unlock the mutex | fill | seal
             _commit_locked | note the batch, go_live: write slots, unlock; commit; clear the note;
-                             Booking.settle: lock, vacate, or commit; mark_retired, ring
+                             ReplacedFile.keep: lock, vacate, or commit; mark_retired, ring
             claim, next time | take_kept_file
             abandon, if a call failed | remove_file, commit | unlock the mutex | free_blocks
                      after a lost race | vacate, commit | unlock the mutex | close
