@@ -27,7 +27,7 @@ _PIECE = 4 << 20  # bytes: torch's store of TCP refuses values of 8 MiB
 
 
 class _Life:
-    """What this process knows of a process group.
+    """The state of a process group in this process.
 
     Attributes:
         token: of the group.
@@ -68,7 +68,7 @@ class GroupCall:
             self._begin_life()
 
     def has_begun(self) -> bool:
-        """Whether rank 0 has made the group's token, without which the others can't say anything.
+        """Returns whether rank 0 has made the group's token, without which the others can't say anything.
 
         A token that this process knows of another group is left of that.
         """
@@ -89,7 +89,7 @@ class GroupCall:
         self._store.set(name, str(len(pieces)))  # last: who finds this finds all of it
 
     def hear(self, word: str, *, lasting: bool = False) -> bytes | None:
-        """What was said; None if nothing was yet."""
+        """Returns what was said; None if nothing was said yet."""
         # Never the store's `wait`: it would keep other threads from the store, and Ctrl-C from this one, and when its
         # time is over torch prints warnings.
         if not self.is_said(word, lasting=lasting):
@@ -99,11 +99,11 @@ class GroupCall:
         return b"".join([bytes(self._store.get(f"{name}/{number}")) for number in range(count)])
 
     def is_said(self, word: str, *, lasting: bool = False) -> bool:
-        """Whether `hear` would find it."""
+        """Returns whether `hear` would find it."""
         return self.has_begun() and bool(self._store.check([self._full(word, lasting)]))
 
     def count(self, word: str) -> int:
-        """How many have called this."""
+        """Counts the ranks that have called this."""
         return int(self._store.add(self._full(word), 1))
 
     def forget(self, *words: str) -> None:
@@ -114,11 +114,14 @@ class GroupCall:
         self._store.delete_key(self._full(word))
 
     def forget_in_next(self, *words: str) -> None:
-        """Rank 0's: the next call of this name may remove what was said, once all ranks have come to it."""
+        """Lets the next call of this name remove what was said, once all ranks have come to it. Rank 0 calls it."""
         self._life.stale[self._name] = [self._full(word) for word in words]
 
     def forget_earlier(self) -> None:
-        """Rank 0's: all ranks have come to this call, so that nobody asks for words of the last one."""
+        """Removes the words of the last call.
+
+        Rank 0 calls it when all ranks have come to this call, so nobody asks for them.
+        """
         self._remove(self._life.stale.pop(self._name, ()))
 
     def _remove(self, names: Iterable[str]) -> None:
@@ -133,7 +136,7 @@ class GroupCall:
         return f"memstore/{self._life.token}/{call}/{word}"
 
     def _begin_life(self) -> None:
-        """On rank 0: makes the group's token, in its first call."""
+        """Makes the group's token, in the first call of rank 0."""
         with _lock:
             if self._life.token is None:
                 token = uuid.uuid4().hex

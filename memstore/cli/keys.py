@@ -36,7 +36,7 @@ from memstore.cli.group import (
     root,
 )
 from memstore.cli.render import number_layouts
-from memstore.engine import files_of, index
+from memstore.engine import files_of, has_settings, index
 from memstore.errors import AlreadyExistsError, KeyNotFoundError, MemstoreError
 from memstore.listing import (
     COLUMNS,
@@ -94,7 +94,9 @@ def ls(root: str, prefix: str, pending: bool, sort: str | None, reverse: bool, i
         if pending:
             _list_pending(store, prefix, as_json=as_json)
             return
-        found = _sorted(entries(store, prefix), sort, reverse=reverse)
+        found: Iterable[ListedEntry] = entries(store, prefix)  # page by page
+        if sort is not None or reverse:
+            found = sorted(found, key=_SORTS[sort or "key"], reverse=reverse)
         if as_json:
             render.print_items(found)
         else:
@@ -119,13 +121,6 @@ def tree(root: str, prefix: str, as_json: bool) -> None:
         _say_none("keys", prefix)
 
 
-def _sorted(found: Iterator[ListedEntry], sort: str | None, *, reverse: bool) -> Iterable[ListedEntry]:
-    """In the order of the catalog they come page by page."""
-    if sort is None and not reverse:
-        return found
-    return sorted(found, key=_SORTS[sort or "key"], reverse=reverse)
-
-
 def _list_keys(found: Iterable[ListedEntry], prefix: str, *, is_long: bool) -> None:
     nbytes = 0
 
@@ -133,7 +128,11 @@ def _list_keys(found: Iterable[ListedEntry], prefix: str, *, is_long: bool) -> N
         nonlocal nbytes
         for one in found:
             nbytes += one.nbytes
-            yield _long_cells(one) if is_long else cells(one)
+            if is_long:  # in this machine's time
+                created = datetime.datetime.fromtimestamp(one.created).isoformat(" ", "seconds")
+                yield one.key, one.type, one.content, one.kind, f"{one.nbytes:,}", str(one.version), created
+            else:
+                yield cells(one)
 
     titles, right = (_LONG_COLUMNS, ("bytes", "version")) if is_long else (COLUMNS, ("size", "version", "age"))
     count = render.write_rows(titles, rows(), right=right)
@@ -141,11 +140,6 @@ def _list_keys(found: Iterable[ListedEntry], prefix: str, *, is_long: bool) -> N
         render.console.print(f"{count_of(count, 'key', 'keys')}, {render.size(nbytes)}")
     else:
         _say_none("keys", prefix)
-
-
-def _long_cells(one: ListedEntry) -> tuple[str, ...]:
-    created = datetime.datetime.fromtimestamp(one.created).isoformat(" ", "seconds")  # this machine's time
-    return one.key, one.type, one.content, one.kind, f"{one.nbytes:,}", str(one.version), created
 
 
 def _say_none(what: str, prefix: str) -> None:
@@ -215,7 +209,7 @@ def info(root: str, key: str, as_json: bool) -> None:
         with memstore.open(root, "r") as store:
             found = render.plain(store.info(key))
             if found["kind"] in _IN_PLACE:
-                rows, capacity = inspection.rows_of(store, key, found["kind"])
+                rows, capacity = inspection.rows_of(opened(store), key, found["kind"])
                 found |= {"rows": rows, "capacity": capacity}
             render.print_json(found)
         return
@@ -230,7 +224,10 @@ def info(root: str, key: str, as_json: bool) -> None:
             structure, leaves = outline(record.description, record.objects)
         except UnknownKindError:  # only torch can tell
             described = _describe(root, key)
-            structure, leaves = described.structure, _leaves_of_info(described)
+            structure = described.structure
+            leaves = [
+                OutlineLeaf(leaf.name, str(leaf.dtype).removeprefix("torch."), leaf.shape) for leaf in described.leaves
+            ]
         if record.boxes is not None:
             described = described or _describe(root, key)
     size, age = render.size(nbytes), render.age(record.created)
@@ -246,10 +243,6 @@ def info(root: str, key: str, as_json: bool) -> None:
 def _describe(root: str, key: str) -> EntryInfo:
     with memstore.open(root, "r") as store:
         return store.info(key)
-
-
-def _leaves_of_info(found: EntryInfo) -> list[OutlineLeaf]:
-    return [OutlineLeaf(leaf.name, str(leaf.dtype).removeprefix("torch."), leaf.shape) for leaf in found.leaves]
 
 
 @cli.command(short_help="Delete keys, all of them or none.")
@@ -275,7 +268,7 @@ def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json
 
 @contextlib.contextmanager
 def _prefix_advised(store: Keyspace) -> Generator[None]:
-    """Of a key that isn't there and is a prefix of others, the error says so."""
+    """Says in the error of a key that isn't there, and is a prefix of others, what it is."""
     try:
         yield
     except KeyNotFoundError as error:
@@ -286,7 +279,7 @@ def _prefix_advised(store: Keyspace) -> Generator[None]:
 
 @contextlib.contextmanager
 def _key_named(key: str) -> Generator[None]:
-    """Errors about one of many keys say which."""
+    """Makes errors about one of many keys say which."""
     try:
         yield
     except MemstoreError as error:
@@ -323,7 +316,7 @@ def cp(
     if target_key:
         encode_key(target_key)
     copied: dict[str, int] = {}
-    is_new = not inspection.is_store(target)
+    is_new = not has_settings(target)
     with opened_to_read(root, allow_pickle=allow_pickle) as source:
         chosen = _chosen(source, key, is_prefix=prefix)
         if not force and not is_new:
@@ -352,7 +345,7 @@ def cp(
 
 
 def _refuse_replaced(target: str, names: list[str]) -> None:
-    """Before anything is copied."""
+    """Refuses keys that the target has, before anything is copied."""
     with open_keyspace(target, "r") as store:
         there = [name for name in names if name in store]
     if there:
@@ -363,7 +356,10 @@ def _refuse_replaced(target: str, names: list[str]) -> None:
 
 
 def _chosen(source: memstore.Store, key: str, *, is_prefix: bool) -> list[tuple[str, int]]:
-    """Keys and their bytes. Raises what would keep any of them from being copied, as far as nothing has to be read."""
+    """Returns keys and their bytes.
+
+    Raises what would keep any of them from being copied, as far as nothing has to be read.
+    """
     if not is_prefix:
         with _prefix_advised(source):
             return [(key, source.info(key).nbytes)]
@@ -378,7 +374,7 @@ def _chosen(source: memstore.Store, key: str, *, is_prefix: bool) -> list[tuple[
 
 @contextlib.contextmanager
 def _part_told(copied: dict[str, int], chosen: int) -> Generator[None]:
-    """A copy that ends early says how many keys it had copied."""
+    """Says, where a copy ends early, how many keys it had copied."""
     try:
         yield
     except BaseException:

@@ -77,7 +77,7 @@ def verify(root: str, keys: tuple[str, ...], as_json: bool) -> None:
 
 
 def _damage(root: str, error: NotAStoreError) -> CorruptionError:
-    """What is wrong with the memstore.json of a store that can't be opened. Raises the error if there is no store."""
+    """Returns what is wrong with a memstore.json that keeps a store closed. Raises the error if there is no store."""
     path = os.path.join(os.path.abspath(root), "memstore.json")
     if messages.has_lost_settings(os.path.dirname(path)):
         return CorruptionError(path=path, detail=f"missing: {messages.PUT_BACK}")
@@ -121,7 +121,7 @@ def repair(root: str, timeout: float, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _warnings() -> Generator[list[str]]:
-    """What the library warns of meanwhile, which it would else write to standard error by itself."""
+    """Collects what the library warns of meanwhile, which it would else write to standard error by itself."""
     found: list[str] = []
     handler, log = logging.Handler(logging.WARNING), logging.getLogger("memstore")
     handler.emit = lambda record: found.append(record.getMessage())
@@ -137,7 +137,7 @@ def _warnings() -> Generator[list[str]]:
 
 
 def _repair(root: str, timeout: float, advance: Progress) -> RepairReport:
-    """Says after a second for whom it waits. A repair that has waited in vain has changed nothing."""
+    """Repairs, and says after a second for whom it waits. A repair that has waited in vain has changed nothing."""
     if timeout > _PATIENCE:
         try:
             return memstore.repair(root, timeout=_PATIENCE, progress=advance)
@@ -226,7 +226,7 @@ def _holder_cells(one: Holding) -> tuple[str, ...]:
 
 
 def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Commands as long as the other columns leave room for."""
+    """Cuts commands to what the other columns leave room for."""
     room = _LONGEST
     if render.console.is_terminal and rows:
         pids, held, replaced, _, keys = (
@@ -248,7 +248,7 @@ def _held_names(one: Holding) -> str:
 
 
 def command_of(pid: int) -> str:
-    """Its command line, as /proc has it; empty if it has ended."""
+    """Returns a process's command line, as /proc has it; empty if it has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
@@ -302,12 +302,12 @@ def stores(remove: bool, force: bool, yes: bool, as_json: bool) -> None:
 
 
 def may_go(one: StoreSummary, *, force: bool) -> bool:
-    """Whether `--remove` removes it: what is served never goes."""
+    """Returns whether `--remove` removes it: what is served never goes."""
     return not one.is_served and (force or not (one.pids or one.is_member))
 
 
 def _removed(chosen: list[StoreSummary], *, even_used: bool) -> tuple[list[StoreSummary], int]:
-    """Those that were removed, and how many couldn't be; standard error gets the reasons.
+    """Returns the stores that were removed, and how many couldn't be; standard error gets the reasons.
 
     A process may have opened one since the stores were listed, or out of sight, as in a container.
     """

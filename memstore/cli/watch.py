@@ -54,7 +54,9 @@ def samples(store: Keyspace, prefix: str, interval: float) -> Iterator[WatchSamp
 
     def read() -> dict[str, int]:
         nonlocal moment, found
-        now = _moment(opened(store))
+        root = opened(store)
+        # another one after each change of the catalog here; keys may have their homes on other hosts too
+        now = None if is_served(root) else root.catalog.view(lambda transaction: transaction.moment)
         if now is None or now != moment:  # else nothing was put or deleted
             found = list(entries(store, prefix))
         moment = now
@@ -67,13 +69,6 @@ def samples(store: Keyspace, prefix: str, interval: float) -> Iterator[WatchSamp
         nbytes = sum(rate * sizes[key] for key, rate in puts.items())
         yield WatchSample(time.time(), sum(puts.values()), nbytes, found, puts)
         rates.sleep(max(interval - (time.monotonic() - started), 0.0))
-
-
-def _moment(root: Root) -> int | None:
-    """Another one after each change of the catalog here; None where keys have their homes on other hosts too."""
-    from memstore.engine import is_served
-
-    return None if is_served(root) else root.catalog.view(lambda transaction: transaction.moment)
 
 
 def follow(store: Keyspace, prefix: str, interval: float, count: int, *, as_json: bool) -> None:
@@ -99,7 +94,7 @@ def follow(store: Keyspace, prefix: str, interval: float, count: int, *, as_json
 
 
 def lines(look: WatchSample, height: int, width: int) -> list[str]:
-    """The busiest keys, sorted; and what there is of all. At most `height` lines, of `width` columns (0: any)."""
+    """Draws the busiest keys, sorted, and what there is of all: at most `height` lines, of `width` columns (0: any)."""
     busiest = sorted(look.entries, key=lambda one: (-look.rates.get(one.key, 0.0), -one.version))
     shown = sorted(busiest[: max(height - _FRAME, 0)], key=lambda one: one.key.encode())
     rows = [_TITLES, *(_cells(one, look.rates.get(one.key)) for one in shown)]
@@ -113,7 +108,7 @@ def lines(look: WatchSample, height: int, width: int) -> list[str]:
 
 
 def _fitting(widths: Sequence[int], width: int) -> list[int]:
-    """The columns behind the key that a window has room for; the rates stay longest."""
+    """Returns the columns behind the key that a window has room for; the rates stay longest."""
     chosen = list(range(1, len(widths)))
     for least in map(_TITLES.index, _LEAST):
         if width and sum(widths[i] + 2 for i in chosen) + min(widths[0], _KEY) > width:
@@ -124,7 +119,7 @@ def _fitting(widths: Sequence[int], width: int) -> list[int]:
 
 
 def _footer(look: WatchSample, shown: int, width: int) -> str:
-    """What there is of all keys: as much of it as the window has room for."""
+    """Says what there is of all keys: as much of it as the window has room for."""
     keys = count_of(len(look.entries), "key", "keys") if look.entries else "no keys"
     left_out = f", the {shown:,} busiest shown" if shown < len(look.entries) else ""
     rates = f"{look.puts:.1f} puts/s, {render.size(look.nbytes)}/s"
@@ -138,7 +133,7 @@ def _cells(one: ListedEntry, rate: float | None) -> tuple[str, ...]:
 
 
 def _cut(text: str, width: int) -> str:
-    """In just so many columns: of what is too long the start and the end, by which keys differ."""
+    """Fits a text into just so many columns: of what is too long the start and the end, by which keys differ."""
     missing = width - render.cell_width(text)
     if missing >= 0:
         return text + " " * missing
@@ -156,7 +151,7 @@ _WORD = 1 << 32
 
 
 class Rates:
-    """Puts of each key a second, over the last seconds.
+    """The puts of each key a second, over the last seconds.
 
     Of a store on several hosts the words stand where a key has its home. Of each key is told there how often it was
     seen to have another version, at most once a look.
@@ -201,14 +196,12 @@ class Rates:
                 words = list(self._words)
                 for bell in changed:
                     words[bell] = self._root.doorbell.load(bell)
-                versions = {key: self._version(key) for bell in changed for key in shared[bell]}
+                read = self._root.catalog.read
+                records = {key: read(key.encode()) for bell in changed for key in shared[bell]}
+                versions = {key: 0 if record is None else record.version for key, record in records.items()}
                 self._count(words, versions)
                 self._words = words
                 self._versions.update(versions)
-
-    def _version(self, key: str) -> int:
-        record = self._root.catalog.read(key.encode())
-        return 0 if record is None else record.version
 
     def _count(self, words: Sequence[int], versions: Mapping[str, int]) -> None:
         """Counts the puts since the last time. `words` were read before `versions`."""

@@ -11,6 +11,7 @@ functions by type, for others to extend; there `BatchRow` finds `collate_rows`, 
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import os
 import sys
@@ -22,9 +23,10 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from memstore._wording import an, check_store, count_of
+from memstore._wording import an, count_of
 from memstore.dataloader.blocks import begin_batch
 from memstore.errors import UnsupportedValueError
+from memstore.listing import check_store
 from memstore.rows import of_key, prefetch_rows, read_rows, read_rows_to
 from memstore.structure import modes, render_path
 
@@ -70,7 +72,8 @@ class StoreDataset(Dataset[Any]):
     """
 
     def __init__(self, store: HasView, key: str, *, transform: Callable[[Any], Any] | None = None) -> None:
-        if not hasattr(store, "view") or isinstance(store, (str, os.PathLike)) or hasattr(store, "blocking"):
+        found = getattr(store, "view", None)
+        if found is None or isinstance(store, (str, os.PathLike)) or inspect.iscoroutinefunction(found):
             check_store(store, key)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform is a function of a batch, and not {transform!r:.100}")

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from memstore._wording import an, check_store, count_of, names_its_methods
+from memstore import listing
+from memstore._arguments import encode_key
+from memstore._wording import an, count_of, names_its_methods
 from memstore.datasets import EntryReference, Spec, as_row, in_range, opened, reduce, rows_html, rows_text, spec_of
 from memstore.engine import MutableEntry, deadline_after, resource_errors
 from memstore.errors import MemstoreError, ReadOnlyError, StoreTimeoutError, StructureMismatchError
@@ -281,8 +283,9 @@ class ReplayBuffer(BufferWrites):
         seed: int | None = None,
         mode: Literal["a", "r+", "x"] = "a",
     ) -> None:
-        check_store(store, key)
-        root, timeout, writable = store.lend_root(key)
+        listing.check_store(store, key)
+        encode_key(key)
+        root, timeout, writable = listing.opened(store), listing.timeout_of(store), listing.may_write(store)
         own = SamplerOptions(sampler, replacement, beta)
         alpha = checked_alpha(alpha)
         options = options_for(root, alpha if sampler == "prioritized" else None, rate_limiter)

@@ -20,6 +20,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from memstore._threads import between_forks
+from memstore._wording import offered
 
 if TYPE_CHECKING:
     from memstore.snapshot import drafts, file_storage, manifest, planned, publishing, staging, storage, stored
@@ -70,6 +71,7 @@ __all__ = [
     "storage",
     "stored",
 ]
+__dir__ = offered(__all__)
 
 
 if not TYPE_CHECKING:  # for a type checker any name would be there
@@ -81,7 +83,3 @@ if not TYPE_CHECKING:  # for a type checker any name would be there
             value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

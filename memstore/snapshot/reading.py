@@ -324,7 +324,7 @@ def _walk(value: Any, name: Name) -> Iterator[tuple[Name, Any]]:
     elif structure.has_wrapped_shards(value):
         leaf = sharded_leaf(value)
         for shard in () if leaf is None else leaf.shards:
-            yield from _walk(shard.local, (*name, structure.box_name(shard.box)))
+            yield from _walk(shard.local, (*name, shard.box.text))
     elif isinstance(value, torch.Tensor) and structure.is_wrapper(type(value)) and structure.is_made_of_several(value):
         inner: Any = value
         for part in inner.__tensor_flatten__()[0]:

@@ -159,7 +159,7 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     writers: list[SegmentWriter] = []
     changes: list[Change] = []
     try:
-        # 2. Claim, 3. Fill: of each key. An inline value has no header, and needs neither.
+        # Steps 2 and 3, claim and fill, for each key. An inline value has no header, and needs neither.
         for draft in drafts:
             change = Change(draft.key, draft.content, draft.expect, seals=draft.seals)
             if draft.content.nbytes >= _LARGE:
@@ -167,7 +167,7 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
             if draft.header is not None:
                 change = write(root, draft, writers, deadline)
             changes.append(change)
-        # 4. Commit, 5. After the mutex: of all keys at one moment.
+        # 4. Commit, of all keys at one moment; and 5. what follows.
         versions = publish(root, changes, deadline)
     except BaseException as error:
         if writers:
@@ -175,6 +175,7 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
         if len(changes) < len(drafts) and len(drafts) > 1 and isinstance(error, OSError) and is_full(error):
             raise _no_room_for_one(root, drafts, len(changes), error) from None
         raise
+    # 5. The files are closed.
     if writers:
         close_published(root, writers)
     if began:
@@ -414,10 +415,12 @@ def commit(
             bells.append(root.doorbell.bell(change.key))
     is_plain = first.expect is first.version is publication is None and not first.seals and len(changes) == 1
     page = root.mutex
+    # 4. Commit. A kill before its transaction is committed leaves headers that say live; one after it, the values.
     if is_plain and content is not None and content.inline is not None:
         done = page.run(_commit_inline_locked, deadline, root, page, first.key, content, bells, membership)
     else:
         done = page.run(_commit_locked, deadline, root, page, changes, bells, publication, membership)
+    # 5. After the mutex. A kill leaves waiters asleep, who look again after a second.
     finish(root, bells, done.counters, len(done.retired))
     return done.versions
 
@@ -505,7 +508,7 @@ def _commit_inline_locked(
 
 
 def finish(root: Root, bells: Collection[int], counters: Counters, retired: int) -> None:
-    """Takes step 5, after the mutex. A kill leaves waiters asleep, who look again after a second.
+    """Takes step 5, after the mutex: wakes waiters, looks whether the store is still in its place, and sweeps.
 
     Args:
         retired: how many files the commit has retired.

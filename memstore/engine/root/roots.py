@@ -99,7 +99,7 @@ class Root:
         self.identity = (status.st_dev, status.st_ino)
 
     def leave_to_parent(self) -> None:
-        """In a forked child, before it does anything: what must not be shared with the parent is given up."""
+        """Gives up what must not be shared with the parent. A forked child calls it before it does anything."""
         self.catalog.leave_to_parent()
         self.guard = self.catalog.guard
         self.kept_file, self.filled_before = None, 0
@@ -117,7 +117,7 @@ class Root:
         return fd
 
     def sync_unlinked(self) -> None:
-        """Call it before the rows go: nobody finds a file that a crash of the host brings back, if no row names it."""
+        """Syncs the folder, before the rows go: after a crash of the host nobody finds files that no row names."""
         if self.settings.durable:
             syscalls.sync(self.segments_fd)
 
@@ -144,7 +144,7 @@ class Root:
         self.look_again = now + _IN_PLACE_FOR
 
     def check_missing(self) -> None:
-        """As `check_in_place`, where a file is missing: who removes a folder removes its files one after another.
+        """Calls `check_in_place`, where a file is missing. A folder is removed one file after another.
 
         It waits as long as files vanish, and believes for some seconds what it has found: one may ask for many files.
         """
@@ -173,7 +173,7 @@ class Root:
         return True
 
     def glance(self) -> None:
-        """As `check_in_place`, unless that was done just now. For reads; and for writes, which look at the end."""
+        """Calls `check_in_place`, unless that was done just now. For reads; and for writes, which look at the end."""
         if monotonic() > self.look_again:
             self.check_in_place()
 
@@ -194,7 +194,7 @@ class Root:
         return error
 
     def member_id(self) -> bytes:
-        """What the store is called as a member of a cluster: its id, 16 bytes. Raises NotAStoreError."""
+        """Returns the store's name as a member of a cluster: its id, 16 bytes. Raises NotAStoreError."""
         try:
             member = bytes.fromhex(self.settings.store)
         except ValueError:
@@ -217,14 +217,14 @@ class Root:
 
 
 _opened: dict[tuple[int, int], Root] = {}
-lock = threading.RLock()  # before any root's guard. A forked child gets a new one: say `registry.lock`
+lock = threading.RLock()  # before any root's guard. A forked child gets a new one: say `roots.lock`
 _replaced_roots: list[Root] = []  # some of their uses may go on
 _known_roots: weakref.WeakSet[Root] = weakref.WeakSet()  # closed and replaced ones too: a put may still end there
 _forking: list[Root] = []
 
 
 class RootUse:
-    """One user of an opened root, which stays open as long as it has any."""
+    """A user of an opened root, which stays open as long as it has any."""
 
     __slots__ = ("__weakref__", "root")
 
@@ -233,7 +233,7 @@ class RootUse:
 
 
 def use_root(root: Root) -> RootUse:
-    """One more use. When nothing refers to it, the next opening or closing closes the root, if it was the last one.
+    """Adds a use. The opening or closing that follows the end of the last use closes the root.
 
     Not at once: a finalizer may run anywhere, and must take no lock. What notes it here, and forgets it, is C: no
     signal's handler comes in between.
@@ -246,7 +246,7 @@ def use_root(root: Root) -> RootUse:
 
 
 def register(identity: tuple[int, int], root: Root) -> RootUse:
-    """A new root, with its first use. Call it under the lock."""
+    """Registers a new root, with its first use. Call it under the lock."""
     use = RootUse(root)
     root.uses.add(weakref.ref(use, root.uses.discard))
     _known_roots.add(root)
@@ -255,7 +255,7 @@ def register(identity: tuple[int, int], root: Root) -> RootUse:
 
 
 def registered(identity: tuple[int, int], settings: Settings | None) -> RootUse | None:
-    """One more use of the root that this process has on the folder already."""
+    """Adds a use of the root that this process has on the folder already. Returns None if there is none."""
     with lock:
         _close_unused()
         root = _opened.get(identity)
@@ -272,7 +272,7 @@ def registered(identity: tuple[int, int], settings: Settings | None) -> RootUse 
 
 
 def reopen_root(root: Root, deadline: float) -> None:
-    """In a forked child, before it first reads the store. Within the mutex: see `Catalog`."""
+    """Opens the catalog anew in a forked child, before it first reads the store. Within the mutex: see `Catalog`."""
     if root.lock is None:
         root.catalog.reopen()
     else:

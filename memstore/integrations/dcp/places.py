@@ -28,7 +28,7 @@ from memstore._threads import between_forks
 from memstore._wording import an
 from memstore.engine import has_settings
 from memstore.errors import AlreadyExistsError, CorruptionError, KeyNotFoundError, MemstoreError, VersionGoneError
-from memstore.listing import opened
+from memstore.listing import may_write, opened
 from memstore.sharding import Box, TensorShards
 from memstore.snapshot.drafts import PlannedBox, WrittenFile, write_boxes
 from memstore.snapshot.manifest import ManifestTensor, refuse_two
@@ -480,8 +480,7 @@ class EntryPlace:
         return None if self._options.overwrite else 0
 
     def open(self) -> EntryCheckpoint:
-        *_, writable = self._store.lend_root(self._key)
-        return EntryCheckpoint(self._store.ref(self._key), can_be_sent=writable)
+        return EntryCheckpoint(self._store.ref(self._key), can_be_sent=may_write(self._store))
 
 
 def _nothing() -> None: ...

@@ -48,7 +48,7 @@ from memstore.integrations.torchstore.errors import StateDictNotFoundError
 from memstore.integrations.torchstore.transport import TensorSlice
 from memstore.listing import absent, opened
 from memstore.sharding import Shard, sharded_leaf, whole
-from memstore.store.values import ref_lazily
+from memstore.store.store import ref_lazily
 from memstore.structure import copy_into, why_not_filled
 from memstore.view import StoredTensor, load_leaf
 
@@ -57,7 +57,7 @@ _EMPTY = "\x01"  # stands for "", which TorchStore takes for a key
 
 
 def stored(key: str) -> str:
-    """The store's name of a key. What is no text is left to the store, which refuses it."""
+    """Returns the store's name of a key. What is no text is left to the store, which refuses it."""
     return _EMPTY if isinstance(key, str) and not key else key  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
@@ -74,7 +74,7 @@ def put(store: memstore.Store, key: str, value: Any, dtype: torch.dtype | None) 
 
 
 def _with_remedy(error: UnsupportedValueError) -> UnsupportedValueError:
-    """TorchStore pickles what is no tensor, and unpickles it wherever it is asked for."""
+    """Says in the error of what is no tensor that TorchStore pickles it, and unpickles it wherever it is asked for."""
     if "allow_pickle=True" not in error.message:
         return error
     text = (
@@ -141,7 +141,7 @@ def _leaf(store: memstore.Store, key: str) -> Any:
 
 
 def _missing(store: memstore.Store, key: str) -> KeyNotFoundError:
-    """As a store says it, without the call that this API lacks."""
+    """Makes the error as a store says it, without the call that this API lacks."""
     text, _, _ = str(absent(opened(store), stored(key).encode())).partition("; wait(")
     return KeyNotFoundError(text, key=key)
 
@@ -262,13 +262,13 @@ def _merged(stored: Any, target: Any, loaded: dict[int, tuple[torch.Tensor, torc
 
 
 def plain_tensor(value: Any) -> Any:
-    """A tensor of a Parameter or Buffer, or of one that requires gradients. Other values are returned as they are."""
+    """Returns the plain tensor of a Parameter or Buffer, or of one that requires gradients. Other values stay."""
     marked = isinstance(value, torch.nn.Parameter | torch.nn.Buffer)
     return value.detach() if marked or (isinstance(value, torch.Tensor) and value.requires_grad) else value
 
 
 def plain_tensors(state_dict: Any) -> Any:
-    """The state dict that a get made, with plain tensors in its dicts, lists and tuples. Tied ones stay one tensor."""
+    """Returns the state dict of a get with plain tensors in dicts, lists and tuples. Tied ones stay one tensor."""
     return _merged(state_dict, None, {})
 
 
@@ -276,7 +276,7 @@ def plain_tensors(state_dict: Any) -> Any:
 
 
 def leaf_of(store: Any, key: str) -> Any:
-    """The lazy leaf, or the object, of a state dict that was put, by TorchStore's name of it: KEY/NAME.NAME.
+    """Returns the lazy leaf, or object, of a state dict that was put, by TorchStore's name of it: KEY/NAME.NAME.
 
     Raises:
         KeyNotFoundError: there is none.
@@ -293,7 +293,7 @@ def leaf_of(store: Any, key: str) -> Any:
 
 
 def has_leaf(store: Any, key: str) -> bool:
-    """Whether `leaf_of` finds it; or it is the name of a state dict's mapping, which TorchStore writes last."""
+    """Returns whether `leaf_of` finds it, or it names a state dict's mapping, which TorchStore writes last."""
     whole, _, name = key.rpartition(DELIMITER)
     if name == MAPPING and whole in store:
         return True
@@ -305,7 +305,7 @@ def has_leaf(store: Any, key: str) -> bool:
 
 
 def _find_leaf(value: Any, name: str) -> tuple[Any] | None:
-    """What lies under these names, which are joined with dots, and may have some themselves."""
+    """Finds what lies under these names, which are joined with dots, and may have some themselves."""
     if not isinstance(value, dict | list | tuple):
         return None
     items: Any = value.items() if isinstance(value, dict) else enumerate(value)
@@ -322,7 +322,7 @@ def _find_leaf(value: Any, name: str) -> tuple[Any] | None:
 
 
 def read_slice(lazy: Any, key: str, spec: TensorSlice, target: torch.Tensor | None) -> torch.Tensor:
-    """A copy of the box, or `target`, which it was copied into.
+    """Returns a copy of the box, or `target`, which it was copied into.
 
     A box that reaches past the tensor's end is clipped to it, as by a slice of Python.
 
@@ -396,7 +396,7 @@ _lock = threading.Lock()  # of these
 
 
 def plain_where_whole(value: Any) -> tuple[Any, tuple[DeviceMesh, ...]]:
-    """The value with plain tensors for DTensors that lie on this rank whole, and the meshes of those that don't.
+    """Returns the value with plain tensors for DTensors that this rank has whole, and the meshes of the others.
 
     It is the same object unless something was replaced. Looks into dicts, lists and tuples.
     """
