@@ -226,11 +226,12 @@ class ClaimedFile:
         Call it under the store's mutex, right before the catalog's commit; again, if that has to be repeated.
         """
         file = self.open()
-        write_slots(file.fd, slots)
+        fd = file.fd
+        write_slots(fd, slots)
         if durable:
-            syscalls.sync_data(file.fd)
+            syscalls.sync_data(fd)
         if file is self.lock_file:
-            syscalls.unlock(file.fd)
+            syscalls.unlock(fd)
         else:
             self._page = None
 

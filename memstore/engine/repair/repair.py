@@ -685,7 +685,7 @@ def is_whole(batch: Sequence[ParsedHeader], last: int | None) -> bool:
 
     A batch's count is that of its segments, of which a version may have several. Files are told apart by their put ids:
     somebody may have copied one. A batch with values that have no file skips one version number before its first, see
-    `commit.py`, and so is never whole.
+    `put.py`, and so is never whole.
     """
     versions, puts = {found.version for found in batch}, {found.put_id for found in batch}
     first = min(versions) if last is None else last + 1
