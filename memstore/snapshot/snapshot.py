@@ -38,7 +38,7 @@ from memstore.snapshot.stored import (
     metadata_of,
     verify,
 )
-from memstore.snapshot.take import PendingTake, TakeOptions, prepare, start, storage_options_of, take
+from memstore.snapshot.take import PendingTake, StorageOptions, TakeOptions, prepare, start, take
 from memstore.structure import PICKLED, modes
 
 
@@ -76,7 +76,7 @@ class Snapshot:
     ) -> None:
         self.path: str = local_path(path)
         self.pg = pg
-        self._allow_pickle, self._timeout = storage_options_of(storage_options)
+        self._allow_pickle, self._timeout = StorageOptions.of(storage_options)
         self._stored: Stored | None = None
         self._manifest: Manifest | None = None  # where it is known, before anything is opened
 

@@ -23,6 +23,7 @@ from memstore._wording import an
 from memstore.engine import Leaf
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
+from memstore.snapshot.manifest import ManifestValue
 from memstore.snapshot.names import path_of
 from memstore.snapshot.ranks import RankGroup
 from memstore.structure import DTYPE_NAMES, RefusedError, Tree, Walk, traits
@@ -236,15 +237,6 @@ class HeldTensor(NamedTuple):
     is_sharded: bool
 
 
-class State(NamedTuple):
-    """A state dict. `tensors` has, for each leaf, its place in the list of all tensors of the app state."""
-
-    key: str
-    structure: bytes
-    objects: bytes
-    tensors: tuple[int, ...]
-
-
 class _StateWalk(Walk):
     """Finds tensors of which this rank has only parts; plain tensors without memory stand in for them."""
 
@@ -283,7 +275,7 @@ class StateWalker:
         self._paths: set[str] = set()
         self.tensors: list[HeldTensor] = []
 
-    def add(self, key: str, state_dict: Any) -> State:
+    def add(self, key: str, state_dict: Any) -> ManifestValue:
         """Raises UnsupportedValueError, naming the leaf, for what can't be saved."""
 
         def walk_with(careful: bool) -> _StateWalk:
@@ -309,7 +301,7 @@ class StateWalker:
             self._place(key, leaf.name, tensor, walk.sharded.get(i), address)
             for i, (leaf, tensor, address) in enumerate(zip(plan.plan.leaves, walk.tensors, addresses, strict=True))
         ]
-        return State(key, plan.plan.description, plan.objects, tuple(places))
+        return ManifestValue(key, plan.plan.description, plan.objects, tuple(places))
 
     def _place(
         self, key: str, name: tuple[str | int, ...], tensor: torch.Tensor, leaf: ShardedLeaf | None, address: int
@@ -341,8 +333,3 @@ class StateWalker:
 def _anywhere(found: traits.Traits) -> traits.Traits:
     """Without the device: what is restored goes to where its object has it."""
     return traits.PLAIN if not found.kind and not found.requires_grad else found._replace(device=None)
-
-
-def cut(shard: Shard, box: Any) -> torch.Tensor:
-    """The elements of `box` out of a shard that has them."""
-    return shard.local[box.within(shard.box).slices]

@@ -37,13 +37,9 @@ from memstore.snapshot.planned import (
     PlannedSnapshot,
     PlannedTensor,
     SnapshotPlan,
-    check_folder,
-    check_others,
-    new_save,
     publish_planned,
-    remove_torchs,
 )
-from memstore.snapshot.publishing import begin_save, sweep_saves
+from memstore.snapshot.publishing import Replacing, begin_save, new_id, remove_torchs, sweep_saves
 from memstore.structure import DTYPES, copy_into
 from memstore.view import StoredTensor
 
@@ -256,6 +252,7 @@ class FolderPlace:
 
     def __init__(self, path: str, options: WriteOptions, around: str | None = None) -> None:
         self.path, self._options, self._around = path, options, around
+        self._replacing = Replacing(DCP, options.overwrite)
 
     @property
     def id(self) -> str:
@@ -266,8 +263,8 @@ class FolderPlace:
 
     def check(self) -> None:
         if self._around is not None:
-            check_others(self._around, overwrite=self._options.overwrite)
-        check_folder(self.path, DCP, overwrite=self._options.overwrite)
+            self._replacing.check_others(self._around)
+        self._replacing.check(self.path)
 
     def missing(self) -> list[str]:
         found: list[str] = []
@@ -281,7 +278,7 @@ class FolderPlace:
         """Ranks need not know: each has an id of its own for its files, and says it with them."""
 
     def current(self, ticket: SaveTicket) -> SaveTicket:
-        return SaveTicket(new_save(), ticket.rank, ticket.world_size)
+        return SaveTicket(new_id(), ticket.rank, ticket.world_size)
 
     def take_part(self, ticket: SaveTicket) -> Callable[[], None]:
         return begin_save(self.path, ticket.save, durable=self._options.durability == "disk").close
@@ -309,10 +306,9 @@ class FolderPlace:
         publish_planned(
             self.path,
             SnapshotPlan(finished.files, tensors, {DCP: finished.objects}),
-            kind=DCP,
+            self._replacing,
             save=finished.save,
             durable=self._options.durability == "disk",
-            overwrite=self._options.overwrite,
         )
         if self._around is not None:
             remove_torchs(self._around, durable=self._options.durability == "disk")

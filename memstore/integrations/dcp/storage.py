@@ -73,7 +73,7 @@ from memstore.integrations.dcp.places import (
 )
 from memstore.integrations.dcp.plans import ItemRead, describe, metadata_of, planned_items, reading_of
 from memstore.snapshot.drafts import WrittenFile
-from memstore.snapshot.planned import new_save
+from memstore.snapshot.publishing import new_id
 from memstore.structure import DTYPE_NAMES, DTYPES
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class StorageWriter(storage.StorageWriter):
             raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
         self._options = WriteOptions(flag("overwrite", overwrite), durability, flag("checksum", checksum))
         self._where = GivenPlace(path_or_store, key, "a")
-        self._save, self._begun = new_save(), False
+        self._save, self._begun = new_id(), False
         self._unfinished: weakref.finalize[..., Any] | None = None
         self._part: weakref.finalize[..., Any] | None = None
         self._rank, self._alone = 0, False  # alone: each rank has a checkpoint of its own, without the others
@@ -145,7 +145,7 @@ class StorageWriter(storage.StorageWriter):
         """
         if checkpoint_id:
             self._where.move(checkpoint_id)
-        self._save, self._begun = new_save(), False
+        self._save, self._begun = new_id(), False
         for of_earlier in (self._unfinished, self._part):
             if of_earlier is not None:
                 of_earlier()
@@ -277,7 +277,7 @@ class StorageWriter(storage.StorageWriter):
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-        self._save, self._begun = new_save(), False  # it may be unpickled for each of many saves
+        self._save, self._begun = new_id(), False  # it may be unpickled for each of many saves
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
