@@ -21,7 +21,7 @@ import torch
 from memstore import _modes as modes
 from memstore.engine import SAFETENSORS_DTYPES, make_header
 from memstore.errors import ShardMismatchError, UnsupportedValueError
-from memstore.sharding import Box, Shard, narrow_to, whole
+from memstore.sharding import Box, Shard, narrow_to
 from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.manifest import ManifestBox, ManifestFile, ManifestValue
 from memstore.snapshot.names import file_name
@@ -194,7 +194,7 @@ class FileDraft(NamedTuple):
             for (_, _, elements, make), box in zip(self.pieces, self.boxes, strict=True):
                 lies_so = elements.is_cpu and elements.is_contiguous()
                 if make is None and lies_so and not elements.is_conj() and not elements.is_neg():
-                    parts.append(FilePart(box.offset, bytes_of(elements)))
+                    parts.append(FilePart(box.offset, memory_of(elements)))
                 else:
                     late = make or modes.put_aside()(partial(bytes_of, elements))
                     parts.append(FilePart(box.offset, LateBytes(box.nbytes, late)))
@@ -210,7 +210,7 @@ def draft_file(name: str, number: int, found: Sequence[tuple[str, DraftPiece]]) 
         number: the file's number, which its boxes have.
         found: each piece, and its name in the file. A name that is taken gets a "~".
     """
-    found = sorted(found, key=_narrowness)
+    found = sorted(found, key=lambda entry: -entry[1].elements.itemsize)
     entries: list[tuple[str, str, tuple[int, ...], int]] = []
     labels = {"__metadata__"}  # safetensors' own
     for label, piece in found:
@@ -232,13 +232,9 @@ def draft_file(name: str, number: int, found: Sequence[tuple[str, DraftPiece]]) 
     return FileDraft(name, header, [piece for _, piece in found], boxes, at)
 
 
-def _narrowness(entry: tuple[str, DraftPiece]) -> int:
-    return -entry[1].elements.itemsize
-
-
 def label_of(name: str, shape: tuple[int, ...], box: Box) -> str:
     """Returns the name of a piece in its file: the tensor's, with the slices of the elements if they aren't all."""
-    if box == whole(shape):
+    if box.shape == shape:
         return name
     return name + "[" + ", ".join(f"{part.start}:{part.stop}" for part in box.slices) + "]"
 

@@ -27,11 +27,10 @@ from memstore.snapshot.drafts import DraftPiece, WrittenFile, draft_file, label_
 from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.manifest import ManifestBox, ManifestFile, ManifestTensor, ManifestValue
 from memstore.snapshot.names import file_name
-from memstore.snapshot.progress import SILENT
 from memstore.snapshot.publishing import PartTensor, Replacing, SnapshotPart, new_take, publish
 from memstore.snapshot.reading import ReadRequest, new_memory, read_into
 from memstore.snapshot.stateful import StateWalker
-from memstore.snapshot.storage import Done
+from memstore.snapshot.storage import SILENT, Done
 from memstore.snapshot.stored import Stored, Value, check_cover
 from memstore.structure import DTYPE_NAMES, DTYPES, copy_into
 

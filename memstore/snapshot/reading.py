@@ -24,8 +24,7 @@ from memstore._wording import an
 from memstore.errors import ResourceLimitError, SnapshotMismatchError, UnsupportedValueError
 from memstore.sharding import Box, Shard, TensorShard, sharded_leaf, whole
 from memstore.snapshot.manifest import ManifestBox, ManifestTensor
-from memstore.snapshot.progress import SILENT, ProgressMeter
-from memstore.snapshot.storage import CHUNK, FilePart, by_width
+from memstore.snapshot.storage import CHUNK, SILENT, FilePart, ProgressMeter, by_width
 from memstore.snapshot.stored import Stored, Value
 from memstore.structure import DTYPES, copy_into, memory_of, name_of, over, takes_bytes, traits
 

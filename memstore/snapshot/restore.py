@@ -1,9 +1,8 @@
-"""Restoring a snapshot. Every rank runs these steps; one that fails anywhere fails on all of them.
+"""Restores: how the state dicts of a snapshot come into the objects of an app state.
 
-1. the state dicts of the present objects are asked for: most give their own tensors
-2. they are compared with what is stored (`match_value`); all differences are told at once, and nothing was written yet
-3. what is stored is read straight into these tensors, and into new ones where there are none
-4. load_state_dict of each object gets the stored state dict, made of these tensors; the random state comes last
+`restore` has the steps. `match_value` compares an object with what is stored for it, `come_apart` finds targets that
+share memory, `StateLayouts` makes tensors that an object doesn't have yet, and `optimizer_differences` looks for what
+load_state_dict of an optimizer would refuse too late. `state_dict_of` makes a stored state dict in new memory.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from memstore.errors import SnapshotMismatchError, StructureMismatchError
 from memstore.sharding import Shard, allocate_like, sharded_leaf
 from memstore.snapshot.manifest import ManifestTensor
 from memstore.snapshot.names import path_of
-from memstore.snapshot.progress import SILENT, ProgressMeter
 from memstore.snapshot.ranks import RankGroup
 from memstore.snapshot.reading import (
     Name,
@@ -38,6 +36,7 @@ from memstore.snapshot.reading import (
     why_not_filled,
 )
 from memstore.snapshot.stateful import RNGState, ask_state_dicts, check_app_state
+from memstore.snapshot.storage import SILENT, ProgressMeter
 from memstore.snapshot.stored import Stored, Value
 from memstore.store.model_fit import loads_as_torch, steps_as_torch, why_of_another
 from memstore.structure import DTYPES, over, traits
@@ -57,60 +56,59 @@ def restore(
     strict: bool,
     allow_pickle: bool,
 ) -> None:
-    """As `Snapshot.restore`."""
-    try:
-        _restore(open_stored, app_state, ranks, progress, strict, allow_pickle)
-        ranks.end()
-    except BaseException as error:
-        ranks.leave(error)
-        raise
+    """Restores an app state. Every rank runs these steps; one that fails anywhere fails on all of them.
 
-
-def _restore(
-    open_stored: Callable[[], Stored],
-    app_state: Any,
-    ranks: RankGroup,
-    progress: Progress | bool | None,
-    strict: bool,
-    allow_pickle: bool,
-) -> None:
+    Up to step 4 nothing in the objects has changed. A rank that fails or dies in step 4 or 5 leaves tensors of any
+    content.
+    """
     opened: list[Stored] = []
+    matches: dict[str, RestoreMatch] = {}
+    wants: list[ReadRequest] = []
 
     def begin() -> bytes:
         names = list(check_app_state(app_state))
         opened.append(open_stored())
         return msgspec.msgpack.encode((names, [name for name in names if isinstance(app_state[name], RNGState)]))
 
-    said = [msgspec.msgpack.decode(text, type=tuple[list[str], list[str]]) for text in ranks.together(begin)]
-    last = sorted({key for _, random in said for key in random})
-    order = [*sorted({key for names, _ in said for key in names} - set(last)), *last]
-    (stored,) = opened
-    dicts = ask_state_dicts(ranks, order, app_state)
-    elsewhere: dict[str, set[str]] = {}
-    for text in ranks.together(lambda: msgspec.msgpack.encode(_spread_names(stored, dicts, app_state))):
-        for key, names in msgspec.msgpack.decode(text, type=dict[str, list[str]]).items():
-            elsewhere.setdefault(key, set()).update(names)
-    matches: dict[str, RestoreMatch] = {}
-    wants: list[ReadRequest] = []
+    def tell_names() -> bytes:
+        """Tells which names the modules have, where the ranks that took the snapshot had different ones (pipelines)."""
+        told = {
+            key: [str(structure.name_of(name)) for name in state_dict]
+            for key, state_dict in dicts.items()
+            if isinstance(app_state[key], torch.nn.Module)
+            and len({values[key] for values in stored.manifest.ranks if key in values}) > 1
+        }
+        return msgspec.msgpack.encode(told)
+
+    def are_alike(built: Any, target: Any) -> bool:
+        return bool(structure.pair_shards(target, built))
 
     def match() -> bytes:
         differences: list[str] = []
         for key, state_dict in dicts.items():
             others = elsewhere.get(key, set())
             found = match_value(stored, ranks.rank, key, app_state[key], state_dict, others, strict, differences)
-            if found is not None:
-                matches[key] = found
-                stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
-                if any(map(structure.has_wrapped_shards, _leaves_of(state_dict))):
-                    unread = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
-                    _with_present(unread, state_dict, (key,), _are_alike)
-            if found is not None and isinstance(app_state[key], torch.optim.Optimizer):
+            if found is None:
+                continue
+            matches[key] = found
+            stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
+            if any(map(structure.has_wrapped_shards, _leaves_of(state_dict))):
+                unread = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
+                _with_present(
+                    unread, state_dict, (key,), lambda built, target: bool(structure.pair_shards(target, built))
+                )
+            if isinstance(app_state[key], torch.optim.Optimizer):
                 saved = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
                 differences += optimizer_differences(path_of((key,)), app_state[key], saved)
         if not differences:
             places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
             wants.extend(ReadRequest(place.tensor, place.shards) for place in places)
-        _raise(stored, differences)
+        if differences:
+            more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
+            lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
+            raise SnapshotMismatchError(
+                f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
+            )
         return b""
 
     def read() -> bytes:
@@ -120,51 +118,54 @@ def _restore(
 
     def load(key: str) -> bytes:
         if key in matches:
-            _load(stored, app_state[key], dicts[key], matches[key], strict, allow_pickle)
+            _load(stored, app_state[key], dicts[key], matches[key], strict=strict, allow_pickle=allow_pickle)
         return b""
 
-    ranks.together(match)
-    ranks.together(read)
-    for key in order:
-        ranks.together(partial(load, key))
+    try:
+        # 1. The snapshot is opened, and the ranks tell each other the names in their app states.
+        said = [msgspec.msgpack.decode(text, type=tuple[list[str], list[str]]) for text in ranks.together(begin)]
+        (stored,) = opened
+        last = sorted({key for _, random in said for key in random})  # random states: other objects may draw numbers
+        order = [*sorted({key for names, _ in said for key in names} - set(last)), *last]
+        # 2. The present objects are asked for their state dicts: most give their own tensors.
+        dicts = ask_state_dicts(ranks, order, app_state)
+        # 3. They are compared with what is stored. All differences are told at once.
+        elsewhere: dict[str, set[str]] = {}
+        for text in ranks.together(tell_names):
+            for key, names in msgspec.msgpack.decode(text, type=dict[str, list[str]]).items():
+                elsewhere.setdefault(key, set()).update(names)
+        ranks.together(match)
+        # 4. What is stored is read straight into these tensors, and into new ones where there are none.
+        ranks.together(read)
+        # 5. load_state_dict of each object gets the stored state dict, made of these tensors.
+        for key in order:
+            ranks.together(partial(load, key))
+        ranks.end()
+    except BaseException as error:
+        ranks.leave(error)
+        raise
 
 
-def _spread_names(stored: Stored, dicts: dict[str, Any], app_state: Any) -> dict[str, list[str]]:
-    """What this rank's modules have, where the ranks that took the snapshot had different ones (pipelines)."""
-    return {
-        key: [str(structure.name_of(name)) for name in state_dict]
-        for key, state_dict in dicts.items()
-        if isinstance(app_state[key], torch.nn.Module)
-        and len({values[key] for values in stored.manifest.ranks if key in values}) > 1
-    }
+def _load(
+    stored: Stored, stateful: Any, present: Any, match: RestoreMatch, *, strict: bool, allow_pickle: bool
+) -> None:
+    """Gives an object its stored state dict.
 
-
-def _raise(stored: Stored, differences: list[str]) -> None:
-    if differences:
-        more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
-        lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
-        raise SnapshotMismatchError(
-            f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
-        )
-
-
-def _load(stored: Stored, stateful: Any, present: Any, match: RestoreMatch, strict: bool, allow_pickle: bool) -> None:
-    """Args: present: the state dict of the object, whose tensors have been filled where `match` says so."""
+    Args:
+        present: the state dict of the object, whose tensors have been filled where `match` says so.
+    """
     # torch writes what was read to itself; to inference tensors only in their mode
     is_inference = any(isinstance(one, torch.Tensor) and one.is_inference() for one in match.tensors)
     with torch.inference_mode() if is_inference else nullcontext():
         built = stored.build(match.value, match.tensors, allow_pickle=allow_pickle)
-        _load_built(stateful, _with_present(built, present, (match.value.key,)), match, strict)
-
-
-def _load_built(stateful: Any, state_dict: Any, match: RestoreMatch, strict: bool) -> None:
-    if isinstance(stateful, torch.nn.Module):
+        state_dict = _with_present(built, present, (match.value.key,))
+        if not isinstance(stateful, torch.nn.Module):
+            stateful.load_state_dict(state_dict)
+            return
         for name in match.left:
             del state_dict[name]
         state_dict.update(match.others)
         stateful.load_state_dict(state_dict, strict=strict)
-    else:
-        stateful.load_state_dict(state_dict)
 
 
 def _leaves_of(value: Any) -> Iterator[Any]:
@@ -176,10 +177,6 @@ def _leaves_of(value: Any) -> Iterator[Any]:
             yield from _leaves_of(entry)
     else:
         yield value
-
-
-def _are_alike(built: Any, target: Any) -> bool:
-    return bool(structure.pair_shards(target, built))
 
 
 def _with_present(

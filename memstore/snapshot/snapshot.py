@@ -21,11 +21,11 @@ from memstore.figures import compare
 from memstore.snapshot.manifest import Manifest, ManifestTensor
 from memstore.snapshot.mapped import view
 from memstore.snapshot.names import local_path
-from memstore.snapshot.progress import ProgressMeter
 from memstore.snapshot.ranks import RankGroup
 from memstore.snapshot.reading import read_tensor
 from memstore.snapshot.restore import restore, state_dict_of
 from memstore.snapshot.stateful import AppState
+from memstore.snapshot.storage import ProgressMeter
 from memstore.snapshot.stored import (
     SnapshotEntry,
     SnapshotLeaf,

@@ -320,7 +320,7 @@ class StateWalker:
             reason = structure.why_no_memory(shard.local)
             if reason is not None:
                 raise UnsupportedValueError(f"{path}: {reason}")
-            reason = traits.why_too_expanded(shard.local)
+            reason = None if shard.local.is_contiguous() else traits.why_too_expanded(shard.local)
             if reason is not None:
                 raise UnsupportedValueError(f"{path}: {reason}: save what it is expanded from")
         while path in self._paths:  # the keys 1 and "1" make one path

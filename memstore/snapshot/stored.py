@@ -36,8 +36,7 @@ from memstore.sharding import Box, overlap
 from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.manifest import Manifest, ManifestBox, ManifestFile, ManifestTensor, ManifestValue, load_manifest
 from memstore.snapshot.names import MANIFEST, path_of
-from memstore.snapshot.progress import ProgressMeter
-from memstore.snapshot.storage import FilePart, verify_file
+from memstore.snapshot.storage import FilePart, ProgressMeter, verify_file
 from memstore.structure import DTYPES, PICKLED, name_of
 
 # --- The snapshot and its values -------------------------------------------------------------------------------------

@@ -53,7 +53,6 @@ from memstore.snapshot.names import (
     part_name,
     path_of,
 )
-from memstore.snapshot.progress import ProgressMeter
 from memstore.snapshot.publishing import (
     SnapshotPart,
     Take,
@@ -74,7 +73,7 @@ from memstore.snapshot.stateful import (
     is_replicating,
     matches_globs,
 )
-from memstore.snapshot.storage import Storage
+from memstore.snapshot.storage import ProgressMeter, Storage
 from memstore.snapshot.writer import PendingWrite, StagedFile
 
 # --- Options ---------------------------------------------------------------------------------------------------------
@@ -144,10 +143,11 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> Prep
     """Takes the steps up to the writing. Returns what this rank is to write."""
     ranks = RankGroup(group, options.timeout)
     take: Take | None = None
+    storage: FileStorage | None = None
     may_write = False  # whether other ranks may be writing
 
     def open_take() -> bytes:
-        nonlocal take
+        nonlocal take, storage
         checked, found = _check_arguments(path, app_state, options)
         modules = [
             (key, "module." if is_replicating(value) else "")
@@ -156,7 +156,7 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> Prep
         ]
         replicated = [*options.replicated, *globs_of_ddp(checked)]
         if not ranks.rank:
-            take = _begin(found, ranks.size, options)
+            take, storage = _begin(found, ranks.size, options)
         return msgspec.msgpack.encode(Opening(take, replicated, list(checked), modules))
 
     try:
@@ -172,12 +172,13 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> Prep
             dicts = ask_state_dicts(ranks, {key for said in opening for key in said.keys}, app_state)
             # 3. The ranks tell each other which tensors they share; each computes who writes what.
             globs = set.intersection(*(set(said.replicated) for said in opening)) if ranks.size > 1 else ()
-            storage = FileStorage(begun.path)
             walker = StateWalker(allow_pickle=options.allow_pickle)
             values: list[ManifestValue] = []
             shared: set[str] = set()
 
             def offer() -> bytes:
+                nonlocal storage
+                storage = storage or FileStorage(begun.path)
                 # modules first: a tensor has the name of its first leaf, and a dict may hold a model's tensors, too
                 modules_first = sorted(dicts, key=lambda key: not isinstance(app_state[key], torch.nn.Module))
                 values.extend([walker.add(key, dicts[key]) for key in modules_first])
@@ -199,6 +200,7 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> Prep
                 ranks.all_know = True  # each computes the same
                 raise
             part, files = draft(begun, ranks.rank, values, walker.tensors, shared, shares, _naming_of(opening))
+        assert storage is not None
         return PreparedTake(ranks, storage, part, files, sum([file.size for file in files]))
     except BaseException as error:
         ranks.leave(error)
@@ -217,7 +219,7 @@ def _check_arguments(path: Any, app_state: Any, options: TakeOptions) -> tuple[A
     return checked, local_path(path)
 
 
-def _begin(path: str, world_size: int, options: TakeOptions) -> Take:
+def _begin(path: str, world_size: int, options: TakeOptions) -> tuple[Take, FileStorage]:
     """Makes the folder, and claims names in it, on rank 0. Raises AlreadyExistsError for what is there."""
     if os.path.lexists(f"{path}/{MANIFEST}"):
         raise AlreadyExistsError(f"{path} has a snapshot: take to another path, or remove it first")
@@ -233,9 +235,9 @@ def _begin(path: str, world_size: int, options: TakeOptions) -> Take:
         if not any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names()):
             with contextlib.suppress(AlreadyExistsError):  # another take is first
                 storage.publish(CLAIM, take.id.encode(), durable=False)
-                return msgspec.structs.replace(take, plain=True)
+                return msgspec.structs.replace(take, plain=True), storage
         storage.publish(claim_name(take.id), b"", durable=False)
-        return take
+        return take, storage
     except BaseException:
         abandon(storage, take, [], 0, all_ended=True)
         raise
