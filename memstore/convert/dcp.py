@@ -37,13 +37,13 @@ from memstore._wording import short
 from memstore.convert.checkpoint_files import AssembledFile, SourceFiles, load_object
 from memstore.convert.files import draft_torch
 from memstore.convert.formats import DCP_METADATA, Rules
-from memstore.convert.leaves import Assembly, BoxedTensor, Boxes, SourceValue, stand_in
+from memstore.convert.leaves import Assembly, BoxedTensor, Boxes, SourceValue, stand_in, why_not_whole
 from memstore.convert.naming import FlatItems, LeafRefusals, Sharing, flattened, nested, plain, special
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError, lacks_told
 from memstore.formats import ByteMeter, are_sizes, read_whole
 from memstore.integrations.dcp import StorageWriter
 from memstore.integrations.dcp.planners import encode_object
-from memstore.sharding import Box, overlap, uncovered, whole
+from memstore.sharding import Box, whole
 from memstore.structure import DTYPE_NAMES, MalformedError, read_known_pickle
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
@@ -164,7 +164,9 @@ class _Checkpoint:
             if place is None:
                 self._damaged(f"it doesn't say where the chunk of {short(name)} at {list(box.offsets)} is")
             boxes.append((box, self._part(name, place, dtype, box.shape)))
-        self._check_cover(name, shape, [box for box, _ in boxes])
+        reason = why_not_whole(shape, [box for box, _ in boxes])
+        if reason is not None:
+            self._damaged(f"the chunks of {short(name)} {reason}")
         made = self._assembly.tensor(dtype, shape, tuple(boxes))
         return made.requires_grad_() if said.properties.requires_grad is True else made
 
@@ -177,17 +179,6 @@ class _Checkpoint:
                 f"{short(name)} is {dtype}{list(shape)}",
             )
         return self._files.tensor(place.name, placed.start, dtype, shape, placed.stride, placed.offset)
-
-    def _check_cover(self, name: str, shape: tuple[int, ...], boxes: list[Box]) -> None:
-        if boxes == [whole(shape)]:  # most are
-            return
-        if len({len(box.shape) for box in boxes} | {len(shape)}) > 1 or overlap(boxes) is not None:
-            self._damaged(f"the chunks of {short(name)} overlap, or have other dimensions")
-        if any(o + n > size for box in boxes for o, n, size in zip(box.offsets, box.shape, shape, strict=True)):
-            self._damaged(f"{short(name)} has a chunk beyond its shape {list(shape)}")
-        missing = uncovered(whole(shape), boxes)
-        if missing:
-            self._damaged(f"no chunk of {short(name)} has the elements {missing[0]}: a rank's part is missing")
 
     def _object(self, name: str, place: _StoredItem) -> Any:
         memory = self._files.bytes(place.name)

@@ -24,7 +24,7 @@ from memstore.convert.formats import Rules
 from memstore.engine import Path, map_file
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.formats import ByteMeter
-from memstore.sharding import Box, BoxIndex, whole
+from memstore.sharding import Box, BoxIndex, narrow_to, overlap, uncovered, whole
 from memstore.snapshot import in_parallel
 from memstore.structure import RefusedError, Walk, contiguous_stride, memory_of
 
@@ -98,7 +98,7 @@ class BoxedTensor:
             self._index = BoxIndex([box for box, _ in self.boxes])
         for number, meet in self._index.meeting(piece.box):
             box, tensor = self.boxes[number]
-            made[meet.within(piece.box).slices].copy_(as_bytes(tensor)[meet.within(box).slices])
+            narrow_to(made, meet.within(piece.box)).copy_(narrow_to(as_bytes(tensor), meet.within(box)))
         return memory
 
     def whole(self) -> torch.Tensor:
@@ -185,8 +185,20 @@ class SourceValue:
         return SourceValue(value, self._boxes)
 
 
+def why_not_whole(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
+    """Returns why boxes don't make up a tensor; None if they cover it, each element once."""
+    if any(len(box.shape) != len(shape) or len(box.offsets) != len(shape) for box in boxes):
+        return "have other dimensions"
+    if any(o + n > size for box in boxes for o, n, size in zip(box.offsets, box.shape, shape, strict=True)):
+        return f"reach beyond its shape {list(shape)}"
+    if len(boxes) > 1 and overlap(boxes) is not None:
+        return "overlap"
+    missing = uncovered(whole(shape), boxes)
+    return f"lack the elements {missing[0]}: a part is missing" if missing else None
+
+
 class Assembly:
-    """Makes the tensors of a value of boxes in files, and remembers the boxes of those that need a stand-in."""
+    """The tensors of a value, made of boxes in files, and the boxes of those that need a stand-in."""
 
     def __init__(self) -> None:
         self.boxes: dict[int, Boxes] = {}

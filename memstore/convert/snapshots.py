@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from memstore._wording import short
 from memstore.convert.checkpoint_files import SourceFiles
@@ -18,11 +18,11 @@ from memstore.convert.naming import nested
 from memstore.errors import UnsupportedValueError
 from memstore.formats import ByteMeter
 from memstore.integrations.dcp import StorageReader
-from memstore.integrations.dcp.places import WRAPPED, wrapped_name
+from memstore.integrations.dcp.places import BYTES, STATE, WRAPPED, wrapped_name
 from memstore.integrations.dcp.planners import decode_object, decode_tensor
 from memstore.sharding import Box
 from memstore.snapshot.manifest import ManifestTensor
-from memstore.snapshot.planned import write_values
+from memstore.snapshot.planned import PlannedSnapshot, write_values
 from memstore.snapshot.stored import Stored, Value
 from memstore.structure import DTYPES, traits
 
@@ -105,44 +105,26 @@ class _SnapshotTensors:
 
 
 def open_checkpoint(path: str, rules: Rules) -> SourceValue:
-    """The state dict that torch.distributed.checkpoint has saved with memstore's StorageWriter."""
+    """Opens the state dict that torch.distributed.checkpoint has saved with memstore's StorageWriter."""
     metadata = StorageReader(path).read_metadata()
-    stored = Stored(path)
-    reader = _SnapshotTensors(stored)
-    items: dict[str, Any] = {}
-    for key in ("state", "bytes"):
-        value = _value(stored, key)
-        stored.check_files(value.tensors)
-        for leaf, tensor in zip(value.plan.leaves, value.tensors, strict=True):
-            found = reader.tensor(tensor)
-            name = str(leaf.name[0])
-            items[name] = found if key == "state" else decode_object(name, found.numpy().tobytes())
-    for name, chunks in _wrapped_chunks(stored, metadata).items():
-        if len(chunks) > 1:
-            raise UnsupportedValueError(
-                f"{path}: {short(name)} is made of several tensors, and was saved in {len(chunks)} parts: load it with "
-                "the sharding that it was saved with"
-            )
-        items[name] = decode_tensor(
-            name, SourceValue(None, reader.assembly.boxes).leaf(reader.tensor(chunks[0])).whole()
-        )
-    return SourceValue(nested(items, metadata.planner_data, path), reader.assembly.boxes)
-
-
-def _wrapped_chunks(stored: Stored, metadata: Metadata) -> dict[str, list[ManifestTensor]]:
-    """The chunks of each tensor that is made of several."""
-    value = stored.value(0, WRAPPED)
-    if value is None:
-        return {}
-    stored.check_files(value.tensors)
-    chunks = {str(leaf.name[0]): tensor for leaf, tensor in zip(value.plan.leaves, value.tensors, strict=True)}
-    found: dict[str, list[ManifestTensor]] = {}
+    snapshot = PlannedSnapshot(path)
+    snapshot.stored.check_files(snapshot.stored.manifest.tensors)
+    reader = _SnapshotTensors(snapshot.stored)
+    items: dict[str, Any] = {name: reader.tensor(tensor) for name, tensor in snapshot.tensors(STATE).items()}
+    for name, tensor in snapshot.tensors(BYTES).items():
+        items[name] = decode_object(name, reader.tensor(tensor).numpy().tobytes())
+    chunks = snapshot.tensors(WRAPPED) if snapshot.has(WRAPPED) else {}
     for name, said in metadata.state_dict_metadata.items():
-        if isinstance(said, TensorStorageMetadata):
-            own = [wrapped_name(MetadataIndex(name, chunk.offsets)) for chunk in said.chunks]
-            if own and own[0] in chunks:
-                found[name] = [chunks[one] for one in own]
-    return found
+        if name in items or not isinstance(said, TensorStorageMetadata):
+            continue
+        if len(said.chunks) > 1:
+            raise UnsupportedValueError(
+                f"{path}: {short(name)} is made of several tensors, and was saved in {len(said.chunks)} parts: load it "
+                "with the sharding that it was saved with"
+            )
+        stored = reader.tensor(chunks[wrapped_name(MetadataIndex(name, said.chunks[0].offsets))])
+        items[name] = decode_tensor(name, SourceValue(None, reader.assembly.boxes).leaf(stored).whole())
+    return SourceValue(nested(items, metadata.planner_data, path), reader.assembly.boxes)
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------------

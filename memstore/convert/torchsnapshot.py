@@ -23,10 +23,10 @@ from memstore._threads import between_forks
 from memstore._wording import short
 from memstore.convert.checkpoint_files import SourceFiles, load_object
 from memstore.convert.formats import TORCHSNAPSHOT_METADATA, Rules
-from memstore.convert.leaves import Assembly, SourceValue
+from memstore.convert.leaves import Assembly, SourceValue, why_not_whole
 from memstore.errors import CorruptionError, MissingPackageError, UnsupportedValueError
 from memstore.formats import are_sizes, read_whole
-from memstore.sharding import Box, overlap, uncovered, whole
+from memstore.sharding import Box
 from memstore.structure import DTYPES, MAX_DEPTH, count
 
 _CONTAINERS = ("dict", "OrderedDict", "list")
@@ -178,13 +178,11 @@ class _Snapshot:
             if not box.is_empty:
                 boxes.append((box, self._tensor(path, shard.tensor)))
         dtypes = {tensor.dtype for _, tensor in boxes}
-        alone = [box for box, _ in boxes]
-        inside = all(o + n <= size for box in alone for o, n, size in zip(box.offsets, box.shape, shape, strict=True))
-        if len(dtypes) > 1 or not inside or overlap(alone) is not None:
-            self._damaged(f"the shards of {path} overlap, or are of several dtypes")
-        missing = uncovered(whole(shape), alone)
-        if missing or not shards:
-            self._damaged(f"no shard of {path} has the elements {missing[:1]}")
+        if len(dtypes) > 1:
+            self._damaged(f"the shards of {path} are of several dtypes")
+        reason = why_not_whole(shape, [box for box, _ in boxes])
+        if reason is not None or not shards:
+            self._damaged(f"the shards of {path} {reason or 'are missing'}")
         dtype = dtypes.pop() if dtypes else self._dtype(path, shards[0].tensor)
         return self._assembly.tensor(dtype, shape, tuple(boxes))
 

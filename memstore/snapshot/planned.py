@@ -151,22 +151,25 @@ class PlannedRead(NamedTuple):
 class PlannedSnapshot:
     """A snapshot in a folder.
 
+    Attributes:
+        stored: what is read.
+
     Raises:
         NotAStoreError: there is none.
         CorruptionError, FormatVersionError: its manifest is damaged, or of a newer memstore.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._stored = Stored(os.path.abspath(path))
+        self.stored = Stored(os.path.abspath(path))
 
     @property
     def id(self) -> str:
         """Returns the id of the save that wrote it."""
-        return self._stored.manifest.id
+        return self.stored.manifest.id
 
     def has(self, key: str) -> bool:
         """Whether there is a value of this name."""
-        return self._stored.value(0, key) is not None
+        return self.stored.value(0, key) is not None
 
     def tensors(self, key: str) -> Mapping[str, ManifestTensor]:
         """Returns the tensors of a value, by name."""
@@ -177,21 +180,21 @@ class PlannedSnapshot:
         """Returns a value that has no tensors."""
         value = self._value(key)
         if value.tensors:
-            raise self._stored.damaged(f"the value {key!r} has tensors")
-        return self._stored.build(value, [], allow_pickle=False)
+            raise self.stored.damaged(f"the value {key!r} has tensors")
+        return self.stored.build(value, [], allow_pickle=False)
 
     def _value(self, key: str) -> Value:
-        value = self._stored.value(0, key)
+        value = self.stored.value(0, key)
         if value is None:
             raise NotAStoreError(
-                f"{self._stored.path} has a snapshot that is no checkpoint, as it has no {key!r}: "
+                f"{self.stored.path} has a snapshot that is no checkpoint, as it has no {key!r}: "
                 "memstore.Snapshot reads it"
             )
         return value
 
     def damaged(self, detail: str) -> CorruptionError:
         """Returns an error that names the manifest."""
-        return self._stored.damaged(detail)
+        return self.stored.damaged(detail)
 
     @modes.put_aside()
     def read(self, wanted: Sequence[PlannedRead]) -> None:
@@ -210,9 +213,9 @@ class PlannedSnapshot:
                 straight.append(ReadRequest(one.tensor, [Shard(one.box, one.target)]))
             else:
                 others.append(one)
-        self._stored.check_files([one.tensor for one in wanted])
+        self.stored.check_files([one.tensor for one in wanted])
         if straight:
-            read_into(self._stored, straight, SILENT, check_narrow=False)
+            read_into(self.stored, straight, SILENT, check_narrow=False)
         batch: list[tuple[PlannedRead, torch.Tensor]] = []
         nbytes = 0
         for one in others:
@@ -227,6 +230,6 @@ class PlannedSnapshot:
 
     def _read_and_cast(self, batch: Sequence[tuple[PlannedRead, torch.Tensor]]) -> None:
         wants = [ReadRequest(one.tensor, [Shard(one.box, made)]) for one, made in batch]
-        read_into(self._stored, wants, SILENT, check_narrow=False)
+        read_into(self.stored, wants, SILENT, check_narrow=False)
         for one, made in batch:
             copy_into(one.target, made)
