@@ -215,7 +215,7 @@ def _check_nesting(path: str, value: object) -> None:
 
 
 def _check_expanded(path: str, found: SourceValue, tensors: Mapping[Path, torch.Tensor], rules: Rules) -> None:
-    """Before anything is written: hours may go by until a disk is full of one number."""
+    """Refuses expanded tensors before anything is written: hours may go by until a disk is full of one number."""
     more = {name: sum(expanded_bytes(part) for _, part in found.leaf(one).boxes) for name, one in tensors.items()}
     if sum(more.values()) <= rules.max_expanded:
         return
@@ -262,7 +262,7 @@ _READERS: dict[Format, Callable[[str, Rules], SourceValue]] = {
 
 
 def open_source(path: str, format: Format, rules: Rules) -> SourceValue:
-    """What is at a path.
+    """Opens what is at a path.
 
     Raises:
         UnsupportedValueError: it needs pickle, and that isn't allowed; or has what no target can have.
@@ -285,7 +285,7 @@ def open_source(path: str, format: Format, rules: Rules) -> SourceValue:
 
 
 class TargetDraft(NamedTuple):
-    """What is about to be written.
+    """A target that is about to be written.
 
     Attributes:
         value: what a reader of the format has to find.
@@ -301,7 +301,7 @@ class TargetDraft(NamedTuple):
 
 
 def draft_target(format: Format, found: SourceValue, rules: Rules, target: str) -> TargetDraft:
-    """What is written of a value.
+    """Drafts what is written of a value.
 
     Args:
         target: where it is going to be.
@@ -406,7 +406,7 @@ def folder_beside(target: str) -> Generator[str]:
 
 
 def _remove_folder(folder: str) -> None:
-    """Best effort. An empty one takes no descriptor."""
+    """Removes the folder, if that is possible. An empty one takes no descriptor."""
     with contextlib.suppress(OSError):
         os.rmdir(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -434,7 +434,7 @@ def already_there(target: str) -> AlreadyExistsError:
 
 
 def _link(made: str, target: str) -> None:
-    """Unlike a rename, a link never takes the place of something."""
+    """Links a file: unlike a rename, that never takes the place of something."""
     try:
         syscalls.link(made, target)
     except OSError as error:
@@ -444,7 +444,7 @@ def _link(made: str, target: str) -> None:
 
 
 def _prefix(target: str) -> str:
-    """Of the folders beside a target: of fixed length, whatever the target is called."""
+    """Returns the prefix of the folders beside a target: of fixed length, whatever the target is called."""
     return f".memstore-convert.{xxhash.xxh3_64_hexdigest(os.fsencode(os.path.basename(target)))}."
 
 
@@ -465,7 +465,7 @@ def _make_folder(parent: str, prefix: str) -> tuple[str, int]:
 
 
 def _remove_leftovers(parent: str, prefix: str) -> None:
-    """Best effort: what can't be removed harms nobody."""
+    """Removes the folders that nobody locks. Those that can't be removed harm nobody."""
     pattern = re.compile(re.escape(prefix) + "[0-9a-f]{32}")
     for name in os.listdir(parent):
         if not pattern.fullmatch(name):

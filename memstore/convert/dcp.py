@@ -73,7 +73,7 @@ class _StoredItem(NamedTuple):
 
 
 def open_dcp(path: str, rules: Rules) -> SourceValue:
-    """The state dict that was saved.
+    """Opens the state dict that was saved.
 
     Raises:
         CorruptionError: the metadata makes no sense, or a file is missing or too short.
@@ -192,7 +192,7 @@ class _Checkpoint:
 
 
 def _known_class(module: str, name: str) -> Any:
-    """What the metadata may refer to: dataclasses, numbers' types and paths."""
+    """Returns what the metadata may refer to: dataclasses, numbers' types and paths."""
     if module == torch_metadata.__name__ and name in _METADATA:
         return getattr(torch_metadata, name)
     if module == _OLD_PROPERTIES and name in _OLD_NAMES:
@@ -214,7 +214,7 @@ def _known_class(module: str, name: str) -> Any:
 
 
 def _member(kind: Any, name: Any) -> Any:
-    """Of an enumeration: Python 3.11.0 to 3.11.3 pickled its members as calls of getattr."""
+    """Returns a member of an enumeration: Python 3.11.0 to 3.11.3 pickled them as calls of getattr."""
     known = _known_class(torch_metadata.__name__, "_MEM_FORMAT_ENCODING")
     if kind is not known or name not in known.__members__:
         raise MalformedError(f"getattr of {name!r:.60}")
@@ -235,7 +235,7 @@ _FILE = "__0_0.distcp"  # of rank 0, its first
 
 
 def checkpoint_items(found: SourceValue, rules: Rules, refusals: LeafRefusals) -> FlatItems:
-    """The items that a checkpoint has of a value."""
+    """Returns the items that a checkpoint has of a value."""
     flat = flattened(plain(found.value, refusals), refusals)
     sharing = Sharing(refusals, untie=rules.untie)
     for name, item in flat.items.items():
@@ -250,7 +250,7 @@ def checkpoint_items(found: SourceValue, rules: Rules, refusals: LeafRefusals) -
 
 
 class _CheckpointItem(NamedTuple):
-    """What is written at a time: a box of a tensor, or an object."""
+    """An item that is written at a time: a box of a tensor, or an object."""
 
     item: WriteItem
     data: Any  # the tensor of the box's elements, or the object
@@ -293,7 +293,11 @@ def _described(items: list[_CheckpointItem], flat: FlatItems) -> Metadata:
 
 
 class _TorchWriter(FileSystemWriter):
-    """Writes the metadata. Args: target: where the checkpoint is going to be."""
+    """A writer of the metadata.
+
+    Args:
+        target: where the checkpoint is going to be.
+    """
 
     def __init__(self, folder: str, target: str) -> None:
         super().__init__(folder)  # pyright: ignore[reportUnknownMemberType]
@@ -306,7 +310,7 @@ class _TorchWriter(FileSystemWriter):
 def write_torch_checkpoint(
     found: SourceValue, flat: FlatItems, rules: Rules, target: str, folder: str, name: str, meter: ByteMeter
 ) -> None:
-    """Files as those of torch's FileSystemWriter. Args: target: where the folder is going to be."""
+    """Writes files as torch's FileSystemWriter does. `target` is where the folder is going to be."""
     items = _items(found, flat)
     file, frames = AssembledFile(), _TensorFrames(rules)
     results: list[WriteResult] = []
@@ -328,14 +332,14 @@ def _saved(value: Any) -> bytes:
 
 
 class _TensorFrames:
-    """What torch.save writes around the bytes of a tensor by itself: the same for all of a dtype and shape."""
+    """The bytes that torch.save writes around those of a tensor by itself: the same for all of a dtype and shape."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._made: dict[tuple[torch.dtype, torch.Size], tuple[bytes, bytes]] = {}
 
     def add(self, tensor: torch.Tensor, file: AssembledFile) -> None:
-        """What torch.save makes of a tensor, with no more of its storage than its elements."""
+        """Adds what torch.save makes of a tensor, with no more of its storage than its elements."""
         kind = tensor.dtype, tensor.shape
         if kind not in self._made:
             self._made[kind] = self._frame(*kind)
@@ -356,7 +360,7 @@ class _TensorFrames:
 
 
 class _OwnWriter(StorageWriter):
-    """Args: target: where the checkpoint is going to be."""
+    """A writer that names the place where the checkpoint is going to be."""
 
     def __init__(self, folder: str, target: str) -> None:
         super().__init__(folder)
@@ -368,7 +372,7 @@ class _OwnWriter(StorageWriter):
 
 
 class _Planner:
-    """What a writer asks for: the data of an item."""
+    """A planner, as far as a writer asks one: for the data of an item."""
 
     def __init__(self, data: dict[MetadataIndex, Callable[[], Any]]) -> None:
         self._data = data
@@ -380,7 +384,7 @@ class _Planner:
 def write_own_checkpoint(
     found: SourceValue, flat: FlatItems, target: str, folder: str, name: str, meter: ByteMeter
 ) -> None:
-    """A snapshot, as memstore's StorageWriter makes it. Args: target: where the folder is going to be."""
+    """Writes a snapshot, as memstore's StorageWriter makes it. `target` is where the folder is going to be."""
     items = _items(found, flat)
     data = {item.index: _resolving(item.index.fqn, value, item) for item, value in items}
     writer = _OwnWriter(folder, target)

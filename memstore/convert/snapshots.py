@@ -33,7 +33,7 @@ WHOLE = "state"  # the name in the app state of a value that is no app state
 
 
 def open_snapshot(path: str, rules: Rules) -> SourceValue:
-    """The state dicts by their names; what `Snapshot.take` would have been given.
+    """Opens the state dicts by their names; what `Snapshot.take` would have been given.
 
     Raises:
         UnsupportedValueError: ranks had different values under one name.
@@ -46,7 +46,7 @@ def open_snapshot(path: str, rules: Rules) -> SourceValue:
 
 
 def _check_ranks(stored: Stored) -> None:
-    """What was spread over ranks is one value; what each had for itself is several, and there is one in a target."""
+    """Refuses what each rank had for itself: a target has one value. What was spread over ranks is one."""
     seen: dict[str, tuple[int, int]] = {}
     for rank, values in enumerate(stored.manifest.ranks):
         for key, index in values.items():
@@ -70,7 +70,7 @@ def _value(stored: Stored, key: str) -> Value:
 
 
 class _SnapshotTensors:
-    """Makes tensors over the files of a snapshot; those that are one there are one here."""
+    """The tensors over the files of a snapshot; those that are one there are one here."""
 
     def __init__(self, stored: Stored) -> None:
         self.assembly = Assembly()
@@ -131,7 +131,7 @@ def open_checkpoint(path: str, rules: Rules) -> SourceValue:
 
 
 def app_state_of(value: Any) -> dict[str, Any]:
-    """A dict of dicts is an app state by itself; what is none, or would be taken for one, stands under one name."""
+    """Returns a dict of dicts as it is, an app state. Another value, or one that looks like it, gets one name."""
     if type(value) is not dict:
         return {WHOLE: value}
     entries = cast("dict[Any, Any]", value)

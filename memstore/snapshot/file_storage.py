@@ -114,7 +114,7 @@ class FileStorage:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the folder that was opened has been removed, whatever its path has now."""
+        """Returns whether the folder that was opened has been removed, whatever its path has now."""
         try:
             return os.fstat(self._fd).st_nlink == 0
         except OSError as error:
@@ -257,7 +257,7 @@ class FileStorage:
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None]:
-        """While the block runs, no other process is in such a block of this folder. The dead are in none.
+        """Keeps other processes out of such a block of this folder while the block runs. The dead are in none.
 
         Raises:
             StoreTimeoutError: another process is in one for a minute.
@@ -390,7 +390,7 @@ def write_run(new: FileBeingWritten, run: ChunkRun, *, checksum: bool) -> bytes:
 
 
 def _copy_pieces(pieces: Sequence[memoryview], target: memoryview) -> None:
-    """Other threads run meanwhile, but for memory that is read-only, which is a header as a rule."""
+    """Copies the pieces. Other threads run meanwhile, but for read-only memory, which is a header as a rule."""
     start = 0
     for piece in pieces:
         place = target[start : start + len(piece)]
@@ -451,7 +451,7 @@ def check_sums(path: str, size: int, sums: bytes) -> None:
 
 
 def damaged(path: str, detail: str) -> CorruptionError:
-    """An error that names the file."""
+    """Returns an error that names the file."""
     return CorruptionError(path=path, detail=detail)
 
 
@@ -465,7 +465,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 
 @contextlib.contextmanager
 def lock_folder(path: str) -> Generator[None]:
-    """As `FileStorage.alone`."""
+    """Locks the folder while the block runs; see `FileStorage.alone`."""
     with file_errors(path):
         folder = OwnedFile(os.path.join(path, "."), os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -489,7 +489,7 @@ def _locked(folder: OwnedFile) -> bool:
 
 
 def keep_file(path: str, folder: int) -> LockFile | None:
-    """As `FileStorage.keep`."""
+    """Marks a file as needed; see `FileStorage.keep`."""
     try:
         file = LockFile(path, os.O_RDWR, dir_fd=folder)  # a forked child closes its copy
     except FileNotFoundError:
@@ -508,7 +508,7 @@ def keep_file(path: str, folder: int) -> LockFile | None:
 
 @contextlib.contextmanager
 def file_unless_kept(path: str, folder: int) -> Generator[bool]:
-    """As `FileStorage.unless_kept`."""
+    """Gives whether nobody keeps a file; see `FileStorage.unless_kept`."""
     try:
         file = LockFile(path, os.O_RDWR, dir_fd=folder)
     except FileNotFoundError:
@@ -530,7 +530,7 @@ def _is_free(file: LockFile) -> bool:
 
 
 def _is_there(file: OwnedFile, path: str, folder: int) -> bool:
-    """Whether this is still what the path names: who removes a file does so under its lock."""
+    """Returns whether this is still what the path names: who removes a file does so under its lock."""
     try:
         found = os.stat(os.path.basename(path), dir_fd=folder, follow_symlinks=False)
         return os.path.samestat(found, os.fstat(file.fd))

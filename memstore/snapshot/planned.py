@@ -168,7 +168,7 @@ class PlannedSnapshot:
         return self.stored.manifest.id
 
     def has(self, key: str) -> bool:
-        """Whether there is a value of this name."""
+        """Returns whether there is a value of this name."""
         return self.stored.value(0, key) is not None
 
     def tensors(self, key: str) -> Mapping[str, ManifestTensor]:

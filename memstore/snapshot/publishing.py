@@ -68,7 +68,7 @@ def new_id() -> str:
 
 
 class Take(msgspec.Struct, frozen=True):
-    """What all ranks of one take know of it.
+    """A take, as all of its ranks know it.
 
     Attributes:
         id: of this attempt to take a snapshot.
@@ -110,7 +110,7 @@ class PartTensor(msgspec.Struct, frozen=True):
 
 
 class SnapshotPart(msgspec.Struct, frozen=True):
-    """What one rank wrote.
+    """The share of a snapshot that one rank wrote.
 
     Attributes:
         files: their sums come from who writes them.
@@ -128,7 +128,7 @@ class SnapshotPart(msgspec.Struct, frozen=True):
 
 
 class Replacing(NamedTuple):
-    """What a planned snapshot may take the place of.
+    """The right of a planned snapshot to take the place of an earlier one.
 
     Attributes:
         kind: the name of a value that all snapshots of this kind have, and others have not.

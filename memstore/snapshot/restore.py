@@ -185,7 +185,7 @@ def _with_present(
     path: tuple[str | int, ...],
     fits: Callable[[Any, Any], bool] = structure.are_shards_of,
 ) -> Any:
-    """The state dict, with a DTensor that is there in the stead of what its parts make, where they were filled.
+    """Returns the state dict, with a DTensor that is there in place of what its parts make, where they were filled.
 
     Args:
         fits: whether a DTensor (the second) has what was built. Before anything is read that is asked of their kinds.
@@ -212,7 +212,7 @@ def _with_present(
 
 
 def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
-    """A stored state dict in new memory."""
+    """Reads a stored state dict into new memory."""
     stored.check_files(value.tensors)
     tensors: list[Any] = []
     made: dict[int, Target] = {}  # what was one tensor in memory is one again
@@ -244,7 +244,7 @@ _ALSO_OF_DCP = {"wrapped"}
 
 
 class RestoreMatch(NamedTuple):
-    """What is stored for an object, and the tensors that it is read into.
+    """The value that is stored for an object, and the tensors that it is read into.
 
     Attributes:
         tensors: one for each leaf of the value.
@@ -323,7 +323,7 @@ def match_value(
 
 
 def _other_kinds(value: Value, state_dict: Any, targets: dict[Name, Target]) -> list[str]:
-    """Tensors of a module that wrap others where what is stored doesn't, or is made of others; and the reverse."""
+    """Names tensors of a module that wrap others where what is stored doesn't, or the reverse."""
     stored: dict[Any, list[Name]] = {}
     for leaf in value.plan.leaves:
         if leaf.name:
@@ -363,7 +363,7 @@ def _match_module(
     strict: bool,
     differences: list[str],
 ) -> None:
-    """A module's names are its own: what it has and the snapshot lacks, and the reverse, is an error if `strict`.
+    """Compares names: what a module has and the snapshot lacks, and the reverse, is an error if `strict`.
 
     What this rank's value lacks may be another rank's: of a module whose layers were on several ranks.
     """
@@ -391,7 +391,7 @@ def _match_module(
 
 
 def _not_loaded(module: torch.nn.Module, state_dict: Any, value: Value) -> set[int]:
-    """The leaves that a module doesn't have, and that needn't be read. Where it may rename what it loads, all are."""
+    """Returns the leaves that a module lacks and that needn't be read. Where it may rename what it loads, all are."""
     plain = torch.nn.Module
     for one in module.modules():
         own = type(one)._load_from_state_dict
@@ -468,7 +468,7 @@ def come_apart(stored: Stored, places: Sequence[RestorePlace]) -> tuple[list[Res
 
 
 def _clusters(places: Sequence[RestorePlace]) -> list[list[_MemoryRange]]:
-    """The shards that overlap others in memory, each with all that it is joined to by such."""
+    """Finds the shards that overlap others in memory. Each cluster has all that are joined by such."""
     shards: list[tuple[int, Shard]] = []
     ranges: list[tuple[str, int, int, int]] = []  # device, start, stop; then which shard, by number
     for number, place in enumerate(places):
@@ -513,7 +513,7 @@ def _moved(place: RestorePlace, replace: Callable[[Any], None]) -> RestorePlace:
 
 @modes.put_aside()
 def _agree(stored: Stored, places: Sequence[RestorePlace], cluster: Sequence[_MemoryRange]) -> bool:
-    """Whether what is stored for them can stand in memory like theirs. Reads it, into memory of its own."""
+    """Returns whether what is stored for them can stand in memory like theirs. Reads it into memory of its own."""
     start, stop = min(one.start for one in cluster), max(one.stop for one in cluster)
     start -= start % _ALIGNMENT
     if any((one.start - start) % one.shard.local.itemsize or _has_bits(one.shard.local) for one in cluster):
@@ -555,13 +555,17 @@ _STATE_NAME = 3  # parts of the name of an optimizer's state: "state", the param
 
 
 class StateLayouts:
-    """Args: parameters: of an optimizer, in the order in which its state dict numbers them; else none."""
+    """The layouts that new tensors of an object's state get.
+
+    Args:
+        parameters: of an optimizer, in the order in which its state dict numbers them; else none.
+    """
 
     def __init__(self, parameters: Sequence[Any] = ()) -> None:
         self._parameters = parameters
 
     def make(self, name: Name, tensor: ManifestTensor) -> Target:
-        """A new tensor for a stored leaf of an object's state dict."""
+        """Returns a new tensor for a stored leaf of an object's state dict."""
         number = name[1] if len(name) == _STATE_NAME and name[0] == "state" else None
         if isinstance(number, int) and 0 <= number < len(self._parameters):
             parameter = self._parameters[number]
@@ -587,7 +591,7 @@ def _spread_as(parameter: Any, tensor: ManifestTensor) -> Target:
 
 
 def layouts_of(stateful: Any) -> StateLayouts:
-    """Of an optimizer, its parameters'; of other objects, none."""
+    """Returns the layouts of an optimizer's parameters; other objects have none."""
     if not isinstance(stateful, torch.optim.Optimizer):
         return StateLayouts()
     groups = stateful.param_groups
@@ -607,7 +611,7 @@ _OF_ELEMENTS = frozenset(
 
 
 def optimizer_differences(key: str, optimizer: torch.optim.Optimizer, saved: Any) -> Iterator[str]:
-    """Of the groups of parameters, and of the shapes of their states. None where an optimizer loads in its own way.
+    """Compares the groups of parameters, and the shapes of their states, unless the optimizer loads in its own way.
 
     Args:
         saved: the state dict that is stored; of its tensors only the shapes count.

@@ -34,7 +34,7 @@ class Stateful(Protocol):
     """An object with a state: modules, optimizers, learning-rate schedulers, and whatever has these two methods."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state: nested dicts, lists and tuples of tensors and plain objects."""
+        """Returns the state: nested dicts, lists and tuples of tensors and plain objects."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
@@ -100,7 +100,7 @@ class RNGState:
 
 
 def _python_state() -> torch.Tensor:
-    """The state of `random` as one tensor: version, words, and the number that `gauss` has left, if there is one."""
+    """Returns the state of `random` as one tensor: version, words, and the number that `gauss` may have left."""
     version, words, gauss = random.getstate()
     left = [] if gauss is None else [int(np.float64(gauss).view(np.int64))]
     return torch.tensor([version, *words, *left], dtype=torch.int64, device="cpu")
@@ -117,7 +117,7 @@ def _set_python_state(state: Any) -> None:
 
 
 def check_app_state(app_state: Any) -> AppState:
-    """The app state; TypeError or ValueError for what is none."""
+    """Returns the app state. Raises TypeError or ValueError if it is none."""
     if not isinstance(app_state, dict):
         raise TypeError(f"app_state is a dict of Statefuls by name, and not {an(type(app_state))}")
     checked = cast("dict[Any, Any]", app_state)
@@ -145,7 +145,7 @@ def check_app_state(app_state: Any) -> AppState:
 
 
 def ask_state_dicts(ranks: RankGroup, keys: Iterable[str], app_state: AppState) -> dict[str, Any]:
-    """The state dicts by name.
+    """Asks for the state dicts, and returns them by name.
 
     The random state comes first, and stays what it was: other state dicts may draw numbers. These come one after the
     other on all ranks, since they may have collectives inside: a rank whose state dict fails keeps none of the others
@@ -189,7 +189,7 @@ def is_replicating(value: Any) -> bool:
 
 
 def globs_of_ddp(app_state: AppState) -> list[str]:
-    """The patterns of what DistributedDataParallel keeps equal on all ranks."""
+    """Returns the patterns of what DistributedDataParallel keeps equal on all ranks."""
     globs: list[str] = []
     for key, value in app_state.items():
         if is_replicating(value):
@@ -207,7 +207,7 @@ def globs_of_ddp(app_state: AppState) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """A pattern that matches just this path."""
+    """Returns a pattern that matches just this path."""
     escaped = text.replace("%", "%25").replace("/", "%2F")
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in escaped)
 
@@ -220,7 +220,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class HeldTensor(NamedTuple):
-    """What this rank holds of a tensor.
+    """A tensor, and what this rank holds of it.
 
     Attributes:
         path: of the first leaf that it is.
@@ -238,7 +238,7 @@ class HeldTensor(NamedTuple):
 
 
 class _StateWalk(Walk):
-    """Finds tensors of which this rank has only parts; plain tensors without memory stand in for them."""
+    """A walk that finds tensors of which this rank has only parts; tensors without memory stand in for them."""
 
     __slots__ = ("sharded",)
 
@@ -267,7 +267,7 @@ class _StateWalk(Walk):
 
 
 class StateWalker:
-    """Takes the state dicts of one app state apart. Tensors that are one in memory become one of `tensors`."""
+    """The tensors of one app state, whose state dicts it takes apart. Tensors that are one in memory are one here."""
 
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
@@ -331,5 +331,5 @@ class StateWalker:
 
 
 def _anywhere(found: traits.Traits) -> traits.Traits:
-    """Without the device: what is restored goes to where its object has it."""
+    """Drops the device: what is restored goes to where its object has it."""
     return traits.PLAIN if not found.kind and not found.requires_grad else found._replace(device=None)

@@ -61,7 +61,7 @@ class LateBytes:
         self._lock = threading.Lock()
 
     def take(self, start: int, stop: int) -> memoryview:
-        """Some of the bytes; each may be taken once."""
+        """Returns some of the bytes; each may be taken once."""
         with self._lock:
             if not self._made:
                 self._made = memoryview(self._make()).cast("B")
@@ -132,7 +132,7 @@ class Storage(Protocol):
         ...
 
     def read_bytes(self, name: str, limit: int) -> bytes:
-        """A small file, whole.
+        """Reads a small file whole.
 
         Raises:
             KeyNotFoundError: there is no such file.
@@ -153,7 +153,7 @@ class Storage(Protocol):
         ...
 
     def replace(self, name: str, data: bytes, *, durable: bool) -> None:
-        """As `publish`, in the place of an earlier file of this name: readers find the one or the other, whole.
+        """Publishes a file in the place of an earlier one of this name: readers find the one or the other, whole.
 
         Raises:
             StoreFullError: no room. The earlier file is as it was.
@@ -161,11 +161,11 @@ class Storage(Protocol):
         ...
 
     def size(self, name: str) -> int | None:
-        """Of a file, in bytes; None if there is no such file."""
+        """Returns the size of a file in bytes; None if there is no such file."""
         ...
 
     def names(self) -> list[str]:
-        """Of all files, sorted, whoever made them."""
+        """Returns the names of all files, sorted, whoever made them."""
         ...
 
     def remove(self, name: str) -> None:
@@ -197,12 +197,12 @@ _UNFINISHED = re.compile(r"\.memstore_snapshot\.[0-9a-f]{32}\.new")
 
 
 def new_unfinished_name() -> str:
-    """Of a file that is about to be published under another name."""
+    """Returns a name for a file that is about to be published under another name."""
     return f".memstore_snapshot.{uuid.uuid4().hex}.new"
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file of this name is about to be published, or was by a process that died."""
+    """Returns whether a file of this name is about to be published, or was by a process that died."""
     return _UNFINISHED.fullmatch(name) is not None
 
 
@@ -312,7 +312,7 @@ def whole_chunks(parts: Iterable[FilePart], size: int) -> list[ChunkRun]:
 
 
 def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list[FilePart]]:
-    """The parts, cut at the ends of chunks: of those of which at least half is wanted, and of the others.
+    """Cuts the parts at the ends of chunks. Returns those of chunks of which at least half is wanted, and the others.
 
     Args:
         size: of the file, in bytes.
@@ -330,17 +330,17 @@ def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list
 
 
 def new_sum() -> Any:
-    """The sum of a chunk, piece by piece: `update`, then `digest`."""
+    """Returns the sum of a chunk, piece by piece: `update`, then `digest`."""
     return xxhash.xxh3_64()
 
 
 def count_chunks(size: int) -> int:
-    """How many chunks a file of so many bytes has."""
+    """Returns how many chunks a file of so many bytes has."""
     return -(-size // CHUNK)
 
 
 def expected_sum(sums: bytes, chunk: int) -> bytes:
-    """Of a chunk, by its number."""
+    """Returns the sum of a chunk, by its number."""
     return sums[chunk * SUM_SIZE : (chunk + 1) * SUM_SIZE]
 
 
@@ -357,7 +357,7 @@ R = TypeVar("R")
 
 
 def in_parallel(function: Callable[[T], R], items: Sequence[T], each: Callable[[T], None]) -> list[R]:
-    """`list(map(function, items))`, on all cores; `each` is called in this thread with those that are done, in order.
+    """Returns `list(map(function, items))`, computed on all cores. `each` is called here with those done, in order.
 
     When it returns, or raises, no call runs any more. A single item is worked on in the caller's thread.
     """

@@ -88,9 +88,7 @@ def save(
         >>> state
         {'w': tensor([1., 1., 1.]), 'epoch': 4}
     """
-    place = _place(
-        "save", storage.StorageWriter, "storage_writer", storage_writer, checkpoint_id, process_group, no_dist
-    )
+    place = _place("save", storage_writer, checkpoint_id, process_group, no_dist)
     _end_of(_earlier())
     writer = storage_writer or StorageWriter(place)
     try:
@@ -140,9 +138,7 @@ def load(
             is no checkpoint, its metadata are damaged, or another library has saved to the folder, too.
         TypeError, ValueError: as in `save`.
     """
-    place = _place(
-        "load", storage.StorageReader, "storage_reader", storage_reader, checkpoint_id, process_group, no_dist
-    )
+    place = _place("load", storage_reader, checkpoint_id, process_group, no_dist)
     reader = storage_reader
     if reader is None:
         reader = StorageReader(place)
@@ -177,7 +173,7 @@ def async_save(
     no_dist: bool = False,
     use_collectives: bool = True,
 ) -> Future[Metadata]:
-    """Like `save`, but in a thread. You may change the tensors as soon as it returns.
+    """Saves like `save`, but in a thread. You may change the tensors as soon as it returns.
 
     The threads of the ranks use a process group of their own, which the first call creates, so training can go on with
     the default one. (If you give a `process_group`, they use that; with `use_collectives=False` and in a separate
@@ -200,13 +196,11 @@ def async_save(
         use_collectives: as of `save`.
 
     Returns:
-        A future of the metadata; its `result()` raises what `save` would. If the `async_stager` returns a future itself,
-        torch's AsyncSaveResponse, which has both.
+        A future of the metadata; its `result()` raises what `save` would. With an `async_stager` that returns a future
+        itself, torch's AsyncSaveResponse, which has both.
     """
     global _stager, _latest
-    place = _place(
-        "async_save", storage.StorageWriter, "storage_writer", storage_writer, checkpoint_id, process_group, no_dist
-    )
+    place = _place("async_save", storage_writer, checkpoint_id, process_group, no_dist)
     in_thread = async_checkpointer_type is AsyncCheckpointerType.THREAD
     writer: storage.StorageWriter
     if storage_writer is None and in_thread:
@@ -299,12 +293,12 @@ def _end_of(earlier: _Save | None) -> None:
 
 
 def _earlier() -> _Save | None:
-    """The latest asynchronous save of this process; in a forked child nothing runs of those of its parent."""
+    """Returns the latest asynchronous save of this process; in a forked child those of its parent don't run."""
     return _latest if _latest is not None and _latest.pid == os.getpid() else None
 
 
 def _own_group() -> Any:
-    """A group on the CPU for the collectives of saves, beside the default one, of the same ranks; None without one."""
+    """Returns a CPU group for the collectives of saves, of the default group's ranks; None without a default one."""
     global _group
     distributed: Any = torch.distributed
     if not _has_ranks():

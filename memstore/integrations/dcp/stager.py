@@ -75,7 +75,7 @@ class Stager(AsyncStager):
 
 
 def _over(memory: Any, tensor: torch.Tensor, place: tuple[int, int]) -> torch.Tensor:
-    """The copy of a tensor, which keeps the memory alive.
+    """Returns the copy of a tensor, which keeps the memory alive.
 
     It has a storage of its own: a DTensor takes over the offset of its local tensor, and has no memory; torch can't
     pickle it then, unless the offset is 0.
@@ -92,7 +92,7 @@ _Maker = Callable[[list[torch.Tensor]], Any]
 
 
 class _StagingWalk:
-    """Finds the tensors of a state dict. `visit` returns what makes it again, of copies of these."""
+    """A walk that finds the tensors of a state dict. `visit` returns what makes it again, of copies of these."""
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -100,7 +100,11 @@ class _StagingWalk:
         self._known: dict[int, tuple[int, torch.Tensor]] = {}  # by id, and the tensor, which keeps that its own
 
     def visit(self, value: Any, path: Path = ()) -> _Maker:
-        """Args: path: the keys that lead to it, for errors."""
+        """Returns what makes the value again.
+
+        Args:
+            path: the keys that lead to it, for errors.
+        """
         if isinstance(value, torch.Tensor):
             return self._visit_tensor(value, path)
         if isinstance(value, Mapping):
@@ -162,7 +166,7 @@ class _StagingWalk:
         return make
 
     def _visit_shards(self, value: LocalShardsWrapper, path: Path) -> _Maker:
-        """What the DTensors of embedding tables have for local tensors."""
+        """Visits what the DTensors of embedding tables have for local tensors."""
         makers = [self.visit(shard, path) for shard in value.local_shards()]
         offsets = [tuple(offset) for offset in value.local_offsets()]
         return lambda copies: LocalShardsWrapper([make(copies) for make in makers], offsets)

@@ -88,7 +88,7 @@ _VERSION = "1.0.0"  # of torch's metadata, which this writes
 
 @modes.uncompiled_methods
 class StorageWriter(storage.StorageWriter):
-    """Saves checkpoints of torch.distributed.checkpoint into a folder, or under a key of a store.
+    """A storage that saves checkpoints of torch.distributed.checkpoint in a folder, or under a key of a store.
 
     The folder is a snapshot: safetensors files and a manifest with checksums, without pickle. A checkpoint appears when
     all ranks have written, and is complete then. Until then, and if the save fails or is killed, an earlier checkpoint
@@ -162,7 +162,7 @@ class StorageWriter(storage.StorageWriter):
         self._alone = not kwargs.get("use_collectives", True)
 
     def storage_meta(self) -> StorageMeta | None:
-        """The ids of the checkpoint and the save, for torch's planners and logs. Begins a save if `reset` didn't."""
+        """Returns the ids of checkpoint and save, for torch's planners and logs. Begins a save if `reset` didn't."""
         if self._begun:
             self.reset()
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save)
@@ -258,17 +258,17 @@ class StorageWriter(storage.StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is the path of a folder that exists, or can be created."""
+        """Returns whether it is the path of a folder that exists, or can be created."""
         return is_possible(checkpoint_id)
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
-        """The path of the folder, or the key."""
+        """Returns the path of the folder, or the key."""
         return self._where.id
 
     @property
     def save_id(self) -> str:
-        """The id of the present save, which is also in the checkpoint's metadata."""
+        """Returns the id of the present save, which is also in the checkpoint's metadata."""
         return self._save
 
     def __getstate__(self) -> dict[str, Any]:
@@ -338,7 +338,7 @@ def _written(result: WriteResult) -> WrittenItem:
 
 
 def _wait_for_devices() -> None:
-    """What this thread has queued on GPUs: other threads, with streams of their own, copy from there."""
+    """Waits for what this thread has queued on GPUs: other threads, with streams of their own, copy from there."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         for device in range(torch.cuda.device_count()):
             torch.cuda.current_stream(device).synchronize()
@@ -376,7 +376,7 @@ def abandon_saves() -> None:
 
 
 def take_part_in_save(writer: Any, end: Callable[[], None]) -> weakref.finalize[..., Any]:
-    """`end` is called once the save is over for this rank. It may be called at any time, by any thread."""
+    """Calls `end` once the save is over for this rank: at any time, in any thread."""
     part = weakref.finalize(writer, end)
     part.atexit = False
     _parts_in_saves[part] = weakref.ref(threading.current_thread())
@@ -409,7 +409,7 @@ _BATCH = 1 << 30  # bytes: planners may make the tensors that are read into, and
 
 @modes.uncompiled_methods
 class StorageReader(storage.StorageReader):
-    """Loads checkpoints that `StorageWriter` has saved. Of each tensor it reads only the parts that are wanted.
+    """A storage that loads what `StorageWriter` has saved. Of each tensor it reads only the parts that are wanted.
 
     Nothing is unpickled here. (torch's DefaultLoadPlanner unpickles bytes items; memstore's `load` doesn't.)
 
@@ -508,24 +508,24 @@ class StorageReader(storage.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is the path of a folder that exists, or can be created."""
+        """Returns whether it is the path of a folder that exists, or can be created."""
         return is_possible(checkpoint_id)
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
-        """The path of the folder, or the key."""
+        """Returns the path of the folder, or the key."""
         return self._where.id
 
     @property
     def load_id(self) -> str:
-        """The id of the present load, which is also in the metadata that it returns."""
+        """Returns the id of the present load, which is also in the metadata that it returns."""
         return self._load
 
     def __repr__(self) -> str:
         return f"<memstore.integrations.dcp.StorageReader {self._where}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without a version of a store that was opened to read only: no lease can keep that on its way."""
+        """Returns the state without a version of a store that is only read: no lease can keep that on its way."""
         stays = self._checkpoint is not None and not self._checkpoint.can_be_sent
         return self.__dict__ | ({"_checkpoint": None} if stays else {})
 
@@ -562,7 +562,7 @@ class StorageReader(storage.StorageReader):
 
 
 def tell_lack(reader: storage.StorageReader, error: CheckpointException) -> None:
-    """Where metadata couldn't be read, torch tells an AssertionError with the reason's text: here it is the reason."""
+    """Puts the reason in the place of the AssertionError with its text that torch tells for unreadable metadata."""
     lack = reader._damage if isinstance(reader, StorageReader) else None  # pyright: ignore[reportPrivateUsage]
     if isinstance(lack, ResourceLimitError):
         for rank, (found, trace) in list(error.failures.items()):
