@@ -37,7 +37,7 @@ from memstore._wording import short
 from memstore.convert.checkpoint_files import AssembledFile, SourceFiles, load_object
 from memstore.convert.files import draft_torch
 from memstore.convert.formats import DCP_METADATA, Rules
-from memstore.convert.leaves import Assembly, BoxedTensor, Boxes, SourceValue, stand_in, why_not_whole
+from memstore.convert.leaves import Assembly, BoxedTensor, SourceValue, stand_in, why_not_whole
 from memstore.convert.naming import FlatItems, LeafRefusals, Sharing, flattened, nested, plain, special
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError, lacks_told
 from memstore.formats import ByteMeter, are_sizes, read_whole
@@ -65,7 +65,7 @@ _BEFORE_TORCH_2 = "torch.distributed._shard.checkpoint."
 
 
 class _StoredItem(NamedTuple):
-    """Where an item is."""
+    """The place of an item in a file."""
 
     name: str
     start: int
@@ -263,18 +263,14 @@ def _items(found: SourceValue, flat: FlatItems) -> list[_CheckpointItem]:
             items.append(_CheckpointItem(WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO), value))
             continue
         properties = TensorProperties(dtype=value.dtype, requires_grad=value.requires_grad)
-        for box, tensor in _boxes(found, value):
+        leaf = found.leaf(value)
+        for box, tensor in leaf.cut() if leaf.nbytes else ((whole(leaf.shape), value.detach()),):
             chunk = ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.shape))
             said = TensorWriteData(chunk, properties, torch.Size(value.shape))
             items.append(
                 _CheckpointItem(WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, None, said), tensor)
             )
     return items
-
-
-def _boxes(found: SourceValue, tensor: torch.Tensor) -> Boxes:
-    leaf = found.leaf(tensor)
-    return leaf.cut() if leaf.nbytes else ((whole(leaf.shape), tensor.detach()),)
 
 
 def _described(items: list[_CheckpointItem], flat: FlatItems) -> Metadata:
@@ -317,18 +313,14 @@ def write_torch_checkpoint(
     for item, data in items:
         start = file.size
         if item.tensor_data is None:
-            file.add(_saved(data))
+            stream = io.BytesIO()
+            torch.save(data, stream)
+            file.add(stream.getvalue())
         else:
             frames.add(data, file)
         results.append(WriteResult(item.index, file.size - start, StorageInfo(_FILE, start, file.size - start)))
     file.write(folder, _FILE, meter)
     _TorchWriter(folder, target).finish(_described(items, flat), [results])
-
-
-def _saved(value: Any) -> bytes:
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
 
 
 class _TensorFrames:

@@ -76,12 +76,9 @@ def open_safetensors(path: str, rules: Rules) -> SourceValue:
     value = load_files("", path, "safetensors", allow_pickle=rules.allow_pickle)
     metadata = read_metadata(first or path)
     _check_whole(metadata, listed=(first or path).endswith(".json"))
-    return SourceValue(value, metadata={file: _without_torchs(said) for file, said in metadata.items()})
-
-
-def _without_torchs(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Drops what torch says of parts: the tensors are whole."""
-    return {name: text for name, text in metadata.items() if name not in (_SHARDING_INFO, "DCP_VERSION")}
+    torchs = (_SHARDING_INFO, "DCP_VERSION")  # says that these may be parts, and they are whole
+    kept = {file: {name: text for name, text in said.items() if name not in torchs} for file, said in metadata.items()}
+    return SourceValue(value, metadata=kept)
 
 
 def _check_whole(metadata: Mapping[str, Mapping[str, str]], *, listed: bool) -> None:

@@ -94,7 +94,7 @@ def _entries(path: Path, value: Any, refusals: LeafRefusals, is_leaf: Callable[[
 
 
 def plain(value: Any, refusals: LeafRefusals) -> Any:
-    """TensorDicts as dicts, and what is in their NonTensorData. (Other containers stay what they are.)"""
+    """Returns TensorDicts as dicts, and what is in their NonTensorData. (Other containers stay what they are.)"""
     return _plain((), value, refusals)
 
 

@@ -5,6 +5,7 @@ A snapshot can have any value, with its containers, its objects, and tensors tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -41,7 +42,11 @@ def open_snapshot(path: str, rules: Rules) -> SourceValue:
     stored = Stored(path)
     _check_ranks(stored)
     reader = _SnapshotTensors(stored)
-    values = {key: reader.value(_value(stored, key), rules) for key in stored.keys(stored.manifest.world_size)}
+    values: dict[str, Any] = {}
+    for key in stored.keys(stored.manifest.world_size):
+        value = stored.value(0, key)
+        assert value is not None  # keys() names those that a rank has
+        values[key] = reader.value(value, rules)
     return SourceValue(values[WHOLE] if set(values) == {WHOLE} else values, reader.assembly.boxes)
 
 
@@ -51,22 +56,12 @@ def _check_ranks(stored: Stored) -> None:
     for rank, values in enumerate(stored.manifest.ranks):
         for key, index in values.items():
             first, one = seen.setdefault(key, (rank, index))
-            if one != index and not _are_alike(stored, one, index):
+            # they have one name: what differs is in them
+            if one != index and stored.manifest.values[one] != stored.manifest.values[index]:
                 raise UnsupportedValueError(
                     f"{stored.path}: ranks {first} and {rank} have different values under {key!r}, and a conversion "
                     "has one: restore it with as many ranks, and save it anew without"
                 )
-
-
-def _are_alike(stored: Stored, one: int, other: int) -> bool:
-    first, second = stored.manifest.values[one], stored.manifest.values[other]
-    return (first.structure, first.objects, first.tensors) == (second.structure, second.objects, second.tensors)
-
-
-def _value(stored: Stored, key: str) -> Value:
-    found = stored.value(0, key)
-    assert found is not None  # keys() names those that a rank has
-    return found
 
 
 class _SnapshotTensors:
@@ -113,7 +108,7 @@ def open_checkpoint(path: str, rules: Rules) -> SourceValue:
     items: dict[str, Any] = {name: reader.tensor(tensor) for name, tensor in snapshot.tensors(STATE).items()}
     for name, tensor in snapshot.tensors(BYTES).items():
         items[name] = decode_object(name, reader.tensor(tensor).numpy().tobytes())
-    chunks = snapshot.tensors(WRAPPED) if snapshot.has(WRAPPED) else {}
+    chunks: Mapping[str, ManifestTensor] = snapshot.tensors(WRAPPED) if snapshot.has(WRAPPED) else {}
     for name, said in metadata.state_dict_metadata.items():
         if name in items or not isinstance(said, TensorStorageMetadata):
             continue

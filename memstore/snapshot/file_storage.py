@@ -57,6 +57,7 @@ from memstore.snapshot.storage import (
 
 
 _JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
+_PATIENCE, _PAUSE = 60.0, 0.01  # seconds for the lock of a folder, and between two looks
 
 
 class FileStorage:
@@ -262,8 +263,17 @@ class FileStorage:
         Raises:
             StoreTimeoutError: another process is in one for a minute.
         """
-        with lock_folder(self.path):
+        with file_errors(self.path):
+            folder = OwnedFile(os.path.join(self.path, "."), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            deadline = time.monotonic() + _PATIENCE
+            while not _locked(partial(syscalls.lock_exclusive, folder.fd), without_locks=True):
+                if time.monotonic() > deadline:
+                    raise StoreTimeoutError(f"{self.path} is locked by another process for {_PATIENCE:g} s")
+                time.sleep(_PAUSE)
             yield
+        finally:
+            folder.close()
 
     def keep(self, name: str) -> OwnedFile | None:
         """Marks a file as one that this process needs, until what is returned is closed, or the process dies.
@@ -273,20 +283,41 @@ class FileStorage:
         Returns:
             None if there is no such file (any more).
         """
-        return keep_file(self._path_of(name), self._fd)
+        path = self._path_of(name)
+        try:
+            file = LockFile(path, os.O_RDWR, dir_fd=self._fd)  # a forked child closes its copy
+        except FileNotFoundError:
+            return None
+        # Without locks it is kept as far as that goes: `unless_kept` takes every file for one that somebody keeps.
+        if _locked(partial(syscalls.lock_shared, file.fd), without_locks=True):
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+                if os.path.samestat(found, os.fstat(file.fd)):  # who removes a file does so under its lock
+                    return file
+        file.close()
+        return None
 
     @contextlib.contextmanager
     def unless_kept(self, name: str) -> Generator[bool]:
         """Gives whether nobody keeps a file, and while the block runs, nobody can."""
-        with file_unless_kept(self._path_of(name), self._fd) as is_free:
-            yield is_free
+        try:
+            file = LockFile(self._path_of(name), os.O_RDWR, dir_fd=self._fd)
+        except FileNotFoundError:
+            yield False
+            return
+        try:
+            yield _locked(file.lock, without_locks=False)
+        finally:
+            file.close()
 
     def _link(self, beside: str, name: str, path: str) -> None:
         folder = self._fd
         try:
             syscalls.link(beside, name, folder)
         except FileExistsError:
-            if not _is_same(beside, name, folder):  # over NFS, a call that succeeded may be sent again
+            ours = os.stat(beside, dir_fd=folder, follow_symlinks=False)
+            theirs = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if not os.path.samestat(ours, theirs):  # over NFS, a call that succeeded may be sent again
                 raise AlreadyExistsError(f"{path} was made by somebody else meanwhile") from None
         except FileNotFoundError:  # so does a take once it is published, with what others have not finished
             text = f"{path}: another take to this folder was first, and removed what this one was about to publish"
@@ -325,14 +356,23 @@ class FileStorage:
         return True
 
 
+def _locked(lock: Callable[[], bool], *, without_locks: bool) -> bool:
+    """Takes a lock (flock), which is gone when its process dies, and returns whether that succeeded.
+
+    Args:
+        without_locks: what to return where the file system has no locks; over NFS they want a file that is open for
+            writing.
+    """
+    try:
+        return lock()
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF):
+            return without_locks
+        raise
+
+
 def _counting(done: Done | None) -> Callable[[ChunkRun], None]:
     return (lambda _: None) if done is None else lambda run: done(run.nbytes)
-
-
-def _is_same(one: str, other: str, folder: int) -> bool:
-    return os.path.samestat(
-        os.stat(one, dir_fd=folder, follow_symlinks=False), os.stat(other, dir_fd=folder, follow_symlinks=False)
-    )
 
 
 # --- Runs of bytes, from memory to a file or back --------------------------------------------------------------------
@@ -453,89 +493,6 @@ def check_sums(path: str, size: int, sums: bytes) -> None:
 def damaged(path: str, detail: str) -> CorruptionError:
     """Returns an error that names the file."""
     return CorruptionError(path=path, detail=detail)
-
-
-# --- Locks -----------------------------------------------------------------------------------------------------------
-# Locks of a folder and of files in it (flock). Those of a process that has died are gone with it.
-
-
-_PATIENCE, _PAUSE = 60.0, 0.01  # seconds for a lock, and between two looks
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
-
-
-@contextlib.contextmanager
-def lock_folder(path: str) -> Generator[None]:
-    """Locks the folder while the block runs; see `FileStorage.alone`."""
-    with file_errors(path):
-        folder = OwnedFile(os.path.join(path, "."), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        deadline = time.monotonic() + _PATIENCE
-        while not _locked(folder):
-            if time.monotonic() > deadline:
-                raise StoreTimeoutError(f"{path} is locked by another process for {_PATIENCE:g} s")
-            time.sleep(_PAUSE)
-        yield
-    finally:
-        folder.close()
-
-
-def _locked(folder: OwnedFile) -> bool:
-    try:
-        return syscalls.lock_exclusive(folder.fd)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return True  # the file system has no such locks; over NFS they want a file that is open for writing
-        raise
-
-
-def keep_file(path: str, folder: int) -> LockFile | None:
-    """Marks a file as needed; see `FileStorage.keep`."""
-    try:
-        file = LockFile(path, os.O_RDWR, dir_fd=folder)  # a forked child closes its copy
-    except FileNotFoundError:
-        return None
-    try:
-        is_kept = syscalls.lock_shared(file.fd)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        is_kept = True  # as far as that goes: `is_kept` takes every file for one that somebody keeps
-    if is_kept and _is_there(file, path, folder):
-        return file
-    file.close()
-    return None
-
-
-@contextlib.contextmanager
-def file_unless_kept(path: str, folder: int) -> Generator[bool]:
-    """Gives whether nobody keeps a file; see `FileStorage.unless_kept`."""
-    try:
-        file = LockFile(path, os.O_RDWR, dir_fd=folder)
-    except FileNotFoundError:
-        yield False
-        return
-    try:
-        yield _is_free(file)
-    finally:
-        file.close()
-
-
-def _is_free(file: LockFile) -> bool:
-    try:
-        return file.lock()
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return False
-        raise
-
-
-def _is_there(file: OwnedFile, path: str, folder: int) -> bool:
-    """Returns whether this is still what the path names: who removes a file does so under its lock."""
-    try:
-        found = os.stat(os.path.basename(path), dir_fd=folder, follow_symlinks=False)
-        return os.path.samestat(found, os.fstat(file.fd))
-    except FileNotFoundError:
-        return False
 
 
 # --- What the file system refuses, as memstore's errors --------------------------------------------------------------

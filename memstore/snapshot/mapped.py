@@ -136,7 +136,7 @@ def _values(stored: Stored, rank: int) -> list[Value]:
 
 
 class MappedPlaces:
-    """Where the tensors of a snapshot lie in the range of addresses that their files are mapped to.
+    """The places of tensors in the range of addresses that the files of a snapshot are mapped to.
 
     Args:
         tensors: whose files are needed.
@@ -208,7 +208,7 @@ class MappedPlaces:
 
 
 class MappedPlace(NamedTuple):
-    """Where a tensor lies: whole, in C order, from `start` on; or in boxes, if there are any."""
+    """The place of a tensor: whole, in C order, from `start` on; or in boxes, if there are any."""
 
     start: int
     boxes: tuple[StoredBox, ...]

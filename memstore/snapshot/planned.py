@@ -38,11 +38,15 @@ from memstore.structure import DTYPE_NAMES, DTYPES, copy_into
 
 
 class PlannedTensor(NamedTuple):
-    """A tensor of the snapshot, and all its parts: the number of the file that has each, and where."""
+    """A tensor of the snapshot, and all its parts.
+
+    Attributes:
+        parts: the number of the file that has each, and which of its boxes that is.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    boxes: Sequence[tuple[int, ManifestBox]]
+    parts: list[tuple[int, int]]
 
 
 class SnapshotPlan(NamedTuple):
@@ -81,15 +85,17 @@ def publish_planned(path: str, planned: SnapshotPlan, replacing: Replacing, *, s
     for key, found in planned.tensors.items():
         values.append(walker.add(key, {name: _stand_in(one) for name, one in found.items()}))
         for place, one in zip(values[-1].tensors, found.values(), strict=True):
+            boxes: list[ManifestBox] = []
+            for file, part in one.parts:
+                box = planned.files[file].boxes[part]
+                if box is not None:
+                    boxes.append(ManifestBox(numbers[file], box.offset, box.nbytes, box.offsets, box.shape))
             name = walker.tensors[place].path
-            check_cover(name, one.shape, [Box(box.offsets, box.shape) for _, box in one.boxes])
-            boxes = tuple(
-                ManifestBox(numbers[file], box.offset, box.nbytes, box.offsets, box.shape) for file, box in one.boxes
-            )
-            tensors.append(PartTensor(name, DTYPE_NAMES[one.dtype], one.shape, False, "", boxes))
+            check_cover(name, one.shape, [Box(box.offsets, box.shape) for box in boxes])
+            tensors.append(PartTensor(name, DTYPE_NAMES[one.dtype], one.shape, False, "", tuple(boxes)))
     values += [walker.add(key, value) for key, value in planned.objects.items()]
-    part = SnapshotPart(new_take(path, 1, id=save, durable=durable), 0, tuple(files), tuple(tensors), tuple(values))
-    publish(FileStorage(path), [part], replacing)
+    whole = SnapshotPart(new_take(path, 1, id=save, durable=durable), 0, tuple(files), tuple(tensors), tuple(values))
+    publish(FileStorage(path), [whole], replacing)
 
 
 def _stand_in(one: PlannedTensor) -> TensorShard:

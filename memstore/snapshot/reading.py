@@ -111,7 +111,7 @@ def _read(stored: Stored, meter: ProgressMeter, check_narrow: bool, file: int, p
 
 
 def _apart(parts: Sequence[FilePart]) -> list[list[FilePart]]:
-    """Batches in each of which no two parts overlap in the file: tied tensors are read for each target."""
+    """Returns batches in which no two parts overlap in the file: tied tensors are read for each target."""
     batches: list[list[FilePart]] = []
     ends: list[int] = []
     for part in sorted(parts, key=lambda part: part.offset):
@@ -161,7 +161,7 @@ _JOINED = 64 << 10  # bytes of a gap: to read them takes as long as what Python 
 
 
 class _Runs(NamedTuple):
-    """Where the elements of a part lie in its file: as many runs as the first dimensions have indices.
+    """The runs of a part in its file: as many as the first dimensions have indices.
 
     Attributes:
         dims: how many dimensions count the runs; the others lie within each.

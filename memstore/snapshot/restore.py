@@ -94,9 +94,7 @@ def restore(
             stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
             if any(map(structure.has_wrapped_shards, _leaves_of(state_dict))):
                 unread = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
-                _with_present(
-                    unread, state_dict, (key,), lambda built, target: bool(structure.pair_shards(target, built))
-                )
+                _with_present(unread, state_dict, (key,), are_alike)
             if isinstance(app_state[key], torch.optim.Optimizer):
                 saved = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
                 differences += optimizer_differences(path_of((key,)), app_state[key], saved)
@@ -419,7 +417,7 @@ _NAMED = 4  # paths in one message
 
 
 class RestorePlace(NamedTuple):
-    """Where a stored tensor goes.
+    """The tensor that a stored one is read into.
 
     Attributes:
         value, shards: the tensor in the object, and what of it is here.
@@ -447,7 +445,7 @@ class _MemoryRange(NamedTuple):
 
 
 def come_apart(stored: Stored, places: Sequence[RestorePlace]) -> tuple[list[RestorePlace], list[str]]:
-    """Places in which all that is stored can stand together; and the differences, where there are none such."""
+    """Returns places in which all that is stored can stand together, and the differences where there are none."""
     apart, clusters = list(places), _clusters(places)
     for cluster in clusters:
         firsts: dict[tuple[Any, ...], int] = {}
@@ -516,11 +514,15 @@ def _agree(stored: Stored, places: Sequence[RestorePlace], cluster: Sequence[_Me
     """Returns whether what is stored for them can stand in memory like theirs. Reads it into memory of its own."""
     start, stop = min(one.start for one in cluster), max(one.stop for one in cluster)
     start -= start % _ALIGNMENT
-    if any((one.start - start) % one.shard.local.itemsize or _has_bits(one.shard.local) for one in cluster):
-        return False  # nobody looks
+    for one in cluster:
+        local = one.shard.local
+        if (one.start - start) % local.itemsize or local.is_conj() or local.is_neg():
+            return False  # nobody looks
     with torch.inference_mode(False), torch.no_grad():
         storage = torch.empty(stop - start, dtype=torch.uint8, device="cpu").untyped_storage()
-        read = [Shard(one.shard.box, _new(one.shard.local)) for one in cluster]
+        locals = [one.shard.local for one in cluster]
+        made = [torch.empty(local.shape, dtype=local.dtype, device="cpu") for local in locals]
+        read = [Shard(one.shard.box, new) for one, new in zip(cluster, made, strict=True)]
         wants = [ReadRequest(places[one.place].tensor, (shard,)) for one, shard in zip(cluster, read, strict=True)]
         read_into(stored, wants, SILENT)
         doubles: list[torch.Tensor] = []
@@ -530,14 +532,6 @@ def _agree(stored: Stored, places: Sequence[RestorePlace], cluster: Sequence[_Me
             doubles.append(over(storage, local.dtype, at, local.shape, local.stride()))
             traits.copyable(doubles[-1]).copy_(traits.copyable(shard.local))
         return all(torch.equal(_bits(there), _bits(shard.local)) for there, shard in zip(doubles, read, strict=True))
-
-
-def _has_bits(local: torch.Tensor) -> bool:
-    return local.is_conj() or local.is_neg()
-
-
-def _new(local: torch.Tensor) -> torch.Tensor:
-    return torch.empty(local.shape, dtype=local.dtype, device="cpu")
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -228,7 +228,7 @@ Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class StagedPlace(NamedTuple):
-    """Where the elements of a tensor lie in the memory, in bytes."""
+    """The place of a tensor's elements in the memory, in bytes."""
 
     offset: int
     nbytes: int

@@ -180,7 +180,7 @@ def ask_state_dicts(ranks: RankGroup, keys: Iterable[str], app_state: AppState) 
 
 
 def matches_globs(path: str, globs: Iterable[str], rank: int) -> bool:
-    """Patterns are of paths without a rank, as torchsnapshot has them; those of `get_manifest`'s do, too."""
+    """Returns whether a pattern matches the path: without a rank, as in torchsnapshot, or with it."""
     return any(fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(f"{rank}/{path}", glob) for glob in globs)
 
 
@@ -296,7 +296,9 @@ class StateWalker:
             shape, dtype = tuple(facts.shapes[i]), facts.dtypes[i]
             nbytes = traits.count(shape) * dtype.itemsize
             leaves.append(Leaf((), DTYPE_NAMES[dtype], shape, None, 0, nbytes))
-        plan = structure.describe_external_tree(tree, leaves, walk.objects, [_anywhere(trait) for trait in found], same)
+        # without the device: what is restored goes to where its object has it
+        kinds = [one._replace(device=None) if one.kind or one.requires_grad else traits.PLAIN for one in found]
+        plan = structure.describe_external_tree(tree, leaves, walk.objects, kinds, same)
         places = [
             self._place(key, leaf.name, tensor, walk.sharded.get(i), address)
             for i, (leaf, tensor, address) in enumerate(zip(plan.plan.leaves, walk.tensors, addresses, strict=True))
@@ -328,8 +330,3 @@ class StateWalker:
         self._paths.add(path)
         self.tensors.append(HeldTensor(path, name, tensor.dtype, shape, shards, leaf is not None))
         return len(self.tensors) - 1
-
-
-def _anywhere(found: traits.Traits) -> traits.Traits:
-    """Drops the device: what is restored goes to where its object has it."""
-    return traits.PLAIN if not found.kind and not found.requires_grad else found._replace(device=None)

@@ -371,7 +371,7 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T], each: Callable[[
     with ThreadPoolExecutor(count, "memstore: snapshot") as pool:
         batch = min(-(-len(items) // (count * _FEW)), _BATCH)
         batches = [items[start : start + batch] for start in range(0, len(items), batch)]
-        futures = [pool.submit(_all, function, some) for some in batches]
+        futures = [pool.submit(lambda some: list(map(function, some)), some) for some in batches]
         try:
             for some, future in zip(batches, futures, strict=True):
                 results += future.result()
@@ -381,10 +381,6 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T], each: Callable[[
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return results
-
-
-def _all(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    return list(map(function, items))
 
 
 # --- How far a snapshot is: a callback, or a bar on the terminal -----------------------------------------------------

@@ -189,7 +189,7 @@ class PendingWrite:
         if self._end.is_set():
             return
         self._result = result
-        settled, self._settled = self._settled, _nothing  # which would keep the memory as long as this object
+        settled, self._settled = self._settled, lambda: None  # which would keep the memory as long as this object
         try:
             settled()  # first: who has waited finds the memory free
         finally:
@@ -225,10 +225,6 @@ class PendingWrite:
             raise MemstoreError(
                 f"{self._what}: process {self._pid} asked for it, and this is {os.getpid()}, a fork of it"
             )
-
-
-def _nothing() -> None:
-    pass
 
 
 # --- The process -----------------------------------------------------------------------------------------------------
@@ -313,7 +309,9 @@ def _write_all(job: WriteJob, staged: memoryview, done: Callable[[int], None] | 
             )
         finish = None if job.finish is None else step_named(job.finish)
     except BaseException:
-        _remove_all(storage, list(sums))
+        for name in sums:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                storage.remove(name)
         raise
     return b"" if finish is None else finish(storage, job.argument, sums, job.durable)
 
@@ -329,12 +327,6 @@ def _parts_of(file: StagedFile, staged: memoryview) -> list[FilePart]:
         parts.append(FilePart(offset, staged[start : start + nbytes]))
         offset += nbytes
     return parts
-
-
-def _remove_all(storage: Storage, names: list[str]) -> None:
-    for name in names:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
-            storage.remove(name)
 
 
 # --- Last steps of a job ---------------------------------------------------------------------------------------------
@@ -418,7 +410,7 @@ class WriteFailure(msgspec.Struct, frozen=True):
 
 
 class WriteAdvance(msgspec.Struct, frozen=True, tag=True):
-    """How many more bytes of a job are written."""
+    """The number of bytes of a job that were written since the last word."""
 
     number: int
     nbytes: int

@@ -113,14 +113,14 @@ class FinishedSave(NamedTuple):
 
     Attributes:
         files: of each rank that has written an item.
-        tensors: by STATE, BYTES or WRAPPED and by name: dtype, shape, and the parts: which file, and which box of it.
+        tensors: by STATE, BYTES or WRAPPED and by name.
         objects: for DCP.
     """
 
     save: str
     world_size: int
     files: Sequence[WrittenFile]
-    tensors: Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...], Sequence[tuple[int, int]]]]]
+    tensors: Mapping[str, Mapping[str, PlannedTensor]]
     objects: Any
 
 
@@ -163,7 +163,7 @@ class Checkpoint(Protocol):
 
 
 class CheckpointPlace(Protocol):
-    """Where a checkpoint is, or is to be."""
+    """The place where a checkpoint is, or is to be."""
 
     @property
     def id(self) -> str:
@@ -179,7 +179,7 @@ class CheckpointPlace(Protocol):
         ...
 
     def missing(self) -> list[str]:
-        """Folders that a save will make here, the innermost first."""
+        """Returns the folders that a save will make here, the innermost first."""
         ...
 
     def announce(self, ticket: SaveTicket) -> None:
@@ -275,7 +275,7 @@ class FolderPlace:
         return found
 
     def announce(self, ticket: SaveTicket) -> None:
-        """Ranks need not know: each has an id of its own for its files, and says it with them."""
+        """Does nothing: each rank has an id of its own for its files, and says it with them."""
 
     def current(self, ticket: SaveTicket) -> SaveTicket:
         return SaveTicket(new_id(), ticket.rank, ticket.world_size)
@@ -295,17 +295,9 @@ class FolderPlace:
         )
 
     def publish(self, finished: FinishedSave) -> None:
-        tensors: dict[str, dict[str, PlannedTensor]] = {STATE: {}, BYTES: {}}
-        for key, found in finished.tensors.items():
-            tensors.setdefault(key, {})
-            for name, (dtype, shape, parts) in found.items():
-                boxes = [(file, finished.files[file].boxes[box]) for file, box in parts]
-                tensors[key][name] = PlannedTensor(
-                    dtype, shape, [(file, box) for file, box in boxes if box is not None]
-                )
         publish_planned(
             self.path,
-            SnapshotPlan(finished.files, tensors, {DCP: finished.objects}),
+            SnapshotPlan(finished.files, finished.tensors, {DCP: finished.objects}),
             self._replacing,
             save=finished.save,
             durable=self._options.durability == "disk",
@@ -426,7 +418,7 @@ class EntryPlace:
         return f"{self._key}/dcp-save"
 
     def take_part(self, ticket: SaveTicket) -> Callable[[], None]:
-        return _nothing  # the store keeps parts for a time, whoever lives
+        return lambda: None  # the store keeps parts for a time, whoever lives
 
     def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
         parts: dict[tuple[str, str], list[PlannedBox]] = defaultdict(list)
@@ -435,8 +427,11 @@ class EntryPlace:
         value: dict[str, dict[str, Any]] = {STATE: {}, BYTES: {}}
         for (key, name), found in parts.items():
             value.setdefault(key, {})
-            made = tuple((box.box.offsets, _tensor_of_box(box)) for box in found)
-            value[key][name] = TensorShards(found[0].dtype, found[0].shape, made)
+            made: list[tuple[tuple[int, ...], torch.Tensor]] = []
+            for box in found:
+                local = torch.empty(box.box.shape, dtype=box.dtype) if box.box.is_empty else box.make().detach()
+                made.append((box.box.offsets, local if local.dtype == box.dtype else local.to(box.dtype)))
+            value[key][name] = TensorShards(found[0].dtype, found[0].shape, tuple(made))
         self._store.put_sharded(
             self._key,
             value,
@@ -478,14 +473,6 @@ class EntryPlace:
     def open(self) -> EntryCheckpoint:
         *_, writable = self._store.lend_root(self._key)
         return EntryCheckpoint(self._store.ref(self._key), can_be_sent=writable)
-
-
-def _nothing() -> None: ...
-
-
-def _tensor_of_box(box: PlannedBox) -> torch.Tensor:
-    made = torch.empty(box.box.shape, dtype=box.dtype) if box.box.is_empty else box.make().detach()
-    return made if made.dtype == box.dtype else made.to(box.dtype)
 
 
 class EntryCheckpoint:

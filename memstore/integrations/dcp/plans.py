@@ -191,7 +191,7 @@ def reading_of(item: ReadItem, planner: LoadPlanner, stored: Mapping[str, Mappin
     if key == BYTES:
         data = torch.empty(tensor.shape, dtype=torch.uint8)
         part = TensorRead(key, name, whole(tensor.shape), data)
-        return ItemRead(part, partial(_load_bytes, planner, item, data))
+        return ItemRead(part, lambda: planner.load_bytes(item, io.BytesIO(data.numpy().tobytes())))
     box = _box_of(item, tensor)
     target = _target_of(item, planner, box.shape)
     if is_made_of_several(target):
@@ -270,10 +270,6 @@ def _box_of(item: ReadItem, tensor: CheckpointTensor) -> Box:
     return Box(tuple(map(sum, zip(chunk, inner, strict=True))), sizes)
 
 
-def _load_bytes(planner: LoadPlanner, item: ReadItem, data: torch.Tensor) -> None:
-    planner.load_bytes(item, io.BytesIO(data.numpy().tobytes()))
-
-
 # --- Metadata --------------------------------------------------------------------------------------------------------
 
 
@@ -340,7 +336,8 @@ def describe(metadata: Metadata, wrapped: Collection[str] = ()) -> dict[str, Any
     properties: dict[str, StoredProperties] = {}
     for name, found in metadata.state_dict_metadata.items():
         if isinstance(found, TensorStorageMetadata):
-            kept = _kept(found.properties)
+            said = found.properties
+            kept = StoredProperties(said.requires_grad, said.pin_memory, str(said.memory_format))
             if kept != StoredProperties():
                 properties[name] = kept
     paths = _paths_of(metadata.planner_data)
@@ -363,10 +360,6 @@ def describe(metadata: Metadata, wrapped: Collection[str] = ()) -> dict[str, Any
 def _wrapped_of(found: Any) -> WrappedTensor:
     chunks = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in found.chunks]
     return WrappedTensor(DTYPE_NAMES[found.properties.dtype], tuple(found.size), chunks)
-
-
-def _kept(found: TensorProperties) -> StoredProperties:
-    return StoredProperties(found.requires_grad, found.pin_memory, str(found.memory_format))
 
 
 def _origin_of(meta: StorageMeta) -> StoredOrigin:

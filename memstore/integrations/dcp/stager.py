@@ -108,17 +108,15 @@ class _StagingWalk:
         if isinstance(value, torch.Tensor):
             return self._visit_tensor(value, path)
         if isinstance(value, Mapping):
-            return self._visit_mapping(cast("Mapping[Any, Any]", value), path)
+            entries = cast("Mapping[Any, Any]", value).items()
+            of_keys = {key: self.visit(entry, (*path, key)) for key, entry in entries}
+            return lambda copies: {key: make(copies) for key, make in of_keys.items()}
         if type(value) in (list, tuple):
             makers = [self.visit(entry, (*path, i)) for i, entry in enumerate(cast("list[Any]", value))]
             kind = type(value)
             return lambda copies: kind(make(copies) for make in makers)
         kept = copy.deepcopy(value)
         return lambda _: kept
-
-    def _visit_mapping(self, value: Mapping[Any, Any], path: Path) -> _Maker:
-        makers = {key: self.visit(entry, (*path, key)) for key, entry in value.items()}
-        return lambda copies: {key: make(copies) for key, make in makers.items()}
 
     def _visit_tensor(self, value: torch.Tensor, path: Path) -> _Maker:
         value = settled(value)
@@ -134,8 +132,10 @@ class _StagingWalk:
             return lambda copies: copies[number]
         if isinstance(value, StoredTensor):  # it never changes: what is written is read of it
             return lambda _: value
-        if isinstance(value, LocalShardsWrapper):
-            return self._visit_shards(value, path)
+        if isinstance(value, LocalShardsWrapper):  # the local tensor of an embedding table's DTensor
+            makers = [self.visit(shard, path) for shard in value.local_shards()]
+            offsets = [tuple(offset) for offset in value.local_offsets()]
+            return lambda copies: LocalShardsWrapper([make(copies) for make in makers], offsets)
         if hasattr(value, "local_shards"):
             return self._visit_sharded(value, path)
         if structure.is_wrapper(type(value)):
@@ -164,12 +164,6 @@ class _StagingWalk:
             return kind.__tensor_unflatten__(parts | copied, context, size, stride)  # a mesh stays the same one
 
         return make
-
-    def _visit_shards(self, value: LocalShardsWrapper, path: Path) -> _Maker:
-        """Visits what the DTensors of embedding tables have for local tensors."""
-        makers = [self.visit(shard, path) for shard in value.local_shards()]
-        offsets = [tuple(offset) for offset in value.local_offsets()]
-        return lambda copies: LocalShardsWrapper([make(copies) for make in makers], offsets)
 
     def _visit_sharded(self, value: Any, path: Path) -> _Maker:
         makers = [self.visit(shard.tensor, path) for shard in value.local_shards()]

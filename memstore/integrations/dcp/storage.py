@@ -73,6 +73,7 @@ from memstore.integrations.dcp.places import (
 )
 from memstore.integrations.dcp.plans import ItemRead, describe, metadata_of, planned_items, reading_of
 from memstore.snapshot.drafts import WrittenFile
+from memstore.snapshot.planned import PlannedTensor
 from memstore.snapshot.publishing import new_id
 from memstore.structure import DTYPE_NAMES, DTYPES
 
@@ -226,7 +227,7 @@ class StorageWriter(storage.StorageWriter):
 
     def _finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         files: list[WrittenFile] = []
-        tensors: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...], list[tuple[int, int]]]]] = {}
+        tensors: dict[str, dict[str, PlannedTensor]] = {STATE: {}, BYTES: {}}
         seen: set[MetadataIndex] = set()
         wrapped: set[str] = set()  # the names of tensors that are made of several
         for of_rank in results:
@@ -240,11 +241,10 @@ class StorageWriter(storage.StorageWriter):
                 if written.key == WRAPPED:
                     wrapped.add(result.index.fqn)
                 name = wrapped_name(result.index) if written.key == WRAPPED else result.index.fqn
-                _, _, parts = tensors.setdefault(written.key, {}).setdefault(
-                    name, (DTYPES[written.dtype], written.shape, [])
-                )
-                parts.append((len(files) - 1, written.item))
-        for name in wrapped & tensors.get(STATE, {}).keys():
+                of_key = tensors.setdefault(written.key, {})
+                tensor = of_key.setdefault(name, PlannedTensor(DTYPES[written.dtype], written.shape, []))
+                tensor.parts.append((len(files) - 1, written.item))
+        for name in wrapped & tensors[STATE].keys():
             raise UnsupportedValueError(
                 f"{name}: some of its parts are plain tensors, and others are made of several: make all of one kind"
             )
