@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore._group_call import GroupCall
+from memstore._ranks import RankCall, RankStore
 from memstore.snapshot import ranks
 from tests.children import Child, Wire
 from tests.support import faults
@@ -42,17 +42,15 @@ def _rank(wire: Wire, rank: int, world_size: int, port: int, function: Any, argu
 
 def _say_and_forget(rank: int, store: Any) -> tuple[bool, int, int]:
     assert dist.group.WORLD is not None
-    call = GroupCall(dist.group.WORLD, "test")
+    call = RankCall(RankStore.of_group(dist.group.WORLD), "test")
+    deadline = time.monotonic() + 60
     if rank == 0:
         before = store.num_keys()
         call.say("long", LONG)
-        while not call.is_said("heard"):
-            time.sleep(0.001)
+        call.hear("heard", bytes, deadline, 1)
         call.forget("long", "heard", "never said")
         return True, before, store.num_keys()
-    while (heard := call.hear("long")) is None:
-        time.sleep(0.001)
-    is_whole = heard == LONG
+    is_whole = call.hear("long", bytes, deadline) == LONG
     call.say("heard", b"")
     return is_whole, 0, 0
 
@@ -77,7 +75,7 @@ def _rank_0_ends_at_once(rank: int, store: Any, folder: str, fails: bool) -> str
     """It has the group's store, and the other rank hears slowly."""
     if rank == 1:
         pause = time.sleep
-        ranks.time.sleep = lambda _: pause(0.1)  # type: ignore[assignment]
+        time.sleep = lambda _: pause(0.1)  # type: ignore[assignment]
     state = {"state": StateDict(rank=rank), **({"other": StateDict()} if fails and rank == 0 else {})}
     try:
         snapshot = Snapshot.take(f"{folder}/{fails}", {"state": StateDict(rank=rank)})

@@ -40,6 +40,7 @@ from memstore import _modes as modes
 from memstore._arguments import flag
 from memstore._info import Progress
 from memstore._parsing import UNDECODABLE
+from memstore._ranks import RankError
 from memstore.engine import deadline_after
 from memstore.errors import (
     AlreadyExistsError,
@@ -77,7 +78,7 @@ from memstore.snapshot.names import (
 )
 from memstore.snapshot.progress import ProgressMeter
 from memstore.snapshot.publishing import SnapshotPart, Take, abandon, publish, published, with_sums
-from memstore.snapshot.ranks import TIMEOUT, RankGroup, error_of_rank
+from memstore.snapshot.ranks import TIMEOUT, RankGroup
 from memstore.snapshot.staging import StagedTensors, stage
 from memstore.snapshot.stateful import (
     AppState,
@@ -477,7 +478,7 @@ class PendingTake:
                     kind, text = msgspec.json.decode(self._storage.read_bytes(name, 1 << 20), type=tuple[str, str])
                     if not self._has_part(rank):
                         self._abandon(self._all_files())
-                    return error_of_rank(rank, kind, text)
+                    return RankError(kind, text, rank).as_error()
         return None
 
 

@@ -1,7 +1,7 @@
 """Sharded puts: every rank puts what it holds, and all of it becomes one version at one moment. Decision 012.
 
 1. `find_rank` tells which rank this process is. `AttemptRank.agree` gives all ranks the attempt's name, and tells them
-   which plain leaves rank 0 writes. With torch.distributed these messages go through a `Meeting`.
+   which plain leaves rank 0 writes. With torch.distributed these messages go through a `StoreCall`.
 2. `put_sharded` has this rank's part drafted and prepared.
 3. The process that finds all parts merges and publishes them.
 4. Each rank waits for the outcome, and gives the attempt up for all when its time is over.
@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import torch
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from memstore import _modes as modes
 from memstore import contents
 from memstore._arguments import whole_number
-from memstore._group_call import LONGEST_PAUSE, SHORTEST_PAUSE, GroupCall
+from memstore._ranks import RankCall, RankStore
 from memstore._threads import ABANDONED, check_abandoned
 from memstore.engine import (
     AttemptFailure,
@@ -331,9 +331,6 @@ def _abort(root: Root, member: Participant, why: str, deadline: float) -> bool:
 
 
 # --- The ranks, and the name of their attempt ------------------------------------------------------------------------
-# The ranks of a sharded put: who this process is among them, and the name that they give to their attempt.
-#
-# With torch.distributed, rank 0 chooses the name and tells the others (`Meeting`).
 
 
 _BEGIN = "begin"
@@ -341,18 +338,22 @@ _MOST_RANKS = 1 << 16
 
 
 class Agreement(msgspec.Struct, frozen=True, array_like=True):
-    """What the ranks of a put know of each other."""
+    """The name of an attempt, and what the ranks of the put know of each other.
+
+    Attributes:
+        attempt: the name.
+        plain: the plain leaves and objects that rank 0 writes, so that the others need not.
+    """
 
     attempt: str
-    plain: tuple[Path, ...] = ()  # plain leaves and objects that rank 0 writes, so that the others need not
+    plain: tuple[Path, ...] = ()
 
 
 class AttemptRank:
     """A rank, whose attempt the caller has named."""
 
     def __init__(self, attempt: str, rank: int, world_size: int) -> None:
-        if not (isinstance(attempt, str) and attempt):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"attempt is a text that is not empty, and not {attempt!r}")
+        _check_attempt(attempt)
         try:
             attempt.encode()
         except UnicodeEncodeError:
@@ -363,140 +364,117 @@ class AttemptRank:
         self._attempt, self.rank, self.world_size = attempt, rank, world_size
 
     def agree(self, plain: tuple[Path, ...], deadline: float) -> Agreement:
-        """`plain` are the plain leaves and the objects that this rank holds."""
+        """Returns what the ranks agree on. `plain`: the plain leaves and the objects that this rank holds."""
         return Agreement(self._attempt)
 
 
 class DistributedRank(AttemptRank):
-    """A rank of torch.distributed."""
+    """A rank of torch.distributed. Rank 0 chooses the attempt's name, and tells the others."""
 
-    def __init__(self, meeting: Meeting, attempt: str | None = None) -> None:
-        if not (attempt is None or (isinstance(attempt, str) and attempt)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"attempt is a text that is not empty, and not {attempt!r}")
-        self._meeting = meeting
+    def __init__(self, call: StoreCall, attempt: str | None = None) -> None:
+        if attempt is not None:
+            _check_attempt(attempt)
+        self._call = call
         unique = uuid.uuid4().hex  # names may come again, as after a restart
-        name = unique if attempt is None else f"{attempt} {unique}"
-        super().__init__(name, meeting.rank, meeting.world_size)
+        super().__init__(unique if attempt is None else f"{attempt} {unique}", call.rank, call.world_size)
 
     def agree(self, plain: tuple[Path, ...], deadline: float) -> Agreement:
         """Raises StoreTimeoutError if rank 0 says nothing."""
         if self.rank:
-            said = self._meeting.hear(_BEGIN, Agreement, deadline)
-            self._meeting.leave([_BEGIN], self.world_size - 1)
+            said = self._call.hear(_BEGIN, Agreement, deadline)
+            self._call.done_with(_BEGIN)
             return said
         own = Agreement(self._attempt, plain)
         if self.world_size > 1:
-            self._meeting.say(_BEGIN, own)
+            self._call.say(_BEGIN, own)
         return own
+
+
+def _check_attempt(attempt: object) -> None:
+    if not (isinstance(attempt, str) and attempt):
+        raise TypeError(f"attempt is a text that is not empty, and not {attempt!r}")
 
 
 def find_rank(
     attempt: str | None, rank: int | None, world_size: int | None, process_group: Any, key: str, root: Root
 ) -> AttemptRank:
-    """Raises TypeError unless torch.distributed, or the caller, says who this rank is."""
+    """Returns which rank of the put this process is.
+
+    Raises:
+        TypeError: neither torch.distributed nor the caller says that.
+    """
     if attempt is not None and rank is not None and world_size is not None:
         return AttemptRank(attempt, rank, world_size)
     if rank is not None or world_size is not None:
         text = "a sharded put takes attempt=, rank= and world_size= together, or attempt= alone, or none of them"
         raise TypeError(f"{key!r}: {text}")
-    meeting = meet(process_group, "put", key, root, attempt)
-    if meeting is None:
+    call = call_of_ranks(process_group, "put", key, root, attempt)
+    if call is None:
         raise TypeError(
             f"{key!r}: the value is sharded, and this process is no rank of torch.distributed: call put_sharded with "
             "attempt= (a text that all ranks of this put share, and no other put has), rank= and world_size="
         )
-    return DistributedRank(meeting, attempt)
+    return DistributedRank(call, attempt)
 
 
 # --- Messages between the ranks of one call --------------------------------------------------------------------------
-# What the ranks of one call of a Store tell each other: typed messages, with deadlines (`_group_call.py` carries them).
-#
-# Calls for a key meet in their order; those that are named, by `attempt`, meet by their names.
 
 
-_MessageT = TypeVar("_MessageT")
+def call_of_ranks(process_group: Any, kind: str, key: str, root: Root, attempt: str | None = None) -> StoreCall | None:
+    """Returns one call of a Store that the ranks of a process group make together.
+
+    Calls for a key meet in their order; calls that are named, by `attempt`, meet by their names.
+
+    Args:
+        process_group: of torch.distributed; None: the default one.
+        kind: of the call: "put" or "load".
+        key, root: what it is about.
+        attempt: a name that the caller has given to the call; None: it has none.
+
+    Returns:
+        The call; None if this process is no rank of torch.distributed.
+
+    Raises:
+        TypeError: this is no process group, or this process is none of its ranks.
+        PartialCommitError: the group's store is out of reach.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        if process_group is not None:
+            raise TypeError(f"{key!r}: process_group is given, and torch.distributed is not initialized")
+        return None
+    group = dist.group.WORLD if process_group is None else process_group
+    if not isinstance(group, dist.ProcessGroup):
+        what = "this process is none of its ranks" if group is dist.GroupMember.NON_GROUP_MEMBER else repr(group)
+        raise TypeError(f"{key!r}: process_group must be one of torch.distributed, and have this process: {what}")
+    return StoreCall(RankStore.of_group(group), kind, key, root, attempt)
 
 
-def meet(process_group: Any, kind: str, key: str, root: Root, attempt: str | None = None) -> Meeting | None:
-    """The meeting of a call; None if this process is no rank of torch.distributed. Arguments as of `Meeting`."""
-    if dist.is_available() and dist.is_initialized():
-        return Meeting(process_group, kind, key, root, attempt)
-    if process_group is not None:
-        raise TypeError(f"{key!r}: process_group is given, and torch.distributed is not initialized")
-    return None
-
-
-class Meeting:
-    """One call that the ranks of a process group make together.
+class StoreCall(RankCall):
+    """One call of a Store that the ranks of a process group make together.
 
     Attributes:
         key: what it is about.
-        rank, world_size: this rank, and how many there are, in the group.
     """
 
-    def __init__(self, process_group: Any, kind: str, key: str, root: Root, attempt: str | None) -> None:
-        """
-        Args:
-            process_group: of torch.distributed; None: the default one.
-            kind: of the call: "put" or "load".
-            key, root: what it is about.
-            attempt: a name that the caller has given to the call; None: it goes by the order of the calls.
-
-        Raises:
-            TypeError: this is no process group, or this process is none of its ranks.
-        """
-        group = dist.group.WORLD if process_group is None else process_group
-        if not isinstance(group, dist.ProcessGroup):
-            what = "this process is none of its ranks" if group is dist.GroupMember.NON_GROUP_MEMBER else repr(group)
-            raise TypeError(f"{key!r}: process_group must be one of torch.distributed, and have this process: {what}")
+    def __init__(self, ranks: RankStore, kind: str, key: str, root: Root, attempt: str | None) -> None:
         self._kind, self.key, self._path = kind, key, root.path
-        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        try:
-            self._call = GroupCall(group, f"{kind}/{shared_id(root)}/{(key, attempt)!r}")
-        except (dist.DistError, RuntimeError) as error:
-            raise self._cut_off(error) from None
+        super().__init__(ranks, f"{kind}/{shared_id(root)}/{(key, attempt)!r}")
 
-    def say(self, word: str, message: msgspec.Struct) -> None:
-        """Tells it all ranks that ask for this word."""
-        try:
-            self._call.say(word, msgspec.msgpack.encode(message))
-        except (dist.DistError, RuntimeError) as error:
-            raise self._cut_off(error) from None
+    def late(self, missing: Sequence[int], word: str, waited: float) -> StoreTimeoutError:
+        who = f"rank {self.rank} waited {round(waited, 1):g} s for rank {missing[0]}"
+        where = f"in the store at {self._path}, or went to another store"
+        text = f"{self.key!r}: {who}, which did not come to this {self._kind} {where}"
+        return StoreTimeoutError(text, key=self.key)
 
-    def hear(self, word: str, kind: type[_MessageT], deadline: float, rank: int = 0) -> _MessageT:
-        """Waits for what a rank says.
-
-        Raises:
-            StoreTimeoutError: it said nothing by the deadline.
-            AbandonedError: this is a load, and its task was cancelled. (A put goes on to where it can tell the others.)
-            PartialCommitError: the group's store is out of reach.
-        """
-        started, pause = time.monotonic(), SHORTEST_PAUSE
-        try:
-            while (said := self._call.hear(word)) is None:
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-                if ABANDONED and self._kind == "load":
-                    check_abandoned()
-                if time.monotonic() >= deadline:
-                    waited = f"rank {self.rank} waited {round(max(deadline - started, 0), 1):g} s for rank {rank}"
-                    where = f"in the store at {self._path}, or went to another store"
-                    text = f"{self.key!r}: {waited}, which did not come to this {self._kind} {where}"
-                    raise StoreTimeoutError(text, key=self.key)
-            return msgspec.msgpack.decode(said, type=kind)
-        except (dist.DistError, RuntimeError) as error:
-            raise self._cut_off(error) from None
-
-    def leave(self, words: Sequence[str], ranks: int) -> None:
-        """Says that this rank has heard all; the last of so many ranks removes what was said."""
-        try:
-            if self._call.count("left") == ranks:
-                self._call.forget(*words)
-                self._call.forget_count("left")
-        except (dist.DistError, RuntimeError) as error:
-            raise self._cut_off(error) from None
-
-    def _cut_off(self, error: Exception) -> PartialCommitError:
+    def cut_off(self, error: Exception) -> PartialCommitError:
         why = str(error).partition("\n")[0]
         text = f"{self.key!r}: rank {self.rank} can't reach the store of its process group: {why}"
         return PartialCommitError(text, key=self.key)
+
+    def look_around(self, word: str, rank: int) -> None:
+        """Raises AbandonedError in a load whose task was cancelled.
+
+        A put goes on to where it can tell the others.
+        """
+        if ABANDONED and self._kind == "load":
+            check_abandoned()

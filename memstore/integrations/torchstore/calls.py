@@ -17,18 +17,12 @@ part comes; until then readers get the version before. A rank waits for no other
    this key. So ranks put a key equally often; one that left a put out is behind by one until its process group ends.
 """
 
-# pyright: reportPrivateUsage=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import threading
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -37,6 +31,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 import memstore
 from memstore import structure
+from memstore._ranks import RankStore
 from memstore.errors import (
     CrossHostError,
     KeyNotFoundError,
@@ -376,23 +371,11 @@ _PREFIX = "memstore/torchstore"
 
 
 class RankAttempt(NamedTuple):
-    """What `Store.put_sharded` takes."""
+    """The attempt of a rank, as `Store.put_sharded` takes it."""
 
     attempt: str
     rank: int
     world_size: int
-
-
-class _GroupLife:
-    """What this process knows of a process group's store: the name of its life there, for each set of ranks."""
-
-    def __init__(self) -> None:
-        self.names: dict[tuple[int, ...], str] = {}
-        self.counts: dict[tuple[str, str, tuple[int, ...]], Iterator[int]] = {}
-
-
-_lives: WeakKeyDictionary[Any, _GroupLife] = WeakKeyDictionary()
-_lock = threading.Lock()  # of these
 
 
 def plain_where_whole(value: Any) -> tuple[Any, tuple[DeviceMesh, ...]]:
@@ -432,21 +415,10 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def next_attempt(root: str, key: str, meshes: tuple[DeviceMesh, ...]) -> RankAttempt:
-    """Of this rank's next put of this key, with those ranks that these meshes have."""
+    """Returns the attempt of this rank's next put of this key, with the ranks that these meshes have."""
     ranks = tuple(sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}))
     group: Any = dist.group.WORLD
-    with _lock:
-        life = _lives.setdefault(group, _GroupLife())
-        name = life.names.get(ranks)
-        if name is None:
-            name = life.names[ranks] = _name_of_life(group, ranks)
-        count = next(life.counts.setdefault((root, key, ranks), itertools.count(1)))
-    return RankAttempt(f"{name}/{count}", ranks.index(dist.get_rank()), len(ranks))
-
-
-def _name_of_life(group: Any, ranks: tuple[int, ...]) -> str:
-    store: Any = dist.distributed_c10d._get_process_group_store(group)
-    who = hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest()
-    token = bytes(store.compare_set(f"{_PREFIX}/{who}", "", uuid.uuid4().hex)).decode()
-    lives = store.add(f"{_PREFIX}/{who}/{dist.get_rank()}", 1)
-    return f"torchstore/{token}/{lives}"
+    store = RankStore.of_group(group)
+    name = store.name_among(_PREFIX, ranks)
+    count = store.next_number((root, key, ranks))
+    return RankAttempt(f"torchstore/{name}/{count}", ranks.index(store.rank), len(ranks))
