@@ -144,8 +144,8 @@ async def _load_given_up(root: str, gives_up: int) -> tuple[str, bool, int]:
 
 
 def _has_a_thread(store: memstore.aio.AsyncStore) -> bool:
-    lane = aio_calls._pools.get(store.lane_of_ranks("run"))
-    return lane is not None and lane._running > 0
+    pool = aio_calls._pools.get(store.pool_of_ranks("run"))
+    return pool is not None and pool._running > 0
 
 
 def save_and_load_in_inference_mode(root: str, kind: str) -> None:
