@@ -204,7 +204,7 @@ class RankCall:
     # --- verbs
 
     def begin(self, deadline: float) -> None:
-        """Waits for rank 0, without whose token no other rank can say anything. A rank that hears first needs no wait."""
+        """Waits for rank 0, without whose token no other rank can say anything. Whoever hears first does so anyway."""
         pauses = self._pauses("", 0, (), deadline)
         while not self.has_begun():
             next(pauses)

@@ -33,7 +33,7 @@ _END, _LEFT, _PROCESS = "end", "left", "process"  # words
 
 
 class StepOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """Returned or raised by a step of one rank."""
+    """The outcome of a step on one rank: what it returned, or the error that it raised."""
 
     found: bytes = b""
     error: RankError | None = None
@@ -54,7 +54,8 @@ class RankGroup:
 
     def __init__(self, group: Any = None, timeout: float = TIMEOUT) -> None:
         deadline_after(timeout)  # raises for what is no number of seconds
-        self._group, self.timeout = group, timeout
+        self._group: Any = group
+        self.timeout = timeout
         self._call: SnapshotCall | None = None
         self._step = 0
         self.all_know = False
@@ -67,7 +68,7 @@ class RankGroup:
 
     @property
     def lost(self) -> bool:
-        """Whether another rank doesn't answer any more, or has left the call."""
+        """Tells whether another rank doesn't answer any more, or has left the call."""
         return self._call is not None and self._call.lost
 
     def together(self, step: Callable[[], bytes]) -> list[bytes]:
@@ -147,7 +148,7 @@ class RankGroup:
     def _tell_all(self, mine: StepOutcome) -> list[StepOutcome]:
         call = self._begun()
         self._step += 1
-        return call.together(str(self._step), mine, StepOutcome, self.timeout)
+        return call.together(str(self._step), mine, StepOutcome, float(self.timeout))
 
     def _begun(self) -> SnapshotCall:
         if self._call is None:
@@ -252,12 +253,15 @@ class Process(msgspec.Struct, frozen=True):
 
 
 def this_process() -> Process:
+    """Returns this process. A forked child is another one than its parent, so nothing of it is kept."""
+    is_own_namespace = os.readlink("/proc/self") == str(os.getpid())
+    host = (boot_id(), syscalls.pid_namespace()) if is_own_namespace else None
     _, started = _look_up("self")
-    return Process(_host(), os.getpid(), started)
+    return Process(host, os.getpid(), started)
 
 
 def has_ended(process: Process, mine: Process) -> bool:
-    """Whether it surely has: of one on another host, or in another namespace, nobody here can know.
+    """Tells whether a process surely has ended. Of one on another host, or in another namespace, nobody here knows it.
 
     Args:
         mine: this process.
@@ -274,13 +278,8 @@ def has_ended(process: Process, mine: Process) -> bool:
     return started != process.started or state in "ZX"  # dead, and nobody has waited for it yet
 
 
-def _host() -> tuple[bytes, int] | None:
-    if os.readlink("/proc/self") != str(os.getpid()):
-        return None
-    return boot_id(), syscalls.pid_namespace()
-
-
 def _look_up(process: str) -> tuple[str, int]:
+    """Returns the state of a process, as a letter, and when it was started."""
     with open(f"/proc/{process}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return fields[_STATE], int(fields[_STARTED])

@@ -17,7 +17,7 @@ next: while it waits for others, and before it writes into its module.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -211,7 +211,7 @@ def _told(
     word: str,
     message: type[TakenVersion | Finding | LoadEnd],
     kind: type[BaseException] = BaseException,
-) -> Iterator[None]:
+) -> Generator[None]:
     """Tells the other ranks, under this word, of an error of this kind that is raised inside."""
     try:
         yield

@@ -7,6 +7,9 @@
 4. Each rank waits for the outcome, and gives the attempt up for all when its time is over.
 """
 
+# PendingPut's methods are for users. Functions have what memstore itself needs of it, and look into it.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import logging
@@ -115,25 +118,14 @@ class PendingPut:
             VersionConflictError: the key was not at the version that was expected.
         """
         seconds = self._timeout if timeout is None else timeout
-        return self.wait_until(deadline_after(seconds), seconds)
-
-    def wait_until(self, deadline: float, seconds: float) -> int:
-        """As `wait`, whose timeout of so many seconds ends at this monotonic time."""
-        if not self._look(deadline, deadline + TO_PUBLISH):
-            raise _timed_out(self._root, self._member, seconds)
-        assert self._outcome is not None
-        return version_of_outcome(self._outcome)
+        return wait_until(self, deadline_after(seconds), seconds)
 
     def done(self) -> bool:
-        """Whether the attempt was published or given up, so that `wait` returns or raises at once.
+        """Returns whether the attempt was published or given up, so that `wait` returns or raises at once.
 
         If all parts are there, this publishes them. That may wait for other processes, up to the put's timeout.
         """
-        return self.done_by(deadline_after(self._timeout))
-
-    def done_by(self, deadline: float) -> bool:
-        """Does the same as `done`, up to this monotonic time."""
-        return self._look(time.monotonic(), deadline)
+        return done_by(self, deadline_after(self._timeout))
 
     def abort(self, *, timeout: float | None = None) -> None:
         """Gives the attempt up, for all ranks, unless it was published already.
@@ -145,17 +137,13 @@ class PendingPut:
         if self._outcome is None:
             _abort(self._root, self._member, "PendingPut.abort was called", deadline)
 
-    def give_up_after(self, error: StoreTimeoutError | HomeUnavailableError) -> int:
-        """For who waited in vain, in a way of its own: gives the attempt up, for all ranks, for this reason.
-
-        Returns the version, if it was published already. Raises the reason as a StoreTimeoutError, or
-        UnknownOutcomeError.
-        """
-        reason = error if isinstance(error, StoreTimeoutError) else StoreTimeoutError(str(error), key=error.key)
-        return version_of_outcome(_end(self._root, self._member, reason, time.monotonic()))
-
     def _look(self, waits_until: float, deadline: float) -> bool:
-        """Whether there is an outcome. `deadline`: of the mutex and of other hosts, to publish."""
+        """Waits for an outcome, and returns whether there is one. If all parts are there, this publishes them.
+
+        Args:
+            waits_until: the monotonic time until which it waits for other ranks.
+            deadline: the one until which it waits for the mutex and other hosts, to publish.
+        """
         if self._outcome is None:
             with resource_errors(self._root.path, self.key, self._root):
                 merge = partial(_merge, self._root)
@@ -165,16 +153,39 @@ class PendingPut:
                 log.debug(text, self._root.path, self.key, self._outcome.version, self.attempt)
         return self._outcome is not None
 
-    def __dir__(self) -> list[str]:
-        return [
-            name for name in super().__dir__() if name not in ("done_by", "give_up_after", "wait_until")
-        ]  # of memstore's own
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PendingPut can't be pickled: another process finds the put in store.pending(key)")
 
     def __repr__(self) -> str:
         return f"<memstore.PendingPut {self.key!r} attempt {self.attempt!r} in {self._root.path}>"
+
+
+def wait_until(pending: PendingPut, deadline: float, seconds: float) -> int:
+    """Waits as `PendingPut.wait` does, whose timeout of so many seconds ends at this monotonic time."""
+    root, member = pending._root, pending._member
+    if not pending._look(deadline, deadline + TO_PUBLISH):
+        raise _timed_out(root, member, seconds)
+    assert pending._outcome is not None
+    return version_of_outcome(pending._outcome)
+
+
+def done_by(pending: PendingPut, deadline: float) -> bool:
+    """Does the same as `PendingPut.done`, up to this monotonic time."""
+    return pending._look(time.monotonic(), deadline)
+
+
+def give_up_after(pending: PendingPut, error: StoreTimeoutError | HomeUnavailableError) -> int:
+    """Gives the attempt up, for all ranks, after a wait that ended in this error.
+
+    Returns:
+        The version, if the attempt was published already.
+
+    Raises:
+        StoreTimeoutError: it is given up.
+        UnknownOutcomeError: nobody can say whether it is.
+    """
+    reason = error if isinstance(error, StoreTimeoutError) else StoreTimeoutError(str(error), key=error.key)
+    return version_of_outcome(_end(pending._root, pending._member, reason, time.monotonic()))
 
 
 def put_sharded(
@@ -189,35 +200,48 @@ def put_sharded(
     lease: float,
     timeout: float,
 ) -> int | PendingPut:
-    """As `Store.put_sharded`, by a rank whose `place` among the ranks is known.
+    """Makes the put of `Store.put_sharded`, by a rank whose `place` among the ranks is known.
 
     Args:
         take: makes what this rank holds. If that fails, the other ranks are told.
     """
     deadline = deadline_after(timeout)
+    # 1. Agree on the attempt's name, also if this rank has nothing to put: by the name the others are told.
     held: HeldValue | None = None
     failure: Exception | None = None
     try:
         held = take()
     except Exception as error:
-        failure = error  # the others are told below, once the attempt has a name
+        failure = error
     plain = () if held is None else (*[leaf.name for leaf in held.leaves if leaf.is_plain], *held.object_names)
     agreement = place.agree(plain, deadline)
     lease = timeout + OUTLIVES if wait else lease
     member = Participant(key.encode(), agreement.attempt, place.rank, place.world_size, lease)
-    others = agreement.plain if place.rank else ()
     try:
         if held is None:
             raise failure or AssertionError
+        # 2. Draft and prepare this rank's part. A kill leaves a part without a row, which is swept.
+        others = agreement.plain if place.rank else ()
         part = contents.draft_part(
             root, key, held, place.rank, place.world_size, expect=expect, dtype=dtype, others=others
         )
         found = retry_after_sweep(partial(_prepare, part), root, member, deadline, key)
-        member = found if isinstance(found, Participant) else member
-        pending = PendingPut(root, member, timeout, None if isinstance(found, Participant) else found)
-        if wait:
-            return _wait_or_give_up(pending, deadline, timeout)
-        _publish_if_complete(pending, deadline)
+        outcome: AttemptOutcome | None = None
+        if isinstance(found, Participant):
+            member = found
+        else:
+            outcome = found
+        # From here on the part needs no process: a kill leaves it to the others until its lease is over.
+        pending = PendingPut(root, member, timeout, outcome)
+        # 3. Publish, if this rank is the last one, and 4. wait for the outcome.
+        try:
+            if wait:
+                return wait_until(pending, deadline, timeout)
+            done_by(pending, deadline)
+        except (StoreTimeoutError, HomeUnavailableError) as error:
+            if wait:  # a put that has raised is never published later
+                return give_up_after(pending, error)
+            log.info("%s", str(error))  # the part is there all the same, and who waits for the others publishes it
         return pending
     except BaseException as error:
         if isinstance(error, MemstoreError):
@@ -227,16 +251,6 @@ def put_sharded(
         if has_no_part and outcome is not None and outcome.version:  # with the part that it put before a restart
             return outcome.version if wait else PendingPut(root, member, timeout, outcome)
         raise
-
-
-def _publish_if_complete(pending: PendingPut, deadline: float) -> None:
-    try:
-        pending.done_by(deadline)
-    except (
-        StoreTimeoutError,
-        HomeUnavailableError,
-    ) as error:  # the part is there all the same, and who waits for the others publishes it
-        log.info("%s", str(error))
 
 
 def _prepare(
@@ -253,15 +267,6 @@ def _merge(root: Root, parts: Sequence[PendingPart], said: Sequence[bytes]) -> C
         for part, content in zip(parts, said, strict=True)
     ]
     return contents.merge(parts[0].key.decode(), ranks, with_checksums=root.settings.checksum)
-
-
-def _wait_or_give_up(pending: PendingPut, deadline: float, seconds: float) -> int:
-    """As `PendingPut.wait`, but that a timeout gives the attempt up: what raised never publishes later."""
-    try:
-        return pending.wait_until(deadline, seconds)
-    except (StoreTimeoutError, HomeUnavailableError) as error:
-        reason = error
-    return pending.give_up_after(reason)
 
 
 def _timed_out(root: Root, member: Participant, seconds: float) -> StoreTimeoutError:
@@ -296,7 +301,7 @@ def _fail(root: Root, member: Participant, error: BaseException, deadline: float
 
 
 def _end(root: Root, member: Participant, failure: AttemptFailure, deadline: float) -> AttemptOutcome:
-    """Gives the attempt up. `deadline`: of the call, which ends soon after it in any case."""
+    """Gives the attempt up. The call's `deadline` may be over: this ends soon after it in any case."""
     key = member.key.decode()
     until = min(max(deadline, deadline_after(GIVE_UP_WITHIN)), deadline_after(_MOST_TO_GIVE_UP))
     try:
@@ -311,7 +316,7 @@ def _end(root: Root, member: Participant, failure: AttemptFailure, deadline: flo
 
 
 def abort(root: Root, key: bytes, attempt: str, why: str, deadline: float) -> bool:
-    """Gives an attempt up. Returns whether it was pending until now."""
+    """Gives an attempt up, and returns whether it was pending until now."""
     parts = [part for part, _ in pending_parts(root, key, deadline) if part.attempt == attempt]
     if not parts:
         return False
@@ -379,7 +384,7 @@ class DistributedRank(AttemptRank):
         super().__init__(unique if attempt is None else f"{attempt} {unique}", call.rank, call.world_size)
 
     def agree(self, plain: tuple[Path, ...], deadline: float) -> Agreement:
-        """Raises StoreTimeoutError if rank 0 says nothing."""
+        """Tells the others on rank 0, and hears rank 0 on the others. Raises StoreTimeoutError if it says nothing."""
         if self.rank:
             said = self._call.hear(_BEGIN, Agreement, deadline)
             self._call.done_with(_BEGIN)

@@ -1,8 +1,8 @@
 """`initialize_spmd`: ranks of torchrun, without Monarch, agree on a store.
 
 1. The first rank of each host makes the host's folder (`folders.make`), and tells the host's other ranks where it is,
-   through the process group's store, or the one at MASTER_ADDR:MASTER_PORT. It returns when all of them have
-   opened it.
+   through the process group's store, or the one at MASTER_ADDR:MASTER_PORT (`_Initialization`). It returns when all
+   of them have opened it.
 2. On several hosts that rank then calls `memstore.join`: all folders are one store. It waits until the first host has
    made its folder: the agent of a killed job that served there has ended then, and nobody joins that one.
 3. `shutdown` on that rank removes the host's folder; on several hosts rank 0 ends the agents of all of them before.
@@ -61,12 +61,12 @@ class SPMDEnv:
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts there are."""
+        """Returns how many hosts there are."""
         return self.world_size // self.local_world_size
 
     @property
     def group_rank(self) -> int:
-        """The number of this host."""
+        """Returns the number of this host."""
         return self.rank // self.local_world_size
 
     @classmethod
@@ -216,7 +216,7 @@ class JoinedHost:
     is_seed: bool
 
     async def end(self) -> None:
-        """The first rank of all ends the agents of all hosts; those of other hosts wait for theirs to end."""
+        """Ends the agents of all hosts, on the first rank of all. The first ranks of other hosts wait for theirs."""
         if self.is_seed:
             await asyncio.to_thread(self.cluster.stop)
             return

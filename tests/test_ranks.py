@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore._ranks import RankCall, RankStore
-from memstore.snapshot import ranks
+from memstore._ranks import RankCall, RankError, RankStore
+from memstore.snapshot.ranks import SnapshotCall
 from tests.children import Child, Wire
 from tests.support import faults
 
@@ -58,6 +61,101 @@ def _say_and_forget(rank: int, store: Any) -> tuple[bool, int, int]:
 def test_a_message_may_be_longer_than_the_store_takes_and_leaves_nothing() -> None:
     (_, before, after), (is_whole, _, _) = over_tcp(2, _say_and_forget)
     assert is_whole and before == after
+
+
+class _Call(RankCall):
+    """A call whose errors name who is missing."""
+
+    def late(self, missing: Sequence[int], word: str, waited: float) -> TimeoutError:
+        return TimeoutError(f"{word}: {missing}")
+
+
+class _CountingStore:
+    """A HashStore that counts what it is asked for, but not looks in vain."""
+
+    def __init__(self) -> None:
+        self.store, self.count = dist.HashStore(), 0
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self.store, name)
+
+        def call(*arguments: Any) -> Any:
+            found = operation(*arguments)
+            self.count += name != "check" or bool(found)
+            return found
+
+        return call
+
+
+def in_threads(world_size: int, store: Any, function: Callable[[RankStore], Any]) -> list[Any]:
+    """Calls the function on ranks that are threads of this process, and share this store."""
+
+    def run(rank: int) -> Any:
+        return function(RankStore(store, rank, world_size, token="token"))
+
+    with ThreadPoolExecutor(world_size) as threads:
+        return list(threads.map(run, range(world_size)))
+
+
+def test_all_ranks_get_what_each_says_and_the_next_step_removes_it() -> None:
+    store = _CountingStore()
+
+    def steps(ranks: RankStore) -> list[list[int]]:
+        calls = [_Call(ranks, "test") for _ in range(3)]
+        return [call.together(f"{step}", 10 * step + ranks.rank, int, 60.0) for call in calls for step in range(3)]
+
+    assert in_threads(4, store, steps) == [[[10 * step + rank for rank in range(4)] for step in range(3)] * 3] * 4
+    assert store.store.num_keys() == 4 + 1  # the last step of the last call
+
+
+def test_a_step_takes_no_more_messages_than_it_must() -> None:
+    store = _CountingStore()
+    in_threads(4, store, lambda ranks: _Call(ranks, "test").together("step", "short", str, 60.0))
+    said, heard = 4 + 1, 3 + 3
+    assert store.count == said + 2 * heard
+
+
+def test_who_is_missing_in_a_step_is_told() -> None:
+    def step(ranks: RankStore) -> str:
+        if ranks.rank == 2:
+            return ""
+        with pytest.raises(TimeoutError) as raised:
+            _Call(ranks, "test").together("step", 1, int, 0.2)
+        return str(raised.value)
+
+    assert in_threads(3, dist.HashStore(), step) == ["step/2: [2]", "step/all: [2]", ""]
+
+
+def test_the_last_rank_that_has_heard_all_removes_the_words() -> None:
+    store = dist.HashStore()
+
+    def hear(ranks: RankStore) -> Any:
+        call = _Call(ranks, "test")
+        if ranks.rank == 0:
+            return call.say("word", [1, 2])
+        found = call.hear("word", list[int], time.monotonic() + 60)
+        call.done_with("word")
+        return found
+
+    assert in_threads(3, store, hear) == [None, [1, 2], [1, 2]] and store.num_keys() == 0
+
+
+@pytest.mark.parametrize("kind", ["CorruptionError", "NoSuchPathError", "KeyboardInterrupt"])
+def test_an_error_of_a_rank_that_leaves_is_that_error_for_all(kind: str) -> None:
+    """Also one that is a RuntimeError, as torch's error for a store that is gone."""
+
+    def step(ranks: RankStore) -> BaseException | None:
+        snapshot = SnapshotCall(ranks, 60.0)
+        if ranks.rank == 1:
+            return snapshot.leave(RankError(kind, "why", 1))
+        with pytest.raises(memstore.MemstoreError) as raised:
+            snapshot.hear("word", int, time.monotonic() + 60, 1)
+        assert snapshot.lost
+        return raised.value
+
+    error, _ = in_threads(2, dist.HashStore(), step)
+    known = getattr(memstore.errors, kind, None)
+    assert type(error) is (known or memstore.MemstoreError) and "rank 1" in str(error) and "why" in str(error)
 
 
 def _take_again_and_again(rank: int, store: Any, folder: str) -> list[int]:
