@@ -413,7 +413,7 @@ def find_rank(
     if rank is not None or world_size is not None:
         text = "a sharded put takes attempt=, rank= and world_size= together, or attempt= alone, or none of them"
         raise TypeError(f"{key!r}: {text}")
-    call = call_of_ranks(process_group, "put", key, root, attempt)
+    call = meet(process_group, "put", key, root, attempt)
     if call is None:
         raise TypeError(
             f"{key!r}: the value is sharded, and this process is no rank of torch.distributed: call put_sharded with "
@@ -425,7 +425,7 @@ def find_rank(
 # --- Messages between the ranks of one call --------------------------------------------------------------------------
 
 
-def call_of_ranks(process_group: Any, kind: str, key: str, root: Root, attempt: str | None = None) -> StoreCall | None:
+def meet(process_group: Any, kind: str, key: str, root: Root, attempt: str | None = None) -> StoreCall | None:
     """Returns one call of a Store that the ranks of a process group make together.
 
     Calls for a key meet in their order; calls that are named, by `attempt`, meet by their names.

@@ -251,18 +251,18 @@ class ByRanks(Puts, Gets):
         with between_forks():
             from memstore.store.model_fit import MODEL
             from memstore.store.models import take_model_apart, value_of
-            from memstore.store.sharded import DistributedRank, call_of_ranks, put_sharded
+            from memstore.store.sharded import DistributedRank, meet, put_sharded
 
         root = self._writable(timeout)
         check_key("save_model", key, model)
-        call = call_of_ranks(process_group, "put", key, root)
-        if call is None:
+        meeting = meet(process_group, "put", key, root)
+        if meeting is None:
             return self._put_cast(key, value_of(model, optimizer), dtype, (MODEL,), timeout)
         version = put_sharded(
             root,
             key,
             partial(take_model_apart, model, optimizer, allow_pickle=self._allow_pickle),
-            DistributedRank(call),
+            DistributedRank(meeting),
             dtype=dtype,
             expect=None,
             wait=True,
@@ -331,18 +331,18 @@ class ByRanks(Puts, Gets):
         with between_forks():
             from memstore.engine import unpack
             from memstore.store.models import ModelLoad
-            from memstore.store.sharded import call_of_ranks
+            from memstore.store.sharded import meet
 
         root = self._opened(timeout)
         encode_key(key)
-        call = call_of_ranks(process_group, "load", key, root)
+        meeting = meet(process_group, "load", key, root)
 
         def count(pin: Pin) -> Pin:
             self._gets += 1
             return pin
 
         return ModelLoad(
-            call,
+            meeting,
             lambda lazily, deadline: count(self._pin(root, key, lazily=lazily, deadline=deadline)),
             lambda packed, lazily: count(unpack(root, key, packed, self._pin_options(timeout=timeout), lazily=lazily)),
         )

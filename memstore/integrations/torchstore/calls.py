@@ -52,7 +52,7 @@ _EMPTY = "\x01"  # stands for "", which TorchStore takes for a key
 
 
 def stored(key: str) -> str:
-    """Returns the store's name of a key. A key that is no text is left to the store, which refuses it."""
+    """Returns the store's name of a key. What is no text is left to the store, which refuses it."""
     return _EMPTY if isinstance(key, str) and not key else key  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
@@ -69,7 +69,7 @@ def put(store: memstore.Store, key: str, value: Any, dtype: torch.dtype | None) 
 
 
 def _with_remedy(error: UnsupportedValueError) -> UnsupportedValueError:
-    """Returns the error with a way out: TorchStore pickles all that is no tensor, and unpickles it for whoever asks."""
+    """Says in the error of what is no tensor that TorchStore pickles it, and unpickles it wherever it is asked for."""
     if "allow_pickle=True" not in error.message:
         return error
     text = (
@@ -136,7 +136,7 @@ def _leaf(store: memstore.Store, key: str) -> Any:
 
 
 def _missing(store: memstore.Store, key: str) -> KeyNotFoundError:
-    """Returns the store's error for a missing key, without its advice to call `wait`, which this API lacks."""
+    """Makes the error as a store says it, without the call that this API lacks."""
     text, _, _ = str(absent(opened(store), stored(key).encode())).partition("; wait(")
     return KeyNotFoundError(text, key=key)
 
@@ -260,13 +260,13 @@ def _merged(stored: Any, target: Any, loaded: dict[int, tuple[torch.Tensor, torc
 
 
 def plain_tensor(value: Any) -> Any:
-    """Detaches a Parameter, a Buffer, and a tensor that requires gradients. Returns other values as they are."""
+    """Returns the plain tensor of a Parameter or Buffer, or of one that requires gradients. Other values stay."""
     marked = isinstance(value, torch.nn.Parameter | torch.nn.Buffer)
     return value.detach() if marked or (isinstance(value, torch.Tensor) and value.requires_grad) else value
 
 
 def plain_tensors(state_dict: Any) -> Any:
-    """Returns a state dict that a get made, with plain tensors in its containers. Tied ones stay one tensor."""
+    """Returns the state dict of a get with plain tensors in dicts, lists and tuples. Tied ones stay one tensor."""
     return _merged(state_dict, None, {})
 
 
@@ -274,7 +274,7 @@ def plain_tensors(state_dict: Any) -> Any:
 
 
 def leaf_of(store: Any, key: str) -> Any:
-    """Finds the lazy leaf, or the object, of a state dict that was put, by TorchStore's name of it: KEY/NAME.NAME.
+    """Returns the lazy leaf, or object, of a state dict that was put, by TorchStore's name of it: KEY/NAME.NAME.
 
     Raises:
         KeyNotFoundError: there is none.
@@ -291,7 +291,7 @@ def leaf_of(store: Any, key: str) -> Any:
 
 
 def has_leaf(store: Any, key: str) -> bool:
-    """Tells whether `leaf_of` finds it, or it is the name of a state dict's mapping, which TorchStore writes last."""
+    """Returns whether `leaf_of` finds it, or it names a state dict's mapping, which TorchStore writes last."""
     whole, _, name = key.rpartition(DELIMITER)
     if name == MAPPING and whole in store:
         return True
@@ -303,7 +303,7 @@ def has_leaf(store: Any, key: str) -> bool:
 
 
 def _find_leaf(value: Any, name: str) -> tuple[Any] | None:
-    """Returns the value under these names, which are joined with dots and may have some themselves, in a tuple."""
+    """Finds what lies under these names, which are joined with dots, and may have some themselves."""
     if not isinstance(value, dict | list | tuple):
         return None
     items: Any = value.items() if isinstance(value, dict) else enumerate(value)
@@ -320,7 +320,7 @@ def _find_leaf(value: Any, name: str) -> tuple[Any] | None:
 
 
 def read_slice(lazy: Any, key: str, spec: TensorSlice, target: torch.Tensor | None) -> torch.Tensor:
-    """Copies the box into new memory, or into `target`, and returns that.
+    """Returns a copy of the box, or `target`, which it was copied into.
 
     A box that reaches past the tensor's end is clipped to it, as by a slice of Python.
 
@@ -382,10 +382,9 @@ class RankAttempt(NamedTuple):
 
 
 def plain_where_whole(value: Any) -> tuple[Any, tuple[DeviceMesh, ...]]:
-    """Puts plain tensors in place of DTensors that lie on this rank whole. Looks into dicts, lists and tuples.
+    """Returns the value with plain tensors for DTensors that this rank has whole, and the meshes of the others.
 
-    Returns:
-        The value, the same object unless something was replaced; and the meshes of all other DTensors.
+    It is the same object unless something was replaced. Looks into dicts, lists and tuples.
     """
     meshes: dict[int, DeviceMesh] = {}
     return _replaced(value, meshes), tuple(meshes.values())
