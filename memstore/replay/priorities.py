@@ -230,7 +230,7 @@ class Priorities:
     def note_largest(self, priority: float) -> None:
         """Says that this one was given."""
         if priority > self._numbers.largest:
-            self._numbers.largest = priority
+            self._numbers.given = priority
 
     @property
     def of_new_rows(self) -> float:
@@ -242,7 +242,7 @@ class Priorities:
         numbers, leaves = self._numbers, self.tree.priorities
         numbers.sequence |= 1
         if not 0 < numbers.largest <= LARGEST:
-            numbers.largest = 1.0
+            numbers.given = 1.0
         wrong = ~((leaves >= 0) & (leaves <= LARGEST))
         leaves[wrong] = self.of_new_rows
         leaves[~readable] = 0.0

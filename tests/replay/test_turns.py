@@ -126,7 +126,7 @@ def test_a_waiter_whose_time_is_over_wakes_the_next(store: memstore.Store) -> No
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not ring_of(buffer).seats.line(SAMPLES):
+    while not ring_of(buffer).queue.waiting(SAMPLES):
         time.sleep(0.001)
     buffer.sample(1, timeout=60.0)
     passed = time.monotonic()
