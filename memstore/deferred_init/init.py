@@ -117,7 +117,7 @@ def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors_of(value: Any) -> list[torch.Tensor]:
-    """Those of a module and its descendants, or a tensor itself."""
+    """Returns the tensors of a module and its descendants, or a tensor itself."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, torch.nn.Module):
@@ -175,7 +175,7 @@ class Recording:
 
 
 def _generator(args: Sequence[Any], options: Mapping[str, Any]) -> torch.Generator:
-    """The one that an operator with these arguments draws from."""
+    """Returns the generator that an operator with these arguments draws from."""
     given = options.get("generator")
     if given is not None:
         return given

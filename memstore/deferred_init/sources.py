@@ -66,11 +66,11 @@ class SourceTable:
         return self._tensors.get(self.prefix + name)
 
     def get(self, name: str) -> torch.Tensor:
-        """A tensor that `find` has found."""
+        """Returns a tensor that `find` has found."""
         return self._tensors[self.prefix + name]
 
     def take(self, name: str) -> torch.Tensor:
-        """A tensor, where it lies if it can be had there; what is written to it, no other sees."""
+        """Takes a tensor, where it lies if it can be had there. Nobody else sees what is written to it."""
         found = self.get(name)
         if isinstance(found, StoredTensor):
             return own_leaf(found, self._sources)
@@ -80,7 +80,7 @@ class SourceTable:
 
 
 def _opened(source: Any) -> tuple[str, Any]:
-    """What errors call it, and its value."""
+    """Opens a source. Returns what errors call it, and its value."""
     if isinstance(source, Snapshot):
         return f"the snapshot {source.path}", source.view()
     if isinstance(source, (str, os.PathLike)):
@@ -121,7 +121,7 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _prefix(title: str, tensors: Mapping[str, Any], names: Sequence[Sequence[str]]) -> str:
-    """What stands before the module's names in those of the source.
+    """Finds what stands before the module's names in the names of the source.
 
     1. A prefix that all its names have, or none: the one by which most of the module's are found.
     2. Else the one part of the source that has all of the module's tensors, if no other part has any.
@@ -152,14 +152,14 @@ def _prefix(title: str, tensors: Mapping[str, Any], names: Sequence[Sequence[str
 
 
 def _common(names: Sequence[str]) -> list[str]:
-    """The prefixes that all names have, each to a dot; "" is the first."""
+    """Returns the prefixes that all names have, each to a dot; "" is the first."""
     first, last = (min(names), max(names)) if names else ("", "")  # what these share, all between them do
     shared = os.path.commonprefix([first, last])
     return ["", *(shared[: at + 1] for at, one in enumerate(shared) if one == ".")]
 
 
 def _parts(tensors: Iterable[str], wanted: Mapping[str, int]) -> dict[str, set[int]]:
-    """The prefixes under which a source has names, and the numbers of the tensors whose they are."""
+    """Returns the prefixes under which a source has names, with the numbers of the tensors whose names they are."""
     found: dict[str, set[int]] = {}
     for name in tensors:
         for at, one in enumerate(name):
@@ -181,7 +181,7 @@ def _parts(tensors: Iterable[str], wanted: Mapping[str, int]) -> dict[str, set[i
 
 
 class WeightLoader:
-    """What one call takes.
+    """Loader of the weights of one call.
 
     Args:
         slots: all that the call fills.
@@ -256,7 +256,7 @@ class WeightLoader:
         become(tensor, values, original_class(lazy.cls_to_become) if is_lazy(tensor) else None)
 
     def _by_storage(self, slots: Iterable[TensorSlot]) -> dict[Mark, set[TensorRef]]:
-        """What they show of each storage."""
+        """Groups tensors by storage, with what they show of it."""
         found: dict[Mark, set[TensorRef]] = {}
         for slot in slots:
             ref = self._refs.get(id(slot.tensor))
@@ -429,7 +429,7 @@ def _is_alike(one: Any, other: Any, dtype: torch.dtype) -> bool:
 
 
 def _place_of(value: Any) -> tuple[Any, ...] | None:
-    """Where a plain tensor lies, and as what; None of any other."""
+    """Says where a plain tensor lies, and as what; None for any other tensor."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided or not value.numel():
         return None
     bits = value.is_conj(), value.is_neg()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from memstore._wording import an, check_store, count_of, names_its_methods
 from memstore.datasets import EntryReference, Spec, as_row, in_range, opened, reduce, rows_html, rows_text, spec_of
@@ -39,7 +38,7 @@ from memstore.replay.sampling import (
     rows_by_age,
     sample,
 )
-from memstore.replay.writing import BufferWriter, Intake, update_priorities
+from memstore.replay.writing import BufferWriter, Claimed, Intake, update_priorities
 from memstore.rows import RowIndex
 from memstore.structure import modes
 
@@ -141,7 +140,7 @@ class ReplayBuffer:
             keep_whole(ring, deadline_after(timeout))
 
     def __len__(self) -> int:
-        """The number of rows. Those that were handed out count until they are overwritten."""
+        """Returns the number of rows. Rows that were handed out count until they are overwritten."""
         rows = self._ring.numbers.rows
         if rows > self.capacity:
             self._ring.numbers.check(self.capacity)
@@ -171,7 +170,7 @@ class ReplayBuffer:
             >>> buffer.add({"x": torch.ones(2)}), buffer.add({"x": torch.ones(2)})
             (0, 1)
         """
-        return int(self._write(row, priority, timeout, single=True)[0])
+        return self._write(row, priority, timeout, single=True).runs[0].position
 
     def extend(self, batch: Any, *, priority: Any = None, timeout: float | None = None) -> torch.Tensor:
         """Adds rows. They can be sampled when all of their bytes are there.
@@ -200,19 +199,19 @@ class ReplayBuffer:
             >>> buffer.extend(torch.arange(3))
             tensor([0, 1, 2])
         """
-        positions = self._write(batch, priority, timeout, single=False)
+        positions = self._write(batch, priority, timeout, single=False).positions()
         if modes.are_active():
             with modes.put_aside():
-                return torch.as_tensor(positions)
-        return torch.as_tensor(positions)
+                return torch.from_numpy(positions)
+        return torch.from_numpy(positions)
 
-    def _write(self, value: Any, priority: Any, timeout: float | None, *, single: bool) -> NDArray[np.int64]:
-        """Adds rows. Returns their positions, [n]."""
+    def _write(self, value: Any, priority: Any, timeout: float | None, *, single: bool) -> Claimed:
+        """Adds rows. Returns where they lie."""
         self._check_writable()
         batch = self._intake.take(value, single=single)
-        given = None if priority is None else self._given(priority, batch.count)
-        if not batch.count:
-            return np.empty(0, np.int64)
+        given = None if priority is None else self._given(priority, batch.rows)
+        if not batch.rows:
+            return Claimed(-1, [], 0)
         return self._writer.write(batch, given, self._deadline(timeout))
 
     def _given(self, priority: Any, rows: int) -> GivenPriorities:

@@ -139,19 +139,21 @@ _SMALL = 16 << 10  # bytes of a batch; the copy takes 1 or 2 us, a second hold o
 
 
 class Run(NamedTuple):
-    """A part of a batch whose slots follow each other in one lap, so that its words are all the same.
+    """A part of a batch whose slots follow each other in one lap, so that all of its words are the same.
 
     Attributes:
         position: of the first row.
         start, stop: its rows in the batch.
-        slots: to index words with. It is an int for one row, which takes a tenth of the time, else an array: numpy
-            stores words by 8 bytes then, and by a slice with memcpy, which may tear them.
+        slots: where the rows lie, as a slice.
+        words: the same, to index words with. It is an int for one row, which takes a tenth of the time, else an array:
+            numpy stores words by 8 bytes then, and by a slice with memcpy, which may tear them.
     """
 
     position: int
     start: int
     stop: int
-    slots: Any
+    slots: slice
+    words: Any
 
 
 class Claimed(NamedTuple):
@@ -159,17 +161,17 @@ class Claimed(NamedTuple):
 
     Attributes:
         number: of the claim.
-        thread: the thread that claimed them.
+        forks: of the control page at the claim.
     """
 
     number: int
     runs: list[Run]
-    thread: int
+    forks: int
 
     def positions(self) -> NDArray[np.int64]:
         """Returns the position of each row of the batch."""
-        parts = [np.arange(position, position + stop - start) for position, start, stop, _ in self.runs]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        parts = [np.arange(run.position, run.position + run.stop - run.start) for run in self.runs]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
 
 class BufferWriter:
@@ -184,20 +186,20 @@ class BufferWriter:
         self._large: dict[int, bool] = {}  # thread ids that write a large batch
         self.small_batch = _SMALL // max(1, sum(array.nbytes for array in ring.arrays) // ring.capacity)
 
-    def write(self, batch: Batch, given: GivenPriorities | None, deadline: float) -> NDArray[np.int64]:
-        """Writes rows, which can be sampled then. Returns their positions. Raises what `ReplayBuffer.extend` does.
+    def write(self, batch: Batch, given: GivenPriorities | None, deadline: float) -> Claimed:
+        """Writes rows, which can be sampled then. Returns where. Raises what `ReplayBuffer.extend` does.
 
         Args:
             given: their priorities; None: those of new rows.
         """
-        ring, rows, me = self._ring, batch.count, syscalls.thread_id()
+        ring, rows = self._ring, batch.rows
         if rows > ring.capacity:
             raise StoreFullError(
                 f"{ring.key!r} has {ring.capacity:,} slots, and a batch of {rows:,} rows never fits: "
                 "extend it in parts",
                 key=ring.key,
             )
-        if me in self._large:
+        if self._large and syscalls.thread_id() in self._large:
             raise ContentionError(
                 f"{ring.key!r}: this thread is in the middle of a write already: a signal handler or finalizer "
                 "must not make another one",
@@ -209,6 +211,7 @@ class BufferWriter:
             write = partial(self._write_small, batch, given, wait)
             claimed, sleeps = wait_for(ring, write, deadline, reason, wait)
         else:
+            me = syscalls.thread_id()
             self._large[me] = True
             try:
                 # 1. Claim. Killed from here on, it leaves a claim of a dead thread, whose slots others get.
@@ -217,7 +220,7 @@ class BufferWriter:
                 # 2. Copy. Stopped here for long, it keeps its slots: the ring passes over them.
                 self._copy(batch, claimed)
                 # 3. Publish. Killed in there, its rows are completed by the next owner of the mutex.
-                sleeps = ring.run(partial(self._publish, claimed, given), deadline)
+                sleeps = ring.run(partial(self._publish, claimed, given, is_small=False), deadline)
             except BaseException:
                 self._abandon(deadline)
                 raise
@@ -225,17 +228,17 @@ class BufferWriter:
                 self._large.pop(me, None)
         if sleeps:
             ring.page.wake()
-        return claimed.positions()
+        return claimed
 
     def _write_small(
         self, batch: Batch, given: GivenPriorities | None, wait: LimiterWait | None
     ) -> tuple[Claimed, bool] | None:
         """Takes all steps under the mutex. Killed in here, it leaves a claim that nobody holds: one of the dead."""
-        claimed = self._claim(batch.count, wait, is_small=True)
+        claimed = self._claim(batch.rows, wait, is_small=True)
         if claimed is None:
             return None
         self._copy(batch, claimed)
-        return claimed, self._publish(claimed, given)
+        return claimed, self._publish(claimed, given, is_small=True)
 
     def _claim(self, rows: int, wait: LimiterWait | None, *, is_small: bool) -> Claimed | None:
         """Claims slots, under the mutex. Returns None if there is no room by now.
@@ -245,7 +248,7 @@ class BufferWriter:
         """
         ring, capacity, numbers, claims = self._ring, self._ring.capacity, self._ring.numbers, self._ring.claims
         ring.entry.check_open()
-        if claims.left_over() is not None:
+        if claims.mine and claims.left_over() is not None:
             self._release_left_over()
         # 1. Find slots, and a free claim. The first look may find neither, until claims of the dead are given back.
         while True:
@@ -261,24 +264,23 @@ class BufferWriter:
             if not give_back_the_dead(ring):
                 return None
         # 2. Note what the claim takes. Killed from here on, the next owner completes the claim.
-        claim = claims.claims[number]
-        position, start, stop, _ = runs[-1]
-        claim.first, claim.end, claim.rows = numbers.head, position + stop - start, rows
+        claim, last = claims.claims[number], runs[-1]
+        claim.first, claim.end, claim.rows = numbers.head, last.position + last.stop - last.start, rows
         claim.stage = CLAIMING
         # 3. Take the slots: nobody samples their rows from here on.
         covered = 0
-        for position, start, stop, slots in runs:
+        for position, start, stop, slots, words in runs:
             if stop - start == 1:
-                covered += bool(ring.words.item(slots) & READABLE)
+                covered += ring.words.item(words) & READABLE != 0
             else:
                 covered += int(np.count_nonzero(ring.words[slots] & READABLE))
             if ring.priorities is not None:
-                ring.priorities.set(np.atleast_1d(slots), 0.0)
-            ring.words[slots] = words_of(position, capacity, WRITING, number)
+                ring.priorities.set(np.atleast_1d(words), 0.0)
+            ring.words[words] = words_of(position, capacity, WRITING, number)
         numbers.rows -= covered
         numbers.head = claim.end
         claim.stage = CLAIMED
-        return Claimed(number, runs, syscalls.thread_id())
+        return Claimed(number, runs, ring.page.forks)
 
     def _next_slots(self, rows: int) -> list[Run] | None:
         """Finds the next slots in the ring's order that nobody writes. Returns None if there are not so many."""
@@ -287,9 +289,9 @@ class BufferWriter:
         # Nearly always the slots follow each other, and are free.
         if rows == 1:
             if ring.words.item(slot) & STATE != WRITING:
-                return [Run(head, 0, 1, slot)]
+                return [Run(head, 0, 1, slice(slot, slot + 1), slot)]
         elif slot + rows <= capacity and not (ring.words[slot : slot + rows] & STATE == WRITING).any():
-            return [Run(head, 0, rows, np.arange(slot, slot + rows))]
+            return [Run(head, 0, rows, slice(slot, slot + rows), np.arange(slot, slot + rows))]
         # Otherwise look at so many more as claims have, and at last at all.
         widths = [ring.capacity, min(rows + rows_under_way(ring), ring.capacity), rows]
         while widths:
@@ -309,47 +311,51 @@ class BufferWriter:
 
     def _copy(self, batch: Batch, claimed: Claimed) -> None:
         """Copies a batch to its slots."""
+        (_, runs, forks), page = claimed, self._ring.page
         for array, source in zip(self._ring.arrays, batch.arrays, strict=True):
-            self._check_not_forked(claimed)
-            for position, start, stop, _ in claimed.runs:
-                slot = position % self._ring.capacity
-                array[slot : slot + stop - start] = source[start:stop]
+            if page.forks != forks:
+                raise self._forked()
+            for _, start, stop, slots, _ in runs:
+                array[slots] = source if len(runs) == 1 else source[start:stop]
         if ABANDONED:
             check_abandoned()
 
-    def _check_not_forked(self, claimed: Claimed) -> None:
-        """Raises ContentionError in a child that was forked in the middle of a write: its parent goes on with it."""
-        if syscalls.thread_id() != claimed.thread:
-            raise ContentionError(
-                f"{self._ring.key!r}: this process was forked in the middle of a write, which its parent goes on with",
-                key=self._ring.key,
-            )
+    def _forked(self) -> ContentionError:
+        """Returns the error for a child that was forked in the middle of a write."""
+        return ContentionError(
+            f"{self._ring.key!r}: this process was forked in the middle of a write, which its parent goes on with",
+            key=self._ring.key,
+        )
 
-    def _publish(self, claimed: Claimed, given: GivenPriorities | None) -> bool:
-        """Publishes a batch, under the mutex. Returns whether somebody is to be woken after it."""
-        ring, (number, runs, _) = self._ring, claimed
+    def _publish(self, claimed: Claimed, given: GivenPriorities | None, *, is_small: bool) -> bool:
+        """Publishes a batch, under the mutex. Returns whether somebody is to be woken after it.
+
+        Args:
+            is_small: the claim was made in this hold, and its own mutex isn't held.
+        """
+        ring, (number, runs, forks) = self._ring, claimed
         numbers, priorities, claim = ring.numbers, ring.priorities, ring.claims.claims[number]
-        ring.entry.check_open()
-        self._check_not_forked(claimed)
+        if not is_small:
+            ring.entry.check_open()
+        if ring.page.forks != forks:
+            raise self._forked()
         # 1. The moment of publication: killed from here on, the next owner completes the rest.
         claim.before = numbers.added
         claim.stage = PUBLISHING
         # 2. The rows have priorities, and can be sampled.
         if priorities is not None and given is not None:
             priorities.note_largest(given.largest)
-        for position, start, stop, slots in runs:
-            if priorities is not None and given is None:
-                priorities.set(np.atleast_1d(slots), priorities.of_new_rows)
-            elif priorities is not None and given is not None:
-                leaves = given.leaves[start:stop] if given.leaves.ndim else given.leaves
-                priorities.set(np.atleast_1d(slots), leaves)
-            ring.words[slots] = words_of(position, ring.capacity, WHOLE)
+        for position, start, stop, _, words in runs:
+            if priorities is not None:
+                leaves: Any = priorities.of_new_rows if given is None else given.leaves
+                priorities.set(np.atleast_1d(words), leaves[start:stop] if np.ndim(leaves) else leaves)
+            ring.words[words] = words_of(position, ring.capacity, WHOLE)
         # 3. They are counted, and may be handed out.
         numbers.count_published(claim.first, claim.end, claim.before + claim.rows, ring.capacity)
         numbers.rows += claim.rows
         # 4. The claim is free.
         claim.stage = FREE
-        if claim.owner == claimed.thread:
+        if not is_small:
             ring.claims.release(number)
         return ring.page.ring()
 
@@ -386,10 +392,12 @@ def _runs_of(positions: NDArray[np.int64], capacity: int) -> list[Run]:
     """Cuts positions, which are in their order, into runs."""
     slots = positions % capacity
     cuts = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(positions)]
-    return [
-        Run(int(positions[start]), start, stop, slots[start:stop] if stop - start > 1 else int(slots[start]))
-        for start, stop in zip(cuts, cuts[1:], strict=False)
-    ]
+    runs: list[Run] = []
+    for start, stop in zip(cuts, cuts[1:], strict=False):
+        slot = int(slots[start])
+        where = slice(slot, slot + stop - start)
+        runs.append(Run(int(positions[start]), start, stop, where, slots[start:stop] if stop - start > 1 else slot))
+    return runs
 
 
 # --- Change priorities -----------------------------------------------------------------------------------------------

@@ -111,10 +111,11 @@ class MutableEntry:
 
     def check_open(self) -> None:
         """Raises MutableEntryError where the entry was deleted or sealed. Call it before a write."""
+        if not self.page.has_ended:
+            return
         if self.page.is_gone:
             raise MutableEntryError(f"{self.key!r} was deleted: nobody else sees what is written", key=self.key)
-        if self.page.state == SEALED:
-            raise MutableEntryError(f"{self.key!r} was sealed: it can't be written any more", key=self.key)
+        raise MutableEntryError(f"{self.key!r} was sealed: it can't be written any more", key=self.key)
 
     def check_before_write(self, deadline: float) -> None:
         """Checks what `check_in_place` and `check_open` check, for a write that takes no mutex.

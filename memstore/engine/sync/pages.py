@@ -81,7 +81,7 @@ class LockPage(RobustMutex):
     __slots__ = ("_page", "_words", "watch")
 
     def __init__(self, path: str, *, keep_open: bool = False) -> None:
-        """With `keep_open`, the file stays open as long as the page: see `filesystem.mappings_keep_locks`."""
+        """Opens the page. With `keep_open` its file stays open as long as it: see `filesystem.mappings_keep_locks`."""
         page = SharedPage(path)
         nothing_changed = (KeyNotFoundError, VersionConflictError, ShardMismatchError, MutableEntryError, Refusal)
         super().__init__(
@@ -122,7 +122,7 @@ class LockPage(RobustMutex):
 
     @property
     def publications_rung(self) -> int:
-        """How many publications have rung the doorbell."""
+        """The number of publications that have rung the doorbell."""
         return self._words.publications_rung
 
     @publications_rung.setter
@@ -262,17 +262,19 @@ class ControlPage(RobustMutex):
 
     Attributes:
         capacity: in rows.
+        forks: how often this process is a fork of the one that opened the page. Code that compares it with an earlier
+            look knows that it goes on in a child, for less than a call of `thread_id`.
     """
 
-    __slots__ = ("__weakref__", "_boot", "_identity", "_memory", "_path", "_words", "capacity")
+    __slots__ = ("__weakref__", "_boot", "_identity", "_memory", "_path", "_words", "capacity", "forks")
 
     def __init__(
         self, address: int, capacity: int, file: FileIdentity, memory: object, *, name: str, path: str
     ) -> None:
-        """`memory` keeps the page mapped. Raises CorruptionError if the page isn't whole."""
+        """Takes a mapped page, which `memory` keeps mapped. Raises CorruptionError if the page isn't whole."""
         refusals = (Refusal, MutableEntryError, StoreFullError)
         super().__init__(address, name=name, dirty_at=address + _ControlWords.dirty.offset, refusals=refusals)
-        self.capacity, self._memory, self._path = capacity, memory, path
+        self.capacity, self._memory, self._path, self.forks = capacity, memory, path, 0
         self._words = _ControlWords.from_address(address)
         self._boot = _boot_words()
         self._identity = (_CONTROL_MAGIC, *self._boot, *file, syscalls.pid_namespace())
@@ -312,6 +314,10 @@ class ControlPage(RobustMutex):
         self.create()
         words.identity[:] = self._identity
 
+    def forget_threads(self) -> None:
+        self.forks += 1
+        super().forget_threads()
+
     # --- the words ----------------------------------------------------------------------------------------------------
 
     @property
@@ -328,7 +334,7 @@ class ControlPage(RobustMutex):
 
     @property
     def flushed(self) -> int:
-        """Of these, the rows that survive a crash of the host, from the first on."""
+        """The rows that survive a crash of the host, from the first on."""
         return min(self._words.flushed, self.length)
 
     @flushed.setter
@@ -346,7 +352,13 @@ class ControlPage(RobustMutex):
     @property
     def is_gone(self) -> bool:
         """Whether the key was deleted."""
-        return bool(self._words.gone)
+        return self._words.gone != 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the entry can't be written any more: it was sealed, or the key was deleted."""
+        words = self._words
+        return words.gone != 0 or words.state == SEALED
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 

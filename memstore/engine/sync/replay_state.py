@@ -149,16 +149,17 @@ class ClaimTable:
 
     Attributes:
         claims: all of them, by their numbers.
+        mine: by thread of this process, the claim whose mutex it holds or held last.
     """
 
-    __slots__ = ("_address", "_memory", "_mine", "_words", "claims")
+    __slots__ = ("_address", "_memory", "_words", "claims", "mine")
 
     def __init__(self, address: int, memory: object) -> None:
-        """`memory` keeps the table mapped."""
+        """Takes a table, which `memory` keeps mapped."""
         self._address, self._memory = address, memory
         self.claims = [Claim.from_address(address + number * CLAIM_SIZE) for number in range(CLAIMS)]
         self._words = syscalls.long_words(address, CLAIMS * _CLAIM_WORDS)
-        self._mine: dict[int, int] = {}  # the claim that a thread has, or had last
+        self.mine: dict[int, int] = {}
         for mutex, (_, thread) in list(_held_by_threads.items()):
             if not os.path.exists(f"/proc/self/task/{thread}"):  # it ended, or is one of a forked child's parent
                 _held_by_threads.pop(mutex, None)
@@ -173,17 +174,17 @@ class ClaimTable:
 
     def left_over(self) -> int | None:
         """Returns the claim that this thread still holds, because an exception came at an unlucky moment."""
-        number = self._mine.get(syscalls.thread_id())
+        number = self.mine.get(syscalls.thread_id())
         return number if number is not None and self.is_mine(number) else None
 
     def take(self) -> int | None:
         """Locks the mutex of a free claim for this thread. Returns None if there is none."""
         me = syscalls.thread_id()
-        last = self._mine.get(me)
+        last = self.mine.get(me)
         if last is not None and self._take(last, me):
             return last
-        if len(self._mine) > 2 * CLAIMS:  # of threads that are gone
-            self._mine = {thread: number for thread, number in self._mine.items() if self.owner(number) == thread}
+        if len(self.mine) > 2 * CLAIMS:  # of threads that are gone
+            self.mine = {thread: number for thread, number in self.mine.items() if self.owner(number) == thread}
         for number in range(CLAIMS):  # a generator's end swallows an interrupt
             if self._take(number, me):
                 return number
@@ -194,7 +195,7 @@ class ClaimTable:
         if claim.stage != FREE or claim.lock & syscalls.MUTEX_OWNER:
             return False
         address = self._address + number * CLAIM_SIZE
-        self._mine[me] = number  # before the mutex is locked: `left_over` finds what an interrupt leaves
+        self.mine[me] = number  # before the mutex is locked: `left_over` finds what an interrupt leaves
         _held_by_threads[address] = self, me
         code = syscalls.mutex_lock(address, 0.0)
         if code == syscalls.OWNER_DIED:
@@ -227,7 +228,7 @@ class ClaimTable:
     # --- of all -------------------------------------------------------------------------------------------------------
 
     def owner(self, number: int) -> int:
-        """The thread that holds the mutex of a claim, 0 if none does."""
+        """Returns the thread that holds the mutex of a claim, 0 if none does."""
         return self.claims[number].owner
 
     def in_use(self) -> list[int]:
@@ -282,7 +283,7 @@ class LimiterQueue:
     __slots__ = ("_memory", "_queue", "_sides")
 
     def __init__(self, page: int, memory: object) -> None:
-        """`memory` keeps the page mapped."""
+        """Takes the queue of a page, which `memory` keeps mapped."""
         self._memory = memory
         self._queue = _Queue.from_address(page + 512)
         self._sides: list[list[QueuePlace]] = [list(side) for side in self._queue.sides]

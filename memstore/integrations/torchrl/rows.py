@@ -98,7 +98,7 @@ class WholeRows:
         return self._entry.record.put_id
 
     def live(self) -> Any:
-        """The rows that are there, in the shared memory."""
+        """Returns the rows that are there, in the shared memory."""
         return self.value[: len(self)]
 
     def hold(self, action: Callable[[], _ResultT]) -> _ResultT:
@@ -134,8 +134,8 @@ class WholeRows:
             corrects: the last of them is not where the newest rows end.
         """
         batch = self._batch(rows)
-        if batch.count != len(slots):
-            raise ValueError(f"{self.data.key!r}: {batch.count:,} rows for {len(slots):,} slots")
+        if batch.rows != len(slots):
+            raise ValueError(f"{self.data.key!r}: {batch.rows:,} rows for {len(slots):,} slots")
         self._in_parts(batch, lambda start, stop: slots[start:stop], Moves.NOTHING if corrects else Moves.LAST)
 
     def append(self, rows: Any) -> torch.Tensor:
@@ -157,7 +157,7 @@ class WholeRows:
         return self._in_parts(self._batch(rows), choose, Moves.CURSOR)
 
     def _in_parts(self, batch: Batch, choose: Callable[[int, int], Words], moves: Moves) -> torch.Tensor:
-        """One hold for as many rows as can be staged."""
+        """Writes rows in parts: one hold of the mutex for as many rows as can be staged."""
 
         def write(start: int, stop: int) -> Words:
             slots = choose(start, stop)
@@ -165,7 +165,7 @@ class WholeRows:
             return slots
 
         room = self.journal.room
-        parts = [(start, min(start + room, batch.count)) for start in range(0, batch.count, room)]
+        parts = [(start, min(start + room, batch.rows)) for start in range(0, batch.rows, room)]
         found = [self.hold(functools.partial(write, *part)) for part in parts]
         return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *found]))
 
@@ -176,14 +176,14 @@ class WholeRows:
             rows = read_rows(self.live(), slots)
             change(rows)
             batch, room = self._batch(rows), self.journal.room
-            for start in range(0, batch.count, room):
-                stop = min(start + room, batch.count)
+            for start in range(0, batch.rows, room):
+                stop = min(start + room, batch.rows)
                 self.journal.stage(batch, start, stop, slots[start:stop], Moves.NOTHING)
 
         self.hold(write)
 
     def _batch(self, rows: Any) -> Batch:
-        """What the entry doesn't have is left out, as TorchRL does it for shared storages."""
+        """Leaves out what the entry doesn't have, as TorchRL does it for shared storages."""
         self._check_writable()
         if isinstance(rows, TensorDictBase) and is_tensor_collection(self.value):
             rows = rows.select(*self.names, strict=False)
@@ -195,7 +195,7 @@ class WholeRows:
     # --- read ---------------------------------------------------------------------------------------------------------
 
     def read(self, index: Any) -> Any:
-        """A copy of rows, each as one write has left it. `index`: what `memstore.read_rows` takes.
+        """Copies rows, each as one write has left it. `index` is what `memstore.read_rows` takes.
 
         Raises IndexError, and StoreTimeoutError, which names who is in the middle of a write.
         """
@@ -204,7 +204,7 @@ class WholeRows:
         return self._read(numbers.numpy(), lambda some: read_rows(live, numbers if some is None else some))
 
     def read_whole(self, numbers: Words, gather: Callable[[], Any]) -> Any:
-        """What `gather` copies, as if nobody had written meanwhile to the slots `numbers`."""
+        """Returns what `gather` copies, as if nobody had written meanwhile to the slots `numbers`."""
         deadline = self._deadline()
         while True:
             for _ in range(_ROUNDS if READS_ARE_ORDERED else 0):
@@ -249,7 +249,7 @@ class WholeRows:
         time.sleep(_PAUSE)
 
     def generations(self, slots: torch.Tensor) -> torch.Tensor:
-        """How often each slot was written again since its first time; -1: never, or there is no such slot."""
+        """Returns how often each slot was written again since its first time; -1 if never, or for no slot."""
         words = torch.from_numpy(self.journal.words)
         is_there = (slots >= 0) & (slots < len(words))
         found = words[slots.clamp(0, len(words) - 1)].abs() // 2 - 1
@@ -265,7 +265,7 @@ class WholeRows:
         self.hold(act)
 
     def flush(self) -> None:
-        """As `Dataset.flush`, of all slots that were written and of the state."""
+        """Flushes, as `Dataset.flush` does, all slots that were written, and the state."""
         self.hold(lambda: None)
         self.data.flush()
 
@@ -285,7 +285,7 @@ _WORDS_AT_ONCE = 4096
 
 
 class Moves(Enum):
-    """What a write moves besides: nothing, the last slot, or the cursor with it."""
+    """Kind of write, by what it moves besides: nothing, the last slot, or the cursor with it."""
 
     NOTHING = 0
     LAST = 1
@@ -293,7 +293,7 @@ class Moves(Enum):
 
 
 def staging_rows(slots: int, row_bytes: int) -> int:
-    """How many rows are staged at once, in a storage of so many slots."""
+    """Returns how many rows are staged at once, in a storage of so many slots."""
     return max(1, min(slots, _STAGED_ROWS, _STAGED_BYTES // max(row_bytes, 1)))
 
 
@@ -353,7 +353,7 @@ class Journal:
     # --- under the mutex ----------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """First in every hold: completes what the last owner had published. Raises CorruptionError.
+        """Completes what the last owner had published, first in every hold. Raises CorruptionError.
 
         The slot behind the length was never written, unless the host crashed: then the length is as it was flushed, and
         what is behind it isn't known to be whole.
@@ -380,7 +380,7 @@ class Journal:
         return (np.arange(count, dtype=np.int64) + self.cursor) % self.slots
 
     def _store(self) -> None:
-        """Step 3, from wherever it stopped."""
+        """Takes step 3, from wherever it stopped."""
         state, words = self._state, self.words
         count = int(state[_PENDING])
         slots = self._staged_slots[: max(count, 0)].copy()
@@ -420,7 +420,7 @@ class Journal:
         self.bump()
 
     def _forget_from(self, slot: int) -> None:
-        """These count as not written, until they are."""
+        """Lets slots count as not written, until they are."""
         behind = self.words[slot:]
         behind[:] = -np.abs(behind)
 
@@ -433,12 +433,12 @@ class Journal:
         self._state[_LAST] = 0 if slot is None else slot % self.slots + 1
 
     def advance(self) -> None:
-        """Every slot was emptied, so what was sampled of it is out of date."""
+        """Notes that every slot was emptied, so what was sampled of it is out of date."""
         words = self.words
         words[:] = np.where(words == 0, 0, -(np.abs(words) + 2))
 
 
 def slots_of(capacity: int, row_bytes: int) -> int:
-    """Of a dataset with that many rows, which `staging_rows` has made larger than its slots."""
+    """Returns the slots of a dataset with that many rows, which `staging_rows` has made larger than its slots."""
     largest = staging_rows(capacity, row_bytes)
     return capacity - largest if capacity >= 2 * largest else capacity // 2

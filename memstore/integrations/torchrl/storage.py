@@ -46,7 +46,7 @@ _OF_THIS_PROCESS = ("_mutation_revision_value", "_last_cursor_index_value", "_ro
 
 
 class StorageOfEntry(TensorStorage):
-    """What `MemstoreStorage` is but for its reads and writes: see there. Pickled by reference."""
+    """Base of `MemstoreStorage`, without its reads and writes. It is pickled by reference."""
 
     def __init__(self, max_size: int, *, store: Store, key: str, ndim: int = 1) -> None:
         Storage.__init__(self, max_size)  # not TensorStorage's: its length and tensors are those of one process
@@ -110,7 +110,7 @@ class StorageOfEntry(TensorStorage):
 
     @property
     def _storage(self) -> Any:
-        """All slots, in the shared memory. TorchRL's samplers and checkpointers read this attribute."""
+        """The slots, in the shared memory. TorchRL's samplers and checkpointers read this attribute."""
         rows = self._attach()
         return None if rows is None else rows.value
 
@@ -148,7 +148,7 @@ class StorageOfEntry(TensorStorage):
     _last_cursor = _last_cursor_index
 
     def _set_last_cursor(self, cursor: Any) -> None:
-        """Nothing: a write notes the last slot by itself."""
+        """Does nothing: a write notes the last slot by itself."""
 
     # --- as a whole ---------------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class CopyCheckpointer(TensorStorageCheckpointer):
             storage.load_counts(counts.cursor, counts.written, counts.last)
 
     def _loaded(self, storage: StorageOfEntry, path: Any) -> Any:
-        """What hooks make of the files, or a single tensor: loaded by TorchRL into the memory of this process."""
+        """Loads what hooks make of the files, or a single tensor, by TorchRL, into the memory of this process."""
         if storage.initialized and not is_tensor_collection(storage.rows.value):
             into = TensorStorage(torch.empty_like(storage.rows.value))
         else:
@@ -237,7 +237,7 @@ class CopyCheckpointer(TensorStorageCheckpointer):
 
 
 class InPlaceCheckpointer(StorageCheckpointerBase):
-    """For buffers that are too large to copy: `dumps` writes a reference to the rows, and flushes them to the disk.
+    """Checkpointer of buffers that are too large to copy. `dumps` writes a reference to the rows, and flushes them.
 
     After `loads`, rows, length and cursor are those of the present, and not those at the time of `dumps`.
     """
@@ -275,7 +275,7 @@ class _SavedStorage(msgspec.Struct):
 
 
 class _SavedCounts(msgspec.Struct):
-    """What the processes share beside the rows: see `journal`."""
+    """Counts that the processes share beside the rows: see `journal`."""
 
     cursor: Annotated[int, msgspec.Meta(ge=0)]
     written: Annotated[int, msgspec.Meta(ge=0)]
@@ -301,7 +301,7 @@ def _read_document(path: Path, kind: type[_DocumentT]) -> _DocumentT:
 
 
 def row_numbers(index: Any, count: int, key: str) -> Words:
-    """The slots of an index along the first dimension: a slice, a list, a range, a mask, integers of any shape.
+    """Returns the slots of an index along the first dimension: a slice, list, range, mask, or integers of any shape.
 
     Raises IndexError.
     """
@@ -322,7 +322,7 @@ class Cells:
 
 
 def cells_of(index: tuple[Any, ...], count: int) -> Cells:
-    """Of an index whose first part is integers, as a tensor, an int or a slice. Raises IndexError, TypeError."""
+    """Returns the cells of an index whose first part is integers, an int or a slice. Raises IndexError, TypeError."""
     first, *others = index
     if isinstance(first, slice):
         rows = np.arange(count, dtype=np.int64)[first]
@@ -344,7 +344,7 @@ R = TypeVar("R")
 
 
 def _eager(method: Callable[P, R]) -> Callable[P, R]:
-    """The method, which is neither compiled nor reached by modes of torch: rows are real memory."""
+    """Decorates a method that is neither compiled nor reached by modes of torch: rows are real memory."""
     return cast("Callable[P, R]", torch.compiler.disable(modes.unaffected(method)))
 
 
@@ -508,7 +508,7 @@ class MemstoreStorage(StorageOfEntry):
 
 
 def as_batch(key: str, data: Any) -> Any:
-    """A batch as one value: a list of rows is stacked.
+    """Makes one value of a batch: it stacks a list of rows.
 
     Raises:
         UnsupportedValueError: a row is a dict, a tuple or another object.
@@ -578,7 +578,7 @@ def _is_basic(index: Any) -> bool:
 
 
 def _flat(index: Any) -> tuple[Any, torch.Size | None]:
-    """An index of one dimension, and the shape that it had, if that was another."""
+    """Flattens an index to one dimension. Also returns the shape that it had, if that was another."""
     if isinstance(index, torch.Tensor) and index.ndim != 1 and index.dtype != torch.bool:
         return index.flatten(), index.shape
     return index, None
@@ -589,5 +589,5 @@ def _unflattened(found: Any, shape: torch.Size) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """What an index of tensors gives is a copy by itself; one of slices is not."""
+    """Copies rows, which may be a view: an index of slices gives one."""
     return value.clone()
