@@ -53,8 +53,8 @@ class RateLimiter:
 
     With the difference `inserted * samples_per_insert - sampled`, all counted in rows: rows may be inserted until there
     are `min_size`, or while the difference stays at most `samples_per_insert * min_size + tolerance`; they may be
-    sampled from `min_size` on, while it stays at least `samples_per_insert * min_size - tolerance`. Those that wait go
-    on in the order in which they came, writers and samplers each in a line of their own.
+    sampled from `min_size` on, while it stays at least `samples_per_insert * min_size - tolerance`. Callers that wait
+    go on in the order in which they came. Writers and samplers have a queue each.
 
     Args:
         samples_per_insert: how often a row is sampled on average.

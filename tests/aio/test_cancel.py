@@ -348,7 +348,7 @@ def is_under_way(queue: memstore.aio.ReplayBuffer) -> bool:
     return pool is not None and pool._running > 0
 
 
-def test_a_sample_that_is_cancelled_counts_for_no_rate_limiter_and_leaves_its_line(root: str) -> None:
+def test_a_sample_that_is_cancelled_counts_for_no_rate_limiter_and_leaves_its_queue(root: str) -> None:
     async def use(store: AsyncStore) -> None:
         limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=4, tolerance=8.0)
         spec = {"x": ((), torch.int64)}
