@@ -347,15 +347,8 @@ def _map(reference: BlockReference) -> SharedBlock:
         raise VersionGoneError(f"process {pid}, which has read this batch, has ended, or has no room for it any more")
     block.populate()
     _mapped[token] = block
-    worker = _child(pid)
+    # The Process, if it is a child of this one. (`active_children` would reap children that a loader waits for.)
+    worker = next((child for child in tuple(process._children) if child.pid == pid), None)  # type: ignore[attr-defined]
     if worker is not None:
         _kept.setdefault(worker, []).append(block)
     return block
-
-
-def _child(pid: int) -> Any:
-    """Returns the Process, if it is a child of this one.
-
-    (`active_children` would reap children that a loader waits for.)
-    """
-    return next((child for child in tuple(process._children) if child.pid == pid), None)  # type: ignore[attr-defined]

@@ -271,12 +271,8 @@ def _check_absent(root: Root, key: str, deadline: float) -> None:
     """Raises AlreadyExistsError before room is reserved: beside a large dataset there may be none for another."""
     record = index.find(root, key.encode(), max(deadline - time.monotonic(), 0))
     if record is not None:
-        raise _exists(key, record)
-
-
-def _exists(key: str, record: Record) -> AlreadyExistsError:
-    advice = _OPENED_BY[record.mutable_kind].format(key=key) if record.is_mutable else _A_VALUE
-    return AlreadyExistsError(f"{key!r} is there already, at version {record.version}: {advice}", key=key)
+        advice = _OPENED_BY[record.mutable_kind].format(key=key) if record.is_mutable else _A_VALUE
+        raise AlreadyExistsError(f"{key!r} is there already, at version {record.version}: {advice}", key=key)
 
 
 def _put_dataset(

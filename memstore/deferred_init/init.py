@@ -182,10 +182,7 @@ def _generator(args: Sequence[Any], options: Mapping[str, Any]) -> torch.Generat
     device = options.get("device")
     if device is None:
         refs = list(those_in((*args, *options.values()), TensorRef))
-        device = refs[0].mark.device if refs else next(iter(_devices(args)), torch.device("cpu"))
+        devices = [one.device for one in args if isinstance(one, torch.Tensor)]
+        device = refs[0].mark.device if refs else next(iter(devices), torch.device("cpu"))
     with modes.put_aside():
         return generator_of(device)
-
-
-def _devices(args: Sequence[Any]) -> list[torch.device]:
-    return [one.device for one in args if isinstance(one, torch.Tensor)]

@@ -321,7 +321,9 @@ def _finished(slot: TensorSlot, options: MaterializeOptions) -> torch.Tensor:
     """
     tensor = slot.tensor
     made, dtype, spread = made_of(tensor), options.dtype_of(tensor), options.spread_of(slot)
-    if spread is not None and not _is_spread(tensor, made):
+    # A lazy one that the source lacks has no shape, and can't be spread.
+    is_spread = is_wrapper(tensor) or is_lazy(tensor) or (made is not None and is_wrapper(made))
+    if spread is not None and not is_spread:
         whole = made_for_now(tensor) if made is None else made
         return become(tensor, distribute(whole.detach(), spread, dtype))
     if made is None:
@@ -358,8 +360,3 @@ def _become_real(
                     continue
                 one = become(tensor, one.detach())
             swaps.swap(slot.name, tensor, one)
-
-
-def _is_spread(tensor: torch.Tensor, made: torch.Tensor | None) -> bool:
-    """Whether it is spread already, or can't be: a lazy one that the source lacks has no shape."""
-    return is_wrapper(tensor) or is_lazy(tensor) or (made is not None and is_wrapper(made))

@@ -96,13 +96,10 @@ def slots_of(module: torch.nn.Module, prefix: str = "") -> Iterator[TensorSlot]:
                 is_passing = key in inside["_non_persistent_buffers_set"]
                 yield TensorSlot(home, key, prefix + key, tensor, is_parameter, not is_passing)
     for key, value in list(inside.items()):
-        if isinstance(value, _WITH_TENSORS) and key not in _TORCHS and not _is_empty(value):
+        if not isinstance(value, _WITH_TENSORS) or key in _TORCHS:
+            continue
+        if not isinstance(value, dict) or dict.__len__(value):  # each module has some ten dicts of hooks, mostly empty
             yield from _within(inside, key, prefix + key, value, ())
-
-
-def _is_empty(value: Any) -> bool:
-    """Whether a container is empty. Each module has some ten dicts of hooks, and most of them are."""
-    return isinstance(value, dict) and not dict.__len__(value)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _within(home: Any, key: Any, name: str, value: Any, around: tuple[int, ...]) -> Iterator[TensorSlot]:

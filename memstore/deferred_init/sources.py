@@ -128,7 +128,9 @@ def _prefix(title: str, tensors: Mapping[str, Any], names: Sequence[Sequence[str
     3. Else it is an error: weights of another module would fit too.
     """
     wanted = {name: number for number, group in enumerate(names) for name in group}
-    common = _common(list(tensors))
+    first, last = (min(tensors), max(tensors)) if tensors else ("", "")  # what these share, all between them do
+    shared = os.path.commonprefix([first, last])
+    common = ["", *(shared[: at + 1] for at, one in enumerate(shared) if one == ".")]  # up to a dot each
     best = max(common, key=lambda prefix: sum(prefix + name in tensors for name in wanted))
     if not wanted or any(best + name in tensors for name in wanted):
         return best
@@ -149,13 +151,6 @@ def _prefix(title: str, tensors: Mapping[str, Any], names: Sequence[Sequence[str
         f"{title} has none of the module's {len(names)} weights: it has {theirs}, and the module "
         f"{', '.join(map(short, list(wanted)[:3]))}; name the part of it that is the module's"
     )
-
-
-def _common(names: Sequence[str]) -> list[str]:
-    """Returns the prefixes that all names have, each to a dot; "" is the first."""
-    first, last = (min(names), max(names)) if names else ("", "")  # what these share, all between them do
-    shared = os.path.commonprefix([first, last])
-    return ["", *(shared[: at + 1] for at, one in enumerate(shared) if one == ".")]
 
 
 def _parts(tensors: Iterable[str], wanted: Mapping[str, int]) -> dict[str, set[int]]:
@@ -195,7 +190,8 @@ class WeightLoader:
         table: SourceTable,
         options: MaterializeOptions,
     ) -> None:
-        self._found = sorted(found, key=lambda one: -_numel(one[0].tensor))
+        with torch._C.DisableTorchFunction():  # a lazy one refuses `numel`
+            self._found = sorted(found, key=lambda one: -one[0].tensor.numel())
         self._table, self._options = table, options
         self._refs = {id(slot.tensor): ref_in(slot.tensor) for slot in slots if not is_wrapper(slot.tensor)}
         self._all = self._by_storage(slots)
@@ -272,17 +268,11 @@ class WeightLoader:
             return not self._all[ref.mark] <= self._theirs[ref.mark]  # what isn't found shows what is
         if is_real(tensor) or len(self._theirs[ref.mark]) > 1:
             return True
-        return not shows_all(tensor) and (len(self._all[ref.mark]) > 1 or _shows_a_part(tensor))
-
-
-def _numel(tensor: torch.Tensor) -> int:
-    with torch._C.DisableTorchFunction():  # a lazy one refuses
-        return tensor.numel()
-
-
-def _shows_a_part(tensor: torch.Tensor) -> bool:
-    with torch._C.DisableTorchFunction():
-        return tensor.numel() * tensor.itemsize < tensor.untyped_storage().nbytes()
+        if shows_all(tensor):
+            return False
+        with torch._C.DisableTorchFunction():
+            shows_a_part = tensor.numel() * tensor.itemsize < tensor.untyped_storage().nbytes()
+        return len(self._all[ref.mark]) > 1 or shows_a_part
 
 
 # --- Ties ------------------------------------------------------------------------------------------------------------
@@ -373,7 +363,10 @@ def _can_be_one(cluster: Sequence[_NamedTensor], table: SourceTable, options: Ma
     first = cluster[0]
     others = [one for one in cluster if not is_lazy(one.tensor) and _shape(table.get(one.name)) != _shape(one.tensor)]
     if others:  # of the first name of a tensor this is told by itself
-        return all(one.name == _first_name(one, table, options) for one in others)
+        return all(
+            one.name == next(name for name in options.names[id(one.tensor)] if table.find(name) is not None)
+            for one in others
+        )
     if all(entry.ref == first.ref for entry in cluster):
         dtype = options.dtype_of(first.tensor)
         values = [_local(table.take(entry.name)) for entry in cluster]
@@ -389,10 +382,6 @@ def _can_be_one(cluster: Sequence[_NamedTensor], table: SourceTable, options: Ma
         if not traits.overlaps_itself(double.shape, double.stride()):
             double.copy_(value)
     return all(_is_alike(double, value, value.dtype) for double, value in zip(doubles, values, strict=True))
-
-
-def _first_name(entry: _NamedTensor, table: SourceTable, options: MaterializeOptions) -> str:
-    return next(name for name in options.names[id(entry.tensor)] if table.find(name) is not None)
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:

@@ -96,14 +96,11 @@ def check_wrapper(tensor: torch.Tensor) -> None:
     with torch._C.DisableTorchFunction():
         writes = tensor._version - getattr(tensor, _VERSION, 0)
         if writes > 0:
+            times = "once" if writes == 1 else f"{writes} times"
             raise UnsupportedValueError(
-                f"{an(type(tensor))} of shape {tuple(tensor.shape)} was written {_times(writes)} while it was "
+                f"{an(type(tensor))} of shape {tuple(tensor.shape)} was written {times} while it was "
                 "deferred, which isn't recorded: write before it is distributed, or materialize it first"
             )
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
 
 
 @functools.cache
@@ -443,8 +440,14 @@ class Swaps:
         with plainly():
             for one, other in reversed(self._done.values()):
                 if kind is None:
-                    _end_hooks(one.tensor)
-                    _refuse_backward(other.tensor)
+                    # Autograd hasn't heard of the hooks of what requires no gradients any more, and would of no others.
+                    for name in () if one.tensor.requires_grad else HOOKS:
+                        if getattr(one.tensor, name):
+                            setattr(one.tensor, name, None)
+                    # Backward raises for what was computed before: its gradients would be lost.
+                    deferred: Any = other.tensor
+                    if deferred.requires_grad and deferred.is_leaf and deferred._use_count() > 1:
+                        torch.autograd.graph.get_gradient_edge(deferred).node.register_prehook(_refuse_gradients)
                 else:
                     _put_back(one, other)
         if kind is not None:
@@ -519,19 +522,6 @@ def _put_back(one: _Content, other: _Content) -> None:
 def have_same_slots(cls: type[Any], other: type[Any]) -> bool:
     """Whether objects of these classes can become of the other one's. A plain tensor's can't become a DTensor."""
     return set(slot_names(cls)) == set(slot_names(other))
-
-
-def _end_hooks(tensor: torch.Tensor) -> None:
-    """Takes hooks from what requires no gradients any more: autograd has not heard of them, and would of no others."""
-    for name in () if tensor.requires_grad else HOOKS:
-        if getattr(tensor, name):
-            setattr(tensor, name, None)
-
-
-def _refuse_backward(deferred: Any) -> None:
-    """Makes backward raise for what was computed before: its gradients would be lost, and not those of what is real."""
-    if deferred.requires_grad and deferred.is_leaf and deferred._use_count() > 1:
-        torch.autograd.graph.get_gradient_edge(deferred).node.register_prehook(_refuse_gradients)
 
 
 def _refuse_gradients(_: Any) -> None:

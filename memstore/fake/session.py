@@ -114,13 +114,10 @@ class Session:
             return self.lift(args[0]) if self.lifts and not args[0].is_meta else operator(*args, **options)
         is_real = bool(marks) and not (kind.takes_shape and leaves_meta(args[0], options))
         if is_real or not kind.makes or options.get("layout") not in (None, torch.strided):
-            return self._run_reals(operator, kind, args, options)
+            if kind.random and self.recorder is not None:
+                return self.recorder.run_real(self.recorder.begin(operator, args, options))
+            return operator(*args, **options)
         return self._make(operator, args, options)
-
-    def _run_reals(self, operator: Any, kind: OperatorKind, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if kind.random and self.recorder is not None:
-            return self.recorder.run_real(self.recorder.begin(operator, args, options))
-        return operator(*args, **options)
 
     def _make(self, operator: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         device = self._device(options.get("device"))

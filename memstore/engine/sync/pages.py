@@ -10,7 +10,7 @@ namespaces can't share a store: mutexes and LMDB name owners by thread ids, whic
 
 **The control page** of a mutable entry has what the processes share beside its rows. The rules: docs/decisions/015. It
 is the first page of the segment's data. From 320 on it belongs to replay buffers (`replay_state.py`), and from
-`SPARE_AT` to `SPARE_END` to what is built on a dataset: zeros at first, written under the mutex.
+`SPARE_AT` on 128 bytes belong to what is built on a dataset: zeros at first, written under the mutex.
 
 `_LockWords` and `_ControlWords` are the layouts. What different calls change lies in different lines of 64 bytes.
 """
@@ -191,7 +191,7 @@ def publications_rung(path: str) -> int:
 
 OPEN, SEALING, SEALED = 0, 1, 2
 CONTROL_SIZE = syscalls.PAGE
-SPARE_AT, SPARE_END = 2048, 2176
+SPARE_AT = 2048
 _CONTROL_MAGIC = int.from_bytes(b"memrows1", "little")
 _LOOK_AGAIN = 1.0  # seconds: a waiter looks again by itself, should its wake get lost
 

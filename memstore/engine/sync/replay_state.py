@@ -175,7 +175,7 @@ class ClaimTable:
     def left_over(self) -> int | None:
         """Returns the claim that this thread still holds, because an exception came at an unlucky moment."""
         number = self.mine.get(syscalls.thread_id())
-        return number if number is not None and self.is_mine(number) else None
+        return number if number is not None and self.claims[number].owner == syscalls.thread_id() else None
 
     def take(self) -> int | None:
         """Locks the mutex of a free claim for this thread. Returns None if there is none."""
@@ -184,7 +184,7 @@ class ClaimTable:
         if last is not None and self._take(last, me):
             return last
         if len(self.mine) > 2 * CLAIMS:  # of threads that are gone
-            self.mine = {thread: number for thread, number in self.mine.items() if self.owner(number) == thread}
+            self.mine = {thread: number for thread, number in self.mine.items() if self.claims[number].owner == thread}
         for number in range(CLAIMS):  # a generator's end swallows an interrupt
             if self._take(number, me):
                 return number
@@ -192,7 +192,7 @@ class ClaimTable:
 
     def _take(self, number: int, me: int) -> bool:
         claim = self.claims[number]
-        if claim.stage != FREE or claim.lock & syscalls.MUTEX_OWNER:
+        if claim.stage != FREE or claim.owner:
             return False
         address = self._address + number * CLAIM_SIZE
         self.mine[me] = number  # before the mutex is locked: `left_over` finds what an interrupt leaves
@@ -221,15 +221,7 @@ class ClaimTable:
         syscalls.mutex_unlock(address)
         _held_by_threads.pop(address, None)
 
-    def is_mine(self, number: int) -> bool:
-        """Whether this thread holds the mutex of a claim."""
-        return self.claims[number].lock & syscalls.MUTEX_OWNER == syscalls.thread_id()
-
     # --- of all -------------------------------------------------------------------------------------------------------
-
-    def owner(self, number: int) -> int:
-        """Returns the thread that holds the mutex of a claim, 0 if none does."""
-        return self.claims[number].owner
 
     def in_use(self) -> list[int]:
         """Returns all claims that aren't free."""
@@ -238,11 +230,11 @@ class ClaimTable:
 
     def of_the_dead(self) -> list[int]:
         """Returns the claims whose threads are dead."""
-        return [number for number in self.in_use() if not self.owner(number)]
+        return [number for number in self.in_use() if not self.claims[number].owner]
 
     def writers(self) -> str:
         """Names the processes that have claims, for an error."""
-        threads = [self.owner(number) for number in self.in_use()]
+        threads = [self.claims[number].owner for number in self.in_use()]
         return ", ".join(sorted({describe_thread(thread) for thread in threads if thread})) or "nobody"
 
 

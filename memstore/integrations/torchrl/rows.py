@@ -38,7 +38,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from memstore.datasets import Batch, Dataset, SharedRows, rows_of_spec, shared_rows, take_batch
-from memstore.engine import SPARE_AT, SPARE_END, deadline_after
+from memstore.engine import SPARE_AT, deadline_after, syscalls
 from memstore.errors import CorruptionError, ReadOnlyError, StoreTimeoutError, StructureMismatchError
 from memstore.rows import RowIndex, read_rows
 from memstore.store.store import Store
@@ -279,9 +279,31 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 READS_ARE_ORDERED = platform.machine() in ("x86_64", "AMD64")
 WORD = ("word",)
 _STAGED_BYTES, _STAGED_ROWS = 8 << 20, 4096
-_PENDING, _CURSOR, _WRITTEN, _LAST, _REVISION = range(5)  # of the state
-_NEXT = slice(5, 8)  # cursor, written and last, once the staged rows are stored
 _WORDS_AT_ONCE = 4096
+
+
+class JournalState(syscalls.Structure):
+    """The state of a storage, in its control page.
+
+    Attributes:
+        staged: how many rows are staged, and not stored yet.
+        cursor: the slot that `append` takes first.
+        written: rows ever written.
+        last: one more than the slot that was written last; 0: none was.
+        revision: changes with the rows.
+        following: cursor, written and last, once the staged rows are stored.
+    """
+
+    staged: int
+    cursor: int
+    written: int
+    last: int
+    revision: int
+    following: Any
+    _fields_ = (
+        *((name, syscalls.Uint64) for name in ("staged", "cursor", "written", "last", "revision")),
+        ("following", syscalls.Uint64 * 3),
+    )
 
 
 class Moves(Enum):
@@ -318,10 +340,8 @@ class Journal:
         self._word = word
         words: Words = shared.rows.arrays[word]
         self.words, self._staged_slots = words[: self.slots], words[self.slots :]
-        start = entry.record.start
-        memory = np.asarray(entry.mapping)[start + SPARE_AT : start + SPARE_END]
-        self._state: Words = memory.view(np.int64)
-        self._entry_mapping = entry.mapping
+        self._state = JournalState.from_address(entry.mapping.address + entry.record.start + SPARE_AT)
+        self._mapping = entry.mapping  # it stays mapped
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -333,22 +353,22 @@ class Journal:
     @property
     def cursor(self) -> int:
         """The slot that `stage_next` takes first."""
-        return int(self._state[_CURSOR])
+        return self._state.cursor
 
     @property
     def written(self) -> int:
         """Rows ever written."""
-        return int(self._state[_WRITTEN])
+        return self._state.written
 
     @property
     def last(self) -> int | None:
         """The slot that was written last, by a write that isn't a correction."""
-        return int(self._state[_LAST]) - 1 if self._state[_LAST] else None
+        return self._state.last - 1 if self._state.last else None
 
     @property
     def revision(self) -> int:
         """Changes with the rows."""
-        return int(self._state[_REVISION])
+        return self._state.revision
 
     # --- under the mutex ----------------------------------------------------------------------------------------------
 
@@ -358,7 +378,7 @@ class Journal:
         The slot behind the length was never written, unless the host crashed: then the length is as it was flushed, and
         what is behind it isn't known to be whole.
         """
-        if self._state[_PENDING]:
+        if self._state.staged:
             self._store()
         elif self.length < self.slots and self.words[self.length] > 0:
             self._forget_from(self.length)
@@ -372,8 +392,8 @@ class Journal:
         self._staged_slots[:count] = slots
         last = int(slots[-1]) + 1
         cursor = last % self.slots if moves is Moves.CURSOR else self.cursor
-        state[_NEXT] = (cursor, self.written + count, state[_LAST] if moves is Moves.NOTHING else last)
-        state[_PENDING] = count  # the moment of publication
+        state.following[:] = (cursor, self.written + count, state.last if moves is Moves.NOTHING else last)
+        state.staged = count  # the moment of publication
         self._store()
 
     def next_slots(self, count: int) -> Words:
@@ -382,8 +402,8 @@ class Journal:
     def _store(self) -> None:
         """Takes step 3, from wherever it stopped."""
         state, words = self._state, self.words
-        count = int(state[_PENDING])
-        slots = self._staged_slots[: max(count, 0)].copy()
+        count = state.staged
+        slots = self._staged_slots[:count].copy()
         if not 0 < count <= self.room or slots.min() < 0 or slots.max() >= self.slots:
             detail = f"{count} rows are staged, of at most {self.room}, or they are for slots that aren't there"
             raise CorruptionError(f"{self._key!r}: {detail}", key=self._key, detail=detail)
@@ -394,9 +414,9 @@ class Journal:
             target[slice(start, stop) if is_run else slots] = staged[:count]
         words[slots] += 1
         self._page.length = self._first_unwritten(self.length)
-        state[_CURSOR : _LAST + 1] = state[_NEXT]
+        state.cursor, state.written, state.last = state.following
         self.bump()
-        state[_PENDING] = 0
+        state.staged = 0
 
     def _first_unwritten(self, length: int) -> int:
         while length < self.slots:
@@ -408,7 +428,7 @@ class Journal:
         return length
 
     def bump(self) -> None:
-        self._state[_REVISION] += 1
+        self._state.revision += 1
 
     def set_length(self, length: int) -> None:
         """Says which slots count as written, whether they were or not."""
@@ -427,10 +447,10 @@ class Journal:
     def set_counts(self, cursor: int, written: int) -> None:
         if not (0 <= cursor < self.slots and written >= 0):
             raise ValueError(f"{self._key!r}: cursor {cursor} of {self.slots} slots, or {written} rows written")
-        self._state[_CURSOR], self._state[_WRITTEN] = cursor, written
+        self._state.cursor, self._state.written = cursor, written
 
     def set_last(self, slot: int | None) -> None:
-        self._state[_LAST] = 0 if slot is None else slot % self.slots + 1
+        self._state.last = 0 if slot is None else slot % self.slots + 1
 
     def advance(self) -> None:
         """Notes that every slot was emptied, so what was sampled of it is out of date."""

@@ -403,9 +403,10 @@ class MemstoreStorage(StorageOfEntry):
         if not self.initialized:
             self._init(data if is_one else data[0])
         if isinstance(cursor, tuple):
-            self._set_cells(cells_of(cast("tuple[Any, ...]", cursor), len(self.rows)), data)
+            cells = cells_of(cast("tuple[Any, ...]", cursor), len(self.rows))
+            self.rows.change(cells.rows, lambda rows: cells.put(rows, data))
         else:
-            slots = self._slots([int(cursor)] if is_one else cursor)
+            slots = row_numbers([int(cursor)] if is_one else cursor, self.rows.journal.slots, self.key)
             self._set_rows(slots, self.batch_of_one(data) if is_one else data, corrects=not set_cursor)
 
     @_eager
@@ -422,9 +423,6 @@ class MemstoreStorage(StorageOfEntry):
         check_row(self.key, row)
         return row[None]
 
-    def _slots(self, index: Any) -> Words:
-        return row_numbers(index, self.rows.journal.slots, self.key)
-
     def _set_rows(self, slots: Words, data: Any, *, corrects: bool) -> None:
         """Rows that are there may be corrected by some of their entries."""
         rows = self.rows
@@ -433,9 +431,6 @@ class MemstoreStorage(StorageOfEntry):
             rows.change(slots, lambda found: found.update_(data.select(*rows.names, strict=False)))
         else:
             rows.write(data, slots, corrects=corrects)
-
-    def _set_cells(self, cells: Cells, data: Any) -> None:
-        self.rows.change(cells.rows, lambda rows: cells.put(rows, data))
 
     @_eager
     def _apply_conditional_patch(self, index: torch.Tensor, patch: Mapping[Any, torch.Tensor]) -> None:
@@ -466,10 +461,11 @@ class MemstoreStorage(StorageOfEntry):
         if self.ndim > 1 or isinstance(index, tuple):
             shape = live.shape[: max(self.ndim, 1)]
             numbers = torch.arange(len(live)).view(-1, *[1] * (len(shape) - 1)).expand(shape)[index]
-            return rows.read_whole(np.unique(numbers.numpy()), lambda: _copied(live[index]))
-        flat, shape = _flat(index)
-        found = rows.read(flat)
-        return found if shape is None else _unflattened(found, shape)
+            return rows.read_whole(np.unique(numbers.numpy()), lambda: live[index].clone())
+        if isinstance(index, torch.Tensor) and index.ndim != 1 and index.dtype != torch.bool:
+            found = rows.read(index.flatten())
+            return found.reshape(*index.shape, *found.shape[1:])
+        return rows.read(index)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -575,19 +571,3 @@ def _is_basic(index: Any) -> bool:
     """Whether tensors give a part of themselves for it, and no copy."""
     parts = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
     return all(part is None or part is Ellipsis or isinstance(part, (int, slice, str)) for part in parts)
-
-
-def _flat(index: Any) -> tuple[Any, torch.Size | None]:
-    """Flattens an index to one dimension. Also returns the shape that it had, if that was another."""
-    if isinstance(index, torch.Tensor) and index.ndim != 1 and index.dtype != torch.bool:
-        return index.flatten(), index.shape
-    return index, None
-
-
-def _unflattened(found: Any, shape: torch.Size) -> Any:
-    return found.reshape(*shape, *found.shape[1:])
-
-
-def _copied(value: Any) -> Any:
-    """Copies rows, which may be a view: an index of slices gives one."""
-    return value.clone()
