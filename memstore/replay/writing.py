@@ -247,7 +247,8 @@ class BufferWriter:
             is_small: the claim's own mutex isn't taken, since no other thread looks at claims during the hold.
         """
         ring, capacity, numbers, claims = self._ring, self._ring.capacity, self._ring.numbers, self._ring.claims
-        ring.entry.check_open()
+        if ring.page.has_ended:
+            ring.entry.check_open()
         if claims.mine and claims.left_over() is not None:
             self._release_left_over()
         # 1. Find slots, and a free claim. The first look may find neither, until claims of the dead are given back.

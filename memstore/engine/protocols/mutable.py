@@ -82,7 +82,7 @@ class MutableEntry:
         sealed.
         """
         with self.errors:
-            if self.root.catalog.is_released:  # in a forked child
+            if self.page.forks and self.root.catalog.is_released:
                 reopen_root(self.root, deadline)
             return self.page.run(functools.partial(self._settled, action, deadline), deadline)
 
