@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
+from memstore import _wording as wording
 from memstore import figures
-from memstore._wording import count_of
 from memstore.cli import inspection, render
 from memstore.engine import Path
 from memstore.figures import Bin, Summary
@@ -53,7 +53,7 @@ def rows(tensors: Iterable[tuple[Path, torch.Tensor]]) -> Iterator[Sequence[str]
 
 def shown_object(value: object, *, is_whole: bool = False) -> str:
     """Writes an object in one line: its start, unless it is asked for alone."""
-    text = render.escaped(repr(value))
+    text = wording.escaped(repr(value))
     return text if is_whole or len(text) <= _OBJECT else f"{text[: _OBJECT - 1]}{render.left_out()}"
 
 
@@ -75,7 +75,7 @@ def show(tensor: torch.Tensor, found: Summary | None, bins: Sequence[Bin]) -> No
 
 def told(dtype: torch.dtype, found: Summary) -> Iterator[str]:
     """Yields the statistics, as far as elements of the dtype have them."""
-    count = count_of(found.count, "element", "elements")
+    count = wording.count_of(found.count, "element", "elements")
     if dtype is torch.bool:
         yield f"{count}: {found.count - found.zeros:,} True, {found.zeros:,} False"
         return

@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 import memstore
+from memstore import _wording as wording
 from memstore._arguments import LARGEST_VERSION, encode_key
-from memstore._wording import count_of
 from memstore.cli import inspection, render
 from memstore.cli.codes import DAMAGED, DIFFERENT
 from memstore.cli.group import allow_pickle, as_json, cli, key, path, root
@@ -53,7 +53,7 @@ def put(
     `memstore attach` serves them where they are.
     """
     version, nbytes, made = _put(root, key, file, format, expect_version, allow_pickle=allow_pickle)
-    text = f"version {version}, {render.size(nbytes)} put{made}"
+    text = f"version {version}, {wording.size(nbytes)} put{made}"
     render.tell({"version": version, "nbytes": nbytes}, text, as_json=as_json)
 
 
@@ -71,7 +71,7 @@ def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle
         version, nbytes, made = _put(root, key, path, format, None, allow_pickle=allow_pickle)
     else:
         version, nbytes, made = _attach(root, key, path, format, allow_pickle=allow_pickle)
-    text = f"version {version}, {render.size(nbytes)} {'copied' if copy else 'in place'}{made}"
+    text = f"version {version}, {wording.size(nbytes)} {'copied' if copy else 'in place'}{made}"
     render.tell({"version": version, "nbytes": nbytes}, text, as_json=as_json)
 
 
@@ -163,7 +163,7 @@ def export(
     files = [os.path.join(parent, name) for parent, _, names in os.walk(path) for name in names]  # none: it is a file
     nbytes = sum(map(os.path.getsize, files or [path]))
     render.tell(
-        {"path": path, "nbytes": nbytes}, f"{render.size(nbytes)} written to {render.printable(path)}", as_json=as_json
+        {"path": path, "nbytes": nbytes}, f"{wording.size(nbytes)} written to {render.printable(path)}", as_json=as_json
     )
 
 
@@ -240,7 +240,7 @@ def convert(
             progress=advance,
         )
     many = "1 tensor" if done.tensors == 1 else f"{done.tensors:,} tensors"
-    text = f"{done.source_format} to {done.target_format}: {many}, {render.size(done.nbytes)}, compared"
+    text = f"{done.source_format} to {done.target_format}: {many}, {wording.size(done.nbytes)}, compared"
     render.tell(done, render.printable(text), as_json=as_json)
 
 
@@ -275,7 +275,7 @@ def list_leaves(path: str, prefix: str, as_json: bool) -> None:
     for name, entry in found.items():
         if isinstance(entry, TensorEntry):
             dtype = str(entry.dtype).removeprefix("torch.")
-            rows.append((name, f"{dtype} {list(entry.shape)}", render.size(entry.nbytes), ", ".join(entry.files)))
+            rows.append((name, f"{dtype} {list(entry.shape)}", wording.size(entry.nbytes), ", ".join(entry.files)))
         else:
             rows.append((name, f"{entry.value!r:.60}", "", ""))
     titles = ("path", "value", "size", "files")
@@ -291,7 +291,7 @@ def _snapshot_total(found: Iterable[object]) -> str:
     entries = list(found)
     tensors = [entry for entry in entries if isinstance(entry, TensorEntry)]
     others = len(entries) - len(tensors)
-    leaves, objects = count_of(len(tensors), "leaf", "leaves"), count_of(others, "object", "objects")
+    leaves, objects = wording.count_of(len(tensors), "leaf", "leaves"), wording.count_of(others, "object", "objects")
     what = f"{leaves} and {objects}" if tensors and others else objects if others else leaves
     files = list(dict.fromkeys(file for entry in tensors for file in entry.files))
     where = ", ".join(files) if len(files) <= _NAMED_FILES else f"{len(files):,} files"
@@ -321,11 +321,11 @@ def info(path: str, as_json: bool) -> None:
         )
         return
     many = "1 rank" if found.world_size == 1 else f"{found.world_size:,} ranks"
-    title = f"{render.size(found.nbytes)} of {many}, {render.age(found.created)} old, by {found.writer}"
+    title = f"{wording.size(found.nbytes)} of {many}, {wording.age(found.created)} old, by {found.writer}"
     render.console.print(render.printable(title + ("" if checksum else ", without checksums")))
     names = dict.fromkeys(name for values in ranks for name in values)
     render.console.print(render.printable(f"app state: {', '.join(names)}"))
-    rows = [(file.name, render.size(file.size)) for file in found.files]
+    rows = [(file.name, wording.size(file.size)) for file in found.files]
     render.write_rows(("file", "size"), rows, right=("size",))
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import memstore
+from memstore import _wording as wording
 from memstore._arguments import encode_key
-from memstore._wording import count_of
 from memstore.engine import Path, PinOptions, Record, Root, deadline_after, hold, resource_errors
 from memstore.errors import KeyNotFoundError
 from memstore.listing import near, no_value, open_keyspace, opened
@@ -54,8 +54,8 @@ class InspectedValue:
 
     def count(self) -> str:
         """Counts tensors and objects: "2 leaves and 1 object". As elsewhere, leaves are tensors."""
-        leaves = count_of(len(self.tensors), "leaf", "leaves")
-        objects = count_of(len(self.objects), "object", "objects")
+        leaves = wording.count_of(len(self.tensors), "leaf", "leaves")
+        objects = wording.count_of(len(self.objects), "object", "objects")
         return f"{leaves} and {objects}" if self.tensors and self.objects else objects if self.objects else leaves
 
     def _has(self, leaf: str) -> str:
@@ -104,7 +104,7 @@ def _inspect(root: Root, key: str) -> InspectedValue:
         from memstore.replay import look_at_rows
 
         rows = look_at_rows(root, key, _TIMEOUT)
-        return InspectedValue(f"{key!r}", filled(root, key, record), rows.tensors, {}, record)
+        return InspectedValue(f"{key!r}", _filled("buffer", rows.rows, rows.capacity), rows.tensors, {}, record)
     if record.is_mutable:
         from memstore.datasets import hold_rows
 
@@ -116,8 +116,11 @@ def _inspect(root: Root, key: str) -> InspectedValue:
 
 def filled(root: Root, key: str, record: Record) -> str:
     """Says how full a dataset or replay buffer is: "a dataset with 4 of 10 rows"."""
-    rows, capacity = rows_of(root, key, record.mutable_kind)
-    if record.mutable_kind == "buffer":
+    return _filled(record.mutable_kind, *rows_of(root, key, record.mutable_kind))
+
+
+def _filled(kind: str, rows: int, capacity: int) -> str:
+    if kind == "buffer":
         return f"a replay buffer with {rows:,} rows in {capacity:,} slots"
     return f"a dataset with {rows:,} of {capacity:,} rows"
 

@@ -18,9 +18,9 @@ from typing import Any
 import click
 
 import memstore
+from memstore import _wording as wording
 from memstore._arguments import encode_key
 from memstore._info import EntryInfo, PendingInfo
-from memstore._wording import count_of
 from memstore.cli import inspection, render
 from memstore.cli.codes import MISSING
 from memstore.cli.files import left_over_told
@@ -137,7 +137,7 @@ def _list_keys(found: Iterable[ListedEntry], prefix: str, *, is_long: bool) -> N
     titles, right = (_LONG_COLUMNS, ("bytes", "version")) if is_long else (COLUMNS, ("size", "version", "age"))
     count = render.write_rows(titles, rows(), right=right)
     if count:
-        render.console.print(f"{count_of(count, 'key', 'keys')}, {render.size(nbytes)}")
+        render.console.print(f"{wording.count_of(count, 'key', 'keys')}, {wording.size(nbytes)}")
     else:
         _say_none("keys", prefix)
 
@@ -171,7 +171,7 @@ def _list_pending(store: Keyspace, prefix: str, *, as_json: bool) -> None:
 def _pending_cells(one: PendingInfo) -> tuple[str, ...]:
     missing = sorted(set(range(one.world_size)) - set(one.ranks))
     parts, left = f"{len(one.ranks)} of {one.world_size}", f"{max(one.expires - time.time(), 0):.0f} s"
-    return one.key, one.attempt, parts, render.runs(missing), render.size(one.nbytes), left
+    return one.key, one.attempt, parts, wording.runs(missing), wording.size(one.nbytes), left
 
 
 # --- Single keys: abort, info, rm, cp --------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def info(root: str, key: str, as_json: bool) -> None:
             ]
         if record.boxes is not None:
             described = described or _describe(root, key)
-    size, age = render.size(nbytes), render.age(record.created)
+    size, age = wording.size(nbytes), wording.age(record.created)
     render.head(f"[bold]{render.printable(key)}[/]  {rows}version {record.version}, {size}, {age} old")
     for file in files:
         render.console.print(f"[dim]{render.printable(file)}[/]")
@@ -336,7 +336,7 @@ def cp(
     place = render.printable(os.path.abspath(target))
     into = f"; {place} is a new store" if is_new else f", into {place}"
     none = f"no keys that start with {render.printable(repr(key))}: nothing was copied"
-    render.tell(copied, f"{len(copied):,} copied, {render.size(total)}{into}" if copied else none, as_json=as_json)
+    render.tell(copied, f"{len(copied):,} copied, {wording.size(total)}{into}" if copied else none, as_json=as_json)
     if prefix and not copied:
         tell_pattern(key)
     if copied and is_new and not prefix and not target_key and os.sep not in target:
@@ -379,5 +379,7 @@ def _part_told(copied: dict[str, int], chosen: int) -> Generator[None]:
         yield
     except BaseException:
         if copied:
-            render.complain(f"it ended after {len(copied):,} of {count_of(chosen, 'key', 'keys')} had been copied")
+            render.complain(
+                f"it ended after {len(copied):,} of {wording.count_of(chosen, 'key', 'keys')} had been copied"
+            )
         raise

@@ -38,45 +38,12 @@ from rich.text import Text
 from rich.tree import Tree
 
 from memstore._info import LeafInfo
-from memstore._wording import age, escaped, runs, size
+from memstore._wording import escaped
 from memstore.engine import Path
 from memstore.listing import OutlineLeaf
 
 _PATIENCE = 1.0  # seconds before a progress bar is shown
 _ANY_WIDTH = 100_000  # columns
-
-__all__ = [
-    "LEAST_FIRST",
-    "ShardLayout",
-    "ShardLayouts",
-    "age",
-    "cell_width",
-    "complain",
-    "console",
-    "consoles",
-    "cut_cell",
-    "errors",
-    "escaped",
-    "gap_width",
-    "head",
-    "is_utf8",
-    "leaf_tree",
-    "left_out",
-    "number_layouts",
-    "pages",
-    "picture",
-    "plain",
-    "print_items",
-    "print_json",
-    "print_whole",
-    "printable",
-    "progress",
-    "rows_fit",
-    "runs",
-    "size",
-    "tell",
-    "write_rows",
-]
 
 
 class _Console(Console):
@@ -413,7 +380,10 @@ def number_layouts(leaves: Iterable[LeafInfo]) -> ShardLayouts:
 def picture(layout: ShardLayout, width: int) -> list[str]:
     """Draws the lines of the picture, of `width` columns, unless these are too few for anything."""
     shape, shards = layout
-    cuts = [_cuts((offsets[dim], sizes[dim]) for offsets, sizes, _ in shards) for dim in range(len(shape))]
+    cuts = [
+        sorted({cut for offsets, sizes, _ in shards for cut in (offsets[dim], offsets[dim] + sizes[dim])})
+        for dim in range(len(shape))
+    ]
     split = [dim for dim in range(len(shape)) if len(cuts[dim]) > 2]
     across, down, others = split[-1:], split[-2:-1], split[:-2]
     lines = [f"{list(shape)}{_named_dim(down, 'down')}{_named_dim(across, 'right')}"]
@@ -434,10 +404,6 @@ def picture(layout: ShardLayout, width: int) -> list[str]:
 
 def _named_dim(dims: Sequence[int], where: str) -> str:
     return f"  {where}: dim {dims[0]}" if dims else ""
-
-
-def _cuts(sides: Iterable[tuple[int, int]]) -> list[int]:
-    return sorted({cut for start, size in sides for cut in (start, start + size)})
 
 
 def _side(one: _Shard, dims: Sequence[int]) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from collections.abc import Generator
 import click
 
 import memstore
+from memstore import _wording as wording
 from memstore._info import Progress, RepairReport, StoreSummary, VerifyReport, rows_of_space
-from memstore._wording import count_of
 from memstore.cli import messages, render
 from memstore.cli.codes import DAMAGED, REFUSED
 from memstore.cli.group import Seconds, as_json, cli, complete_key, complete_prefix, opened_to_read, root
@@ -111,9 +111,9 @@ def repair(root: str, timeout: float, as_json: bool) -> None:
             render.complain(text)
         for name in report.lost:
             render.console.print(f"[bold red]lost[/]  {render.printable(name)}")
-        recovered = count_of(len(report.recovered), "key", "keys")
+        recovered = wording.count_of(len(report.recovered), "key", "keys")
         more = ", and perhaps others" if may_have_lost else ""
-        freed = render.size(report.swept_bytes)
+        freed = wording.size(report.swept_bytes)
         render.console.print(f"{recovered} recovered, {len(report.lost):,} lost{more}, {freed} given back")
     if report.lost or may_have_lost:
         sys.exit(DAMAGED)
@@ -154,7 +154,7 @@ def gc(root: str, as_json: bool) -> None:
     """Free the files that nobody holds: replaced versions, files kept to be used again, files of dead writers."""
     with open_keyspace(root, "r+") as store:
         freed = store.gc()
-    render.tell({"freed_bytes": freed}, f"{render.size(freed)} given back", as_json=as_json)
+    render.tell({"freed_bytes": freed}, f"{wording.size(freed)} given back", as_json=as_json)
 
 
 @cli.command(short_help="Follow keys: how often each is put, and how many bytes.")
@@ -220,8 +220,8 @@ def top(root: str, as_json: bool) -> None:
 def _holder_cells(one: Holding) -> tuple[str, ...]:
     program, space, arguments = command_of(one.pid).partition(" ")
     command = f"{os.path.basename(program)}{space}{arguments}"
-    live = render.size(one.live_bytes) if one.keys else "-"
-    replaced = render.size(one.replaced_bytes) if one.replaced else "-"
+    live = wording.size(one.live_bytes) if one.keys else "-"
+    replaced = wording.size(one.replaced_bytes) if one.replaced else "-"
     return str(one.pid), live, replaced, command, _held_names(one)
 
 
@@ -230,7 +230,8 @@ def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     room = _LONGEST
     if render.console.is_terminal and rows:
         pids, held, replaced, _, keys = (
-            max(map(render.cell_width, map(render.escaped, cells))) for cells in zip(_HOLDER_TITLES, *rows, strict=True)
+            max(map(render.cell_width, map(wording.escaped, cells)))
+            for cells in zip(_HOLDER_TITLES, *rows, strict=True)
         )
         others = (
             max(pids, render.LEAST_FIRST) + held + replaced + min(keys, _KEYS) + render.gap_width(len(_HOLDER_TITLES))
@@ -244,7 +245,7 @@ def _held_names(one: Holding) -> str:
     if not keys:
         return "(open)"
     more = len(keys) - _NAMED
-    return ", ".join(keys[:_NAMED]) + (f" and {count_of(more, 'more', 'more')}" if more > 0 else "")
+    return ", ".join(keys[:_NAMED]) + (f" and {wording.count_of(more, 'more', 'more')}" if more > 0 else "")
 
 
 def command_of(pid: int) -> str:
@@ -288,13 +289,18 @@ def stores(remove: bool, force: bool, yes: bool, as_json: bool) -> None:
         return
     kept = len(found) - len(chosen)
     if kept and not as_json:
-        render.console.print(f"{count_of(kept, 'store stays', 'stores stay')}: open, served, or a member of a cluster")
+        render.console.print(
+            f"{wording.count_of(kept, 'store stays', 'stores stay')}: open, served, or a member of a cluster"
+        )
     if chosen:
-        _ask(f"Remove {count_of(len(chosen), 'store', 'stores')}, {_total_size(chosen)}, with all values?", yes=yes)
+        _ask(
+            f"Remove {wording.count_of(len(chosen), 'store', 'stores')}, {_total_size(chosen)}, with all values?",
+            yes=yes,
+        )
     removed, failed = _removed(chosen, even_used=force)
     render.tell(
         {"removed": [one.root for one in removed], "nbytes": sum(one.nbytes for one in removed)},
-        f"{count_of(len(removed), 'store', 'stores')} removed, {_total_size(removed)}",
+        f"{wording.count_of(len(removed), 'store', 'stores')} removed, {_total_size(removed)}",
         as_json=as_json,
     )
     if failed:
@@ -329,11 +335,17 @@ def _removed(chosen: list[StoreSummary], *, even_used: bool) -> tuple[list[Store
 def _store_cells(one: StoreSummary) -> tuple[str, ...]:
     pids = ", ".join(map(str, one.pids)) or "-"
     member = " (served)" if one.is_served else " (member)" if one.is_member else ""
-    return one.root, render.size(one.nbytes), render.age(one.created), f"{render.age(one.changed)} ago", pids + member
+    return (
+        one.root,
+        wording.size(one.nbytes),
+        wording.age(one.created),
+        f"{wording.age(one.changed)} ago",
+        pids + member,
+    )
 
 
 def _total_size(some: list[StoreSummary]) -> str:
-    return render.size(sum(one.nbytes for one in some))
+    return wording.size(sum(one.nbytes for one in some))
 
 
 def _ask(question: str, *, yes: bool) -> None:
@@ -358,7 +370,7 @@ def clear(root: str, prefix: str, yes: bool, as_json: bool) -> None:
         count = sum(1 for _ in entries(store, prefix))
     start = f" that start with {prefix!r}" if prefix else ""
     if count:
-        _ask(f"Delete {count_of(count, 'key', 'keys')}{start} of {os.path.abspath(root)}?", yes=yes)
+        _ask(f"Delete {wording.count_of(count, 'key', 'keys')}{start} of {os.path.abspath(root)}?", yes=yes)
     with memstore.open(root, "r+") as store, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a pattern, which is told below
         deleted = store.clear(prefix)

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 import memstore
+from memstore import _wording as wording
 from memstore._info import Progress
 from memstore.cli import inspection, render
 from memstore.cli.codes import DIFFERENT
@@ -82,14 +83,14 @@ def _show(key: str, leaf: str, found: inspection.InspectedValue, bins: int) -> N
 
     record = found.record
     assert record is not None, "of a key"
-    age = f"version {record.version}, {render.age(record.created)} old"
+    age = f"version {record.version}, {wording.age(record.created)} old"
     names = [*found.tensors, *found.objects]
     is_bare = names == [()] and not record.is_mutable
     told = [found.structure] if not leaf and not is_bare else []
     leaf = inspection.leaf_text(names[0]) if len(names) == 1 and names[0] else leaf
     if len(found.tensors) == 1 == len(names):
         (tensor,) = found.tensors.values()
-        told += [shown.content(tensor), render.size(tensor.numel() * tensor.itemsize)]
+        told += [shown.content(tensor), wording.size(tensor.numel() * tensor.itemsize)]
     title = f"[bold]{render.printable(' '.join([key, *([leaf] if leaf else [])]))}[/]"
     render.head(f"{title}  {render.printable(', '.join([*told, age]))}")
     if len(names) == 1:
@@ -143,7 +144,7 @@ def _write(root: str, key: str, leaf: str, output: str, *, allow_pickle: bool, a
             with memstore.open(root, "r", allow_pickle=allow_pickle) as store:
                 store.export(key, output, format=kind, progress=advance)
         nbytes = os.path.getsize(output)
-    text = f"{render.size(nbytes)} written to {render.printable(output)}"
+    text = f"{wording.size(nbytes)} written to {render.printable(output)}"
     render.tell({"path": output, "nbytes": nbytes}, text, as_json=as_json)
 
 

@@ -8,6 +8,7 @@ Rates     counts puts. Each put changes its key's word of the doorbell by one, s
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from rich.cells import set_cell_size
 from rich.live import Live
 from rich.text import Text
 
-from memstore._wording import count_of
+from memstore import _wording as wording
 from memstore.cli import render
 from memstore.engine import Root, is_served
 from memstore.listing import Keyspace, ListedEntry, entries, opened
@@ -72,25 +73,21 @@ def samples(store: Keyspace, prefix: str, interval: float) -> Iterator[WatchSamp
 
 
 def follow(store: Keyspace, prefix: str, interval: float, count: int, *, as_json: bool) -> None:
-    found = enumerate(samples(store, prefix, interval), 1)
+    """Prints a table, or JSON, at each of `count` looks; 0: until it is interrupted."""
+    looks = itertools.islice(samples(store, prefix, interval), count or None)
     if as_json:
-        for number, look in found:
+        for look in looks:
             render.print_json(look)
-            if number == count:
-                return
-    if not render.console.is_terminal:
-        for number, look in found:
+    elif not render.console.is_terminal:
+        for look in looks:
             for line in lines(look, _ROWS, 0):
                 render.console.print(render.printable(line))
-            if number == count:
-                return
-    with Live(console=render.console, auto_refresh=False, vertical_overflow="crop") as live:
-        for number, look in found:
-            size = render.console.size
-            shown = lines(look, size.height - 1, size.width)
-            live.update(Text("\n".join(shown), no_wrap=True, overflow="crop"), refresh=True)
-            if number == count:
-                return
+    else:
+        with Live(console=render.console, auto_refresh=False, vertical_overflow="crop") as live:
+            for look in looks:
+                size = render.console.size
+                shown = lines(look, size.height - 1, size.width)
+                live.update(Text("\n".join(shown), no_wrap=True, overflow="crop"), refresh=True)
 
 
 def lines(look: WatchSample, height: int, width: int) -> list[str]:
@@ -120,16 +117,16 @@ def _fitting(widths: Sequence[int], width: int) -> list[int]:
 
 def _footer(look: WatchSample, shown: int, width: int) -> str:
     """Says what there is of all keys: as much of it as the window has room for."""
-    keys = count_of(len(look.entries), "key", "keys") if look.entries else "no keys"
+    keys = wording.count_of(len(look.entries), "key", "keys") if look.entries else "no keys"
     left_out = f", the {shown:,} busiest shown" if shown < len(look.entries) else ""
-    rates = f"{look.puts:.1f} puts/s, {render.size(look.nbytes)}/s"
+    rates = f"{look.puts:.1f} puts/s, {wording.size(look.nbytes)}/s"
     texts = (f"{keys}{left_out}; {rates}", f"{keys}; {rates}", f"{keys}; {look.puts:.1f} puts/s")
     return next((text for text in texts if not width or len(text) <= width), keys)
 
 
 def _cells(one: ListedEntry, rate: float | None) -> tuple[str, ...]:
-    rates = ("", "") if not rate else (f"{rate:.1f}", render.size(rate * one.nbytes))
-    return (render.escaped(one.key), str(one.version), render.size(one.nbytes), render.age(one.created), *rates)
+    rates = ("", "") if not rate else (f"{rate:.1f}", wording.size(rate * one.nbytes))
+    return (wording.escaped(one.key), str(one.version), wording.size(one.nbytes), wording.age(one.created), *rates)
 
 
 def _cut(text: str, width: int) -> str:

@@ -11,6 +11,7 @@ A process that dies leaves nothing to clean up: its locks go with it, and leases
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -121,10 +122,13 @@ class Pin:
     def __reduce__(self) -> tuple[Any, ...]:
         self._take_lease()
         root, stored = self.root, encode_record(self.key.encode(), self.record)
-        return receive, (root.path, root.settings.store, self.key, stored, *msgspec.structs.astuple(self.options))
+        options = msgspec.structs.astuple(self.options)
+        return receive, (root.path, root.settings.store, self.key, stored, root.connect, *options)
 
 
-def receive(path: str, store: str, key: str, stored: bytes, *options: Any) -> Pin:
+def receive(
+    path: str, store: str, key: str, stored: bytes, connect: Callable[[Root], Any] | None, *options: Any
+) -> Pin:
     """Unpickles a pin. A version that can't be mapped is no error here: its holder says so where it can be handled.
 
     On another host than it was pickled on, `path` names that host's folder of the same store.
@@ -136,6 +140,7 @@ def receive(path: str, store: str, key: str, stored: bytes, *options: Any) -> Pi
     name, chosen = key.encode(), PinOptions(*options)
     record = decode_record(name, stored)
     use = _open(path, store, key, record.version, chosen)
+    use.root.connect = use.root.connect or connect
     try:
         if use.root.settings.store != store:
             record = _seen_from_here(use.root, store, key, record)

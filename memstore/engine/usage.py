@@ -48,7 +48,7 @@ _MISSING = -1  # for an inode
 class Usage:
     keys: int
     live_bytes: int
-    reusable_bytes: int  # retired, or kept ahead, and nobody holds them: kept for the next puts; `gc` gives them back
+    reusable_bytes: int  # retired, or kept, and nobody holds them: kept for the next puts; `gc` gives them back
     pinned_bytes: int  # retired, and held or leased
     filling_bytes: int
     pending_bytes: int  # of parts of sharded puts that wait for others
@@ -62,7 +62,7 @@ def measure(root: Root) -> Usage:
         keys, counters, parts = root.catalog.view(
             lambda transaction: (transaction.count("entries"), transaction.counters(), tables.parts_of(transaction))
         )
-        ahead = root.ahead.size if root.ahead is not None else 0
+        kept = root.kept_file.size if root.kept_file is not None else 0
     pending = sum(part.size for part in parts if not part.host)
     retired, now, device = _retired(root), boot_clock(), os.fstat(root.segments_fd).st_dev
     files = {segment: (device, _inode(segment_path(root.segments, segment))) for segment in retired}
@@ -72,9 +72,9 @@ def measure(root: Root) -> Usage:
     return Usage(
         keys=keys,
         live_bytes=counters.live,
-        reusable_bytes=max(counters.retired + counters.held - pinned, 0) + ahead,  # others put meanwhile
+        reusable_bytes=max(counters.retired + counters.held - pinned, 0) + kept,  # others put meanwhile
         pinned_bytes=pinned,
-        filling_bytes=counters.filling - ahead - pending,
+        filling_bytes=counters.filling - kept - pending,
         pending_bytes=pending,
         capacity=counters.capacity or None,
         catalog_bytes=root.catalog.nbytes,

@@ -43,7 +43,6 @@ from memstore.engine import (
     measure,
     open_root,
     pending_parts,
-    register_elsewhere,
     reopen_root,
     resource_errors,
     sweep_all,
@@ -75,6 +74,7 @@ class Keyspace:
         if not isinstance(given, RootUse):
             raise TypeError(f"memstore.open(path) opens a store, and not {type(self).__qualname__}({given!r:.100})")
         self.root = use.root.path
+        use.root.connect = open_elsewhere
         self._use: RootUse | None = use
         self._root: Root | None = use.root
         self._mode: Mode = mode
@@ -363,7 +363,6 @@ def wanted_of(keys: Iterable[str] | None, prefix: str | None, newer_than: Mappin
     return index.AwaitedKeys(names, b"", than)
 
 
-@register_elsewhere
 def open_elsewhere(root: Root) -> Elsewhere:
     """Opens the way to other hosts for a root that is served: a store that stays on one host never imports it."""
     with between_forks():

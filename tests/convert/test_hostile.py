@@ -71,13 +71,13 @@ CHANGES: dict[str, tuple[Any, type[BaseException], str]] = {
     "too few chunks": (
         lambda m: setattr(m.state_dict_metadata["w"], "size", torch.Size([100, 60])),
         CorruptionError,
-        "no chunk",
+        "lack the elements",
     ),
     "chunks twice": (lambda m: m.state_dict_metadata["w"].chunks.append(_chunk(m)), CorruptionError, "overlap"),
     "a huge shape": (
         lambda m: setattr(m.state_dict_metadata["w"], "size", torch.Size([1 << 62, 60])),
         CorruptionError,
-        "no chunk",
+        "lack the elements",
     ),
     "a path into an item": (lambda m: m.planner_data.update(b=("w", "x")), CorruptionError, "leads into"),
     "a long list": (lambda m: m.planner_data.update(b=("x", 1 << 40)), CorruptionError, "has the path"),

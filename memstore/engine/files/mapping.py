@@ -68,7 +68,7 @@ class OwnedFile:
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Closes the file; not at the interpreter's end, where modules may have lost their names."""
-        if not is_ending() and hasattr(self, "_fds"):  # an interrupt may have left it half-made
+        if not is_ending() and getattr(self, "_fds", None):  # an interrupt may have left it half-made
             self.close()
 
 

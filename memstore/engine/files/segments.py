@@ -226,11 +226,12 @@ class ClaimedFile:
         Call it under the store's mutex, right before the catalog's commit; again, if that has to be repeated.
         """
         file = self.open()
-        write_slots(file.fd, slots)
+        fd = file.fd
+        write_slots(fd, slots)
         if durable:
-            syscalls.sync_data(file.fd)
+            syscalls.sync_data(fd)
         if file is self.lock_file:
-            syscalls.unlock(file.fd)
+            syscalls.unlock(fd)
         else:
             self._page = None
 
@@ -429,15 +430,15 @@ class KeptMappings:
         return len(self._kept)
 
     def has(self, segment: int, size: int) -> bool:
-        spare = self._kept.get(segment)
-        return spare is not None and spare.size == size
+        kept = self._kept.get(segment)
+        return kept is not None and kept.size == size
 
     def take(self, segment: int, size: int) -> KeptMapping | None:
-        spare = self._kept.pop(segment, None)
-        return spare if spare is not None and spare.size == size else None
+        kept = self._kept.pop(segment, None)
+        return kept if kept is not None and kept.size == size else None
 
-    def keep(self, segment: int, spare: KeptMapping) -> None:
-        self._kept[segment] = spare
+    def keep(self, segment: int, mapping: KeptMapping) -> None:
+        self._kept[segment] = mapping
         while len(self._kept) > _MOST_KEPT or sum(kept.size for kept in self._kept.values()) > _MOST_KEPT_BYTES:
             self._kept.popitem(last=False)
 

@@ -562,7 +562,10 @@ class Choice:
             if segment is None:
                 return None
             extents.append(msgspec.structs.replace(extent, segment=segment))
-        return _with_extents(record, extents)
+        # two files may have been exchanged: each put is found under its new name
+        if record.parts is None:
+            return msgspec.structs.replace(record, segment=extents[0].segment)
+        return msgspec.structs.replace(record, parts=encode_extents(extents))
 
     def _place(self, key: bytes, record: Record, extent: SegmentExtent, by_put: dict[int, SegmentFile]) -> int | None:
         """Returns the number of the file that is one of a record's segments, or None if there is none."""
@@ -626,23 +629,15 @@ class Choice:
     def quarantined(self) -> list[SegmentFile]:
         """Returns the files that nobody may delete: they have a record's bytes, or did have a header, and no entry."""
         used, named = self.used(), self._segments_of(self.old.records.values()).union(*self.incomplete.values())
-        return [
-            file
-            for file in self.files.values()
-            if file.segment not in used
-            and ((file.segment in named and not self._is_outdone(file)) or self._is_doubtful(file))
-        ]
-
-    def _is_outdone(self, file: SegmentFile) -> bool:
-        """Returns whether a newer version of the file's key was found."""
-        found = file.found
-        known = self.entries.get(found.key.encode()) if found else None
-        return found is not None and known is not None and found.store == self.store and known.version > found.version
-
-    def _is_doubtful(self, file: SegmentFile) -> bool:
-        if self.old.is_sound:
-            return False
-        return file.found is None or (file.found.state == LIVE and file.found.put_id == 0)
+        kept: list[SegmentFile] = []
+        for file in self.files.values():
+            found = file.found
+            newer = self.entries.get(found.key.encode()) if found is not None and found.store == self.store else None
+            is_outdone = found is not None and newer is not None and newer.version > found.version
+            is_doubtful = not self.old.is_sound and (found is None or (found.state == LIVE and found.put_id == 0))
+            if file.segment not in used and (is_doubtful or (file.segment in named and not is_outdone)):
+                kept.append(file)
+        return kept
 
     def deletable(self) -> list[SegmentFile]:
         """Returns the files that no entry names and no quarantine keeps, but for those of another store."""
@@ -690,7 +685,7 @@ def is_whole(batch: Sequence[ParsedHeader], last: int | None) -> bool:
 
     A batch's count is that of its segments, of which a version may have several. Files are told apart by their put ids:
     somebody may have copied one. A batch with values that have no file skips one version number before its first, see
-    `commit.py`, and so is never whole.
+    `put.py`, and so is never whole.
     """
     versions, puts = {found.version for found in batch}, {found.put_id for found in batch}
     first = min(versions) if last is None else last + 1
@@ -705,16 +700,6 @@ def _fits(file: SegmentFile, key: bytes, record: Record, extent: SegmentExtent, 
     ):
         return False
     return is_part(file) if record.parts is not None and not record.start else found.nbytes == record.nbytes
-
-
-def _with_extents(record: Record, extents: Sequence[SegmentExtent]) -> Record:
-    """Returns the record with these segments.
-
-    Two files may have been exchanged: each put is found under its new name.
-    """
-    if record.parts is None:
-        return msgspec.structs.replace(record, segment=extents[0].segment)
-    return msgspec.structs.replace(record, parts=encode_extents(extents))
 
 
 def _mended(

@@ -50,10 +50,12 @@ def verify_store(
     Raises ResourceLimitError if something is lacking to look.
     """
     chosen = None if keys is None else list(dict.fromkeys(keys))
-    # 1. The catalog, and 2. the files that every process of the store maps or reads when it opens. Nothing is changed,
-    # and a kill leaves nothing.
+    # 1. The catalog. No step changes anything: a kill leaves the store as it is.
     found = survey(f"{root.state}/{folder.CATALOG}", locked=True)
-    damaged = [*_of_the_catalog(root, found.damage, chosen), *_of_the_folder(root)]
+    damaged = list(_of_the_catalog(root, found.damage, chosen))
+
+    # 2. The files that every process of the store maps or reads when it opens
+    damaged += _of_the_folder(root)
     if found.lack:
         text = f"{root.path} can't be looked at: {found.refused}: {way_out(found.lack)}"
         raise ResourceLimitError(text, code=found.lack)
@@ -69,7 +71,8 @@ def verify_store(
         check_publications(root)
     except CorruptionError as error:
         damaged.append(_told(error))
-    # 3. Each key
+
+    # 3. Each key: its headers, and by `check` its bytes
     asked = () if progress is None or chosen is None else chosen  # who hears of no progress doesn't wait for sizes
     step = _Steps(progress, found.nbytes if chosen is None else _bytes_of(root, asked, timeout))
     checked = unchecked = 0

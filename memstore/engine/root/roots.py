@@ -67,10 +67,10 @@ class Root:
     segments_folder: OwnedFile  # whatever its path names by now
     uses: set[weakref.ref[Any]] = field(default_factory=set[weakref.ref[Any]])  # see `RootUse`
     spares: KeptMappings = field(default_factory=KeptMappings)
-    ahead: KeptFile | None = None  # what the next put may fill
+    kept_file: KeptFile | None = None  # what the next put may fill
     before_close: Callable[[Root], None] = field(default=lambda root: None)  # gives back what this process keeps
     filled_before: int = 0  # bytes of the last segment that was published by itself
-    unbooked: int = 0  # puts for which nothing is to be kept ahead
+    keeps_none_for: int = 0  # puts for which no file is to be kept
     looked_at_held: float = 0.0  # when this process last did, monotonic
     looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
     last_filling: int = 0  # the row where it stopped
@@ -80,6 +80,7 @@ class Root:
     membership: int = 0  # the counters' number under which this process has read who the members are; 0: it hasn't
     homes_here: dict[bytes, int] = field(default_factory=dict[bytes, int])  # groups -> `membership`: see `put.py`
     elsewhere: Any = None  # what this process asks of other hosts, if it did: see `engine/protocols/elsewhere.py`
+    connect: Callable[[Root], Any] | None = None  # makes `elsewhere`; whoever opens a root for a user gives it
     guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
     path: str = field(init=False)
     state: str = field(init=False)
@@ -94,14 +95,15 @@ class Root:
         self.shared = self.settings.shared
         self.claims = None if self.shared is None else FileClaims(f"{self.state}/{CLAIMS_FILE}")
         if self.shared is not None:
-            self.unbooked = _NEVER  # no file there is used again
-        self.identity = _identity(os.fstat(self.segments_folder.fd))
+            self.keeps_none_for = _NEVER  # no file there is used again
+        status = os.fstat(self.segments_folder.fd)
+        self.identity = (status.st_dev, status.st_ino)
 
     def leave_to_parent(self) -> None:
         """Gives up what must not be shared with the parent. A forked child calls it before it does anything."""
         self.catalog.leave_to_parent()
         self.guard = self.catalog.guard
-        self.ahead, self.filled_before = None, 0
+        self.kept_file, self.filled_before = None, 0
         self.membership, self.elsewhere = 0, None  # its connections are the parent's
         if self.lock is not None:
             self.lock.forget_threads()
@@ -131,9 +133,10 @@ class Root:
         if self.is_replaced:
             raise self._replaced()
         try:
-            found = _identity(os.stat(self.segments))
+            status = os.stat(self.segments)
         except OSError as error:
             raise self._unseen(error) from None
+        found = (status.st_dev, status.st_ino)
         if found != self.identity and self.shared is not None:
             what = "the storage was mounted anew, or the store was replaced, while it was open"
             raise StorageError(f"{self.segments}: {what}: {_ADVICE}", path=self.segments)
@@ -209,10 +212,6 @@ class Root:
         if self.lock is None:
             raise PermissionDeniedError(f"{self.path}: this process may only read the store")
         return self.lock
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
 
 
 # --- the roots of this process ---------------------------------------------------------------------------------------
