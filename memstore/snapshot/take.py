@@ -29,6 +29,7 @@ from memstore import _modes as modes
 from memstore._arguments import flag
 from memstore._info import Progress
 from memstore._parsing import UNDECODABLE
+from memstore._ranks import RankError
 from memstore.engine import deadline_after
 from memstore.errors import (
     AlreadyExistsError,
@@ -62,7 +63,7 @@ from memstore.snapshot.publishing import (
     publish,
     published,
 )
-from memstore.snapshot.ranks import TIMEOUT, RankGroup, error_of_rank
+from memstore.snapshot.ranks import TIMEOUT, RankGroup
 from memstore.snapshot.staging import StagedTensors, stage
 from memstore.snapshot.stateful import (
     AppState,
@@ -454,7 +455,7 @@ class PendingTake:
                     kind, text = msgspec.json.decode(self._storage.read_bytes(name, 1 << 20), type=tuple[str, str])
                     if not self._has_part(rank):
                         self._abandon([*self._files, part_name(self._take.id, self._rank)])
-                    return error_of_rank(rank, kind, text)
+                    return RankError(kind, text, rank).as_error()
         return None
 
     def _give_up(self, error: Exception, files: list[str]) -> NoReturn:

@@ -31,7 +31,6 @@ COMMIT = "catalog.commit"
 _PURE = {
     "buffer_address",
     "memory_at",
-    "doubles",
     "long_words",
     "thread_id",
     "words",

@@ -22,6 +22,9 @@ from memstore.engine.syscalls.libc import (
     releasing_gil,
 )
 
+# To lay out memory that processes share: a class of fields, and their types. An instance is made by `from_address`.
+Structure, Uint32, Uint64, Float64 = ctypes.Structure, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_double
+
 PAGE = 4096  # of our files, whatever the machine's
 HUGE_PAGE = 2 << 20
 
@@ -169,11 +172,6 @@ def words(address: int, count: int) -> Any:
 def long_words(address: int, count: int) -> Any:
     """Returns `count` unsigned 64-bit words at `address`."""
     return (ctypes.c_uint64 * count).from_address(address)
-
-
-def doubles(address: int, count: int) -> Any:
-    """Returns `count` floats of 64 bits at `address`."""
-    return (ctypes.c_double * count).from_address(address)
 
 
 def sync_mapped(address: int, size: int) -> None:
