@@ -82,7 +82,12 @@ def test_torch_functions_of_classes_are_left_out() -> None:
 
 def test_transforms_are_seen() -> None:
     seen: list[bool] = []
-    torch.func.vmap(lambda one: seen.append(_compat.is_in_transform(one)) or one)(torch.ones(2))
+
+    def look(one: torch.Tensor) -> torch.Tensor:
+        seen.append(_compat.is_in_transform(one))
+        return one
+
+    torch.func.vmap(look)(torch.ones(2))
     assert seen == [True] and not _compat.is_in_transform(torch.ones(2))
 
 
@@ -165,7 +170,8 @@ def test_tensordicts_over_entries() -> None:
 
 
 def test_tensorclasses() -> None:
-    value: Any = Pair(torch.ones(2), "text", batch_size=[2])
+    kind: Any = Pair
+    value: Any = kind(torch.ones(2), "text", batch_size=[2])
     assert hasattr(Pair, _compat.TENSORCLASS_MARK)
     others = _compat.other_fields(value)
     assert others is not None and not _compat.is_non_tensor(others)
@@ -198,7 +204,12 @@ def test_lazy_stacks() -> None:
     assert _compat.empty_stack_names(empty) == ["a"] and _compat.empty_stack_names(value) is None
     assert _compat.batch_size_of(empty) == (0, 2)
     seen: list[bool] = []
-    torch.vmap(lambda one: seen.append(_compat.has_hooks(one)) or torch.ones(()), (1,))(value)
+
+    def look(one: Any) -> torch.Tensor:
+        seen.append(_compat.has_hooks(one))
+        return torch.ones(())
+
+    torch.vmap(look, (1,))(value)
     assert seen == [True]
 
 
