@@ -28,8 +28,8 @@ PACKAGE = ROOT / "memstore"
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
     ("errors",),
-    ("_threads", "_parsing", "_modes", "_group_call", "_version"),
-    ("_wording",),
+    ("_threads", "_parsing", "_modes", "_ranks", "_version"),
+    ("_compat", "_wording"),
     ("_arguments",),
     ("_info",),
     ("engine",),

@@ -29,7 +29,7 @@ from memstore.rows import read_rows as read_rows_blocking
 from memstore.store.maintenance import destroy as destroy_blocking
 from memstore.store.maintenance import stores as stores_blocking
 from memstore.store.opening import OWNER_ONLY
-from memstore.store.sharded import OUTLIVES, TO_PUBLISH, PendingPut
+from memstore.store.sharded import OUTLIVES, TO_PUBLISH, PendingPut, done_by, give_up_after, wait_until
 from memstore.store.store import NO_DEFAULT, NOT_NOW, Store, begin_load, get_at_once
 from memstore.store.values import Ref
 from memstore.store.weights import iter_weights as iter_weights_blocking
@@ -183,14 +183,14 @@ class AsyncPendingPut(Awaits[PendingPut]):
             if is_done is None:  # its news come from another host
                 left = max(deadline - time.monotonic(), 0.0)
                 pool = "waits", self._pool
-                return await call(pool, lambda _: self._pending.wait_until(deadline, seconds), left)
+                return await call(pool, lambda _: wait_until(self._pending, deadline, seconds), left)
             if is_done or time.monotonic() >= deadline:
-                return await call(self._pool, lambda _: self._pending.wait_until(time.monotonic(), seconds))
+                return await call(self._pool, lambda _: wait_until(self._pending, time.monotonic(), seconds))
             await change_of(self._root, name, seen, self._owner, deadline)
 
     def _done_here(self, name: bytes, deadline: float) -> bool | None:
         """Returns what `done` returns, in a thread. Returns None if the key's home is another host."""
-        return None if home_here(self._root, name) is None else self._pending.done_by(deadline + TO_PUBLISH)
+        return None if home_here(self._root, name) is None else done_by(self._pending, deadline + TO_PUBLISH)
 
     async def wait_or_give_up(self, deadline: float, seconds: float) -> int:
         """Waits as `wait_until`; a timeout gives the put up for all ranks."""
@@ -198,7 +198,7 @@ class AsyncPendingPut(Awaits[PendingPut]):
             return await self.wait_until(deadline, seconds)
         except (StoreTimeoutError, HomeUnavailableError) as error:
             reason = error
-        return await call(self._pool, lambda _: self._pending.give_up_after(reason))
+        return await call(self._pool, lambda _: give_up_after(self._pending, reason))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an AsyncPendingPut can't be pickled: another process finds the put in store.pending(key)")

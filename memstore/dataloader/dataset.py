@@ -34,7 +34,7 @@ from memstore.structure import modes, render_path
 
 
 class HasView(Protocol):
-    """What is used of a Store. (Its module imports that of datasets, which imports this package.)"""
+    """The part of a Store that is used here. (Its module imports that of datasets, which imports this package.)"""
 
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any: ...
 
@@ -88,7 +88,7 @@ class StoreDataset(Dataset[Any]):
         return self._length
 
     def __getitem__(self, index: Any) -> Any:
-        """An integer: one row. What `read_rows` takes (a list, slice, mask, tensor): a batch.
+        """Returns one row for an integer, and a batch for a list, slice, mask or tensor, as `read_rows` takes them.
 
         Raises:
             IndexError: a row out of range; the message names the range.
@@ -108,7 +108,7 @@ class StoreDataset(Dataset[Any]):
         return found if self.transform is None else self.transform(found)
 
     def __getitems__(self, index: Sequence[int]) -> list[BatchRow]:
-        """For DataLoader: the rows of one batch, which its default collate function makes whole again."""
+        """Reads the rows of one batch for DataLoader, whose default collate function makes them whole again."""
         return as_rows(self[index], len(index))
 
     def prefetch(self, rows: Any) -> None:
@@ -132,7 +132,7 @@ def _restore(cls: type[StoreDataset], *parts: Any) -> StoreDataset:
 
 
 class ReadBatch:
-    """What was read, and perhaps transformed, at once."""
+    """Rows that were read, and perhaps transformed, at once."""
 
     __slots__ = ("count", "value")
 
@@ -141,12 +141,12 @@ class ReadBatch:
 
 
 def read_batch(source: Any, index: Any) -> Any:
-    """As `read_rows`; in a worker of a DataLoader into memory that it shares with its parent."""
+    """Reads rows as `read_rows` does; in a worker of a DataLoader into memory that it shares with its parent."""
     return read_rows(source, index) if get_worker_info() is None else read_rows_to(begin_batch(), source, index)
 
 
 def as_rows(value: Any, count: int) -> list[BatchRow]:
-    """A batch of `count` rows, as `__getitems__` of a data set returns it."""
+    """Splits a batch of `count` rows, as `__getitems__` of a data set returns it."""
     batch = ReadBatch(value, count)
     return [BatchRow(batch, place) for place in range(count)]
 
@@ -170,7 +170,7 @@ class BatchRow:
         return row_of(self.batch.value, self.place)
 
     def __getitem__(self, key: Any) -> Any:
-        """`row.value[key]`, so that most collate functions work as they are."""
+        """Returns `row.value[key]`, so that most collate functions work as they are."""
         return self.value[key]
 
     def __repr__(self) -> str:
@@ -178,7 +178,7 @@ class BatchRow:
 
 
 def collate_rows(rows: Sequence[BatchRow], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
-    """The batch, if these are its rows in their order; else they are stacked."""
+    """Returns the batch, if these are its rows in their order; else it stacks them."""
     batch = rows[0].batch
     if len(rows) == batch.count and all(row.batch is batch and row.place == i for i, row in enumerate(rows)):
         return batch.value
@@ -195,7 +195,7 @@ _Path = tuple[Any, ...]
 
 
 def count_rows(value: Any, key: str) -> int:
-    """The rows that every tensor of a stored value has.
+    """Returns how many rows every tensor of a stored value has.
 
     Raises:
         UnsupportedValueError: something in the value has no rows, or another number of them.
@@ -231,7 +231,7 @@ def _count(leaf: Any, path: _Path, key: str) -> int:
 
 
 def row_of(batch: Any, place: int) -> Any:
-    """One row of a batch: the same containers, and of each tensor what it has at `place`.
+    """Returns one row of a batch: the same containers, with the part of each tensor at `place`.
 
     Raises:
         UnsupportedValueError: something in the batch, which a transform may have made, has no rows.

@@ -6,9 +6,9 @@ ranks         the steps of all ranks, and what they hear of each other
 drafts        who writes what, in which file       publishing    the parts of all ranks as one snapshot; leftovers
 planned       snapshots of which others say who writes what: checkpoints of torch.distributed.checkpoint
 stored        a snapshot that is there             reading       its tensors in memory
-mapped        its files, mapped: views             progress      a callback, or a bar
-manifest      what a snapshot says of itself       names         of tensors and files
-storage       where files lie, as an interface     file_storage  a folder of a file system
+mapped        its files, mapped: views             names         of tensors and files
+manifest      what a snapshot says of itself       file_storage  a folder of a file system
+storage       where files lie, as an interface; several reads or writes at once, and how far they are
 staging       tensors, copied into shared memory   writer        the process that writes them
 
 This door loads what is asked for: the writer's process comes through it too, and needs no torch.

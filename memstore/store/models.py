@@ -1,6 +1,6 @@
 """Models: what `save_model` and `load_model` do on the ranks of a process group.
 
-A save is a sharded put. A load, in which all ranks fill their modules, or none does:
+A save is a sharded put. A load, in which all ranks fill their modules, or none does, has these steps:
 
 1. Rank 0 takes a version, and tells the others which: an overwrite meanwhile can't mix two. Its own mapping keeps the
    version until the others have theirs, so that no lease is taken.
@@ -10,39 +10,65 @@ A save is a sharded put. A load, in which all ranks fill their modules, or none 
 4. If all fits, each rank copies its own boxes straight into its module, and tells rank 0 whether that went well.
 5. Rank 0 tells all: no rank returns while another has failed.
 
-A rank that fails on its way says so, and the others raise at once; of one that dies, they learn by their timeout. One
-whose task was cancelled fails when it looks next: while it waits for others, and before it writes into its module.
+`ModelLoad` has them twice: as rank 0 takes them, and as the others do. A rank that fails on its way says so, and the
+others raise at once; of one that dies, they learn by their timeout. One whose task was cancelled fails when it looks
+next: while it waits for others, and before it writes into its module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, NoReturn
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
-from memstore import errors, structure
+from memstore import structure
+from memstore._ranks import RankError
 from memstore._threads import AbandonedError
 from memstore.engine import Pin, deadline_after, pack
 from memstore.errors import MemstoreError, StructureMismatchError
 from memstore.store.model_fit import MODEL, OPTIMIZER, Fit, is_spread, model_state, optimizer_state
-from memstore.store.sharded import Meeting
+from memstore.store.sharded import StoreCall
 from memstore.structure import HeldValue
 
-# --- ModelLoad: a load in two steps ----------------------------------------------------------------------------------
-# A load of a model, in two steps: who awaits it waits between them for a newer version, and no thread does.
-#
-# 1. Made, it has its place in the order in which the ranks of a process group match their loads (`Meeting`).
-# 2. `fill` takes the version, on the rank that leads, and fills the modules of all ranks (`models.py`).
+# --- What is stored of a model ---------------------------------------------------------------------------------------
+
+
+def value_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """Returns what is stored of a model. Raises UnsupportedValueError."""
+    value: dict[str, Any] = {MODEL: model_state(model)}
+    if optimizer is not None:
+        value[OPTIMIZER] = optimizer_state(model, optimizer)
+    return value
+
+
+def take_model_apart(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, allow_pickle: bool
+) -> HeldValue:
+    """Returns what this rank holds of a model, of which a cast concerns the module's leaves only."""
+    held = structure.take_shards_apart(value_of(model, optimizer), allow_pickle=allow_pickle)
+    leaves = (leaf._replace(is_fixed=leaf.is_fixed or leaf.name[0] != MODEL) for leaf in held.leaves)
+    return held._replace(leaves=tuple(leaves))
+
+
+# --- Loads -----------------------------------------------------------------------------------------------------------
+
+
+_LATER = 1.0  # seconds that the others wait longer than rank 0, so that they learn why it gave up
+_VERSION, _VERDICT, _ENDED = "version", "verdict", "ended"  # words of rank 0
+_FOUND, _FILLED = "found", "filled"  # words of the others, each with its rank
 
 
 class ModelLoad:
-    """One `load_model` of this process. Any thread may go on with it.
+    """One `load_model` of this process, in two steps. Any thread may go on with it.
+
+    Once it is made, it has its place in the order in which the ranks of a process group match their loads. `fill` does
+    all else. Who awaits a load waits between the two for a newer version, and no thread does.
 
     Args:
-        meeting: with the other ranks; None: this process is no rank.
+        call: of all ranks; None: this process is no rank.
         take: takes the key's current version. Its argument: whether what lies on other hosts may come when it is read.
         receive: maps the version that rank 0 has packed, in the same ways.
 
@@ -52,11 +78,11 @@ class ModelLoad:
     """
 
     def __init__(
-        self, meeting: Meeting | None, take: Callable[[bool, float], Pin], receive: Callable[[bytes, bool], Pin]
+        self, call: StoreCall | None, take: Callable[[bool, float], Pin], receive: Callable[[bytes, bool], Pin]
     ) -> None:
-        self._meeting, self._take, self._receive = meeting, take, receive
-        self.is_alone = meeting is None or meeting.world_size == 1
-        self.leads = meeting is None or meeting.rank == 0
+        self._call, self._take, self._receive = call, take, receive
+        self.is_alone = call is None or call.world_size == 1
+        self.leads = call is None or call.rank == 0
 
     def fill(
         self,
@@ -76,224 +102,151 @@ class ModelLoad:
             deadline: monotonic, until which this rank's copy is to begin.
             timeout: seconds for the other ranks, once it is done.
         """
-        lazily = is_spread(model)  # this rank needs some of the bytes; else its host keeps a copy of all of them
+        # A sharded module needs some of the bytes only; else its host keeps a copy of all of them.
+        target = _Target(model, optimizer, strict, cast, is_spread(model))
+        if self._call is not None and not self.is_alone:
+            if self.leads:
+                return self._lead(self._call, target, wait, deadline, timeout)
+            return self._follow(self._call, target, deadline + _LATER, timeout + _LATER)
+        if wait is not None:
+            wait()
+        pin = self._take(target.reads_lazily, deadline)
+        fit = target.fit(pin)
+        raise_problems(pin, fit.problems, fit.unexpected if strict else [])
+        fit.fill()
+        return pin.record.version
 
-        def take() -> Pin:
+    def _lead(
+        self,
+        call: StoreCall,
+        target: _Target,
+        wait: Callable[[], object] | None,
+        deadline: float,
+        timeout: float,
+    ) -> int:
+        """Takes the steps of rank 0."""
+        # 1. Take a version.
+        with _told(call, _VERSION, TakenVersion):
             if wait is not None:
                 wait()
-            return self._take(lazily, deadline)
+            pin = self._take(target.reads_lazily, deadline)
+        call.say(_VERSION, TakenVersion(pack(pin)))
+        # 2. Compare.
+        with _told(call, _VERDICT, Finding):
+            fit = target.fit(pin)
+            findings = [Finding(fit.problems, fit.unexpected), *call.hear_all(_FOUND, Finding, deadline)]
+        # 3. Tell all what was found.
+        verdict = judge(findings, target.strict)
+        call.say(_VERDICT, verdict)
+        _raise_unfit(call, pin, verdict)
+        # 4. Fill.
+        with _told(call, _ENDED, LoadEnd):
+            fit.fill()
+            ends = call.hear_all(_FILLED, LoadEnd, deadline_after(timeout))
+        # 5. Tell all whether each has.
+        end = next((end for end in ends if end.error is not None), LoadEnd())
+        call.say(_ENDED, end)
+        _raise_unfilled(call, end)
+        return pin.record.version
 
-        if self._meeting is None or self.is_alone:
-            pin = take()
-            load_alone(pin, model, optimizer, strict=strict, cast=cast)
-            return pin.record.version
-        return load_together(
-            self._meeting,
-            take,
-            lambda packed: self._receive(packed, lazily),
-            model,
-            optimizer,
-            strict=strict,
-            cast=cast,
-            deadline=deadline,
-            timeout=timeout,
-        )
+    def _follow(self, call: StoreCall, target: _Target, deadline: float, timeout: float) -> int:
+        """Takes the steps of a rank other than 0."""
+        found, filled = f"{_FOUND}/{call.rank}", f"{_FILLED}/{call.rank}"
+        # 1. Map the version that rank 0 has taken.
+        with _told(call, found, Finding, AbandonedError):
+            version = call.hear(_VERSION, TakenVersion, deadline)
+        if version.error is not None:
+            call.done_with(_VERSION)
+            raise version.error.as_error(call.key)
+        # 2. Compare. Who fails hears what rank 0 makes of it, too, so that the words are removed.
+        try:
+            with _told(call, found, Finding):
+                pin = self._receive(version.record, target.reads_lazily)
+                fit = target.fit(pin)
+        except BaseException:
+            _hear_verdict(call, deadline)
+            raise
+        call.say(found, Finding(fit.problems, fit.unexpected if target.strict else []))
+        # 3. Hear what all have found.
+        with _told(call, filled, LoadEnd, AbandonedError):
+            verdict = _hear_verdict(call, deadline)
+        _raise_unfit(call, pin, verdict)
+        # 4. Fill.
+        try:
+            with _told(call, filled, LoadEnd):
+                fit.fill()
+        except BaseException:
+            with suppress(MemstoreError):
+                _hear_end(call, timeout)
+            raise
+        call.say(filled, LoadEnd())
+        # 5. Hear whether all have.
+        _raise_unfilled(call, _hear_end(call, timeout))
+        return pin.record.version
 
     def give_up(self) -> None:
-        """Nobody fills: the other ranks are told, if this one leads, and else learn by their timeouts."""
-        if self._meeting is not None and self.leads and not self.is_alone:
+        """Tells the other ranks that nobody awaits this load any more. If another rank leads, its timeout tells it."""
+        if self._call is not None and self.leads and not self.is_alone:
+            error = AbandonedError("the task that awaited the load was cancelled")
             with suppress(MemstoreError):
-                decline(self._meeting)
+                self._call.say(_VERSION, TakenVersion(error=told(error, 0)))
 
 
-# --- What ranks do ---------------------------------------------------------------------------------------------------
+class _Target(NamedTuple):
+    """The modules of this rank that a load fills, as the arguments of `load_model` say it."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer | None
+    strict: bool
+    cast: bool
+    reads_lazily: bool
+
+    def fit(self, pin: Pin) -> Fit:
+        return Fit(pin, self.model, self.optimizer, strict=self.strict, cast=self.cast)
 
 
-_LATER = 1.0  # seconds that the others wait longer than rank 0, so that they learn why it gave up
-_VERSION, _VERDICT, _ENDED = "version", "verdict", "ended"
-
-
-def value_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """What is stored of a model. Raises UnsupportedValueError."""
-    value: dict[str, Any] = {MODEL: model_state(model)}
-    if optimizer is not None:
-        value[OPTIMIZER] = optimizer_state(model, optimizer)
-    return value
-
-
-def take_model_apart(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, allow_pickle: bool
-) -> HeldValue:
-    """What this rank holds of a model, of which a cast concerns the module's leaves only."""
-    held = structure.take_shards_apart(value_of(model, optimizer), allow_pickle=allow_pickle)
-    leaves = (leaf._replace(is_fixed=leaf.is_fixed or leaf.name[0] != MODEL) for leaf in held.leaves)
-    return held._replace(leaves=tuple(leaves))
-
-
-# --- loads ------------------------------------------------------------------------------------------------------------
-
-
-def load_alone(
-    pin: Pin, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, strict: bool, cast: bool
-) -> None:
-    """Fills a module that one process has. Raises StructureMismatchError before anything is written."""
-    fit = Fit(pin, model, optimizer, strict=strict, cast=cast)
-    raise_problems(pin, fit.problems, fit.unexpected if strict else [])
-    fit.fill()
-
-
-def load_together(
-    meeting: Meeting,
-    take: Callable[[], Pin],
-    receive: Callable[[bytes], Pin],
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None,
-    *,
-    strict: bool,
-    cast: bool,
-    deadline: float,
-    timeout: float,
-) -> int:
-    """Fills the modules of all ranks. Returns the version.
-
-    Args:
-        take: on rank 0, takes the version to be loaded.
-        receive: on the others, maps what rank 0 has packed.
-        deadline: monotonic, until which this rank's copy is to begin.
-        timeout: seconds for the others, once it is done.
-    """
-    if meeting.rank == 0:
-        pin, fit, verdict = _lead(meeting, take, model, optimizer, strict=strict, cast=cast, deadline=deadline)
-    else:
-        pin, fit, verdict = _follow(
-            meeting, receive, model, optimizer, strict=strict, cast=cast, deadline=deadline + _LATER
-        )
-    if verdict.error is not None:
-        raise_error(meeting, verdict.error)
-    raise_problems(pin, verdict.problems, verdict.unexpected)
-    if meeting.rank == 0:
-        _lead_filling(meeting, fit, timeout)
-    else:
-        _follow_filling(meeting, fit, timeout + _LATER)
-    return pin.record.version
-
-
-def decline(meeting: Meeting) -> None:
-    """In place of `load_together`, on rank 0: nobody awaits its load any more. The others raise that."""
-    error = AbandonedError("the task that awaited the load was cancelled")
-    meeting.say(_VERSION, TakenVersion(error=told(error, 0)))
-
-
-def _lead(
-    meeting: Meeting, take: Callable[[], Pin], model: Any, optimizer: Any, *, strict: bool, cast: bool, deadline: float
-) -> tuple[Pin, Fit, Finding]:
+@contextmanager
+def _told(
+    call: StoreCall,
+    word: str,
+    message: type[TakenVersion | Finding | LoadEnd],
+    kind: type[BaseException] = BaseException,
+) -> Generator[None]:
+    """Tells the other ranks, under this word, of an error of this kind that is raised inside."""
     try:
-        pin = take()
-    except BaseException as error:
-        meeting.say(_VERSION, TakenVersion(error=told(error, 0)))
-        raise
-    meeting.say(_VERSION, TakenVersion(pack(pin)))
-    try:
-        fit = Fit(pin, model, optimizer, strict=strict, cast=cast)
-        findings = [Finding(fit.problems, fit.unexpected)]
-        for rank in range(1, meeting.world_size):
-            findings.append(meeting.hear(_found(rank), Finding, deadline, rank))
-    except BaseException as error:
-        meeting.say(_VERDICT, Finding(error=told(error, 0)))
-        raise
-    verdict = judge(findings, strict)
-    meeting.say(_VERDICT, verdict)
-    return pin, fit, verdict
-
-
-def _follow(
-    meeting: Meeting,
-    receive: Callable[[bytes], Pin],
-    model: Any,
-    optimizer: Any,
-    *,
-    strict: bool,
-    cast: bool,
-    deadline: float,
-) -> tuple[Pin, Fit, Finding]:
-    try:
-        version = meeting.hear(_VERSION, TakenVersion, deadline)
-    except AbandonedError as error:
-        meeting.say(_found(meeting.rank), Finding(error=told(error, meeting.rank)))
-        raise
-    if version.error is not None:
-        meeting.leave([_VERSION], meeting.world_size - 1)
-        raise_error(meeting, version.error)
-    try:
-        pin = receive(version.record)
-        fit = Fit(pin, model, optimizer, strict=strict, cast=cast)
-    except BaseException as error:
-        meeting.say(_found(meeting.rank), Finding(error=told(error, meeting.rank)))
-        _hear_verdict(meeting, deadline)
-        raise
-    meeting.say(_found(meeting.rank), Finding(fit.problems, fit.unexpected if strict else []))
-    try:
-        return pin, fit, _hear_verdict(meeting, deadline)
-    except AbandonedError as error:
-        meeting.say(_filled(meeting.rank), LoadEnd(told(error, meeting.rank)))
+        yield
+    except kind as error:
+        call.say(word, message(error=told(error, call.rank)))
         raise
 
 
-def _hear_verdict(meeting: Meeting, deadline: float) -> Finding:
-    verdict = meeting.hear(_VERDICT, Finding, deadline)
+def _hear_verdict(call: StoreCall, deadline: float) -> Finding:
+    verdict = call.hear(_VERDICT, Finding, deadline)
     if not verdict.fits:
-        meeting.leave(_words(meeting), meeting.world_size - 1)
+        call.done_with(_VERSION, _VERDICT, *_of_others(call, _FOUND))
     return verdict
 
 
-def _lead_filling(meeting: Meeting, fit: Fit, timeout: float) -> None:
-    try:
-        fit.fill()
-        deadline = deadline_after(timeout)
-        ends = [meeting.hear(_filled(rank), LoadEnd, deadline, rank) for rank in range(1, meeting.world_size)]
-    except BaseException as error:
-        meeting.say(_ENDED, LoadEnd(told(error, 0)))
-        raise
-    end = next((end for end in ends if end.error is not None), LoadEnd())
-    meeting.say(_ENDED, end)
-    _raise_unfilled(meeting, end)
-
-
-def _follow_filling(meeting: Meeting, fit: Fit, timeout: float) -> None:
-    try:
-        fit.fill()
-    except BaseException as error:
-        meeting.say(_filled(meeting.rank), LoadEnd(told(error, meeting.rank)))
-        with suppress(MemstoreError):
-            _hear_end(meeting, timeout)
-        raise
-    meeting.say(_filled(meeting.rank), LoadEnd())
-    _raise_unfilled(meeting, _hear_end(meeting, timeout))
-
-
-def _hear_end(meeting: Meeting, timeout: float) -> LoadEnd:
-    end = meeting.hear(_ENDED, LoadEnd, deadline_after(timeout))
-    meeting.leave([*_words(meeting), *map(_filled, range(1, meeting.world_size)), _ENDED], meeting.world_size - 1)
+def _hear_end(call: StoreCall, timeout: float) -> LoadEnd:
+    end = call.hear(_ENDED, LoadEnd, deadline_after(timeout))
+    call.done_with(_VERSION, _VERDICT, *_of_others(call, _FOUND), *_of_others(call, _FILLED), _ENDED)
     return end
 
 
-def _raise_unfilled(meeting: Meeting, end: LoadEnd) -> None:
+def _of_others(call: StoreCall, word: str) -> list[str]:
+    return [f"{word}/{rank}" for rank in range(1, call.world_size)]
+
+
+def _raise_unfit(call: StoreCall, pin: Pin, verdict: Finding) -> None:
+    if verdict.error is not None:
+        raise verdict.error.as_error(call.key)
+    raise_problems(pin, verdict.problems, verdict.unexpected)
+
+
+def _raise_unfilled(call: StoreCall, end: LoadEnd) -> None:
     if end.error is not None:
         text = f"{end.error.text}; so the ranks don't all have it, and modules may be filled in part: load again"
-        raise_error(meeting, LoadFailure(end.error.kind, text))
-
-
-def _words(meeting: Meeting) -> list[str]:
-    """What is said until all know whether it fits."""
-    return [_VERSION, _VERDICT, *map(_found, range(1, meeting.world_size))]
-
-
-def _found(rank: int) -> str:
-    return f"found {rank}"
-
-
-def _filled(rank: int) -> str:
-    return f"filled {rank}"
+        raise RankError(end.error.kind, text).as_error(call.key)
 
 
 # --- What ranks tell each other, and what they raise of it -----------------------------------------------------------
@@ -302,39 +255,34 @@ def _filled(rank: int) -> str:
 _SHOWN = 20  # lines of each kind in one error
 
 
-class LoadFailure(msgspec.Struct, frozen=True, array_like=True):
-    kind: str
-    text: str
-
-
 class TakenVersion(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 has taken."""
+    """The version that rank 0 has taken: its record, packed with its place; or why there is none."""
 
     record: bytes = b""
-    error: LoadFailure | None = None
+    error: RankError | None = None
 
 
 class Finding(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank finds in the version; and what rank 0 makes of all findings."""
+    """The differences that a rank finds between the version and its module; and what rank 0 makes of all findings."""
 
     problems: list[str] = []
     unexpected: list[str] = []
-    error: LoadFailure | None = None
+    error: RankError | None = None
 
     @property
     def fits(self) -> bool:
-        """Of what rank 0 says: whether the ranks go on and fill their modules."""
+        """Whether the ranks go on and fill their modules, if rank 0 says this."""
         return self.error is None and not self.problems and not self.unexpected
 
 
 class LoadEnd(msgspec.Struct, frozen=True, array_like=True):
     """Whether a rank has filled its module; and whether all have, as rank 0 says."""
 
-    error: LoadFailure | None = None
+    error: RankError | None = None
 
 
 def judge(findings: Sequence[Finding], strict: bool) -> Finding:
-    """What all ranks are told."""
+    """Returns what all ranks are told of what each has found. A problem that not all ranks have names its ranks."""
     errors_found = [finding.error for finding in findings if finding.error is not None]
     ranks: dict[str, list[int]] = {}
     for rank, finding in enumerate(findings):
@@ -351,20 +299,14 @@ def judge(findings: Sequence[Finding], strict: bool) -> Finding:
     return Finding(problems, unexpected, errors_found[0] if errors_found else None)
 
 
-def told(error: BaseException, rank: int) -> LoadFailure:
+def told(error: BaseException, rank: int) -> RankError:
+    """Returns an error of this rank, as the others are told of it."""
     text = str(error) if isinstance(error, MemstoreError) else f"{type(error).__name__}: {error}"
-    return LoadFailure(type(error).__name__, f"rank {rank}: {text}")
-
-
-def raise_error(meeting: Meeting, error: LoadFailure) -> NoReturn:
-    """Raises as the rank did that says so."""
-    kind = getattr(errors, error.kind, None)
-    raised = (kind if isinstance(kind, type) and issubclass(kind, MemstoreError) else MemstoreError)(error.text)
-    raised.key = meeting.key
-    raise raised
+    return RankError(type(error).__name__, f"rank {rank}: {text}")
 
 
 def raise_problems(pin: Pin, problems: Sequence[str], unexpected: Sequence[str]) -> None:
+    """Raises StructureMismatchError with all of these lines, or the first of them, unless there are none."""
     if not problems and not unexpected:
         return
     lines = [f"{pin.key!r}: version {pin.record.version} doesn't fit, and nothing was loaded:", *_some(problems)]

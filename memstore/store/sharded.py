@@ -1,11 +1,14 @@
 """Sharded puts: every rank puts what it holds, and all of it becomes one version at one moment. Decision 012.
 
 1. `find_rank` tells which rank this process is. `AttemptRank.agree` gives all ranks the attempt's name, and tells them
-   which plain leaves rank 0 writes. With torch.distributed these messages go through a `Meeting`.
+   which plain leaves rank 0 writes. With torch.distributed these messages go through a `StoreCall`.
 2. `put_sharded` has this rank's part drafted and prepared.
 3. The process that finds all parts merges and publishes them.
 4. Each rank waits for the outcome, and gives the attempt up for all when its time is over.
 """
+
+# PendingPut's methods are for users. Functions have what memstore itself needs of it, and look into it.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import torch
@@ -23,7 +26,7 @@ import torch.distributed as dist
 from memstore import _modes as modes
 from memstore import contents
 from memstore._arguments import whole_number
-from memstore._group_call import LONGEST_PAUSE, SHORTEST_PAUSE, GroupCall
+from memstore._ranks import RankCall, RankStore
 from memstore._threads import ABANDONED, check_abandoned
 from memstore.engine import (
     AttemptFailure,
@@ -115,25 +118,14 @@ class PendingPut:
             VersionConflictError: the key was not at the version that was expected.
         """
         seconds = self._timeout if timeout is None else timeout
-        return self.wait_until(deadline_after(seconds), seconds)
-
-    def wait_until(self, deadline: float, seconds: float) -> int:
-        """As `wait`, whose timeout of so many seconds ends at this monotonic time."""
-        if not self._look(deadline, deadline + TO_PUBLISH):
-            raise _timed_out(self._root, self._member, seconds)
-        assert self._outcome is not None
-        return version_of_outcome(self._outcome)
+        return wait_until(self, deadline_after(seconds), seconds)
 
     def done(self) -> bool:
-        """Whether the attempt was published or given up, so that `wait` returns or raises at once.
+        """Returns whether the attempt was published or given up, so that `wait` returns or raises at once.
 
         If all parts are there, this publishes them. That may wait for other processes, up to the put's timeout.
         """
-        return self.done_by(deadline_after(self._timeout))
-
-    def done_by(self, deadline: float) -> bool:
-        """Does the same as `done`, up to this monotonic time."""
-        return self._look(time.monotonic(), deadline)
+        return done_by(self, deadline_after(self._timeout))
 
     def abort(self, *, timeout: float | None = None) -> None:
         """Gives the attempt up, for all ranks, unless it was published already.
@@ -145,17 +137,13 @@ class PendingPut:
         if self._outcome is None:
             _abort(self._root, self._member, "PendingPut.abort was called", deadline)
 
-    def give_up_after(self, error: StoreTimeoutError | HomeUnavailableError) -> int:
-        """For who waited in vain, in a way of its own: gives the attempt up, for all ranks, for this reason.
-
-        Returns the version, if it was published already. Raises the reason as a StoreTimeoutError, or
-        UnknownOutcomeError.
-        """
-        reason = error if isinstance(error, StoreTimeoutError) else StoreTimeoutError(str(error), key=error.key)
-        return version_of_outcome(_end(self._root, self._member, reason, time.monotonic()))
-
     def _look(self, waits_until: float, deadline: float) -> bool:
-        """Whether there is an outcome. `deadline`: of the mutex and of other hosts, to publish."""
+        """Waits for an outcome, and returns whether there is one. If all parts are there, this publishes them.
+
+        Args:
+            waits_until: the monotonic time until which it waits for other ranks.
+            deadline: the one until which it waits for the mutex and other hosts, to publish.
+        """
         if self._outcome is None:
             with resource_errors(self._root.path, self.key, self._root):
                 merge = partial(_merge, self._root)
@@ -165,16 +153,39 @@ class PendingPut:
                 log.debug(text, self._root.path, self.key, self._outcome.version, self.attempt)
         return self._outcome is not None
 
-    def __dir__(self) -> list[str]:
-        return [
-            name for name in super().__dir__() if name not in ("done_by", "give_up_after", "wait_until")
-        ]  # of memstore's own
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PendingPut can't be pickled: another process finds the put in store.pending(key)")
 
     def __repr__(self) -> str:
         return f"<memstore.PendingPut {self.key!r} attempt {self.attempt!r} in {self._root.path}>"
+
+
+def wait_until(pending: PendingPut, deadline: float, seconds: float) -> int:
+    """Waits as `PendingPut.wait` does, whose timeout of so many seconds ends at this monotonic time."""
+    root, member = pending._root, pending._member
+    if not pending._look(deadline, deadline + TO_PUBLISH):
+        raise _timed_out(root, member, seconds)
+    assert pending._outcome is not None
+    return version_of_outcome(pending._outcome)
+
+
+def done_by(pending: PendingPut, deadline: float) -> bool:
+    """Does the same as `PendingPut.done`, up to this monotonic time."""
+    return pending._look(time.monotonic(), deadline)
+
+
+def give_up_after(pending: PendingPut, error: StoreTimeoutError | HomeUnavailableError) -> int:
+    """Gives the attempt up, for all ranks, after a wait that ended in this error.
+
+    Returns:
+        The version, if the attempt was published already.
+
+    Raises:
+        StoreTimeoutError: it is given up.
+        UnknownOutcomeError: nobody can say whether it is.
+    """
+    reason = error if isinstance(error, StoreTimeoutError) else StoreTimeoutError(str(error), key=error.key)
+    return version_of_outcome(_end(pending._root, pending._member, reason, time.monotonic()))
 
 
 def put_sharded(
@@ -189,35 +200,48 @@ def put_sharded(
     lease: float,
     timeout: float,
 ) -> int | PendingPut:
-    """As `Store.put_sharded`, by a rank whose `place` among the ranks is known.
+    """Makes the put of `Store.put_sharded`, by a rank whose `place` among the ranks is known.
 
     Args:
         take: makes what this rank holds. If that fails, the other ranks are told.
     """
     deadline = deadline_after(timeout)
+    # 1. Agree on the attempt's name, also if this rank has nothing to put: by the name the others are told.
     held: HeldValue | None = None
     failure: Exception | None = None
     try:
         held = take()
     except Exception as error:
-        failure = error  # the others are told below, once the attempt has a name
+        failure = error
     plain = () if held is None else (*[leaf.name for leaf in held.leaves if leaf.is_plain], *held.object_names)
     agreement = place.agree(plain, deadline)
     lease = timeout + OUTLIVES if wait else lease
     member = Participant(key.encode(), agreement.attempt, place.rank, place.world_size, lease)
-    others = agreement.plain if place.rank else ()
     try:
         if held is None:
             raise failure or AssertionError
+        # 2. Draft and prepare this rank's part. A kill leaves a part without a row, which is swept.
+        others = agreement.plain if place.rank else ()
         part = contents.draft_part(
             root, key, held, place.rank, place.world_size, expect=expect, dtype=dtype, others=others
         )
         found = retry_after_sweep(partial(_prepare, part), root, member, deadline, key)
-        member = found if isinstance(found, Participant) else member
-        pending = PendingPut(root, member, timeout, None if isinstance(found, Participant) else found)
-        if wait:
-            return _wait_or_give_up(pending, deadline, timeout)
-        _publish_if_complete(pending, deadline)
+        outcome: AttemptOutcome | None = None
+        if isinstance(found, Participant):
+            member = found
+        else:
+            outcome = found
+        # From here on the part needs no process: a kill leaves it to the others until its lease is over.
+        pending = PendingPut(root, member, timeout, outcome)
+        # 3. Publish, if this rank is the last one, and 4. wait for the outcome.
+        try:
+            if wait:
+                return wait_until(pending, deadline, timeout)
+            done_by(pending, deadline)
+        except (StoreTimeoutError, HomeUnavailableError) as error:
+            if wait:  # a put that has raised is never published later
+                return give_up_after(pending, error)
+            log.info("%s", str(error))  # the part is there all the same, and who waits for the others publishes it
         return pending
     except BaseException as error:
         if isinstance(error, MemstoreError):
@@ -227,16 +251,6 @@ def put_sharded(
         if has_no_part and outcome is not None and outcome.version:  # with the part that it put before a restart
             return outcome.version if wait else PendingPut(root, member, timeout, outcome)
         raise
-
-
-def _publish_if_complete(pending: PendingPut, deadline: float) -> None:
-    try:
-        pending.done_by(deadline)
-    except (
-        StoreTimeoutError,
-        HomeUnavailableError,
-    ) as error:  # the part is there all the same, and who waits for the others publishes it
-        log.info("%s", str(error))
 
 
 def _prepare(
@@ -253,15 +267,6 @@ def _merge(root: Root, parts: Sequence[PendingPart], said: Sequence[bytes]) -> C
         for part, content in zip(parts, said, strict=True)
     ]
     return contents.merge(parts[0].key.decode(), ranks, with_checksums=root.settings.checksum)
-
-
-def _wait_or_give_up(pending: PendingPut, deadline: float, seconds: float) -> int:
-    """As `PendingPut.wait`, but that a timeout gives the attempt up: what raised never publishes later."""
-    try:
-        return pending.wait_until(deadline, seconds)
-    except (StoreTimeoutError, HomeUnavailableError) as error:
-        reason = error
-    return pending.give_up_after(reason)
 
 
 def _timed_out(root: Root, member: Participant, seconds: float) -> StoreTimeoutError:
@@ -296,7 +301,7 @@ def _fail(root: Root, member: Participant, error: BaseException, deadline: float
 
 
 def _end(root: Root, member: Participant, failure: AttemptFailure, deadline: float) -> AttemptOutcome:
-    """Gives the attempt up. `deadline`: of the call, which ends soon after it in any case."""
+    """Gives the attempt up. The call's `deadline` may be over: this ends soon after it in any case."""
     key = member.key.decode()
     until = min(max(deadline, deadline_after(GIVE_UP_WITHIN)), deadline_after(_MOST_TO_GIVE_UP))
     try:
@@ -311,7 +316,7 @@ def _end(root: Root, member: Participant, failure: AttemptFailure, deadline: flo
 
 
 def abort(root: Root, key: bytes, attempt: str, why: str, deadline: float) -> bool:
-    """Gives an attempt up. Returns whether it was pending until now."""
+    """Gives an attempt up, and returns whether it was pending until now."""
     parts = [part for part, _ in pending_parts(root, key, deadline) if part.attempt == attempt]
     if not parts:
         return False
@@ -331,9 +336,6 @@ def _abort(root: Root, member: Participant, why: str, deadline: float) -> bool:
 
 
 # --- The ranks, and the name of their attempt ------------------------------------------------------------------------
-# The ranks of a sharded put: who this process is among them, and the name that they give to their attempt.
-#
-# With torch.distributed, rank 0 chooses the name and tells the others (`Meeting`).
 
 
 _BEGIN = "begin"
@@ -341,18 +343,22 @@ _MOST_RANKS = 1 << 16
 
 
 class Agreement(msgspec.Struct, frozen=True, array_like=True):
-    """What the ranks of a put know of each other."""
+    """The name of an attempt, and what the ranks of the put know of each other.
+
+    Attributes:
+        attempt: the name.
+        plain: the plain leaves and objects that rank 0 writes, so that the others need not.
+    """
 
     attempt: str
-    plain: tuple[Path, ...] = ()  # plain leaves and objects that rank 0 writes, so that the others need not
+    plain: tuple[Path, ...] = ()
 
 
 class AttemptRank:
     """A rank, whose attempt the caller has named."""
 
     def __init__(self, attempt: str, rank: int, world_size: int) -> None:
-        if not (isinstance(attempt, str) and attempt):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"attempt is a text that is not empty, and not {attempt!r}")
+        _check_attempt(attempt)
         try:
             attempt.encode()
         except UnicodeEncodeError:
@@ -363,140 +369,117 @@ class AttemptRank:
         self._attempt, self.rank, self.world_size = attempt, rank, world_size
 
     def agree(self, plain: tuple[Path, ...], deadline: float) -> Agreement:
-        """`plain` are the plain leaves and the objects that this rank holds."""
+        """Returns what the ranks agree on. `plain`: the plain leaves and the objects that this rank holds."""
         return Agreement(self._attempt)
 
 
 class DistributedRank(AttemptRank):
-    """A rank of torch.distributed."""
+    """A rank of torch.distributed. Rank 0 chooses the attempt's name, and tells the others."""
 
-    def __init__(self, meeting: Meeting, attempt: str | None = None) -> None:
-        if not (attempt is None or (isinstance(attempt, str) and attempt)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"attempt is a text that is not empty, and not {attempt!r}")
-        self._meeting = meeting
+    def __init__(self, call: StoreCall, attempt: str | None = None) -> None:
+        if attempt is not None:
+            _check_attempt(attempt)
+        self._call = call
         unique = uuid.uuid4().hex  # names may come again, as after a restart
-        name = unique if attempt is None else f"{attempt} {unique}"
-        super().__init__(name, meeting.rank, meeting.world_size)
+        super().__init__(unique if attempt is None else f"{attempt} {unique}", call.rank, call.world_size)
 
     def agree(self, plain: tuple[Path, ...], deadline: float) -> Agreement:
-        """Raises StoreTimeoutError if rank 0 says nothing."""
+        """Tells the others on rank 0, and hears rank 0 on the others. Raises StoreTimeoutError if it says nothing."""
         if self.rank:
-            said = self._meeting.hear(_BEGIN, Agreement, deadline)
-            self._meeting.leave([_BEGIN], self.world_size - 1)
+            said = self._call.hear(_BEGIN, Agreement, deadline)
+            self._call.done_with(_BEGIN)
             return said
         own = Agreement(self._attempt, plain)
         if self.world_size > 1:
-            self._meeting.say(_BEGIN, own)
+            self._call.say(_BEGIN, own)
         return own
+
+
+def _check_attempt(attempt: object) -> None:
+    if not (isinstance(attempt, str) and attempt):
+        raise TypeError(f"attempt is a text that is not empty, and not {attempt!r}")
 
 
 def find_rank(
     attempt: str | None, rank: int | None, world_size: int | None, process_group: Any, key: str, root: Root
 ) -> AttemptRank:
-    """Raises TypeError unless torch.distributed, or the caller, says who this rank is."""
+    """Returns which rank of the put this process is.
+
+    Raises:
+        TypeError: neither torch.distributed nor the caller says that.
+    """
     if attempt is not None and rank is not None and world_size is not None:
         return AttemptRank(attempt, rank, world_size)
     if rank is not None or world_size is not None:
         text = "a sharded put takes attempt=, rank= and world_size= together, or attempt= alone, or none of them"
         raise TypeError(f"{key!r}: {text}")
-    meeting = meet(process_group, "put", key, root, attempt)
-    if meeting is None:
+    call = meet(process_group, "put", key, root, attempt)
+    if call is None:
         raise TypeError(
             f"{key!r}: the value is sharded, and this process is no rank of torch.distributed: call put_sharded with "
             "attempt= (a text that all ranks of this put share, and no other put has), rank= and world_size="
         )
-    return DistributedRank(meeting, attempt)
+    return DistributedRank(call, attempt)
 
 
 # --- Messages between the ranks of one call --------------------------------------------------------------------------
-# What the ranks of one call of a Store tell each other: typed messages, with deadlines (`_group_call.py` carries them).
-#
-# Calls for a key meet in their order; those that are named, by `attempt`, meet by their names.
 
 
-_MessageT = TypeVar("_MessageT")
+def meet(process_group: Any, kind: str, key: str, root: Root, attempt: str | None = None) -> StoreCall | None:
+    """Returns one call of a Store that the ranks of a process group make together.
+
+    Calls for a key meet in their order; calls that are named, by `attempt`, meet by their names.
+
+    Args:
+        process_group: of torch.distributed; None: the default one.
+        kind: of the call: "put" or "load".
+        key, root: what it is about.
+        attempt: a name that the caller has given to the call; None: it has none.
+
+    Returns:
+        The call; None if this process is no rank of torch.distributed.
+
+    Raises:
+        TypeError: this is no process group, or this process is none of its ranks.
+        PartialCommitError: the group's store is out of reach.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        if process_group is not None:
+            raise TypeError(f"{key!r}: process_group is given, and torch.distributed is not initialized")
+        return None
+    group = dist.group.WORLD if process_group is None else process_group
+    if not isinstance(group, dist.ProcessGroup):
+        what = "this process is none of its ranks" if group is dist.GroupMember.NON_GROUP_MEMBER else repr(group)
+        raise TypeError(f"{key!r}: process_group must be one of torch.distributed, and have this process: {what}")
+    return StoreCall(RankStore.of_group(group), kind, key, root, attempt)
 
 
-def meet(process_group: Any, kind: str, key: str, root: Root, attempt: str | None = None) -> Meeting | None:
-    """The meeting of a call; None if this process is no rank of torch.distributed. Arguments as of `Meeting`."""
-    if dist.is_available() and dist.is_initialized():
-        return Meeting(process_group, kind, key, root, attempt)
-    if process_group is not None:
-        raise TypeError(f"{key!r}: process_group is given, and torch.distributed is not initialized")
-    return None
-
-
-class Meeting:
-    """One call that the ranks of a process group make together.
+class StoreCall(RankCall):
+    """One call of a Store that the ranks of a process group make together.
 
     Attributes:
         key: what it is about.
-        rank, world_size: this rank, and how many there are, in the group.
     """
 
-    def __init__(self, process_group: Any, kind: str, key: str, root: Root, attempt: str | None) -> None:
-        """
-        Args:
-            process_group: of torch.distributed; None: the default one.
-            kind: of the call: "put" or "load".
-            key, root: what it is about.
-            attempt: a name that the caller has given to the call; None: it goes by the order of the calls.
-
-        Raises:
-            TypeError: this is no process group, or this process is none of its ranks.
-        """
-        group = dist.group.WORLD if process_group is None else process_group
-        if not isinstance(group, dist.ProcessGroup):
-            what = "this process is none of its ranks" if group is dist.GroupMember.NON_GROUP_MEMBER else repr(group)
-            raise TypeError(f"{key!r}: process_group must be one of torch.distributed, and have this process: {what}")
+    def __init__(self, ranks: RankStore, kind: str, key: str, root: Root, attempt: str | None) -> None:
         self._kind, self.key, self._path = kind, key, root.path
-        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        try:
-            self._call = GroupCall(group, f"{kind}/{shared_id(root)}/{(key, attempt)!r}")
-        except (dist.DistError, RuntimeError) as error:
-            raise self._cut_off(error) from None
+        super().__init__(ranks, f"{kind}/{shared_id(root)}/{(key, attempt)!r}")
 
-    def say(self, word: str, message: msgspec.Struct) -> None:
-        """Tells it all ranks that ask for this word."""
-        try:
-            self._call.say(word, msgspec.msgpack.encode(message))
-        except (dist.DistError, RuntimeError) as error:
-            raise self._cut_off(error) from None
+    def late(self, missing: Sequence[int], word: str, waited: float) -> StoreTimeoutError:
+        who = f"rank {self.rank} waited {round(waited, 1):g} s for rank {missing[0]}"
+        where = f"in the store at {self._path}, or went to another store"
+        text = f"{self.key!r}: {who}, which did not come to this {self._kind} {where}"
+        return StoreTimeoutError(text, key=self.key)
 
-    def hear(self, word: str, kind: type[_MessageT], deadline: float, rank: int = 0) -> _MessageT:
-        """Waits for what a rank says.
-
-        Raises:
-            StoreTimeoutError: it said nothing by the deadline.
-            AbandonedError: this is a load, and its task was cancelled. (A put goes on to where it can tell the others.)
-            PartialCommitError: the group's store is out of reach.
-        """
-        started, pause = time.monotonic(), SHORTEST_PAUSE
-        try:
-            while (said := self._call.hear(word)) is None:
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-                if ABANDONED and self._kind == "load":
-                    check_abandoned()
-                if time.monotonic() >= deadline:
-                    waited = f"rank {self.rank} waited {round(max(deadline - started, 0), 1):g} s for rank {rank}"
-                    where = f"in the store at {self._path}, or went to another store"
-                    text = f"{self.key!r}: {waited}, which did not come to this {self._kind} {where}"
-                    raise StoreTimeoutError(text, key=self.key)
-            return msgspec.msgpack.decode(said, type=kind)
-        except (dist.DistError, RuntimeError) as error:
-            raise self._cut_off(error) from None
-
-    def leave(self, words: Sequence[str], ranks: int) -> None:
-        """Says that this rank has heard all; the last of so many ranks removes what was said."""
-        try:
-            if self._call.count("left") == ranks:
-                self._call.forget(*words)
-                self._call.forget_count("left")
-        except (dist.DistError, RuntimeError) as error:
-            raise self._cut_off(error) from None
-
-    def _cut_off(self, error: Exception) -> PartialCommitError:
+    def cut_off(self, error: Exception) -> PartialCommitError:
         why = str(error).partition("\n")[0]
         text = f"{self.key!r}: rank {self.rank} can't reach the store of its process group: {why}"
         return PartialCommitError(text, key=self.key)
+
+    def look_around(self, word: str, rank: int) -> None:
+        """Raises AbandonedError in a load whose task was cancelled.
+
+        A put goes on to where it can tell the others.
+        """
+        if ABANDONED and self._kind == "load":
+            check_abandoned()

@@ -112,26 +112,6 @@ def all_of(whole: Sequence[int], stride: Sequence[int], offset: int) -> Region:
     return Region(tuple(map(range, whole)), None, tuple(stride), offset)
 
 
-def common(ranges: Sequence[range], offsets: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...] | None:
-    """Returns which members of each range lie in a box, by their places in the range. Returns None if there is none."""
-    found: list[slice] = []
-    for one, start, size in zip(ranges, offsets, shape, strict=True):
-        first = max(-(-(start - one.start) // one.step), 0)
-        stop = min(-(-(start + size - one.start) // one.step), len(one))
-        if first >= stop:
-            return None
-        found.append(slice(first, stop))
-    return tuple(found)
-
-
-def within(ranges: Sequence[range], places: Sequence[slice], offsets: Sequence[int]) -> tuple[slice, ...]:
-    """Returns those members as slices of a box that has them."""
-    return tuple(
-        slice(one[at.start] - start, one[at.stop - 1] - start + 1, one.step)
-        for one, at, start in zip(ranges, places, offsets, strict=True)
-    )
-
-
 # --- Points ----------------------------------------------------------------------------------------------------------
 
 
@@ -189,10 +169,10 @@ class Points:
         ranges = [
             range(box.offsets[on], box.offsets[on] + 1) if on in chosen else one for on, one in enumerate(region.ranges)
         ]
-        places = common(ranges, *box)
-        if places is None:
+        meet = box.cut(ranges)
+        if meet is None:
             return None
-        at = within(ranges, places, box.offsets)
+        places, at = meet
         taken = part[tuple(slice(None) if on in chosen else one for on, one in enumerate(at))]
         rest = [dim for dim in range(len(sizes)) if dim not in self.dims]
         taken = _in_order(taken, list(chosen), [along[dim] for dim in rest])
@@ -363,18 +343,18 @@ class LeafBoxes(StoredLeaf):
     def _parts_of(self, region: Region, *, in_bytes: bool = False) -> Iterator[_Found]:
         """Returns what each box has of a region, checked, and on a disk asked for all at once."""
         for number in self._meeting(region):
-            (offsets, shape), part = self.stored[number].box, self._parts[number]
+            box, part = self.stored[number].box, self._parts[number]
             if in_bytes:
-                offsets, shape = (*offsets, 0), (*shape, self._item)
-                part = part.reshape(-1).view(torch.uint8).view(shape)
-            places = common(region.ranges, offsets, shape)
-            if places is None:
+                box = Box((*box.offsets, 0), (*box.shape, self._item))
+                part = part.reshape(-1).view(torch.uint8).view(box.shape)
+            meet = box.cut(region.ranges)
+            if meet is None:
                 continue
             self._check(number)
-            tensor = part[within(region.ranges, places, offsets)]
+            tensor = part[meet.inside]
             if self.source.is_on_disk:
                 self.source.bring(tensor)
-            yield _Found(places, tensor)
+            yield _Found(meet.places, tensor)
 
     def _put_together(self, region: Region, found: Sequence[_Found], into: torch.Tensor | None = None) -> torch.Tensor:
         if into is None:
@@ -449,9 +429,9 @@ class LeafBoxes(StoredLeaf):
                 self.source.ask_for(part, chosen)
             return
         for number in self._meeting(region):
-            places = common(region.ranges, *self.stored[number].box)
-            if places is not None:
-                self.source.bring(self._parts[number][within(region.ranges, places, self.stored[number].box.offsets)])
+            meet = self.stored[number].box.cut(region.ranges)
+            if meet is not None:
+                self.source.bring(self._parts[number][meet.inside])
 
     def _as_bits(self, target: torch.Tensor) -> torch.Tensor:
         """Returns the tensor as one of a dtype that can be copied, whatever its own is."""
@@ -478,14 +458,14 @@ class LeafBoxes(StoredLeaf):
             return
         dim = along[0]
         for number in self._meeting(region):
-            (offsets, shape), part = self.stored[number].box, self._parts[number]
-            places = common(region.ranges, offsets, shape)
-            if places is None:
+            box, part = self.stored[number].box, self._parts[number]
+            meet = box.cut(region.ranges)
+            if meet is None:
                 continue
-            at = within(region.ranges, places, offsets)
+            at = meet.inside
             start, step = region.ranges[dim].start, region.ranges[dim].step
-            found = rows * step + (start - offsets[dim])
-            inside = found[(found >= 0) & (found < shape[dim])]
+            found = rows * step + (start - box.offsets[dim])
+            inside = found[(found >= 0) & (found < box.shape[dim])]
             if len(inside):
                 yield part[(*at[:dim], slice(None), *at[dim + 1 :])].movedim(dim, 0), inside
 

@@ -267,8 +267,8 @@ def _only_rank_1_restores(rank: int, path: str) -> str:
             time.sleep(0.01)
         return ""
     calls: list[int] = []
-    real = ranks.GroupCall
-    ranks.GroupCall = lambda *arguments: calls.append(1) or real(*arguments)  # type: ignore[assignment, misc]
+    real = ranks.SnapshotCall
+    ranks.SnapshotCall = lambda *arguments: calls.append(1) or real(*arguments)  # type: ignore[assignment, misc]
     with pytest.raises(memstore.StoreTimeoutError) as raised:
         Snapshot(path, storage_options={"timeout": 0.2}).restore(ranks_state(rank, -1.0))
     assert calls == [1]  # else this rank would be a call ahead of the others from now on

@@ -13,7 +13,7 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.snapshot.ranks import error_of_rank
+from memstore._ranks import RankError
 
 
 @pytest.fixture
@@ -152,8 +152,8 @@ def test_a_name_that_is_no_unicode_text_is_refused(path: str) -> None:
 
 @pytest.mark.parametrize("kind", ["annotations", "Path", "OSError", "__name__", "no such"])
 def test_an_error_of_a_rank_is_one_of_memstores_or_names_its_kind(kind: str) -> None:
-    assert type(error_of_rank(1, kind, "why")) is memstore.MemstoreError
-    assert str(error_of_rank(1, "CorruptionError", "why")) == "rank 1: why"
+    assert type(RankError(kind, "why", 1).as_error()) is memstore.MemstoreError
+    assert str(RankError("CorruptionError", "why", 1).as_error()) == "rank 1: why"
 
 
 def test_objects_that_only_pickle_reads_are_refused_before_a_tensor_is_filled(path: str) -> None:

@@ -97,7 +97,7 @@ class Elsewhere(Protocol):
         ...
 
     def commit(self, changes: Sequence[Change], deadline: float) -> list[int]:
-        """As `protocols.commit`, wherever the homes are. Raises UnknownOutcomeError too."""
+        """As `commit` in `put.py`, wherever the homes are. Raises UnknownOutcomeError too."""
         ...
 
     def is_member(self, member: bytes) -> bool:

@@ -11,24 +11,18 @@ The ranks' parts of a DTensor are an *attempt* (docs/decisions/012-attempts.md),
 part comes; until then readers get the version before. A rank waits for no other, and no collective is called.
 
 1. A DTensor that each of its ranks has whole (all Replicate, or a mesh of one) is a plain tensor, as in TorchStore.
-2. Those who put an attempt are the ranks of the meshes of all DTensors in the value.
-3. Its name must be the same on all of them, and never come again. It has a token of their process group's store, which
-   whoever comes first makes; how many lives this rank has had in that store; and how often, in this one, it has put
-   this key. So ranks put a key equally often; one that left a put out is behind by one until its process group ends.
+2. An attempt is put by the ranks of the meshes of all DTensors in the value.
+3. Its name must be the same on all of them, and never come again. It has a name of these ranks' life in their process
+   group's store (`RankStore.name_among`), and how often this rank has put this key in it. So ranks put a key equally
+   often. A rank that left a put out is behind by one until its process group ends.
 """
 
-# pyright: reportPrivateUsage=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import threading
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -37,6 +31,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 import memstore
 from memstore import structure
+from memstore._ranks import RankStore
 from memstore.errors import (
     CrossHostError,
     KeyNotFoundError,
@@ -57,7 +52,7 @@ _EMPTY = "\x01"  # stands for "", which TorchStore takes for a key
 
 
 def stored(key: str) -> str:
-    """The store's name of a key. What is no text is left to the store, which refuses it."""
+    """Returns the store's name of a key. What is no text is left to the store, which refuses it."""
     return _EMPTY if isinstance(key, str) and not key else key  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
@@ -74,7 +69,7 @@ def put(store: memstore.Store, key: str, value: Any, dtype: torch.dtype | None) 
 
 
 def _with_remedy(error: UnsupportedValueError) -> UnsupportedValueError:
-    """TorchStore pickles what is no tensor, and unpickles it wherever it is asked for."""
+    """Says in the error of what is no tensor that TorchStore pickles it, and unpickles it wherever it is asked for."""
     if "allow_pickle=True" not in error.message:
         return error
     text = (
@@ -141,7 +136,7 @@ def _leaf(store: memstore.Store, key: str) -> Any:
 
 
 def _missing(store: memstore.Store, key: str) -> KeyNotFoundError:
-    """As a store says it, without the call that this API lacks."""
+    """Makes the error as a store says it, without the call that this API lacks."""
     text, _, _ = str(absent(opened(store), stored(key).encode())).partition("; wait(")
     return KeyNotFoundError(text, key=key)
 
@@ -165,12 +160,11 @@ def get_batch(store: memstore.Store, keys: list[str] | dict[str, torch.Tensor | 
         values = store.get_many([stored(key) for key in whole])
     except (CrossHostError, UnsupportedValueError):  # several homes; or from a device that this process lacks
         values = {}
-    found = {key: plain_tensor(_on_cpu(values[stored(key)])) for key in whole if values}
+    found: dict[str, Any] = {}
+    for key in whole if values else ():
+        value = values[stored(key)]
+        found[key] = plain_tensor(value.cpu() if isinstance(value, torch.Tensor) else value)
     return {key: found[key] if key in found else get(store, key, target, None) for key, target in targets.items()}
-
-
-def _on_cpu(value: Any) -> Any:
-    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def get_state_dict(store: memstore.Store, key: str, target: Any, strict: bool) -> Any:
@@ -194,7 +188,7 @@ def delete(store: memstore.Store, key: str) -> None:
 
 
 def delete_batch(store: memstore.Store, keys: list[str]) -> None:
-    """Parts that ranks have put of these keys go too, before there is a whole value."""
+    """Deletes these keys, and the parts that ranks have put of them before there is a whole value."""
     names = list(dict.fromkeys(map(stored, keys)))
     try:
         store.delete_many(names, missing_ok=True)
@@ -207,7 +201,7 @@ def delete_batch(store: memstore.Store, keys: list[str]) -> None:
 
 
 def keys(store: memstore.Store, prefix: str | None) -> list[str]:
-    """Prefixes are of whole words, which dots part: "v0" has "v0" and "v0.x", and not "v01"."""
+    """Returns the keys under a prefix, of whole words that dots part: "v0" has "v0" and "v0.x", and not "v01"."""
     if prefix is None:
         return ["" if key == _EMPTY else key for key in store]
     found = [key for key in store.keys(prefix) if key == prefix or key.startswith(f"{prefix}.")]
@@ -227,7 +221,7 @@ DELIMITER, MAPPING = "/", "MAPPING"  # as TorchStore names the entries of a stat
 def fill_common(store: memstore.Store, key: str, target: Any) -> Any:
     """Fills what `target` has in common with what is stored. Returns the stored structure, with its tensors in it.
 
-    All is of one version. Of the stored tensors only those are read that are filled in, or that the target lacks.
+    All is of one version. A stored tensor is read only if it is filled in, or the target lacks it.
     """
     ref = ref_lazily(store, key)
     ref.get(out=target, strict=False, cast=True)
@@ -238,7 +232,11 @@ def fill_common(store: memstore.Store, key: str, target: Any) -> Any:
 
 
 def _merged(stored: Any, target: Any, loaded: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """Args: loaded: each leaf with its result, by the leaf's id; so tied ones stay one tensor."""
+    """Returns what is stored, with the target's tensors where it has some, and plain tensors elsewhere.
+
+    Args:
+        loaded: each leaf with its result, by the leaf's id; so tied ones stay one tensor.
+    """
     if isinstance(stored, torch.Tensor):
         if isinstance(target, torch.Tensor | memstore.TensorShard):
             return target
@@ -262,13 +260,13 @@ def _merged(stored: Any, target: Any, loaded: dict[int, tuple[torch.Tensor, torc
 
 
 def plain_tensor(value: Any) -> Any:
-    """A tensor of a Parameter or Buffer, or of one that requires gradients. Other values are returned as they are."""
+    """Returns the plain tensor of a Parameter or Buffer, or of one that requires gradients. Other values stay."""
     marked = isinstance(value, torch.nn.Parameter | torch.nn.Buffer)
     return value.detach() if marked or (isinstance(value, torch.Tensor) and value.requires_grad) else value
 
 
 def plain_tensors(state_dict: Any) -> Any:
-    """The state dict that a get made, with plain tensors in its dicts, lists and tuples. Tied ones stay one tensor."""
+    """Returns the state dict of a get with plain tensors in dicts, lists and tuples. Tied ones stay one tensor."""
     return _merged(state_dict, None, {})
 
 
@@ -276,7 +274,7 @@ def plain_tensors(state_dict: Any) -> Any:
 
 
 def leaf_of(store: Any, key: str) -> Any:
-    """The lazy leaf, or the object, of a state dict that was put, by TorchStore's name of it: KEY/NAME.NAME.
+    """Returns the lazy leaf, or object, of a state dict that was put, by TorchStore's name of it: KEY/NAME.NAME.
 
     Raises:
         KeyNotFoundError: there is none.
@@ -293,7 +291,7 @@ def leaf_of(store: Any, key: str) -> Any:
 
 
 def has_leaf(store: Any, key: str) -> bool:
-    """Whether `leaf_of` finds it; or it is the name of a state dict's mapping, which TorchStore writes last."""
+    """Returns whether `leaf_of` finds it, or it names a state dict's mapping, which TorchStore writes last."""
     whole, _, name = key.rpartition(DELIMITER)
     if name == MAPPING and whole in store:
         return True
@@ -305,7 +303,7 @@ def has_leaf(store: Any, key: str) -> bool:
 
 
 def _find_leaf(value: Any, name: str) -> tuple[Any] | None:
-    """What lies under these names, which are joined with dots, and may have some themselves."""
+    """Finds what lies under these names, which are joined with dots, and may have some themselves."""
     if not isinstance(value, dict | list | tuple):
         return None
     items: Any = value.items() if isinstance(value, dict) else enumerate(value)
@@ -322,7 +320,7 @@ def _find_leaf(value: Any, name: str) -> tuple[Any] | None:
 
 
 def read_slice(lazy: Any, key: str, spec: TensorSlice, target: torch.Tensor | None) -> torch.Tensor:
-    """A copy of the box, or `target`, which it was copied into.
+    """Returns a copy of the box, or `target`, which it was copied into.
 
     A box that reaches past the tensor's end is clipped to it, as by a slice of Python.
 
@@ -376,27 +374,15 @@ _PREFIX = "memstore/torchstore"
 
 
 class RankAttempt(NamedTuple):
-    """What `Store.put_sharded` takes."""
+    """The attempt of a rank, as `Store.put_sharded` takes it."""
 
     attempt: str
     rank: int
     world_size: int
 
 
-class _GroupLife:
-    """What this process knows of a process group's store: the name of its life there, for each set of ranks."""
-
-    def __init__(self) -> None:
-        self.names: dict[tuple[int, ...], str] = {}
-        self.counts: dict[tuple[str, str, tuple[int, ...]], Iterator[int]] = {}
-
-
-_lives: WeakKeyDictionary[Any, _GroupLife] = WeakKeyDictionary()
-_lock = threading.Lock()  # of these
-
-
 def plain_where_whole(value: Any) -> tuple[Any, tuple[DeviceMesh, ...]]:
-    """The value with plain tensors for DTensors that lie on this rank whole, and the meshes of those that don't.
+    """Returns the value with plain tensors for DTensors that this rank has whole, and the meshes of the others.
 
     It is the same object unless something was replaced. Looks into dicts, lists and tuples.
     """
@@ -423,30 +409,15 @@ def _replaced(value: Any, meshes: dict[int, DeviceMesh]) -> Any:
         return copied
     if type(value) is list or type(value) is tuple:
         items = [_replaced(item, meshes) for item in value]
-        return value if all(map(_is_same, items, value)) else type(value)(items)
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else type(value)(items)
     return value
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other
-
-
 def next_attempt(root: str, key: str, meshes: tuple[DeviceMesh, ...]) -> RankAttempt:
-    """Of this rank's next put of this key, with those ranks that these meshes have."""
+    """Returns the attempt of this rank's next put of this key, with the ranks that these meshes have."""
     ranks = tuple(sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}))
     group: Any = dist.group.WORLD
-    with _lock:
-        life = _lives.setdefault(group, _GroupLife())
-        name = life.names.get(ranks)
-        if name is None:
-            name = life.names[ranks] = _name_of_life(group, ranks)
-        count = next(life.counts.setdefault((root, key, ranks), itertools.count(1)))
-    return RankAttempt(f"{name}/{count}", ranks.index(dist.get_rank()), len(ranks))
-
-
-def _name_of_life(group: Any, ranks: tuple[int, ...]) -> str:
-    store: Any = dist.distributed_c10d._get_process_group_store(group)
-    who = hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest()
-    token = bytes(store.compare_set(f"{_PREFIX}/{who}", "", uuid.uuid4().hex)).decode()
-    lives = store.add(f"{_PREFIX}/{who}/{dist.get_rank()}", 1)
-    return f"torchstore/{token}/{lives}"
+    store = RankStore.of_group(group)
+    name = store.name_among(_PREFIX, ranks)
+    count = store.next_number((root, key, ranks))
+    return RankAttempt(f"torchstore/{name}/{count}", ranks.index(store.rank), len(ranks))

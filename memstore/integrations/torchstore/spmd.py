@@ -1,8 +1,8 @@
 """`initialize_spmd`: ranks of torchrun, without Monarch, agree on a store.
 
 1. The first rank of each host makes the host's folder (`folders.make`), and tells the host's other ranks where it is,
-   through the process group's store, or the one at MASTER_ADDR:MASTER_PORT. It returns when all of them have
-   opened it.
+   through the process group's store, or the one at MASTER_ADDR:MASTER_PORT (`_Initialization`). It returns when all
+   of them have opened it.
 2. On several hosts that rank then calls `memstore.join`: all folders are one store. It waits until the first host has
    made its folder: the agent of a killed job that served there has ended then, and nobody joins that one.
 3. `shutdown` on that rank removes the host's folder; on several hosts rank 0 ends the agents of all of them before.
@@ -17,21 +17,22 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import torch.distributed as dist
 
 import memstore
+from memstore._ranks import RankCall, RankStore
 from memstore.errors import MemstoreError, StoreTimeoutError
 from memstore.integrations.torchstore import folders
 from memstore.integrations.torchstore.api import DEFAULT_TORCHSTORE_NAME, client, end_with, reset_client
 from memstore.integrations.torchstore.strategy import HostStrategy, LocalRankStrategy, TorchStoreStrategy
 
 _TRANSPORTS = ("ipc", "tcp", "metatls", "metatls-hostname")
-_SAYS_PATH, _SAYS_ERROR = b"+", b"-"
 _BETWEEN_LOOKS = 0.005  # seconds
 _AGENT_ENDS_WITHIN = 30.0
 
@@ -60,12 +61,12 @@ class SPMDEnv:
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts there are."""
+        """Returns how many hosts there are."""
         return self.world_size // self.local_world_size
 
     @property
     def group_rank(self) -> int:
-        """The number of this host."""
+        """Returns the number of this host."""
         return self.rank // self.local_world_size
 
     @classmethod
@@ -127,11 +128,11 @@ async def initialize(
         raise ValueError(f"transport is one of {', '.join(_TRANSPORTS)}, and not {transport!r}")
     _check(store_name, env, rendezvous_timeout)
     found = SPMDEnv.from_env() if env is None else env
-    meeting = await asyncio.to_thread(_meet, store_name, found, rendezvous_timeout)
-    await asyncio.to_thread(meeting.find_or_make, store_name)
+    call = await asyncio.to_thread(_Initialization, store_name, found, rendezvous_timeout)
+    await asyncio.to_thread(call.find_or_make, store_name)
     reset_client(store_name)
     await client(store_name)
-    await asyncio.to_thread(meeting.wait_for_others)
+    await asyncio.to_thread(call.wait_for_others)
 
 
 def _check(store_name: object, env: object, timeout: object) -> None:
@@ -146,60 +147,65 @@ def _check(store_name: object, env: object, timeout: object) -> None:
         raise ValueError(f"rendezvous_timeout is a time of 0 or more, and not {timeout!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Meeting:
-    """The ranks of a host, in one call of theirs. What they say stands in the group's store, under `word`."""
+class _Folder(msgspec.Struct, frozen=True):
+    """The folder of a host, as its first rank tells the others; or why it has none."""
 
-    store: Any
-    word: str
-    env: SPMDEnv
-    deadline: float
+    path: str = ""
+    error: str | None = None
+
+
+_FOLDER, _SEED, _OPENED = "folder", "seed", "opened"  # words
+_LATE = {
+    _FOLDER: "the first rank of this host has not called initialize_spmd",
+    _SEED: "the first rank of the first host has not called initialize_spmd",
+    _OPENED: "not all ranks of this host have called initialize_spmd",
+}
+
+
+class _Initialization(RankCall):
+    """One `initialize_spmd` of all ranks of a job. Words of one host only have the host's number behind them."""
+
+    def __init__(self, name: str, env: SPMDEnv, timeout: timedelta) -> None:
+        self._env, self._deadline = env, time.monotonic() + timeout.total_seconds()
+        self._folder, self._opened = f"{_FOLDER}/{env.group_rank}", f"{_OPENED}/{env.group_rank}"
+        count = next(_counts.setdefault(name, itertools.count(1)))
+        # The count is this process's, and not that of one store of torch: each call may find another one.
+        host = RankStore(_store_of_ranks(env, timeout), env.local_rank, env.local_world_size, token="torchstore")
+        super().__init__(host, f"{name}/{count}")
+
+    def late(self, missing: Sequence[int], word: str, waited: float) -> StoreTimeoutError:
+        return StoreTimeoutError(f"{_LATE[word.partition('/')[0]]} within rendezvous_timeout")
 
     def find_or_make(self, name: str) -> None:
-        if self.env.local_rank:
-            folders.follow(name, self._hear())
+        """Makes the folder, on the first rank of each host. The host's other ranks find it."""
+        env = self._env
+        if env.local_rank:
+            said = self.hear(self._folder, _Folder, self._deadline)
+            if said.error is not None:
+                raise MemstoreError(f"the first rank of this host failed: {said.error}")
+            folders.follow(name, said.path)
             return
         try:
             path = folders.make(name)
-            if self.env.num_hosts > 1:
-                self._wait_for_seed()
-                cluster = memstore.join(path, timeout=max(self.deadline - time.monotonic(), 0.0))
-                end_with(name, JoinedHost(cluster, is_seed=self.env.rank == 0))
+            if env.num_hosts > 1:
+                if env.group_rank:
+                    self.hear(_SEED, bool, self._deadline)
+                else:
+                    self.say(_SEED, True)
+                cluster = memstore.join(path, timeout=max(self._deadline - time.monotonic(), 0.0))
+                end_with(name, JoinedHost(cluster, is_seed=env.rank == 0))
         except BaseException as error:
             folders.leave(name)
-            self.store.set(self.word, _SAYS_ERROR + f"{type(error).__name__}: {error}".encode())
+            self.say(self._folder, _Folder(error=f"{type(error).__name__}: {error}"))
             raise
-        self.store.set(self.word, _SAYS_PATH + path.encode())
-
-    def _wait_for_seed(self) -> None:
-        word = f"{self.word.rpartition('/')[0]}/seed"
-        if not self.env.group_rank:
-            self.store.set(word, _SAYS_PATH)
-            return
-        while not self.store.check([word]):
-            self._pause("the first rank of the first host has not called initialize_spmd")
+        self.say(self._folder, _Folder(path))
 
     def wait_for_others(self) -> None:
-        """The first rank returns when all have opened the store: it may remove it soon."""
-        if self.env.local_rank:
-            self.store.add(f"{self.word}/opened", 1)
-            return
-        while self.store.add(f"{self.word}/opened", 0) < self.env.local_world_size - 1:
-            self._pause("not all ranks of this host have called initialize_spmd")
-
-    def _hear(self) -> str:
-        """Never by the store's `wait`, which would keep other threads from it."""
-        while not self.store.check([self.word]):
-            self._pause("the first rank of this host has not called initialize_spmd")
-        said = bytes(self.store.get(self.word))
-        if said[:1] == _SAYS_ERROR:
-            raise MemstoreError(f"the first rank of this host failed: {said[1:].decode()}")
-        return said[1:].decode()
-
-    def _pause(self, what: str) -> None:
-        if time.monotonic() > self.deadline:
-            raise StoreTimeoutError(f"{what} within rendezvous_timeout")
-        time.sleep(_BETWEEN_LOOKS)
+        """Returns on the first rank when all have opened the store: it may remove it soon."""
+        if self.rank:
+            self.say(f"{self._opened}/{self.rank}", True)
+        else:
+            self.hear_all(self._opened, bool, self._deadline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,20 +216,13 @@ class JoinedHost:
     is_seed: bool
 
     async def end(self) -> None:
-        """The first rank of all ends the agents of all hosts; those of other hosts wait for theirs to end."""
+        """Ends the agents of all hosts, on the first rank of all. The first ranks of other hosts wait for theirs."""
         if self.is_seed:
             await asyncio.to_thread(self.cluster.stop)
             return
         deadline = time.monotonic() + _AGENT_ENDS_WITHIN
         while folders.is_served(self.cluster.root) and time.monotonic() < deadline:
             await asyncio.sleep(_BETWEEN_LOOKS)
-
-
-def _meet(name: str, env: SPMDEnv, timeout: timedelta) -> _Meeting:
-    deadline = time.monotonic() + timeout.total_seconds()
-    count = next(_counts.setdefault(name, itertools.count(1)))
-    word = f"memstore/torchstore/{name}/{count}/{env.group_rank}"
-    return _Meeting(_store_of_ranks(env, timeout), word, env, deadline)
 
 
 def _store_of_ranks(env: SPMDEnv, timeout: timedelta) -> Any:
