@@ -271,7 +271,7 @@ class Finding(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def fits(self) -> bool:
-        """Whether the ranks go on and fill their modules, if rank 0 says this."""
+        """Returns whether the ranks go on and fill their modules, if rank 0 says this."""
         return self.error is None and not self.problems and not self.unexpected
 
 
