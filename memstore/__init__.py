@@ -258,7 +258,7 @@ def __dir__() -> list[str]:
 
 
 def _configure_logging() -> None:
-    """MEMSTORE_LOG_LEVEL=DEBUG (or a number) prints the library's log; otherwise the application decides."""
+    """Prints the library's log if MEMSTORE_LOG_LEVEL is set, to DEBUG or a number; else the application decides."""
     level = os.environ.get("MEMSTORE_LOG_LEVEL", "").upper()
     if level:
         logger = logging.getLogger("memstore")

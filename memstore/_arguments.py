@@ -23,7 +23,12 @@ def encode_key(key: object) -> bytes:
     """Returns the key's UTF-8 bytes. Raises InvalidKeyError, saying what is wrong with it."""
     if not isinstance(key, str):
         raise InvalidKeyError(_no_text("a key", key))
-    encoded = _encode(key)
+    if "\0" in key:
+        raise _has_nul(key)
+    try:
+        encoded = key.encode()
+    except UnicodeEncodeError as error:
+        raise _has_surrogate(key, error) from None
     if not encoded:
         raise InvalidKeyError("a key has at least one character, and this one has none: give the value a name", key=key)
     if len(encoded) > KEY_LIMIT:
@@ -35,7 +40,7 @@ def encode_key(key: object) -> bytes:
 
 
 def check_encoded(key: bytes) -> None:
-    """Of a key that another host sent. Raises InvalidKeyError unless `encode_key` may have made it."""
+    """Raises InvalidKeyError unless `encode_key` may have made this key, which another host sent."""
     try:
         name = key.decode()
     except UnicodeDecodeError as error:
@@ -44,13 +49,22 @@ def check_encoded(key: bytes) -> None:
 
 
 def encode_prefix(prefix: object) -> bytes:
+    """Returns the UTF-8 bytes of a prefix of keys, which may be "" and of any length. Raises InvalidKeyError."""
     if not isinstance(prefix, str):
         raise InvalidKeyError(_no_text("a prefix of keys", prefix))
-    return _encode(prefix)
+    if "\0" in prefix:
+        raise _has_nul(prefix)
+    try:
+        return prefix.encode()
+    except UnicodeEncodeError as error:
+        raise _has_surrogate(prefix, error) from None
 
 
 def several(keys: Iterable[str]) -> Iterable[str]:
-    """One str is an iterable of its characters, and nearly always a mistake. Raises TypeError."""
+    """Returns the argument.
+
+    Raises TypeError for one str, an iterable of its characters, which is nearly always a mistake.
+    """
     if not isinstance(keys, (str, bytes)) and (hasattr(keys, "__iter__") or hasattr(keys, "__getitem__")):  # pyright: ignore[reportUnnecessaryIsInstance]
         return keys
     found: object = keys
@@ -63,19 +77,18 @@ def several(keys: Iterable[str]) -> Iterable[str]:
     raise TypeError(f"several keys are a list or another iterable of str, and {text}")
 
 
-def _encode(key: str) -> bytes:
-    if "\0" in key:
-        raise InvalidKeyError(f"a key has no NUL, and {key!r} has one: remove it", key=key)
-    try:
-        return key.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidKeyError(
-            f"a key is valid text, and {key!r} has a lone surrogate at {error.start}: decode it anew", key=key
-        ) from None
+def _has_nul(text: str) -> InvalidKeyError:
+    return InvalidKeyError(f"a key has no NUL, and {text!r} has one: remove it", key=text)
+
+
+def _has_surrogate(text: str, error: UnicodeEncodeError) -> InvalidKeyError:
+    return InvalidKeyError(
+        f"a key is valid text, and {text!r} has a lone surrogate at {error.start}: decode it anew", key=text
+    )
 
 
 def _no_text(what: str, found: object) -> str:
-    """What is wrong with a key that is no str, and what would be one."""
+    """Says what is wrong with a key that is no str, and what would be a key."""
     kind = type(found).__name__
     shown = (
         f"{found!r:.60} is {kind}"
@@ -98,7 +111,7 @@ def _no_text(what: str, found: object) -> str:
 def refused_put(
     error: InvalidKeyError, key: object, value: object, call: str = "put", what: str = "the value"
 ) -> InvalidKeyError:
-    """The error of a put, or of such a call, with what is no key; it may be the value, and the value the key."""
+    """Makes the error of a put, or of such a call, whose key is none: key and value may be swapped."""
     if isinstance(key, str) or not isinstance(value, str):
         return error
     return InvalidKeyError(
@@ -107,7 +120,7 @@ def refused_put(
 
 
 def check_key(call: str, key: object, value: object, what: str = "the model") -> None:
-    """Of a call that takes a key and, say, a model. Raises InvalidKeyError."""
+    """Checks the key of a call that takes a key and, say, a model. Raises InvalidKeyError."""
     try:
         encode_key(key)
     except InvalidKeyError as error:
@@ -115,7 +128,10 @@ def check_key(call: str, key: object, value: object, what: str = "the model") ->
 
 
 def as_row_index(error: InvalidKeyError, key: object) -> InvalidKeyError:
-    """The error of `store[key]`, which a DataLoader calls with numbers, and so does who thinks of one value's rows."""
+    """Makes the error of `store[key]` for a number.
+
+    A DataLoader calls it with numbers, and so does a caller who thinks of one value's rows.
+    """
     if not isinstance(key, (int, slice)):
         return error
     return InvalidKeyError(

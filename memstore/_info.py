@@ -100,7 +100,7 @@ def _cells(leaf: LeafInfo) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a store holds, in bytes, and what this Store object did.
+    """The sizes of a store, in bytes, and how much this Store object did.
 
     Attributes:
         keys: how many keys there are.
@@ -147,7 +147,7 @@ class StoreStats:
 
 
 def rows_of_space(stats: StoreStats) -> tuple[tuple[str, str, str], ...]:
-    """What a store takes, for a table: names, sizes, and what they mean."""
+    """Returns the rows of a table of the space that a store takes: names, sizes, and what they mean."""
     room = "no capacity set" if stats.capacity is None else f"of a capacity of {size(stats.capacity)}"
     by = f" by pid {', '.join(map(str, stats.pinned_by))}" if stats.pinned_by else ""
     return (
@@ -191,7 +191,7 @@ class PendingInfo:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `Store.verify` found.
+    """The findings of `Store.verify`.
 
     Attributes:
         checked: keys whose bytes were compared with checksums, and fit.
@@ -221,7 +221,7 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What `memstore.repair` did.
+    """The results of `memstore.repair`.
 
     Attributes:
         recovered: the keys that the store has now, sorted.

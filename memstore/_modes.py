@@ -44,7 +44,7 @@ _KEPT: type[Any] = getattr(torch.autograd.graph, "_CloneArgBeforeMutateMode", ty
 
 
 def are_active() -> bool:
-    """Whether there is a mode or transform that `put_aside` would put aside."""
+    """Returns whether there is a mode or transform that `put_aside` would put aside."""
     return bool(
         count_dispatch_modes()
         or current_transform() is not None
@@ -56,7 +56,9 @@ def are_active() -> bool:
 
 @contextmanager
 def put_aside(*, entirely: bool = False) -> Generator[None]:
-    """Inside it, this thread has no modes and transforms. Subclasses of tensors still do what they do.
+    """Takes modes and transforms away from this thread while the body runs.
+
+    Subclasses of tensors still do what they do.
 
     Args:
         entirely: also without allow_mutation_on_saved_tensors, which fails for inference tensors.
@@ -96,14 +98,14 @@ def put_aside(*, entirely: bool = False) -> Generator[None]:
 
 
 def kept_modes() -> tuple[Any, ...]:
-    """Those of this thread that `put_aside` leaves where they are: for another thread, see `keeping`."""
+    """Returns the modes of this thread that `put_aside` leaves where they are: for another thread, see `keeping`."""
     stack = map(_c._get_dispatch_stack_at, range(count_dispatch_modes()))
     return tuple(mode for mode in stack if isinstance(mode, _KEPT))
 
 
 @contextmanager
 def keeping(modes: tuple[Any, ...]) -> Generator[None]:
-    """Inside it, this thread has these modes too."""
+    """Gives this thread these modes too while the body runs."""
     for mode in modes:
         _c._push_on_torch_dispatch_stack(mode)
     try:
@@ -130,7 +132,7 @@ def unaffected(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The function itself, which torch.compile leaves alone from now on, and what it calls.
+    """Returns the function itself, which torch.compile leaves alone from now on, as well as what it calls.
 
     It would trace numpy arrays and storages as copies of them, and take what it has made for one leaf of a view for
     another one. (`torch.compiler.disable` says the same, and imports the compiler, which takes seconds.)

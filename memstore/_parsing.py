@@ -23,7 +23,7 @@ UNDECODABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
 def nests_too_deeply(parse: Callable[[], object]) -> bool:
-    """Whether `parse`, which has just raised RecursionError, raises it on the empty stack of a new thread too."""
+    """Returns whether `parse`, which has just raised RecursionError, raises it on the empty stack of a thread too."""
     too_deep: list[bool] = []
 
     def try_again() -> None:
@@ -54,7 +54,7 @@ _read_texts = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def split_object(text: bytes | msgspec.Raw) -> Document:
-    """The values of a JSON object by name. Raises CorruptionError, as all functions here do."""
+    """Returns the values of a JSON object by name. Raises CorruptionError, as all functions here do."""
     content = bytes(text)
     try:
         content.decode()
@@ -67,13 +67,16 @@ def split_object(text: bytes | msgspec.Raw) -> Document:
 
 
 def _has_twice(text: bytes, found: Document) -> bool:
-    """The second of a name replaces the value of the first, so colons are missing: each name has one behind it."""
+    """Returns whether an object has a name twice.
+
+    The second value of a name replaces the first, so colons are missing: each name has one behind it.
+    """
     values = b"".join(found.values())  # pyright: ignore[reportArgumentType, reportCallIssue]
     return _count_colons(text) != len(found) + "".join(found).count(":") + _count_colons(values)
 
 
 def _count_colons(text: bytes | bytearray) -> int:
-    """The colons of some JSON, those too that a text has as an escape."""
+    """Counts the colons of some JSON, also those that a text has as an escape."""
     count = text.count(b":")
     if b"\\" in text:
         text = text.replace(rb"\\", b"")  # an escaped backslash starts no other escape
@@ -82,7 +85,7 @@ def _count_colons(text: bytes | bytearray) -> int:
 
 
 def count_names(text: bytes | bytearray, texts: Iterable[str]) -> int:
-    """How many names the objects of some JSON have, each as often as it stands there: the colons outside of texts.
+    """Counts the names that the objects of some JSON have, each as often as it stands there: colons outside of texts.
 
     Args:
         texts: all texts and names in it that may have colons.
@@ -91,7 +94,7 @@ def count_names(text: bytes | bytearray, texts: Iterable[str]) -> int:
 
 
 def read_texts(text: msgspec.Raw) -> dict[str, str]:
-    """An object whose values are texts."""
+    """Returns an object whose values are texts."""
     content = bytes(text)
     try:
         found = _read_texts(content)
@@ -103,7 +106,7 @@ def read_texts(text: msgspec.Raw) -> dict[str, str]:
 
 
 def split_object_of_python(text: bytes) -> Document:
-    """As `split_object`, where Python's json may have written NaN and Infinity, which no JSON has."""
+    """Returns the same as `split_object`. Python's json may have written NaN and Infinity, which no JSON has."""
     if b"NaN" not in text and b"Infinity" not in text:
         return split_object(text)
     values: Any = read_value(text)
@@ -113,7 +116,7 @@ def split_object_of_python(text: bytes) -> Document:
 
 
 def read_value(text: bytes | msgspec.Raw | None) -> Any:
-    """Any JSON, of one value; None where there is none. No name comes twice in any object of it."""
+    """Returns a value of any JSON; None where there is none. No name comes twice in any object of it."""
     if text is None:
         return None
     content = bytes(text)
@@ -127,7 +130,7 @@ def read_value(text: bytes | msgspec.Raw | None) -> Any:
 
 
 def _refuse(error: Exception, parse: Callable[[], Any]) -> NoReturn:
-    """JSON that can't be parsed is damaged, unless it is this thread's stack that is too short."""
+    """Raises CorruptionError for JSON that can't be parsed, unless it is this thread's stack that is too short."""
     if isinstance(error, RecursionError) and not nests_too_deeply(parse):
         raise error
     raise CorruptionError(f"its JSON can't be read: {error}") from None

@@ -36,12 +36,16 @@ def call_late(module: str, name: str, *arguments: Any) -> Any:
     return getattr(found, name)(*arguments)
 
 
-class Hooks(NamedTuple):
-    """What is to be called around a fork, by the thread that forks."""
+def _do_nothing() -> None:
+    """Stands for a hook that a module doesn't have."""
 
-    before: Callable[[], None]
-    after_in_parent: Callable[[], None]
-    after_in_child: Callable[[], None]
+
+class Hooks(NamedTuple):
+    """The functions to be called around a fork, by the thread that forks."""
+
+    before: Callable[[], None] = _do_nothing
+    after_in_parent: Callable[[], None] = _do_nothing
+    after_in_child: Callable[[], None] = _do_nothing
 
 
 _hooks: list[Hooks] = []
@@ -52,7 +56,7 @@ _forks = (
 
 @contextlib.contextmanager
 def between_forks() -> Generator[None]:
-    """For the import statements inside. Not for hot paths: it takes a microsecond."""
+    """Keeps forks away while the import statements inside run. It takes a microsecond, so it isn't for hot paths."""
     lock = _lock
     is_ours = lock.acquire(timeout=PATIENCE)
     try:
@@ -126,19 +130,22 @@ class AbandonedError(Exception):
 
 
 def is_abandoned() -> bool:
-    """Call it if ABANDONED has anything. Whether this thread is named there."""
+    """Returns whether this thread is named in ABANDONED. Call it if ABANDONED has anything."""
     return threading.get_ident() in ABANDONED
 
 
 def check_abandoned() -> None:
-    """Call it if ABANDONED has anything. Raises AbandonedError in a thread that is named there."""
+    """Raises AbandonedError in a thread that is named in ABANDONED. Call it if ABANDONED has anything."""
     if is_abandoned():
         raise AbandonedError("whoever awaited this was cancelled")
 
 
 @contextlib.contextmanager
 def writing() -> Generator[None]:
-    """Around what writes into memory of the caller's. Raises AbandonedError before anything is written."""
+    """Marks this thread as one that writes into memory of its caller.
+
+    Raises AbandonedError before anything is written.
+    """
     me = threading.get_ident()
     WRITING.add(me)
     try:

@@ -7,7 +7,7 @@ import os
 import re
 import time
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ _LONGEST = 100  # characters of a name in an error
 
 
 def size(nbytes: float) -> str:
-    """ "1.5 MiB"."""
+    """Returns a number of bytes as text: "1.5 MiB"."""
     for unit in _BINARY[:-1]:
         if abs(nbytes) < (1023.5 if unit == "B" else 1023.95):  # what is more is shown as 1024
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
@@ -29,7 +29,7 @@ def size(nbytes: float) -> str:
 
 
 def age(created: float) -> str:
-    """ "3 min", since a time in Unix seconds."""
+    """Returns the time since then as text: "3 min". `created` is in Unix seconds."""
     seconds = max(time.time() - created, 0.0)
     for length, most, unit in ((1, 60, "s"), (60, 60, "min"), (3600, 24, "h")):
         if seconds / length < most - 0.5:  # what is more is shown as `most`
@@ -38,7 +38,7 @@ def age(created: float) -> str:
 
 
 def runs(numbers: Iterable[int]) -> str:
-    """ "0-3, 7"; the first runs of many."""
+    """Returns numbers as text: "0-3, 7". Of many runs it has the first ones."""
     found: list[list[int]] = []
     for number in sorted(set(numbers)):
         if found and number == found[-1][1] + 1:
@@ -50,19 +50,19 @@ def runs(numbers: Iterable[int]) -> str:
 
 
 def count_of(number: int, one: str, many: str) -> str:
-    """ "1 leaf", "2,000 leaves"."""
+    """Returns a number of things as text: "1 leaf", "2,000 leaves"."""
     return f"{number:,} {one if number == 1 else many}"
 
 
 def escaped(text: str) -> str:
-    """Keys may hold anything: control characters are shown as escapes."""
+    """Returns text with control characters as escapes: keys may hold anything."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def columns_of(text: str) -> int:
-    """How many columns of a terminal it takes: an ideograph or an emoji takes two, an accent of its own none."""
+    """Counts the columns of a terminal that text takes: an ideograph or an emoji takes two, a lone accent none."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
@@ -70,24 +70,9 @@ def columns_of(text: str) -> int:
 
 
 def short(value: object) -> str:
-    """What a file says, for an error: it may be of 100 MB."""
+    """Returns a value of a file for an error, cut short: it may be of 100 MB."""
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
-
-
-def check_store(store: object, key: object = "") -> None:
-    """Raises TypeError for what is no store: its path, its key, one of asyncio's, or anything else."""
-    if hasattr(key, "lend_root"):
-        raise TypeError("the store comes first, and then the key: here they are swapped")
-    if hasattr(store, "blocking"):
-        raise TypeError(
-            f"store is one of memstore.open, and not {an(type(store))}: memstore.aio has ReplayBuffer, "
-            "iter_weights and read_rows for that"
-        )
-    if isinstance(store, (str, os.PathLike)):
-        raise TypeError(f"store is an open store, and not its path: write memstore.open({os.fspath(store)!r:.100})")
-    if not hasattr(store, "lend_root"):
-        raise TypeError(f"store is one of memstore.open, and not {an(type(store))}")
 
 
 def check_progress(progress: object) -> None:
@@ -100,7 +85,7 @@ def check_progress(progress: object) -> None:
 
 
 def names_its_methods(kind: _Class) -> _Class:
-    """A class decorator: what a user's class has and inherits is called by its name, where Python names a method.
+    """Names the methods that a user's class inherits by that class, where Python names a method. A class decorator.
 
     So a wrong keyword is one of `Store.get()`. The module goes with it, since pickle finds a function by both.
     """
@@ -112,24 +97,30 @@ def names_its_methods(kind: _Class) -> _Class:
     return kind
 
 
+def offered(names: Iterable[str]) -> Callable[[], list[str]]:
+    """Makes the `__dir__` of a package, so that completion offers these names, which users call, and no others."""
+    found = sorted({*names, "__doc__", "__file__", "__name__", "__path__"})
+    return lambda: list(found)
+
+
 def an(kind: type) -> str:
-    """ "an int", "a dict"."""
+    """Returns the name of a class with its article: "an int", "a dict"."""
     name = kind.__qualname__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def an_instance(value: object) -> str:
-    """The same, of what a value is."""
+    """Returns the name of a value's class with its article."""
     return an(type(value))
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an error of another library says; of one that says nothing, its class."""
+    """Returns the first line of another library's error; its class, if the error says nothing."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def of_no_place(path: str) -> str:
-    """What is nearly always wrong with an absolute path that leads nowhere, for an error; "": nobody can tell."""
+    """Says, for an error, what is nearly always wrong with an absolute path that leads nowhere; "": nobody can tell."""
     if "/~" in path:
         return '; "~" is taken as a name: os.path.expanduser makes your home folder of it'
     return "; paths are those of this host, or of storage that is mounted there" if ":/" in path else ""
@@ -151,12 +142,15 @@ def conflict(key: str, expected: int, found: int) -> str:
 
 
 def shown(count: int, one: str, many: str) -> str:
-    """ "3 keys", "100 keys, the first 30 shown"."""
+    """Returns a number of rows as text: "3 keys", "100 keys, the first 30 shown"."""
     return f"{count_of(count, one, many)}{f', the first {ROWS} shown' if count > ROWS else ''}"
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """A table for a terminal, of the first rows: its caption, and columns below it. Without `columns`, no heads."""
+    """Makes a table for a terminal, of the first rows: its caption, and columns below it.
+
+    Without `columns`, no heads.
+    """
     found = [row for row, _ in zip(rows, range(ROWS), strict=False)]
     lines = [[escaped(cell) for cell in line] for line in ([columns, *found] if columns else found)]
     widths = [max(map(columns_of, cells)) for cells in zip(*lines, strict=True)]
@@ -168,7 +162,7 @@ def table_text(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: s
 
 
 def table_html(columns: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """A table for a notebook, of the first rows. Without rows, or names of columns, no heads."""
+    """Makes a table for a notebook, of the first rows. Without rows, or names of columns, it has no heads."""
     heads = "".join(f"<th style='text-align:left'>{column}</th>" for column in columns)
     cells = (
         "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row)
@@ -191,7 +185,7 @@ _UNITS = {
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes: a number, or text such as "8GiB" (2**33), "500MB" (5 * 10**8), "2G" (2**31)."""
+    """Returns a number of bytes, given as a number, or as text: "8GiB" (2**33), "500MB" (5 * 10**8), "2G" (2**31)."""
     found = size
     if isinstance(size, str):
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", size)

@@ -27,7 +27,7 @@ _FAR = 1e300  # beyond, ranges are no float64 any more
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the elements of a tensor are like; of complex ones, their magnitudes.
+    """The statistics of a tensor's elements; of complex ones, those of their magnitudes.
 
     Attributes:
         count: how many there are.
@@ -75,7 +75,7 @@ class _Moments:
 
 
 def summarize(tensor: torch.Tensor) -> Summary | None:
-    """None: torch can't count with the dtype."""
+    """Counts and measures the elements; None where torch can't count with the dtype."""
     moments, zeros, nans, infinities = _Moments(), 0, 0, 0
     lowest: list[Number] = []
     highest: list[Number] = []
@@ -102,7 +102,7 @@ def summarize(tensor: torch.Tensor) -> Summary | None:
 
 
 def histogram(tensor: torch.Tensor, summary: Summary, bins: int = 10) -> list[Bin]:
-    """The finite elements by size; of a few whole numbers one bin each. Empty where there are none."""
+    """Counts the finite elements by size; of a few whole numbers one bin each. Empty where there are none."""
     least, most = summary.minimum, summary.maximum
     if least is None or most is None:
         return []
@@ -131,7 +131,7 @@ def _finite(tensor: torch.Tensor) -> Iterator[Numbers]:
 
 
 def _counted(piece: torch.Tensor) -> Numbers | None:
-    """The elements as one flat array of whole numbers or floats."""
+    """Returns the elements as one flat array of whole numbers or floats."""
     values = numbers(piece)
     if values is None:
         return None
@@ -147,7 +147,7 @@ def _counted(piece: torch.Tensor) -> Numbers | None:
 
 @dataclass(frozen=True, slots=True)
 class Unequal:
-    """What differs between two tensors of one shape.
+    """The differences between two tensors of one shape.
 
     Attributes:
         count: how many elements are others; of two dtypes, how many are other numbers.
@@ -196,7 +196,7 @@ def compare(one: torch.Tensor, other: torch.Tensor) -> Unequal | None:
 
 
 def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
-    """How far elements are apart; NaN where one is no number, and the other isn't the same."""
+    """Measures how far elements are apart; NaN where one is no number, and the other isn't the same."""
     with np.errstate(all="ignore"):
         if {ours.dtype.kind, theirs.dtype.kind} <= set("biu"):
             whole = np.abs(ours.astype(object) - theirs.astype(object)) if _are_large(ours, theirs) else None
@@ -210,7 +210,7 @@ def _apart(ours: Numbers, theirs: Numbers) -> Numbers:
 
 
 def _are_large(ours: Numbers, theirs: Numbers) -> bool:
-    """Whether a difference may be no int64."""
+    """Returns whether a difference may be no int64."""
     return max(ours.dtype.itemsize, theirs.dtype.itemsize) == 8 and (
         max(int(ours.max()), int(theirs.max())) - min(int(ours.min()), int(theirs.min())) >= 1 << 63
     )
@@ -225,7 +225,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def pieces(tensor: torch.Tensor, most: int = PIECE) -> Iterator[torch.Tensor]:
-    """Of up to `most` elements, in order. Tensors of one shape come in pieces of the same shapes."""
+    """Cuts a tensor into pieces of up to `most` elements, in order. Tensors of one shape are cut alike."""
     if tensor.numel() <= most:
         if tensor.numel():
             yield tensor
@@ -242,7 +242,7 @@ def pieces(tensor: torch.Tensor, most: int = PIECE) -> Iterator[torch.Tensor]:
 
 
 def numbers(piece: torch.Tensor) -> Numbers | None:
-    """The elements as numpy has them; floats that it lacks as float64. None: torch can't count with the dtype."""
+    """Returns the elements as numpy has them, floats that it lacks as float64. None: torch can't count with them."""
     name = str(piece.dtype).removeprefix("torch.")
     if name not in NUMPY_DTYPES and not (piece.is_floating_point() or piece.is_complex()):
         return None
@@ -255,6 +255,6 @@ def numbers(piece: torch.Tensor) -> Numbers | None:
 
 
 def bits(piece: torch.Tensor) -> Numbers:
-    """The bytes of each element: [elements, bytes]."""
+    """Returns the bytes of each element: [elements, bytes]."""
     plain = piece.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return plain.view(torch.uint8).reshape(plain.numel(), -1).numpy()

@@ -29,7 +29,7 @@ PACKAGE = ROOT / "memstore"
 LAYERS = (
     ("errors",),
     ("_threads", "_parsing", "_modes", "_ranks", "_version"),
-    ("_wording",),
+    ("_compat", "_wording"),
     ("_arguments",),
     ("_info",),
     ("engine",),

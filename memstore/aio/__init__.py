@@ -8,15 +8,26 @@ The guide is docs/asyncio.md. For who works on it, the files:
 
 calls        calls that block, made in threads: pools of them, for this host and for each other one
 waits        one thread for all waits of a store; waits for keys whose home is another host
-opened       the base of AsyncStore: a store that its first call opens, and its waits for newer versions
-rows         datasets and replay buffers
-store        AsyncStore, references and puts of several ranks; open, iter_weights, read_rows
+opened       a store that its first call opens, and its waits for newer versions
+store        AsyncStore, references, datasets and puts of several ranks; open, iter_weights, read_rows
+replay       replay buffers
 """
 
 from __future__ import annotations
 
-from memstore.aio.rows import AsyncDataset, ReplayBuffer
-from memstore.aio.store import AsyncPendingPut, AsyncRef, AsyncStore, destroy, iter_weights, open, read_rows, stores
+from memstore._wording import offered
+from memstore.aio.replay import ReplayBuffer
+from memstore.aio.store import (
+    AsyncDataset,
+    AsyncPendingPut,
+    AsyncRef,
+    AsyncStore,
+    destroy,
+    iter_weights,
+    open,
+    read_rows,
+    stores,
+)
 
 __all__ = [
     "AsyncDataset",
@@ -30,7 +41,4 @@ __all__ = [
     "read_rows",
     "stores",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call
+__dir__ = offered(__all__)

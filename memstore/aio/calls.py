@@ -51,21 +51,24 @@ class Awaits(ABC, Generic[Blocking]):
     timeout: float
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Python names a coroutine that nobody awaits as its function is named: by this class, and not by `awaited`."""
+        """Names the methods by this class, and not by `awaited`.
+
+        Python names a coroutine that nobody awaits as its function is named, and pickle finds a method by its names.
+        """
         super().__init_subclass__(**options)
         for name, method in vars(cls).items():
             if inspect.iscoroutinefunction(method) and method.__module__.startswith("memstore."):
-                method.__qualname__ = f"{cls.__qualname__}.{name}"
+                method.__qualname__, method.__module__ = f"{cls.__qualname__}.{name}", cls.__module__
 
     @abstractmethod
-    def blocking(self) -> Blocking:
-        """The object. In a thread: it may have to be opened."""
+    def _blocking(self) -> Blocking:
+        """Returns the object. Called in a thread, since it may have to be opened."""
 
     @abstractmethod
-    def pool_of(self, key: object) -> Hashable:
-        """Of a call whose first argument is `key`, which need not be one."""
+    def _pool_of(self, key: object) -> Hashable:
+        """Returns the name of the pool of a call whose first argument is `key`, which need not be a key."""
 
-    async def made(
+    async def _made(
         self,
         method: Callable[..., R],
         arguments: tuple[Any, ...],
@@ -78,14 +81,14 @@ class Awaits(ABC, Generic[Blocking]):
     ) -> R:
         """Calls a method in a thread, within the call's timeout, if it takes one; `settles` and `undo`: see `call`."""
         if not is_timed:
-            return await call(pool, lambda waited: method(self.blocking(), *arguments, **options), undo=undo)
+            return await call(pool, lambda waited: method(self._blocking(), *arguments, **options), undo=undo)
         given = options.get("timeout")
         seconds = self.timeout if given is None else given
         deadline_after(seconds)  # refuses what is no number
 
         def make(waited: float) -> R:
             left = {"timeout": max(seconds - waited, 0.0)} if waited > WORTH_COUNTING else {}
-            return method(self.blocking(), *arguments, **{**options, **left})
+            return method(self._blocking(), *arguments, **{**options, **left})
 
         return await call(pool, make, seconds, settles=settles, undo=undo)
 
@@ -106,11 +109,11 @@ def awaited(
     *,
     pool: Callable[[Any, Any], Hashable] | None = None,
 ) -> Any:
-    """A method for classes that are `Awaits`, of the object that blocks.
+    """Makes a method for classes that are `Awaits`, from one of the object that blocks.
 
     Args:
         wrap: makes, of the object that awaits and of what the method gives, what is returned.
-        pool: of the object that awaits, and a call's first argument; None: `pool_of`.
+        pool: of the object that awaits, and a call's first argument; None: `_pool_of`.
     """
     signature = inspect.signature(method)
     is_timed = "timeout" in signature.parameters
@@ -118,9 +121,9 @@ def awaited(
     @functools.wraps(method, assigned=("__doc__", "__name__"))
     async def made_in_a_thread(self: Awaits[Any], *arguments: Any, **options: Any) -> Any:
         key = arguments[0] if arguments else options.get("key")
-        name = self.pool_of(key) if pool is None else pool(self, key)
+        name = self._pool_of(key) if pool is None else pool(self, key)
         settles = options.get("out") is not None
-        made = await self.made(method, arguments, options, pool=name, is_timed=is_timed, settles=settles)
+        made = await self._made(method, arguments, options, pool=name, is_timed=is_timed, settles=settles)
         return made if wrap is None else wrap(self, made)
 
     if wrap is not None:
@@ -131,7 +134,7 @@ def awaited(
 def called_as(
     method: Callable[Concatenate[Any, P], Any],
 ) -> Callable[[Callable[..., Coroutine[Any, Any, R]]], Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]]:
-    """For an awaited method that is written by hand: it has the arguments and the text of the blocking one."""
+    """Gives an awaited method that is written by hand the arguments and the text of the blocking one."""
 
     def named(written: Callable[..., Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
         functools.update_wrapper(written, method, assigned=("__doc__", "__name__"))
@@ -142,12 +145,12 @@ def called_as(
 
 
 def _say(awaiting: Any, signature: inspect.Signature, returned: str) -> None:
-    """`help` and the reference show the arguments of the blocking method, and what this one returns."""
+    """Lets `help` and the reference show the arguments of the blocking method, and what this one returns."""
     awaiting.__signature__ = signature.replace(return_annotation=returned)
 
 
 def refusing(what: str, instead: str) -> Callable[..., NoReturn]:
-    """A method in the place of Python's own syntax, which can't be awaited."""
+    """Makes a method in the place of Python's own syntax, which can't be awaited."""
 
     def refuse(_: object, *arguments: object) -> NoReturn:
         raise TypeError(f"{what} would block a loop of asyncio: write {instead}")
@@ -202,7 +205,7 @@ class ThreadPool:
         return False
 
     def take_back(self, job: ThreadCall[Any]) -> bool:
-        """It isn't to run. Returns False if a thread runs it: then what it puts is given up, if there is time."""
+        """Gives a call up. Returns False if a thread runs it: then what it puts is given up, if there is time."""
         with self._some:
             if job.thread:
                 ABANDONED[job.thread] = job
@@ -211,7 +214,7 @@ class ThreadPool:
             return True
 
     def expire(self, job: ThreadCall[Any]) -> bool:
-        """It isn't to run, if nobody runs it yet. Returns whether that is so."""
+        """Gives a call up that nobody runs yet. Returns whether that is so."""
         with self._some:
             is_waiting, job.function = job.function is not None, None
             return is_waiting
@@ -241,7 +244,10 @@ class ThreadPool:
             pass
 
     def _run_one(self) -> bool:
-        """False: there was nothing to do for long. A method of its own: what a job gave is forgotten after it."""
+        """Runs one call. Returns False if there was nothing to do for long.
+
+        It is a method of its own, so that after it nothing refers to what the call gave.
+        """
         me = threading.get_ident()
         with self._some:
             job = self._next()
@@ -328,7 +334,7 @@ async def call(
 
 
 def start(name: Hashable, function: Callable[[], object]) -> None:
-    """As `call`, of what nobody waits for. What it raises is noted in the log."""
+    """Calls a function as `call` does, for nobody who waits. An error is noted in the log."""
     task = asyncio.ensure_future(call(name, lambda _: function()))
     task.add_done_callback(_note)
 
@@ -361,17 +367,13 @@ async def _settle(pool: ThreadPool, job: ThreadCall[Any], *, asks: bool) -> None
 
 
 def _after_fork_in_child() -> None:
-    """The threads, and who holds their locks, are the parent's."""
+    """Forgets the threads, and who holds their locks, which are the parent's."""
     _pools.clear()
     ABANDONED.clear()
     WRITING.clear()
 
 
-def _do_nothing() -> None:
-    pass
-
-
-around_forks(Hooks(_do_nothing, _do_nothing, _after_fork_in_child))
+around_forks(Hooks(after_in_child=_after_fork_in_child))
 
 
 @atexit.register
@@ -396,7 +398,7 @@ def _end() -> None:
 
 
 class ThreadCall(Generic[T]):
-    """Made in the loop whose task waits for it, if one does. Its pool's lock guards what changes.
+    """One call that a thread makes, for a task or for nobody. Its pool's lock guards what changes.
 
     Attributes:
         future: of that loop; what the task awaits. None: no task does.
@@ -454,7 +456,7 @@ class ThreadCall(Generic[T]):
             self._error = error
 
     def drop(self) -> None:
-        """In a thread: the task doesn't get what the function gave."""
+        """Drops what the function gave, which the task doesn't get. Called in a thread."""
         result, error, self._result, self._error = self._result, self._error, None, None
         undo, self._undo = self._undo, None  # once: `_set` comes after it
         if error is None and undo is not None:
@@ -464,13 +466,13 @@ class ThreadCall(Generic[T]):
                 log.info("memstore.aio: %s", str(failed))
 
     def drop_soon(self, result: T) -> None:
-        """In the loop: the same, in a thread of the pool."""
+        """Drops it in a thread of the pool. Called in the loop."""
         undo, self._undo = self._undo, None
         if undo is not None:
             self._add(ThreadCall(lambda _: undo(result), self._add, is_awaited=False))
 
     def deliver(self) -> None:
-        """To the task, from any thread. By the time when the task goes on, nothing here refers to what it gets."""
+        """Gives the task its result, from any thread. When the task goes on, nothing here refers to what it gets."""
         if self._loop is None:
             if self._error is not None:
                 log.info("memstore.aio: %s", str(self._error))
@@ -512,7 +514,7 @@ _grad: Callable[[], bool] = torch.is_grad_enabled
 
 
 class TorchState:
-    """Of the thread that makes it. `run` calls a function with it, in any thread."""
+    """The state of torch in the thread that makes it. `run` calls a function with it, in any thread."""
 
     __slots__ = ("_grad", "_inference", "_modes", "_stream")
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
 
@@ -14,22 +14,21 @@ import torch
 
 from memstore._arguments import flag
 from memstore._info import StoreSummary
-from memstore._wording import names_its_methods
+from memstore._wording import an_instance
 from memstore.aio.calls import HERE, WORTH_COUNTING, Awaits, awaited, call, called_as, refusing, start
-from memstore.aio.opened import ALL_HOSTS, AwaitsVersions, check_opened, home_here
-from memstore.aio.rows import AsyncDataset
+from memstore.aio.opened import ALL_HOSTS, LazyStore, home_here, wait_for, wait_for_any
 from memstore.aio.waits import WaitOwner, change_of
-from memstore.datasets import Dataset
+from memstore.datasets import Dataset, as_name
 from memstore.engine import Root, absolute_path, deadline_after
 from memstore.errors import HomeUnavailableError, StoreTimeoutError
-from memstore.listing import Mode
+from memstore.listing import Mode, wanted_of
 from memstore.rows import read_rows as read_rows_blocking
 from memstore.store.maintenance import destroy as destroy_blocking
 from memstore.store.maintenance import stores as stores_blocking
 from memstore.store.opening import OWNER_ONLY
 from memstore.store.sharded import OUTLIVES, TO_PUBLISH, PendingPut, done_by, give_up_after, wait_until
-from memstore.store.store import Store, begin_load
-from memstore.store.values import NO_DEFAULT, NOT_NOW, Ref, get_at_once
+from memstore.store.store import NO_DEFAULT, NOT_NOW, Store, begin_load, get_at_once
+from memstore.store.values import Ref
 from memstore.store.weights import iter_weights as iter_weights_blocking
 from memstore.view import StoredTensor
 
@@ -97,7 +96,7 @@ def open(
     return AsyncStore(root, mode, options)
 
 
-# --- References, and puts of several ranks ---------------------------------------------------------------------------
+# --- References, datasets, and puts of several ranks -----------------------------------------------------------------
 
 
 class AsyncRef(Awaits[Ref]):
@@ -118,10 +117,10 @@ class AsyncRef(Awaits[Ref]):
         self.ref, self._pool = ref, pool
         self.key, self.version, self.root = ref.key, ref.version, ref.root
 
-    def blocking(self) -> Ref:
+    def _blocking(self) -> Ref:
         return self.ref
 
-    def pool_of(self, key: object) -> Hashable:
+    def _pool_of(self, key: object) -> Hashable:
         return self._pool
 
     get = awaited(Ref.get)
@@ -156,10 +155,10 @@ class AsyncPendingPut(Awaits[PendingPut]):
         self.key, self.attempt = pending.key, pending.attempt
         self._pending, self._root, self._pool, self._owner = pending, root, pool, owner
 
-    def blocking(self) -> PendingPut:
+    def _blocking(self) -> PendingPut:
         return self._pending
 
-    def pool_of(self, key: object) -> Hashable:
+    def _pool_of(self, key: object) -> Hashable:
         return self._pool
 
     done = awaited(PendingPut.done)
@@ -171,7 +170,7 @@ class AsyncPendingPut(Awaits[PendingPut]):
         return await self.wait_until(deadline_after(seconds), seconds)
 
     async def wait_until(self, deadline: float, seconds: float) -> int:
-        """As `wait`, whose timeout of so many seconds ends at this monotonic time."""
+        """Waits as `wait`, whose timeout of so many seconds ends at this monotonic time."""
         name, doorbell = self.key.encode(), self._root.doorbell
         while True:
             seen = doorbell.load(doorbell.bell(name))
@@ -187,11 +186,11 @@ class AsyncPendingPut(Awaits[PendingPut]):
             await change_of(self._root, name, seen, self._owner, deadline)
 
     def _done_here(self, name: bytes, deadline: float) -> bool | None:
-        """As `done`, in a thread. None: the key's home is another host."""
+        """Returns what `done` returns, in a thread. Returns None if the key's home is another host."""
         return None if home_here(self._root, name) is None else done_by(self._pending, deadline + TO_PUBLISH)
 
     async def wait_or_give_up(self, deadline: float, seconds: float) -> int:
-        """As `wait_until`; a timeout gives the put up for all ranks."""
+        """Waits as `wait_until`; a timeout gives the put up for all ranks."""
         try:
             return await self.wait_until(deadline, seconds)
         except (StoreTimeoutError, HomeUnavailableError) as error:
@@ -203,6 +202,66 @@ class AsyncPendingPut(Awaits[PendingPut]):
 
     def __repr__(self) -> str:
         return f"<memstore.aio.AsyncPendingPut {self.key!r} attempt {self.attempt!r} in {self._root.path}>"
+
+
+class AsyncDataset(Awaits[Dataset]):
+    """A `memstore.Dataset`, whose methods are awaited. It is pickled by reference.
+
+    Made by `AsyncStore.create_dataset`, `create_dataset_from` and `open_dataset`.
+
+    Attributes:
+        dataset: the `memstore.Dataset` itself, for code that doesn't await.
+        root: the folder of the store.
+        key: its key in the store.
+        capacity: the most rows that it can have.
+        spec: what a row is: nested dicts of `(shape, dtype)`, or one such pair.
+    """
+
+    def __init__(self, dataset: Dataset, root: str, timeout: float) -> None:
+        self.dataset, self.root, self.timeout = dataset, root, timeout
+        self.key, self.capacity, self.spec = dataset.key, dataset.capacity, dataset.spec
+
+    def _blocking(self) -> Dataset:
+        return self.dataset
+
+    def _pool_of(self, key: object) -> Hashable:
+        return "rows", self.root, self.key
+
+    @property
+    def batch_size(self) -> torch.Size:
+        """Returns the batch size of a slice of all rows that are there by now."""
+        return self.dataset.batch_size
+
+    def __len__(self) -> int:
+        """Returns the number of complete rows."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: int | slice | str | tuple[str, ...]) -> Any:
+        """Returns rows over the shared memory, at once, for an int or a slice, or a column, for the name of a leaf.
+
+        For other indices await `read_rows`.
+        """
+        if isinstance(index, int | slice) or as_name(index) is not None:
+            return self.dataset[index]
+        raise TypeError(f"rows by {type(index).__qualname__} are copied: await read_rows(index)")
+
+    read_rows = awaited(Dataset.read_rows)
+    extend = awaited(Dataset.extend)
+    flush = awaited(Dataset.flush)
+    seal = awaited(Dataset.seal)
+
+    async def write_rows(self, index: Any, batch: Any) -> None:
+        """Writes rows as `dataset[index] = batch`.
+
+        A task that is cancelled goes on when nothing is written any more.
+        """
+        await call(self._pool_of(None), lambda _: self.dataset.__setitem__(index, batch), settles=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.dataset, self.root, self.timeout)
+
+    def __repr__(self) -> str:
+        return f"<memstore.aio.AsyncDataset {self.key!r}: {len(self):,} of {self.capacity:,} rows>"
 
 
 class RankPut:
@@ -219,7 +278,7 @@ class RankPut:
         self.is_given_up = False
 
     def put(self, store: Store, waited: float) -> PendingPut:
-        """In a thread, for which it has waited so many seconds of its timeout."""
+        """Makes the put, in a thread, for which it has waited so many seconds of its timeout."""
         options = self._options
         if waited > WORTH_COUNTING:
             options = {**options, "timeout": max(options["timeout"] - waited, 0.0)}
@@ -231,15 +290,81 @@ class RankPut:
         return pending
 
 
-# --- Values that several ranks hold in part: the methods of `store/store.py`, awaited --------------------------------
-# Calls that wait for other ranks take threads of a pool that their key alone has; a wait for a newer version takes
-# none.
+# --- AsyncStore ------------------------------------------------------------------------------------------------------
 
 
-class AsyncByRanks(AwaitsVersions):
-    """What `AsyncStore` inherits."""
+_PAGE = 1024  # keys that are read at a time
+_ABSENT: Any = object()
+_FREE = frozenset(("non_blocking", "strict"))  # options of get that say nothing where nothing is copied
+_NONE = frozenset(("out", "like", "device", "dtype", "max_age", "timeout"))  # those that are None to ask for nothing
 
-    save_model = awaited(Store.save_model, pool=AwaitsVersions.pool_of_ranks)
+
+def _as_ref(store: AsyncStore, ref: Ref) -> AsyncRef:
+    root = store._lazy.opened_root
+    return AsyncRef(ref, ALL_HOSTS if root is not None and root.membership else HERE)
+
+
+def _pool_of_ranks(store: AsyncStore, key: object) -> Hashable:
+    return store._lazy.pool_of_ranks(key)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _as_dataset(store: AsyncStore, dataset: Dataset) -> AsyncDataset:
+    return AsyncDataset(dataset, store.root, store.timeout)
+
+
+class AsyncStore(Awaits[Store]):
+    """A store for tasks of asyncio: each method of `memstore.Store`, with the same arguments, awaited.
+
+    Made by `memstore.aio.open`. It is opened by its first call, by `await store`, or by `async with store`. Any number
+    of tasks, of any number of loops and threads, may call it at the same time. A call that is cancelled leaves nothing
+    behind: see docs/asyncio.md.
+
+    Attributes:
+        root: the folder, as an absolute path.
+        timeout: seconds that calls take at most which aren't told otherwise.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], mode: Mode, options: Mapping[str, Any]) -> None:
+        self._lazy = LazyStore(path, mode, options)
+        self.root, self.timeout = self._lazy.root, self._lazy.timeout
+
+    def _blocking(self) -> Store:
+        return self._lazy.blocking()
+
+    def _pool_of(self, key: object) -> Hashable:
+        return self._lazy.pool_of(key)
+
+    # --- put and get --------------------------------------------------------------------------------------------------
+
+    put = awaited(Store.put)
+    put_many = awaited(Store.put_many)
+    update = awaited(Store.update)
+    get_many = awaited(Store.get_many)
+    delete = awaited(Store.delete)
+    delete_many = awaited(Store.delete_many)
+    clear = awaited(Store.clear)
+    pop = awaited(Store.pop)
+    setdefault = awaited(Store.setdefault)
+
+    @called_as(Store.get)
+    async def get(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
+        store = self._lazy.ready
+        if store is not None and (not options or _is_plain(options)):
+            value = get_at_once(store, key, default)
+            if value is not NOT_NOW:
+                return value
+        pool = self._lazy.pool_of(key, fetches=True)
+        settles = options.get("out") is not None
+        return await self._made(Store.get, (key, default), options, pool=pool, is_timed=True, settles=settles)
+
+    # --- values that several ranks hold in part -----------------------------------------------------------------------
+    # Calls that wait for other ranks take threads of a pool that their key alone has.
+
+    save_model = awaited(Store.save_model, pool=_pool_of_ranks)
     abort = awaited(Store.abort)
 
     @called_as(Store.load_model)
@@ -259,13 +384,14 @@ class AsyncByRanks(AwaitsVersions):
         deadline = deadline_after(seconds)
         strict, cast = flag("strict", strict), flag("cast", cast)
         load = await call(
-            self.pool_of(key), lambda _: begin_load(self.blocking(), key, process_group, seconds), seconds
+            self._pool_of(key), lambda _: begin_load(self._blocking(), key, process_group, seconds), seconds
         )
-        pool = self.pool_of(key, fetches=True) if load.is_alone else self.pool_of_ranks(key)
+        lazy = self._lazy
+        pool = lazy.pool_of(key, fetches=True) if load.is_alone else lazy.pool_of_ranks(key)
         wait: Callable[[], object] | None = None
         if newer_than is not None and load.leads:
             try:
-                await self._wait_until(key, newer_than, deadline, seconds)
+                await wait_for(lazy, key, newer_than, deadline, seconds)
             except asyncio.CancelledError:
                 if not load.is_alone:
                     start(pool, load.give_up)
@@ -332,77 +458,21 @@ class AsyncByRanks(AwaitsVersions):
     async def put_sharded(self, key: str, value: Any, *, wait: bool = True, **options: Any) -> int | AsyncPendingPut:
         timeout = options.get("timeout")
         seconds = self.timeout if timeout is None else timeout
-        deadline, pool = deadline_after(seconds), self.pool_of_ranks(key)
+        deadline, pool = deadline_after(seconds), self._lazy.pool_of_ranks(key)
         if flag("wait", wait):
             options["lease"] = seconds + OUTLIVES
         part = RankPut(key, value, {**options, "wait": False, "timeout": seconds})
         try:
-            pending = await call(pool, lambda waited: part.put(self.blocking(), waited), seconds)
-            assert self.opened_root is not None, "it has made a put"
-            found = AsyncPendingPut(pending, self.opened_root, pool, self, self.timeout)
+            pending = await call(pool, lambda waited: part.put(self._blocking(), waited), seconds)
+            root = self._lazy.opened_root
+            assert root is not None, "it has made a put"
+            found = AsyncPendingPut(pending, root, pool, self._lazy, self.timeout)
             return await found.wait_or_give_up(deadline, seconds) if wait else found
         except asyncio.CancelledError:
             part.is_given_up = True
             if part.pending is not None:
                 start(pool, part.pending.abort)
             raise
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
-
-
-# --- AsyncStore ------------------------------------------------------------------------------------------------------
-
-
-_PAGE = 1024  # keys that are read at a time
-_ABSENT: Any = object()
-_FREE = frozenset(("non_blocking", "strict"))  # options of get that say nothing where nothing is copied
-_NONE = frozenset(("out", "like", "device", "dtype", "max_age", "timeout"))  # those that are None to ask for nothing
-
-
-def _as_ref(store: AsyncStore, ref: Ref) -> AsyncRef:
-    return AsyncRef(ref, ALL_HOSTS if store.opened_root is not None and store.opened_root.membership else HERE)
-
-
-def _as_dataset(store: AsyncStore, dataset: Dataset) -> AsyncDataset:
-    return AsyncDataset(dataset, store.root, store.timeout)
-
-
-@names_its_methods
-class AsyncStore(AsyncByRanks):
-    """A store for tasks of asyncio: each method of `memstore.Store`, with the same arguments, awaited.
-
-    Made by `memstore.aio.open`. It is opened by its first call, by `await store`, or by `async with store`. Any number
-    of tasks, of any number of loops and threads, may call it at the same time. A call that is cancelled leaves nothing
-    behind: see docs/asyncio.md.
-
-    Attributes:
-        root: the folder, as an absolute path.
-    """
-
-    # --- put and get --------------------------------------------------------------------------------------------------
-
-    put = awaited(Store.put)
-    put_many = awaited(Store.put_many)
-    update = awaited(Store.update)
-    get_many = awaited(Store.get_many)
-    delete = awaited(Store.delete)
-    delete_many = awaited(Store.delete_many)
-    clear = awaited(Store.clear)
-    pop = awaited(Store.pop)
-    setdefault = awaited(Store.setdefault)
-
-    @called_as(Store.get)
-    async def get(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
-        store = self.ready
-        if store is not None and (not options or _is_plain(options)):
-            value = get_at_once(store, key, default)
-            if value is not NOT_NOW:
-                return value
-        pool = self.pool_of(key, fetches=True)
-        settles = options.get("out") is not None
-        return await self.made(Store.get, (key, default), options, pool=pool, is_timed=True, settles=settles)
 
     # --- look ---------------------------------------------------------------------------------------------------------
 
@@ -412,21 +482,38 @@ class AsyncStore(AsyncByRanks):
     stats = awaited(Store.stats)
     tree = awaited(Store.tree)
 
+    @called_as(Store.wait)
+    async def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
+        seconds = self.timeout if timeout is None else timeout
+        return await wait_for(self._lazy, key, newer_than, deadline_after(seconds), seconds)
+
+    @called_as(Store.wait_any)
+    async def wait_any(
+        self,
+        keys: Iterable[str] | None = None,
+        *,
+        prefix: str | None = None,
+        newer_than: Mapping[str, int] | int = 0,
+        timeout: float | None = None,
+    ) -> dict[str, int]:
+        wanted = wanted_of(keys, prefix, newer_than)
+        return await wait_for_any(self._lazy, wanted, self.timeout if timeout is None else timeout)
+
     async def contains(self, key: str) -> bool:
-        """As `key in store`, awaited."""
-        return await self.made(Store.__contains__, (key,), {}, pool=self.pool_of(key), is_timed=False)
+        """Returns whether there is such a key: `key in store`, awaited."""
+        return await self._made(Store.__contains__, (key,), {}, pool=self._pool_of(key), is_timed=False)
 
     async def count(self) -> int:
-        """As `len(store)`, awaited."""
-        return await self.made(Store.__len__, (), {}, pool=self.pool_of(None), is_timed=False)
+        """Returns how many keys there are: `len(store)`, awaited."""
+        return await self._made(Store.__len__, (), {}, pool=self._pool_of(None), is_timed=False)
 
     def keys(self, prefix: str = "") -> AsyncIterator[str]:
         """Iterates over keys, as `Store.keys`: `async for key in store.keys("policy/")`."""
         return self._keys(prefix)
 
     async def _keys(self, prefix: str) -> AsyncIterator[str]:
-        pool = self.pool_of(None)
-        found: Iterator[str] = await call(pool, lambda _: self.blocking().keys(prefix))
+        pool = self._pool_of(None)
+        found: Iterator[str] = await call(pool, lambda _: self._blocking().keys(prefix))
         while page := await call(pool, lambda _: list(itertools.islice(found, _PAGE))):
             for key in page:
                 yield key
@@ -459,7 +546,7 @@ class AsyncStore(AsyncByRanks):
     @called_as(Store.open_dataset)
     async def open_dataset(self, key: str, mode: Any = "r+", *, wait: float | None = None) -> AsyncDataset:
         pool = "rows", self.root, key  # of which some may wait for their datasets
-        found = await self.made(Store.open_dataset, (key, mode), {"wait": wait}, pool=pool, is_timed=False)
+        found = await self._made(Store.open_dataset, (key, mode), {"wait": wait}, pool=pool, is_timed=False)
         return _as_dataset(self, found)
 
     # --- files, and the whole store -----------------------------------------------------------------------------------
@@ -474,11 +561,11 @@ class AsyncStore(AsyncByRanks):
 
         Values that were got stay valid.
         """
-        await call(ALL_HOSTS, lambda _: self.end())
+        await call(ALL_HOSTS, lambda _: self._lazy.end())
 
     def __await__(self) -> Generator[Any, Any, Self]:
-        if self.ready is None:
-            yield from call(self.pool_of(None), lambda _: self.blocking()).__await__()
+        if self._lazy.ready is None:
+            yield from call(self._pool_of(None), lambda _: self._blocking()).__await__()
         return self
 
     async def __aenter__(self) -> Self:
@@ -486,6 +573,13 @@ class AsyncStore(AsyncByRanks):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles it by its root, as a Store. What was made when this one was opened is there for others."""
+        return type(self), self._lazy.arguments()
+
+    def __repr__(self) -> str:
+        return f"<memstore.aio.{type(self).__name__} {self.root} ({self._lazy.state()})>"
 
 
 for _name, (_what, _instead) in {
@@ -500,8 +594,19 @@ for _name, (_what, _instead) in {
     setattr(AsyncStore, _name, refusing(_what, _instead))
 
 
+def check_opened(store: object, name: str) -> None:
+    """Raises TypeError unless `store` is an AsyncStore.
+
+    Args:
+        name: what was called: memstore has something of the same name for a store of `memstore.open`.
+    """
+    if not isinstance(store, AsyncStore):
+        instead = f": memstore.{name} takes that" if isinstance(store, Store) else ""
+        raise TypeError(f"store is one of memstore.aio.open, and not {an_instance(store)}{instead}")
+
+
 def _is_plain(options: dict[str, Any]) -> bool:
-    """Whether a get with these options may be made at once: it copies nothing, and asks nobody."""
+    """Returns whether a get with these options may be made at once: it copies nothing, and asks nobody."""
     for name, value in options.items():
         if name == "timeout" and value is not None:
             deadline_after(value)  # refuses what is no number
@@ -536,9 +641,9 @@ async def iter_weights(
     check_opened(store, "iter_weights")
     if newer_than is not None:
         await store.wait(key, newer_than=newer_than, timeout=timeout)
-    pool = store.pool_of(key, fetches=True)
+    pool = store._lazy.pool_of(key, fetches=True)
     weights: Iterator[tuple[str, torch.Tensor]] = await call(
-        pool, lambda _: iter_weights_blocking(store.blocking(), key, prefix=prefix, names=names, timeout=timeout)
+        pool, lambda _: iter_weights_blocking(store._lazy.blocking(), key, prefix=prefix, names=names, timeout=timeout)
     )
     while (found := await call(pool, lambda _: next(weights, _ALL_TOLD))) is not _ALL_TOLD:
         yield found
@@ -547,7 +652,7 @@ async def iter_weights(
 async def read_rows(
     source: Any, index: Any, *, out: Any = None, device: torch.device | str | None = None, cast: bool = False
 ) -> Any:
-    """As `memstore.read_rows`: reads rows of every tensor of a view, into memory of its own, or `out`.
+    """Reads rows of every tensor of a view, into memory of its own, or `out`, as `memstore.read_rows`.
 
     The bytes may lie on another host, so the reads of each key have 8 threads of their own.
     """
@@ -560,7 +665,7 @@ async def read_rows(
 
 
 def _key_of(source: Any) -> str:
-    """Of which a value is a view, or "", as far as a look at its first leaf tells."""
+    """Returns the key of whose value `source` is a view, or "", as far as a look at its first leaf tells."""
     while not isinstance(source, StoredTensor):
         inner: Any = source.values() if isinstance(source, dict) else source
         if not isinstance(source, dict | list | tuple) or not source:

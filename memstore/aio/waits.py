@@ -139,7 +139,7 @@ class _WaitThread:
                 self._sleep()
 
     def _wait_for_some(self) -> bool:
-        """False: there are none, and the room is closed."""
+        """Waits until there are waits. Returns False if none came, and the thread is to end."""
         with _lock:
             while not (self._waiting or self._incoming):
                 self._outgoing.clear()
@@ -224,7 +224,7 @@ def _news(waiting: Waiting, record: Record | None, membership: int) -> _News | N
 
 
 def _tell(news: list[_News]) -> None:
-    """Each loop once."""
+    """Tells each loop once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
     for one in news:
         by_loop.setdefault(one[0].loop, []).append(one)
@@ -250,7 +250,7 @@ _wait_threads: dict[int, _WaitThread] = {}  # by the id of their root, which the
 
 
 async def news_of(root: Root, waiting: Waiting, deadline: float) -> int | None:
-    """The version that is waited for, or LOOK_AGAIN. None: there was none by the deadline, which is monotonic."""
+    """Waits for a version, and returns it, or LOOK_AGAIN; None if there was none by the (monotonic) deadline."""
     room = _enter(root, waiting)
     timer: Any = None
     left = deadline - time.monotonic()
@@ -292,7 +292,7 @@ def _enter(root: Root, waiting: Waiting) -> _WaitThread:
 
 
 def end_waits(root: Root, owner: WaitOwner) -> None:
-    """Those of a store object whose `check_open` raises from now on: they raise StoreClosedError.
+    """Ends the waits of a store object whose `check_open` raises from now on: they raise StoreClosedError.
 
     The thread ends with the last wait.
     """
@@ -304,17 +304,13 @@ def end_waits(root: Root, owner: WaitOwner) -> None:
 
 
 def _after_fork_in_child() -> None:
-    """The threads, and who holds the lock, are the parent's."""
+    """Forgets the threads, and who holds the lock, which are the parent's."""
     global _lock
     _lock = threading.Lock()
     _wait_threads.clear()
 
 
-def _do_nothing() -> None:
-    pass
-
-
-around_forks(Hooks(_do_nothing, _do_nothing, _after_fork_in_child))
+around_forks(Hooks(after_in_child=_after_fork_in_child))
 
 
 # --- Waits for keys whose home is another host -----------------------------------------------------------------------
@@ -345,13 +341,13 @@ class RemoteWaits:
         return not (self._wakeups or self._shared)
 
     def end(self) -> None:
-        """From any thread: the store is being closed, and waits raise StoreClosedError."""
+        """Lets the waits raise StoreClosedError, since the store is being closed. Any thread may call it."""
         self._is_ended = True
         for wakeup in list(self._wakeups):
             wakeup.ring()
 
     async def wait(self, name: bytes, newer_than: int, deadline: float) -> int | None:
-        """The version, or HERE_BY_NOW; None: there was none in time. Raises what a lookup raises."""
+        """Returns the version, or HERE_BY_NOW; None if there was none in time. Raises what a lookup raises."""
         wakeup, left = Wakeup(self._batch), max(deadline - time.monotonic(), 0.0)
         self._wakeups.add(wakeup)
         try:
@@ -368,7 +364,7 @@ class RemoteWaits:
             self._wakeups.discard(wakeup)
 
     def _begin(self, name: bytes, newer_than: int, deadline: float, wakeup: Wakeup) -> BegunWait | int | None:
-        """In a thread. A version, if there is one already."""
+        """Begins the wait, in a thread. Returns a version, if there is one already."""
         there = elsewhere_of(self._root)
         (record,) = there.records([name], deadline)
         if record is not None and record.is_mutable:
@@ -468,7 +464,7 @@ class BatchedWakeups:
 
 
 class Wakeup:
-    """What a begun wait rings, in any thread. Made in the loop whose task listens."""
+    """A bell of a begun wait, which any thread rings. It is made in the loop whose task listens."""
 
     def __init__(self, batch: BatchedWakeups) -> None:
         self._batch = batch
@@ -476,7 +472,7 @@ class Wakeup:
         self._rung: asyncio.Future[None] = self._loop.create_future()
 
     def arm(self) -> asyncio.Future[None]:
-        """What is done when it is rung from now on."""
+        """Returns a future that is done when it is rung from now on."""
         if self._rung.done():
             self._rung = self._loop.create_future()
         return self._rung
@@ -493,6 +489,6 @@ class Wakeup:
         self._batch.ring(self)
 
     def strike(self) -> None:
-        """In the loop."""
+        """Wakes the task. Called in the loop."""
         if not self._rung.done():
             self._rung.set_result(None)

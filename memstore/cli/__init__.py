@@ -21,7 +21,7 @@ from memstore.cli.codes import INTERRUPTED, REFUSED
 
 
 def main() -> None:
-    """The entry point of the script `memstore`."""
+    """Runs a command: the entry point of the script `memstore`."""
     try:
         from memstore.cli.commands import run
 

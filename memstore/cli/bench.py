@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 
+from memstore import _wording as wording
 from memstore.cli import render
 
 _PACKAGES = ("tensordict", "lmdb", "msgspec", "numpy")
@@ -110,7 +111,7 @@ def _versions() -> dict[str, str]:
 def show(found: Selftest) -> None:
     pages = "huge pages" if found.huge_pages else "small pages"
     render.console.print(f"{found.root}: {found.filesystem}, {pages}, {found.cores} cores")
-    render.console.print(f"{found.system}, {render.size(found.memory)}")
+    render.console.print(f"{found.system}, {wording.size(found.memory)}")
     render.console.print(", ".join(f"{name} {version}" for name, version in found.versions.items()))
     rows = [
         (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-import textwrap
 import traceback
 import warnings
 from typing import NoReturn
@@ -83,12 +82,11 @@ def run() -> NoReturn:
 
 
 def _show(error: click.ClickException) -> None:
-    """As click shows it; a terminal gets lines that end with words."""
+    """Shows an error as click does; a terminal gets lines that end with words."""
     text = io.StringIO()
     error.show(file=text)
     for line in text.getvalue().splitlines():
-        is_long = render.errors.is_terminal and len(line) > render.errors.width
-        click.echo(textwrap.fill(line, render.errors.width) if is_long else line, err=True)
+        render.errors.print(line, markup=False, soft_wrap=not render.errors.is_terminal)
 
 
 def _fail(error: Exception, code: int, text: str | None = None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What `memstore get` shows of tensors: first elements, statistics, a histogram in characters."""
+"""Tensors as `memstore get` shows them: first elements, statistics, a histogram in characters."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
+from memstore import _wording as wording
 from memstore import figures
-from memstore._wording import count_of
 from memstore.cli import inspection, render
 from memstore.engine import Path
 from memstore.figures import Bin, Summary
@@ -30,7 +30,7 @@ def content(tensor: torch.Tensor) -> str:
 
 
 def number(value: float | None) -> str:
-    """In four digits; whole ones as they are, as long as these are not too many."""
+    """Writes a number in four digits; whole ones as they are, as long as these are not too many."""
     if value is None:
         return "-"
     return f"{value}" if isinstance(value, int) and abs(value) < _LONG else f"{value:.4g}"
@@ -40,7 +40,7 @@ def number(value: float | None) -> str:
 
 
 def rows(tensors: Iterable[tuple[Path, torch.Tensor]]) -> Iterator[Sequence[str]]:
-    """Under TITLES, each when it has been counted."""
+    """Yields the rows under TITLES, each when it has been counted."""
     for name, tensor in tensors:
         found = figures.summarize(tensor)
         start = inspection.leaf_text(name), content(tensor)
@@ -52,8 +52,8 @@ def rows(tensors: Iterable[tuple[Path, torch.Tensor]]) -> Iterator[Sequence[str]
 
 
 def shown_object(value: object, *, is_whole: bool = False) -> str:
-    """In one line: its start, unless it is asked for alone."""
-    text = render.escaped(repr(value))
+    """Writes an object in one line: its start, unless it is asked for alone."""
+    text = wording.escaped(repr(value))
     return text if is_whole or len(text) <= _OBJECT else f"{text[: _OBJECT - 1]}{render.left_out()}"
 
 
@@ -61,7 +61,7 @@ def shown_object(value: object, *, is_whole: bool = False) -> str:
 
 
 def show(tensor: torch.Tensor, found: Summary | None, bins: Sequence[Bin]) -> None:
-    """First elements, statistics, and the histogram."""
+    """Prints first elements, statistics, and the histogram."""
     for line in head(tensor, render.console.width):
         render.console.print(render.printable(line), soft_wrap=True)
     if found is None:
@@ -74,8 +74,8 @@ def show(tensor: torch.Tensor, found: Summary | None, bins: Sequence[Bin]) -> No
 
 
 def told(dtype: torch.dtype, found: Summary) -> Iterator[str]:
-    """The statistics, as far as elements of the dtype have them."""
-    count = count_of(found.count, "element", "elements")
+    """Yields the statistics, as far as elements of the dtype have them."""
+    count = wording.count_of(found.count, "element", "elements")
     if dtype is torch.bool:
         yield f"{count}: {found.count - found.zeros:,} True, {found.zeros:,} False"
         return
@@ -90,7 +90,7 @@ def told(dtype: torch.dtype, found: Summary) -> Iterator[str]:
 
 
 def head(tensor: torch.Tensor, width: int) -> list[str]:
-    """The elements, as numpy shows them; of long dimensions the first and the last ones. Just these are read."""
+    """Returns the elements as numpy shows them; of long dimensions the first and the last ones. Just these are read."""
     index: tuple[int, ...] = ()
     if not tensor.numel():
         return []
@@ -109,7 +109,7 @@ def head(tensor: torch.Tensor, width: int) -> list[str]:
 
 
 def _edges(tensor: torch.Tensor) -> np.ndarray | None:
-    """So few elements that numpy leaves the middle out where the tensor has more."""
+    """Returns so few elements that numpy leaves the middle out where the tensor has more."""
     for dim, size in enumerate(tensor.shape):
         if size > 2 * _EDGES + 1:
             ends = (tensor.narrow(dim, 0, _EDGES + 1), tensor.narrow(dim, size - _EDGES, _EDGES))
@@ -121,7 +121,7 @@ def _edges(tensor: torch.Tensor) -> np.ndarray | None:
 
 
 def bars(bins: Sequence[Bin], width: int, *, is_bool: bool = False) -> Iterator[str]:
-    """A line for each bin: where it starts, a bar as long as it has elements, and how many these are."""
+    """Yields a line for each bin: where it starts, a bar as long as it has elements, and how many these are."""
     if not bins:
         return
     names = [str(bool(one.start)) if is_bool else number(one.start) for one in bins]
@@ -138,7 +138,7 @@ def bars(bins: Sequence[Bin], width: int, *, is_bool: bool = False) -> Iterator[
 
 
 def bar(part: float, room: int) -> str:
-    """As long as `part` of the room; what is there at all can be seen."""
+    """Draws a bar as long as `part` of the room; what is there at all can be seen."""
     if not render.is_utf8():
         return "#" * max(round(part * room), 1 if part else 0)
     eighths = max(math.floor(part * room * 8), 1 if part else 0)
@@ -147,7 +147,10 @@ def bar(part: float, room: int) -> str:
 
 
 def widths(tensors: Iterable[tuple[Path, torch.Tensor]], objects: Iterable[Path] = ()) -> list[int]:
-    """Of the columns under TITLES, before any element is counted. Objects stand below, in the first two."""
+    """Returns the widths of the columns under TITLES, before any element is counted.
+
+    Objects stand below, in the first two.
+    """
     found = [max((render.cell_width(inspection.leaf_text(name)) for name in objects), default=0), 0, 9, 9, 9, 3, 3]
     for name, tensor in tensors:
         found[0] = max(found[0], render.cell_width(inspection.leaf_text(name)))

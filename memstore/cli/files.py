@@ -14,13 +14,13 @@ from typing import Any
 import click
 
 import memstore
+from memstore import _wording as wording
 from memstore._arguments import LARGEST_VERSION, encode_key
-from memstore._wording import count_of
 from memstore.cli import inspection, render
 from memstore.cli.codes import DAMAGED, DIFFERENT
 from memstore.cli.group import allow_pickle, as_json, cli, key, path, root
 from memstore.cli.messages import in_words
-from memstore.engine import resource_errors
+from memstore.engine import has_settings, resource_errors
 from memstore.errors import AlreadyExistsError, CorruptionError
 from memstore.snapshot import load_manifest
 
@@ -53,7 +53,7 @@ def put(
     `memstore attach` serves them where they are.
     """
     version, nbytes, made = _put(root, key, file, format, expect_version, allow_pickle=allow_pickle)
-    text = f"version {version}, {render.size(nbytes)} put{made}"
+    text = f"version {version}, {wording.size(nbytes)} put{made}"
     render.tell({"version": version, "nbytes": nbytes}, text, as_json=as_json)
 
 
@@ -71,7 +71,7 @@ def attach(root: str, key: str, path: str, format: Any, copy: bool, allow_pickle
         version, nbytes, made = _put(root, key, path, format, None, allow_pickle=allow_pickle)
     else:
         version, nbytes, made = _attach(root, key, path, format, allow_pickle=allow_pickle)
-    text = f"version {version}, {render.size(nbytes)} {'copied' if copy else 'in place'}{made}"
+    text = f"version {version}, {wording.size(nbytes)} {'copied' if copy else 'in place'}{made}"
     render.tell({"version": version, "nbytes": nbytes}, text, as_json=as_json)
 
 
@@ -105,26 +105,26 @@ def _check_order(root: str, key: str, file: str) -> None:
     encode_key(key)
     if os.path.isfile(key) and not os.path.lexists(file):
         raise click.UsageError(f"there is no file {file!r}, but there is {key!r}: say ROOT, KEY, and then the file")
-    store = next(filter(inspection.is_store, (file, key)), None)
+    store = next(filter(has_settings, (file, key)), None)
     if os.path.isfile(root) and store is not None:
         raise click.UsageError(f"{root!r} is a file, and {store!r} a store: say ROOT, KEY, and then the file")
 
 
 @contextlib.contextmanager
 def left_over_told(root: str) -> Generator[None]:
-    """A command that has created a store, and fails, says that it stays: another may be using it by then."""
-    is_there = inspection.is_store(root)
+    """Says of a new store that it stays, if the command that created it fails: another may be using it by then."""
+    is_there = has_settings(root)
     try:
         yield
     except BaseException:
-        if not is_there and inspection.is_store(root):
+        if not is_there and has_settings(root):
             render.complain(f"{os.path.abspath(root)} is a new store, and stays, although this failed")
         raise
 
 
 def _said_of_new(root: str) -> str:
-    """Of a store that is about to be created; empty if there is one."""
-    return "" if inspection.is_store(root) else f"; {render.printable(os.path.abspath(root))} is a new store"
+    """Returns what is said of a store that is about to be created; empty if there is one."""
+    return "" if has_settings(root) else f"; {render.printable(os.path.abspath(root))} is a new store"
 
 
 @cli.command(short_help="Write a key to a file or folder of another format.")
@@ -160,9 +160,10 @@ def export(
         raise AlreadyExistsError(f"{path} exists: --force replaces it, or say another file")
     with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
         store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
-    nbytes = _size_of(path)
+    files = [os.path.join(parent, name) for parent, _, names in os.walk(path) for name in names]  # none: it is a file
+    nbytes = sum(map(os.path.getsize, files or [path]))
     render.tell(
-        {"path": path, "nbytes": nbytes}, f"{render.size(nbytes)} written to {render.printable(path)}", as_json=as_json
+        {"path": path, "nbytes": nbytes}, f"{wording.size(nbytes)} written to {render.printable(path)}", as_json=as_json
     )
 
 
@@ -174,13 +175,6 @@ def _check_target(path: str, format: str, max_shard_size: str | None) -> None:
         check_export(path, format, max_shard_size)
     except ValueError as error:
         raise click.UsageError(in_words(str(error))) from None
-
-
-def _size_of(path: str) -> int:
-    """Of a file, or of all files of a folder."""
-    if not os.path.isdir(path):
-        return os.path.getsize(path)
-    return sum(os.path.getsize(os.path.join(parent, name)) for parent, _, names in os.walk(path) for name in names)
 
 
 # --- convert ---------------------------------------------------------------------------------------------------------
@@ -246,7 +240,7 @@ def convert(
             progress=advance,
         )
     many = "1 tensor" if done.tensors == 1 else f"{done.tensors:,} tensors"
-    text = f"{done.source_format} to {done.target_format}: {many}, {render.size(done.nbytes)}, compared"
+    text = f"{done.source_format} to {done.target_format}: {many}, {wording.size(done.nbytes)}, compared"
     render.tell(done, render.printable(text), as_json=as_json)
 
 
@@ -281,7 +275,7 @@ def list_leaves(path: str, prefix: str, as_json: bool) -> None:
     for name, entry in found.items():
         if isinstance(entry, TensorEntry):
             dtype = str(entry.dtype).removeprefix("torch.")
-            rows.append((name, f"{dtype} {list(entry.shape)}", render.size(entry.nbytes), ", ".join(entry.files)))
+            rows.append((name, f"{dtype} {list(entry.shape)}", wording.size(entry.nbytes), ", ".join(entry.files)))
         else:
             rows.append((name, f"{entry.value!r:.60}", "", ""))
     titles = ("path", "value", "size", "files")
@@ -291,13 +285,13 @@ def list_leaves(path: str, prefix: str, as_json: bool) -> None:
 
 
 def _snapshot_total(found: Iterable[object]) -> str:
-    """ "50 leaves and 3 objects in model.safetensors, state.safetensors": as elsewhere, leaves are tensors."""
+    """Counts leaves and objects, and names their files. As elsewhere, leaves are tensors."""
     from memstore.snapshot import TensorEntry
 
     entries = list(found)
     tensors = [entry for entry in entries if isinstance(entry, TensorEntry)]
     others = len(entries) - len(tensors)
-    leaves, objects = count_of(len(tensors), "leaf", "leaves"), count_of(others, "object", "objects")
+    leaves, objects = wording.count_of(len(tensors), "leaf", "leaves"), wording.count_of(others, "object", "objects")
     what = f"{leaves} and {objects}" if tensors and others else objects if others else leaves
     files = list(dict.fromkeys(file for entry in tensors for file in entry.files))
     where = ", ".join(files) if len(files) <= _NAMED_FILES else f"{len(files):,} files"
@@ -327,11 +321,11 @@ def info(path: str, as_json: bool) -> None:
         )
         return
     many = "1 rank" if found.world_size == 1 else f"{found.world_size:,} ranks"
-    title = f"{render.size(found.nbytes)} of {many}, {render.age(found.created)} old, by {found.writer}"
+    title = f"{wording.size(found.nbytes)} of {many}, {wording.age(found.created)} old, by {found.writer}"
     render.console.print(render.printable(title + ("" if checksum else ", without checksums")))
     names = dict.fromkeys(name for values in ranks for name in values)
     render.console.print(render.printable(f"app state: {', '.join(names)}"))
-    rows = [(file.name, render.size(file.size)) for file in found.files]
+    rows = [(file.name, wording.size(file.size)) for file in found.files]
     render.write_rows(("file", "size"), rows, right=("size",))
 
 

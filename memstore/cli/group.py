@@ -45,7 +45,7 @@ _PATIENCE = 1.0  # seconds
 
 
 def complete_key(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Keys; where there are many, their starts up to the next "/"."""
+    """Completes keys; where there are many, their starts up to the next "/"."""
     return keys_of(context.params.get("root", ""), incomplete)
 
 
@@ -53,17 +53,17 @@ complete_prefix = complete_key
 
 
 def complete_pending(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Keys that wait for parts of a sharded put."""
+    """Completes keys that wait for parts of a sharded put."""
     return _pending(context.params.get("root", ""), None, incomplete)
 
 
 def complete_attempt(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The attempts of the key that stands before."""
+    """Completes the attempts of the key that stands before."""
     return _pending(context.params.get("root", ""), context.params.get("key"), incomplete)
 
 
 def _pending(root: str, key: str | None, incomplete: str) -> list[str]:
-    """The keys that wait, or the attempts of one."""
+    """Returns the keys that wait, or the attempts of one."""
     from memstore.listing import open_keyspace
 
     try:
@@ -75,7 +75,7 @@ def _pending(root: str, key: str | None, incomplete: str) -> list[str]:
 
 
 def complete_leaf(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names of leaves of the key that stands before."""
+    """Completes names of leaves of the key that stands before."""
     from memstore._arguments import encode_key
     from memstore.engine import index
     from memstore.listing import UnknownKindError, open_keyspace, opened, outline
@@ -91,7 +91,7 @@ def complete_leaf(context: click.Context, parameter: click.Parameter, incomplete
 
 
 def keys_of(root: str, incomplete: str) -> list[str]:
-    """Nothing, if there is no store that can be read."""
+    """Returns the keys of a store that start so; none, if there is no store that can be read."""
     from memstore._arguments import encode_prefix
     from memstore.engine import index
     from memstore.listing import open_keyspace, opened
@@ -107,12 +107,12 @@ def keys_of(root: str, incomplete: str) -> list[str]:
 
 
 def _expanded(path: str) -> str:
-    """As a shell would have it: what is completed is what was typed."""
+    """Expands a path as a shell would: what is completed is what was typed."""
     return os.path.expanduser(os.path.expandvars(path))
 
 
 def starts_of(keys: Sequence[str], start: int) -> list[str]:
-    """Starts that many keys have in common: up to the first "/" beyond `start` characters, or by their next characters.
+    """Returns starts that keys have in common: up to the first "/" beyond `start` characters, or a next character.
 
     Every key has one of them, so that a shell completes no further than all that is meant.
     """
@@ -162,7 +162,10 @@ _NEVER_MEANT = frozenset(("abort", "clear", "destroy", "gc", "remove", "repair",
 
 
 class _Group(click.Group):
-    """Its help has the commands by what they are for. A word that isn't known never leads to one that removes."""
+    """A group whose help has the commands by what they are for.
+
+    A word that isn't known never leads to one that removes.
+    """
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -198,7 +201,10 @@ def cli() -> None:
 
 
 def opened_to_read(root: str, *, allow_pickle: bool = False) -> memstore.Store:
-    """The store for a command that changes nothing, but may have to wait for who does; as far as it may write there."""
+    """Opens the store for a command that changes nothing, but may have to wait for who does.
+
+    The command may write there, as far as this user may.
+    """
     try:
         return memstore.open(root, "r+", allow_pickle=allow_pickle)
     except PermissionDeniedError:
@@ -277,13 +283,13 @@ complete --no-files --command %(prog_name)s --arguments "(%(complete_func)s)"
 
 
 def words_of(line: str) -> tuple[list[str], str]:
-    """The words behind the command's name, and the one that is being typed: "" behind a space."""
+    """Returns the words behind the command's name, and the one that is being typed: "" behind a space."""
     *before, last = split_arg_string(f"{line}|")  # which ends a word that is being typed, and is one else
     return before[1:], last.removesuffix("|")
 
 
 def quoted(text: str, line: str) -> str:
-    """What bash puts in the place of the word that it completes: behind the last break, as it has to be typed."""
+    """Returns what bash puts in the place of the word: behind the last break, as it has to be typed."""
     _, word = words_of(line)
     quote = _open_quote(line)
     start = 0 if quote else max(word.rfind(char) for char in _BREAKS) + 1
@@ -295,7 +301,7 @@ def quoted(text: str, line: str) -> str:
 
 
 def _open_quote(line: str) -> str:
-    """The quote in which a line ends; "" outside of quotes."""
+    """Returns the quote in which a line ends; "" outside of quotes."""
     quote, is_escaped = "", False
     for char in line:
         if is_escaped:
@@ -310,7 +316,7 @@ def _open_quote(line: str) -> str:
 
 
 class _ByLine(ShellComplete):
-    """How all three are asked, and answer."""
+    """A shell that sends its line, and gets lines."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         return words_of(os.environ["COMP_LINE"])

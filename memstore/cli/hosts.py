@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from memstore import _wording as wording
 from memstore._info import ClusterStatus, HostStatus
 from memstore.cli import render
 from memstore.cli.codes import SILENT
@@ -149,10 +150,10 @@ def _row(host: HostStatus) -> tuple[str, ...]:
         str(host.epoch),
         str(host.incarnation),
         f"{host.keys:,}",
-        render.size(host.live_bytes),
+        wording.size(host.live_bytes),
         host.transport,
-        render.size(host.sent),
-        render.size(host.received),
+        wording.size(host.sent),
+        wording.size(host.received),
     )
 
 

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import memstore
+from memstore import _wording as wording
 from memstore._arguments import encode_key
-from memstore._wording import count_of
-from memstore.engine import MappedEntry, Path, PinOptions, Record, Root, deadline_after, hold, resource_errors
+from memstore.engine import Path, PinOptions, Record, Root, deadline_after, hold, resource_errors
 from memstore.errors import KeyNotFoundError
 from memstore.listing import near, no_value, open_keyspace, opened
 
 if TYPE_CHECKING:
     import torch
-
-    from memstore.replay import BufferRows
 
 
 _TIMEOUT = 30.0  # seconds
@@ -46,7 +44,7 @@ class InspectedValue:
     record: Record | None = None
 
     def below(self, leaf: str) -> InspectedValue:
-        """Just the leaf of this name, or all leaves below it. Raises KeyNotFoundError."""
+        """Returns just the leaf of this name, or all leaves below it. Raises KeyNotFoundError."""
         names = leaves_below([*self.tensors, *self.objects], leaf)
         if not names:
             raise KeyNotFoundError(f"{self.title} has no leaf {leaf!r}: {self._has(leaf)}")
@@ -55,9 +53,9 @@ class InspectedValue:
         return InspectedValue(self.title, self.structure, tensors, objects, self.record)
 
     def count(self) -> str:
-        """ "2 leaves and 1 object": as elsewhere, leaves are tensors."""
-        leaves = count_of(len(self.tensors), "leaf", "leaves")
-        objects = count_of(len(self.objects), "object", "objects")
+        """Counts tensors and objects: "2 leaves and 1 object". As elsewhere, leaves are tensors."""
+        leaves = wording.count_of(len(self.tensors), "leaf", "leaves")
+        objects = wording.count_of(len(self.objects), "object", "objects")
         return f"{leaves} and {objects}" if self.tensors and self.objects else objects if self.objects else leaves
 
     def _has(self, leaf: str) -> str:
@@ -72,25 +70,22 @@ class InspectedValue:
 
 
 def leaf_text(name: Path) -> str:
-    """ "layer/w", as LEAF is written."""
+    """Writes a leaf's name as LEAF is written: "layer/w"."""
     return "/".join(map(str, name)) if name else "value"
 
 
 def leaves_below(names: Sequence[Path], leaf: str) -> list[Path]:
-    """Those that `leaf` is the name or a start of: as it stands, else as parts joined by "/", else by "."."""
+    """Returns the names that `leaf` is, or is a start of: as it stands, else as parts joined by "/", else by "."."""
     found = [name for name in names if name and str(name[0]) == leaf]
     for joiner in "/.":
-        found = found or [name for name in names if _starts_with(name, leaf, joiner)]
+        starts = ((name, (joiner.join(map(str, name[:end])) for end in range(1, len(name) + 1))) for name in names)
+        found = found or [name for name, some in starts if leaf in some]
     return found or [name for name in names if leaf_text(name) == leaf]  # "value", of a value that is a single leaf
-
-
-def _starts_with(name: Path, leaf: str, joiner: str) -> bool:
-    return any(joiner.join(map(str, name[:end])) == leaf for end in range(1, len(name) + 1))
 
 
 @contextlib.contextmanager
 def inspect_key(root: str, key: str) -> Generator[InspectedValue]:
-    """The present version of a key, held as long as it is looked at. Raises KeyNotFoundError."""
+    """Takes the present version of a key apart, and holds it meanwhile. Raises KeyNotFoundError."""
     with open_keyspace(root, "r") as store:
         with resource_errors(root, key):
             found = _inspect(opened(store), key)
@@ -106,55 +101,44 @@ def _inspect(root: Root, key: str) -> InspectedValue:
         raise no_value(root, name)
     record = held.record
     if record.is_mutable and record.mutable_kind == "buffer":
-        return _inspect_buffer(root, key, record)
+        from memstore.replay import look_at_rows
+
+        rows = look_at_rows(root, key, _TIMEOUT)
+        return InspectedValue(f"{key!r}", _filled("buffer", rows.rows, rows.capacity), rows.tensors, {}, record)
     if record.is_mutable:
-        held = _rows_of_dataset(root, key)
+        from memstore.datasets import hold_rows
+
+        held = hold_rows(root, key, _TIMEOUT)
     found = parts_of(root, key, held, PinOptions("r", _TIMEOUT, False, False))
     shown = filled(root, key, record) if record.is_mutable else found.structure
     return InspectedValue(f"{key!r}", shown, found.tensors, found.objects, record)
 
 
 def filled(root: Root, key: str, record: Record) -> str:
-    """How full a dataset or replay buffer is: "a dataset with 4 of 10 rows"."""
-    if record.mutable_kind == "buffer":
-        from memstore.replay import look_at_rows
-
-        return _slots(look_at_rows(root, key, _TIMEOUT))
-    with memstore.open(root.path, "r") as store:
-        rows, capacity = rows_of(store, key, "dataset")
-        return f"a dataset with {rows:,} of {capacity:,} rows"
+    """Says how full a dataset or replay buffer is: "a dataset with 4 of 10 rows"."""
+    return _filled(record.mutable_kind, *rows_of(root, key, record.mutable_kind))
 
 
-def rows_of(store: memstore.Store, key: str, kind: str) -> tuple[int, int]:
-    """How many rows a dataset or replay buffer has, and how many it has room for."""
+def _filled(kind: str, rows: int, capacity: int) -> str:
+    if kind == "buffer":
+        return f"a replay buffer with {rows:,} rows in {capacity:,} slots"
+    return f"a dataset with {rows:,} of {capacity:,} rows"
+
+
+def rows_of(root: Root, key: str, kind: str) -> tuple[int, int]:
+    """Returns how many rows a dataset or replay buffer has, and how many it has room for."""
     if kind == "buffer":
         from memstore.replay import look_at_rows
 
-        found = look_at_rows(opened(store), key, _TIMEOUT)
+        found = look_at_rows(root, key, _TIMEOUT)
         return found.rows, found.capacity
-    rows = store.open_dataset(key, "r")
-    return len(rows), rows.capacity
-
-
-def _rows_of_dataset(root: Root, key: str) -> MappedEntry:
-    from memstore.datasets import hold_rows
-
-    return hold_rows(root, key, _TIMEOUT)
-
-
-def _inspect_buffer(root: Root, key: str, record: Record) -> InspectedValue:
-    from memstore.replay import look_at_rows
-
-    found = look_at_rows(root, key, _TIMEOUT)
-    return InspectedValue(f"{key!r}", _slots(found), found.tensors, {}, record)
-
-
-def _slots(found: BufferRows) -> str:
-    return f"a replay buffer with {found.rows:,} rows in {found.capacity:,} slots"
+    with memstore.open(root.path, "r") as store:
+        rows = store.open_dataset(key, "r")
+        return len(rows), rows.capacity
 
 
 def inspect_file(path: str, *, allow_pickle: bool) -> InspectedValue:
-    """A file or folder of another format, or a snapshot: of that, what rank 0 has."""
+    """Takes a file or folder of another format apart, or a snapshot: of that, what rank 0 has."""
     from memstore import structure
     from memstore.formats import load_files
     from memstore.snapshot import Snapshot, is_snapshot
@@ -173,7 +157,7 @@ def inspect_file(path: str, *, allow_pickle: bool) -> InspectedValue:
 
 
 def loaded(key: str, path: str, format: Any, *, allow_pickle: bool) -> Any:
-    """The value of a file or folder, as `Store.attach` with `copy` puts it. `key` is for errors."""
+    """Loads the value of a file or folder, as `Store.attach` with `copy` puts it. `key` is for errors."""
     from memstore.formats import load_files
     from memstore.snapshot import is_snapshot, load_snapshot
 
@@ -190,12 +174,7 @@ def check_served(key: str, path: str, format: Any, *, allow_pickle: bool) -> Non
     describe(key, path, format, allow_pickle=allow_pickle)
 
 
-def is_store(path: str) -> bool:
-    """Whether a folder has a store in it."""
-    return os.path.lexists(os.path.join(path, "memstore.json"))
-
-
 def has_key(root: str, key: str) -> bool:
-    """Whether a store has this key. Raises NotAStoreError."""
+    """Returns whether a store has this key. Raises NotAStoreError."""
     with open_keyspace(root, "r") as store:
         return key in store

@@ -18,9 +18,9 @@ from typing import Any
 import click
 
 import memstore
+from memstore import _wording as wording
 from memstore._arguments import encode_key
 from memstore._info import EntryInfo, PendingInfo
-from memstore._wording import count_of
 from memstore.cli import inspection, render
 from memstore.cli.codes import MISSING
 from memstore.cli.files import left_over_told
@@ -36,7 +36,7 @@ from memstore.cli.group import (
     root,
 )
 from memstore.cli.render import number_layouts
-from memstore.engine import files_of, index
+from memstore.engine import files_of, has_settings, index
 from memstore.errors import AlreadyExistsError, KeyNotFoundError, MemstoreError
 from memstore.listing import (
     COLUMNS,
@@ -94,7 +94,9 @@ def ls(root: str, prefix: str, pending: bool, sort: str | None, reverse: bool, i
         if pending:
             _list_pending(store, prefix, as_json=as_json)
             return
-        found = _sorted(entries(store, prefix), sort, reverse=reverse)
+        found: Iterable[ListedEntry] = entries(store, prefix)  # page by page
+        if sort is not None or reverse:
+            found = sorted(found, key=_SORTS[sort or "key"], reverse=reverse)
         if as_json:
             render.print_items(found)
         else:
@@ -119,13 +121,6 @@ def tree(root: str, prefix: str, as_json: bool) -> None:
         _say_none("keys", prefix)
 
 
-def _sorted(found: Iterator[ListedEntry], sort: str | None, *, reverse: bool) -> Iterable[ListedEntry]:
-    """In the order of the catalog they come page by page."""
-    if sort is None and not reverse:
-        return found
-    return sorted(found, key=_SORTS[sort or "key"], reverse=reverse)
-
-
 def _list_keys(found: Iterable[ListedEntry], prefix: str, *, is_long: bool) -> None:
     nbytes = 0
 
@@ -133,19 +128,18 @@ def _list_keys(found: Iterable[ListedEntry], prefix: str, *, is_long: bool) -> N
         nonlocal nbytes
         for one in found:
             nbytes += one.nbytes
-            yield _long_cells(one) if is_long else cells(one)
+            if is_long:  # in this machine's time
+                created = datetime.datetime.fromtimestamp(one.created).isoformat(" ", "seconds")
+                yield one.key, one.type, one.content, one.kind, f"{one.nbytes:,}", str(one.version), created
+            else:
+                yield cells(one)
 
     titles, right = (_LONG_COLUMNS, ("bytes", "version")) if is_long else (COLUMNS, ("size", "version", "age"))
     count = render.write_rows(titles, rows(), right=right)
     if count:
-        render.console.print(f"{count_of(count, 'key', 'keys')}, {render.size(nbytes)}")
+        render.console.print(f"{wording.count_of(count, 'key', 'keys')}, {wording.size(nbytes)}")
     else:
         _say_none("keys", prefix)
-
-
-def _long_cells(one: ListedEntry) -> tuple[str, ...]:
-    created = datetime.datetime.fromtimestamp(one.created).isoformat(" ", "seconds")  # this machine's time
-    return one.key, one.type, one.content, one.kind, f"{one.nbytes:,}", str(one.version), created
 
 
 def _say_none(what: str, prefix: str) -> None:
@@ -177,7 +171,7 @@ def _list_pending(store: Keyspace, prefix: str, *, as_json: bool) -> None:
 def _pending_cells(one: PendingInfo) -> tuple[str, ...]:
     missing = sorted(set(range(one.world_size)) - set(one.ranks))
     parts, left = f"{len(one.ranks)} of {one.world_size}", f"{max(one.expires - time.time(), 0):.0f} s"
-    return one.key, one.attempt, parts, render.runs(missing), render.size(one.nbytes), left
+    return one.key, one.attempt, parts, wording.runs(missing), wording.size(one.nbytes), left
 
 
 # --- Single keys: abort, info, rm, cp --------------------------------------------------------------------------------
@@ -215,7 +209,7 @@ def info(root: str, key: str, as_json: bool) -> None:
         with memstore.open(root, "r") as store:
             found = render.plain(store.info(key))
             if found["kind"] in _IN_PLACE:
-                rows, capacity = inspection.rows_of(store, key, found["kind"])
+                rows, capacity = inspection.rows_of(opened(store), key, found["kind"])
                 found |= {"rows": rows, "capacity": capacity}
             render.print_json(found)
         return
@@ -230,10 +224,13 @@ def info(root: str, key: str, as_json: bool) -> None:
             structure, leaves = outline(record.description, record.objects)
         except UnknownKindError:  # only torch can tell
             described = _describe(root, key)
-            structure, leaves = described.structure, _leaves_of_info(described)
+            structure = described.structure
+            leaves = [
+                OutlineLeaf(leaf.name, str(leaf.dtype).removeprefix("torch."), leaf.shape) for leaf in described.leaves
+            ]
         if record.boxes is not None:
             described = described or _describe(root, key)
-    size, age = render.size(nbytes), render.age(record.created)
+    size, age = wording.size(nbytes), wording.age(record.created)
     render.head(f"[bold]{render.printable(key)}[/]  {rows}version {record.version}, {size}, {age} old")
     for file in files:
         render.console.print(f"[dim]{render.printable(file)}[/]")
@@ -246,10 +243,6 @@ def info(root: str, key: str, as_json: bool) -> None:
 def _describe(root: str, key: str) -> EntryInfo:
     with memstore.open(root, "r") as store:
         return store.info(key)
-
-
-def _leaves_of_info(found: EntryInfo) -> list[OutlineLeaf]:
-    return [OutlineLeaf(leaf.name, str(leaf.dtype).removeprefix("torch."), leaf.shape) for leaf in found.leaves]
 
 
 @cli.command(short_help="Delete keys, all of them or none.")
@@ -275,7 +268,7 @@ def rm(root: str, keys: tuple[str, ...], prefix: bool, missing_ok: bool, as_json
 
 @contextlib.contextmanager
 def _prefix_advised(store: Keyspace) -> Generator[None]:
-    """Of a key that isn't there and is a prefix of others, the error says so."""
+    """Says in the error of a key that isn't there, and is a prefix of others, what it is."""
     try:
         yield
     except KeyNotFoundError as error:
@@ -286,7 +279,7 @@ def _prefix_advised(store: Keyspace) -> Generator[None]:
 
 @contextlib.contextmanager
 def _key_named(key: str) -> Generator[None]:
-    """Errors about one of many keys say which."""
+    """Makes errors about one of many keys say which."""
     try:
         yield
     except MemstoreError as error:
@@ -323,7 +316,7 @@ def cp(
     if target_key:
         encode_key(target_key)
     copied: dict[str, int] = {}
-    is_new = not inspection.is_store(target)
+    is_new = not has_settings(target)
     with opened_to_read(root, allow_pickle=allow_pickle) as source:
         chosen = _chosen(source, key, is_prefix=prefix)
         if not force and not is_new:
@@ -343,7 +336,7 @@ def cp(
     place = render.printable(os.path.abspath(target))
     into = f"; {place} is a new store" if is_new else f", into {place}"
     none = f"no keys that start with {render.printable(repr(key))}: nothing was copied"
-    render.tell(copied, f"{len(copied):,} copied, {render.size(total)}{into}" if copied else none, as_json=as_json)
+    render.tell(copied, f"{len(copied):,} copied, {wording.size(total)}{into}" if copied else none, as_json=as_json)
     if prefix and not copied:
         tell_pattern(key)
     if copied and is_new and not prefix and not target_key and os.sep not in target:
@@ -352,7 +345,7 @@ def cp(
 
 
 def _refuse_replaced(target: str, names: list[str]) -> None:
-    """Before anything is copied."""
+    """Refuses keys that the target has, before anything is copied."""
     with open_keyspace(target, "r") as store:
         there = [name for name in names if name in store]
     if there:
@@ -363,7 +356,10 @@ def _refuse_replaced(target: str, names: list[str]) -> None:
 
 
 def _chosen(source: memstore.Store, key: str, *, is_prefix: bool) -> list[tuple[str, int]]:
-    """Keys and their bytes. Raises what would keep any of them from being copied, as far as nothing has to be read."""
+    """Returns keys and their bytes.
+
+    Raises what would keep any of them from being copied, as far as nothing has to be read.
+    """
     if not is_prefix:
         with _prefix_advised(source):
             return [(key, source.info(key).nbytes)]
@@ -378,10 +374,12 @@ def _chosen(source: memstore.Store, key: str, *, is_prefix: bool) -> list[tuple[
 
 @contextlib.contextmanager
 def _part_told(copied: dict[str, int], chosen: int) -> Generator[None]:
-    """A copy that ends early says how many keys it had copied."""
+    """Says, where a copy ends early, how many keys it had copied."""
     try:
         yield
     except BaseException:
         if copied:
-            render.complain(f"it ended after {len(copied):,} of {count_of(chosen, 'key', 'keys')} had been copied")
+            render.complain(
+                f"it ended after {len(copied):,} of {wording.count_of(chosen, 'key', 'keys')} had been copied"
+            )
         raise

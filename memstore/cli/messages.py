@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
+from memstore.engine import has_settings
 from memstore.errors import CorruptionError, KeyNotFoundError
 from memstore.listing import GLOB, near
 
@@ -122,7 +123,7 @@ _COMPILED = tuple((re.compile(pattern), words) for pattern, words in (*WORDS, *_
 
 
 def message_of(error: BaseException) -> str:
-    """An error's message, in words; of a damaged catalog with what mends it."""
+    """Returns an error's message, in words; of a damaged catalog with what mends it."""
     text = in_words(str(error))
     if isinstance(error, KeyNotFoundError) and GLOB.intersection(error.key or ""):
         return f"{text}. A KEY is plain text, and not a pattern"
@@ -131,7 +132,7 @@ def message_of(error: BaseException) -> str:
 
 
 def in_words(text: str) -> str:
-    """The same message, with options in the place of arguments."""
+    """Returns the same message, with options in the place of arguments."""
     for pattern, words in _COMPILED:
         text = pattern.sub(words, text)
     return _LEAF_IN_TEXT.sub(
@@ -165,7 +166,7 @@ _MAKES_STORE = ("put", "attach", "cp", "serve")  # a store, though not the folde
 
 
 def message_without_store(text: str, command: str | None, words: Sequence[str] = ()) -> str | None:
-    """The message in the place of the library's, which advises to make a store; None: it is about something else.
+    """Returns the message in the place of the library's, which advises to make a store; None if it says something else.
 
     Args:
         text: the library's message.
@@ -193,20 +194,20 @@ def message_without_store(text: str, command: str | None, words: Sequence[str] =
 
 
 def has_lost_settings(path: str) -> bool:
-    """Whether a folder has all of a store but its memstore.json."""
-    return not _is_store(path) and all(os.path.isdir(f"{path}/{name}") for name in ("catalog", "segments"))
+    """Returns whether a folder has all of a store but its memstore.json."""
+    return not has_settings(path) and all(os.path.isdir(f"{path}/{name}") for name in ("catalog", "segments"))
 
 
 def _store_above(path: str) -> str:
-    """The nearest folder above the path that is a store, or empty."""
+    """Returns the nearest folder above the path that is a store, or empty."""
     above = os.path.dirname(path)
-    while above != os.path.dirname(above) and not _is_store(above):
+    while above != os.path.dirname(above) and not has_settings(above):
         above = os.path.dirname(above)
-    return above if _is_store(above) else ""
+    return above if has_settings(above) else ""
 
 
 def _first_missing(path: str) -> str:
-    """Of the path and the folders above it the uppermost that isn't there; empty: all are."""
+    """Returns the uppermost folder of a path that isn't there; empty if all are."""
     missing = ""
     while path and not os.path.lexists(path):
         missing, path = path, os.path.dirname(path)
@@ -222,10 +223,10 @@ def _what(path: str, missing: str) -> str:
 
 
 def _of_swapped(path: str, command: str | None, words: Sequence[str]) -> str:
-    """Of arguments in another order: the store is one that isn't the first; empty: there is none."""
+    """Returns what is said of arguments in another order, where the store isn't the first; empty if there is none."""
     if command in _TWO_STORES or not words or os.path.abspath(words[0]) != path:
         return ""
-    others = (word for word in words[1:] if _is_store(word))
+    others = (word for word in words[1:] if has_settings(word))
     return next((f"{word!r} is a store: say it first, as ROOT" for word in others), "")
 
 
@@ -241,25 +242,21 @@ def _advice(path: str, missing: str, command: str | None) -> str:
 
 
 def _stores_near(path: str, missing: str) -> list[str]:
-    """Stores in the folder; or where the path leads if the missing folder is one with a name that is like its own."""
-    inside = [f"{path}/{name}" for name in sorted(_names(path)) if _is_store(f"{path}/{name}")]
+    """Returns stores in the folder; or where the path leads under a name like that of the missing folder."""
+    inside = [f"{path}/{name}" for name in sorted(_names(path)) if has_settings(f"{path}/{name}")]
     if inside:
         return inside[:_NAMED]
     wrong = missing or path
     parent, own = os.path.split(wrong)
     others = (os.path.join(parent, name) + path[len(wrong) :] for name in near(own, set(_names(parent)) - {own}))
-    return [other for other in others if _is_store(other)]
+    return [other for other in others if has_settings(other)]
 
 
 def _names(folder: str) -> Iterator[str]:
-    """The first names in a folder; none, if it can't be read."""
+    """Yields the first names in a folder; none, if it can't be read."""
     try:
         with os.scandir(folder) as found:
             for entry, _ in zip(found, range(_LOOKED_AT), strict=False):
                 yield entry.name
     except OSError:
         return
-
-
-def _is_store(path: str) -> bool:
-    return os.path.lexists(f"{path}/memstore.json")

@@ -18,8 +18,8 @@ from collections.abc import Generator
 import click
 
 import memstore
+from memstore import _wording as wording
 from memstore._info import Progress, RepairReport, StoreSummary, VerifyReport, rows_of_space
-from memstore._wording import count_of
 from memstore.cli import messages, render
 from memstore.cli.codes import DAMAGED, REFUSED
 from memstore.cli.group import Seconds, as_json, cli, complete_key, complete_prefix, opened_to_read, root
@@ -77,7 +77,7 @@ def verify(root: str, keys: tuple[str, ...], as_json: bool) -> None:
 
 
 def _damage(root: str, error: NotAStoreError) -> CorruptionError:
-    """What is wrong with the memstore.json of a store that can't be opened. Raises the error if there is no store."""
+    """Returns what is wrong with a memstore.json that keeps a store closed. Raises the error if there is no store."""
     path = os.path.join(os.path.abspath(root), "memstore.json")
     if messages.has_lost_settings(os.path.dirname(path)):
         return CorruptionError(path=path, detail=f"missing: {messages.PUT_BACK}")
@@ -111,9 +111,9 @@ def repair(root: str, timeout: float, as_json: bool) -> None:
             render.complain(text)
         for name in report.lost:
             render.console.print(f"[bold red]lost[/]  {render.printable(name)}")
-        recovered = count_of(len(report.recovered), "key", "keys")
+        recovered = wording.count_of(len(report.recovered), "key", "keys")
         more = ", and perhaps others" if may_have_lost else ""
-        freed = render.size(report.swept_bytes)
+        freed = wording.size(report.swept_bytes)
         render.console.print(f"{recovered} recovered, {len(report.lost):,} lost{more}, {freed} given back")
     if report.lost or may_have_lost:
         sys.exit(DAMAGED)
@@ -121,7 +121,7 @@ def repair(root: str, timeout: float, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _warnings() -> Generator[list[str]]:
-    """What the library warns of meanwhile, which it would else write to standard error by itself."""
+    """Collects what the library warns of meanwhile, which it would else write to standard error by itself."""
     found: list[str] = []
     handler, log = logging.Handler(logging.WARNING), logging.getLogger("memstore")
     handler.emit = lambda record: found.append(record.getMessage())
@@ -137,7 +137,7 @@ def _warnings() -> Generator[list[str]]:
 
 
 def _repair(root: str, timeout: float, advance: Progress) -> RepairReport:
-    """Says after a second for whom it waits. A repair that has waited in vain has changed nothing."""
+    """Repairs, and says after a second for whom it waits. A repair that has waited in vain has changed nothing."""
     if timeout > _PATIENCE:
         try:
             return memstore.repair(root, timeout=_PATIENCE, progress=advance)
@@ -154,7 +154,7 @@ def gc(root: str, as_json: bool) -> None:
     """Free the files that nobody holds: replaced versions, files kept to be used again, files of dead writers."""
     with open_keyspace(root, "r+") as store:
         freed = store.gc()
-    render.tell({"freed_bytes": freed}, f"{render.size(freed)} given back", as_json=as_json)
+    render.tell({"freed_bytes": freed}, f"{wording.size(freed)} given back", as_json=as_json)
 
 
 @cli.command(short_help="Follow keys: how often each is put, and how many bytes.")
@@ -220,17 +220,18 @@ def top(root: str, as_json: bool) -> None:
 def _holder_cells(one: Holding) -> tuple[str, ...]:
     program, space, arguments = command_of(one.pid).partition(" ")
     command = f"{os.path.basename(program)}{space}{arguments}"
-    live = render.size(one.live_bytes) if one.keys else "-"
-    replaced = render.size(one.replaced_bytes) if one.replaced else "-"
+    live = wording.size(one.live_bytes) if one.keys else "-"
+    replaced = wording.size(one.replaced_bytes) if one.replaced else "-"
     return str(one.pid), live, replaced, command, _held_names(one)
 
 
 def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Commands as long as the other columns leave room for."""
+    """Cuts commands to what the other columns leave room for."""
     room = _LONGEST
     if render.console.is_terminal and rows:
         pids, held, replaced, _, keys = (
-            max(map(render.cell_width, map(render.escaped, cells))) for cells in zip(_HOLDER_TITLES, *rows, strict=True)
+            max(map(render.cell_width, map(wording.escaped, cells)))
+            for cells in zip(_HOLDER_TITLES, *rows, strict=True)
         )
         others = (
             max(pids, render.LEAST_FIRST) + held + replaced + min(keys, _KEYS) + render.gap_width(len(_HOLDER_TITLES))
@@ -244,11 +245,11 @@ def _held_names(one: Holding) -> str:
     if not keys:
         return "(open)"
     more = len(keys) - _NAMED
-    return ", ".join(keys[:_NAMED]) + (f" and {count_of(more, 'more', 'more')}" if more > 0 else "")
+    return ", ".join(keys[:_NAMED]) + (f" and {wording.count_of(more, 'more', 'more')}" if more > 0 else "")
 
 
 def command_of(pid: int) -> str:
-    """Its command line, as /proc has it; empty if it has ended."""
+    """Returns a process's command line, as /proc has it; empty if it has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
@@ -288,13 +289,18 @@ def stores(remove: bool, force: bool, yes: bool, as_json: bool) -> None:
         return
     kept = len(found) - len(chosen)
     if kept and not as_json:
-        render.console.print(f"{count_of(kept, 'store stays', 'stores stay')}: open, served, or a member of a cluster")
+        render.console.print(
+            f"{wording.count_of(kept, 'store stays', 'stores stay')}: open, served, or a member of a cluster"
+        )
     if chosen:
-        _ask(f"Remove {count_of(len(chosen), 'store', 'stores')}, {_total_size(chosen)}, with all values?", yes=yes)
+        _ask(
+            f"Remove {wording.count_of(len(chosen), 'store', 'stores')}, {_total_size(chosen)}, with all values?",
+            yes=yes,
+        )
     removed, failed = _removed(chosen, even_used=force)
     render.tell(
         {"removed": [one.root for one in removed], "nbytes": sum(one.nbytes for one in removed)},
-        f"{count_of(len(removed), 'store', 'stores')} removed, {_total_size(removed)}",
+        f"{wording.count_of(len(removed), 'store', 'stores')} removed, {_total_size(removed)}",
         as_json=as_json,
     )
     if failed:
@@ -302,12 +308,12 @@ def stores(remove: bool, force: bool, yes: bool, as_json: bool) -> None:
 
 
 def may_go(one: StoreSummary, *, force: bool) -> bool:
-    """Whether `--remove` removes it: what is served never goes."""
+    """Returns whether `--remove` removes it: what is served never goes."""
     return not one.is_served and (force or not (one.pids or one.is_member))
 
 
 def _removed(chosen: list[StoreSummary], *, even_used: bool) -> tuple[list[StoreSummary], int]:
-    """Those that were removed, and how many couldn't be; standard error gets the reasons.
+    """Returns the stores that were removed, and how many couldn't be; standard error gets the reasons.
 
     A process may have opened one since the stores were listed, or out of sight, as in a container.
     """
@@ -329,11 +335,17 @@ def _removed(chosen: list[StoreSummary], *, even_used: bool) -> tuple[list[Store
 def _store_cells(one: StoreSummary) -> tuple[str, ...]:
     pids = ", ".join(map(str, one.pids)) or "-"
     member = " (served)" if one.is_served else " (member)" if one.is_member else ""
-    return one.root, render.size(one.nbytes), render.age(one.created), f"{render.age(one.changed)} ago", pids + member
+    return (
+        one.root,
+        wording.size(one.nbytes),
+        wording.age(one.created),
+        f"{wording.age(one.changed)} ago",
+        pids + member,
+    )
 
 
 def _total_size(some: list[StoreSummary]) -> str:
-    return render.size(sum(one.nbytes for one in some))
+    return wording.size(sum(one.nbytes for one in some))
 
 
 def _ask(question: str, *, yes: bool) -> None:
@@ -358,7 +370,7 @@ def clear(root: str, prefix: str, yes: bool, as_json: bool) -> None:
         count = sum(1 for _ in entries(store, prefix))
     start = f" that start with {prefix!r}" if prefix else ""
     if count:
-        _ask(f"Delete {count_of(count, 'key', 'keys')}{start} of {os.path.abspath(root)}?", yes=yes)
+        _ask(f"Delete {wording.count_of(count, 'key', 'keys')}{start} of {os.path.abspath(root)}?", yes=yes)
     with memstore.open(root, "r+") as store, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a pattern, which is told below
         deleted = store.clear(prefix)

@@ -14,11 +14,12 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 import memstore
+from memstore import _wording as wording
 from memstore._info import Progress
 from memstore.cli import inspection, render
 from memstore.cli.codes import DIFFERENT
 from memstore.cli.group import allow_pickle, as_json, cli, complete_leaf, key, keys_of, root
-from memstore.engine import Path
+from memstore.engine import Path, has_settings
 from memstore.errors import AlreadyExistsError, KeyNotFoundError, UnsupportedValueError
 
 if TYPE_CHECKING:
@@ -82,14 +83,14 @@ def _show(key: str, leaf: str, found: inspection.InspectedValue, bins: int) -> N
 
     record = found.record
     assert record is not None, "of a key"
-    age = f"version {record.version}, {render.age(record.created)} old"
+    age = f"version {record.version}, {wording.age(record.created)} old"
     names = [*found.tensors, *found.objects]
     is_bare = names == [()] and not record.is_mutable
     told = [found.structure] if not leaf and not is_bare else []
     leaf = inspection.leaf_text(names[0]) if len(names) == 1 and names[0] else leaf
     if len(found.tensors) == 1 == len(names):
         (tensor,) = found.tensors.values()
-        told += [shown.content(tensor), render.size(tensor.numel() * tensor.itemsize)]
+        told += [shown.content(tensor), wording.size(tensor.numel() * tensor.itemsize)]
     title = f"[bold]{render.printable(' '.join([key, *([leaf] if leaf else [])]))}[/]"
     render.head(f"{title}  {render.printable(', '.join([*told, age]))}")
     if len(names) == 1:
@@ -143,12 +144,12 @@ def _write(root: str, key: str, leaf: str, output: str, *, allow_pickle: bool, a
             with memstore.open(root, "r", allow_pickle=allow_pickle) as store:
                 store.export(key, output, format=kind, progress=advance)
         nbytes = os.path.getsize(output)
-    text = f"{render.size(nbytes)} written to {render.printable(output)}"
+    text = f"{wording.size(nbytes)} written to {render.printable(output)}"
     render.tell({"path": output, "nbytes": nbytes}, text, as_json=as_json)
 
 
 def _write_rows(root: str, key: str, output: str, advance: Progress) -> bool:
-    """Writes the rows that a dataset or replay buffer has now; whether the key is one of these."""
+    """Writes the rows that a dataset or replay buffer has now. Returns whether the key is one of these."""
     with inspection.inspect_key(root, key) as found:
         if found.record is None or not found.record.is_mutable:
             return False
@@ -159,7 +160,7 @@ def _write_rows(root: str, key: str, output: str, advance: Progress) -> bool:
 
 
 def _without_free_slots(tensor: torch.Tensor, found: inspection.InspectedValue) -> torch.Tensor:
-    """Of a replay buffer, whose tensors torch.save would write with all slots."""
+    """Copies a replay buffer's tensor, which torch.save would write with all slots."""
     record = found.record
     return tensor.clone() if record is not None and record.is_mutable and record.mutable_kind == "buffer" else tensor
 
@@ -247,7 +248,7 @@ def diff(names: tuple[str, ...], allow_pickle: bool, as_json: bool) -> None:
 
 
 def _sides(names: tuple[str, ...]) -> tuple[ComparedSide, ComparedSide]:
-    if len(names) == 2 and inspection.is_store(names[0]):
+    if len(names) == 2 and has_settings(names[0]):
         raise click.UsageError(f"{names[0]!r} is a store: say its KEY, and then the key or file to compare with")
     if len(names) == 2:
         return ComparedSide(names[0]), ComparedSide(names[1])
@@ -260,7 +261,7 @@ def _sides(names: tuple[str, ...]) -> tuple[ComparedSide, ComparedSide]:
         raise click.UsageError(f"{key!r} is a file, and {other!r} a key of {root}: say ROOT, KEY, and then the file")
     if inspection.has_key(root, other) or not os.path.lexists(other):
         return ComparedSide(root, key), ComparedSide(root, other)
-    return ComparedSide(root, key), ComparedSide(other, key) if inspection.is_store(other) else ComparedSide(other)
+    return ComparedSide(root, key), ComparedSide(other, key) if has_settings(other) else ComparedSide(other)
 
 
 @contextlib.contextmanager
@@ -274,7 +275,7 @@ def _opened_side(side: ComparedSide, *, allow_pickle: bool) -> Generator[inspect
                 raise
             yield found
         return
-    if inspection.is_store(side.path):
+    if has_settings(side.path):
         raise UnsupportedValueError(f"{side.path} is a store: say which KEY of it is meant")
     yield inspection.inspect_file(side.path, allow_pickle=allow_pickle)
 
@@ -285,7 +286,7 @@ def differences(
     titles: tuple[str, str],
     done: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[LeafDifference]:
-    """By leaf, in the order of the first value.
+    """Compares two values by leaf, in the order of the first one.
 
     Args:
         titles: what the two are called.
@@ -315,7 +316,7 @@ def differences(
 
 
 def _spread(objects: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
-    """Those in dicts one by one: a dict without tensors is one object in a put, and many in an attached snapshot."""
+    """Yields objects, those in dicts one by one: a dict without tensors is one in a put, and many in a snapshot."""
     for name, value in objects.items():
         if type(value) is dict and value:
             items = cast("dict[Any, Any]", value)
@@ -325,7 +326,7 @@ def _spread(objects: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
 
 
 def _between_tensors(one: torch.Tensor, other: torch.Tensor) -> str:
-    """ "" if they are equal."""
+    """Says how two tensors differ; "" if they are equal."""
     from memstore import figures
     from memstore.cli.figures import content
 
@@ -337,7 +338,7 @@ def _between_tensors(one: torch.Tensor, other: torch.Tensor) -> str:
 
 
 def _between_objects(one: Any, other: Any) -> str:
-    """ "" if they are equal. What was stored with pickle is compared as bytes."""
+    """Says how two objects differ; "" if they are equal. What was stored with pickle is compared as bytes."""
     try:
         same = type(one) is type(other) and bool(one == other or (one != one and other != other))
     except (TypeError, ValueError, RuntimeError):  # of arrays
@@ -354,5 +355,5 @@ def _between_objects(one: Any, other: Any) -> str:
 
 
 def _cut_repr(text: str, start: int = 0) -> str:
-    """As much of it as is shown, with marks where more is left out."""
+    """Cuts a text to as much as is shown, with marks where more is left out."""
     return f"{'...' if start else ''}{text[start : start + _SHOWN]}{'...' if len(text) > start + _SHOWN else ''}"

@@ -8,6 +8,7 @@ Rates     counts puts. Each put changes its key's word of the doorbell by one, s
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from rich.cells import set_cell_size
 from rich.live import Live
 from rich.text import Text
 
-from memstore._wording import count_of
+from memstore import _wording as wording
 from memstore.cli import render
 from memstore.engine import Root, is_served
 from memstore.listing import Keyspace, ListedEntry, entries, opened
@@ -54,7 +55,9 @@ def samples(store: Keyspace, prefix: str, interval: float) -> Iterator[WatchSamp
 
     def read() -> dict[str, int]:
         nonlocal moment, found
-        now = _moment(opened(store))
+        root = opened(store)
+        # another one after each change of the catalog here; keys may have their homes on other hosts too
+        now = None if is_served(root) else root.catalog.view(lambda transaction: transaction.moment)
         if now is None or now != moment:  # else nothing was put or deleted
             found = list(entries(store, prefix))
         moment = now
@@ -69,37 +72,26 @@ def samples(store: Keyspace, prefix: str, interval: float) -> Iterator[WatchSamp
         rates.sleep(max(interval - (time.monotonic() - started), 0.0))
 
 
-def _moment(root: Root) -> int | None:
-    """Another one after each change of the catalog here; None where keys have their homes on other hosts too."""
-    from memstore.engine import is_served
-
-    return None if is_served(root) else root.catalog.view(lambda transaction: transaction.moment)
-
-
 def follow(store: Keyspace, prefix: str, interval: float, count: int, *, as_json: bool) -> None:
-    found = enumerate(samples(store, prefix, interval), 1)
+    """Prints a table, or JSON, at each of `count` looks; 0: until it is interrupted."""
+    looks = itertools.islice(samples(store, prefix, interval), count or None)
     if as_json:
-        for number, look in found:
+        for look in looks:
             render.print_json(look)
-            if number == count:
-                return
-    if not render.console.is_terminal:
-        for number, look in found:
+    elif not render.console.is_terminal:
+        for look in looks:
             for line in lines(look, _ROWS, 0):
                 render.console.print(render.printable(line))
-            if number == count:
-                return
-    with Live(console=render.console, auto_refresh=False, vertical_overflow="crop") as live:
-        for number, look in found:
-            size = render.console.size
-            shown = lines(look, size.height - 1, size.width)
-            live.update(Text("\n".join(shown), no_wrap=True, overflow="crop"), refresh=True)
-            if number == count:
-                return
+    else:
+        with Live(console=render.console, auto_refresh=False, vertical_overflow="crop") as live:
+            for look in looks:
+                size = render.console.size
+                shown = lines(look, size.height - 1, size.width)
+                live.update(Text("\n".join(shown), no_wrap=True, overflow="crop"), refresh=True)
 
 
 def lines(look: WatchSample, height: int, width: int) -> list[str]:
-    """The busiest keys, sorted; and what there is of all. At most `height` lines, of `width` columns (0: any)."""
+    """Draws the busiest keys, sorted, and what there is of all: at most `height` lines, of `width` columns (0: any)."""
     busiest = sorted(look.entries, key=lambda one: (-look.rates.get(one.key, 0.0), -one.version))
     shown = sorted(busiest[: max(height - _FRAME, 0)], key=lambda one: one.key.encode())
     rows = [_TITLES, *(_cells(one, look.rates.get(one.key)) for one in shown)]
@@ -113,7 +105,7 @@ def lines(look: WatchSample, height: int, width: int) -> list[str]:
 
 
 def _fitting(widths: Sequence[int], width: int) -> list[int]:
-    """The columns behind the key that a window has room for; the rates stay longest."""
+    """Returns the columns behind the key that a window has room for; the rates stay longest."""
     chosen = list(range(1, len(widths)))
     for least in map(_TITLES.index, _LEAST):
         if width and sum(widths[i] + 2 for i in chosen) + min(widths[0], _KEY) > width:
@@ -124,21 +116,21 @@ def _fitting(widths: Sequence[int], width: int) -> list[int]:
 
 
 def _footer(look: WatchSample, shown: int, width: int) -> str:
-    """What there is of all keys: as much of it as the window has room for."""
-    keys = count_of(len(look.entries), "key", "keys") if look.entries else "no keys"
+    """Says what there is of all keys: as much of it as the window has room for."""
+    keys = wording.count_of(len(look.entries), "key", "keys") if look.entries else "no keys"
     left_out = f", the {shown:,} busiest shown" if shown < len(look.entries) else ""
-    rates = f"{look.puts:.1f} puts/s, {render.size(look.nbytes)}/s"
+    rates = f"{look.puts:.1f} puts/s, {wording.size(look.nbytes)}/s"
     texts = (f"{keys}{left_out}; {rates}", f"{keys}; {rates}", f"{keys}; {look.puts:.1f} puts/s")
     return next((text for text in texts if not width or len(text) <= width), keys)
 
 
 def _cells(one: ListedEntry, rate: float | None) -> tuple[str, ...]:
-    rates = ("", "") if not rate else (f"{rate:.1f}", render.size(rate * one.nbytes))
-    return (render.escaped(one.key), str(one.version), render.size(one.nbytes), render.age(one.created), *rates)
+    rates = ("", "") if not rate else (f"{rate:.1f}", wording.size(rate * one.nbytes))
+    return (wording.escaped(one.key), str(one.version), wording.size(one.nbytes), wording.age(one.created), *rates)
 
 
 def _cut(text: str, width: int) -> str:
-    """In just so many columns: of what is too long the start and the end, by which keys differ."""
+    """Fits a text into just so many columns: of what is too long the start and the end, by which keys differ."""
     missing = width - render.cell_width(text)
     if missing >= 0:
         return text + " " * missing
@@ -156,7 +148,7 @@ _WORD = 1 << 32
 
 
 class Rates:
-    """Puts of each key a second, over the last seconds.
+    """The puts of each key a second, over the last seconds.
 
     Of a store on several hosts the words stand where a key has its home. Of each key is told there how often it was
     seen to have another version, at most once a look.
@@ -201,14 +193,12 @@ class Rates:
                 words = list(self._words)
                 for bell in changed:
                     words[bell] = self._root.doorbell.load(bell)
-                versions = {key: self._version(key) for bell in changed for key in shared[bell]}
+                read = self._root.catalog.read
+                records = {key: read(key.encode()) for bell in changed for key in shared[bell]}
+                versions = {key: 0 if record is None else record.version for key, record in records.items()}
                 self._count(words, versions)
                 self._words = words
                 self._versions.update(versions)
-
-    def _version(self, key: str) -> int:
-        record = self._root.catalog.read(key.encode())
-        return 0 if record is None else record.version
 
     def _count(self, words: Sequence[int], versions: Mapping[str, int]) -> None:
         """Counts the puts since the last time. `words` were read before `versions`."""

@@ -16,7 +16,7 @@ CHECKSUM_SIZE = 8  # bytes a leaf
 
 
 def leaf_checksums(plan: structure.Plan, data: memoryview) -> bytes:
-    """Those of all leaves of a data section, in their order."""
+    """Computes the checksums of all leaves of a data section, in their order."""
     return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
 
 
@@ -98,12 +98,12 @@ def compare(
 
 
 def checked_objects(record: Record, header: bytes) -> bytes:
-    """The objects of a value whose record has no room for them: they are in the header of its segment."""
+    """Reads the objects of a value whose record has no room for them: they are in the header of its segment."""
     return _checked(record, read_objects(header))
 
 
 def placed_objects(record: Record, key: str, store: str, content: memoryview) -> bytes:
-    """As `checked_objects`, of a header that may be damaged elsewhere: the objects are found by their place in it."""
+    """Reads them in a header that may be damaged elsewhere: they are found by their place in it."""
     at = objects_at(key, store, len(record.checksums or b""))
     return _checked(record, leading_base64(bytes(content[at : record.start])))
 

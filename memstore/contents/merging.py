@@ -46,7 +46,7 @@ from memstore.engine import (
     names_put,
 )
 from memstore.errors import CorruptionError, PartialCommitError, ShardMismatchError
-from memstore.sharding import Box, StoredBox, overlap, uncovered, whole
+from memstore.sharding import Box, StoredBox, cover_of
 from memstore.structure import DTYPES, Traits, TreesDifferError
 
 # --- The merge -------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ _encode_object = msgspec.msgpack.Encoder().encode
 
 
 def merge(key: str, parts: Sequence[RankPart], *, with_checksums: bool) -> Content:
-    """What the record of the whole value says, with the checksums of its bytes if the store has them.
+    """Returns what the record of the whole value says, with the checksums of its bytes if the store has them.
 
     Raises:
         ShardMismatchError: the parts disagree; it names the leaf and the ranks.
@@ -90,7 +90,7 @@ def merge(key: str, parts: Sequence[RankPart], *, with_checksums: bool) -> Conte
 
 
 def _place_segments(parts: Sequence[RankPart]) -> tuple[list[SegmentExtent], dict[int, int]]:
-    """The segments, one behind the other; and by rank, where its data section starts."""
+    """Lays the segments one behind the other. Returns also, by rank, where its data section starts."""
     extents: list[SegmentExtent] = []
     data: dict[int, int] = {}
     for part in parts:
@@ -118,7 +118,7 @@ def _by_name(parts: Sequence[RankPart], names: Sequence[Path], data: dict[int, i
 
 
 def _merge_trees(key: str, parts: Sequence[RankPart]) -> tuple[tuple[Path, ...], tuple[Path, ...], Any]:
-    """The names of the leaves, those of the objects, and the tree of the whole value."""
+    """Returns the names of the leaves, those of the objects, and the tree of the whole value."""
     tree = parts[0].said.tree
     merged: set[int] = set()  # parts with the same tree share it
     for part in parts[1:]:
@@ -140,7 +140,7 @@ def _merge_trees(key: str, parts: Sequence[RankPart]) -> tuple[tuple[Path, ...],
 
 def _check_wrapped_shards(key: str, tree: Any) -> None:
     """Raises ShardMismatchError and PartialCommitError, as for other leaves that ranks hold in parts."""
-    for name, missing, pair in structure.check_wrapped_shards(tree):
+    for name, (pair, missing) in structure.check_wrapped_shards(tree):
         text = structure.render_path(name)
         if pair is not None:
             raise ShardMismatchError(
@@ -187,7 +187,7 @@ _CACHED_LAYOUTS = 256  # layouts
 
 
 class LeafOfRank(msgspec.Struct, frozen=True, gc=False):
-    """What one rank says of a leaf.
+    """A leaf, as one rank describes it.
 
     Attributes:
         sums: the checksums of its boxes.
@@ -247,7 +247,7 @@ class LeafMerger:
         return MergedLeaf(found[0].leaf, boxes, 0)
 
     def _merge_plain(self, name: Path, found: Sequence[LeafOfRank], cut: _Cut) -> MergedLeaf:
-        """The lowest rank's that has written it."""
+        """Takes the lowest rank's that has written it."""
         if not cut.stored:  # no elements
             return MergedLeaf(found[0].leaf, (), 0)
         ((box, i, _),) = cut.stored
@@ -294,12 +294,12 @@ def _cut(key: str, name: str, found: Sequence[LeafOfRank]) -> _Cut:
         if (writers := [(i, number) for i, number in same if found[i].look.written[number]])
     }
     boxes, shape = sorted(chosen), found[0].look.shape
-    pair, missing = _overlap_and_gaps(shape, tuple(boxes))
+    pair, missing = _cover(shape, tuple(boxes))
     if pair is not None:
         one, two = boxes[pair[0]], boxes[pair[1]]
         ranks = [found[chosen[one][0]].rank, found[chosen[two][0]].rank]
         raise ShardMismatchError(
-            f"{key!r}: {name}: rank {ranks[0]} holds {_shown(one)} and rank {ranks[1]} {_shown(two)}, which overlap "
+            f"{key!r}: {name}: rank {ranks[0]} holds [{one.text}] and rank {ranks[1]} [{two.text}], which overlap "
             "and are not the same box",
             key=key,
         )
@@ -309,10 +309,7 @@ def _cut(key: str, name: str, found: Sequence[LeafOfRank]) -> _Cut:
     return _Cut(tuple((box, *chosen[box]) for box in boxes), shared)
 
 
-@functools.lru_cache(_CACHED_LAYOUTS)
-def _overlap_and_gaps(shape: tuple[int, ...], boxes: tuple[Box, ...]) -> tuple[tuple[int, int] | None, list[Box]]:
-    """Two boxes that overlap, if any do, and what none of them has. Cached: leaves of one shape are cut alike."""
-    return overlap(boxes), uncovered(whole(shape), boxes)
+_cover = functools.lru_cache(_CACHED_LAYOUTS)(cover_of)  # leaves of one shape are cut alike
 
 
 def _check_equal(key: str, name: Path, box: Box, same: Sequence[tuple[LeafOfRank, int]]) -> None:
@@ -320,18 +317,14 @@ def _check_equal(key: str, name: Path, box: Box, same: Sequence[tuple[LeafOfRank
     for rank, checksum in sums[1:]:
         if checksum != sums[0][1]:
             raise ShardMismatchError(
-                f"{key!r}: {structure.render_path(name)}: ranks {sums[0][0]} and {rank} hold {_shown(box)} with "
+                f"{key!r}: {structure.render_path(name)}: ranks {sums[0][0]} and {rank} hold [{box.text}] with "
                 "different bytes: they should be replicas of each other",
                 key=key,
             )
 
 
-def _shown(box: Box) -> str:
-    return "[" + ", ".join(f"{start}:{start + size}" for start, size in zip(*box, strict=True)) + "]"
-
-
 def _missing(key: str, boxes: Sequence[tuple[str, Box]]) -> PartialCommitError:
-    shown = ", ".join(f"{name}{_shown(box)}" for name, box in boxes[:_SHOWN_BOXES])
+    shown = ", ".join(f"{name}[{box.text}]" for name, box in boxes[:_SHOWN_BOXES])
     more = f" and {len(boxes) - _SHOWN_BOXES} more" if len(boxes) > _SHOWN_BOXES else ""
     return PartialCommitError(
         f"{key!r}: all ranks have put their parts, and none holds {shown}{more}: the offsets and shapes of "
@@ -361,13 +354,15 @@ class LeafLayout:
     def add(self, merged: MergedLeaf, name: Path) -> None:
         leaf, boxes = merged.leaf, merged.boxes
         nbytes = merged.nbytes or structure.count(leaf.shape) * DTYPES[leaf.dtype].itemsize
-        offset, number = 0, len(self.leaves)
+        number = len(self.leaves)
+        laid = Leaf(name, leaf.dtype, leaf.shape, leaf.stride, boxes[0].place if boxes else 0, nbytes)
         if boxes and leaf.is_plain:
-            self.plain[number], offset = boxes[0], boxes[0].place
+            self.plain[number] = boxes[0]
         elif boxes:
             self.boxes[number] = boxes
-            offset = boxes[0].place if self._adjoin(leaf, boxes) else self._room(boxes, nbytes)
-        self.leaves.append(Leaf(name, leaf.dtype, leaf.shape, leaf.stride, offset, nbytes))
+            if len(boxes) > 1 and not structure.lies_in_order(laid, boxes):
+                laid = msgspec.structs.replace(laid, offset=self._room(boxes, nbytes))
+        self.leaves.append(laid)
         kind, requires_grad = structure.read_flags(leaf.flags)
         self.traits.append(Traits(kind, requires_grad, None))
 
@@ -376,21 +371,9 @@ class LeafLayout:
         return encode_boxes(self.boxes, ranks, with_checksums=with_checksums)
 
     def checksums(self) -> bytes:
-        """Of the plain leaves, in the order of all leaves. Boxes have theirs in the table."""
+        """Returns the checksums of the plain leaves, in the order of all leaves. Boxes have theirs in the table."""
         sums = [self.plain[number].checksum if number in self.plain else None for number in range(len(self.leaves))]
         return b"".join(one or _OF_NOTHING for one in sums)
-
-    def _adjoin(self, leaf: PartLeaf, boxes: Sequence[StoredBox]) -> bool:
-        """Whether the boxes lie one behind the other, as the whole tensor would."""
-        if len(boxes) == 1:
-            return True
-        place, row = boxes[0].place, DTYPES[leaf.dtype].itemsize * structure.count(leaf.shape[1:])
-        start = 0
-        for box, at, *_ in boxes:
-            if box.shape[1:] != leaf.shape[1:] or (at, box.offsets[0]) != (place + start * row, start):
-                return False
-            start += box.shape[0]
-        return True
 
     def _room(self, boxes: Sequence[StoredBox], nbytes: int) -> int:
         places = (nbytes, *[box.place for box in boxes])
@@ -401,7 +384,7 @@ class LeafLayout:
 
 
 def find_ties(leaves: Sequence[Leaf], held: dict[Path, list[LeafOfRank]]) -> dict[int, int]:
-    """By leaf, the earlier one that is the very same tensor on a rank that holds both, and lies where it lies."""
+    """Finds by leaf the earlier one that is the very same tensor on a rank that holds both, and lies where it lies."""
     numbers = {leaf.name: number for number, leaf in enumerate(leaves)}
     same: dict[int, int] = {}
     for number, leaf in enumerate(leaves):
@@ -421,7 +404,7 @@ def find_ties(leaves: Sequence[Leaf], held: dict[Path, list[LeafOfRank]]) -> dic
 
 
 def header_of(store: str, key: str, record: Record, content: memoryview) -> bytes | None:
-    """The header that a put wrote, made anew of its record, for a file with that content and a damaged header.
+    """Makes the header that a put wrote anew of its record, for a file of that content whose header is damaged.
 
     None if nothing shows that the content is that put's. Raises CorruptionError if it isn't.
     """
@@ -445,7 +428,7 @@ def header_of(store: str, key: str, record: Record, content: memoryview) -> byte
 
 
 def header_of_part(store: str, key: str, record: Record, extent: SegmentExtent, content: memoryview) -> bytes | None:
-    """As `header_of`, for one segment of a sharded value. The record alone can tell its value from then on.
+    """Makes the header of one segment of a sharded value anew. The record alone can tell its value from then on.
 
     What its rank said of the value is nowhere else, so the header says nothing in its place, and calls all of the data
     slack. As long as there is the record, that is enough.
@@ -466,7 +449,7 @@ def _names_put(content: memoryview, store: str, put_id: int, version: int) -> bo
 
 
 def _fits_checksums(record: Record, extent: SegmentExtent, content: memoryview) -> bool:
-    """Whether all that the record knows to lie in a segment fits its checksum, where there is one."""
+    """Returns whether all that the record knows to lie in a segment fits its checksum, where there is one."""
     plan, table, stored = structure.plan_of(record.description), box_table(record), record.checksums
     places = [
         (box.place, structure.box_bytes(plan.leaves[leaf], box), box.checksum)
@@ -486,7 +469,7 @@ def _fits_checksums(record: Record, extent: SegmentExtent, content: memoryview) 
 
 
 def content_of_headers(key: str, parts: Sequence[FoundPart]) -> Content | None:
-    """The value of parts of which nothing but their segments is left. None if they are not all of one value.
+    """Merges parts of which only their segments are left. Returns None if they are not all of one value.
 
     A rank that held no bytes, and nothing else that others may lack, has no segment: see `draft_part`.
     """

@@ -5,7 +5,7 @@ the checksums of its boxes, in the catalog until the attempt is published (`merg
 
 A record has the boxes as msgpack of `[[[leaf, [[offsets, shape, place, checksum or nil, rank], ...]], ...], [[leaf,
 rank], ...]]`: first the leaves of which ranks have put boxes, then those that a rank has put as plain tensors. Places
-count in the entry's data section, which is one range of addresses with all segments (`engine/format/extents.py`).
+count in the entry's data section, which is one range of addresses with all segments (`engine/format/records.py`).
 Behind the last segment it has room where nothing is stored: there a get assembles leaves whose boxes don't lie in
 order.
 """
@@ -56,7 +56,7 @@ class PartLeaf(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PartValue(msgspec.Struct, frozen=True, array_like=True):
-    """What a part says of the whole value. The tree is left encoded: most ranks have the same."""
+    """The whole value, as a part describes it. The tree is left encoded: most ranks have the same."""
 
     rank: int
     world_size: int
@@ -66,7 +66,7 @@ class PartValue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeafSignature(NamedTuple):
-    """What a leaf is on this rank: all but where its bytes are. Leaves that look alike share one.
+    """The facts of a leaf on this rank: all but where its bytes are. Leaves that look alike share one.
 
     Attributes:
         written: by box, whether this rank has written it.
@@ -86,7 +86,7 @@ _decode_content = msgspec.msgpack.Decoder(tuple[bytes, tuple[bytes | None, ...]]
 
 
 class SaidPart(NamedTuple):
-    """What a part says, taken apart.
+    """The description that a part gives, taken apart.
 
     Attributes:
         tree: not to be changed: other parts have it too.
@@ -123,7 +123,7 @@ def encode_said(rank: int, world_size: int, tree: Tree, leaves: tuple[PartLeaf, 
 
 
 def read_part(said: bytes, segment: SegmentExtent | None, sums: tuple[bytes | None, ...] = ()) -> RankPart:
-    """A part by what the header of its segment says. Raises CorruptionError unless a put could have said it."""
+    """Reads a part by what the header of its segment says. Raises CorruptionError unless a put could have said it."""
     try:
         read = _read_said(said, 0 if segment is None else segment.size - segment.start)
         require(not sums or len(sums) == sum(len(look.boxes) for look in read.looks), "other checksums than boxes")
@@ -172,7 +172,7 @@ def _signatures_of(value: PartValue, nbytes: int) -> tuple[LeafSignature, ...]:
 
 
 def _check_leaf(leaf: PartLeaf, rank: int) -> tuple[LeafSignature, int, list[int]]:
-    """A leaf's look, the bytes of an element, and those of each box. Raises MalformedError."""
+    """Returns a leaf's look, the bytes of an element, and those of each box. Raises MalformedError."""
     stride = None if leaf.stride is None else list(leaf.stride)
     read, _ = structure.read_leaf((), [leaf.dtype, list(leaf.shape), 0, stride, leaf.flags])
     if not leaf.is_plain:
@@ -193,7 +193,7 @@ def _check_leaf(leaf: PartLeaf, rank: int) -> tuple[LeafSignature, int, list[int
 
 
 def read_content(content: bytes, segment: SegmentExtent | None) -> RankPart:
-    """A part by what the catalog keeps of it. Raises CorruptionError."""
+    """Reads a part by what the catalog keeps of it. Raises CorruptionError."""
     try:
         said, sums = _decode_content(content)
     except UNDECODABLE as error:
@@ -202,7 +202,7 @@ def read_content(content: bytes, segment: SegmentExtent | None) -> RankPart:
 
 
 def encode_content(said: bytes, sums: list[bytes | None]) -> bytes:
-    """What the catalog keeps of a part, as `read_content` takes it."""
+    """Encodes what the catalog keeps of a part, as `read_content` takes it."""
     return _encode((said, sums))
 
 
@@ -213,7 +213,7 @@ _CACHED_TABLES = 64  # tables
 
 
 class BoxTable(NamedTuple):
-    """What the ranks have put.
+    """The boxes and plain tensors that the ranks have put.
 
     Attributes:
         boxes: by leaf; they may lie in order, so that the leaf needs no assembling.
@@ -247,12 +247,18 @@ def encode_boxes(
 
 
 def boxes_of(record: Record) -> Boxes:
-    """By leaf; none, for an entry that is not sharded. Raises CorruptionError unless they are all of their leaves."""
+    """Returns the boxes by leaf; none, for an entry that isn't sharded.
+
+    Raises CorruptionError unless they are all of their leaves.
+    """
     return NO_BOXES if record.boxes is None else _checked_boxes(record.boxes, record.description, record.nbytes)
 
 
 def box_table(record: Record) -> BoxTable:
-    """Of any entry. Raises CorruptionError; whether the boxes are those of its leaves is not looked at."""
+    """Reads the table of any entry, but doesn't look whether the boxes are those of its leaves.
+
+    Raises CorruptionError.
+    """
     return BoxTable(NO_BOXES, {}) if record.boxes is None else _read_table(record.boxes)
 
 

@@ -88,35 +88,27 @@ def draft(root: Root, key: bytes, flat: structure.FlatValue, limit: int, expect:
 
     The bytes of a small value are copied here, those of others when the draft is put.
     """
-    plan = flat.plan
-    is_inline = limit and plan.inline and plan.nbytes + len(flat.objects) <= limit
+    plan, objects, settings = flat.plan, flat.objects, root.settings
     try:
-        return (_inline if is_inline else _in_segment)(root, key, flat, expect)
+        if limit and plan.inline and plan.nbytes + len(objects) <= limit:
+            if len(plan.description) > HEADER_LIMIT:
+                check_header(key.decode(), len(plan.description))
+            memory = structure.contents(flat)
+            if ABANDONED:
+                check_abandoned()
+            checksums = leaf_checksums(plan, memoryview(memory)) if settings.checksum else None
+            return Draft(key, Content(plan.description, objects, plan.nbytes, memory, checksums), expect)
+        if len(objects) > OBJECTS_IN_RECORD:
+            content = Content(plan.description, b"", plan.nbytes, objects_checksum=xxhash.xxh3_64_digest(objects))
+        else:
+            content = Content(plan.description, objects, plan.nbytes)
+        size = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
+        header = Header(key.decode(), settings.store, plan.description, objects, plan.header, checksums=size)
+        fill = functools.partial(_fill_segment, flat, with_checksums=settings.checksum)
+        return Draft(key, content, expect, header, fill)
     except MemoryError:
         with resource_errors(root.path, key.decode(), root):
             raise
-
-
-def _inline(root: Root, key: bytes, flat: structure.FlatValue, expect: int | None) -> Draft:
-    plan = flat.plan
-    if len(plan.description) > HEADER_LIMIT:
-        check_header(key.decode(), len(plan.description))
-    memory = structure.contents(flat)
-    if ABANDONED:
-        check_abandoned()
-    checksums = leaf_checksums(plan, memoryview(memory)) if root.settings.checksum else None
-    return Draft(key, Content(plan.description, flat.objects, plan.nbytes, memory, checksums), expect)
-
-
-def _in_segment(root: Root, key: bytes, flat: structure.FlatValue, expect: int | None) -> Draft:
-    plan, objects, settings = flat.plan, flat.objects, root.settings
-    if len(objects) > OBJECTS_IN_RECORD:
-        content = Content(plan.description, b"", plan.nbytes, objects_checksum=xxhash.xxh3_64_digest(objects))
-    else:
-        content = Content(plan.description, objects, plan.nbytes)
-    checksums = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
-    header = Header(key.decode(), settings.store, plan.description, objects, plan.header, checksums=checksums)
-    return Draft(key, content, expect, header, functools.partial(_fill_segment, flat, with_checksums=settings.checksum))
 
 
 def _fill_segment(flat: structure.FlatValue, memory: WritableMemory, *, with_checksums: bool) -> bytes | None:
@@ -152,7 +144,7 @@ def draft_part(
     dtype: torch.dtype | None,
     others: Collection[Path] = (),
 ) -> PartDraft:
-    """What the engine is to store of what this rank holds.
+    """Returns what the engine is to store of what this rank holds.
 
     A rank that writes no bytes gets a segment, of a header alone, if it may be the only one that says something: else a
     repair that has nothing but the segments would lose that.
@@ -167,7 +159,9 @@ def draft_part(
     sums = _Sums(held, local, flat, dtype)
     plan, settings = flat.plan, root.settings
     empty = Content(said, b"", plan.nbytes)
-    if not plan.nbytes and not _says_more(held, others):
+    # objects, and tensors that no rank has bytes of: which no other rank may have
+    without_bytes = (*held.object_names, *(leaf.name for leaf in held.leaves if 0 in leaf.shape))
+    if not plan.nbytes and set(others).issuperset(without_bytes):
         check_header(key, len(said))
         return PartDraft(Draft(key.encode(), empty, expect), functools.partial(_content, said, sums))
 
@@ -181,12 +175,6 @@ def draft_part(
     checksums = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
     header = Header(key, settings.store, said, b"", plan.header, checksums=checksums)
     return PartDraft(Draft(key.encode(), empty, expect, header, fill), functools.partial(_content, said, sums))
-
-
-def _says_more(held: HeldValue, others: Collection[Path]) -> bool:
-    """Whether there are objects, or tensors that no rank has bytes of, which no other rank may have."""
-    empty = (leaf.name for leaf in held.leaves if 0 in leaf.shape)
-    return not set(others).issuperset((*held.object_names, *empty))
 
 
 def _content(said: bytes, sums: _Sums) -> bytes:
@@ -254,7 +242,7 @@ def _describe(
 
 
 def _cast_to(leaf: HeldLeaf, dtype: torch.dtype | None) -> torch.dtype | None:
-    """What the leaf is cast to; None if it stays what it is. As `flatten` decides it."""
+    """Returns what `flatten` casts the leaf to; None if it stays what it is."""
     return dtype if leaf.dtype.is_floating_point and not leaf.is_fixed and leaf.dtype is not dtype else None
 
 
@@ -279,7 +267,7 @@ class _Sums:
         return b"".join(self._sums[number] for number in range(len(leaves))) if everything else None
 
     def of_boxes(self) -> list[bytes | None]:
-        """In the order of leaves and boxes."""
+        """Returns the checksums in the order of leaves and boxes."""
         sums: list[bytes | None] = []
         for i, leaf in enumerate(self._held.leaves):
             for j, shard in enumerate(leaf.shards):
@@ -288,7 +276,7 @@ class _Sums:
         return sums
 
     def _of_memory(self, leaf: HeldLeaf, local: torch.Tensor) -> bytes:
-        """Of a box that another rank writes: of the bytes that this one would have written."""
+        """Computes the checksum of a box that another rank writes: of the bytes that this one would have written."""
         if not leaf.is_plain:
             local = local.contiguous()
         cast = _cast_to(leaf, self._dtype)

@@ -15,11 +15,9 @@ Between the two sides is an ordinary value, of tensors over mapped files; what l
 
 from __future__ import annotations
 
+from memstore._wording import offered
 from memstore.convert.converting import Converted, convert
 from memstore.convert.formats import FORMATS, WRITTEN
 
 __all__ = ["FORMATS", "WRITTEN", "Converted", "convert"]
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call
+__dir__ = offered(__all__)

@@ -53,7 +53,7 @@ class SourceFiles:
         self._frames = Frames()
 
     def path(self, name: str) -> str:
-        """Of a file. Raises CorruptionError and PermissionDeniedError for a name that leads out of the folder."""
+        """Returns the path of a file. Raises CorruptionError or PermissionDeniedError if it leads out of the folder."""
         parts = name.split("/")
         if not name or "\0" in name or name.startswith("/") or ".." in parts:
             self.damaged(name, f"{short(name)} names no file of the checkpoint")
@@ -63,7 +63,7 @@ class SourceFiles:
         return path
 
     def bytes(self, name: str) -> Bytes:
-        """All of a file."""
+        """Returns all of a file."""
         if name not in self._mapped:
             path = self.path(name)
             try:
@@ -75,7 +75,7 @@ class SourceFiles:
         return self._mapped[name][1]
 
     def with_file(self, name: str, look: Callable[[str, int], _Result]) -> _Result:
-        """What `look` says of a file's path and descriptor."""
+        """Returns what `look` says of a file's path and descriptor."""
         path = self.path(name)
         try:
             with opened(path) as (fd, _):
@@ -84,7 +84,7 @@ class SourceFiles:
             self.damaged(name, "the file is missing")
 
     def locate(self, name: str, start: int, size: int) -> PlacedTensor:
-        """Where a tensor lies that torch.save wrote into these bytes. Raises as `Frames.read`."""
+        """Finds where a tensor lies that torch.save wrote into these bytes. Raises as `Frames.read`."""
         found = self._frames.locate(self.bytes(name).data, start, size)
         if found is None:
             found = self.with_file(name, lambda path, fd: self._frames.read(path, fd, start, size))
@@ -99,7 +99,7 @@ class SourceFiles:
         stride: Sequence[int] | None = None,
         offset: int = 0,
     ) -> torch.Tensor:
-        """A tensor over a file.
+        """Returns a tensor over a file.
 
         Args:
             start: of its storage, in bytes.
@@ -125,7 +125,7 @@ class SourceFiles:
 
 
 def load_object(what: str, data: bytes, rules: Rules) -> Any:
-    """What torch.save has written.
+    """Loads what torch.save has written.
 
     Args:
         what: is read, for errors.
@@ -165,13 +165,13 @@ class AssembledFile:
         self.size += len(data)
 
     def add_leaf(self, leaf: BoxedTensor) -> None:
-        """All of a tensor, in C order."""
+        """Adds all of a tensor, in C order."""
         for part in leaf_parts(leaf, self.size):
             self._parts.append(part)
         self.size += leaf.nbytes
 
     def around(self) -> tuple[bytes, bytes]:
-        """The bytes before the one tensor of it, and those after; of a file without one, all and none."""
+        """Returns the bytes before its one tensor, and those after; of a file without one, all and none."""
         at = next((i for i, part in enumerate(self._parts) if not isinstance(part.memory, bytes)), len(self._parts))
         after = [part.memory for part in self._parts[at:] if isinstance(part.memory, bytes)]
         return b"".join(part.memory for part in self._parts[:at]), b"".join(after)
@@ -183,7 +183,7 @@ class AssembledFile:
 
 
 def leaf_parts(leaf: BoxedTensor, start: int) -> Iterator[FilePart]:
-    """Where in a file, from `start` on, the bytes of a tensor come from."""
+    """Yields where in a file, from `start` on, the bytes of a tensor come from."""
     if not leaf.nbytes:
         return
     if leaf.lies_in_order:

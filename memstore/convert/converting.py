@@ -1,15 +1,9 @@
 """Conversion of a checkpoint, step by step: opened, planned, written beside, read back, compared, and given its name.
 
-`convert` is the whole way. `open_source` and `draft_target` choose the reader and the writer of a format. The target is
-made in a folder beside its path (`folder_beside`), and appears whole or not at all (`publish_target`):
-
-    1. what killed conversions to the same target have left is removed: nobody locks it
-    2. a folder is made beside the target, under a name of its own, and locked
-    3. the target is made in it, read back and compared, and synced
-    4. it is renamed (a file: linked) to its path: the moment at which it appears, whole
-    5. the folder is removed
-
-A kill before 4 leaves the folder, for the next conversion to this target; one after it the whole target too.
+`convert` is the whole way, with its steps. `open_source` and `draft_target` choose the reader and the writer of a
+format. The target is made in a folder beside its path (`folder_beside`), and appears whole or not at all
+(`publish_target`). A kill before that leaves the folder, which nobody locks any more: the next conversion to the same
+target removes it.
 """
 
 from __future__ import annotations
@@ -156,12 +150,17 @@ def convert(
     rules = Rules(flag("allow_pickle", allow_pickle), flag("untie", untie), parse_size(max_expanded))
     path, made = _paths(source, target)
     with lacks_told(path):
+        # 1. The source is opened: an ordinary value, of tensors over its mapped files.
         read_as = source_format(path) if source_as is None else checked(source_as, FORMATS)
         write_as = target_format(made) if target_as is None else checked_target(made, target_as)
         if source_as is not None:
             check_source(path, read_as)
         found = open_source(path, read_as, rules)
-        _check_nesting(path, found.value)
+        try:
+            structure.check_nesting(found.value)
+        except structure.RefusedError as error:
+            raise UnsupportedValueError(f"{path}: {error.message()}") from None
+        # 2. The target is drafted. What it can't express is refused now, when nothing is written yet.
         draft = draft_target(write_as, found, rules, made)
         wanted = found.with_value(draft.value)
         tensors = take_apart(draft.value, rules).tensors
@@ -169,14 +168,17 @@ def convert(
     nbytes = sum(wanted.leaf(tensor).nbytes for tensor in tensors.values())
     meter = ByteMeter(2 * nbytes, progress)
     with _naming_lacks(made, nbytes), folder_beside(made) as folder:
+        # 3. It is written in a folder beside its path. Killed, here and in 4: the folder stays for the next conversion.
         name = os.path.basename(made)
         if draft.is_folder:
             os.mkdir(f"{folder}/{name}")
             draft.write(f"{folder}/{name}", name, meter)
         else:
             draft.write(folder, name, meter)
+        # 4. It is read back as a source of its format, and compared.
         written = open_source(f"{folder}/{name}", write_as, rules)
         compare(made, wanted, draft.metadata, written, rules, meter)
+        # 5. It gets its name. Killed after that: the whole target, and the folder, empty or with the same file.
         publish_target(f"{folder}/{name}", made)
     meter.finish()
     return Converted(path, made, read_as, write_as, len(tensors), nbytes)
@@ -207,15 +209,8 @@ def _absolute(path: str | os.PathLike[str]) -> str:
         raise TypeError(f"convert takes the path of a checkpoint and that of the new one, and not {what}") from None
 
 
-def _check_nesting(path: str, value: object) -> None:
-    try:
-        structure.check_nesting(value)
-    except structure.RefusedError as error:
-        raise UnsupportedValueError(f"{path}: {error.message()}") from None
-
-
 def _check_expanded(path: str, found: SourceValue, tensors: Mapping[Path, torch.Tensor], rules: Rules) -> None:
-    """Before anything is written: hours may go by until a disk is full of one number."""
+    """Refuses expanded tensors before anything is written: hours may go by until a disk is full of one number."""
     more = {name: sum(expanded_bytes(part) for _, part in found.leaf(one).boxes) for name, one in tensors.items()}
     if sum(more.values()) <= rules.max_expanded:
         return
@@ -230,7 +225,7 @@ def _check_expanded(path: str, found: SourceValue, tensors: Mapping[Path, torch.
 
 @contextlib.contextmanager
 def _naming_lacks(target: str, nbytes: int) -> Generator[None]:
-    """Errors of a lack name the target, and not what is written beside it."""
+    """Makes errors of a lack name the target, and not what is written beside it."""
     try:
         with lacks_told(target):
             yield
@@ -262,7 +257,7 @@ _READERS: dict[Format, Callable[[str, Rules], SourceValue]] = {
 
 
 def open_source(path: str, format: Format, rules: Rules) -> SourceValue:
-    """What is at a path.
+    """Opens what is at a path.
 
     Raises:
         UnsupportedValueError: it needs pickle, and that isn't allowed; or has what no target can have.
@@ -285,7 +280,7 @@ def open_source(path: str, format: Format, rules: Rules) -> SourceValue:
 
 
 class TargetDraft(NamedTuple):
-    """What is about to be written.
+    """A target that is about to be written.
 
     Attributes:
         value: what a reader of the format has to find.
@@ -301,7 +296,7 @@ class TargetDraft(NamedTuple):
 
 
 def draft_target(format: Format, found: SourceValue, rules: Rules, target: str) -> TargetDraft:
-    """What is written of a value.
+    """Drafts what is written of a value.
 
     Args:
         target: where it is going to be.
@@ -315,16 +310,13 @@ def draft_target(format: Format, found: SourceValue, rules: Rules, target: str) 
     return draft
 
 
-def _draft_safetensors(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
+def _draft_safetensors(
+    is_folder: bool, found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str
+) -> TargetDraft:
     tensors = convert_files.safetensors_tensors(found, rules, refusals)
     metadata = convert_files.safetensors_metadata(found, refusals)
-    return TargetDraft(tensors, False, partial(convert_files.write_safetensors, found, tensors, metadata), metadata)
-
-
-def _draft_huggingface(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
-    tensors = convert_files.safetensors_tensors(found, rules, refusals)
-    metadata = convert_files.safetensors_metadata(found, refusals)
-    return TargetDraft(tensors, True, partial(convert_files.write_huggingface, found, tensors, metadata), metadata)
+    write = convert_files.write_huggingface if is_folder else convert_files.write_safetensors
+    return TargetDraft(tensors, is_folder, partial(write, found, tensors, metadata), metadata)
 
 
 def _draft_torch(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
@@ -374,10 +366,10 @@ def _draft_snapshot(found: SourceValue, rules: Rules, refusals: LeafRefusals, ta
 
 _DRAFTS: dict[Format, Callable[[SourceValue, Rules, LeafRefusals, str], TargetDraft]] = {
     "dcp": _draft_dcp,
-    "huggingface": _draft_huggingface,
+    "huggingface": partial(_draft_safetensors, True),
     "memmap": _draft_memmap,
     "memstore-dcp": _draft_memstore_dcp,
-    "safetensors": _draft_safetensors,
+    "safetensors": partial(_draft_safetensors, False),
     "snapshot": _draft_snapshot,
     "torch": _draft_torch,
 }
@@ -392,8 +384,10 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EMLINK)
 
 @contextlib.contextmanager
 def folder_beside(target: str) -> Generator[str]:
-    """Yields a new folder on the target's file system, which is gone afterwards."""
-    parent, prefix = os.path.dirname(target), _prefix(target)
+    """Yields a new folder on the target's file system, which is gone afterwards. Its lock says that it is in use."""
+    parent = os.path.dirname(target)
+    # of fixed length, whatever the target is called
+    prefix = f".memstore-convert.{xxhash.xxh3_64_hexdigest(os.fsencode(os.path.basename(target)))}."
     _remove_leftovers(parent, prefix)
     folder, fd = _make_folder(parent, prefix)
     try:
@@ -406,7 +400,7 @@ def folder_beside(target: str) -> Generator[str]:
 
 
 def _remove_folder(folder: str) -> None:
-    """Best effort. An empty one takes no descriptor."""
+    """Removes the folder, if that is possible. An empty one takes no descriptor."""
     with contextlib.suppress(OSError):
         os.rmdir(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -434,18 +428,13 @@ def already_there(target: str) -> AlreadyExistsError:
 
 
 def _link(made: str, target: str) -> None:
-    """Unlike a rename, a link never takes the place of something."""
+    """Links a file: unlike a rename, that never takes the place of something."""
     try:
         syscalls.link(made, target)
     except OSError as error:
         if error.errno not in _NO_LINKS or os.path.lexists(target):
             raise
         syscalls.rename(made, target)
-
-
-def _prefix(target: str) -> str:
-    """Of the folders beside a target: of fixed length, whatever the target is called."""
-    return f".memstore-convert.{xxhash.xxh3_64_hexdigest(os.fsencode(os.path.basename(target)))}."
 
 
 def _make_folder(parent: str, prefix: str) -> tuple[str, int]:
@@ -465,7 +454,7 @@ def _make_folder(parent: str, prefix: str) -> tuple[str, int]:
 
 
 def _remove_leftovers(parent: str, prefix: str) -> None:
-    """Best effort: what can't be removed harms nobody."""
+    """Removes the folders that nobody locks. Those that can't be removed harm nobody."""
     pattern = re.compile(re.escape(prefix) + "[0-9a-f]{32}")
     for name in os.listdir(parent):
         if not pattern.fullmatch(name):

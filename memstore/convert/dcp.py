@@ -37,13 +37,13 @@ from memstore._wording import short
 from memstore.convert.checkpoint_files import AssembledFile, SourceFiles, load_object
 from memstore.convert.files import draft_torch
 from memstore.convert.formats import DCP_METADATA, Rules
-from memstore.convert.leaves import Assembly, BoxedTensor, Boxes, SourceValue, stand_in
+from memstore.convert.leaves import Assembly, BoxedTensor, SourceValue, stand_in, why_not_whole
 from memstore.convert.naming import FlatItems, LeafRefusals, Sharing, flattened, nested, plain, special
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError, lacks_told
 from memstore.formats import ByteMeter, are_sizes, read_whole
 from memstore.integrations.dcp import StorageWriter
 from memstore.integrations.dcp.planners import encode_object
-from memstore.sharding import Box, overlap, uncovered, whole
+from memstore.sharding import Box, whole
 from memstore.structure import DTYPE_NAMES, MalformedError, read_known_pickle
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ _BEFORE_TORCH_2 = "torch.distributed._shard.checkpoint."
 
 
 class _StoredItem(NamedTuple):
-    """Where an item is."""
+    """The place of an item in a file."""
 
     name: str
     start: int
@@ -73,7 +73,7 @@ class _StoredItem(NamedTuple):
 
 
 def open_dcp(path: str, rules: Rules) -> SourceValue:
-    """The state dict that was saved.
+    """Opens the state dict that was saved.
 
     Raises:
         CorruptionError: the metadata makes no sense, or a file is missing or too short.
@@ -164,7 +164,9 @@ class _Checkpoint:
             if place is None:
                 self._damaged(f"it doesn't say where the chunk of {short(name)} at {list(box.offsets)} is")
             boxes.append((box, self._part(name, place, dtype, box.shape)))
-        self._check_cover(name, shape, [box for box, _ in boxes])
+        reason = why_not_whole(shape, [box for box, _ in boxes])
+        if reason is not None:
+            self._damaged(f"the chunks of {short(name)} {reason}")
         made = self._assembly.tensor(dtype, shape, tuple(boxes))
         return made.requires_grad_() if said.properties.requires_grad is True else made
 
@@ -178,17 +180,6 @@ class _Checkpoint:
             )
         return self._files.tensor(place.name, placed.start, dtype, shape, placed.stride, placed.offset)
 
-    def _check_cover(self, name: str, shape: tuple[int, ...], boxes: list[Box]) -> None:
-        if boxes == [whole(shape)]:  # most are
-            return
-        if len({len(box.shape) for box in boxes} | {len(shape)}) > 1 or overlap(boxes) is not None:
-            self._damaged(f"the chunks of {short(name)} overlap, or have other dimensions")
-        if any(o + n > size for box in boxes for o, n, size in zip(box.offsets, box.shape, shape, strict=True)):
-            self._damaged(f"{short(name)} has a chunk beyond its shape {list(shape)}")
-        missing = uncovered(whole(shape), boxes)
-        if missing:
-            self._damaged(f"no chunk of {short(name)} has the elements {missing[0]}: a rank's part is missing")
-
     def _object(self, name: str, place: _StoredItem) -> Any:
         memory = self._files.bytes(place.name)
         if place.start + place.size > len(memory):
@@ -201,7 +192,7 @@ class _Checkpoint:
 
 
 def _known_class(module: str, name: str) -> Any:
-    """What the metadata may refer to: dataclasses, numbers' types and paths."""
+    """Returns what the metadata may refer to: dataclasses, numbers' types and paths."""
     if module == torch_metadata.__name__ and name in _METADATA:
         return getattr(torch_metadata, name)
     if module == _OLD_PROPERTIES and name in _OLD_NAMES:
@@ -223,7 +214,7 @@ def _known_class(module: str, name: str) -> Any:
 
 
 def _member(kind: Any, name: Any) -> Any:
-    """Of an enumeration: Python 3.11.0 to 3.11.3 pickled its members as calls of getattr."""
+    """Returns a member of an enumeration: Python 3.11.0 to 3.11.3 pickled them as calls of getattr."""
     known = _known_class(torch_metadata.__name__, "_MEM_FORMAT_ENCODING")
     if kind is not known or name not in known.__members__:
         raise MalformedError(f"getattr of {name!r:.60}")
@@ -244,7 +235,7 @@ _FILE = "__0_0.distcp"  # of rank 0, its first
 
 
 def checkpoint_items(found: SourceValue, rules: Rules, refusals: LeafRefusals) -> FlatItems:
-    """The items that a checkpoint has of a value."""
+    """Returns the items that a checkpoint has of a value."""
     flat = flattened(plain(found.value, refusals), refusals)
     sharing = Sharing(refusals, untie=rules.untie)
     for name, item in flat.items.items():
@@ -259,7 +250,7 @@ def checkpoint_items(found: SourceValue, rules: Rules, refusals: LeafRefusals) -
 
 
 class _CheckpointItem(NamedTuple):
-    """What is written at a time: a box of a tensor, or an object."""
+    """An item that is written at a time: a box of a tensor, or an object."""
 
     item: WriteItem
     data: Any  # the tensor of the box's elements, or the object
@@ -272,18 +263,14 @@ def _items(found: SourceValue, flat: FlatItems) -> list[_CheckpointItem]:
             items.append(_CheckpointItem(WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO), value))
             continue
         properties = TensorProperties(dtype=value.dtype, requires_grad=value.requires_grad)
-        for box, tensor in _boxes(found, value):
+        leaf = found.leaf(value)
+        for box, tensor in leaf.cut() if leaf.nbytes else ((whole(leaf.shape), value.detach()),):
             chunk = ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.shape))
             said = TensorWriteData(chunk, properties, torch.Size(value.shape))
             items.append(
                 _CheckpointItem(WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, None, said), tensor)
             )
     return items
-
-
-def _boxes(found: SourceValue, tensor: torch.Tensor) -> Boxes:
-    leaf = found.leaf(tensor)
-    return leaf.cut() if leaf.nbytes else ((whole(leaf.shape), tensor.detach()),)
 
 
 def _described(items: list[_CheckpointItem], flat: FlatItems) -> Metadata:
@@ -302,7 +289,11 @@ def _described(items: list[_CheckpointItem], flat: FlatItems) -> Metadata:
 
 
 class _TorchWriter(FileSystemWriter):
-    """Writes the metadata. Args: target: where the checkpoint is going to be."""
+    """A writer of the metadata.
+
+    Args:
+        target: where the checkpoint is going to be.
+    """
 
     def __init__(self, folder: str, target: str) -> None:
         super().__init__(folder)  # pyright: ignore[reportUnknownMemberType]
@@ -315,14 +306,16 @@ class _TorchWriter(FileSystemWriter):
 def write_torch_checkpoint(
     found: SourceValue, flat: FlatItems, rules: Rules, target: str, folder: str, name: str, meter: ByteMeter
 ) -> None:
-    """Files as those of torch's FileSystemWriter. Args: target: where the folder is going to be."""
+    """Writes files as torch's FileSystemWriter does. `target` is where the folder is going to be."""
     items = _items(found, flat)
     file, frames = AssembledFile(), _TensorFrames(rules)
     results: list[WriteResult] = []
     for item, data in items:
         start = file.size
         if item.tensor_data is None:
-            file.add(_saved(data))
+            stream = io.BytesIO()
+            torch.save(data, stream)
+            file.add(stream.getvalue())
         else:
             frames.add(data, file)
         results.append(WriteResult(item.index, file.size - start, StorageInfo(_FILE, start, file.size - start)))
@@ -330,21 +323,15 @@ def write_torch_checkpoint(
     _TorchWriter(folder, target).finish(_described(items, flat), [results])
 
 
-def _saved(value: Any) -> bytes:
-    stream = io.BytesIO()
-    torch.save(value, stream)
-    return stream.getvalue()
-
-
 class _TensorFrames:
-    """What torch.save writes around the bytes of a tensor by itself: the same for all of a dtype and shape."""
+    """The bytes that torch.save writes around those of a tensor by itself: the same for all of a dtype and shape."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._made: dict[tuple[torch.dtype, torch.Size], tuple[bytes, bytes]] = {}
 
     def add(self, tensor: torch.Tensor, file: AssembledFile) -> None:
-        """What torch.save makes of a tensor, with no more of its storage than its elements."""
+        """Adds what torch.save makes of a tensor, with no more of its storage than its elements."""
         kind = tensor.dtype, tensor.shape
         if kind not in self._made:
             self._made[kind] = self._frame(*kind)
@@ -365,7 +352,7 @@ class _TensorFrames:
 
 
 class _OwnWriter(StorageWriter):
-    """Args: target: where the checkpoint is going to be."""
+    """A writer that names the place where the checkpoint is going to be."""
 
     def __init__(self, folder: str, target: str) -> None:
         super().__init__(folder)
@@ -377,7 +364,7 @@ class _OwnWriter(StorageWriter):
 
 
 class _Planner:
-    """What a writer asks for: the data of an item."""
+    """A planner, as far as a writer asks one: for the data of an item."""
 
     def __init__(self, data: dict[MetadataIndex, Callable[[], Any]]) -> None:
         self._data = data
@@ -389,7 +376,7 @@ class _Planner:
 def write_own_checkpoint(
     found: SourceValue, flat: FlatItems, target: str, folder: str, name: str, meter: ByteMeter
 ) -> None:
-    """A snapshot, as memstore's StorageWriter makes it. Args: target: where the folder is going to be."""
+    """Writes a snapshot, as memstore's StorageWriter makes it. `target` is where the folder is going to be."""
     items = _items(found, flat)
     data = {item.index: _resolving(item.index.fqn, value, item) for item, value in items}
     writer = _OwnWriter(folder, target)

@@ -50,7 +50,7 @@ _MOST_LOADED = 256 << 20  # bytes of a file that can't be mapped
 
 
 def open_torch(path: str, rules: Rules) -> SourceValue:
-    """A file of torch.save."""
+    """Opens a file of torch.save."""
     with opened(os.path.realpath(path)) as (fd, found):
         if found.st_size > _MOST_LOADED and is_legacy(syscalls.read_at(fd, 64, 0)):
             raise UnsupportedValueError(
@@ -61,7 +61,7 @@ def open_torch(path: str, rules: Rules) -> SourceValue:
 
 
 def open_safetensors(path: str, rules: Rules) -> SourceValue:
-    """A file of safetensors, a folder of Hugging Face, or the index in one.
+    """Opens a file of safetensors, a folder of Hugging Face, or the index in one.
 
     Raises:
         UnsupportedValueError: the files are parts of tensors; or a folder has several files, and no index.
@@ -76,12 +76,9 @@ def open_safetensors(path: str, rules: Rules) -> SourceValue:
     value = load_files("", path, "safetensors", allow_pickle=rules.allow_pickle)
     metadata = read_metadata(first or path)
     _check_whole(metadata, listed=(first or path).endswith(".json"))
-    return SourceValue(value, metadata={file: _without_torchs(said) for file, said in metadata.items()})
-
-
-def _without_torchs(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Not what torch says of parts: the tensors are whole."""
-    return {name: text for name, text in metadata.items() if name not in (_SHARDING_INFO, "DCP_VERSION")}
+    torchs = (_SHARDING_INFO, "DCP_VERSION")  # says that these may be parts, and they are whole
+    kept = {file: {name: text for name, text in said.items() if name not in torchs} for file, said in metadata.items()}
+    return SourceValue(value, metadata=kept)
 
 
 def _check_whole(metadata: Mapping[str, Mapping[str, str]], *, listed: bool) -> None:
@@ -107,7 +104,7 @@ def _check_whole(metadata: Mapping[str, Mapping[str, str]], *, listed: bool) -> 
 
 
 def _all_start_at_zero(places: Any) -> bool:
-    """Args: places: of the tensors by name, each `{"saved_offsets": [...]}`."""
+    """Returns whether all tensors start at 0, by `{"saved_offsets": [...]}` of each name."""
     if not isinstance(places, dict):
         return False
     known = cast("dict[str, Any]", places)
@@ -118,7 +115,7 @@ def _all_start_at_zero(places: Any) -> bool:
 
 
 def open_memmap(path: str, rules: Rules) -> SourceValue:
-    """A folder of TensorDict.memmap."""
+    """Opens a folder of TensorDict.memmap."""
     return SourceValue(load_files("", path, "memmap", allow_pickle=rules.allow_pickle))
 
 
@@ -130,7 +127,7 @@ _SHARD_SIZE = 5 * 10**9  # bytes: what transformers, too, puts into a file by de
 
 
 def safetensors_tensors(found: SourceValue, rules: Rules, refusals: LeafRefusals) -> dict[str, torch.Tensor]:
-    """The tensors by their names, those in dicts and lists joined by dots."""
+    """Returns the tensors by their names, those in dicts and lists joined by dots."""
     tensors: dict[str, torch.Tensor] = {}
     sharing = Sharing(refusals, untie=rules.untie)
     for path, entry in entries(plain(found.value, refusals), refusals):
@@ -153,7 +150,7 @@ def safetensors_tensors(found: SourceValue, rules: Rules, refusals: LeafRefusals
 
 
 def safetensors_metadata(found: SourceValue, refusals: LeafRefusals) -> dict[str, str]:
-    """What each file says of itself: what the files of the source say, and that its tensors are torch's.
+    """Returns what each file says of itself: what the source's files say, and that its tensors are torch's.
 
     Files of the source that say different things under one name are refused: no file of the target could say both.
     """
@@ -177,7 +174,7 @@ def write_safetensors(
     name: str,
     meter: ByteMeter,
 ) -> None:
-    """One file."""
+    """Writes one file."""
     header, order = header_of(tensors, metadata)
     file = AssembledFile()
     file.add(header)
@@ -194,7 +191,7 @@ def write_huggingface(
     name: str,
     meter: ByteMeter,
 ) -> None:
-    """`model.safetensors`, or files of up to 5 GB and their index."""
+    """Writes `model.safetensors`, or files of up to 5 GB and their index."""
     shards = shards_of(tensors, _SHARD_SIZE)
     names = shard_names(len(shards))
     for file, shard in zip(names, shards, strict=True):
@@ -215,7 +212,7 @@ def write_huggingface(
 
 
 def draft_torch(found: SourceValue, value: Any, rules: Rules) -> AssembledFile:
-    """The file that torch.save makes of a value. Raises UnsupportedValueError for what it can't write."""
+    """Makes the file that torch.save makes of a value. Raises UnsupportedValueError for what it can't write."""
     for path, tensor in structure.iter_tensors(value):
         if tensor.dtype in structure.traits.WITHOUT_COPY:
             raise UnsupportedValueError(
@@ -245,7 +242,7 @@ def _loads_safely(kind: type) -> bool:
 
 
 def _storages(found: SourceValue, value: Any, rules: Rules) -> dict[tuple[int, int], BoxedTensor]:
-    """What storages have, by address and size in bytes."""
+    """Returns what storages have, by address and size in bytes."""
     storages: dict[tuple[int, int], BoxedTensor] = {}
     for tensor in take_apart(value, rules).tensors.values():
         if not tensor.numel():
@@ -263,7 +260,7 @@ def _storages(found: SourceValue, value: Any, rules: Rules) -> dict[tuple[int, i
 
 
 class _TorchSaveFile:
-    """What torch.save writes to. An error waits until torch is done: raised within its C++, it would stay there."""
+    """A file for torch.save. An error waits until torch is done: raised within its C++, it would stay there."""
 
     def __init__(self, storages: Mapping[tuple[int, int], BoxedTensor]) -> None:
         self.file = AssembledFile()
@@ -288,7 +285,7 @@ class _TorchSaveFile:
             self.file.add_leaf(leaf)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Does nothing: nothing is kept back."""
 
 
 @contextlib.contextmanager
@@ -325,7 +322,7 @@ def check_memmap(found: SourceValue, rules: Rules, refusals: LeafRefusals) -> No
 
 
 def write_memmap(found: SourceValue, source: Any, rules: Rules, folder: str, name: str, meter: ByteMeter) -> None:
-    """Args: source: the TensorDict that the value is."""
+    """Writes the TensorDict `source`, which the value is."""
     try:
         places = make_memmap_folder(folder, source, allow_pickle=rules.allow_pickle)
     except UnsupportedValueError as error:

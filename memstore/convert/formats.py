@@ -41,7 +41,7 @@ def checked(name: str, known: tuple[Format, ...]) -> Format:
 
 
 def source_format(path: str) -> Format:
-    """Which format a file or folder has.
+    """Returns which format a file or folder has.
 
     Raises:
         FileNotFoundError: a link leads to neither.
@@ -85,7 +85,7 @@ def check_source(path: str, format: Format) -> None:
 
 
 def _missing(path: str, format: Format) -> str:
-    """What the format needs, and the path hasn't; "": nothing. What is wrong with a file, its reader says."""
+    """Returns what the format needs and the path lacks, "" for nothing. A file's reader says what is wrong with it."""
     marks: dict[Format, str] = {"dcp": DCP_METADATA, "torchsnapshot": TORCHSNAPSHOT_METADATA, "memmap": "meta.json"}
     if format in marks:
         return "" if os.path.lexists(f"{path}/{marks[format]}") else f"a folder with {marks[format]}"
@@ -121,7 +121,7 @@ def checked_target(path: str, name: str) -> Format:
 
 
 def target_format(path: str) -> Format:
-    """Which format a path is meant to have that isn't there yet: by its suffix; a folder is a snapshot.
+    """Returns the format that a new path is meant to have: by its suffix; a folder is a snapshot.
 
     Raises:
         ValueError: it has the suffix of a file, and no format has that.
@@ -147,7 +147,7 @@ def target_format(path: str) -> Format:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a caller allows.
+    """The permissions of a caller.
 
     Attributes:
         allow_pickle: objects that only pickle can read or write.

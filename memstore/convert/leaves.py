@@ -24,7 +24,7 @@ from memstore.convert.formats import Rules
 from memstore.engine import Path, map_file
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.formats import ByteMeter
-from memstore.sharding import Box, BoxIndex, whole
+from memstore.sharding import Box, BoxIndex, narrow_to, overlap, uncovered, whole
 from memstore.snapshot import in_parallel
 from memstore.structure import RefusedError, Walk, contiguous_stride, memory_of
 
@@ -59,11 +59,11 @@ class BoxedTensor:
 
     @property
     def lies_in_order(self) -> bool:
-        """Whether its bytes are side by side in memory, in C order."""
+        """Returns whether its bytes are side by side in memory, in C order."""
         return not self.nbytes or (len(self.boxes) == 1 and self.boxes[0][1].is_contiguous())
 
     def cut(self) -> Boxes:
-        """Its boxes, of which each lies in order, or takes little memory when it is put in order."""
+        """Returns its boxes, cut so that each lies in order, or takes little memory when it is put in order."""
         found: list[tuple[Box, torch.Tensor]] = []
         for box, tensor in self.boxes:
             if tensor.is_contiguous() or tensor.numel() * self.dtype.itemsize <= PIECE:
@@ -75,7 +75,7 @@ class BoxedTensor:
         return tuple(found)
 
     def pieces(self, most: int = PIECE) -> Iterator[ByteRange]:
-        """All of its bytes, in order."""
+        """Yields all of its bytes, in order."""
         if self.lies_in_order:
             for start in range(0, self.nbytes, most):
                 yield ByteRange(start, min(most, self.nbytes - start), None)
@@ -87,7 +87,7 @@ class BoxedTensor:
             at += nbytes
 
     def read(self, piece: ByteRange) -> Bytes:
-        """The bytes of a piece: those in memory, or a copy that is put together."""
+        """Returns the bytes of a piece: those in memory, or a copy that is put together."""
         if piece.box is None:
             return memory_of(self.boxes[0][1])[piece.start : piece.start + piece.nbytes]
         # Not by malloc, which keeps tens of megabytes a thread for such pieces, since other threads free them.
@@ -98,11 +98,11 @@ class BoxedTensor:
             self._index = BoxIndex([box for box, _ in self.boxes])
         for number, meet in self._index.meeting(piece.box):
             box, tensor = self.boxes[number]
-            made[meet.within(piece.box).slices].copy_(as_bytes(tensor)[meet.within(box).slices])
+            narrow_to(made, meet.within(piece.box)).copy_(narrow_to(as_bytes(tensor), meet.within(box)))
         return memory
 
     def whole(self) -> torch.Tensor:
-        """The tensor itself, in memory if it doesn't lie in order."""
+        """Returns the tensor itself, in memory if it doesn't lie in order."""
         if len(self.boxes) == 1:
             return self.boxes[0][1]
         made = torch.empty(self.shape, dtype=self.dtype)
@@ -113,7 +113,7 @@ class BoxedTensor:
 
 
 def slabs(shape: Sequence[int], itemsize: int) -> Iterator[Box]:
-    """Boxes of up to PIECE bytes, whose elements follow each other in C order. Of one element at least."""
+    """Yields boxes of up to PIECE bytes, but one element at least, whose elements follow each other in C order."""
     dim, inner = len(shape), itemsize
     while dim and inner * shape[dim - 1] <= PIECE:
         dim -= 1
@@ -130,7 +130,7 @@ def slabs(shape: Sequence[int], itemsize: int) -> Iterator[Box]:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, with a last dimension of the bytes of an element: so every dtype can be copied."""
+    """Returns the same memory, with a last dimension of the bytes of an element: so every dtype can be copied."""
     size = tensor.itemsize
     return structure.over(
         tensor.untyped_storage(),
@@ -142,7 +142,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def stand_in(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """A tensor of zeros that takes no memory as long as nobody looks at it. It has elements."""
+    """Returns a tensor of zeros that takes no memory as long as nobody looks at it. It has elements."""
     mapping = map_file(None, math.prod(shape) * dtype.itemsize)
     memory: Bytes = np.asarray(mapping)
     storage = torch.from_numpy(memory).untyped_storage()  # pyright: ignore[reportUnknownMemberType]
@@ -151,7 +151,7 @@ def stand_in(dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
 
 
 class SourceValue:
-    """What was found in a source.
+    """The value that was found in a source.
 
     Args:
         value: as a load of the source would give it, its tensors over mapped files, or stand-ins.
@@ -170,7 +170,7 @@ class SourceValue:
         self._boxes: Mapping[int, Boxes] = boxes or {}
 
     def leaf(self, tensor: torch.Tensor) -> BoxedTensor:
-        """Where a tensor of the value has its bytes."""
+        """Returns where a tensor of the value has its bytes."""
         plain = tensor.detach().resolve_conj().resolve_neg()
         boxes = self._boxes.get(plain.data_ptr()) if plain.numel() else None
         if boxes is None:
@@ -181,18 +181,30 @@ class SourceValue:
         return bool(tensor.numel()) and tensor.data_ptr() in self._boxes
 
     def with_value(self, value: Any) -> SourceValue:
-        """Another value of the same tensors."""
+        """Returns another value of the same tensors."""
         return SourceValue(value, self._boxes)
 
 
+def why_not_whole(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
+    """Returns why boxes don't make up a tensor; None if they cover it, each element once."""
+    if any(len(box.shape) != len(shape) or len(box.offsets) != len(shape) for box in boxes):
+        return "have other dimensions"
+    if any(o + n > size for box in boxes for o, n, size in zip(box.offsets, box.shape, shape, strict=True)):
+        return f"reach beyond its shape {list(shape)}"
+    if len(boxes) > 1 and overlap(boxes) is not None:
+        return "overlap"
+    missing = uncovered(whole(shape), boxes)
+    return f"lack the elements {missing[0]}: a part is missing" if missing else None
+
+
 class Assembly:
-    """Makes the tensors of a value of boxes in files, and remembers the boxes of those that need a stand-in."""
+    """The tensors of a value, made of boxes in files, and the boxes of those that need a stand-in."""
 
     def __init__(self) -> None:
         self.boxes: dict[int, Boxes] = {}
 
     def tensor(self, dtype: torch.dtype, shape: Sequence[int], boxes: Boxes) -> torch.Tensor:
-        """A tensor of these boxes, which cover it."""
+        """Returns a tensor of these boxes, which cover it."""
         if not math.prod(shape):
             return torch.empty(tuple(shape), dtype=dtype)
         if len(boxes) == 1:
@@ -210,7 +222,7 @@ _COMPARED = 4 << 20  # bytes that are compared at a time
 
 
 class _ComparingWalk(Walk):
-    """Compares streams too, which are items of memstore's checkpoints."""
+    """A walk that compares streams too, which are items of memstore's checkpoints."""
 
     def write_leaf(self, value: Any) -> Any:
         if type(value) is io.BytesIO:
@@ -240,7 +252,7 @@ def take_apart(value: Any, rules: Rules) -> NamedLeaves:
 
 
 def nbytes_of(found: SourceValue, rules: Rules) -> int:
-    """Of the tensors that the value has; what is one tensor twice counts twice."""
+    """Returns the size of the tensors that the value has; what is one tensor twice counts twice."""
     return sum(found.leaf(tensor).nbytes for tensor in take_apart(found.value, rules).tensors.values())
 
 

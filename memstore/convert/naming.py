@@ -29,7 +29,7 @@ _MOST_NAMED = 20  # of the leaves that are refused
 
 
 class LeafRefusals:
-    """What of a value a format can't express.
+    """The leaves of a value that a format can't express.
 
     Args:
         target: the format, as an error calls it.
@@ -69,7 +69,7 @@ class NamedLeaf(NamedTuple):
 def entries(
     value: Any, refusals: LeafRefusals, *, is_leaf: Callable[[Any], bool] = lambda _: False
 ) -> Iterator[NamedLeaf]:
-    """The leaves of dicts, lists and tuples in one another, as `plain` makes them.
+    """Returns the leaves of dicts, lists and tuples in one another, as `plain` makes them.
 
     Keys that are no texts are refused.
 
@@ -94,7 +94,7 @@ def _entries(path: Path, value: Any, refusals: LeafRefusals, is_leaf: Callable[[
 
 
 def plain(value: Any, refusals: LeafRefusals) -> Any:
-    """TensorDicts as dicts, and what is in their NonTensorData. (Other containers stay what they are.)"""
+    """Returns TensorDicts as dicts, and what is in their NonTensorData. (Other containers stay what they are.)"""
     return _plain((), value, refusals)
 
 
@@ -119,12 +119,12 @@ def _plain(path: Path, value: Any, refusals: LeafRefusals) -> Any:
 
 
 def part_of(key: Any) -> str | int:
-    """A key, as a path has it."""
+    """Returns a key as a path has it."""
     return key if type(key) in (str, int) else repr(key)
 
 
 def has_tensors(value: Any) -> bool:
-    """Whether there is a tensor in dicts, lists and tuples."""
+    """Returns whether there is a tensor in dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, Mapping):
@@ -133,7 +133,7 @@ def has_tensors(value: Any) -> bool:
 
 
 class Sharing:
-    """Finds tensors that share memory with one another.
+    """The tensors of a value that share memory with one another.
 
     Args:
         untie: they are stored one by one, and no refusal.
@@ -164,7 +164,7 @@ class Sharing:
 
 
 def special(tensor: torch.Tensor) -> str | None:
-    """What a tensor is more than its elements: sparse, jagged, quantized. None for most."""
+    """Says what a tensor is beyond its elements: sparse, jagged, quantized. None for most."""
     found = what_special(tensor)
     if found is None and tensor.is_quantized:
         found = f"a quantized tensor of {tensor.dtype}"
@@ -176,7 +176,7 @@ def special(tensor: torch.Tensor) -> str | None:
 
 
 def is_collection(value: Any) -> bool:
-    """Whether it is a TensorDict, a tensorclass or of their like: none is, as long as nobody has imported them."""
+    """Returns whether it is a TensorDict, a tensorclass or the like: none is, as long as nobody has imported them."""
     if "tensordict" not in sys.modules:
         return False
     with between_forks():
@@ -185,7 +185,7 @@ def is_collection(value: Any) -> bool:
 
 
 def opened_collection(value: Any) -> Any:
-    """A collection as a dict of its entries, or what it has that is no tensor; None for one that is more than that."""
+    """Returns a collection as a dict of its entries, or its object; None for one that is more than that."""
     with between_forks():
         from tensordict import NonTensorData, NonTensorStack, TensorDict
     if type(value) is NonTensorData:
@@ -220,7 +220,7 @@ class FlatItems(NamedTuple):
 
 
 def flattened(value: Any, refusals: LeafRefusals) -> FlatItems:
-    """What a checkpoint has of a value. What would come back as another value is refused."""
+    """Returns what a checkpoint has of a value. What would come back as another value is refused."""
     items: dict[str, Any] = {}
     paths: dict[str, Path] = {}
     if not isinstance(value, dict):
@@ -240,7 +240,7 @@ def flattened(value: Any, refusals: LeafRefusals) -> FlatItems:
 
 
 def _is_item(value: Any) -> bool:
-    """Whether a list or a tuple is one item."""
+    """Returns whether a list or a tuple is one item."""
     if isinstance(value, tuple):
         return True
     return not any(
@@ -250,7 +250,7 @@ def _is_item(value: Any) -> bool:
 
 
 def nested(items: Mapping[str, Any], paths: Any, source: str) -> Any:
-    """The state dict of these items.
+    """Makes the state dict of these items.
 
     Args:
         paths: the planner's data of a checkpoint; None: the names are the keys.
@@ -353,7 +353,7 @@ def refuse_pickles(path: Path, value: Any, why: Why, refusals: LeafRefusals) -> 
 
 
 def unread_by_torch(leaf: Any) -> str | None:
-    """Why torch.load doesn't read a leaf with `weights_only=True`."""
+    """Says why torch.load doesn't read a leaf with `weights_only=True`."""
     kind = cast("Any", type(leaf))
     if kind in _READ_BY_TORCH or isinstance(leaf, torch.Tensor | torch.UntypedStorage | torch.TypedStorage):
         return None
@@ -371,7 +371,7 @@ def unread_by_torch(leaf: Any) -> str | None:
 
 
 def unstored_by_memstore(leaf: Any) -> str | None:
-    """Why memstore's formats don't store a leaf without pickle."""
+    """Says why memstore's formats don't store a leaf without pickle."""
     kind = cast("Any", type(leaf))
     if kind in _STORED_BY_MEMSTORE or (kind is str and leaf.isascii()) or isinstance(leaf, torch.Tensor):
         return None

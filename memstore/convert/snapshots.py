@@ -5,10 +5,11 @@ A snapshot can have any value, with its containers, its objects, and tensors tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from memstore._wording import short
 from memstore.convert.checkpoint_files import SourceFiles
@@ -18,11 +19,11 @@ from memstore.convert.naming import nested
 from memstore.errors import UnsupportedValueError
 from memstore.formats import ByteMeter
 from memstore.integrations.dcp import StorageReader
-from memstore.integrations.dcp.places import WRAPPED, wrapped_name
+from memstore.integrations.dcp.places import BYTES, STATE, WRAPPED, wrapped_name
 from memstore.integrations.dcp.planners import decode_object, decode_tensor
 from memstore.sharding import Box
 from memstore.snapshot.manifest import ManifestTensor
-from memstore.snapshot.planned import write_values
+from memstore.snapshot.planned import PlannedSnapshot, write_values
 from memstore.snapshot.stored import Stored, Value
 from memstore.structure import DTYPES, traits
 
@@ -33,7 +34,7 @@ WHOLE = "state"  # the name in the app state of a value that is no app state
 
 
 def open_snapshot(path: str, rules: Rules) -> SourceValue:
-    """The state dicts by their names; what `Snapshot.take` would have been given.
+    """Opens the state dicts by their names; what `Snapshot.take` would have been given.
 
     Raises:
         UnsupportedValueError: ranks had different values under one name.
@@ -41,36 +42,30 @@ def open_snapshot(path: str, rules: Rules) -> SourceValue:
     stored = Stored(path)
     _check_ranks(stored)
     reader = _SnapshotTensors(stored)
-    values = {key: reader.value(_value(stored, key), rules) for key in stored.keys(stored.manifest.world_size)}
+    values: dict[str, Any] = {}
+    for key in stored.keys(stored.manifest.world_size):
+        value = stored.value(0, key)
+        assert value is not None  # keys() names those that a rank has
+        values[key] = reader.value(value, rules)
     return SourceValue(values[WHOLE] if set(values) == {WHOLE} else values, reader.assembly.boxes)
 
 
 def _check_ranks(stored: Stored) -> None:
-    """What was spread over ranks is one value; what each had for itself is several, and there is one in a target."""
+    """Refuses what each rank had for itself: a target has one value. What was spread over ranks is one."""
     seen: dict[str, tuple[int, int]] = {}
     for rank, values in enumerate(stored.manifest.ranks):
         for key, index in values.items():
             first, one = seen.setdefault(key, (rank, index))
-            if one != index and not _are_alike(stored, one, index):
+            # they have one name: what differs is in them
+            if one != index and stored.manifest.values[one] != stored.manifest.values[index]:
                 raise UnsupportedValueError(
                     f"{stored.path}: ranks {first} and {rank} have different values under {key!r}, and a conversion "
                     "has one: restore it with as many ranks, and save it anew without"
                 )
 
 
-def _are_alike(stored: Stored, one: int, other: int) -> bool:
-    first, second = stored.manifest.values[one], stored.manifest.values[other]
-    return (first.structure, first.objects, first.tensors) == (second.structure, second.objects, second.tensors)
-
-
-def _value(stored: Stored, key: str) -> Value:
-    found = stored.value(0, key)
-    assert found is not None  # keys() names those that a rank has
-    return found
-
-
 class _SnapshotTensors:
-    """Makes tensors over the files of a snapshot; those that are one there are one here."""
+    """The tensors over the files of a snapshot; those that are one there are one here."""
 
     def __init__(self, stored: Stored) -> None:
         self.assembly = Assembly()
@@ -105,51 +100,33 @@ class _SnapshotTensors:
 
 
 def open_checkpoint(path: str, rules: Rules) -> SourceValue:
-    """The state dict that torch.distributed.checkpoint has saved with memstore's StorageWriter."""
+    """Opens the state dict that torch.distributed.checkpoint has saved with memstore's StorageWriter."""
     metadata = StorageReader(path).read_metadata()
-    stored = Stored(path)
-    reader = _SnapshotTensors(stored)
-    items: dict[str, Any] = {}
-    for key in ("state", "bytes"):
-        value = _value(stored, key)
-        stored.check_files(value.tensors)
-        for leaf, tensor in zip(value.plan.leaves, value.tensors, strict=True):
-            found = reader.tensor(tensor)
-            name = str(leaf.name[0])
-            items[name] = found if key == "state" else decode_object(name, found.numpy().tobytes())
-    for name, chunks in _wrapped_chunks(stored, metadata).items():
-        if len(chunks) > 1:
-            raise UnsupportedValueError(
-                f"{path}: {short(name)} is made of several tensors, and was saved in {len(chunks)} parts: load it with "
-                "the sharding that it was saved with"
-            )
-        items[name] = decode_tensor(
-            name, SourceValue(None, reader.assembly.boxes).leaf(reader.tensor(chunks[0])).whole()
-        )
-    return SourceValue(nested(items, metadata.planner_data, path), reader.assembly.boxes)
-
-
-def _wrapped_chunks(stored: Stored, metadata: Metadata) -> dict[str, list[ManifestTensor]]:
-    """The chunks of each tensor that is made of several."""
-    value = stored.value(0, WRAPPED)
-    if value is None:
-        return {}
-    stored.check_files(value.tensors)
-    chunks = {str(leaf.name[0]): tensor for leaf, tensor in zip(value.plan.leaves, value.tensors, strict=True)}
-    found: dict[str, list[ManifestTensor]] = {}
+    snapshot = PlannedSnapshot(path)
+    snapshot.stored.check_files(snapshot.stored.manifest.tensors)
+    reader = _SnapshotTensors(snapshot.stored)
+    items: dict[str, Any] = {name: reader.tensor(tensor) for name, tensor in snapshot.tensors(STATE).items()}
+    for name, tensor in snapshot.tensors(BYTES).items():
+        items[name] = decode_object(name, reader.tensor(tensor).numpy().tobytes())
+    chunks: Mapping[str, ManifestTensor] = snapshot.tensors(WRAPPED) if snapshot.has(WRAPPED) else {}
     for name, said in metadata.state_dict_metadata.items():
-        if isinstance(said, TensorStorageMetadata):
-            own = [wrapped_name(MetadataIndex(name, chunk.offsets)) for chunk in said.chunks]
-            if own and own[0] in chunks:
-                found[name] = [chunks[one] for one in own]
-    return found
+        if name in items or not isinstance(said, TensorStorageMetadata):
+            continue
+        if len(said.chunks) > 1:
+            raise UnsupportedValueError(
+                f"{path}: {short(name)} is made of several tensors, and was saved in {len(said.chunks)} parts: load it "
+                "with the sharding that it was saved with"
+            )
+        stored = reader.tensor(chunks[wrapped_name(MetadataIndex(name, said.chunks[0].offsets))])
+        items[name] = decode_tensor(name, SourceValue(None, reader.assembly.boxes).leaf(stored).whole())
+    return SourceValue(nested(items, metadata.planner_data, path), reader.assembly.boxes)
 
 
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
 
 def app_state_of(value: Any) -> dict[str, Any]:
-    """A dict of dicts is an app state by itself; what is none, or would be taken for one, stands under one name."""
+    """Returns a dict of dicts as it is, an app state. Another value, or one that looks like it, gets one name."""
     if type(value) is not dict:
         return {WHOLE: value}
     entries = cast("dict[Any, Any]", value)

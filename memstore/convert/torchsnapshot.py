@@ -23,10 +23,10 @@ from memstore._threads import between_forks
 from memstore._wording import short
 from memstore.convert.checkpoint_files import SourceFiles, load_object
 from memstore.convert.formats import TORCHSNAPSHOT_METADATA, Rules
-from memstore.convert.leaves import Assembly, SourceValue
+from memstore.convert.leaves import Assembly, SourceValue, why_not_whole
 from memstore.errors import CorruptionError, MissingPackageError, UnsupportedValueError
 from memstore.formats import are_sizes, read_whole
-from memstore.sharding import Box, overlap, uncovered, whole
+from memstore.sharding import Box
 from memstore.structure import DTYPES, MAX_DEPTH, count
 
 _CONTAINERS = ("dict", "OrderedDict", "list")
@@ -62,7 +62,7 @@ class _SnapshotMetadata(msgspec.Struct):
 
 
 def open_torchsnapshot(path: str, rules: Rules) -> SourceValue:
-    """The app state, as rank 0 would restore it.
+    """Opens the app state, as rank 0 would restore it.
 
     Raises:
         UnsupportedValueError: ranks have different values at a path, or an object needs pickle that isn't allowed.
@@ -151,14 +151,14 @@ class _Snapshot:
     # --- tensors ------------------------------------------------------------------------------------------------------
 
     def _check_ranks(self, path: str, ranks: dict[int, _ManifestEntry]) -> None:
-        """Each rank whose container has the tensor says what its part is: no entry has the shape of the whole."""
+        """Checks that each rank whose container has the tensor says what its part is: no entry has the whole shape."""
         parent, _, last = path.rpartition("/")
         for rank, container in self._ranks.get(parent, {}).items():
             if rank not in ranks and any(_token(key) == last for key in container.keys):
                 self._damaged(f"rank {rank} had a part of {path}, of which the metadata says nothing")
 
     def _sharded(self, path: str, shards: list[_ManifestShard]) -> torch.Tensor:
-        """What each rank has a part of. Ranks that have the same part are one."""
+        """Assembles a tensor of which each rank has a part. Ranks that have the same part are one."""
         if not shards:
             self._damaged(f"{path} has no shards")
         distinct = {(tuple(shard.offsets), tuple(shard.sizes)): shard for shard in reversed(shards)}
@@ -178,13 +178,11 @@ class _Snapshot:
             if not box.is_empty:
                 boxes.append((box, self._tensor(path, shard.tensor)))
         dtypes = {tensor.dtype for _, tensor in boxes}
-        alone = [box for box, _ in boxes]
-        inside = all(o + n <= size for box in alone for o, n, size in zip(box.offsets, box.shape, shape, strict=True))
-        if len(dtypes) > 1 or not inside or overlap(alone) is not None:
-            self._damaged(f"the shards of {path} overlap, or are of several dtypes")
-        missing = uncovered(whole(shape), alone)
-        if missing or not shards:
-            self._damaged(f"no shard of {path} has the elements {missing[:1]}")
+        if len(dtypes) > 1:
+            self._damaged(f"the shards of {path} are of several dtypes")
+        reason = why_not_whole(shape, [box for box, _ in boxes])
+        if reason is not None or not shards:
+            self._damaged(f"the shards of {path} {reason or 'are missing'}")
         dtype = dtypes.pop() if dtypes else self._dtype(path, shards[0].tensor)
         return self._assembly.tensor(dtype, shape, tuple(boxes))
 
@@ -252,7 +250,7 @@ class _Snapshot:
 
 
 def _token(key: str | int) -> str:
-    """Of a key, in a path."""
+    """Returns a key as a path has it."""
     return str(key).replace("%", "%25").replace("/", "%2F")
 
 
@@ -268,7 +266,7 @@ def _read_metadata(folder: str) -> _SnapshotMetadata:
 
 
 def _parse_yaml(path: str, text: bytes) -> Any:
-    """As versions of torchsnapshot before 0.2 write it."""
+    """Parses what versions of torchsnapshot before 0.2 write."""
     with between_forks():
         try:
             import yaml

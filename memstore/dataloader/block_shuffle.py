@@ -89,7 +89,10 @@ class BlockShuffle(Sampler[int]):
         return self.length // self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        """This epoch from its beginning; after `load_state_dict`, once, from where the state was taken."""
+        """Iterates over this epoch from its beginning.
+
+        After `load_state_dict` it begins once where the state was taken.
+        """
         if not self._resumes:
             self._drawn = 0
         self._resumes = False
@@ -123,7 +126,7 @@ class BlockShuffle(Sampler[int]):
         return {**same, "epoch": self.epoch, "rows": used * self.num_replicas}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next iteration continues where the state was taken.
+        """Lets the next iteration continue where the state was taken.
 
         With another number of ranks, up to `num_replicas - 1` rows come again.
 
@@ -148,7 +151,7 @@ class BlockShuffle(Sampler[int]):
         self.epoch, self._drawn, self._resumes = epoch, rows // self.num_replicas, True
 
     def _by_block(self, start: int) -> Iterator[list[int]]:
-        """This rank's rows from a place of the whole order on, block by block."""
+        """Yields this rank's rows from a place of the whole order on, block by block."""
         count = -(-self.length // self.block)
         end = len(self) * self.num_replicas
         order = self._permutation(_ORDER_OF_BLOCKS, count)

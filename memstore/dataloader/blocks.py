@@ -108,7 +108,7 @@ class SharedBlock:
         syscalls.populate(self._mapping.address, self.size)
 
     def part(self, start: int, size: int, dropped: Callable[[int, int], None], place: int) -> BlockPart:
-        """The bytes from `start` on. When they are dropped, `dropped` is called with `place` and BACK or LOST."""
+        """Lends the bytes from `start` on. When they are dropped, `dropped` is called with `place` and BACK or LOST."""
         return BlockPart(self._mapping.address + start, size, Cleanup(dropped, (place,), _when_dropped), self)
 
 
@@ -116,7 +116,7 @@ class SharedBlock:
 def tensor_over(
     part: BlockPart, dtype: torch.dtype, offset: int, shape: Sequence[int], stride: Sequence[int]
 ) -> torch.Tensor:
-    """A tensor that has the part, as has all that is made of it. `offset` counts elements."""
+    """Makes a tensor that keeps the part, as does all that is made of it. `offset` counts elements."""
     memory = np.asarray(part)
     storage = torch.from_numpy(memory).untyped_storage()
     storage._memstore_mapping = memory  # type: ignore[attr-defined] - for aliases, after share_memory_
@@ -149,7 +149,7 @@ class LentBlock(SharedBlock):
         self._sent = itertools.count()
 
     def begin(self) -> BlockPart:
-        """For a new batch. What is returned keeps the block for it, until its tensors do."""
+        """Begins a new batch. The result keeps the block for it, until its tensors do."""
         self._own = bytearray()
         self.tickets[:] = bytes(MOST_TICKETS)
         self._sent = itertools.count()
@@ -163,7 +163,7 @@ class LentBlock(SharedBlock):
         return self.part(START + start, size, own.__setitem__, len(own) - 1)
 
     def send(self) -> int | None:
-        """A ticket for a tensor that is about to be sent; None if there is none left."""
+        """Returns a ticket for a tensor that is about to be sent; None if no ticket is left."""
         ticket = next(self._sent)
         if ticket >= MOST_TICKETS:
             return None
@@ -179,7 +179,10 @@ class LentBlock(SharedBlock):
         return LOST in self._own or LOST in self.tickets.tobytes()
 
     def close(self) -> None:
-        """Its memory is given back, also where it stays mapped; if it is lost, when the last holder drops it."""
+        """Gives its memory back, also where it stays mapped.
+
+        If a part is lost, that is when the last holder drops it.
+        """
         if not self.is_lost():
             syscalls.free_blocks(self._fd, self.size)
         syscalls.close(self._fd)
@@ -195,7 +198,7 @@ class BlockPool:
         self._largest = 0  # batch so far, in bytes
 
     def begin(self) -> BatchAllocator:
-        """A new batch. The first has no block: nobody knows how large it will be."""
+        """Begins a new batch. The first has no block: nobody knows how large it will be."""
         with self._lock:
             block = self._free_block() if self._largest else None
             return BatchAllocator(self, block, None if block is None else block.begin())
@@ -204,7 +207,7 @@ class BlockPool:
         self._largest = max(self._largest, nbytes)
 
     def find(self, address: int) -> LentBlock | None:
-        """The block that has the address."""
+        """Returns the block that has the address."""
         for block in self._blocks:
             if 0 <= address - block.address < block.size:
                 return block
@@ -228,14 +231,14 @@ class BlockPool:
 
 
 class BatchAllocator:
-    """What `read_rows_to` asks for the tensors of one batch."""
+    """Allocator that `read_rows_to` asks for the tensors of one batch."""
 
     def __init__(self, pool: BlockPool, block: LentBlock | None, whole: BlockPart | None) -> None:
         self._pool, self._block, self._whole = pool, block, whole
         self._nbytes = 0
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor in the block, or behind its end in new shared memory."""
+        """Makes a tensor in the block, or behind its end in new shared memory."""
         nbytes = math.prod(shape) * dtype.itemsize
         start = self._nbytes
         self._nbytes += nbytes + -nbytes % _ALIGNMENT
@@ -266,7 +269,7 @@ def _may_be_opened() -> bool:
 
 
 def _lend(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """For the pickler of multiprocessing: a reference, if the tensor lies in a block of this process."""
+    """Pickles a tensor for multiprocessing: as a reference, if it lies in a block of this process."""
     pool = _pool
     if pool is None or pool.pid != os.getpid() or get_spawning_popen() is not None:
         return None
@@ -287,7 +290,7 @@ lend_by(_lend)
 
 
 def new_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor whose memory torch sends as it is. One elsewhere it would copy into such memory first."""
+    """Makes a tensor in memory that torch sends as it is. A tensor elsewhere it would copy into such memory first."""
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -315,7 +318,7 @@ around_forks(Hooks(_let_go_before_fork, lambda: None, lambda: None))
 
 
 def receive(reference: BlockReference, place: PlaceInBlock, shown: TensorForm) -> torch.Tensor:
-    """The tensor that a worker has sent. Its memory is the worker's again when nothing refers to it any more.
+    """Receives the tensor that a worker has sent. Its memory is the worker's again when nothing refers to it any more.
 
     Raises:
         VersionGoneError: the worker is dead, or the tensor was received before: a batch is received once.
@@ -344,12 +347,8 @@ def _map(reference: BlockReference) -> SharedBlock:
         raise VersionGoneError(f"process {pid}, which has read this batch, has ended, or has no room for it any more")
     block.populate()
     _mapped[token] = block
-    worker = _child(pid)
+    # The Process, if it is a child of this one. (`active_children` would reap children that a loader waits for.)
+    worker = next((child for child in tuple(process._children) if child.pid == pid), None)  # type: ignore[attr-defined]
     if worker is not None:
         _kept.setdefault(worker, []).append(block)
     return block
-
-
-def _child(pid: int) -> Any:
-    """The Process, if it is a child of this one. (`active_children` would reap those that their loader waits for.)"""
-    return next((child for child in tuple(process._children) if child.pid == pid), None)  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ functions by type, for others to extend; there `BatchRow` finds `collate_rows`, 
 from __future__ import annotations
 
 import copy
+import inspect
 import operator
 import os
 import sys
@@ -22,9 +23,10 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from memstore._wording import an, check_store, count_of
+from memstore._wording import an, count_of
 from memstore.dataloader.blocks import begin_batch
 from memstore.errors import UnsupportedValueError
+from memstore.listing import check_store
 from memstore.rows import of_key, prefetch_rows, read_rows, read_rows_to
 from memstore.structure import modes, render_path
 
@@ -32,7 +34,7 @@ from memstore.structure import modes, render_path
 
 
 class HasView(Protocol):
-    """What is used of a Store. (Its module imports that of datasets, which imports this package.)"""
+    """The part of a Store that is used here. (Its module imports that of datasets, which imports this package.)"""
 
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any: ...
 
@@ -70,7 +72,8 @@ class StoreDataset(Dataset[Any]):
     """
 
     def __init__(self, store: HasView, key: str, *, transform: Callable[[Any], Any] | None = None) -> None:
-        if not hasattr(store, "view") or isinstance(store, (str, os.PathLike)) or hasattr(store, "blocking"):
+        found = getattr(store, "view", None)
+        if found is None or isinstance(store, (str, os.PathLike)) or inspect.iscoroutinefunction(found):
             check_store(store, key)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform is a function of a batch, and not {transform!r:.100}")
@@ -85,7 +88,7 @@ class StoreDataset(Dataset[Any]):
         return self._length
 
     def __getitem__(self, index: Any) -> Any:
-        """An integer: one row. What `read_rows` takes (a list, slice, mask, tensor): a batch.
+        """Returns one row for an integer, and a batch for a list, slice, mask or tensor, as `read_rows` takes them.
 
         Raises:
             IndexError: a row out of range; the message names the range.
@@ -105,7 +108,7 @@ class StoreDataset(Dataset[Any]):
         return found if self.transform is None else self.transform(found)
 
     def __getitems__(self, index: Sequence[int]) -> list[BatchRow]:
-        """For DataLoader: the rows of one batch, which its default collate function makes whole again."""
+        """Reads the rows of one batch for DataLoader, whose default collate function makes them whole again."""
         return as_rows(self[index], len(index))
 
     def prefetch(self, rows: Any) -> None:
@@ -129,7 +132,7 @@ def _restore(cls: type[StoreDataset], *parts: Any) -> StoreDataset:
 
 
 class ReadBatch:
-    """What was read, and perhaps transformed, at once."""
+    """Rows that were read, and perhaps transformed, at once."""
 
     __slots__ = ("count", "value")
 
@@ -138,12 +141,12 @@ class ReadBatch:
 
 
 def read_batch(source: Any, index: Any) -> Any:
-    """As `read_rows`; in a worker of a DataLoader into memory that it shares with its parent."""
+    """Reads rows as `read_rows` does; in a worker of a DataLoader into memory that it shares with its parent."""
     return read_rows(source, index) if get_worker_info() is None else read_rows_to(begin_batch(), source, index)
 
 
 def as_rows(value: Any, count: int) -> list[BatchRow]:
-    """A batch of `count` rows, as `__getitems__` of a data set returns it."""
+    """Splits a batch of `count` rows, as `__getitems__` of a data set returns it."""
     batch = ReadBatch(value, count)
     return [BatchRow(batch, place) for place in range(count)]
 
@@ -167,7 +170,7 @@ class BatchRow:
         return row_of(self.batch.value, self.place)
 
     def __getitem__(self, key: Any) -> Any:
-        """`row.value[key]`, so that most collate functions work as they are."""
+        """Returns `row.value[key]`, so that most collate functions work as they are."""
         return self.value[key]
 
     def __repr__(self) -> str:
@@ -175,7 +178,7 @@ class BatchRow:
 
 
 def collate_rows(rows: Sequence[BatchRow], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
-    """The batch, if these are its rows in their order; else they are stacked."""
+    """Returns the batch, if these are its rows in their order; else it stacks them."""
     batch = rows[0].batch
     if len(rows) == batch.count and all(row.batch is batch and row.place == i for i, row in enumerate(rows)):
         return batch.value
@@ -192,7 +195,7 @@ _Path = tuple[Any, ...]
 
 
 def count_rows(value: Any, key: str) -> int:
-    """The rows that every tensor of a stored value has.
+    """Returns how many rows every tensor of a stored value has.
 
     Raises:
         UnsupportedValueError: something in the value has no rows, or another number of them.
@@ -228,7 +231,7 @@ def _count(leaf: Any, path: _Path, key: str) -> int:
 
 
 def row_of(batch: Any, place: int) -> Any:
-    """One row of a batch: the same containers, and of each tensor what it has at `place`.
+    """Returns one row of a batch: the same containers, with the part of each tensor at `place`.
 
     Raises:
         UnsupportedValueError: something in the batch, which a transform may have made, has no rows.

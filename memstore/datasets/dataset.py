@@ -93,14 +93,14 @@ class Dataset(_RowsForLoaders):
         return torch.Size((len(self), *getattr(value, "batch_size", (0,))[1:]))
 
     def __len__(self) -> int:
-        """The number of complete rows. It grows with every `extend` of any process."""
+        """Returns the number of complete rows. It grows with every `extend` of any process."""
         return self._entry.length
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
     @modes.unaffected
     def __getitem__(self, index: Any) -> Any:
-        """Rows, in the structure of the spec: a TensorDict, or a tensor. Or a column: one leaf of all rows.
+        """Returns rows, in the structure of the spec: a TensorDict, or a tensor. Or a column: one leaf of all rows.
 
         Args:
             index: an int, or a slice that steps forward, gives tensors over the shared memory: they show what others
@@ -136,7 +136,7 @@ class Dataset(_RowsForLoaders):
 
     @modes.unaffected
     def __getitems__(self, index: Sequence[int]) -> list[BatchRow]:
-        """For torch's DataLoader: a copy of the rows of one batch, which its default collate function makes whole.
+        """Copies the rows of one batch for torch's DataLoader, whose default collate function makes them whole.
 
         In a worker it is made in memory that the worker shares with its parent, as of a `StoreDataset`.
         """
@@ -147,7 +147,7 @@ class Dataset(_RowsForLoaders):
     def read_rows(
         self, index: Any, *, out: Any = None, device: torch.device | str | None = None, cast: bool = False
     ) -> Any:
-        """A copy of rows. Arguments and errors as `memstore.read_rows`.
+        """Copies rows. Arguments and errors are those of `memstore.read_rows`.
 
         Example:
             >>> import memstore, tempfile, torch
@@ -194,9 +194,9 @@ class Dataset(_RowsForLoaders):
             row = in_range(row, length, self.key)
             index = slice(row, row + 1)
         places, count = places_of(index, length, self.key)
-        if count != found.count:
-            rows, places = count_of(found.count, "row", "rows"), count_of(count, "place", "places")
-            advice = ": extend adds rows" if found.count > count else ""
+        if count != found.rows:
+            rows, places = count_of(found.rows, "row", "rows"), count_of(count, "place", "places")
+            advice = ": extend adds rows" if found.rows > count else ""
             raise ValueError(f"{self.key!r}: {rows} for {places}; it has {length:,} by now{advice}")
         deadline = deadline_after(self._timeout)
         self._entry.check_before_write(deadline)
@@ -228,21 +228,24 @@ class Dataset(_RowsForLoaders):
         return self._entry.run(functools.partial(self._append, found), deadline)
 
     def _append(self, batch: Batch) -> range:
-        """Under the mutex. A kill before the length is stored leaves rows behind it, which are written over."""
+        """Adds rows under the mutex.
+
+        A kill before the length is stored leaves rows behind it, which are written over.
+        """
         entry = self._entry
         page = entry.page
         entry.check_open()
         start = page.length
-        stop = start + batch.count
-        if batch.count > self.capacity:
+        stop = start + batch.rows
+        if batch.rows > self.capacity:
             raise StoreFullError(
-                f"{self.key!r} takes {self.capacity:,} rows at most, and this batch has {batch.count:,}: make "
+                f"{self.key!r} takes {self.capacity:,} rows at most, and this batch has {batch.rows:,}: make "
                 "a dataset with a larger capacity=, under another key",
                 key=self.key,
             )
         if stop > self.capacity:
             raise StoreFullError(
-                f"{self.key!r} has {start:,} of at most {self.capacity:,} rows, and {batch.count:,} more don't fit: "
+                f"{self.key!r} has {start:,} of at most {self.capacity:,} rows, and {batch.rows:,} more don't fit: "
                 "seal it, and go on in another",
                 key=self.key,
             )
@@ -360,7 +363,7 @@ def receive(reference: EntryReference, timeout: float) -> Dataset:
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """What a dataset has open, for what is built on datasets. `timeout`: seconds that calls wait for locks."""
+    """The open parts of a dataset, for classes that build on datasets. Calls wait `timeout` seconds for locks."""
 
     entry: MutableEntry
     rows: Rows
@@ -378,7 +381,7 @@ def shared_rows(data: Dataset) -> SharedRows:
 def create_dataset(
     root: Root, key: str, spec: Spec, capacity: int, length: int, timeout: float, deadline: float
 ) -> Dataset:
-    """`timeout`: of the dataset's calls; `deadline`: of this one."""
+    """Creates a dataset until `deadline`. Its calls have `timeout`."""
     with resource_errors(root.path, key, root):
         version = put_dataset(root, key, spec, capacity, length, deadline)
         return _open_new(root, key, version, timeout)
@@ -395,7 +398,7 @@ def create_dataset_from(
 
 
 def _open_new(root: Root, key: str, version: int, timeout: float) -> Dataset:
-    """What was created just now, and not what somebody has made in its place since."""
+    """Opens the entry that was created just now, and not one that somebody has made in its place since."""
     record = index.find(root, key.encode(), timeout)
     if record is None or record.version != version:
         raise VersionGoneError(f"{key!r} was created, and at once deleted or sealed by somebody else", key=key)
@@ -410,7 +413,7 @@ def open_dataset(root: Root, key: str, timeout: float, *, writable: bool = True)
 
 @modes.unaffected
 def hold_rows(root: Root, key: str, timeout: float) -> MappedEntry:
-    """What a view of a dataset shows."""
+    """Returns the rows that a view of a dataset shows."""
     with resource_errors(root.path, key, root):
         return as_held(_open_entry(root, key, timeout, writable=False))
 
@@ -441,5 +444,5 @@ def _cells(plan: Plan) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _in_all(plan: Plan) -> str:
-    """What all rows take that there is room for."""
+    """Returns the bytes of all rows that there is room for."""
     return f", {size(sum(leaf.nbytes for leaf in plan.leaves))}"

@@ -49,6 +49,7 @@ from memstore.engine import (
     sync_rows,
 )
 from memstore.errors import AlreadyExistsError, CrossHostError, VersionConflictError, VersionGoneError
+from memstore.listing import open_elsewhere
 from memstore.rows import RowIndex
 from memstore.structure import DTYPES, Plan
 
@@ -66,14 +67,14 @@ class NoLeafError(KeyError):
 
 
 def as_name(index: Any) -> tuple[str, ...] | None:
-    """The names that lead to a leaf, or to a part of the spec, if the index is those: a str, or a tuple of them."""
+    """Returns the names that lead to a leaf or a part of the spec, if the index is a str or a tuple of them."""
     if isinstance(index, str):
         return (index,)
     return index if isinstance(index, tuple) and index and all(isinstance(name, str) for name in index) else None  # type: ignore[reportUnknownVariableType]
 
 
 def as_row(index: Any) -> int | None:
-    """The number of one row, if the index is one: a Python integer, numpy's, or a tensor without dimensions.
+    """Returns the number of one row, if the index is one: a Python integer, numpy's, or a tensor without dimensions.
 
     Raises TypeError for a tuple: `dataset[3, 0]` is the first element of a row elsewhere, and means nothing here.
     """
@@ -94,7 +95,7 @@ def as_row(index: Any) -> int | None:
 
 
 def in_range(row: int, length: int, key: str) -> int:
-    """From 0 on. Raises IndexError."""
+    """Returns the number of a row from 0 on. Raises IndexError."""
     if not -length <= row < length:
         if not length:
             raise IndexError(f"row {row:,} of {key!r}, which has no rows yet")
@@ -104,7 +105,7 @@ def in_range(row: int, length: int, key: str) -> int:
 
 
 def places_of(index: Any, length: int, key: str) -> tuple[slice | np.ndarray[Any, Any], int]:
-    """The rows that are to be written, as numpy takes them, and how many they are.
+    """Returns the rows that are to be written, as numpy takes them, and how many they are.
 
     Raises IndexError, TypeError, ValueError.
     """
@@ -122,7 +123,7 @@ def places_of(index: Any, length: int, key: str) -> tuple[slice | np.ndarray[Any
 
 
 def arrays_over(plan: Plan, memory: Array) -> tuple[Array, ...]:
-    """For each leaf the bits of all rows, over the data section."""
+    """Returns for each leaf the bits of all rows, over the data section."""
     arrays: list[Array] = []
     for leaf in plan.leaves:
         kind = NUMPY_SAME_SIZE[DTYPES[leaf.dtype].itemsize]
@@ -136,7 +137,7 @@ def dataset_capacity(record: Record) -> int:
 
 
 class Rows:
-    """All rows that there is room for, whole ones and others.
+    """Rows of an open entry: all that there is room for, whole ones and others.
 
     Attributes:
         plan: of all of them.
@@ -153,7 +154,9 @@ class Rows:
         self.value: Any = structure.rebuild(self.plan, b"", self._memory, entry.mapping)
 
     def shared(self, index: int | slice, value: Any = None) -> Any:
-        """These rows, as tensors over the memory that the processes share. `value`: a part of all of them; None: all.
+        """Returns rows as tensors over the memory that the processes share.
+
+        They are of the part `value` of all, or of all.
 
         Each has a storage of its own: `share_memory_` moves a storage elsewhere, with all tensors over it, and torch
         saves it whole.
@@ -163,7 +166,10 @@ class Rows:
             return self._own(rows) if isinstance(rows, torch.Tensor) else rows.apply(self._own)
 
     def column(self, names: tuple[str, ...], length: int) -> Any:
-        """So many rows of one leaf, or of a part of the spec, as `shared`. Raises KeyError, which lists the leaves."""
+        """Returns so many rows of a leaf or a part of the spec, as `shared` does.
+
+        Raises KeyError, which lists the leaves.
+        """
         found = self.value
         for name in names:
             found = None if isinstance(found, torch.Tensor) else found.get(name, None)
@@ -173,7 +179,10 @@ class Rows:
         return self.shared(slice(length), found)
 
     def names(self) -> list[str]:
-        """The names of the columns; of nested leaves the first part. Empty if the rows are of one tensor."""
+        """Returns the names of the columns; of nested leaves the first part.
+
+        It is empty if the rows are of one tensor.
+        """
         return list(dict.fromkeys(str(leaf.name[0]) for leaf in self.plan.leaves if leaf.name))
 
     def _leaves(self) -> str:
@@ -191,7 +200,7 @@ class Rows:
             array[index] = source
 
     def sync(self, start: int, stop: int) -> None:
-        """These rows are on the disk, if there is one."""
+        """Brings rows to the disk, if there is one."""
         for leaf in self.plan.leaves:
             row = leaf.nbytes // leaf.shape[0]
             sync_rows(self._entry, leaf.offset + start * row, leaf.offset + stop * row)
@@ -201,7 +210,10 @@ class Rows:
 
 
 def as_held(entry: MutableEntry) -> MappedEntry:
-    """The rows that are there by now as an ordinary entry, for a view: of the same file, as long as it is mapped."""
+    """Makes an ordinary entry of the rows that are there by now, for a view.
+
+    It is of the same file, while that is mapped.
+    """
     rows, length = Rows(entry), entry.length
     plan = structure.plan_at(rows.value[:length], [leaf.offset for leaf in rows.plan.leaves])
     record = msgspec.structs.replace(entry.record, description=plan.description, nbytes=plan.nbytes)
@@ -219,7 +231,7 @@ _A_VALUE = "it is an ordinary value: delete it, or take another key"
 
 
 def control_of(size: int) -> Span:
-    """The first tensor of a mutable entry's segment: what the processes share beside the rows."""
+    """Returns the first tensor of a mutable entry's segment: what the processes share beside the rows."""
     return Span(("__control__",), "uint8", 1, (size,), size)
 
 
@@ -247,25 +259,21 @@ def put_dataset_from(root: Root, key: str, value: Any, capacity: int | None, dea
         spec = spec_of_batch(value)
         one, _ = structure.plan_dense(rows_of_spec(spec, 1), _CONTROL)
         batch = take_batch(key, one, value)
-        room = batch.count if capacity is None else capacity
-        if capacity is None and not batch.count:
+        room = batch.rows if capacity is None else capacity
+        if capacity is None and not batch.rows:
             raise ValueError("value has no rows: say a capacity")
         plan, entries = structure.plan_dense(rows_of_spec(spec, room), _CONTROL)
-        if batch.count > room:
-            raise ValueError(f"value has {count_of(batch.count, 'row', 'rows')}, and capacity is {room:,}")
-    return _put_dataset(root, key, plan, entries, batch.count, batch, deadline)
+        if batch.rows > room:
+            raise ValueError(f"value has {count_of(batch.rows, 'row', 'rows')}, and capacity is {room:,}")
+    return _put_dataset(root, key, plan, entries, batch.rows, batch, deadline)
 
 
 def _check_absent(root: Root, key: str, deadline: float) -> None:
-    """Before room is reserved: where the key is a large dataset, there may be none for another."""
+    """Raises AlreadyExistsError before room is reserved: beside a large dataset there may be none for another."""
     record = index.find(root, key.encode(), max(deadline - time.monotonic(), 0))
     if record is not None:
-        raise _exists(key, record)
-
-
-def _exists(key: str, record: Record) -> AlreadyExistsError:
-    advice = _OPENED_BY[record.mutable_kind].format(key=key) if record.is_mutable else _A_VALUE
-    return AlreadyExistsError(f"{key!r} is there already, at version {record.version}: {advice}", key=key)
+        advice = _OPENED_BY[record.mutable_kind].format(key=key) if record.is_mutable else _A_VALUE
+        raise AlreadyExistsError(f"{key!r} is there already, at version {record.version}: {advice}", key=key)
 
 
 def _put_dataset(
@@ -308,7 +316,7 @@ def put_entry(
 
 
 def _fill(plan: Plan, length: int, batch: Batch | None, memory: WritableMemory) -> None:
-    """The file is new: what isn't written is zeros."""
+    """Fills a new file, where what isn't written is zeros."""
     data = np.asarray(memory)
     data[:CONTROL_SIZE] = np.frombuffer(new_page(length), np.uint8)
     if batch is not None:
@@ -323,7 +331,7 @@ EntryReference = tuple[str, str, str, int, str]  # path, store id, key, put id, 
 
 
 def reduce(module: str, restore: str, entry: MutableEntry, *arguments: Any) -> tuple[Any, ...]:
-    """For `__reduce__`: the function `restore` of a module is called with a Reference, and with the arguments."""
+    """Pickles an entry: the function `restore` of a module is called with a reference, and with the arguments."""
     mode = "r+" if entry.writable else "r"
     reference = (entry.root.path, entry.root.settings.store, entry.key, entry.record.put_id, mode)
     return call_late, (module, restore, reference, *arguments)
@@ -333,7 +341,7 @@ def reduce(module: str, restore: str, entry: MutableEntry, *arguments: Any) -> t
 def opened(
     reference: EntryReference, kind: Literal["dataset", "buffer"], capacity_of: Callable[[Record], int], timeout: float
 ) -> Generator[MutableEntry]:
-    """The entry that a reference names, opened.
+    """Opens the entry that a reference names.
 
     Raises:
         NotAStoreError: there is no such store here.
@@ -344,6 +352,7 @@ def opened(
     with resource_errors(path):
         use = open_root(path, "r" if mode == "r" else "r+", Creation(), timeout)
     root = use.root
+    root.connect = open_elsewhere
     try:
         if is_fellow(root, store):
             host = elsewhere_of(root).name_of(bytes.fromhex(store))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -45,7 +44,7 @@ def check_capacity(capacity: Any) -> None:
 
 
 def rows_of_spec(spec: Spec, capacity: int) -> Any:
-    """A value of `capacity` rows, of no memory: each leaf is one element, seen often.
+    """Makes a value of `capacity` rows that takes no memory: each leaf is one element, seen often.
 
     Raises:
         TypeError, ValueError: it is no spec; the message names the leaf, and says what one is.
@@ -60,7 +59,7 @@ def rows_of_spec(spec: Spec, capacity: int) -> Any:
 
 
 def spec_of_batch(value: Any, path: Path = ()) -> Spec:
-    """What a row of a batch is, as an example of no memory. Raises UnsupportedValueError or ValueError."""
+    """Returns an example of a row of a batch, which takes no memory. Raises UnsupportedValueError or ValueError."""
     if isinstance(value, np.ndarray):
         value = over_array(cast("Array", value), path)
     if isinstance(value, torch.Tensor):
@@ -89,7 +88,7 @@ def _of_collection(example: Any, capacity: int) -> Any:
 
 
 def _keep_batch_sizes(found: Any, example: Any, capacity: int) -> None:
-    """Of nested collections, which may count more dimensions than the one that they are in."""
+    """Keeps the batch sizes of nested collections, which may count more dimensions than the one that they are in."""
     for key, inner in example.items():
         if is_tensor_collection(inner):
             below = found.get(key)
@@ -98,7 +97,7 @@ def _keep_batch_sizes(found: Any, example: Any, capacity: int) -> None:
 
 
 def _check_tensors(example: Any, name: str) -> None:
-    """What `apply` doesn't tell of: names, and leaves that are no tensors."""
+    """Checks what `apply` doesn't tell of: names, and leaves that are no tensors."""
     for key, inner in example.items():
         below = f"{name}[{key!r}]"
         if is_non_tensor(inner):
@@ -158,7 +157,7 @@ def _shape_and_dtype(spec: Any, name: str) -> tuple[tuple[int, ...], torch.dtype
 
 
 def spec_of(plan: Plan) -> Any:
-    """As the user would give it: nested dicts of (shape, dtype) of a row, or one such pair."""
+    """Returns the spec as a user would give it: nested dicts of (shape, dtype) of a row, or one such pair."""
     shown: dict[str, Any] = {}
     for leaf in plan.leaves:
         pair = (tuple(leaf.shape[1:]), DTYPES[leaf.dtype])
@@ -172,7 +171,7 @@ def spec_of(plan: Plan) -> Any:
 
 
 def _meant(spec: Any) -> str:
-    """What was meant by what is no spec, where that can be told."""
+    """Guesses what was meant by a value that is no spec, for an error."""
     if isinstance(spec, np.ndarray):
         return ": torch.as_tensor(...) of the array is one"
     if not isinstance(spec, (list, tuple)) or len(cast("Sequence[Any]", spec)) != 2:
@@ -188,7 +187,7 @@ def _meant(spec: Any) -> str:
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype | None:
-    """That which has numpy's name, or Python's."""
+    """Returns torch's dtype for one of numpy's or Python's; None if there is none."""
     if isinstance(dtype, torch.dtype):
         return dtype
     try:
@@ -207,11 +206,10 @@ _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16
 NUMPY_SAME_SIZE = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}  # not every dtype has one
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Rows to be stored: for each leaf an array of their bits. Nothing is copied but from devices."""
 
-    count: int
+    rows: int
     arrays: tuple[Array, ...]
 
 
@@ -256,7 +254,7 @@ def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
 
 
 def over_array(array: Array, path: Path) -> torch.Tensor:
-    """Its values as a tensor. Raises UnsupportedValueError."""
+    """Returns the values of an array as a tensor. Raises UnsupportedValueError."""
     tensor = tensor_of_array(array)
     if tensor is None:
         raise UnsupportedValueError(f"{render_path(path)} is a numpy array of {array.dtype}, which no tensor can have")
@@ -264,7 +262,7 @@ def over_array(array: Array, path: Path) -> torch.Tensor:
 
 
 def entries_of(value: Any, path: Path) -> Mapping[Any, Any]:
-    """Of what is no tensor. Raises UnsupportedValueError where it has none, or nests too deeply."""
+    """Returns the entries of a container. Raises UnsupportedValueError where it is none, or nests too deeply."""
     if len(path) >= MAX_DEPTH:
         raise UnsupportedValueError(f"{render_path(path[:3])}...: more than {MAX_DEPTH} levels of containers")
     if isinstance(value, Mapping) or (is_tensor_collection(value) and not is_non_tensor(value)):
@@ -295,7 +293,7 @@ def check_dense(tensor: torch.Tensor, name: str) -> None:
 
 
 def _with_bytes(tensor: torch.Tensor, path: Path) -> torch.Tensor:
-    """The tensor, on the CPU, once it is known to have memory. Raises UnsupportedValueError."""
+    """Returns the tensor, on the CPU, once it is known to have memory. Raises UnsupportedValueError."""
     if isinstance(tensor, StoredTensor):
         return tensor.clone()
     check_dense(tensor, render_path(path))
@@ -317,7 +315,7 @@ def _difference(leaf: Leaf, tensor: torch.Tensor, *, single: bool) -> str | None
 
 
 def _bits(tensor: torch.Tensor) -> Array:
-    """As integers of the same size: numpy has not every dtype."""
+    """Returns a tensor's bits as integers of the same size: numpy has not every dtype."""
     plain = tensor.resolve_conj().resolve_neg()
     return plain.view(_SAME_SIZE[plain.dtype.itemsize]).numpy()
 

@@ -18,11 +18,9 @@ modules  materialize_module: a module's tensors, filled from a source or by repl
 
 from __future__ import annotations
 
+from memstore._wording import offered
 from memstore.deferred_init.init import deferred_init, is_deferred, materialize_tensor
 from memstore.deferred_init.modules import Materialized, materialize_module
 
 __all__ = ["Materialized", "deferred_init", "is_deferred", "materialize_module", "materialize_tensor"]
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call
+__dir__ = offered(__all__)

@@ -30,7 +30,7 @@ _lift: Any = torch.ops.aten.clone.default
 
 
 def now() -> int:
-    """A moment behind all events that there are."""
+    """Returns a moment behind all events that there are."""
     return next(_moments)
 
 
@@ -59,7 +59,7 @@ class Event:
         self.default_dtype = torch.get_default_dtype()
 
     def keep(self) -> None:
-        """It is recorded: real tensors that it was given stay what they are now."""
+        """Keeps the values of now of real tensors that it was given, because it is recorded."""
         for one in those_in((*self.args, *self.options.values()), Constant):
             one.keep()
 
@@ -68,14 +68,14 @@ class Event:
         return kind_of(self.operator).random
 
     def arguments(self, tensor_of: Callable[[TensorRef], torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-        """The operator's arguments, with tensors for refs and constants."""
+        """Returns the operator's arguments, with tensors for refs and constants."""
 
         options = {name: _given(one, self.operator, tensor_of) for name, one in self.options.items()}
         return [_given(one, self.operator, tensor_of) for one in self.args], options
 
 
 class Past:
-    """What was done with one storage: the history of its mark.
+    """History of a storage's mark: what was done with the storage.
 
     Args:
         begin: makes a recorder.
@@ -99,7 +99,7 @@ class Past:
 
 
 def those_in(values: Sequence[Any], kind: type[T]) -> Iterator[T]:
-    """What is of this kind among values, and in the lists and tuples among them."""
+    """Yields what is of a kind among values, and in the lists and tuples among them."""
     for value in values:
         if isinstance(value, kind):
             yield value
@@ -108,7 +108,7 @@ def those_in(values: Sequence[Any], kind: type[T]) -> Iterator[T]:
 
 
 def needed(wanted: Sequence[tuple[Mark, int]], user: Event | None = None) -> list[Event]:
-    """The events on which storages depend, each as it is at a moment; in order.
+    """Returns the events on which storages depend, each as it is at a moment, in their order.
 
     Raises:
         UnsupportedValueError: they depend on a fake tensor without a past; the message names the operator.
@@ -183,14 +183,14 @@ class Constant:
         self._sign: int | None = None  # None: nothing can change it; or nobody would know
 
     def keep(self) -> None:
-        """The operator is recorded: values are those of now."""
+        """Keeps the values of now, because the operator is recorded."""
         if self._tensor.is_meta or _is_plain(self._tensor) and self._tensor.nbytes <= _COPIED:
             self._tensor = self._tensor.detach().clone()
         else:
             self._is_kept, self._sign = True, _sign(self._tensor)
 
     def get(self, operator: Any) -> torch.Tensor:
-        """The tensor.
+        """Returns the tensor.
 
         Raises:
             UnsupportedValueError: it isn't what it was, or nobody knows whether it is.
@@ -212,7 +212,7 @@ class Constant:
 
 
 def _sign(tensor: torch.Tensor) -> int | None:
-    """What is another number when the tensor has other values; None if there is no such."""
+    """Returns a number that changes when the tensor gets other values; None if there is no such number."""
     if _is_plain(tensor) and tensor.device.type == "cpu":
         values = tensor.detach().resolve_conj().resolve_neg().contiguous()
         return xxhash.xxh3_64_intdigest(values.view(-1).view(torch.uint8).numpy().data)
@@ -309,11 +309,11 @@ class RandomStream:
         return len(self._events)
 
     def seed(self, number: int) -> int:
-        """That of the token behind a draw."""
+        """Returns the seed of the token behind a draw."""
         return xxhash.xxh3_64_intdigest(f"{self._seed} {number} memstore".encode()) % _SEEDS
 
     def state(self, number: int, skip: Skip) -> torch.Tensor:
-        """The state before a draw.
+        """Returns the state before a draw.
 
         Args:
             skip: makes an event's draw for nothing, from a state on, and returns the state behind it.
@@ -349,7 +349,7 @@ _last: dict[
 
 
 def next_draw(owner: StreamOwner, generator: torch.Generator, event: Any, skip: Skip) -> Draw:
-    """The place of the next draw of a generator, which gets a token. Nothing is drawn."""
+    """Returns the place of the next draw of a generator, which gets a token. It draws nothing."""
     state = generator.get_state()
     before = _tokens.get(_digest(state))
     if before is None:
@@ -369,7 +369,7 @@ def next_draw(owner: StreamOwner, generator: torch.Generator, event: Any, skip: 
 
 
 def generator_of(device: torch.device) -> torch.Generator:
-    """The one that operators on a device draw from."""
+    """Returns the generator that operators on a device draw from."""
     if device.type == "cuda":
         torch.cuda.init()
         index = cast("int | None", device.index)  # torch says that it is never None

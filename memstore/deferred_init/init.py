@@ -117,7 +117,7 @@ def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors_of(value: Any) -> list[torch.Tensor]:
-    """Those of a module and its descendants, or a tensor itself."""
+    """Returns the tensors of a module and its descendants, or a tensor itself."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, torch.nn.Module):
@@ -175,17 +175,14 @@ class Recording:
 
 
 def _generator(args: Sequence[Any], options: Mapping[str, Any]) -> torch.Generator:
-    """The one that an operator with these arguments draws from."""
+    """Returns the generator that an operator with these arguments draws from."""
     given = options.get("generator")
     if given is not None:
         return given
     device = options.get("device")
     if device is None:
         refs = list(those_in((*args, *options.values()), TensorRef))
-        device = refs[0].mark.device if refs else next(iter(_devices(args)), torch.device("cpu"))
+        devices = [one.device for one in args if isinstance(one, torch.Tensor)]
+        device = refs[0].mark.device if refs else next(iter(devices), torch.device("cpu"))
     with modes.put_aside():
         return generator_of(device)
-
-
-def _devices(args: Sequence[Any]) -> list[torch.device]:
-    return [one.device for one in args if isinstance(one, torch.Tensor)]

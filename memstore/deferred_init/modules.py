@@ -215,7 +215,7 @@ def fill(slots: Sequence[TensorSlot], table: SourceTable | None, options: Materi
 
 
 def _replay(slots: Sequence[TensorSlot], options: MaterializeOptions) -> None:
-    """What isn't real yet, all at once; for a mesh it is replayed when it is spread, one by one."""
+    """Replays all that isn't real yet at once. For a mesh each tensor is replayed when it is spread."""
     if options.mesh is None:
         materialize(slot.tensor for slot in slots if made_of(slot.tensor) is None and not is_wrapper(slot.tensor))
 
@@ -263,7 +263,7 @@ def _check_found(
 
 
 def _why_not_taken(tensor: torch.Tensor, stored: torch.Tensor) -> str | None:
-    """Why a plain tensor of a source has no values for the module's, though it has a shape and a device."""
+    """Says why a plain tensor of a source has no values for the module's, though it has a shape and a device."""
     if type(stored) not in (torch.Tensor, torch.nn.Parameter) or stored.is_meta or is_lazy(tensor):
         return None
     if stored.layout is not torch.strided and tensor.layout is torch.strided:
@@ -275,7 +275,7 @@ def _why_not_taken(tensor: torch.Tensor, stored: torch.Tensor) -> str | None:
 def _why_no_class(
     slot: TensorSlot, stored: torch.Tensor, options: MaterializeOptions, taking: WeightLoader
 ) -> str | None:
-    """Why the module can't have a tensor of the class that the source has: one of them wraps others."""
+    """Says why the module can't have a tensor of the class that the source has: one of them wraps others."""
     ours, theirs = slot.tensor, type(stored)
     if not is_wrapper(ours) and not is_wrapper(stored):
         return None
@@ -302,7 +302,7 @@ def _kind(dtype: torch.dtype) -> int:
 def _all_finished(
     slots: Sequence[TensorSlot], placed: Container[int], options: MaterializeOptions
 ) -> list[torch.Tensor]:
-    """What was made for each. Shards lie between tensors that were freed, whose pages the C library would keep."""
+    """Finishes what was made for each slot, and returns memory to the system that the C library would keep."""
     made: list[torch.Tensor] = []
     freed = 0
     for slot in slots:
@@ -315,10 +315,15 @@ def _all_finished(
 
 
 def _finished(slot: TensorSlot, options: MaterializeOptions) -> torch.Tensor:
-    """What was made for a slot, as it is wanted. What is replayed is spread one by one: all are never there at once."""
+    """Finishes what was made for a slot, as it is wanted.
+
+    Tensors are spread one by one: all are never there at once.
+    """
     tensor = slot.tensor
     made, dtype, spread = made_of(tensor), options.dtype_of(tensor), options.spread_of(slot)
-    if spread is not None and not _is_spread(tensor, made):
+    # A lazy one that the source lacks has no shape, and can't be spread.
+    is_spread = is_wrapper(tensor) or is_lazy(tensor) or (made is not None and is_wrapper(made))
+    if spread is not None and not is_spread:
         whole = made_for_now(tensor) if made is None else made
         return become(tensor, distribute(whole.detach(), spread, dtype))
     if made is None:
@@ -355,8 +360,3 @@ def _become_real(
                     continue
                 one = become(tensor, one.detach())
             swaps.swap(slot.name, tensor, one)
-
-
-def _is_spread(tensor: torch.Tensor, made: torch.Tensor | None) -> bool:
-    """Whether it is spread already, or can't be: a lazy one that the source lacks has no shape."""
-    return is_wrapper(tensor) or is_lazy(tensor) or (made is not None and is_wrapper(made))

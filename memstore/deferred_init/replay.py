@@ -57,7 +57,7 @@ def one_at_a_time() -> Generator[None]:
 
 @contextmanager
 def _alone() -> Generator[None]:
-    """Nothing of the caller's reaches the operators: no mode, transform, autocast or gradient."""
+    """Keeps modes, transforms, autocast and gradients of the caller away from the operators."""
     no_autocast: Any = torch._C._DisableAutocast()
     with _lock, modes.put_aside(entirely=True), no_autocast, torch.inference_mode(False), torch.no_grad():
         yield
@@ -100,14 +100,14 @@ class Replay:
 
 
 def values_of(ref: TensorRef) -> torch.Tensor:
-    """The values of a deferred tensor as of now, in memory of their own."""
+    """Returns the values of a deferred tensor as of now, in memory of their own."""
     made = Replay().run([(ref.mark, now())])
     with modes.put_aside(), torch.no_grad():
         return over_storage(made[ref.mark], ref)
 
 
 def compute(event: Event) -> Any:
-    """What an event's operator returns now."""
+    """Computes what an event's operator returns now."""
     replay, moment = Replay(), now()
     replay.run([(mark, moment) for mark in event.inputs], event)
     with _alone():
@@ -115,7 +115,7 @@ def compute(event: Event) -> Any:
 
 
 def _call(event: Event, args: list[Any], options: dict[str, Any]) -> Any:
-    """An operator, under the default dtype that it was called under."""
+    """Calls an operator, under the default dtype that it was called under."""
     before = torch.get_default_dtype()
     if before == event.default_dtype:
         return event.operator(*args, **options)
@@ -127,7 +127,7 @@ def _call(event: Event, args: list[Any], options: dict[str, Any]) -> Any:
 
 
 def _laid_out(found: torch.Tensor, ref: TensorRef) -> torch.Tensor:
-    """What an operator returned, laid out as it was on meta tensors: other tensors show parts of that."""
+    """Lays a result out as it was laid out on meta tensors: other tensors show parts of that."""
     is_same = (found.dtype, tuple(found.shape)) == (ref.dtype, ref.size)
     assert is_same, f"{ref} became {found.dtype}{tuple(found.shape)}"
     if (found.stride(), found.storage_offset()) == (ref.stride, ref.offset) and not found._is_view():
@@ -173,7 +173,7 @@ def _run_from(
 
 
 def _drawn_on(args: list[Any], options: dict[str, Any], device: torch.device) -> torch.device:
-    """Where an operator draws: "cuda" without an index may be another one than when it was recorded on `device`."""
+    """Says where an operator draws: "cuda" without an index may mean another device than when it was recorded."""
     if device.type == "cpu":
         return device
     asked = options.get("device")

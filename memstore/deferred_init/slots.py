@@ -56,7 +56,7 @@ class TensorSlot(NamedTuple):
 
 
 class _Entries:
-    """Those of a TensorDict, also of one that is locked."""
+    """Entries of a TensorDict, also of one that is locked."""
 
     def __init__(self, home: TensorDict) -> None:
         self._home = home
@@ -85,7 +85,10 @@ class _Tuple:
 
 
 def slots_of(module: torch.nn.Module, prefix: str = "") -> Iterator[TensorSlot]:
-    """All of one module, without its descendants'. Of its attributes, also those in containers."""
+    """Yields the slots of one module, without its descendants'.
+
+    Tensors in containers among its attributes count too.
+    """
     inside = vars(module)
     for home, is_parameter in ((inside["_parameters"], True), (inside["_buffers"], False)):
         for key, tensor in home.items():
@@ -93,13 +96,10 @@ def slots_of(module: torch.nn.Module, prefix: str = "") -> Iterator[TensorSlot]:
                 is_passing = key in inside["_non_persistent_buffers_set"]
                 yield TensorSlot(home, key, prefix + key, tensor, is_parameter, not is_passing)
     for key, value in list(inside.items()):
-        if isinstance(value, _WITH_TENSORS) and key not in _TORCHS and not _is_empty(value):
+        if not isinstance(value, _WITH_TENSORS) or key in _TORCHS:
+            continue
+        if not isinstance(value, dict) or dict.__len__(value):  # each module has some ten dicts of hooks, mostly empty
             yield from _within(inside, key, prefix + key, value, ())
-
-
-def _is_empty(value: Any) -> bool:
-    """Each module has some ten dicts of hooks, of which most are."""
-    return isinstance(value, dict) and not dict.__len__(value)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _within(home: Any, key: Any, name: str, value: Any, around: tuple[int, ...]) -> Iterator[TensorSlot]:
@@ -120,7 +120,7 @@ def _within(home: Any, key: Any, name: str, value: Any, around: tuple[int, ...])
 
 
 def _inside(home: Any, key: Any, value: Any) -> tuple[Any, list[tuple[Any, Any]]]:
-    """Where the items of a container are put, and these by their keys."""
+    """Says where the items of a container are put, and returns them by their keys."""
     if isinstance(value, tuple):
         return _Tuple(home, key), list(enumerate(value))
     if isinstance(value, TensorDict):
@@ -130,7 +130,7 @@ def _inside(home: Any, key: Any, value: Any) -> tuple[Any, list[tuple[Any, Any]]
 
 
 def deferred_slots(root: torch.nn.Module, check: Check | None) -> list[TensorSlot]:
-    """Those of a module and its descendants with tensors that are deferred, or that nobody can make; children first."""
+    """Returns the slots of a module with tensors that are deferred, or that nobody can make. Children come first."""
     return [
         slot
         for slot in _walk(root, "", check, set())
@@ -171,7 +171,7 @@ def _walk(
 
 
 def names_of(root: torch.nn.Module) -> dict[int, list[str]]:
-    """All names of each tensor, by its id: one that is tied, or in a module that is there twice, has several."""
+    """Returns all names of each tensor, by its id. A tensor that is tied, or whose module is, has several."""
     found: dict[int, list[str]] = {}
     for prefix, module in root.named_modules(remove_duplicate=False):
         for slot in slots_of(module, f"{prefix}." if prefix else ""):
@@ -186,7 +186,7 @@ Names = Mapping[int, Sequence[str]]
 
 
 class MaterializeOptions(NamedTuple):
-    """What real tensors are to be. None: as the deferred ones say.
+    """Options for real tensors. Where one is None, the deferred tensors say it.
 
     Attributes:
         names: all names of each tensor of the module, by its id.
@@ -207,7 +207,7 @@ class MaterializeOptions(NamedTuple):
         return tensor.device if self.mesh is None else torch.device(self.mesh.device_type)
 
     def spread_of(self, slot: TensorSlot) -> Spread | None:
-        """How a slot's tensor is spread: as it is wanted, or as it is already."""
+        """Says how a slot's tensor is spread: as it is wanted, or as it is already."""
         if is_wrapper(slot.tensor):
             return spread_as(slot.tensor)
         if self.mesh is None:
@@ -245,7 +245,8 @@ class Spread(NamedTuple):
 
 
 def check_placements(chosen: Any, names: Iterable[Sequence[str]]) -> None:
-    """
+    """Checks placements that a caller gives by name.
+
     Args:
         names: of each tensor, all its names.
 
@@ -278,7 +279,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def placements_of(chosen: Any, name: str, names: Sequence[str], tensor: torch.Tensor, *, is_parameter: bool) -> Any:
-    """How a tensor is spread; None: it isn't, and each rank has all of it.
+    """Says how a tensor is spread; None if it isn't, and each rank has all of it.
 
     Args:
         name: that of the place which asks.
@@ -292,13 +293,13 @@ def placements_of(chosen: Any, name: str, names: Sequence[str], tensor: torch.Te
 
 
 def spread_as(wrapper: Any) -> Spread | None:
-    """How a DTensor is spread; None: it wraps tensors for another reason."""
+    """Says how a DTensor is spread; None if the tensor wraps others for another reason."""
     mesh, placements = getattr(wrapper, "device_mesh", None), getattr(wrapper, "placements", None)
     return None if mesh is None or placements is None else Spread(mesh, placements)
 
 
 def distribute(tensor: torch.Tensor, spread: Spread, dtype: torch.dtype) -> Any:
-    """This rank's part, in memory of its own. There is no collective.
+    """Makes this rank's part, in memory of its own. There is no collective.
 
     Raises:
         UnsupportedValueError: there is no such dimension, or a placement is Partial or unknown.

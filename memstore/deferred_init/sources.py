@@ -66,11 +66,11 @@ class SourceTable:
         return self._tensors.get(self.prefix + name)
 
     def get(self, name: str) -> torch.Tensor:
-        """A tensor that `find` has found."""
+        """Returns a tensor that `find` has found."""
         return self._tensors[self.prefix + name]
 
     def take(self, name: str) -> torch.Tensor:
-        """A tensor, where it lies if it can be had there; what is written to it, no other sees."""
+        """Takes a tensor, where it lies if it can be had there. Nobody else sees what is written to it."""
         found = self.get(name)
         if isinstance(found, StoredTensor):
             return own_leaf(found, self._sources)
@@ -80,7 +80,7 @@ class SourceTable:
 
 
 def _opened(source: Any) -> tuple[str, Any]:
-    """What errors call it, and its value."""
+    """Opens a source. Returns what errors call it, and its value."""
     if isinstance(source, Snapshot):
         return f"the snapshot {source.path}", source.view()
     if isinstance(source, (str, os.PathLike)):
@@ -121,14 +121,16 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _prefix(title: str, tensors: Mapping[str, Any], names: Sequence[Sequence[str]]) -> str:
-    """What stands before the module's names in those of the source.
+    """Finds what stands before the module's names in the names of the source.
 
     1. A prefix that all its names have, or none: the one by which most of the module's are found.
     2. Else the one part of the source that has all of the module's tensors, if no other part has any.
     3. Else it is an error: weights of another module would fit too.
     """
     wanted = {name: number for number, group in enumerate(names) for name in group}
-    common = _common(list(tensors))
+    first, last = (min(tensors), max(tensors)) if tensors else ("", "")  # what these share, all between them do
+    shared = os.path.commonprefix([first, last])
+    common = ["", *(shared[: at + 1] for at, one in enumerate(shared) if one == ".")]  # up to a dot each
     best = max(common, key=lambda prefix: sum(prefix + name in tensors for name in wanted))
     if not wanted or any(best + name in tensors for name in wanted):
         return best
@@ -151,15 +153,8 @@ def _prefix(title: str, tensors: Mapping[str, Any], names: Sequence[Sequence[str
     )
 
 
-def _common(names: Sequence[str]) -> list[str]:
-    """The prefixes that all names have, each to a dot; "" is the first."""
-    first, last = (min(names), max(names)) if names else ("", "")  # what these share, all between them do
-    shared = os.path.commonprefix([first, last])
-    return ["", *(shared[: at + 1] for at, one in enumerate(shared) if one == ".")]
-
-
 def _parts(tensors: Iterable[str], wanted: Mapping[str, int]) -> dict[str, set[int]]:
-    """The prefixes under which a source has names, and the numbers of the tensors whose they are."""
+    """Returns the prefixes under which a source has names, with the numbers of the tensors whose names they are."""
     found: dict[str, set[int]] = {}
     for name in tensors:
         for at, one in enumerate(name):
@@ -181,7 +176,7 @@ def _parts(tensors: Iterable[str], wanted: Mapping[str, int]) -> dict[str, set[i
 
 
 class WeightLoader:
-    """What one call takes.
+    """Loader of the weights of one call.
 
     Args:
         slots: all that the call fills.
@@ -195,7 +190,8 @@ class WeightLoader:
         table: SourceTable,
         options: MaterializeOptions,
     ) -> None:
-        self._found = sorted(found, key=lambda one: -_numel(one[0].tensor))
+        with torch._C.DisableTorchFunction():  # a lazy one refuses `numel`
+            self._found = sorted(found, key=lambda one: -one[0].tensor.numel())
         self._table, self._options = table, options
         self._refs = {id(slot.tensor): ref_in(slot.tensor) for slot in slots if not is_wrapper(slot.tensor)}
         self._all = self._by_storage(slots)
@@ -256,7 +252,7 @@ class WeightLoader:
         become(tensor, values, original_class(lazy.cls_to_become) if is_lazy(tensor) else None)
 
     def _by_storage(self, slots: Iterable[TensorSlot]) -> dict[Mark, set[TensorRef]]:
-        """What they show of each storage."""
+        """Groups tensors by storage, with what they show of it."""
         found: dict[Mark, set[TensorRef]] = {}
         for slot in slots:
             ref = self._refs.get(id(slot.tensor))
@@ -272,17 +268,11 @@ class WeightLoader:
             return not self._all[ref.mark] <= self._theirs[ref.mark]  # what isn't found shows what is
         if is_real(tensor) or len(self._theirs[ref.mark]) > 1:
             return True
-        return not shows_all(tensor) and (len(self._all[ref.mark]) > 1 or _shows_a_part(tensor))
-
-
-def _numel(tensor: torch.Tensor) -> int:
-    with torch._C.DisableTorchFunction():  # a lazy one refuses
-        return tensor.numel()
-
-
-def _shows_a_part(tensor: torch.Tensor) -> bool:
-    with torch._C.DisableTorchFunction():
-        return tensor.numel() * tensor.itemsize < tensor.untyped_storage().nbytes()
+        if shows_all(tensor):
+            return False
+        with torch._C.DisableTorchFunction():
+            shows_a_part = tensor.numel() * tensor.itemsize < tensor.untyped_storage().nbytes()
+        return len(self._all[ref.mark]) > 1 or shows_a_part
 
 
 # --- Ties ------------------------------------------------------------------------------------------------------------
@@ -373,7 +363,10 @@ def _can_be_one(cluster: Sequence[_NamedTensor], table: SourceTable, options: Ma
     first = cluster[0]
     others = [one for one in cluster if not is_lazy(one.tensor) and _shape(table.get(one.name)) != _shape(one.tensor)]
     if others:  # of the first name of a tensor this is told by itself
-        return all(one.name == _first_name(one, table, options) for one in others)
+        return all(
+            one.name == next(name for name in options.names[id(one.tensor)] if table.find(name) is not None)
+            for one in others
+        )
     if all(entry.ref == first.ref for entry in cluster):
         dtype = options.dtype_of(first.tensor)
         values = [_local(table.take(entry.name)) for entry in cluster]
@@ -389,10 +382,6 @@ def _can_be_one(cluster: Sequence[_NamedTensor], table: SourceTable, options: Ma
         if not traits.overlaps_itself(double.shape, double.stride()):
             double.copy_(value)
     return all(_is_alike(double, value, value.dtype) for double, value in zip(doubles, values, strict=True))
-
-
-def _first_name(entry: _NamedTensor, table: SourceTable, options: MaterializeOptions) -> str:
-    return next(name for name in options.names[id(entry.tensor)] if table.find(name) is not None)
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
@@ -429,7 +418,7 @@ def _is_alike(one: Any, other: Any, dtype: torch.dtype) -> bool:
 
 
 def _place_of(value: Any) -> tuple[Any, ...] | None:
-    """Where a plain tensor lies, and as what; None of any other."""
+    """Says where a plain tensor lies, and as what; None for any other tensor."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided or not value.numel():
         return None
     bits = value.is_conj(), value.is_neg()

@@ -55,7 +55,7 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
 
 
 def parts_of(tensor: Any) -> list[torch.Tensor]:
-    """The tensors that a wrapper is made of, and those of them that wrap others again."""
+    """Returns the tensors that a wrapper is made of. Some of them may wrap others again."""
     found: list[torch.Tensor] = []
     for name in tensor.__tensor_flatten__()[0]:
         part = getattr(tensor, name)
@@ -65,7 +65,7 @@ def parts_of(tensor: Any) -> list[torch.Tensor]:
 
 
 def all_within(tensor: Any) -> list[torch.Tensor]:
-    """The tensors that a wrapper is made of, and what these are made of, at all depths."""
+    """Yields the tensors that a wrapper is made of, and what these are made of, at all depths."""
     if not is_wrapper(tensor):
         return []
     parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
@@ -74,7 +74,7 @@ def all_within(tensor: Any) -> list[torch.Tensor]:
 
 
 def note_wrapper(tensor: torch.Tensor) -> None:
-    """What was done with it so far was seen. Does nothing with a tensor that wraps no deferred one."""
+    """Notes that all that was done with a wrapper so far was seen. Does nothing if it wraps no deferred tensor."""
     if not is_wrapper(tensor):
         return
     with torch._C.DisableTorchFunction():
@@ -96,19 +96,16 @@ def check_wrapper(tensor: torch.Tensor) -> None:
     with torch._C.DisableTorchFunction():
         writes = tensor._version - getattr(tensor, _VERSION, 0)
         if writes > 0:
+            times = "once" if writes == 1 else f"{writes} times"
             raise UnsupportedValueError(
-                f"{an(type(tensor))} of shape {tuple(tensor.shape)} was written {_times(writes)} while it was "
+                f"{an(type(tensor))} of shape {tuple(tensor.shape)} was written {times} while it was "
                 "deferred, which isn't recorded: write before it is distributed, or materialize it first"
             )
 
 
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"
-
-
 @functools.cache
 def note_new_parameters() -> None:
-    """From now on parameters that wrap deferred tensors are noted when a module gets them."""
+    """Arranges that parameters that wrap deferred tensors are noted when a module gets them."""
     register_module_parameter_registration_hook(_note)
 
 
@@ -128,7 +125,7 @@ MADE, REAL = "_memstore_made", "_memstore_real"  # of a deferred tensor, and of 
 
 @contextmanager
 def plainly() -> Generator[None]:
-    """What is made is a plain tensor, also inside of modes and of inference mode."""
+    """Lets plain tensors be made, also inside of modes and of inference mode."""
     no_functions = torch._C.DisableTorchFunction()
     with modes.put_aside(entirely=True), no_functions, torch.inference_mode(False), torch.no_grad():
         yield
@@ -153,7 +150,7 @@ def has_no_past(tensor: torch.Tensor) -> bool:
 
 
 def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Real tensors for deferred ones, all by one replay. Those that are real are returned as they are."""
+    """Makes real tensors for deferred ones, all by one replay. Tensors that are real are returned as they are."""
     given = list(tensors)
     with one_at_a_time():
         wrappers = [one for one in given if is_wrapper(one) and made_of(one) is None and is_deferred_tensor(one)]
@@ -185,7 +182,7 @@ def _materialize_parts(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def made_for_now(tensor: torch.Tensor) -> torch.Tensor:
-    """The real tensor, for one who takes a part of it: the deferred one doesn't keep its memory."""
+    """Makes the real tensor, for a caller that takes a part of it: the deferred one doesn't keep its memory."""
     with torch._C.DisableTorchFunction():
         storage = tensor.untyped_storage()
         is_kept = hasattr(storage, REAL)
@@ -196,12 +193,12 @@ def made_for_now(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def made_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What became of a deferred tensor."""
+    """Returns what became of a deferred tensor."""
     return tensor.__dict__.get(MADE)
 
 
 def keep_real(tensor: torch.Tensor, real: torch.Tensor, shown: TensorRef | None = None) -> None:
-    """What shares a deferred tensor's storage will share this storage.
+    """Arranges that what shares a deferred tensor's storage will share this storage.
 
     Args:
         shown: what of the deferred storage `real` has; None: it lies over a storage that is laid out as that one.
@@ -226,7 +223,7 @@ def share(tensor: torch.Tensor) -> bool:
 
 
 def ref_in(tensor: torch.Tensor) -> TensorRef:
-    """The ref of a deferred tensor."""
+    """Returns the ref of a deferred tensor."""
     with torch._C.DisableTorchFunction():
         mark = mark_of(tensor)
         assert mark is not None, "it is deferred"
@@ -241,7 +238,7 @@ def shows_all(tensor: torch.Tensor) -> bool:
 
 
 def become(tensor: torch.Tensor, data: torch.Tensor, cls: Any = None) -> torch.Tensor:
-    """A tensor of the deferred one's class and with its attributes, over `data`; it is what becomes of it.
+    """Makes what becomes of a deferred tensor: a tensor of its class and with its attributes, over `data`.
 
     Args:
         cls: another class: that of a lazy tensor which gets values.
@@ -254,7 +251,7 @@ def become(tensor: torch.Tensor, data: torch.Tensor, cls: Any = None) -> torch.T
 
 
 def _end(mark: Mark | None) -> None:
-    """What it marks is real from now on: a deferred tensor that is written later would not change it."""
+    """Ends a mark, whose storage is real now: a deferred tensor that is written later would not change it."""
     if mark is not None and isinstance(mark.history, Past):
         mark.history.is_over = True
 
@@ -278,7 +275,7 @@ def _become(tensor: torch.Tensor, data: torch.Tensor, cls: Any) -> torch.Tensor:
 
 @functools.cache
 def slot_names(cls: type[Any]) -> tuple[str, ...]:
-    """The names that a class and its bases have in `__slots__`."""
+    """Returns the names that a class and its bases have in `__slots__`."""
     return tuple(copyreg._slotnames(cls))  # type: ignore[attr-defined]
 
 
@@ -323,7 +320,7 @@ def _as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _wrap_again(tensor: Any) -> torch.Tensor:
-    """A wrapper of the real parts."""
+    """Wraps the real parts."""
     names, context = tensor.__tensor_flatten__()
     parts = {name: getattr(tensor, name) for name in names}
     parts = {name: _as_real(one) if isinstance(one, torch.Tensor) else one for name, one in parts.items()}
@@ -348,7 +345,7 @@ _PLACED = "_memstore_placed"  # of a deferred tensor; and, of its storage, what 
 
 
 def note_placed(tensor: torch.Tensor) -> None:
-    """What became of it is in a module. No later call changes that: somebody may have trained it."""
+    """Notes that what became of it is in a module. No later call changes that: somebody may have trained it."""
     with torch._C.DisableTorchFunction():
         setattr(tensor, _PLACED, True)
         made = made_of(tensor)
@@ -383,7 +380,7 @@ def _shown(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 @contextmanager
 def as_before(tensors: Iterable[torch.Tensor]) -> Generator[None]:
-    """After an error nothing has become of these deferred tensors that had not before."""
+    """Undoes, after an error, what has become of deferred tensors since."""
     with torch._C.DisableTorchFunction():
         notes = [_noted(part) for one in tensors for part in (one, *(parts_of(one) if is_wrapper(one) else ()))]
     try:
@@ -395,7 +392,7 @@ def as_before(tensors: Iterable[torch.Tensor]) -> Generator[None]:
 
 
 class _Note(NamedTuple):
-    """What was noted of a tensor, and of its storage."""
+    """Notes on a tensor and its storage."""
 
     tensor: torch.Tensor
     made: Any
@@ -443,8 +440,14 @@ class Swaps:
         with plainly():
             for one, other in reversed(self._done.values()):
                 if kind is None:
-                    _end_hooks(one.tensor)
-                    _refuse_backward(other.tensor)
+                    # Autograd hasn't heard of the hooks of what requires no gradients any more, and would of no others.
+                    for name in () if one.tensor.requires_grad else HOOKS:
+                        if getattr(one.tensor, name):
+                            setattr(one.tensor, name, None)
+                    # Backward raises for what was computed before: its gradients would be lost.
+                    deferred: Any = other.tensor
+                    if deferred.requires_grad and deferred.is_leaf and deferred._use_count() > 1:
+                        torch.autograd.graph.get_gradient_edge(deferred).node.register_prehook(_refuse_gradients)
                 else:
                     _put_back(one, other)
         if kind is not None:
@@ -476,13 +479,13 @@ class Swaps:
         setattr(made, MADE, tensor)
 
     def deferred(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The object that has the deferred content by now; None: the tensor wasn't swapped."""
+        """Returns the object that has the deferred content by now; None if the tensor wasn't swapped."""
         pair = self._done.get(id(tensor))
         return None if pair is None else pair[1].tensor
 
 
 class _Content(NamedTuple):
-    """All that a tensor's object had before a swap."""
+    """Content of a tensor's object before a swap."""
 
     tensor: torch.Tensor
     impl: int
@@ -519,19 +522,6 @@ def _put_back(one: _Content, other: _Content) -> None:
 def have_same_slots(cls: type[Any], other: type[Any]) -> bool:
     """Whether objects of these classes can become of the other one's. A plain tensor's can't become a DTensor."""
     return set(slot_names(cls)) == set(slot_names(other))
-
-
-def _end_hooks(tensor: torch.Tensor) -> None:
-    """Takes hooks from what requires no gradients any more: autograd has not heard of them, and would of no others."""
-    for name in () if tensor.requires_grad else HOOKS:
-        if getattr(tensor, name):
-            setattr(tensor, name, None)
-
-
-def _refuse_backward(deferred: Any) -> None:
-    """Makes backward raise for what was computed before: its gradients would be lost, and not those of what is real."""
-    if deferred.requires_grad and deferred.is_leaf and deferred._use_count() > 1:
-        torch.autograd.graph.get_gradient_edge(deferred).node.register_prehook(_refuse_gradients)
 
 
 def _refuse_gradients(_: Any) -> None:

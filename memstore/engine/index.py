@@ -28,13 +28,13 @@ _BETWEEN_GLANCES = 0.002  # seconds, in a store that may only be read: nobody wa
 
 
 def find(root: Root, name: bytes, timeout: float = DEFAULT_TIMEOUT) -> Record | None:
-    """The record of a key. `timeout` is for other hosts."""
+    """Returns the record of a key. `timeout` is for other hosts."""
     record = root.catalog.read(name)
     return find_record(root, name, deadline_after(timeout)) if record is None else record
 
 
 def version_of(root: Root, name: bytes, timeout: float) -> int:
-    """0 if there is no such key. `timeout` is for other hosts."""
+    """Returns the version of a key, 0 if there is no such key. `timeout` is for other hosts."""
     record = root.catalog.read(name)
     if record is None:
         record = find_record(root, name, deadline_after(timeout))
@@ -42,7 +42,7 @@ def version_of(root: Root, name: bytes, timeout: float) -> int:
 
 
 def known_version(root: Root, name: bytes) -> int | None:
-    """As `version_of`; None where other hosts would have to be asked."""
+    """Returns the version of a key, or None where other hosts would have to be asked."""
     record = root.catalog.read(name)
     if record is None and is_served(root) and not home_now(root, name):
         return None
@@ -53,7 +53,7 @@ def known_version(root: Root, name: bytes) -> int | None:
 
 
 def keys_from(opened: Callable[[], Root], prefix: bytes, timeout: float) -> Iterator[bytes]:
-    """The keys that start with `prefix`, sorted; each page of 1,024 as it is at one moment.
+    """Yields the keys that start with `prefix`, sorted; each page of 1,024 as it is at one moment.
 
     `opened` gives the root anew for each page: the store may be closed, or the process forked, between two. `timeout`
     is that of each page, where other hosts are asked.
@@ -63,7 +63,7 @@ def keys_from(opened: Callable[[], Root], prefix: bytes, timeout: float) -> Iter
 
 
 def keys_here(root: Root) -> Iterator[bytes]:
-    """The keys that this host's catalog has."""
+    """Yields the keys that this host's catalog has."""
     after: bytes | None = None
     while keys := root.catalog.view(Transaction.keys, b"", after, _KEYS_A_PAGE):
         yield from keys
@@ -71,7 +71,7 @@ def keys_here(root: Root) -> Iterator[bytes]:
 
 
 def keys_around(root: Root, name: bytes, most: int) -> list[bytes]:
-    """Keys of this host's catalog among which one like `name` may be, up to `most` of each kind.
+    """Returns keys of this host's catalog among which one like `name` may be, up to `most` of each kind.
 
     They are the first ones of all, those of its group, those that start as it does, and those that follow it.
     """
@@ -85,12 +85,12 @@ def keys_around(root: Root, name: bytes, most: int) -> list[bytes]:
 
 
 def record_here(root: Root, name: bytes) -> Record | None:
-    """The record of a key, if this host's catalog has it."""
+    """Returns the record of a key, if this host's catalog has it."""
     return root.catalog.read(name)
 
 
 def keys_of_bytes_here(root: Root) -> Iterator[bytes]:
-    """The keys whose bytes lie on this host, sorted; their homes may be elsewhere."""
+    """Yields the keys whose bytes lie on this host, sorted; their homes may be elsewhere."""
     try:
         is_of_cluster = is_served(root)
     except CorruptionError:  # the row that says so is damaged, and reported as such
@@ -112,7 +112,7 @@ def _lies_here(root: Root, key: bytes) -> bool:
 
 
 def _lent_keys(transaction: Transaction) -> list[bytes]:
-    """The keys whose records are elsewhere, and name segments of this host."""
+    """Returns the keys whose records are elsewhere, and name segments of this host."""
     found: set[bytes] = set()
     for key, stored in transaction.rows(tables.LENT):
         with contextlib.suppress(CorruptionError):  # reported with its own table
@@ -123,14 +123,14 @@ def _lent_keys(transaction: Transaction) -> list[bytes]:
 
 
 def records_from(opened: Callable[[], Root], prefix: bytes, timeout: float) -> Iterator[tuple[bytes, Record]]:
-    """As `keys_from`, each key with its record."""
+    """Yields keys as `keys_from` does, each with its record."""
     for root, keys in _pages(opened, prefix, timeout):
         rows = zip(keys, _records(root, keys, timeout), strict=True)
         yield from [(key, record) for key, record in rows if record is not None]
 
 
 def count(root: Root, timeout: float) -> int:
-    """How many keys there are."""
+    """Returns how many keys there are."""
     if is_served(root):
         return sum(len(keys) for _, keys in _pages(lambda: root, b"", timeout))
     return root.catalog.view(lambda transaction: transaction.count("entries"))
@@ -143,7 +143,7 @@ def _records(root: Root, keys: list[bytes], timeout: float) -> list[Record | Non
 
 
 def _pages(opened: Callable[[], Root], prefix: bytes, timeout: float) -> Iterator[tuple[Root, list[bytes]]]:
-    """In pages, since a long transaction makes the catalog grow."""
+    """Yields the keys in pages, since a long transaction makes the catalog grow."""
     after: bytes | None = None
     while True:
         root = opened()
@@ -163,7 +163,7 @@ def _pages(opened: Callable[[], Root], prefix: bytes, timeout: float) -> Iterato
 
 
 def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: float, *, mutable: bool = False) -> int:
-    """A version that is newer than `newer_than`, as soon as there is one. `opened` as in `keys_from`.
+    """Returns a version that is newer than `newer_than`, as soon as there is one. `opened` as in `keys_from`.
 
     Raises MutableEntryError where the key is that of a mutable entry, unless `mutable`.
     """
@@ -211,7 +211,7 @@ class AwaitedKeys:
 
 
 def newer_versions(opened: Callable[[], Root], wanted: AwaitedKeys, timeout: float) -> dict[bytes, int]:
-    """The keys that have newer versions by now, with these. `opened` and `timeout` as in `keys_from`.
+    """Returns the keys that have newer versions by now, with these. `opened` and `timeout` as in `keys_from`.
 
     Raises MutableEntryError where one of `wanted.keys` is that of a mutable entry.
     """
@@ -230,7 +230,7 @@ def newer_versions(opened: Callable[[], Root], wanted: AwaitedKeys, timeout: flo
 
 
 def hears_of_all(root: Root, wanted: AwaitedKeys) -> bool:
-    """Whether each put that is waited for changes a doorbell of this host: the homes of all keys are here."""
+    """Returns whether each put that is waited for changes a doorbell of this host: the homes of all keys are here."""
     if not is_served(root):
         return True
     names = wanted.keys
@@ -239,28 +239,48 @@ def hears_of_all(root: Root, wanted: AwaitedKeys) -> bool:
     return names is not None and all(home_now(root, name) for name in names)
 
 
+@dataclass(frozen=True, slots=True)
+class LookForAny:
+    """One look for newer versions of several keys.
+
+    Attributes:
+        seen: the doorbell's state before the look; while it is that, there is nothing new on this host.
+        found: the keys that have newer versions, with these.
+        began, until: monotonic times: of the look, and of the next one if nothing changes.
+    """
+
+    seen: int
+    found: dict[bytes, int]
+    began: float
+    until: float
+
+
+def look_for_any(opened: Callable[[], Root], wanted: AwaitedKeys, deadline: float, timeout: float) -> LookForAny:
+    """Looks once. Raises StoreTimeoutError if there is nothing, and the timeout of so many seconds is over."""
+    seen, began = opened().doorbell.state(), time.monotonic()  # before the catalog
+    found = newer_versions(opened, wanted, max(deadline - began, 0.0))
+    if not found and time.monotonic() >= deadline:
+        raise none_newer(wanted, timeout)
+    again = LOOK_EVERY if found or hears_of_all(opened(), wanted) else ASK_EVERY
+    return LookForAny(seen, found, began, min(deadline, began + again))
+
+
 def wait_for_any(opened: Callable[[], Root], wanted: AwaitedKeys, timeout: float) -> dict[bytes, int]:
     """Waits until there are `newer_versions`, and returns them. Raises StoreTimeoutError."""
     deadline = deadline_after(timeout)
     doorbell = opened().doorbell
     watch = None if doorbell.watch is None else doorbell.watch.another()
-    looked = 0.0
     while True:
-        time.sleep(max(looked + _BETWEEN_LOOKS - time.monotonic(), 0.0))
         if watch is not None:
             watch.mark()
-        seen, looked = doorbell.state(), time.monotonic()  # before the catalog
-        found = newer_versions(opened, wanted, max(deadline - looked, 0.0))
-        if found:
-            return found
-        if time.monotonic() >= deadline:
-            raise none_newer(wanted, timeout)
-        until = min(deadline, looked + (LOOK_EVERY if hears_of_all(opened(), wanted) else ASK_EVERY))
+        look = look_for_any(opened, wanted, deadline, timeout)
+        if look.found:
+            return look.found
         if watch is not None:
-            watch.sleep(max(until - time.monotonic(), 0.0))
-            continue
-        while doorbell.state() == seen and (left := until - time.monotonic()) > 0:
+            watch.sleep(max(look.until - time.monotonic(), 0.0))
+        while watch is None and doorbell.state() == look.seen and (left := look.until - time.monotonic()) > 0:
             time.sleep(min(left, _BETWEEN_GLANCES))
+        time.sleep(max(look.began + _BETWEEN_LOOKS - time.monotonic(), 0.0))
 
 
 def none_newer(wanted: AwaitedKeys, timeout: float) -> StoreTimeoutError:
@@ -276,6 +296,6 @@ def none_newer(wanted: AwaitedKeys, timeout: float) -> StoreTimeoutError:
 
 
 def not_newer(name: bytes, version: int, newer_than: int, timeout: float) -> StoreTimeoutError:
-    """What a wait raises whose time is over. `version`: of the key by then, 0 if there is none."""
+    """Makes the error of a wait whose time is over. `version`: of the key by then, 0 if there is none."""
     key, at = name.decode(), f"is at version {version}" if version else "doesn't exist"
     return StoreTimeoutError(f"{key!r} {at}: no version newer than {newer_than} within {timeout:g} s", key=key)

@@ -1,7 +1,7 @@
 """The store folder is opened and, where there is none, created: `open_root` returns a store that is whole and checked.
 
 Openings of one folder go one after another, by a lock on it (`folder.locked`). A process opens a folder once, and
-knows who uses it (`registry.py`).
+knows who uses it (`roots.py`).
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from memstore.engine.root import (
     create_shared,
     discard,
     folder,
+    has_settings,
     mappings_keep_locks,
     new_settings,
     new_shared,
@@ -88,7 +89,7 @@ CREATE = ("a", "x", "w")  # modes that create a store where there is none
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """What `open` may ask for beside the folder; None where it takes the store as it is."""
+    """The options of `open` beside the folder; None where it takes the store as it is."""
 
     durability: Durability | None = None
     checksum: bool | None = None
@@ -99,13 +100,8 @@ class Creation:
     shared: Literal["copy", "map"] | None = None  # make it a store on storage that hosts share, read in that way
 
 
-def has_settings(path: str) -> bool:
-    """Whether a folder says that it is a store."""
-    return os.path.lexists(f"{path}/{folder.SETTINGS}") and not folder.is_discarded(path)
-
-
 def may_come(path: str) -> bool:
-    """Whether there may be a store at a path later: now there is nothing, or a folder that is no snapshot's."""
+    """Returns whether there may be a store at a path later: there is nothing now, or a folder that is no snapshot's."""
     path = os.path.realpath(path)  # where a link leads, there may be nothing yet
     if os.path.lexists(f"{path}/{folder.SNAPSHOT}"):
         return False
@@ -124,7 +120,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
     """Opens, and with mode "a", "x" or "w" creates, the store at `path`, until the use ends.
 
     Openings of one folder go one after another, by a lock on it; on storage that hosts share, on the state folder of
-    this host. What waits, waits without the registry's lock, which forks and closes take too.
+    this host. What waits, waits without `roots.lock`, which forks and closes take too.
     """
     path = os.path.abspath(path)
     deadline = deadline_after(timeout)
@@ -162,7 +158,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
 
 
 def _remove_empty(path: str) -> None:
-    """Best effort; not while somebody else, who has found the folder, creates a store in it."""
+    """Tries to remove a folder; not while somebody else, who has found it, creates a store in it."""
     with contextlib.suppress(MemstoreError, OSError):
         try:
             with folder.locked(path, monotonic(), roots.lock):
@@ -185,7 +181,7 @@ def check_is_host(use: RootUse) -> None:
 
 
 def _open_own(path: str, mode: str, creation: Creation, deadline: float) -> tuple[RootUse, bool]:
-    """A store of this host alone, or one that its cluster gets the bytes of. Also: whether it wasn't open before."""
+    """Opens a store of this host alone, or one of a cluster that sends bytes. Also: whether it wasn't open before."""
     places = StorePaths(path, path, f"{path}/{SEGMENTS}")
     with folder.locked(path, deadline, roots.lock) as fd:
         settings = folder.read_settings(path)
@@ -280,7 +276,7 @@ def destroy_root(path: str, timeout: float, *, even_used: bool = True) -> bool:
 
 
 def _page_of_nobody(path: str) -> LockFile | None:
-    """The lock page of a store that nobody has open, locked; None: a process has it open.
+    """Returns the lock page of a store that nobody has open, locked; None if a process has it open.
 
     The folder is locked, so nobody opens the store meanwhile. The kernel tells of processes in other namespaces too.
     """
@@ -296,7 +292,7 @@ def _page_of_nobody(path: str) -> LockFile | None:
 
 @contextlib.contextmanager
 def gone_if_new(path: str) -> Generator[None]:
-    """If its body raises, a store that was made meanwhile is removed, and its folder, as far as nobody has used it.
+    """Removes a store that was made within its body, and its folder, if the body raises and nobody has used it.
 
     For calls that open a folder before they can know that they fail.
     """
@@ -339,7 +335,7 @@ def remove_unused(path: str, *, folder_too: bool) -> None:
 def _open_shared(
     path: str, shared: Settings | None, mode: str, creation: Creation, deadline: float
 ) -> tuple[RootUse, bool]:
-    """A store on storage that hosts share; `shared` is what the storage says of it. As `_open_own`."""
+    """Opens a store on storage that hosts share; `shared` is what the storage says of it. Returns as `_open_own`."""
     if shared is not None and mode == "x":
         raise AlreadyExistsError(f"{path} is a store already, and mode 'x' asks for a new one")
     if mode == "w" and shared is not None:
@@ -504,7 +500,7 @@ def _is_read_only(path: str) -> bool:
 
 @contextlib.contextmanager
 def _replacement_told(root: Root) -> Generator[None]:
-    """Another thread may begin the store anew before its opening has come to its end."""
+    """Says that the store was begun anew, where another thread did so before its opening has come to its end."""
     try:
         yield
     except StoreClosedError:
@@ -514,7 +510,7 @@ def _replacement_told(root: Root) -> Generator[None]:
 
 @contextlib.contextmanager
 def _closed_on_error(use: RootUse) -> Generator[None]:
-    """Left open, the catalog would bar this process from opening it again."""
+    """Closes a root after an error: left open, the catalog would bar this process from opening it again."""
     try:
         yield
     except BaseException:

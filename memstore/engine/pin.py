@@ -11,6 +11,7 @@ A process that dies leaves nothing to clean up: its locks go with it, and leases
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from memstore.errors import MemstoreError, NotAStoreError, ReadOnlyError, Versio
 
 
 class PinOptions(msgspec.Struct, frozen=True, gc=False):
-    """How the store was opened that a pin comes from; its receiver opens and reads it in the same way."""
+    """The way in which the store was opened that a pin comes from; its receiver opens and reads it in the same way."""
 
     mode: str
     timeout: float
@@ -72,7 +73,7 @@ class Pin:
             return map_entry(self.root, name, record)
 
     def gone(self) -> VersionGoneError:
-        """The error for a version whose segment holds another put by now."""
+        """Makes the error for a version whose segment holds another put by now."""
         late = f"it was replaced, and this reference came after its lease of {self.options.lease:g} s"
         return self._gone(_why_not_in_place(self.root) or f"{late}: take a longer lease, or get the key")
 
@@ -100,7 +101,7 @@ class Pin:
         retry_after_sweep(partial(lease, seconds=options.lease), root, extents, deadline, self.key)
 
     def localize(self) -> None:
-        """Before it is referred to: a version of other hosts is copied to this one, where others find it.
+        """Copies a version of other hosts to this one, before it is referred to: here others find it.
 
         Raises StoreFullError, CrossHostError, HomeUnavailableError, VersionGoneError.
         """
@@ -121,10 +122,13 @@ class Pin:
     def __reduce__(self) -> tuple[Any, ...]:
         self._take_lease()
         root, stored = self.root, encode_record(self.key.encode(), self.record)
-        return receive, (root.path, root.settings.store, self.key, stored, *msgspec.structs.astuple(self.options))
+        options = msgspec.structs.astuple(self.options)
+        return receive, (root.path, root.settings.store, self.key, stored, root.connect, *options)
 
 
-def receive(path: str, store: str, key: str, stored: bytes, *options: Any) -> Pin:
+def receive(
+    path: str, store: str, key: str, stored: bytes, connect: Callable[[Root], Any] | None, *options: Any
+) -> Pin:
     """Unpickles a pin. A version that can't be mapped is no error here: its holder says so where it can be handled.
 
     On another host than it was pickled on, `path` names that host's folder of the same store.
@@ -136,6 +140,7 @@ def receive(path: str, store: str, key: str, stored: bytes, *options: Any) -> Pi
     name, chosen = key.encode(), PinOptions(*options)
     record = decode_record(name, stored)
     use = _open(path, store, key, record.version, chosen)
+    use.root.connect = use.root.connect or connect
     try:
         if use.root.settings.store != store:
             record = _seen_from_here(use.root, store, key, record)
@@ -150,7 +155,7 @@ def receive(path: str, store: str, key: str, stored: bytes, *options: Any) -> Pi
 
 
 def pack(pin: Pin) -> bytes:
-    """The version, for processes that have the store open, on any of its hosts. Takes no lease.
+    """Encodes the version for processes that have the store open, on any of its hosts. Takes no lease.
 
     They `unpack` it while this pin lives. So nothing has to be copied to this host first.
     """
@@ -158,7 +163,9 @@ def pack(pin: Pin) -> bytes:
 
 
 def unpack(root: Root, key: str, packed: bytes, options: PinOptions, *, lazily: bool = False) -> Pin:
-    """Raises VersionGoneError, or CorruptionError if this is no version of the key.
+    """Decodes a version that `pack` has encoded.
+
+    Raises VersionGoneError, or CorruptionError if this is no version of the key.
 
     Args:
         lazily: what lies on other hosts may be fetched when it is read.
@@ -175,7 +182,7 @@ def unpack(root: Root, key: str, packed: bytes, options: PinOptions, *, lazily: 
 
 
 def _open(path: str, store: str, key: str, version: int, options: PinOptions) -> RootUse:
-    """The store that a pin comes from, until the use ends."""
+    """Opens the store that a pin comes from, until the use ends."""
     try:
         return open_root(path, options.mode, Creation(), options.timeout)
     except NotAStoreError as error:
@@ -187,7 +194,7 @@ def _open(path: str, store: str, key: str, version: int, options: PinOptions) ->
 
 
 def _seen_from_here(root: Root, store: str, key: str, record: Record) -> Record:
-    """Of a pin that was pickled in another folder than this one."""
+    """Returns the record of a pin that was pickled in another folder than this one."""
     if is_fellow(root, store):
         return elsewhere_of(root).seen_from_here(bytes.fromhex(store), record)
     text = f"version {record.version} of {key!r} is gone: {root.path} is another store now"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from memstore._info import StoreSummary
 from memstore._wording import size
-from memstore.engine.catalog import Counters, PendingPart, Transaction, tables
+from memstore.engine.catalog import Transaction, tables
 from memstore.engine.files import segment_path
 from memstore.engine.format import LIVE, RETIRED
 from memstore.engine.root import (
@@ -48,7 +48,7 @@ _MISSING = -1  # for an inode
 class Usage:
     keys: int
     live_bytes: int
-    reusable_bytes: int  # retired, or kept ahead, and nobody holds them: kept for the next puts; `gc` gives them back
+    reusable_bytes: int  # retired, or kept, and nobody holds them: kept for the next puts; `gc` gives them back
     pinned_bytes: int  # retired, and held or leased
     filling_bytes: int
     pending_bytes: int  # of parts of sharded puts that wait for others
@@ -59,8 +59,10 @@ class Usage:
 
 def measure(root: Root) -> Usage:
     with root.guard:
-        keys, counters, parts = root.catalog.view(_first_look)
-        ahead = root.ahead.size if root.ahead is not None else 0
+        keys, counters, parts = root.catalog.view(
+            lambda transaction: (transaction.count("entries"), transaction.counters(), tables.parts_of(transaction))
+        )
+        kept = root.kept_file.size if root.kept_file is not None else 0
     pending = sum(part.size for part in parts if not part.host)
     retired, now, device = _retired(root), boot_clock(), os.fstat(root.segments_fd).st_dev
     files = {segment: (device, _inode(segment_path(root.segments, segment))) for segment in retired}
@@ -70,9 +72,9 @@ def measure(root: Root) -> Usage:
     return Usage(
         keys=keys,
         live_bytes=counters.live,
-        reusable_bytes=max(counters.retired + counters.held - pinned, 0) + ahead,  # others put meanwhile
+        reusable_bytes=max(counters.retired + counters.held - pinned, 0) + kept,  # others put meanwhile
         pinned_bytes=pinned,
-        filling_bytes=counters.filling - ahead - pending,
+        filling_bytes=counters.filling - kept - pending,
         pending_bytes=pending,
         capacity=counters.capacity or None,
         catalog_bytes=root.catalog.nbytes,
@@ -80,12 +82,11 @@ def measure(root: Root) -> Usage:
     )
 
 
-def _first_look(transaction: Transaction) -> tuple[int, Counters, list[PendingPart]]:
-    return transaction.count("entries"), transaction.counters(), tables.parts_of(transaction)
-
-
 def _retired(root: Root) -> dict[int, tuple[int, int]]:
-    """By segment: its size, and until when it is leased. In pages: a long transaction makes the catalog grow."""
+    """Returns, by segment, its size, and until when it is leased.
+
+    It reads pages: a long transaction grows the catalog.
+    """
     found: dict[int, tuple[int, int]] = {}
     for table in ("retired", "held"):
         after: bytes | None = None
@@ -99,7 +100,7 @@ def _retired(root: Root) -> dict[int, tuple[int, int]]:
 
 
 def _page(transaction: Transaction, table: str, after: bytes | None) -> tuple[bytes | None, dict[int, tuple[int, int]]]:
-    """The last key, None if there are no more; and the rows."""
+    """Returns the last key, or None if there are no more; and the rows."""
     found: dict[int, tuple[int, int]] = {}
     rows = transaction.listed(table, after, _ROWS_A_PAGE)
     for _, segment in rows:
@@ -110,7 +111,7 @@ def _page(transaction: Transaction, table: str, after: bytes | None) -> tuple[by
 
 
 def _inode(path: str) -> int:
-    """The device is that of the folder: overlay tells another for a file, which its locks are not listed under."""
+    """Returns the inode of a file. Its device is the folder's: overlay tells another, not that of its locks."""
     try:
         return os.stat(path).st_ino
     except FileNotFoundError:
@@ -118,7 +119,7 @@ def _inode(path: str) -> int:
 
 
 def huge_page_bytes(root: Root) -> int:
-    """Of this process's mappings; reads its page tables, which takes as long as it has mapped much."""
+    """Returns the bytes of huge pages in this process's mappings. The more is mapped, the longer it takes."""
     total, ours = 0, False
     try:
         with open("/proc/self/smaps") as file:
@@ -140,7 +141,7 @@ _SUFFIX = ".safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a process holds of a store.
+    """The values of a store that a process holds.
 
     Attributes:
         pid: as far as the kernel tells: see `holders_of`.
@@ -160,7 +161,7 @@ class Holding:
 
 
 def who_holds(root: Root) -> list[Holding]:
-    """Of all processes that hold values of the store, or have it open; who holds most comes first."""
+    """Returns all processes that hold values of the store, or have it open; who holds most comes first."""
     device = os.fstat(root.segments_fd).st_dev
     segments = {(device, inode): segment for segment, inode in _segments(root)}
     held: defaultdict[int, list[int]] = defaultdict(list)
@@ -174,7 +175,7 @@ def who_holds(root: Root) -> list[Holding]:
 
 
 def _segments(root: Root) -> list[tuple[int, int]]:
-    """The files that are there, with their inodes."""
+    """Returns the files that are there, with their inodes."""
     found: list[tuple[int, int]] = []
     for name in os.listdir(root.segments):
         stem, _, ending = name.partition(".")
@@ -213,7 +214,7 @@ _DOORBELLS = re.compile(rf"^[0-9a-f]+-\S+ \S+ \S+ \S+ ([0-9]+) +(/.*)/{DOORBELL}
 
 
 def stores_of_machine(within: str = _SHARED_MEMORY) -> tuple[StoreSummary, ...]:
-    """The stores below the folder `within`, and those that are open anywhere; sorted by their roots."""
+    """Returns the stores below the folder `within`, and those that are open anywhere; sorted by their roots."""
     opened, locks = _opened(), lock_holders()
     found: list[StoreSummary] = []
     for root in sorted({*_below(within, _DEEPEST), *opened}):
@@ -224,25 +225,21 @@ def stores_of_machine(within: str = _SHARED_MEMORY) -> tuple[StoreSummary, ...]:
 
 
 def _below(path: str, depth: int) -> Iterator[str]:
-    """Folders that say that they are stores; those within a store are its own."""
+    """Yields the folders that say that they are stores; those within a store are its own."""
     try:
         with os.scandir(path) as entries:
             folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:  # closed to this user, or removed meanwhile
         return
     for name in folders:
-        if _is_store(name):
+        if folder.has_settings(name):
             yield name
         elif depth > 1:
             yield from _below(name, depth - 1)
 
 
-def _is_store(path: str) -> bool:
-    return os.path.lexists(f"{path}/{folder.SETTINGS}") and not folder.is_discarded(path)
-
-
 def _opened() -> dict[str, set[int]]:
-    """The pids that have each store open. In another mount namespace, its path may name another folder."""
+    """Returns the pids that have each store open. In another mount namespace, its path may name another folder."""
     found: defaultdict[str, set[int]] = defaultdict(set)
     for pid, maps in all_maps():
         for inode, path in set(_DOORBELLS.findall(maps)):
@@ -251,7 +248,7 @@ def _opened() -> dict[str, set[int]]:
                 is_same = os.stat(f"{root}/{DOORBELL}").st_ino == int(inode)
             except OSError:
                 continue
-            if is_same and _is_store(root):
+            if is_same and folder.has_settings(root):
                 found[root].add(pid)
     return found
 
@@ -288,7 +285,7 @@ def _changed(path: str) -> float:
 
 
 def _size_of(path: str) -> int:
-    """The bytes that the files in a folder take."""
+    """Returns the bytes that the files in a folder take."""
     nbytes = 0
     try:
         with os.scandir(path) as entries:
@@ -314,13 +311,13 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether this host has no room."""
+    """Returns whether this host has no room."""
     is_elsewhere = isinstance(error, StoreFullError) and error.host is not None
     return error.errno in (errno.ENOSPC, errno.EDQUOT) and not is_elsewhere
 
 
 class OneOfMany(StoreFullError):
-    """There is no room for one value of a put of several. `explain_full` makes of it what users see.
+    """The lack of room for one value of a put of several. `explain_full` makes of it what users see.
 
     Attributes:
         value: the key. `key` is None: the message doesn't say all yet.
@@ -330,7 +327,7 @@ class OneOfMany(StoreFullError):
 
 
 def one_of_many(reason: OSError, key: bytes, nbytes: int, count: int, total: int) -> OneOfMany:
-    """For a value whose file takes `nbytes`, in a put of `count` values whose files take `total` together."""
+    """Makes the error for a value whose file takes `nbytes`, in a put of `count` values that take `total` together."""
     takes = f"it takes {size(nbytes)}, all {count:,} values of the call take {size(total)}"
     of_capacity = isinstance(reason, StoreFullError) and reason.needed is not None
     error = OneOfMany(takes if of_capacity else f"{reason.strerror}; {takes}")
@@ -359,7 +356,11 @@ class resource_errors:
             return
         lack = None if isinstance(error, MemstoreError) else lack_of(error)
         if lack is not None:
-            raise self._exhausted(*lack) from error
+            code, text = lack
+            what = f" at {self._key!r}" if self._key is not None else ""
+            raise ResourceLimitError(
+                f"{self._root}: {text}{what}: {way_out(code)}", key=self._key, code=code
+            ) from error
         if self._opened is not None and isinstance(error, FileNotFoundError):
             self._opened.check_in_place()
         if isinstance(error, StoreFullError) and (error.key is not None or isinstance(error.__cause__, OSError)):
@@ -378,13 +379,9 @@ class resource_errors:
         if self._opened is not None and self._opened.shared is not None:
             raise storage_error(self._root, error, self._key) from error
 
-    def _exhausted(self, code: int, text: str) -> ResourceLimitError:
-        what = f" at {self._key!r}" if self._key is not None else ""
-        return ResourceLimitError(f"{self._root}: {text}{what}: {way_out(code)}", key=self._key, code=code)
-
 
 def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:
-    """What has no room, for what, and who could make some."""
+    """Makes the error that says what has no room, for what, and who could make some."""
     usage = measure(root)
     takes = ""
     if isinstance(reason, OneOfMany):

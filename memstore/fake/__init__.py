@@ -18,6 +18,7 @@ mode       fake_mode, is_fake, meta_like
 
 from __future__ import annotations
 
+from memstore._wording import offered
 from memstore.fake.mode import fake_mode, in_session, is_fake, meta_like
 from memstore.fake.operators import kind_of
 from memstore.fake.session import History, Recorder, Session
@@ -37,7 +38,4 @@ from memstore.fake.tensors import (
 )
 
 __all__ = ["fake_like", "fake_mode", "is_fake", "meta_like"]
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call
+__dir__ = offered(__all__)

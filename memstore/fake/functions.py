@@ -38,7 +38,7 @@ from memstore.fake.tensors import (
 
 
 def text_of(tensor: torch.Tensor, mark: Mark) -> str:
-    """As `tensor(..., size=(2, 3), dtype=torch.float16, device=cuda:0, fake=True)`; what is the default is left out."""
+    """Renders a tensor as `tensor(..., size=(2, 3), dtype=torch.float16, device=cuda:0, fake=True)`, less defaults."""
     ref = ref_of(tensor, mark)
     parts = ["...", f"size={ref.size}"]
     if ref.dtype != torch.get_default_dtype():
@@ -62,7 +62,7 @@ _OURS = "_memstore_"  # what deferred_init has noted of a tensor: of its copy it
 
 
 def deepcopied(session: Session, function: Any, mark: Mark, args: Any, options: dict[str, Any]) -> Any:
-    """A copy of the storage, which is of the past too; tensors that share one share the copy."""
+    """Copies the storage, which copies its past too. Tensors that share a storage share the copy."""
     fake, memo = args
     if id(fake) in memo:
         return memo[id(fake)]
@@ -77,7 +77,7 @@ def deepcopied(session: Session, function: Any, mark: Mark, args: Any, options: 
 
 
 def _deepcopy(fake: torch.Tensor, mark: Mark, memo: dict[int, Any]) -> torch.Tensor:
-    """The copy without attributes."""
+    """Copies a tensor without its attributes."""
     if not is_leaf(fake):
         raise RuntimeError("a tensor that was computed from others (no leaf) can't be copied with deepcopy")
     ref, cls = ref_of(fake, mark), original_class(type(fake))
@@ -92,7 +92,7 @@ def _deepcopy(fake: torch.Tensor, mark: Mark, memo: dict[int, Any]) -> torch.Ten
 
 
 def deepcopy_real(session: Session, function: Any, args: Any) -> Any:
-    """A copy of a tensor that isn't fake. What wraps others is copied by operators, which the modes are to see."""
+    """Copies a tensor that isn't fake. One that wraps others is copied by operators, which the modes are to see."""
     real, memo = args
     if type(real).__torch_dispatch__ is not _NO_DISPATCH:
         return function(real, memo)
@@ -142,7 +142,7 @@ def _format(session: Session, function: Any, mark: Mark, args: Args, options: di
 
 
 def _read(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
-    """`numpy()`, `tolist()`: of values, if there are any."""
+    """Handles `numpy()` and `tolist()`: on values, if there are any."""
     with torch._C.DisableTorchFunction():
         fake = args[0]
         values = _values(session, function.__name__, fake, mark)
@@ -172,7 +172,7 @@ def _no_pickle(session: Session, function: Any, mark: Mark, args: Args, options:
 
 
 def _get_data(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> torch.Tensor:
-    """`fake.data`, which is no operator; its versions begin where they tell that it was had so."""
+    """Handles `fake.data`, which is no operator. Its versions begin where they tell that it was had so."""
     with torch._C.DisableTorchFunction():
         made: torch.Tensor = function(args[0])
         if not is_inference(made):
@@ -182,7 +182,7 @@ def _get_data(session: Session, function: Any, mark: Mark, args: Args, options: 
 
 
 def set_data(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
-    """`fake.data = other`: that shows another storage from now on, and nothing is written."""
+    """Handles `fake.data = other`: it shows another storage from now on, and nothing is written."""
     fake, value = args
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunction():
@@ -197,7 +197,7 @@ def set_data(session: Session, function: Any, mark: Mark, args: Args, options: d
 
 
 def set_real_data(session: Session, function: Any, args: Args) -> Any:
-    """`real.data = fake`: the real one gets its values, in memory of its own. A meta tensor becomes fake."""
+    """Handles `real.data = fake`: the real one gets its values, in memory of its own. A meta tensor becomes fake."""
     real, fake = args
     with torch._C.DisableTorchFunction():
         if is_meta(real):
@@ -211,7 +211,7 @@ def set_real_data(session: Session, function: Any, args: Args) -> Any:
 
 
 def _type(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
-    """Its name; or a conversion, as `to` does it."""
+    """Handles `type`: returns a name, or converts as `to` does."""
     dtype = args[1] if len(args) > 1 else options.get("dtype")
     if isinstance(dtype, torch.dtype):
         return _move(session, _tensor.to, mark, (args[0], dtype), {})
@@ -224,7 +224,7 @@ def _type(session: Session, function: Any, mark: Mark, args: Args, options: dict
 
 
 def _move(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
-    """`to`, `cpu` and `cuda` to where it is claimed to be make no copy."""
+    """Handles `to`, `cpu` and `cuda`. To the device that a tensor claims they make no copy."""
     name = function.__name__
     more = {one: value for one, value in options.items() if one == "memory_format"}
     dtype, copies = None, bool(options.get("copy"))

@@ -58,7 +58,7 @@ _thread = _Thread()
 
 @contextmanager
 def in_session(session: Session, *, brief: bool = False) -> Generator[Session]:
-    """Both modes, until the end; then what was made and lives says by itself that it is fake.
+    """Enters both modes, until the end. Then each tensor that lives says by itself that it is fake.
 
     Args:
         brief: for one function, which makes no tensor that the modes don't see.
@@ -75,7 +75,7 @@ def in_session(session: Session, *, brief: bool = False) -> Generator[Session]:
 
 
 def call(session: Session, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """A torch function, as it is in a session."""
+    """Calls a torch function, as it is in a session."""
     function, args, options = _plainer(session, function, args, options)
     handler = HANDLERS.get(function)
     claim, is_made = None, function in _LIFTING
@@ -109,7 +109,7 @@ def call(session: Session, function: Any, args: tuple[Any, ...], options: dict[s
 def _plainer(
     session: Session, function: Any, args: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The call itself, or another one of which the modes hear more: what these do to meta tensors, they don't see."""
+    """Returns the call itself, or another call that does more by operators, which the modes see."""
     if function is torch.Tensor.new_tensor:
         with torch._C.DisableTorchFunction():
             mark = mark_of(args[0])
@@ -158,7 +158,7 @@ def _cuda_device(value: Any) -> torch.device | None:
 
 
 def _move_real(session: Session, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """A real tensor to CUDA, where there is none: a fake one of it."""
+    """Moves a real tensor to CUDA where there is none: makes a fake one of it."""
     with torch._C.DisableTorchFunction():
         fake = session.lift(args[0])
     mark = mark_of(fake)
@@ -167,7 +167,7 @@ def _move_real(session: Session, function: Any, args: tuple[Any, ...], options: 
 
 
 def _run_outside(function: Any, types: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """A torch function on a fake tensor whose mode is over."""
+    """Calls a torch function on a fake tensor whose mode is over."""
     session, handler = _thread.session, HANDLERS.get(function)
     # With a session: inside of a function that was called with its mode put aside.
     if handler is not None and (session is not None or function in DEVICES):
@@ -200,7 +200,7 @@ Session.functions = _Functions
 
 @contextmanager
 def fake_mode(*, fake_cuda: bool = False) -> Generator[None]:
-    """A context in which all new tensors are fake: they have a shape, a dtype and a device, but no memory.
+    """Makes all new tensors fake, in a `with`: they have a shape, a dtype and a device, but no memory.
 
     Results that are computed from them are fake too, also after the context has ended.
 
@@ -232,7 +232,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 @modes.uncompiled
 def meta_like(fake: torch.Tensor) -> torch.Tensor:
-    """A meta tensor with the shape, strides, dtype and requires_grad of a fake one, and no history of autograd.
+    """Makes a meta tensor with the shape, strides, dtype and requires_grad of a fake one, and no history of autograd.
 
     Args:
         fake: a fake tensor.

@@ -95,7 +95,7 @@ def is_autocast(kind: OperatorKind, tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def written_in(kind: OperatorKind, args: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
-    """The arguments, or lists of them, that are written."""
+    """Returns the arguments, or lists of them, that are written."""
     found: list[Any] = []
     for place in kind.written:
         if isinstance(place, str):
@@ -137,7 +137,7 @@ def on_meta(options: Options, *, makes: bool = False) -> dict[str, Any]:
 
 
 def with_arguments(result: Any, written: list[torch.Tensor]) -> Any:
-    """In place operators computed on values return those, in place of their fake arguments."""
+    """Replaces values that in-place operators return by the fake arguments that they stand for."""
     if not written:
         return result
     found = list(tensors_in((result,)))
@@ -154,7 +154,7 @@ def leaves_meta(tensor: torch.Tensor, options: Options) -> bool:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """The device itself: "cuda" is the one that is current in this process. CUDA isn't initialized for that."""
+    """Returns the device itself: "cuda" is the one that is current in this process. It doesn't initialize CUDA."""
     index = cast("int | None", device.index)  # torch says that it is never None
     if device.type != "cuda" or index is not None:
         return device
@@ -162,7 +162,10 @@ def with_index(device: torch.device) -> torch.device:
 
 
 def device_of(tensors: Sequence[torch.Tensor], marks: Sequence[Mark | None]) -> torch.device:
-    """The device of what an operator makes of these, of which some are fake. A number on the CPU goes to the others."""
+    """Returns the device of an operator's results, if some arguments are fake.
+
+    A number on the CPU goes to the others.
+    """
     first: torch.device | None = None
     for one, mark in zip(tensors, marks, strict=True):
         if mark is not None:
@@ -192,7 +195,9 @@ def lend(tensor: torch.Tensor) -> None:
 
 
 def set_storage(operator: Any, args: tuple[Any, ...], lift: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """An overload of `set_`, on a fake tensor. Of real memory (`torch.load` has some) it gets the values of now.
+    """Handles an overload of `set_` on a fake tensor.
+
+    From real memory (`torch.load` has some) it gets the values of now.
 
     Args:
         lift: makes a fake tensor for a real one.

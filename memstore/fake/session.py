@@ -114,13 +114,10 @@ class Session:
             return self.lift(args[0]) if self.lifts and not args[0].is_meta else operator(*args, **options)
         is_real = bool(marks) and not (kind.takes_shape and leaves_meta(args[0], options))
         if is_real or not kind.makes or options.get("layout") not in (None, torch.strided):
-            return self._run_reals(operator, kind, args, options)
+            if kind.random and self.recorder is not None:
+                return self.recorder.run_real(self.recorder.begin(operator, args, options))
+            return operator(*args, **options)
         return self._make(operator, args, options)
-
-    def _run_reals(self, operator: Any, kind: OperatorKind, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if kind.random and self.recorder is not None:
-            return self.recorder.run_real(self.recorder.begin(operator, args, options))
-        return operator(*args, **options)
 
     def _make(self, operator: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         device = self._device(options.get("device"))
@@ -135,7 +132,7 @@ class Session:
         return self._finish(operator, event, recorder, result, device, [])
 
     def lift(self, value: torch.Tensor) -> torch.Tensor:
-        """A fake tensor for a real one; its values are kept as they are now."""
+        """Makes a fake tensor for a real one, whose values are kept as they are now."""
         recorder = self.recorder
         event = None if recorder is None else recorder.begin(torch.ops.aten.clone.default, (value.detach(),), {})
         is_claimed = self.fake_cuda and self.claim is not None and self.claim.type == "cuda"
@@ -143,7 +140,7 @@ class Session:
         return self._finish("lift", event, recorder, meta_twin(value), device or _CPU, [])
 
     def _device(self, asked: torch.device | None) -> torch.device | None:
-        """What a new tensor claims; None: it was asked for on meta."""
+        """Returns the device that a new tensor claims; None if it was asked for on meta."""
         if asked is None or asked.type != "meta":
             return _CPU if asked is None else asked
         return self.claim
@@ -196,7 +193,7 @@ class Session:
         return finished
 
     def _recorder_for(self, written: list[Mark | None]) -> Recorder | None:
-        """In a mode that records nothing, what has a history is written by its recorder still."""
+        """Returns the recorder of an operator. In a mode that records nothing, tensors with a history keep theirs."""
         if self.recorder is None:
             for mark in written:
                 if mark is not None and mark.history is not None:
@@ -264,10 +261,10 @@ class Session:
 
 
 class History(Protocol):
-    """What was done with one storage."""
+    """History of one storage: what was done with it."""
 
     def recorder(self) -> Recorder:
-        """A recorder for operators outside of the mode in which it was made."""
+        """Returns a recorder for operators outside of the mode in which it was made."""
         ...
 
 
@@ -277,7 +274,7 @@ class Recorder(Protocol):
     def new_history(self) -> History: ...
 
     def begin(self, operator: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """An event, which isn't recorded yet.
+        """Begins an event, which isn't recorded yet.
 
         Args:
             args, options: of the operator, with refs instead of fake tensors.
@@ -302,7 +299,7 @@ class Recorder(Protocol):
         ...
 
     def values(self, ref: TensorRef) -> torch.Tensor:
-        """The values of a fake tensor, as of now, in memory of their own."""
+        """Returns the values of a fake tensor, as of now, in memory of their own."""
         ...
 
 
@@ -324,22 +321,22 @@ class LiveTensors:
         self._seen[id(tensor)] = weakref.ref(tensor)
 
     def noted(self, result: T) -> T:
-        """A function's result: a Parameter's copy is made by its class, which the modes don't see."""
+        """Notes a function's result: a Parameter's copy is made by its class, which the modes don't see."""
         for one in tensors_in((result,)):
             self.note(one)
         return result
 
     def note_storage(self, tensor: torch.Tensor) -> None:
-        """The session has made its storage."""
+        """Notes that the session has made a storage."""
         self._storages.append(weakref.ref(storage_of(tensor)))
 
     def seen(self) -> list[torch.Tensor]:
-        """Those that were noted."""
+        """Returns the tensors that were noted."""
         found = [ref() for ref in self._seen.values()]
         return [one for one in found if one is not None and mark_of(one) is not None]
 
     def all(self) -> list[torch.Tensor]:
-        """Those too that no mode has seen: `nn.Parameter(tensor)` puts all of them aside.
+        """Returns all tensors, also those that no mode has seen: `nn.Parameter(tensor)` puts all modes aside.
 
         If storages have more tensors than were noted, all objects of the process are looked through.
         """

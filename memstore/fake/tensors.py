@@ -44,7 +44,7 @@ _QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.qui
 
 
 class Mark:
-    """What is known of a fake tensor's storage.
+    """Facts about a fake tensor's storage.
 
     Attributes:
         device: where it would be. "cuda" without an index is the device that is current whenever somebody asks.
@@ -72,7 +72,7 @@ class TensorRef(NamedTuple):
 
 
 def mark_of(tensor: torch.Tensor) -> Mark | None:
-    """The mark of a fake tensor, None of any other."""
+    """Returns the mark of a fake tensor; None for any other."""
     if not is_meta(tensor):
         return None
     try:
@@ -86,7 +86,7 @@ def set_mark(tensor: torch.Tensor, mark: Mark) -> None:
 
 
 def unrecorded_writes(tensor: torch.Tensor, mark: Mark, recorded: int) -> int:
-    """How many writes of a tensor torch has counted that no recorder has heard of.
+    """Returns how many writes of a tensor torch has counted that no recorder has heard of.
 
     Args:
         recorded: how many writes of its storage one has heard of.
@@ -118,7 +118,7 @@ def storage_bytes(tensor: torch.Tensor) -> int:
 
 
 def over_storage(tensor: torch.Tensor, ref: TensorRef) -> torch.Tensor:
-    """A tensor over the storage of another one, of which it shows what the ref shows of its own."""
+    """Makes a tensor over the storage of another one, of which it shows what the ref shows of its own."""
     made = torch.empty(0, dtype=ref.dtype, device=real_device(tensor))
     made.set_(storage_of(tensor), ref.offset, ref.size, ref.stride)
     made = made.conj() if ref.conj else made
@@ -126,19 +126,19 @@ def over_storage(tensor: torch.Tensor, ref: TensorRef) -> torch.Tensor:
 
 
 def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
-    """A meta tensor with the shape and strides of a real one, and nothing else of it."""
+    """Makes a meta tensor with the shape and strides of a real one, and nothing else of it."""
     return torch.empty_strided(_size(tensor), _stride(tensor), dtype=_dtype(tensor), device=META)
 
 
 def form_of(tensor: torch.Tensor) -> str:
-    """The form in which it has its values, for those that can't be fake; else ""."""
+    """Names the form in which a tensor has its values, if it can't be fake; else ""."""
     if _dtype(tensor) in _QUANTIZED:
         return "quantized"
     return "" if _layout(tensor) is torch.strided else "sparse"
 
 
 def tensors_in(values: Sequence[Any]) -> Iterator[torch.Tensor]:
-    """Those among arguments, or results, and in lists of them."""
+    """Yields the tensors among arguments or results, and in lists of them."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -147,7 +147,7 @@ def tensors_in(values: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """The same arguments, or results, with other tensors."""
+    """Returns the same arguments or results, with other tensors."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if type(value) is list or type(value) is tuple:
@@ -166,7 +166,7 @@ Run = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class FakeTensor:
-    """What all these classes have. A torch function on one of them runs in a mode of its own.
+    """Base of all these classes. A torch function on an instance runs in a mode of its own.
 
     Attributes:
         run: by which; `mode.py` sets it.
@@ -196,7 +196,7 @@ class FakeTensor:
 
 
 def become_fake(tensor: torch.Tensor) -> None:
-    """The tensor becomes of the class that says that it is fake."""
+    """Gives the tensor the class that says that it is fake."""
     cls = type(tensor)
     if not issubclass(cls, FakeTensor):
         tensor.__class__ = _fake_class(cls)

@@ -33,7 +33,7 @@ from memstore.formats.safetensors import (
     shards_of,
     why_not,
 )
-from memstore.formats.torch_save import Frames, PlacedTensor, is_legacy, locate_tensor
+from memstore.formats.torch_save import Frames, PlacedTensor, is_legacy
 
 __all__ = [
     "ByteMeter",
@@ -53,7 +53,6 @@ __all__ = [
     "index_of",
     "is_legacy",
     "load_files",
-    "locate_tensor",
     "make_memmap_folder",
     "parse_value",
     "read_metadata",

@@ -50,11 +50,12 @@ _MAGIC: dict[bytes, Format] = {b"\x93NUMPY": "npy", b"PK\x03\x04": "torch"}
 
 @modes.put_aside()
 def describe_files(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Content:
-    """What a record says of a value that lies in the file or folder at `path`."""
+    """Describes, for a record, a value that lies in the file or folder at `path`."""
     name = _checked(path, format)
     with _naming(key, name):
         sources = ExternalFiles()
-        found = _read_external(name, format, sources, allow_pickle)
+        with _of_format(name, format):
+            found = _read_external(name, format or file_format(name), sources, allow_pickle)
         _check_places(found.plan, sources)
         check_header(key, len(found.plan.description) + len(found.objects))
     return Content(found.plan.description, found.objects, found.plan.nbytes, adopted=sources.encode())
@@ -62,7 +63,7 @@ def describe_files(key: str, path: str | os.PathLike[str], format: Format | None
 
 @modes.put_aside()
 def load_files(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Any:
-    """The value itself, over the mapped files; what can't be served from there is loaded.
+    """Returns the value itself, over the mapped files; what can't be served from there is loaded.
 
     Args:
         key: that errors name; "": none.
@@ -111,13 +112,6 @@ def _naming(key: str, name: str) -> Generator[None]:
         raise
 
 
-def _read_external(
-    path: str, format: Format | None, sources: ExternalFiles, allow_pickle: bool
-) -> structure.ExternalValue:
-    with _of_format(path, format):
-        return _read_external_as(path, format or file_format(path), sources, allow_pickle)
-
-
 @contextlib.contextmanager
 def _of_format(path: str, format: Format | None) -> Generator[None]:
     """Raises UnsupportedValueError for a file that looks like another format than the caller says."""
@@ -134,7 +128,7 @@ def _of_format(path: str, format: Format | None) -> Generator[None]:
         ) from None
 
 
-def _read_external_as(path: str, found: Format, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
+def _read_external(path: str, found: Format, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
     if found == "safetensors":
         target = find_in_folder(path) if os.path.isdir(path) else path
         if target is None:
@@ -151,7 +145,7 @@ def _read_external_as(path: str, found: Format, sources: ExternalFiles, allow_pi
 
 
 def file_format(path: str, advice: str = _SAY_FORMAT) -> Format:
-    """Which format a file or folder has. Raises UnsupportedValueError for none that is known.
+    """Returns which format a file or folder has. Raises UnsupportedValueError for none that is known.
 
     Args:
         advice: for who has a file that looks like none.
@@ -183,7 +177,7 @@ def file_format(path: str, advice: str = _SAY_FORMAT) -> Format:
 
 
 def _check_places(plan: structure.Plan, sources: ExternalFiles) -> None:
-    """Every leaf lies in one file, whatever the reader of the format believed."""
+    """Raises CorruptionError unless every leaf lies in one file, whatever the reader of the format believed."""
     bases = [file.base for file in sources.files]
     for leaf in plan.leaves:
         if leaf.nbytes:
@@ -211,7 +205,7 @@ def read_npy(path: str, sources: ExternalFiles) -> structure.ExternalValue:
 
 
 def _read_npy_header(path: str, head: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """The shape, whether it is in Fortran's order, the dtype, and where the data starts."""
+    """Returns the shape, whether it is in Fortran's order, the dtype, and where the data starts."""
     file = io.BytesIO(head)
     try:
         version = np.lib.format.read_magic(file)

@@ -42,7 +42,7 @@ _FOREIGN = frozenset(
 
 
 def check_export(path: str | os.PathLike[str], format: str, max_shard_size: int | str | None) -> tuple[str, int | None]:
-    """The path as text, and the limit in bytes."""
+    """Returns the path as text, and the limit in bytes."""
     if format not in EXPORT_FORMATS:
         raise ValueError(
             f"format is {', '.join(map(repr, EXPORT_FORMATS[:-1]))} or {EXPORT_FORMATS[-1]!r}, and not {format!r}"
@@ -65,7 +65,7 @@ def check_export(path: str | os.PathLike[str], format: str, max_shard_size: int 
 
 
 def has_devices(description: bytes) -> bool:
-    """Whether a stored value has tensors of other devices than the CPU, which an export reads without."""
+    """Returns whether a stored value has tensors of other devices than the CPU, which an export reads without."""
     return any(found.device is not None for found in structure.plan_of(description).traits)
 
 
@@ -109,22 +109,24 @@ def export_value(
 
 
 def as_tensordict(value: Any) -> Any:
-    """The TensorDict that is exported for a value. Raises UnsupportedValueError, naming the leaf, for what has none."""
+    """Returns the TensorDict that is exported for a value. Raises UnsupportedValueError for a leaf that has none."""
     with between_forks():
         from memstore.formats.memmap import as_collection
     return as_collection(value)
 
 
 def make_memmap_folder(folder: str, source: Any, *, allow_pickle: bool) -> list[tuple[torch.Tensor, str]]:
-    """All of a TensorDict but the bytes of its tensors, in an empty folder: each with the file that is to have them."""
+    """Writes all of a TensorDict but the bytes of its tensors into an empty folder. Returns each with its file."""
     with between_forks():
         from memstore.formats.memmap import make_folder
     return make_folder(folder, source, allow_pickle=allow_pickle)
 
 
 class _TorchSink:
-    """What torch.save writes to. An error waits until torch is done: raised within its C++, it and what it refers to
-    would never be freed, and torch would raise another one instead.
+    """A file for torch.save.
+
+    An error waits until torch is done: raised within its C++, it and what it refers to would never be freed, and torch
+    would raise another one instead.
     """
 
     def __init__(self, file: ExportFile) -> None:
@@ -141,7 +143,7 @@ class _TorchSink:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Does nothing: nothing is kept back."""
 
 
 def save_torch(value: Any, file: ExportFile) -> None:
@@ -169,7 +171,7 @@ def _check_for_torch(value: Any) -> None:
 
 
 def _named_tensors(plan: structure.Plan, value: Any) -> dict[str, torch.Tensor]:
-    """The tensors by their names joined with dots, since safetensors has nothing but tensors. Tied ones come twice."""
+    """Returns the tensors by their names joined with dots: safetensors has nothing else. Tied ones come twice."""
     for name in plan.object_names:
         if "__dict__" not in name:  # what a Module keeps beside its state_dict
             _refuse(name, "it is no tensor")
@@ -195,13 +197,13 @@ def _named_tensors(plan: structure.Plan, value: Any) -> dict[str, torch.Tensor]:
 def _check_expanded(path: Path, tensor: torch.Tensor) -> None:
     reason = structure.traits.why_too_expanded(tensor)
     if reason:
-        name = "value" + "".join(f"[{part!r}]" for part in path)
-        raise UnsupportedValueError(f"{name}: {reason}: format='torch' keeps it as it is")
+        raise UnsupportedValueError(f"{structure.render_path(path)}: {reason}: format='torch' keeps it as it is")
 
 
 def _refuse(path: Path, why: str) -> None:
-    name = "value" + "".join(f"[{part!r}]" for part in path)
-    raise UnsupportedValueError(f"{name}: {why}, and safetensors has nothing for it; export as 'torch'")
+    raise UnsupportedValueError(
+        f"{structure.render_path(path)}: {why}, and safetensors has nothing for it; export as 'torch'"
+    )
 
 
 # --- Bare tensors ----------------------------------------------------------------------------------------------------
@@ -231,7 +233,8 @@ def write_tensor(path: str, name: str, tensor: torch.Tensor, progress: Progress 
     elif ending == ".npy":
         header = _npy_header(name, tensor)
         with new_file(target, meter, durable=False) as file:
-            _write_npy(file, header, tensor)
+            file.write_uncounted(header)
+            file.write_tensor(tensor)
     elif ending in (".pt", ".pth"):
         with new_file(target, meter, durable=False) as file:
             save_torch(tensor, file)
@@ -264,7 +267,7 @@ def write_tensors(path: str, tensors: Mapping[Path, torch.Tensor], progress: Pro
 
 
 def _nested(tensors: Mapping[Path, torch.Tensor]) -> Any:
-    """In dicts, by the parts of their names."""
+    """Puts tensors into dicts, by the parts of their names."""
     value: dict[str | int, Any] = {}
     for name, tensor in tensors.items():
         if not name:
@@ -284,8 +287,3 @@ def _npy_header(name: str, tensor: torch.Tensor) -> bytes:
     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(tensor.shape)}
     np.lib.format.write_array_header_1_0(header, described)
     return header.getvalue()
-
-
-def _write_npy(file: ExportFile, header: bytes, tensor: torch.Tensor) -> None:
-    file.write_uncounted(header)
-    file.write_tensor(tensor)

@@ -44,7 +44,7 @@ def damaged(path: str, detail: str) -> NoReturn:
 
 
 def read_whole(path: str) -> bytes:
-    """A file that is no tensors, of up to 100 MB."""
+    """Reads a file that is no tensors, of up to 100 MB."""
     with opened(path) as (fd, found):
         if found.st_size > HEADER_LIMIT:
             damaged(path, f"{found.st_size:,} bytes beside the tensors, and {HEADER_LIMIT:,} are the limit")
@@ -68,7 +68,7 @@ def parse_value(path: str, text: bytes | msgspec.Raw | None) -> Any:
 
 
 def _located(path: str, parse: Callable[[_Text], _Result], text: _Text) -> _Result:
-    """Damage names the file that the text is from."""
+    """Names the file in an error of damage that the text is from."""
     try:
         return parse(text)
     except CorruptionError as error:
@@ -76,7 +76,7 @@ def _located(path: str, parse: Callable[[_Text], _Result], text: _Text) -> _Resu
 
 
 def are_sizes(value: Any, most: int = 64) -> bool:
-    """Whether this is a list of up to `most` integers that may be sizes or offsets."""
+    """Returns whether this is a list of up to `most` integers that may be sizes or offsets."""
     return isinstance(value, list) and len(value) <= most and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
@@ -244,7 +244,7 @@ def _beside(path: str) -> str:
 
 
 def sync_all(folder: str) -> None:
-    """A folder, and all that is in it."""
+    """Syncs a folder, and all that is in it."""
     for parent, _, names in os.walk(folder):
         for name in names:
             fd = syscalls.open_file(f"{parent}/{name}", os.O_RDONLY)

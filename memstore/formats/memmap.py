@@ -73,7 +73,7 @@ def read_memmap(path: str, sources: ExternalFiles, allow_pickle: bool) -> struct
 
 
 class _OuterTensorDict(NamedTuple):
-    """What an entry takes over from the TensorDict that it is in."""
+    """The part that an entry takes over from the TensorDict that it is in."""
 
     batch: tuple[int, ...] = ()
     device: str | None = None
@@ -94,7 +94,7 @@ class _MemmapReader:
         self._depth = self._members = 0
 
     def read(self, folder: str, above: _OuterTensorDict) -> Tree:
-        """The tree of what a folder holds."""
+        """Reads the tree of what a folder holds."""
         try:
             found = os.lstat(folder)
         except OSError as error:
@@ -214,7 +214,7 @@ class _MemmapReader:
     def _stacked(
         self, folder: str, data: list[Any], device: str | None, names: list[str | None], depth: int = 0
     ) -> Tree:
-        """As tensordict stacks a list: lists of one length become stacks of stacks."""
+        """Stacks as tensordict stacks a list: lists of one length become stacks of stacks."""
         name = names[0] if names else None
         stacked = all(isinstance(item, list) and len(item) == len(data[0]) for item in data)
         if not stacked and device is None and name is None:
@@ -234,7 +234,7 @@ class _MemmapReader:
         return ("lazy", "values", 0, name, False, members)
 
     def _fields(self, folder: str, meta: Document) -> dict[str, Any]:
-        """The fields of a tensorclass that are no tensors."""
+        """Reads the fields of a tensorclass that are no tensors."""
         fields = {key: parse_value(f"{folder}/{_META}", text) for key, text in meta.items() if key != "_type"}
         path = f"{folder}/{PICKLES[0]}"
         if os.path.lexists(path):
@@ -263,7 +263,7 @@ class _MemmapReader:
 
 
 def _class_of(folder: str, meta: Document) -> Any:
-    """The class that a folder was saved from, among those that this process knows."""
+    """Returns the class that a folder was saved from, among those that this process knows."""
     identity, text = (parse_value(f"{folder}/{_META}", meta.get(name)) for name in ("_class", "_type"))
     for kind in _ACCEPTED_CLASSES:
         known = f"{'tensordict' if getattr(tensordict, kind.__qualname__, None) is kind else kind.__module__}"
@@ -277,7 +277,7 @@ def _class_of(folder: str, meta: Document) -> Any:
 
 
 def _path_of(folder: str, key: str, ending: str) -> str:
-    """Where an entry lies: percent-encoded, or by older writers under the key itself."""
+    """Returns where an entry lies: percent-encoded, or by older writers under the key itself."""
     name = f"{_encode_key_for_filesystem(key)}{ending}"
     if len(name.encode()) > _LONGEST_NAME:
         damaged(f"{folder}/{_META}", f"its entry {short(key)} has a longer name than any file")
@@ -295,7 +295,7 @@ _RESERVED_KEYS = frozenset({"shape", "device", "_type"})  # names that meta.json
 
 
 def write_memmap(path: str, value: Any, meter: ByteMeter, *, durable: bool, allow_pickle: bool) -> None:
-    """The folder that `TensorDict.load_memmap` reads. tensordict makes it, but for the bytes of the tensors.
+    """Writes the folder that `TensorDict.load_memmap` reads. tensordict makes it, but for the bytes of the tensors.
 
     Those it would write through mappings, where a full disk ends the process.
     """
@@ -308,7 +308,7 @@ def write_memmap(path: str, value: Any, meter: ByteMeter, *, durable: bool, allo
 
 
 def as_collection(value: Any) -> Any:
-    """The TensorDict that is written for a value. Raises UnsupportedValueError, naming the leaf, for what has none."""
+    """Returns the TensorDict that is written for a value. Raises UnsupportedValueError for a leaf that has none."""
     source = _as_collection(value, ())
     for name, tensor in structure.iter_tensors(source):
         special = what_special(tensor)
@@ -322,7 +322,7 @@ def as_collection(value: Any) -> Any:
 
 
 def make_folder(folder: str, source: Any, *, allow_pickle: bool) -> list[tuple[torch.Tensor, str]]:
-    """All of a TensorDict but the bytes of its tensors, in an empty folder.
+    """Writes all of a TensorDict but the bytes of its tensors into an empty folder.
 
     Returns: the tensors that have elements, each with the file that is to have them, which has holes as yet.
     """
@@ -333,14 +333,16 @@ def make_folder(folder: str, source: Any, *, allow_pickle: bool) -> list[tuple[t
         raise
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
         raise UnsupportedValueError(f"TensorDict.memmap can't write it: {error}") from error
-    if not allow_pickle:
-        _check_no_pickles(folder)
+    for parent, _, names in () if allow_pickle else os.walk(folder):
+        if not set(PICKLES).isdisjoint(names):
+            what = os.path.relpath(parent, folder).split(os.sep)
+            raise _refusal(tuple(what), "an object that would be pickled: open the store with allow_pickle=True")
     pairs = zip(structure.iter_tensors(source), structure.iter_tensors(target), strict=True)
     return [(tensor, str(place.filename)) for (_, tensor), (_, place) in pairs if tensor.numel()]  # type: ignore[attr-defined]
 
 
 def _as_collection(value: Any, path: Path) -> Any:
-    """dicts as TensorDicts without a batch size, what lies in them too."""
+    """Makes TensorDicts without a batch size of dicts, and of what lies in them."""
     if tensordict.is_tensor_collection(value):
         return value
     if not isinstance(value, dict):
@@ -360,13 +362,5 @@ def _as_collection(value: Any, path: Path) -> Any:
     return tensordict.TensorDict(entries, batch_size=[])
 
 
-def _check_no_pickles(folder: str) -> None:
-    for parent, _, names in os.walk(folder):
-        if not set(PICKLES).isdisjoint(names):
-            what = os.path.relpath(parent, folder).split(os.sep)
-            raise _refusal(tuple(what), "an object that would be pickled: open the store with allow_pickle=True")
-
-
 def _refusal(path: Path, why: str) -> UnsupportedValueError:
-    name = "value" + "".join(f"[{part!r}]" for part in path)
-    return UnsupportedValueError(f"{name}: {why}, which can't be exported as memmap")
+    return UnsupportedValueError(f"{structure.render_path(path)}: {why}, which can't be exported as memmap")

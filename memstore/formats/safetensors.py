@@ -39,7 +39,7 @@ _MOST_DIMENSIONS = 64  # of a tensor
 
 
 def find_in_folder(folder: str) -> str | None:
-    """The path of the file that a checkpoint begins with, as transformers chooses it; None if the folder has none."""
+    """Returns the file that a checkpoint begins with, as transformers chooses it; None if the folder has none."""
     names = sorted(os.listdir(folder))
     for ending in ("model.safetensors", INDEX, ".safetensors.index.json", ".safetensors"):
         found = [name for name in names if name == ending or (name.endswith(ending) and ending.startswith("."))]
@@ -52,12 +52,12 @@ def find_in_folder(folder: str) -> str | None:
 
 
 def read_safetensors(path: str, sources: ExternalFiles) -> structure.ExternalValue:
-    """A single file; `path` may be a link to it."""
+    """Reads a single file; `path` may be a link to it."""
     return _as_dict(_read_file(os.path.realpath(path), sources))
 
 
 def read_checkpoint(path: str, sources: ExternalFiles) -> structure.ExternalValue:
-    """A checkpoint of several files; `path` is that of its index."""
+    """Reads a checkpoint of several files; `path` is that of its index."""
     folder = os.path.dirname(path)
     listed = _read_index(path)
     tensors: dict[str, dict[str, Leaf]] = {}
@@ -79,7 +79,7 @@ def _as_dict(tensors: dict[str, Leaf]) -> structure.ExternalValue:
 
 
 def _read_index(path: str) -> dict[str, str]:
-    """Which file each tensor is in."""
+    """Returns which file each tensor is in."""
     index = parse_object(path, read_whole(os.path.realpath(path)))
     if "weight_map" not in index:
         damaged(path, "it has no weight_map")
@@ -91,8 +91,10 @@ def _read_index(path: str) -> dict[str, str]:
 
 
 def _resolved(folder: str, name: str, index: str) -> str:
-    """The path of a file beside the index. A link may lead within the folder, or to where Hugging Face's cache has
-    the contents of its `snapshots/REVISION/`: `blobs/`. Others could make an entry of whatever this process may read.
+    """Returns the path of a file beside the index.
+
+    A link may lead within the folder, or to where Hugging Face's cache has the contents of its `snapshots/REVISION/`:
+    `blobs/`. Others could make an entry of whatever this process may read.
     """
     home = os.path.realpath(folder)
     path = os.path.realpath(os.path.join(home, name))
@@ -111,7 +113,7 @@ def _resolved(folder: str, name: str, index: str) -> str:
 
 
 def read_metadata(path: str) -> dict[str, dict[str, str]]:
-    """The texts beside the tensors, of each file of a checkpoint, by its path.
+    """Returns the texts beside the tensors, of each file of a checkpoint, by its path.
 
     Args:
         path: that of a file by itself, or of an index.
@@ -133,7 +135,7 @@ def _read_header(fd: int, size: int) -> bytes:
 
 
 def _read_file(path: str, sources: ExternalFiles) -> dict[str, Leaf]:
-    """The tensors of a file by name, ordered as their bytes are."""
+    """Reads the tensors of a file by name, ordered as their bytes are."""
     with opened(path) as (fd, found):
         try:
             text = _read_header(fd, found.st_size)
@@ -164,14 +166,14 @@ def _leaf(path: str, name: str, entry: HeaderEntry, base: int) -> Leaf:
 
 
 def why_not(name: str, tensor: torch.Tensor) -> str | None:
-    """What keeps a tensor from being written, if anything."""
+    """Says what keeps a tensor from being written, if anything."""
     if DTYPE_NAMES[tensor.dtype] not in SAFETENSORS_DTYPES:
         return f"it is of {tensor.dtype}"
     return "its name is that of the metadata" if name == METADATA else None
 
 
 def write_safetensors(path: str, tensors: dict[str, torch.Tensor], meter: ByteMeter, *, durable: bool) -> None:
-    """A file by itself, in place of one that is there."""
+    """Writes a file by itself, in place of one that is there."""
     header, order = header_of(tensors)
     with new_file(path, meter, durable=durable) as file:
         file.write_uncounted(header)
@@ -182,7 +184,7 @@ def write_safetensors(path: str, tensors: dict[str, torch.Tensor], meter: ByteMe
 def write_checkpoint(
     path: str, tensors: dict[str, torch.Tensor], limit: int | None, meter: ByteMeter, *, durable: bool
 ) -> None:
-    """A folder as transformers writes it: `model.safetensors`, or shards of up to `limit` bytes and their index."""
+    """Writes a folder as transformers does: `model.safetensors`, or shards of up to `limit` bytes and an index."""
     shards = shards_of(tensors, limit)
     names = shard_names(len(shards))
     with new_folder(path, durable=durable) as folder:
@@ -195,20 +197,20 @@ def write_checkpoint(
 
 
 def shard_names(count: int) -> list[str]:
-    """Of the files of a checkpoint, as transformers calls them."""
+    """Returns the names of a checkpoint's files, as transformers calls them."""
     if count == 1:
         return ["model.safetensors"]
     return [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
 
 
 def index_of(listed: dict[str, str], nbytes: int) -> bytes:
-    """The index of a checkpoint. Args: listed: the file of each tensor; nbytes: of the tensors."""
+    """Makes the index of a checkpoint. Args: listed: the file of each tensor; nbytes: of the tensors."""
     index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(listed.items()))}
     return json.dumps(index, indent=2).encode()
 
 
 def shards_of(tensors: dict[str, torch.Tensor], limit: int | None) -> list[dict[str, torch.Tensor]]:
-    """Filled in the order of the tensors. One that is larger than the limit has a shard for itself."""
+    """Fills shards in the order of the tensors. One that is larger than the limit has a shard for itself."""
     shards: list[dict[str, torch.Tensor]] = [{}]
     room = limit
     for name, tensor in tensors.items():
@@ -225,10 +227,10 @@ def shards_of(tensors: dict[str, torch.Tensor], limit: int | None) -> list[dict[
 def header_of(
     tensors: dict[str, torch.Tensor], metadata: Mapping[str, str] = PLAIN_METADATA
 ) -> tuple[bytes, list[str]]:
-    """And the order of the tensors: by element size, so that each starts on a multiple of its own, as the data does."""
+    """Makes a header, and orders the tensors by element size, so that each starts on a multiple of its own."""
     order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    return make_header([_described(name, tensors[name]) for name in order], metadata), order
-
-
-def _described(name: str, tensor: torch.Tensor) -> tuple[str, str, tuple[int, ...], int]:
-    return name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor.numel() * tensor.itemsize
+    described = [
+        (name, DTYPE_NAMES[one.dtype], tuple(one.shape), one.numel() * one.itemsize)
+        for name, one in ((name, tensors[name]) for name in order)
+    ]
+    return make_header(described, metadata), order

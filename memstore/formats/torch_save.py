@@ -82,7 +82,7 @@ def read_torch(path: str, sources: ExternalFiles, allow_pickle: bool) -> structu
 
 
 def load_torch(path: str, allow_pickle: bool) -> Any:
-    """What is in a file, as torch.load gives it: for a copy."""
+    """Loads what is in a file, as torch.load gives it: for a copy."""
     path = os.path.realpath(path)
     with opened(path) as (fd, found):
         if is_legacy(syscalls.read_at(fd, 64, 0)):
@@ -91,7 +91,7 @@ def load_torch(path: str, allow_pickle: bool) -> Any:
 
 
 def _load_archive(path: str, fd: int, found: os.stat_result, archive: Archive, allow_pickle: bool) -> Any:
-    """The value over a mapping of the file. No storage has other bytes than those that the directory says."""
+    """Makes the value over a mapping of the file. No storage has other bytes than those that the directory says."""
     spans: list[tuple[int, int]] = []
 
     def place(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
@@ -157,7 +157,7 @@ def _load(path: str, fd: int, archive: Archive | None, place: _MapLocation | str
 
 
 def _refuse_unloadable(path: str, archive: Archive | None, allow_pickle: bool, error: Exception) -> NoReturn:
-    """What it means that torch could not load a file. Only damage is told as damage."""
+    """Raises the error of a file that torch could not load. Only damage is told as damage."""
     text = str(error)
     said = _UNPICKLER_SAYS.search(text) or _LOAD_SAYS.search(text)
     detail = said[1] if said else f"{type(error).__name__}: {text}"
@@ -195,7 +195,7 @@ _PICKLES = tuple(b"\x80%c" % protocol for protocol in range(2, 6))  # older prot
 
 
 class Members(NamedTuple):
-    """What a zip has that torch.save wrote of one tensor.
+    """The members of a zip that torch.save wrote of one tensor.
 
     Attributes:
         pickle: what describes it.
@@ -209,7 +209,7 @@ class Members(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """What the directory of such a zip says.
+    """The directory of such a zip.
 
     Attributes:
         storages: where each storage's bytes start and stop in the file, in order.
@@ -220,18 +220,18 @@ class Archive(NamedTuple):
     is_intact: bool
 
     def has(self, start: int, stop: int) -> bool:
-        """Whether these bytes are those of a storage."""
+        """Returns whether these bytes are those of a storage."""
         i = bisect_right(self.storages, start, key=itemgetter(0)) - 1
         return i >= 0 and stop <= self.storages[i][1]
 
 
 def is_legacy(head: bytes) -> bool:
-    """Whether a file that starts with `head` (64 bytes) was written as torch did before 1.6."""
+    """Returns whether a file that starts with `head` (64 bytes) was written as torch did before 1.6."""
     return any(mark in head for mark in _LEGACY)
 
 
 def is_pickle(head: bytes) -> bool:
-    """Whether a file that starts so is a pickle, as what torch wrote before 1.6 is; never a safetensors file."""
+    """Returns whether a file that starts so is a pickle, as torch wrote before 1.6; never a safetensors file."""
     if is_legacy(head):
         return True
     return head.startswith(_PICKLES) and int.from_bytes(head[:8], "little") > HEADER_LIMIT
@@ -256,7 +256,7 @@ def read_archive(path: str, fd: int, size: int) -> Archive:
 
 
 def read_members(path: str, fd: int, start: int, size: int) -> Members:
-    """Of a zip that is `size` bytes of a larger file, from `start` on. Raises as `read_archive`."""
+    """Reads the members of a zip that is `size` bytes of a larger file, from `start` on. Raises as `read_archive`."""
     file = _BoundedFile(fd, size, start)
     try:
         with lacks_told(path), zipfile.ZipFile(cast("Any", file)) as archive:
@@ -276,7 +276,7 @@ def read_members(path: str, fd: int, start: int, size: int) -> Members:
 
 
 def _checksum_offsets(file: _BoundedFile, directory: int, count: int) -> list[int]:
-    """Where the directory has the checksums of members, which nobody looks at."""
+    """Returns where the directory has the checksums of members, which nobody looks at."""
     found: list[int] = []
     for _ in range(count):
         head = file.at(directory, _DIRECTORY_HEADER)
@@ -316,7 +316,7 @@ def _read_directory(path: str, file: _BoundedFile, archive: zipfile.ZipFile) -> 
 
 
 def _content_of(path: str, file: _BoundedFile, member: zipfile.ZipInfo) -> bytes:
-    """The bytes of a member, which need not fit its checksum: torch can be told to write none."""
+    """Returns the bytes of a member, which need not fit its checksum: torch can be told to write none."""
     return file.at(_start_of(path, file, member), member.file_size)
 
 
@@ -334,7 +334,7 @@ def _storages_of(path: str, file: _BoundedFile, members: Sequence[zipfile.ZipInf
 
 
 def _start_of(path: str, file: _BoundedFile, member: zipfile.ZipInfo) -> int:
-    """Where its bytes start in the zip."""
+    """Returns where its bytes start in the zip."""
     head = file.at(member.header_offset, _LOCAL_HEADER)
     if len(head) < _LOCAL_HEADER or not head.startswith(b"PK\3\4"):
         damaged(path, f"its directory says that {member.filename} is where it is not")
@@ -372,7 +372,7 @@ class _BoundedFile:
         return data
 
     def at(self, offset: int, size: int) -> bytes:
-        """What is at an offset, which another part may have too."""
+        """Reads what is at an offset, which another part may have too."""
         data = syscalls.read_at(self._fd, size, self._start + offset)
         if len(data) < size:
             raise ValueError(f"it ends before byte {offset + size:,}")
@@ -381,7 +381,7 @@ class _BoundedFile:
         return data
 
     def seen(self, sums: Sequence[int]) -> tuple[tuple[int, bytes], ...]:
-        """What was read, and where: in order, without what was read twice, and without checksums of four bytes."""
+        """Returns what was read, and where: in order, nothing twice, and without checksums of four bytes."""
         found: list[tuple[int, bytes]] = []
         end, left = 0, [*sums, 1 << 63]
         for start, data in sorted(self._seen.items()):
@@ -436,7 +436,7 @@ class PlacedTensor(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """The elements from the first of its storage to its own last one."""
+        """Counts the elements from the first of its storage to its own last one."""
         if 0 in self.shape:
             return 0
         return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -464,14 +464,14 @@ class Frames:
         self._count = 0
 
     def locate(self, memory: memoryview, start: int, size: int) -> PlacedTensor | None:
-        """As `read`, of a file in memory; None if nothing like it was read before."""
+        """Locates a tensor as `read` does, in a file in memory; None if nothing like it was read before."""
         for frame in self._known.get(size, ()):
             if all(memory[start + at : start + at + len(data)].tobytes() == data for at, data in frame.seen):
                 return frame.tensor._replace(start=frame.tensor.start + start)
         return None
 
     def read(self, path: str, fd: int, start: int, size: int) -> PlacedTensor:
-        """Where the tensor lies that torch.save wrote into these bytes of a file.
+        """Returns where the tensor lies that torch.save wrote into these bytes of a file.
 
         Raises:
             UnsupportedValueError: it is no plain tensor.
@@ -486,15 +486,10 @@ class Frames:
 
 
 class _Frame(NamedTuple):
-    """What was written around a tensor: see Members.seen. The tensor's start is counted from that of the frame."""
+    """The bytes written around a tensor: see Members.seen. The tensor's start is counted from that of the frame."""
 
     seen: tuple[tuple[int, bytes], ...]
     tensor: PlacedTensor
-
-
-def locate_tensor(path: str, fd: int, start: int, size: int) -> PlacedTensor:
-    """As `Frames.read`, of one tensor."""
-    return Frames().read(path, fd, start, size)
 
 
 def _read_frame(path: str, fd: int, start: int, size: int) -> _Frame:

@@ -34,13 +34,15 @@ _JOINTS = str.maketrans("-. /:", "_____")  # which of them stands between two wo
 
 
 def no_value(root: Root, name: bytes) -> KeyNotFoundError | PartialCommitError:
-    """The error of a call that needs the value of a key, which has none."""
+    """Makes the error of a call that needs the value of a key which has none."""
     found = no_version(root, name)
     return found if isinstance(found, PartialCommitError) else absent(root, name)
 
 
 def no_values(root: Root, names: Sequence[bytes], asked: int, advice: str) -> KeyNotFoundError | PartialCommitError:
-    """Of a call that needs the values of `asked` keys, of which these have none. `advice`: as of `absent_many`.
+    """Makes the error of a call that needs the values of `asked` keys, if these have none.
+
+    `advice`: as of `absent_many`.
 
     Keys that wait for ranks are there: they are the error only where no key is missing.
     """
@@ -60,7 +62,7 @@ def no_values(root: Root, names: Sequence[bytes], asked: int, advice: str) -> Ke
 
 
 def absent(root: Root, name: bytes) -> KeyNotFoundError:
-    """The error of a call for a key that isn't there."""
+    """Makes the error of a call for a key that doesn't exist."""
     key = name.decode()
     text = no_key(key)
     with contextlib.suppress(MemstoreError, OSError):  # the message is short then
@@ -69,7 +71,10 @@ def absent(root: Root, name: bytes) -> KeyNotFoundError:
 
 
 def absent_many(root: Root, names: Sequence[bytes], asked: int, advice: str) -> KeyNotFoundError:
-    """Of a call for `asked` keys, of which these aren't there. `advice`: what to do where there are several."""
+    """Makes the error of a call for `asked` keys, if these don't exist.
+
+    `advice`: what to do where there are several.
+    """
     if asked == 1:
         return absent(root, names[0])
     if len(names) == 1:
@@ -81,7 +86,7 @@ def absent_many(root: Root, names: Sequence[bytes], asked: int, advice: str) -> 
 
 
 def not_in_time(root: Root, name: bytes, error: StoreTimeoutError) -> StoreTimeoutError:
-    """The error of a wait for a key, which may have been waited for under a wrong name."""
+    """Makes the error of a wait for a key, which may have been waited for under a wrong name."""
     with contextlib.suppress(MemstoreError, OSError):
         if index.record_here(root, name) is None:
             waiting = no_version(root, name)
@@ -120,7 +125,7 @@ def _advice(root: Root, key: str) -> str:
 
 
 def _starting(root: Root, key: str) -> str:
-    """Of a key that others start with; or nothing."""
+    """Says that other keys start with this one, or nothing."""
     found = root.catalog.view(lambda transaction: transaction.keys(key.encode(), None, _LOOKED_AT))
     if not found:
         return ""
@@ -134,7 +139,7 @@ def _starting(root: Root, key: str) -> str:
 
 
 def _inside(root: Root, key: str) -> Iterator[tuple[str, str, Path | None, str]]:
-    """The keys that `key` starts with; the rest of it, the path that it names in their values, and what these have."""
+    """Returns the keys that `key` starts with; the rest, the path that it names in their values; what these have."""
     for joint in list(islice(_SEPARATOR.finditer(key), _SPLITS))[::-1]:
         whole, rest = key[: joint.start()], key[joint.end() :]
         record = index.record_here(root, whole.encode()) if whole and rest else None
@@ -148,7 +153,7 @@ def _inside(root: Root, key: str) -> Iterator[tuple[str, str, Path | None, str]]
 
 
 def _path_of(text: str, names: Iterable[Path]) -> Path | None:
-    """The leaf, or the container of leaves, that the text names in whatever way its parts are joined."""
+    """Returns the leaf, or the container of leaves, that the text names in whatever way its parts are joined."""
     wanted = _SEPARATOR.sub(".", text)
     for name in names:
         for length in range(1, len(name) + 1):
@@ -165,14 +170,14 @@ def _text(path: Path) -> str:
 
 
 def _near(root: Root, key: str, without: Set[str] = frozenset()) -> str:
-    """A question, or nothing."""
+    """Asks whether another key was meant, or says nothing."""
     around = {name.decode() for name in index.keys_around(root, key.encode(), _LOOKED_AT)}
     found = near(key, around - without)
     return f"did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
 def near(key: str, others: Iterable[str]) -> list[str]:
-    """Those of the others that may have been meant, the likeliest first."""
+    """Returns the names among others that may have been meant, the likeliest first."""
     plain, group = _plain(key), key[: key.rfind("/") + 1]
     ends = heapq.nlargest(_COMPARED, ((_ends_alike(plain, _plain(one)), one) for one in others))
     scored = [(max(score, _alike(plain, _plain(one))), one) for score, one in ends if _may_be(key, one, len(group))]
@@ -182,7 +187,10 @@ def near(key: str, others: Iterable[str]) -> list[str]:
 
 
 def _may_be(key: str, other: str, group: int) -> bool:
-    """Of keys that are in one group, whose name has this length, the rest has to be alike too."""
+    """Returns whether a key may have been meant.
+
+    Of keys in one group, whose name has this length, the rest has to be alike too.
+    """
     if not group or key[:group] != other[:group] or key == other:
         return True
     one, two = _plain(key[group:]), _plain(other[group:])
@@ -194,7 +202,7 @@ def _plain(key: str) -> str:
 
 
 def _ends_alike(one: str, other: str) -> float:
-    """What part of two texts is their common start and end. A wrong letter or two leave most of it."""
+    """Returns which part of two texts is their common start and end. A wrong letter or two leave most of it."""
     short, long = sorted((one, other), key=len)
     if not short:
         return float(one == other)

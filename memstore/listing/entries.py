@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ class ListedEntry:
 
     @property
     def content(self) -> str:
-        """ "float32 [3, 4]", or "2 leaves"."""
+        """Says what the value is: "float32 [3, 4]", or "2 leaves"."""
         if self.dtype is not None:
             return f"{self.dtype} {list(self.shape or ())}"
         return count_of(self.leaves, "leaf", "leaves") if self.leaves else ""
@@ -50,12 +51,16 @@ COLUMNS = ("key", "type", "content", "size", "version", "age")
 
 
 def cells(one: ListedEntry) -> tuple[str, ...]:
-    """As text, under COLUMNS."""
+    """Returns an entry as text, under COLUMNS."""
     return one.key, one.type, one.content, size(one.nbytes), str(one.version), age(one.created)
 
 
 def entries(store: Keyspace, prefix: str = "", *, timeout: float | None = None) -> Iterator[ListedEntry]:
-    """The entries whose keys start with `prefix`, sorted, read in pages. timeout: of a page; None: the store's own."""
+    """Iterates over the entries whose keys start with `prefix`, sorted. They are read in pages.
+
+    Args:
+        timeout: seconds for a page; None: the store's own.
+    """
     within = timeout_of(store) if timeout is None else timeout
     for key, record in index.records_from(partial(opened, store), encode_prefix(prefix), within):
         yield _listed(key, record)
@@ -77,12 +82,12 @@ def _listed(key: bytes, record: Record) -> ListedEntry:
 
 
 def value_bytes(record: Record) -> int:
-    """Of its tensors, as `Store.info` says them."""
+    """Returns how many bytes the tensors of a value have, as `Store.info` says."""
     return _nbytes(record, msgspec.msgpack.decode(plan_bytes(record.description))[1])
 
 
 def _nbytes(record: Record, leaves: list[Any]) -> int:
-    """Of the leaves, by their places, where the data section has headers of files in it too."""
+    """Counts the bytes of the leaves by their places, where the data section has headers of files in it too."""
     if record.boxes is None and record.adopted is None:
         return record.nbytes
     sizes: dict[int, int] = {}
@@ -106,21 +111,25 @@ _DEEPEST = 16  # folders in one another
 
 @dataclass(slots=True)
 class _Folder:
-    """What has a common start, up to a "/"."""
+    """The keys that have a common start, up to a "/"."""
 
     keys: int = 0
     nbytes: int = 0
     folders: dict[str, _Folder] = field(default_factory=dict[str, "_Folder"])
     entries: dict[str, ListedEntry] = field(default_factory=dict[str, ListedEntry])
 
-    def add(self, entry: ListedEntry, start: int, depth: int = 0) -> None:
-        self.keys += 1
-        self.nbytes += entry.nbytes
-        end = entry.key.find("/", start)
-        if end < 0 or depth == _DEEPEST:
-            self.entries[entry.key[start:]] = entry
-        else:
-            self.folders.setdefault(entry.key[start : end + 1], _Folder()).add(entry, end + 1, depth + 1)
+    def add(self, entry: ListedEntry, start: int) -> None:
+        """Adds an entry, in the folders that its key names from `start` on."""
+        folder = self
+        for depth in itertools.count():
+            folder.keys += 1
+            folder.nbytes += entry.nbytes
+            end = entry.key.find("/", start)
+            if end < 0 or depth == _DEEPEST:
+                folder.entries[entry.key[start:]] = entry
+                return
+            folder = folder.folders.setdefault(entry.key[start : end + 1], _Folder())
+            start = end + 1
 
 
 class KeyTree:
@@ -141,20 +150,17 @@ class KeyTree:
             self._top.add(entry, start)
 
     def __len__(self) -> int:
-        """How many keys it has."""
+        """Returns how many keys it has."""
         return self._top.keys
 
     def __repr__(self) -> str:
-        lines = [self._title(), *_draw(self._top, "")]
+        start = f", those that start with {self.prefix!r}" if self.prefix else ""
+        lines = [f"{self.root}: {_counted(self._top)}{start}", *_draw(self._top, "")]
         more = len(lines) - _LINES
         return "\n".join(lines[:_LINES] + ([f"... and {more:,} lines more: tree(prefix) draws a part"] * (more > 0)))
 
     def _repr_html_(self) -> str:
         return f"<pre style='font-family:monospace;white-space:pre'>{html.escape(repr(self))}</pre>"
-
-    def _title(self) -> str:
-        start = f", those that start with {self.prefix!r}" if self.prefix else ""
-        return f"{self.root}: {_counted(self._top)}{start}"
 
 
 def key_tree(store: Keyspace, prefix: str) -> KeyTree:

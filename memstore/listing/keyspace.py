@@ -25,7 +25,7 @@ from memstore._arguments import (
 )
 from memstore._info import PendingInfo, StoreStats
 from memstore._threads import between_forks
-from memstore._wording import short
+from memstore._wording import an_instance, short
 from memstore.engine import (
     Change,
     Creation,
@@ -43,7 +43,6 @@ from memstore.engine import (
     measure,
     open_root,
     pending_parts,
-    register_elsewhere,
     reopen_root,
     resource_errors,
     sweep_all,
@@ -75,6 +74,7 @@ class Keyspace:
         if not isinstance(given, RootUse):
             raise TypeError(f"memstore.open(path) opens a store, and not {type(self).__qualname__}({given!r:.100})")
         self.root = use.root.path
+        use.root.connect = open_elsewhere
         self._use: RootUse | None = use
         self._root: Root | None = use.root
         self._mode: Mode = mode
@@ -290,7 +290,11 @@ class Keyspace:
             close_root(use)
 
     def _opened(self, timeout: float | None = None) -> Root:
-        """The root. `timeout`: of the call, for a forked child that has to open the catalog anew; None: the store's."""
+        """Returns the root.
+
+        A forked child that has to open the catalog anew waits for that within `timeout`, which is the call's; None: the
+        store's.
+        """
         root = self._root
         if root is None:
             raise StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
@@ -327,26 +331,26 @@ class Keyspace:
         return True  # `store or open(...)` isn't about its keys
 
     def __len__(self) -> int:
-        """How many keys there are."""
+        """Returns how many keys there are."""
         return self._count(self._timeout)
 
     def _count(self, timeout: float) -> int:
         return index.count(self._opened(), timeout)
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is such a key."""
+        """Returns whether there is such a key."""
         return bool(index.version_of(self._opened(), encode_key(key), self._timeout))
 
 
 def tell_of_wait(path: str, began: float, versions: Mapping[str, int]) -> None:
-    """Debug lines of a wait that has found these versions, and began at this time of `perf_counter`."""
+    """Writes debug lines about a wait that has found these versions, and began at this time of `perf_counter`."""
     took = (perf_counter() - began) * 1e3
     for key, version in versions.items():
         log.debug("%s: wait %r: version %d, %.3f ms", path, key, version, took)
 
 
 def wanted_of(keys: Iterable[str] | None, prefix: str | None, newer_than: Mapping[str, int] | int) -> index.AwaitedKeys:
-    """The arguments of `wait_any`, checked."""
+    """Checks the arguments of `wait_any`, and returns them as one."""
     if (keys is None) == (prefix is None):
         raise TypeError("wait_any waits for keys, or for all that start with prefix=: give one of them")
     older = older_versions(newer_than)
@@ -359,9 +363,8 @@ def wanted_of(keys: Iterable[str] | None, prefix: str | None, newer_than: Mappin
     return index.AwaitedKeys(names, b"", than)
 
 
-@register_elsewhere
 def open_elsewhere(root: Root) -> Elsewhere:
-    """Called for a root that is served: a store that stays on one host never imports this."""
+    """Opens the way to other hosts for a root that is served: a store that stays on one host never imports it."""
     with between_forks():
         from memstore.distributed import client
 
@@ -369,33 +372,58 @@ def open_elsewhere(root: Root) -> Elsewhere:
 
 
 def open_keyspace(root: str | os.PathLike[str], mode: Mode, *, timeout: float = 30.0) -> Keyspace:
-    """A store that is there, opened without its values. Arguments and errors as `memstore.open`."""
+    """Opens a store that exists, without its values. Arguments and errors as `memstore.open`."""
     path = absolute_path(root)
     with resource_errors(path):
         return Keyspace(open_root(path, mode, Creation(), timeout), mode, timeout=timeout)
 
 
 def opened(store: Keyspace) -> Root:
-    """The root of an opened store, for code that reads the catalog itself."""
+    """Returns the root of an opened store, for parts of memstore that work with the engine. Raises StoreClosedError."""
     return store._opened()  # pyright: ignore[reportPrivateUsage]
 
 
+def timeout_of(store: Keyspace) -> float:
+    """Returns the seconds that a call of the store waits which isn't given a timeout."""
+    return store._timeout  # pyright: ignore[reportPrivateUsage]
+
+
+def may_write(store: Keyspace) -> bool:
+    """Returns whether the store was opened to be written too."""
+    return store._mode != "r"  # pyright: ignore[reportPrivateUsage]
+
+
+def check_store(store: object, key: object = "") -> None:
+    """Raises TypeError unless `store` is one of `memstore.open`.
+
+    Args:
+        key: the argument that follows the store: the two may be swapped.
+    """
+    if isinstance(store, Keyspace):
+        return
+    if isinstance(key, Keyspace):
+        raise TypeError("the store comes first, and then the key: here they are swapped")
+    if type(store).__module__.startswith("memstore.aio."):
+        raise TypeError(
+            f"store is one of memstore.open, and not {an_instance(store)}: memstore.aio has ReplayBuffer, "
+            "iter_weights and read_rows for that"
+        )
+    if isinstance(store, (str, os.PathLike)):
+        raise TypeError(f"store is an open store, and not its path: write memstore.open({os.fspath(store)!r:.100})")
+    raise TypeError(f"store is one of memstore.open, and not {an_instance(store)}")
+
+
 def has_keys(store: Keyspace, prefix: str) -> bool:
-    """Whether a key starts with `prefix`. As `keys`, without its warning, and past damaged records too."""
+    """Returns whether a key starts with `prefix`: without the warning of `keys`, and past damaged records too."""
     root, encoded = partial(opened, store), encode_prefix(prefix)
     return next(index.keys_from(root, encoded, timeout_of(store)), None) is not None
-
-
-def timeout_of(store: Keyspace) -> float:
-    """Seconds that calls wait which aren't told otherwise, for the same."""
-    return store._timeout  # pyright: ignore[reportPrivateUsage]
 
 
 # --- Sharded puts that wait for the parts of other ranks -------------------------------------------------------------
 
 
 def pending(root: Root, key: bytes | None, deadline: float) -> tuple[PendingInfo, ...]:
-    """The attempts that wait for parts: of one key, or all."""
+    """Returns the attempts that wait for parts: of one key, or all."""
     found: dict[tuple[bytes, str], list[tuple[PendingPart, float]]] = {}
     for part, left in pending_parts(root, key, deadline):
         found.setdefault((part.key, part.attempt), []).append((part, left))
@@ -419,7 +447,7 @@ _T = TypeVar("_T")
 
 
 class WhileRead(Iterator[_T]):
-    """What a store has, read while it is iterated over. A loop takes it from `found`, at its speed.
+    """An iterator over a store, which is read while it is iterated over. A loop takes it from `found`, at its speed.
 
     Args:
         found: the keys, values, or both.
@@ -450,7 +478,7 @@ class WhileRead(Iterator[_T]):
 
 
 def call_of_keys(prefix: str) -> str:
-    """ "keys('a/')"."""
+    """Returns the text of a call: "keys('a/')"."""
     return f"keys({short(prefix) if prefix else ''})"
 
 
@@ -462,7 +490,7 @@ _UP_TO = re.compile(r"[^*?\[]*")
 
 
 def warned_if_none(keys: Iterator[str], prefix: str) -> Iterator[str]:
-    """The keys that start with `prefix`; a warning if there are none."""
+    """Iterates over the keys that start with `prefix`. If there are none, it warns."""
     one = None
     for one in keys:
         yield one
@@ -471,7 +499,7 @@ def warned_if_none(keys: Iterator[str], prefix: str) -> Iterator[str]:
 
 
 def no_match(prefix: str, call: str = "keys") -> str:
-    """What to say of a prefix that looks like a pattern, and that no key starts with."""
+    """Says, for a warning, what is wrong with a prefix that looks like a pattern, and that no key starts with."""
     plain = re.match(_UP_TO, prefix)
     start = plain[0] if plain else ""
     return (

@@ -52,7 +52,10 @@ _EXTENSIONS = {
 
 
 def object_types(written: bytes) -> list[str]:
-    """Of each object: "int", "None", "pickle". None of them, if they aren't here: large ones lie in the segment."""
+    """Returns the type of each object: "int", "None", "pickle".
+
+    Returns nothing if the objects aren't here: large ones lie in the segment.
+    """
     if not written:
         return []
     try:
@@ -123,7 +126,7 @@ class UnknownKindError(Exception):
 
 
 def outline(description: bytes, objects: bytes = b"") -> tuple[str, list[OutlineLeaf]]:
-    """The type of a value, and its leaves in order. Raises UnknownKindError.
+    """Returns the type of a value, and its leaves in order. Raises UnknownKindError.
 
     Args:
         objects: as the record has them; without them their types aren't told.
@@ -167,12 +170,12 @@ def _walk(tree: Any, name: Path) -> Iterator[tuple[Path, int]]:
 
 
 def is_one_array(tree: Any) -> bool:
-    """Whether a value is like its only leaf."""
+    """Returns whether a value is like its only leaf."""
     return tree == _TENSOR or (tree != _OBJECT and tree[0] in _BARE)
 
 
 def type_name(tree: Any) -> str:
-    """As people call it: "TensorDict[3]", "sparse tensor"."""
+    """Returns the name of a type as people write it: "TensorDict[3]", "sparse tensor"."""
     if tree in (_TENSOR, _OBJECT):
         return "Tensor" if tree == _TENSOR else OBJECT
     if tree[0] == "td":

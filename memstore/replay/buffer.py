@@ -1,7 +1,9 @@
-"""ReplayBuffer: rows that many processes write round and round, and sample. What a user calls.
+"""ReplayBuffer: the methods that a user calls. The rules: docs/decisions/015.
 
-`BufferWrites` has the methods that write, `ReplayBuffer` inherits it and has the others.
+`sample_rows` and `sample_slices` return a `Sampled`, whose rows can be put back if the caller doesn't get them.
 """
+
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from memstore._wording import an, check_store, count_of, names_its_methods
+from memstore import listing
+from memstore._arguments import encode_key
+from memstore._wording import an, count_of, names_its_methods
 from memstore.datasets import EntryReference, Spec, as_row, in_range, opened, reduce, rows_html, rows_text, spec_of
-from memstore.engine import MutableEntry, deadline_after, resource_errors
+from memstore.engine import MutableEntry, deadline_after
 from memstore.errors import MemstoreError, ReadOnlyError, StoreTimeoutError, StructureMismatchError
 from memstore.replay.entry import RateLimiter, capacity_of, checked_alpha, open_or_create, options_for
 from memstore.replay.picking import Dice, PickedSlots, Picker, Slices
@@ -36,7 +40,7 @@ from memstore.replay.sampling import (
     rows_by_age,
     sample,
 )
-from memstore.replay.writing import BatchPositions, BufferWriter, Intake, update_priorities
+from memstore.replay.writing import BufferWriter, Claimed, Intake, update_priorities
 from memstore.rows import RowIndex
 from memstore.structure import modes
 
@@ -46,173 +50,9 @@ if TYPE_CHECKING:
     from memstore.store.store import Store
 
 
-# --- The methods that write ------------------------------------------------------------------------------------------
-
-
-class BufferWrites:
-    """What `ReplayBuffer` inherits."""
-
-    def __init__(self, ring: Ring, timeout: float) -> None:
-        self.key, self.capacity = ring.key, ring.capacity
-        self._ring, self._timeout = ring, timeout
-        self._intake, self._writer = Intake(ring), BufferWriter(ring)
-
-    def __len__(self) -> int:
-        """The number of rows. Those that were handed out count until they are overwritten."""
-        rows = self._ring.numbers.rows
-        if rows > self.capacity:
-            self._ring.numbers.check(self.capacity)
-        return rows
-
-    @property
-    def cursor(self) -> int:
-        """The index that the next row gets. Rows whose index is less by more than the capacity are gone.
-
-        It counts all indices that were ever given out: those of rows that were added, of rows that are being added, of
-        rows whose writer died, and of slots that the ring skipped because a writer was slow.
-        """
-        return self._ring.numbers.head
-
-    # --- write --------------------------------------------------------------------------------------------------------
-
-    def add(self, row: Any, *, priority: float | None = None, timeout: float | None = None) -> int:
-        """Adds one row: as `extend`, of leaves without the dimension that counts rows.
-
-        Returns:
-            Its index.
-
-        Example:
-            >>> import memstore, tempfile, torch
-            >>> store = memstore.open(tempfile.mkdtemp())
-            >>> buffer = memstore.ReplayBuffer(store, "replay", {"x": ((2,), torch.float32)}, capacity=10)
-            >>> buffer.add({"x": torch.ones(2)}), buffer.add({"x": torch.ones(2)})
-            (0, 1)
-        """
-        return self._write(row, priority, timeout, single=True)[0]
-
-    def extend(self, batch: Any, *, priority: Any = None, timeout: float | None = None) -> torch.Tensor:
-        """Adds rows. They can be sampled when all of their bytes are there.
-
-        Args:
-            batch: rows, in the structure of the spec: TensorDicts, dicts, tensors and numpy arrays.
-            priority: a number for each row, or one for all; None: the largest that was ever given.
-            timeout: seconds to wait for room if a rate limiter or stopped writers block it; None: the store's.
-
-        Returns:
-            The index of each row, as int64 [n]. Indices grow for ever, so one says which row was meant even when its
-            slot has another row by now.
-
-        Raises:
-            StructureMismatchError: other leaves, shapes or dtypes. Nothing was written.
-            StoreFullError: more rows than the capacity.
-            MutableEntryError: the buffer was deleted.
-            StoreTimeoutError: no room in time; the message names who holds it.
-            ReadOnlyError: the store was opened with mode "r".
-            TypeError, ValueError: the priorities are invalid, as for `update_priority`.
-
-        Example:
-            >>> import memstore, tempfile, torch
-            >>> store = memstore.open(tempfile.mkdtemp())
-            >>> buffer = memstore.ReplayBuffer(store, "replay", ((), torch.int64), capacity=10)
-            >>> buffer.extend(torch.arange(3))
-            tensor([0, 1, 2])
-        """
-        positions = self._write(batch, priority, timeout, single=False)
-        if isinstance(positions, range):
-            positions = np.arange(positions.start, positions.stop)
-        if modes.are_active():
-            with modes.put_aside():
-                return torch.as_tensor(positions)
-        return torch.as_tensor(positions)
-
-    def _write(self, value: Any, priority: Any, timeout: float | None, *, single: bool) -> BatchPositions:
-        self._check_writable()
-        batch = self._intake.take(value, single=single)
-        given = None if priority is None else self._given(priority, batch.count)
-        if not batch.count:
-            return range(0)
-        return self._writer.write(batch, given, self._deadline(timeout))
-
-    def _given(self, priority: Any, rows: int) -> GivenPriorities:
-        priorities = self._ring.priorities
-        if priorities is None:
-            raise StructureMismatchError(
-                f"{self.key!r} was made without priorities: make it with sampler='prioritized'", key=self.key
-            )
-        return GivenPriorities(priority, rows, priorities.alpha)
-
-    def update_priority(self, index: Any, priority: Any) -> int:
-        """Changes the priorities of rows. It skips rows that were overwritten since.
-
-        Args:
-            index: integers [n], as a sample's "index" or as `extend` has returned them. If one comes twice, its last
-                priority counts.
-            priority: a number for each, or one for all: finite, at least 0. A row of priority 0 is not sampled.
-
-        Returns:
-            How many were changed.
-
-        Raises:
-            StructureMismatchError: the buffer has no priorities.
-            TypeError, ValueError: an index or a priority is invalid. Nothing was changed.
-            ReadOnlyError: the store was opened with mode "r".
-
-        Example:
-            >>> import memstore, tempfile, torch
-            >>> store = memstore.open(tempfile.mkdtemp())
-            >>> spec = {"x": ((), torch.float32)}
-            >>> buffer = memstore.ReplayBuffer(store, "replay", spec, capacity=10, sampler="prioritized")
-            >>> index = buffer.extend({"x": torch.arange(4.0)})
-            >>> buffer.update_priority(index, [0.0, 0.0, 3.0, 0.0])
-            4
-            >>> buffer.sample(2)["x"]
-            tensor([2., 2.])
-        """
-        self._check_writable()
-        with modes.put_aside():
-            _refuse_mapping(index)
-            positions = np.asarray(plain_numbers(index))
-            given = self._given(priority, positions.size)
-        return update_priorities(self._ring, positions, given, self._deadline(None))
-
-    def flush(self) -> None:
-        """Writes all rows to the disk: afterwards they survive a crash of the host, unless they are overwritten.
-
-        After a crash the buffer has only the rows that were flushed. In memory (tmpfs) nothing survives a crash. Every
-        added row survives the death of all processes without a flush.
-
-        Raises:
-            StoreTimeoutError: others held the buffer.
-            ReadOnlyError: the store was opened with mode "r".
-        """
-        self._check_writable()
-        self._ring.entry.check_in_place()
-        with resource_errors(self._ring.entry.root.path, self.key):
-            flush(self._ring, self._deadline(None))
-
-    def _check_writable(self) -> None:
-        if not self._ring.entry.writable:
-            raise ReadOnlyError(f"{self.key!r}: the store was opened with mode 'r': it can't be written", key=self.key)
-
-    def _deadline(self, timeout: float | None) -> float:
-        return deadline_after(self._timeout if timeout is None else timeout)
-
-
-def _refuse_mapping(index: object) -> None:
-    """A sample itself, where its "index" is meant."""
-    if hasattr(index, "keys"):
-        raise TypeError(f"index is integers, as batch['index'] of a sample, and not {an(type(index))}")
-
-
-# --- The buffer ------------------------------------------------------------------------------------------------------
-
-
-_ROWS_AT_ONCE, _BYTES_AT_ONCE = 256, 1 << 20  # of an iteration
-
-
 @modes.uncompiled_methods
 @names_its_methods
-class ReplayBuffer(BufferWrites):
+class ReplayBuffer:
     """A ring of rows that any number of processes fill and sample at the same time.
 
     A sample takes no lock, and never shows a row that is being written. The rows of a batch become visible together, or
@@ -281,8 +121,9 @@ class ReplayBuffer(BufferWrites):
         seed: int | None = None,
         mode: Literal["a", "r+", "x"] = "a",
     ) -> None:
-        check_store(store, key)
-        root, timeout, writable = store.lend_root(key)
+        listing.check_store(store, key)
+        encode_key(key)
+        root, timeout, writable = listing.opened(store), listing.timeout_of(store), listing.may_write(store)
         own = SamplerOptions(sampler, replacement, beta)
         alpha = checked_alpha(alpha)
         options = options_for(root, alpha if sampler == "prioritized" else None, rate_limiter)
@@ -292,15 +133,154 @@ class ReplayBuffer(BufferWrites):
 
     @modes.unaffected
     def _set(self, entry: MutableEntry, own: SamplerOptions, timeout: float, dice: Dice) -> None:
-        ring = Ring(entry)
-        super().__init__(ring, timeout)
-        self._own = own
-        self._dice = dice
-        self._picker: Picker = picker_for(ring, own, self._dice)
-        self._samples = Samples(ring)
+        self._ring = ring = Ring(entry)
+        self.key, self.capacity = ring.key, ring.capacity
         self.spec: Any = spec_of(ring.plan)
+        self._own, self._timeout, self._dice = own, timeout, dice
+        self._intake, self._writer = Intake(ring), BufferWriter(ring)
+        self._picker, self._samples = picker_for(ring, own, dice), Samples(ring)
         if entry.writable:
             keep_whole(ring, deadline_after(timeout))
+
+    def __len__(self) -> int:
+        """Returns the number of rows. Rows that were handed out count until they are overwritten."""
+        rows = self._ring.numbers.rows
+        if rows > self.capacity:
+            self._ring.numbers.check(self.capacity)
+        return rows
+
+    @property
+    def cursor(self) -> int:
+        """The index that the next row gets. Rows whose index is less by more than the capacity are gone.
+
+        It counts all indices that were ever given out: those of rows that were added, of rows that are being added, of
+        rows whose writer died, and of slots that the ring skipped because a writer was slow.
+        """
+        return self._ring.numbers.head
+
+    # --- write --------------------------------------------------------------------------------------------------------
+
+    def add(self, row: Any, *, priority: float | None = None, timeout: float | None = None) -> int:
+        """Adds one row. It is like `extend`, with leaves that lack the dimension that counts rows.
+
+        Returns:
+            Its index.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> store = memstore.open(tempfile.mkdtemp())
+            >>> buffer = memstore.ReplayBuffer(store, "replay", {"x": ((2,), torch.float32)}, capacity=10)
+            >>> buffer.add({"x": torch.ones(2)}), buffer.add({"x": torch.ones(2)})
+            (0, 1)
+        """
+        return self._write(row, priority, timeout, single=True).runs[0].position
+
+    def extend(self, batch: Any, *, priority: Any = None, timeout: float | None = None) -> torch.Tensor:
+        """Adds rows. They can be sampled when all of their bytes are there.
+
+        Args:
+            batch: rows, in the structure of the spec: TensorDicts, dicts, tensors and numpy arrays.
+            priority: a number for each row, or one for all; None: the largest that was ever given.
+            timeout: seconds to wait for room if a rate limiter or stopped writers block it; None: the store's.
+
+        Returns:
+            The index of each row, as int64 [n]. Indices grow for ever, so one says which row was meant even when its
+            slot has another row by now.
+
+        Raises:
+            StructureMismatchError: other leaves, shapes or dtypes. Nothing was written.
+            StoreFullError: more rows than the capacity.
+            MutableEntryError: the buffer was deleted.
+            StoreTimeoutError: no room in time; the message names who holds it.
+            ReadOnlyError: the store was opened with mode "r".
+            TypeError, ValueError: the priorities are invalid, as for `update_priority`.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> store = memstore.open(tempfile.mkdtemp())
+            >>> buffer = memstore.ReplayBuffer(store, "replay", ((), torch.int64), capacity=10)
+            >>> buffer.extend(torch.arange(3))
+            tensor([0, 1, 2])
+        """
+        positions = self._write(batch, priority, timeout, single=False).positions()
+        if modes.are_active():
+            with modes.put_aside():
+                return torch.from_numpy(positions)
+        return torch.from_numpy(positions)
+
+    def _write(self, value: Any, priority: Any, timeout: float | None, *, single: bool) -> Claimed:
+        """Adds rows. Returns where they lie."""
+        self._check_writable()
+        batch = self._intake.take(value, single=single)
+        given = None if priority is None else self._given(priority, batch.rows)
+        if not batch.rows:
+            return Claimed(-1, [], 0)
+        return self._writer.write(batch, given, self._deadline(timeout))
+
+    def _given(self, priority: Any, rows: int) -> GivenPriorities:
+        priorities = self._ring.priorities
+        if priorities is None:
+            raise StructureMismatchError(
+                f"{self.key!r} was made without priorities: make it with sampler='prioritized'", key=self.key
+            )
+        return GivenPriorities(priority, rows, priorities.alpha)
+
+    def update_priority(self, index: Any, priority: Any) -> int:
+        """Changes the priorities of rows. It skips rows that were overwritten since.
+
+        Args:
+            index: integers [n], as a sample's "index" or as `extend` has returned them. If one comes twice, its last
+                priority counts.
+            priority: a number for each, or one for all: finite, at least 0. A row of priority 0 is not sampled.
+
+        Returns:
+            How many were changed.
+
+        Raises:
+            StructureMismatchError: the buffer has no priorities.
+            TypeError, ValueError: an index or a priority is invalid. Nothing was changed.
+            ReadOnlyError: the store was opened with mode "r".
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> store = memstore.open(tempfile.mkdtemp())
+            >>> spec = {"x": ((), torch.float32)}
+            >>> buffer = memstore.ReplayBuffer(store, "replay", spec, capacity=10, sampler="prioritized")
+            >>> index = buffer.extend({"x": torch.arange(4.0)})
+            >>> buffer.update_priority(index, [0.0, 0.0, 3.0, 0.0])
+            4
+            >>> buffer.sample(2)["x"]
+            tensor([2., 2.])
+        """
+        self._check_writable()
+        with modes.put_aside():
+            if hasattr(index, "keys"):  # a sample itself
+                raise TypeError(f"index is integers, as batch['index'] of a sample, and not {an(type(index))}")
+            positions = np.asarray(plain_numbers(index))
+            given = self._given(priority, positions.size)
+        return update_priorities(self._ring, positions, given, self._deadline(None))
+
+    def flush(self) -> None:
+        """Writes all rows to the disk: afterwards they survive a crash of the host, unless they are overwritten.
+
+        After a crash the buffer has only the rows that were flushed. In memory (tmpfs) nothing survives a crash. Every
+        added row survives the death of all processes without a flush.
+
+        Raises:
+            StoreTimeoutError: others held the buffer.
+            ReadOnlyError: the store was opened with mode "r".
+        """
+        self._check_writable()
+        self._ring.entry.check_in_place()
+        with self._ring.entry.errors:
+            flush(self._ring, self._deadline(None))
+
+    def _check_writable(self) -> None:
+        if not self._ring.entry.writable:
+            raise ReadOnlyError(f"{self.key!r}: the store was opened with mode 'r': it can't be written", key=self.key)
+
+    def _deadline(self, timeout: float | None) -> float:
+        return deadline_after(self._timeout if timeout is None else timeout)
 
     # --- sample -------------------------------------------------------------------------------------------------------
 
@@ -367,34 +347,35 @@ class ReplayBuffer(BufferWrites):
         """
         return sample_slices(self, num_slices, slice_len, end_key=end_key, timeout=timeout).value
 
-    def _sample_rows(self, rows: int, out: Any, device: Any, timeout: float | None) -> Sampled:
-        return self._sample(self._picker, (rows,), out, device, self._deadline(timeout))
-
-    def _sample_slices(self, count: int, length: int, end_key: Any, timeout: float | None) -> Sampled:
-        end = None if end_key is None else self._samples.number_of_end(end_key)
-        slices = Slices(self._ring, self._dice, length, end)
-        return self._sample(slices, (count, length), None, None, self._deadline(timeout))
-
     def _sample(self, picker: Picker, shape: tuple[int, ...], out: Any, device: Any, deadline: float) -> Sampled:
+        """Samples rows with a picker.
+
+        Args:
+            shape: the batch size of the result.
+            out, device: as for `sample`.
+        """
         if modes.are_active():
             with modes.put_aside():
                 return self._sample(picker, shape, out, device, deadline)
-        ring, samples = self._ring, self._samples
+        ring, samples, rows = self._ring, self._samples, math.prod(shape)
+        # 1. Check that such a sample is possible, and that `out` can be filled, before rows are handed out.
         ring.entry.check_in_place()
-        rows = math.prod(shape)
-        self._check_it_fits(picker, rows)
+        why = picker.never(rows) if rows else None
+        if why is not None:
+            raise ValueError(f"{self.key!r} has {count_of(self.capacity, 'slot', 'slots')}, and {why}")
         is_weighted = picker is self._picker and self._own.sampler == "prioritized"
         extra = (INDEX, WEIGHT) if is_weighted else (INDEX,)
         targets = new_targets(ring, rows) if out is None else samples.targets(out, rows, extra)
-        if rows:
-            if isinstance(picker, ConsumingPicker):
-                picked = hand_out(ring, picker, rows, targets, deadline)
-            else:
-                picked = sample(ring, picker, rows, targets, deadline)
-        else:
+        # 2. Fill the targets with rows.
+        is_taking = isinstance(picker, ConsumingPicker)
+        if not rows:
             none = np.empty(0, np.int64)
             picked = PickedSlots(none, none, none.astype(np.float64))
-        is_taking = isinstance(picker, ConsumingPicker)
+        elif isinstance(picker, ConsumingPicker):
+            picked = hand_out(ring, picker, rows, targets, deadline)
+        else:
+            picked = sample(ring, picker, rows, targets, deadline)
+        # 3. Make the result. If that fails, of a device for example, the rows are put back.
         try:
             found = {INDEX: samples.index_of(picked, shape)}
             if is_weighted:
@@ -403,22 +384,16 @@ class ReplayBuffer(BufferWrites):
                 value = samples.fill(out, targets, found)
             else:
                 value = samples.build(targets, found, None if device is None else torch.device(device))
-        except BaseException:  # of a device, for example
+        except BaseException:
             with contextlib.suppress(MemstoreError):
                 put_back(ring, picked, self._deadline(None), are_taken=is_taking)
             raise
         return Sampled(value, ring, picked, is_taking, self._timeout)
 
-    def _check_it_fits(self, picker: Picker, rows: int) -> None:
-        """Raises ValueError for a sample that no buffer of this capacity ever has: nobody is to wait for it."""
-        why = picker.never(rows) if rows else None
-        if why is not None:
-            raise ValueError(f"{self.key!r} has {count_of(self.capacity, 'slot', 'slots')}, and {why}")
-
     # --- look at rows -------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """Copies rows, counted from the oldest one: see `read_rows`."""
+        """Copies rows, counted from the oldest one, as `read_rows` does."""
         return self.read_rows(index)
 
     def read_rows(self, index: Any, *, timeout: float | None = None) -> Any:
@@ -463,7 +438,7 @@ class ReplayBuffer(BufferWrites):
                     places = np.array([in_range(row, len(there), self.key)])
                 else:
                     places = RowIndex(index).rows(len(there), repr(self.key)).numpy()
-                rows = self._copied_rows(there[places], deadline)
+                rows = copied_rows(self, there[places], deadline)
                 if len(rows) == len(places) or isinstance(index, slice):
                     return rows if row is None else rows[0]
                 if time.monotonic() > deadline:
@@ -473,21 +448,8 @@ class ReplayBuffer(BufferWrites):
 
     def __iter__(self) -> Iterator[Any]:
         """Copies of the whole rows that are there now, from the oldest on, without those that are overwritten since."""
-        for positions in self._parts_by_age():
-            yield from self._copied_rows(positions, self._deadline(None)).unbind(0)
-
-    @modes.unaffected
-    def _parts_by_age(self) -> list[Any]:
-        ring = self._ring
-        ring.entry.check_in_place()
-        row = sum(array.nbytes for array in ring.arrays) // ring.capacity
-        there, most = rows_by_age(ring), max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(row, 1)))
-        return [there[start : start + most] for start in range(0, len(there), most)]
-
-    @modes.unaffected
-    def _copied_rows(self, positions: Any, deadline: float) -> Any:
-        targets, picked = copy_rows_at(self._ring, positions, deadline)
-        return self._samples.build(targets, {INDEX: self._samples.index_of(picked, (len(picked.slots),))}, None)
+        for positions in parts_by_age(self):
+            yield from copied_rows(self, positions, self._deadline(None)).unbind(0)
 
     # --- the rest -----------------------------------------------------------------------------------------------------
 
@@ -515,12 +477,12 @@ class ReplayBuffer(BufferWrites):
 
 
 class Sampled(NamedTuple):
-    """A sample, and what it has taken from all others.
+    """A sample, with what it has taken from all others.
 
     Attributes:
         value: what the caller gets.
         picked: its rows.
-        are_taken: they are handed out once.
+        are_taken: whether they are handed out once.
         timeout: seconds to wait for the mutex to put them back.
     """
 
@@ -531,36 +493,49 @@ class Sampled(NamedTuple):
     timeout: float
 
     def put_back(self) -> None:
-        """The caller doesn't get it. Raises StoreTimeoutError."""
+        """Undoes the sample, whose caller doesn't get it. Raises StoreTimeoutError."""
         put_back(self.ring, self.picked, deadline_after(self.timeout), are_taken=self.are_taken)
 
 
 def sample_rows(
     buffer: ReplayBuffer, batch_size: int, *, out: Any = None, device: Any = None, timeout: float | None = None
 ) -> Sampled:
-    """Samples as `buffer.sample`; the rows can be put back."""
+    """Samples as `buffer.sample` does. The rows can be put back."""
     rows = _count(batch_size, "batch_size")
     if out is not None and device is not None:
         raise TypeError("out= has a device of its own: leave device= out")
-    return buffer._sample_rows(rows, out, device, timeout)  # pyright: ignore[reportPrivateUsage]
+    return buffer._sample(buffer._picker, (rows,), out, device, buffer._deadline(timeout))
 
 
 def sample_slices(
     buffer: ReplayBuffer, num_slices: int, slice_len: int, *, end_key: Any = "done", timeout: float | None = None
 ) -> Sampled:
-    """Samples slices as `buffer.sample_slices`; their rows can be put back."""
+    """Samples slices as `buffer.sample_slices` does. Their rows can be put back."""
     count, length = _count(num_slices, "num_slices"), _count(slice_len, "slice_len", least=1)
-    return buffer._sample_slices(count, length, end_key, timeout)  # pyright: ignore[reportPrivateUsage]
+    end = None if end_key is None else buffer._samples.number_of_end(end_key)
+    slices = Slices(buffer._ring, buffer._dice, length, end)
+    return buffer._sample(slices, (count, length), None, None, buffer._deadline(timeout))
 
 
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 256, 1 << 20  # of an iteration
+
+
+@modes.unaffected
 def parts_by_age(buffer: ReplayBuffer) -> list[Any]:
-    """The positions of all rows that are whole now, as parts of about a MiB."""
-    return buffer._parts_by_age()  # pyright: ignore[reportPrivateUsage]
+    """Returns the positions of all rows that are whole now, in parts of about a MiB."""
+    ring = buffer._ring
+    ring.entry.check_in_place()
+    row = sum(array.nbytes for array in ring.arrays) // ring.capacity
+    there, most = rows_by_age(ring), max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(row, 1)))
+    return [there[start : start + most] for start in range(0, len(there), most)]
 
 
+@modes.unaffected
 def copied_rows(buffer: ReplayBuffer, positions: Any, deadline: float) -> Any:
-    """The rows at positions, without those that were overwritten: a TensorDict [n] with "index"."""
-    return buffer._copied_rows(positions, deadline)  # pyright: ignore[reportPrivateUsage]
+    """Copies the rows at positions, without those that were overwritten: a TensorDict [n] with "index"."""
+    targets, picked = copy_rows_at(buffer._ring, positions, deadline)
+    samples = buffer._samples
+    return samples.build(targets, {INDEX: samples.index_of(picked, (len(picked.slots),))}, None)
 
 
 def _count(number: Any, name: str, least: int = 0) -> int:
@@ -582,5 +557,5 @@ def receive(reference: EntryReference, own: tuple[Sampler, bool, float], timeout
     """
     with opened(reference, "buffer", capacity_of, timeout) as entry:
         buffer = ReplayBuffer.__new__(ReplayBuffer)
-        buffer._set(entry, SamplerOptions(*own), timeout, Dice(None))  # pyright: ignore[reportPrivateUsage]
+        buffer._set(entry, SamplerOptions(*own), timeout, Dice(None))
         return buffer

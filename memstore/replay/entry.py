@@ -53,8 +53,8 @@ class RateLimiter:
 
     With the difference `inserted * samples_per_insert - sampled`, all counted in rows: rows may be inserted until there
     are `min_size`, or while the difference stays at most `samples_per_insert * min_size + tolerance`; they may be
-    sampled from `min_size` on, while it stays at least `samples_per_insert * min_size - tolerance`. Those that wait go
-    on in the order in which they came, writers and samplers each in a line of their own.
+    sampled from `min_size` on, while it stays at least `samples_per_insert * min_size - tolerance`. Callers that wait
+    go on in the order in which they came. Writers and samplers have a queue each.
 
     Args:
         samples_per_insert: how often a row is sampled on average.
@@ -99,7 +99,7 @@ class RateLimiter:
         return rows * (self.samples_per_insert if is_insert else 1.0) <= 2 * self.tolerance
 
     def most_at_once(self, *, is_insert: bool) -> int:
-        """The largest batch of which `may_ever_go` is true."""
+        """Returns the size of the largest batch for which `may_ever_go` is true."""
         return int(2 * self.tolerance / (self.samples_per_insert if is_insert else 1.0))
 
     def may_insert(self, inserted: int, sampled: int, rows: int) -> bool:
@@ -125,7 +125,7 @@ NOTE_SIZE = 16  # bytes a slot: its word, and the xxh3 of its row
 
 
 class RingOptions(msgspec.Struct, frozen=True, array_like=True):
-    """What is fixed when a buffer is made.
+    """Choices that are fixed when a buffer is made.
 
     Attributes:
         alpha: the exponent of priorities; None: it has none.
@@ -185,7 +185,7 @@ def layout_of(options: RingOptions, capacity: int) -> RingLayout:
 
 
 def capacity_of(record: Record) -> int:
-    """The slots of a buffer. Raises CorruptionError where its rows would lie in its control area."""
+    """Returns the number of slots. Raises CorruptionError where the rows would lie in the control area."""
     plan: Any = structure.plan_of_rows(record.description, record.nbytes)
     capacity: int = plan.leaves[0].shape[0]
     size = layout_of(options_of(record), capacity).size
@@ -205,7 +205,7 @@ _OURS = ("index", "weight")  # what samples have besides
 
 
 def plan_of_spec(key: str, spec: Spec, options: RingOptions, capacity: int) -> tuple[Plan, bytes]:
-    """The plan of all rows, and the entries of the header. Raises as `Store.create_dataset`, of the spec."""
+    """Plans all rows. Also returns the entries of the header. Raises what `Store.create_dataset` raises for a spec."""
     control = control_of(layout_of(options, capacity).size)
     plain, _ = structure.plan_dense(rows_of_spec(spec, capacity), control)
     pairs = spec_of(plain)  # in dicts alone, whatever the example was: samples are TensorDicts
@@ -223,7 +223,7 @@ def create_buffer(root: Root, key: str, spec: Spec, options: RingOptions, capaci
 
 
 def _fill(memory: WritableMemory) -> None:
-    """The file is new: what isn't written is zeros."""
+    """Fills a new file, where what isn't written is zeros."""
     np.asarray(memory)[:CONTROL_SIZE] = np.frombuffer(new_page(0), np.uint8)
 
 
@@ -244,7 +244,10 @@ def checked_alpha(alpha: Any) -> float:
 
 
 def options_for(root: Root, alpha: float | None, limiter: Any) -> RingOptions:
-    """Those of a new buffer; `alpha` is None: without priorities. Raises TypeError: the limiter is none."""
+    """Returns the options of a new buffer.
+
+    It has no priorities if `alpha` is None. Raises TypeError: the limiter is none.
+    """
     if limiter is not None and not isinstance(limiter, RateLimiter):
         raise TypeError(f"rate_limiter is a memstore.RateLimiter, and not {limiter!r}")
     numbers = None if limiter is None else (limiter.samples_per_insert, limiter.min_size, limiter.tolerance)
@@ -263,7 +266,7 @@ def open_or_create(
     *,
     writable: bool,
 ) -> MutableEntry:
-    """The entry of a buffer. What `spec`, `capacity` and `options` say has to be so, None: as it is.
+    """Opens the entry of a buffer, or creates it. It must have the `spec`, `capacity` and `options` that are not None.
 
     So does `alpha`, if the buffer has priorities, whether `options` ask for them or not. DEFAULT_ALPHA: as it is.
 
@@ -312,7 +315,7 @@ def _not_there(root: Root, key: str, mode: BufferMode, *, writable: bool) -> Exc
 
 
 def _check_recovered(entry: MutableEntry) -> None:
-    """For who may only read: on a disk, what is whole after a crash of the host is found by who writes."""
+    """Raises MutableEntryError for a reader, while no writer has found out which rows survived a crash of the host."""
     page = entry.page
     if entry.writable or not options_of(entry.record).is_noted or (page.is_of_this_boot and not page.is_new):
         return

@@ -50,15 +50,15 @@ class Picker(Protocol):
     together: int
 
     def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
-        """Picks so many rows; `locked`: the caller has the mutex. None: there are none, or not so many."""
+        """Picks so many rows. Returns None if there are too few. `locked` says whether the caller has the mutex."""
         ...
 
     def never(self, rows: int) -> str | None:
-        """Why no buffer of this capacity ever has such a sample, for an error; None: it may be had."""
+        """Says why no buffer of this capacity ever has such a sample, for an error; None if one may."""
         ...
 
     def wants(self, rows: int) -> str:
-        """What it waits for, for an error."""
+        """Says what it waits for, for an error."""
         ...
 
 
@@ -76,7 +76,7 @@ class Dice:
         _dice.add(self)
 
     def renew(self) -> None:
-        """In a forked child: of the old ones another thread may have been in the middle."""
+        """Makes new numbers in a forked child: another thread may have been in the middle of the old ones."""
         self.generator, self.lock = np.random.default_rng(), threading.RLock()
 
 
@@ -96,7 +96,7 @@ around_forks(Hooks(_nothing, _nothing, _renew_all))
 
 
 class Uniform:
-    """Each row with the same probability, each time."""
+    """Picker of rows with equal probabilities, each time."""
 
     together = 1
 
@@ -127,7 +127,10 @@ class Uniform:
 
 
 class EachOnce:
-    """Each row once in a pass of this opener: a pass has the rows that were there when it began, in random order."""
+    """Picker of each row once in a pass of this opener.
+
+    A pass has the rows that were there when it began, in random order.
+    """
 
     together = 1
 
@@ -136,7 +139,7 @@ class EachOnce:
         self._left: Slots = np.empty(0, np.int64)  # positions of this pass
 
     def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
-        """No row twice in a batch either: a batch that begins a pass has no row of the last one's end."""
+        """Picks rows. No row is twice in a batch either: one that begins a pass has no row of the last one's end."""
         with self._dice.lock:
             taken, self._left = self._readable(self._left[:rows]), self._left[rows:]
             while len(taken) < rows and len(self._left):
@@ -152,7 +155,10 @@ class EachOnce:
         return PickedSlots(taken % capacity, words_of(taken, capacity, WHOLE))
 
     def _begin(self, taken: Slots, rows: int) -> bool:
-        """Begins a pass, in which those that are taken already come later. False: it would have too few rows."""
+        """Begins a pass, in which rows that are taken already come later.
+
+        Returns False if it would have too few rows.
+        """
         slots = np.flatnonzero(self._ring.words & READABLE)
         positions: Slots = positions_of(self._ring.words[slots], slots, self._ring.capacity)
         self._dice.generator.shuffle(positions)
@@ -163,7 +169,7 @@ class EachOnce:
         return True
 
     def _readable(self, positions: Slots) -> Slots:
-        """Those that lie there still."""
+        """Returns the positions whose rows lie there still."""
         slots = positions % self._ring.capacity
         words: Any = self._ring.words.take(slots)
         found = positions_of(words, slots, self._ring.capacity)
@@ -181,7 +187,7 @@ class EachOnce:
 
 
 class Prioritized:
-    """Rows by their priorities."""
+    """Picker of rows by their priorities."""
 
     together = 1
 
@@ -189,7 +195,7 @@ class Prioritized:
         self._ring, self._priorities, self._dice = ring, priorities, dice
 
     def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
-        """Without the mutex, also None where priorities changed each time: then it is to be had with it."""
+        """Picks rows. Without the mutex it also returns None if priorities changed each time: try again with it."""
         ring, tree = self._ring, self._priorities.tree
         for _ in range(1 if locked else _DRAWS):
             before = self._priorities.sequence
@@ -238,7 +244,7 @@ class Slices:
     """
 
     def __init__(self, ring: Ring, dice: Dice, length: int, end: int | None) -> None:
-        """`end`: the number of the leaf that says where episodes end; None: nothing does."""
+        """Takes the number of the leaf that says where episodes end; None if nothing does."""
         self._ring, self._dice, self._length = ring, dice, length
         self.together = length
         self._end = None if end is None else EpisodeEnds(ring.arrays[end], ring.plan.leaves[end].dtype)
@@ -264,7 +270,7 @@ class Slices:
         return PickedSlots(positions % ring.capacity, words_of(positions, ring.capacity, WHOLE))
 
     def _fit(self, starts: Positions) -> Bools:
-        """Which of them begin a slice."""
+        """Tells which positions begin a slice."""
         positions = starts[:, None] + np.arange(self._length)
         slots = positions % self._ring.capacity
         words: Any = self._ring.words.take(slots)
@@ -275,7 +281,7 @@ class Slices:
         return found
 
     def _all(self) -> Positions:
-        """All starts that fit, by one look at all words and flags."""
+        """Returns all starts that fit, by one look at all words and flags."""
         ring, length = self._ring, self._length
         head = ring.numbers.head
         positions = np.arange(max(head - ring.capacity, 0), head)
@@ -291,7 +297,7 @@ class Slices:
         return positions[: len(fits)][fits]
 
     def never(self, rows: int) -> str | None:
-        """The same slice may come more than once: only its length counts."""
+        """Says why a slice never fits. The same slice may come more than once, so only its length counts."""
         if self._length <= self._ring.capacity:
             return None
         return f"a slice of {self._length:,} rows never fits: take shorter slices"
@@ -302,7 +308,7 @@ class Slices:
 
 
 class EpisodeEnds:
-    """Where episodes end: flags of last rows, or numbers that change from one episode to the next."""
+    """Finder of the ends of episodes: flags of last rows, or numbers that change from one episode to the next."""
 
     def __init__(self, bits: NDArray[Any], dtype: str) -> None:
         self._bits: Any = np.reshape(bits, (len(bits), -1))

@@ -40,7 +40,7 @@ Floats = NDArray[np.float64]
 
 
 def _sizes(capacity: int) -> list[int]:
-    """The nodes of each level, from the top down; the last one has a place for each slot."""
+    """Returns the number of nodes of each level, from the top down. The last level has a place for each slot."""
     depth = max(-(-capacity // _MOST_AT_TOP) - 1, 0).bit_length()
     top = -(-capacity >> depth) if depth else capacity
     return [top << level for level in range(depth + 1)]
@@ -87,11 +87,11 @@ class SumTree:
 
     @staticmethod
     def nodes(capacity: int) -> int:
-        """How many numbers a tree of so many slots takes: about two a slot."""
+        """Returns how many numbers a tree of so many slots takes: about two a slot."""
         return sum(_sizes(_checked(capacity)))
 
     def total(self) -> float:
-        """The sum of all priorities."""
+        """Returns the sum of all priorities."""
         return float(self._top.sum())
 
     def set(self, slots: ArrayLike, priorities: ArrayLike) -> None:
@@ -149,7 +149,7 @@ class SumTree:
         return self._descend(sums, shares)
 
     def find(self, places: ArrayLike) -> Slots:
-        """The slots at some places of the sum, if all priorities lay one behind the other.
+        """Finds the slots at some places of the sum, as if all priorities lay one behind the other.
 
         Args:
             places: floats [n], each from 0 to `total()`, exclusive.
@@ -160,7 +160,7 @@ class SumTree:
         return self._descend(self._top.cumsum(), np.array(places, np.float64, ndmin=1))
 
     def _descend(self, sums: Floats, rest: Floats) -> Slots:
-        """`sums` are those of the top, from its start; `rest` is overwritten."""
+        """Goes down from the top, whose running sums are `sums`. It overwrites `rest`."""
         nodes = sums.searchsorted(rest, "right")
         np.minimum(nodes, len(sums) - 1, out=nodes)
         rest -= sums.take(nodes)
@@ -207,7 +207,7 @@ def _checked_priorities(priorities: ArrayLike) -> Floats:
 
 
 class Priorities:
-    """Those of one buffer.
+    """The priorities of one buffer.
 
     Attributes:
         tree: the sums. Its leaves are priorities raised to `alpha`.
@@ -228,9 +228,9 @@ class Priorities:
         numbers.sequence += 1
 
     def note_largest(self, priority: float) -> None:
-        """Says that this one was given."""
+        """Notes a priority that was given, if it is the largest."""
         if priority > self._numbers.largest:
-            self._numbers.largest = priority
+            self._numbers.given = priority
 
     @property
     def of_new_rows(self) -> float:
@@ -242,7 +242,7 @@ class Priorities:
         numbers, leaves = self._numbers, self.tree.priorities
         numbers.sequence |= 1
         if not 0 < numbers.largest <= LARGEST:
-            numbers.largest = 1.0
+            numbers.given = 1.0
         wrong = ~((leaves >= 0) & (leaves <= LARGEST))
         leaves[wrong] = self.of_new_rows
         leaves[~readable] = 0.0
@@ -253,12 +253,12 @@ class Priorities:
 
     @property
     def sequence(self) -> int:
-        """As long as it is the same, and even, nothing has changed."""
+        """A number that says whether the tree changed: it didn't, as long as the number is the same, and even."""
         return self._numbers.sequence
 
 
 def plain_numbers(value: Any) -> Any:
-    """What numpy can take of numbers that a caller has: a loss may be on a device, have a graph, or be of bfloat16."""
+    """Converts a caller's numbers for numpy: a loss may be on a device, have a graph, or be of bfloat16."""
     if not isinstance(value, torch.Tensor):
         return value
     plain = value.detach().cpu()

@@ -2,8 +2,8 @@
 
 The functions at the top read and make the words of slots. `Ring` maps the parts of one buffer, and `Ring.run` calls a
 function under the buffer's mutex. `flush` notes which rows are on the disk, and `restore` finds them after a crash of
-the host. `recover` is called by the next owner of the mutex when the last one died or failed in the middle of a change.
-The rules: docs/decisions/015.
+the host. The next owner of the mutex calls `_recover` when the last one died or failed in the middle of a change. The
+rules: docs/decisions/015.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from memstore.engine import (
     MutableEntry,
     Refusal,
     RingNumbers,
+    reopen_root,
     sync_rows,
 )
 from memstore.errors import CorruptionError
@@ -57,27 +58,27 @@ Words = NDArray[np.int64]
 
 
 def words_of(positions: Any, capacity: int, state: int, claim: int = 0) -> Any:
-    """The words of positions: of an int an int, of an array an array."""
+    """Returns the words of positions: an int for an int, an array for an array."""
     return ((positions // capacity + 1) << _LAP_AT) | claim << _CLAIM_AT | state
 
 
 def positions_of(words: Any, slots: Any, capacity: int) -> Any:
-    """The positions of the rows that lie in slots; negative where there was never one."""
+    """Returns the positions of the rows that lie in slots; negative where there was never one."""
     return ((words >> _LAP_AT) - 1) * capacity + slots
 
 
 def emptied(words: Any) -> Any:
-    """The same laps, and nothing there."""
+    """Returns words of the same laps, with nothing there."""
     return words >> _LAP_AT << _LAP_AT
 
 
 def claims_of(words: Any) -> Any:
-    """The numbers of the claims that write there."""
+    """Returns the numbers of the claims that write there."""
     return words >> _CLAIM_AT & _CLAIM
 
 
 def are_same(before: Words, after: Words) -> NDArray[np.bool_]:
-    """Second look: whether what could be read lies there still. It may have been taken meanwhile."""
+    """Whether rows that could be read lie there still. They may have been taken meanwhile."""
     return (before | 1) == (after | 1)
 
 
@@ -88,7 +89,7 @@ T = TypeVar("T")
 
 
 class NeverFitsError(Refusal):
-    """A batch that a rate limiter never lets through, found under the mutex before anything was changed."""
+    """A batch is one that the rate limiter never lets through. Nothing was changed."""
 
 
 class Ring:
@@ -97,13 +98,13 @@ class Ring:
     Attributes:
         key, entry, page: as the engine has them.
         capacity: how many slots there are.
-        options, limiter: what is fixed since it was made.
+        options, limiter: what is fixed since the buffer was made.
         plan: of all rows.
         arrays: for each leaf the bits of all rows, [capacity, ...], as integers.
         tensors: the same for torch.
-        numbers, claims, words, seats: what the processes share beside the rows.
-        priorities: None: it has none.
-        notes: what `flush` notes, [capacity, 2]: the hash of a row, and its word. None in memory.
+        numbers, claims, words, queue: what the processes share beside the rows.
+        priorities: of the rows, if the buffer has any.
+        notes: what `flush` notes, [capacity, 2]: the hash of a row, and its word. In memory there are none.
     """
 
     def __init__(self, entry: MutableEntry) -> None:
@@ -122,8 +123,8 @@ class Ring:
             self.tensors = tuple(torch.as_tensor(array, device="cpu") for array in self.arrays)
         self.words: Words = np.ndarray(capacity, np.int64, memory, layout.words)
         self.claims = ClaimTable(address + layout.claims, entry.mapping)
-        self.numbers = RingNumbers(address, entry.mapping)
-        self.seats = LimiterQueue(address, entry.mapping)
+        self.numbers = RingNumbers.in_page(address)
+        self.queue = LimiterQueue(address, entry.mapping)
         self.priorities: Priorities | None = None
         if self.options.alpha is not None:
             nodes: Any = np.ndarray(SumTree.nodes(capacity), np.float64, memory, layout.tree)
@@ -135,11 +136,20 @@ class Ring:
         self.numbers.check(capacity)
 
     def run(self, action: Callable[[], T], deadline: float) -> T:
-        """Calls `action` under the buffer's mutex. Raises StoreTimeoutError; ValueError for a NeverFitsError."""
+        """Calls `action` under the buffer's mutex. Raises StoreTimeoutError; ValueError for a NeverFitsError.
+
+        Unlike `MutableEntry.run` it doesn't look for an unfinished seal: a buffer is never sealed.
+        """
+        entry = self.entry
         try:
-            return self.entry.run(action, deadline)
+            if self.page.forks and entry.root.catalog.is_released:
+                reopen_root(entry.root, deadline)
+            return self.page.run(action, deadline)
         except NeverFitsError as error:
             raise ValueError(str(error)) from None
+        except Exception:
+            with entry.errors:  # here, and not around the call: a hold takes 2 us, and that 0.4
+                raise
 
 
 # --- Flush and restore -----------------------------------------------------------------------------------------------
@@ -155,15 +165,21 @@ _HASH, _WORD = 0, 1
 
 
 def flush(ring: Ring, deadline: float) -> None:
-    """Brings whole rows to the disk, and notes them. In memory there is nothing to do."""
+    """Brings whole rows to the disk, and notes them. In memory there is nothing to do.
+
+    Killed in between, or after a crash of the host, it leaves rows whose notes don't fit: they count as not flushed.
+    """
     if ring.notes is None:
         return
+    # 1. Find the whole rows that weren't noted before.
     words: Any = np.array(ring.words)
     slots: Slots = np.flatnonzero(words & READABLE)
-    slots = slots[~are_same(words[slots], ring.notes[slots, _WORD].astype(np.int64))]  # the others were noted before
+    slots = slots[~are_same(words[slots], ring.notes[slots, _WORD].astype(np.int64))]
     words = words[slots]
+    # 2. Bring the rows to the disk.
     for leaf in ring.plan.leaves:
         sync_rows(ring.entry, leaf.offset, leaf.offset + leaf.nbytes)
+    # 3. Note word and hash of each, and bring the notes to the disk.
     hashes = _hashes(ring, slots)
     for start in range(0, len(slots), _A_HOLD):
         part = slice(start, start + _A_HOLD)
@@ -172,7 +188,7 @@ def flush(ring: Ring, deadline: float) -> None:
 
 
 def _note(ring: Ring, slots: Slots, words: Slots, hashes: NDArray[np.uint64]) -> None:
-    """Under the mutex, so that no later note is written over."""
+    """Notes rows that lie there still. The mutex is held, so that no later note is written over."""
     notes = ring.notes
     if notes is None:
         return
@@ -184,8 +200,8 @@ def _note(ring: Ring, slots: Slots, words: Slots, hashes: NDArray[np.uint64]) ->
 
 
 def _hashes(ring: Ring, slots: Slots) -> NDArray[np.uint64]:
-    """Of rows: xxh3-64 over their leaves, one after the other, each with the one before as its seed."""
-    views: list[Any] = [bytes_of_rows(array) for array in ring.arrays if array.size]
+    """Returns the hashes of rows: xxh3-64 over the leaves of a row, each with the hash before it as its seed."""
+    views = [array.reshape(len(array), -1).view(np.uint8) for array in ring.arrays if array.size]
     found = np.zeros(len(slots), np.uint64)
     for number, slot in enumerate(slots.tolist()):
         value = 0
@@ -195,12 +211,8 @@ def _hashes(ring: Ring, slots: Slots) -> NDArray[np.uint64]:
     return found
 
 
-def bytes_of_rows(array: Any) -> Any:
-    return array.reshape(len(array), -1).view(np.uint8)
-
-
 def restore(ring: Ring) -> None:
-    """In another boot: slots whose note fits are whole, the others empty. Without notes, all stands as it is."""
+    """Finds in another boot which rows are whole: those whose notes fit. Without notes, nothing is changed."""
     if ring.notes is None:
         return
     words, numbers = ring.words, ring.numbers
@@ -222,80 +234,64 @@ def restore(ring: Ring) -> None:
 # --- Recovery --------------------------------------------------------------------------------------------------------
 # What the next owner of a buffer's mutex does when the last one died or failed in the middle of a change.
 #
-# Claims that were being made, and publications that had begun, are completed: so a batch is whole or absent. Each step
-# may be made again, by who comes after one that died in here. The rules: docs/decisions/015.
+# Each step can be repeated: the next owner does, after one that died in here. The rules: docs/decisions/015.
 
 
 def keep_whole(ring: Ring, deadline: float) -> None:
-    """This process recovers the buffer, where it is the next owner of the mutex: from now on, and now."""
-    ring.page.recover = partial(_recover, weakref.ref(ring))
+    """Recovers the buffer now, and from now on whenever this process is the next owner of the mutex."""
+    ring.page.recover = partial(_recover, weakref.ref(ring))  # weak: the page, of the ring, refers to this function
     ring.run(_nothing, deadline)
-
-
-def _recover(place: weakref.ref[Ring]) -> None:
-    ring = place()  # its page refers to this function
-    if ring is not None:
-        recover(ring)
 
 
 def _nothing() -> None:
     pass
 
 
-def recover(ring: Ring) -> None:
-    """Under the mutex. Raises CorruptionError where a claim can't be right."""
-    ring.numbers.check(ring.capacity)
+def _recover(place: weakref.ref[Ring]) -> None:
+    """Makes the buffer whole, under the mutex. Raises CorruptionError where a claim can't be right."""
+    ring = place()
+    if ring is None:
+        return
+    words, numbers, claims, capacity = ring.words, ring.numbers, ring.claims, ring.capacity
+    numbers.check(capacity)
+    # 1. After a reboot, or in a copy: nobody uses the buffer, so no claim is under way.
     if ring.page.is_new:
-        _begin(ring)
-    for number in ring.claims.in_use():
+        written = np.flatnonzero(words & STATE == WRITING)
+        words[written] = emptied(words[written])
+        claims.create()
+        if numbers.other_boot:
+            restore(ring)
+            numbers.other_boot = False
+    # 2. Complete what was cut off in the claims: so each batch is whole or absent.
+    for number in claims.in_use():
         claim = checked_claim(ring, number)
         if claim.stage == CLAIMING:
-            _complete_claim(ring, number, claim)
-        elif claim.stage == PUBLISHING:
-            _complete_publication(ring, number, claim)
-    readable = ring.words & READABLE != 0
-    ring.numbers.rows = int(np.count_nonzero(readable))
+            positions = np.arange(claim.first, claim.end)
+            left = positions[words[positions % capacity] & STATE != WRITING]
+            words[left % capacity] = words_of(left, capacity, WRITING, number)
+            numbers.head = claim.end
+            claim.stage = CLAIMED
+        elif claim.stage == PUBLISHING:  # its thread, if it lives, unlocks the claim's mutex by itself
+            slots = slots_of_claim(ring, number, claim)
+            if ring.priorities is not None:
+                leaves = ring.priorities.tree.priorities
+                leaves[slots[leaves[slots] == 0]] = ring.priorities.of_new_rows  # which ones were given is lost
+            words[slots] = emptied(words[slots]) | WHOLE
+            numbers.count_published(claim.first, claim.end, claim.before + claim.rows, capacity)
+            claim.stage = FREE
+    # 3. Count the rows, and add up their priorities.
+    readable = words & READABLE != 0
+    numbers.rows = int(np.count_nonzero(readable))
     if ring.priorities is not None:
         ring.priorities.recover(readable)
 
 
-def _begin(ring: Ring) -> None:
-    """Nobody uses the buffer, and its mutexes are of another boot or file: no claim is left of that."""
-    words = ring.words
-    written = np.flatnonzero(words & STATE == WRITING)
-    words[written] = emptied(words[written])
-    ring.claims.create()
-    if ring.numbers.other_boot:
-        restore(ring)
-        ring.numbers.other_boot = False
-
-
-def _complete_claim(ring: Ring, number: int, claim: Claim) -> None:
-    positions = np.arange(claim.first, claim.end)
-    words = ring.words[positions % ring.capacity]
-    left = positions[words & STATE != WRITING]
-    ring.words[left % ring.capacity] = words_of(left, ring.capacity, WRITING, number)
-    ring.numbers.head = claim.end
-    ring.claims.set_stage(number, CLAIMED)
-
-
-def _complete_publication(ring: Ring, number: int, claim: Claim) -> None:
-    """Its thread, if it lives, lets go of the claim's mutex by itself."""
-    slots = slots_of_claim(ring, number, claim)
-    if ring.priorities is not None:
-        leaves = ring.priorities.tree.priorities
-        leaves[slots[leaves[slots] == 0]] = ring.priorities.of_new_rows  # what it was to be is not known
-    ring.words[slots] = emptied(ring.words[slots]) | WHOLE
-    count_publication(ring, claim)
-    ring.claims.set_stage(number, FREE)
-
-
-# --- of a claim -------------------------------------------------------------------------------------------------------
+# --- claims -----------------------------------------------------------------------------------------------------------
 
 
 def checked_claim(ring: Ring, number: int) -> Claim:
-    """What a claim says. Raises CorruptionError."""
-    claim = ring.claims.read(number)
+    """Returns a claim. Raises CorruptionError if it can't be right."""
+    claim = ring.claims.claims[number]
     if claim.stage > PUBLISHING or not 0 <= claim.rows <= claim.end - claim.first <= ring.capacity:
         raise CorruptionError(
             f"{ring.key!r}: its claim {number} is damaged: {claim}: run memstore.repair", key=ring.key
@@ -304,26 +300,22 @@ def checked_claim(ring: Ring, number: int) -> Claim:
 
 
 def slots_of_claim(ring: Ring, number: int, claim: Claim) -> Any:
-    """The slots whose words name it."""
+    """Returns the slots whose words name a claim."""
     slots = np.arange(claim.first, claim.end) % ring.capacity
     words = ring.words[slots]
     return slots[(words & STATE == WRITING) & (claims_of(words) == number)]
 
 
-def count_publication(ring: Ring, claim: Claim) -> None:
-    """Of a publication. Made twice, it is as made once."""
-    ring.numbers.publish(claim.first, claim.end, claim.before + claim.rows, ring.capacity)
-
-
 def give_back(ring: Ring, number: int) -> None:
-    """Under the mutex: the slots of a claim that will never be published are empty, and the claim is free."""
-    slots = slots_of_claim(ring, number, checked_claim(ring, number))
+    """Frees a claim that will never be published, under the mutex. Its slots are empty then."""
+    claim = checked_claim(ring, number)
+    slots = slots_of_claim(ring, number, claim)
     ring.words[slots] = emptied(ring.words[slots])
-    ring.claims.set_stage(number, FREE)
+    claim.stage = FREE
 
 
 def give_back_the_dead(ring: Ring) -> bool:
-    """Under the mutex. Whether there were any."""
+    """Frees the claims of dead threads, under the mutex. Returns whether there were any."""
     dead = ring.claims.of_the_dead()
     for number in dead:
         give_back(ring, number)

@@ -40,7 +40,7 @@ class Samples:
         self._apart: list[Any] | None = None  # where the leaves of the last `out` lay, which share no memory
 
     def number_of_end(self, key: Any) -> int:
-        """The number of the leaf that says where episodes end. Raises KeyError, TypeError."""
+        """Returns the number of the leaf that says where episodes end. Raises KeyError, TypeError."""
         name = (key,) if isinstance(key, str) else key
         if name not in self.names:
             names = ", ".join(map(_shown, self.names))
@@ -53,17 +53,17 @@ class Samples:
         return number
 
     def index_of(self, picked: PickedSlots, shape: tuple[int, ...]) -> torch.Tensor:
-        """The positions of rows, as the caller gets them."""
+        """Returns the positions of rows, as the caller gets them."""
         return torch.as_tensor(positions_of(picked.words, picked.slots, self._ring.capacity)).view(shape)
 
     def weights_of(self, picked: PickedSlots, beta: float) -> torch.Tensor:
-        """Those of rows that were drawn by priorities, over the largest of them."""
+        """Returns the weights of rows that were drawn by priorities, over the largest of them."""
         odds = np.ones(len(picked.slots)) if picked.odds is None else picked.odds
         weights = odds**-beta
         return torch.as_tensor(weights / weights.max() if len(weights) else weights, dtype=torch.float32)
 
     def build(self, targets: Targets, extra: dict[str, torch.Tensor], device: torch.device | None) -> TensorDict:
-        """A TensorDict of what was copied, and of `extra`, whose shapes begin with its batch size."""
+        """Makes a TensorDict of copied rows, and of `extra`, whose shapes begin with its batch size."""
         shape = extra[INDEX].shape
         entries: dict[Any, Any] = {}
         for name, dtype, target in zip(self.names, self._dtypes, targets, strict=True):
@@ -80,7 +80,7 @@ class Samples:
     # --- out= ---------------------------------------------------------------------------------------------------------
 
     def targets(self, out: Any, rows: int, extra: tuple[str, ...]) -> Targets:
-        """The leaves of `out`, where rows can be copied to at once; new tensors for the others.
+        """Returns the leaves of `out` that rows can be copied to at once, and new tensors for the others.
 
         Called before rows are picked: none are handed out for what can't be filled.
 
@@ -187,7 +187,7 @@ def _shared(leaves: dict[Name, torch.Tensor]) -> list[str]:
 
 
 def _that_shares(leaves: dict[Name, torch.Tensor], near: list[tuple[int, int, Name]]) -> Name | None:
-    """The first of the leaves that has bytes of the last one."""
+    """Returns the first of the leaves that has bytes of the last one."""
     begin = near[0][0]
     bytes_of = torch.zeros(max(end for _, end, _ in near) - begin, dtype=torch.bool, device="cpu")
 
@@ -202,7 +202,7 @@ def _that_shares(leaves: dict[Name, torch.Tensor], near: list[tuple[int, int, Na
 
 
 def _why_not(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
-    """Why an entry of `out` can't be filled with a tensor of this shape and dtype."""
+    """Says why an entry of `out` can't be filled with a tensor of this shape and dtype; None if it can."""
     if not isinstance(found, torch.Tensor):
         what = "missing" if found is None else type(found).__qualname__
         return f"{what}, and takes {dtype} of shape {list(shape)}"

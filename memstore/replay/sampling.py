@@ -31,10 +31,6 @@ from memstore.rows import copy_rows
 from memstore.structure import modes
 
 # --- Samples that take nothing ---------------------------------------------------------------------------------------
-# Rows on their way out of a replay buffer: picked, copied without a lock, and looked at again.
-#
-# What went meanwhile is picked anew. After some rounds, what is left is copied under the mutex, where nothing can be
-# claimed; so a sample always gets on. The rules: docs/decisions/015.
 
 
 Numbers = NDArray[np.int64]
@@ -46,36 +42,47 @@ LOADS_IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere all is c
 
 
 def new_targets(ring: Ring, rows: int) -> Targets:
-    """A tensor for each leaf, of its bits: not every dtype has the kernels."""
+    """Makes a tensor for each leaf, of its bits as integers: copies have no kernels for some dtypes."""
     return [torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype) for tensor in ring.tensors]
 
 
 def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: float) -> PickedSlots:
-    """Fills targets with rows. Raises StoreTimeoutError: there are none, or a rate limiter says no."""
+    """Fills targets with rows, and returns which rows they are. It changes nothing but the rate limiter's count.
+
+    Raises StoreTimeoutError: there are no rows, or the rate limiter doesn't permit it.
+    """
+    # 1. Pick slots, and load their words.
     picked = picker.pick(rows, locked=False) if ring.limiter is None else None
     if picked is None:
         picked = wait_for_rows(ring, picker, rows, deadline, count=True)
+    # 2. Copy the rows, without a lock.
+    # 3. Load the words again: rows that were overwritten meanwhile are wrong.
     wrong = copy_picked(ring, picked, targets) if LOADS_IN_ORDER else np.arange(rows)
+    # 4. Replace them by others, which are picked, copied and checked likewise. After some rounds that is done under the
+    #    mutex, where nothing can be claimed: so a sample always makes progress.
     rounds = 0
     while len(wrong):
-        wrong = _whole_units(wrong, picker.together)
+        if picker.together > 1:  # all rows of a slice, if one of them is wrong
+            wrong = (
+                np.unique(wrong // picker.together)[:, None] * picker.together + np.arange(picker.together)
+            ).ravel()
         if time.monotonic() > deadline:
             raise StoreTimeoutError(
                 f"{ring.key!r}: rows were written over faster than they could be copied", key=ring.key
             )
         rounds += 1
         locked = ring.entry.writable and (rounds > _ROUNDS or not LOADS_IN_ORDER)
-        again = partial(_copy_others, ring, picker, picked, wrong, targets, locked=locked)
-        left = ring.run(again, deadline) if locked else again()
+        replace = partial(_replace, ring, picker, picked, wrong, targets, locked=locked)
+        left = ring.run(replace, deadline) if locked else replace()
         if left is None:
             others = wait_for_rows(ring, picker, len(wrong), deadline)
-            left = _replace(ring, picked, wrong, targets, others)
+            left = _replace(ring, picker, picked, wrong, targets, locked=False, others=others)
         wrong = left
     return picked
 
 
 def copy_picked(ring: Ring, picked: PickedSlots, targets: Targets) -> Numbers:
-    """Copies rows. Returns the numbers of those that lie there no more."""
+    """Copies rows. Returns the numbers of the rows that were overwritten meanwhile."""
     rows = torch.as_tensor(picked.slots)
     for tensor, target in zip(ring.tensors, targets, strict=True):
         copy_rows(tensor, rows, target, is_mapped=True)
@@ -83,23 +90,25 @@ def copy_picked(ring: Ring, picked: PickedSlots, targets: Targets) -> Numbers:
     return _NONE if same.all() else np.flatnonzero(~same)
 
 
-def _whole_units(wrong: Numbers, together: int) -> Numbers:
-    """All rows of those units of which one went."""
-    if together == 1:
-        return wrong
-    return (np.unique(wrong // together)[:, None] * together + np.arange(together)).ravel()
-
-
-def _copy_others(
-    ring: Ring, picker: Picker, picked: PickedSlots, wrong: Numbers, targets: Targets, *, locked: bool
+def _replace(
+    ring: Ring,
+    picker: Picker,
+    picked: PickedSlots,
+    wrong: Numbers,
+    targets: Targets,
+    *,
+    locked: bool,
+    others: PickedSlots | None = None,
 ) -> Numbers | None:
-    """Picks others for some rows, and copies these. Returns the numbers of those that went again; None: of all."""
-    others = picker.pick(len(wrong), locked=locked)
-    return None if others is None else _replace(ring, picked, wrong, targets, others)
+    """Copies other rows in the place of wrong ones. Returns the numbers of those that are wrong again.
 
-
-def _replace(ring: Ring, picked: PickedSlots, wrong: Numbers, targets: Targets, others: PickedSlots) -> Numbers:
-    """Copies others in the place of some rows. Returns the numbers of those that went again."""
+    Args:
+        others: the other rows; None: picks them. Where the picker finds none, the result is None.
+    """
+    if others is None:
+        others = picker.pick(len(wrong), locked=locked)
+    if others is None:
+        return None
     copies = new_targets(ring, len(wrong))
     still = wrong[copy_picked(ring, others, copies)]
     places = torch.as_tensor(wrong)
@@ -111,52 +120,43 @@ def _replace(ring: Ring, picked: PickedSlots, wrong: Numbers, targets: Targets, 
     return still
 
 
-# --- wait -------------------------------------------------------------------------------------------------------------
-
-
 def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, count: bool = False) -> PickedSlots:
-    """Picks rows when there are some, and the rate limiter says yes. Raises StoreTimeoutError.
+    """Picks rows as soon as there are some, and the rate limiter permits it. Raises StoreTimeoutError.
 
     Args:
-        count: for the rate limiter. Who asks again for some of the same sample doesn't, and isn't stopped either.
+        count: whether the rate limiter counts them. It doesn't where some rows of a sample are replaced, and then it
+            stops nobody either.
     """
     if not ring.entry.writable:
         return pause(partial(picker.pick, rows, locked=False), ring, deadline, partial(picker.wants, rows))
-    turn = LimiterWait(ring, SAMPLES, rows)
-    look = partial(_look_for_rows, ring, picker, rows, turn if count else None)
-    picked, sleeps = wait_for(ring, look, deadline, partial(reason, picker, rows, turn), turn)
+    wait = LimiterWait(ring, SAMPLES, rows)
+    look = partial(_look_for_rows, ring, picker, rows, wait if count else None)
+    picked, sleeps = wait_for(ring, look, deadline, partial(_reason, picker, rows, wait), wait)
     if sleeps:
         ring.page.wake()
     return picked
 
 
-def _look_for_rows(ring: Ring, picker: Picker, rows: int, turn: LimiterWait | None) -> tuple[PickedSlots, bool] | None:
-    """Under the mutex. Also whether somebody is to be woken after it."""
-    if turn is not None:
-        if not turn.has_come():
+def _look_for_rows(ring: Ring, picker: Picker, rows: int, wait: LimiterWait | None) -> tuple[PickedSlots, bool] | None:
+    """Picks rows under the mutex. Also returns whether somebody is to be woken after it."""
+    if wait is not None:
+        if not wait.may_go():
             return None
-        turn.leave()
+        wait.leave()
     picked = picker.pick(rows, locked=True)
-    if picked is None or turn is None or ring.limiter is None:
+    if picked is None or wait is None or ring.limiter is None:
         return None if picked is None else (picked, False)
     ring.numbers.sampled += rows
     return picked, ring.page.ring()
 
 
-def reason(picker: Picker, rows: int, turn: LimiterWait) -> str:
-    """Why there is nothing, for an error."""
-    return turn.reason() or picker.wants(rows)
+def _reason(picker: Picker, rows: int, wait: LimiterWait) -> str:
+    """Says why there is nothing, for an error."""
+    return wait.reason() or picker.wants(rows)
 
 
 # --- Rows that are handed out once -----------------------------------------------------------------------------------
-# Rows that are handed out once, to all openers together: the oldest first, or the newest. See docs/decisions/015.
-#
-# 1. *Pick* rows that wait, and *copy* them, without the mutex.
-# 2. *Take* them, under the mutex, if they wait there still: their words say that they are handed out.
-# 3. *Put back*, if the caller doesn't get them after all: they wait again, unless the ring has written over them.
-#
-# So a consumer that dies, or is written over, has taken nothing that it hasn't got. Another one that is faster makes it
-# begin anew; after some rounds all is done under the mutex.
+# Each row is handed out once, to all openers together, the oldest first or the newest. See docs/decisions/015.
 
 
 Positions = NDArray[np.int64]
@@ -165,8 +165,9 @@ _WORDS_AT_ONCE = 4  # times as many words are looked at as rows are wanted
 
 
 class ConsumingPicker:
-    """Picks rows that wait, and takes them. A word says of its row that it was handed out; the cursor, or the top,
-    where to look.
+    """Picks rows that wait to be handed out, and takes them.
+
+    The word of a row says whether it was handed out. The cursor, or the top, says where to look.
     """
 
     together = 1
@@ -185,7 +186,7 @@ class ConsumingPicker:
     # --- pick ---------------------------------------------------------------------------------------------------------
 
     def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
-        """None: there are fewer; or it seems so, without the mutex."""
+        """Picks rows. Returns None if fewer wait, or if it seems so without the mutex."""
         ring = self._ring
         late = self._late(locked=locked)[:rows] if ring.numbers.late else np.empty(0, np.int64)
         found = late if len(late) == rows else np.concatenate([late, self._search(rows - len(late))])
@@ -194,7 +195,7 @@ class ConsumingPicker:
         return PickedSlots(found % ring.capacity, words_of(found, ring.capacity, WHOLE))
 
     def _late(self, *, locked: bool) -> Positions:
-        """Rows that were published when the ring had passed over them."""
+        """Returns the positions of rows that were published after the ring had passed over them."""
         ring = self._ring
         words: Any = np.array(ring.words)
         slots = np.flatnonzero(words & STATE == WHOLE)
@@ -205,7 +206,7 @@ class ConsumingPicker:
         return late[::-1] if self._newest else late
 
     def _search(self, rows: int) -> Positions:
-        """From the cursor up, or from the top down: a part of the words after the other."""
+        """Finds rows from the cursor up, or from the top down. It looks at one part of the words after the other."""
         ring, numbers = self._ring, self._ring.numbers
         head = numbers.head
         low, high = max(head - ring.capacity, 0), head
@@ -233,18 +234,14 @@ class ConsumingPicker:
     # --- take ---------------------------------------------------------------------------------------------------------
 
     def take(self, picked: PickedSlots) -> bool:
-        """Under the mutex. False: one of them waits no more, and nothing was taken."""
+        """Takes rows, under the mutex. Returns False if one of them doesn't wait any more; then it takes none."""
         ring = self._ring
         if not np.array_equal(ring.words.take(picked.slots), picked.words):
             return False
         ring.words[picked.slots] = picked.words | 1
+        # The cursor, or the top, moves behind them, but over no row that waits: some may be published there meanwhile.
         positions = positions_of(picked.words, picked.slots, ring.capacity)
-        self._move_behind(int(positions.min()), int(positions.max()))
-        return True
-
-    def _move_behind(self, lowest: int, highest: int) -> None:
-        """Cursor or top: behind what was taken, but over nothing that waits, as what was published there meanwhile."""
-        ring, numbers = self._ring, self._ring.numbers
+        lowest, highest, numbers = int(positions.min()), int(positions.max()), ring.numbers
         oldest = max(numbers.head - ring.capacity, 0)
         if self._newest:
             waiting = self._waiting(np.arange(max(lowest, oldest), min(numbers.top, numbers.head)))
@@ -252,86 +249,92 @@ class ConsumingPicker:
         else:
             waiting = self._waiting(np.arange(max(numbers.cursor, oldest), highest))
             numbers.cursor = max(numbers.cursor, int(waiting[0]) if len(waiting) else highest + 1)
+        return True
 
 
-def put_back(ring: Ring, picked: PickedSlots, deadline: float, *, are_taken: bool) -> None:
-    """Undoes a sample that its caller doesn't get: its rows wait again, and count for no rate limiter.
+def hand_out(ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, deadline: float) -> PickedSlots:
+    """Fills targets with rows, and takes them. Raises StoreTimeoutError: too few wait, or a limiter doesn't permit it.
 
-    Killed in between, it leaves rows that are handed out, and a cursor that stands where none of them waits.
-
-    Args:
-        are_taken: they were handed out once. False: a sample takes no rows, and only counts.
+    A consumer that dies, or whose rows are overwritten, has taken only rows that it has got.
     """
-    if (
-        len(picked.slots)
-        and (are_taken or ring.limiter is not None)
-        and ring.run(partial(_put_back, ring, picked, are_taken=are_taken), deadline)
-    ):
-        ring.page.wake()
-
-
-def _put_back(ring: Ring, picked: PickedSlots, *, are_taken: bool) -> bool:
-    """Under the mutex. Whether somebody is to be woken after it."""
-    if are_taken:
-        numbers = ring.numbers
-        still: Any = ring.words.take(picked.slots) == picked.words | 1
-        slots, words = picked.slots[still], picked.words[still]
-        if len(slots):
-            positions = positions_of(words, slots, ring.capacity)
-            first, end = int(positions.min()), int(positions.max()) + 1
-            numbers.publish(first, end, numbers.added, ring.capacity)  # cursor, top and late
-            ring.words[slots] = words
-    if ring.limiter is not None:
-        ring.numbers.sampled = max(ring.numbers.sampled - len(picked.slots), 0)
-    return ring.page.ring()
-
-
-def hand_out(ring: Ring, taking: ConsumingPicker, rows: int, targets: Targets, deadline: float) -> PickedSlots:
-    """Fills targets with rows, and takes them. Raises StoreTimeoutError: not so many wait, or a limiter says no."""
-    turn = LimiterWait(ring, SAMPLES, rows)
+    wait = LimiterWait(ring, SAMPLES, rows)
     for _ in range(_HAND_OUT_ROUNDS if LOADS_IN_ORDER else 0):
-        picked = taking.pick(rows, locked=False) if ring.limiter is None else None
+        # 1. Pick rows that wait, and copy them, without the mutex. Killed up to here, it has taken nothing.
+        picked = picker.pick(rows, locked=False) if ring.limiter is None else None
         if picked is None:
-            picked = wait_for_rows(ring, taking, rows, deadline)
+            picked = wait_for_rows(ring, picker, rows, deadline)
         copy_picked(ring, picked, targets)
-        taken, sleeps = ring.run(partial(_take, ring, taking, picked, turn), deadline)
+        # 2. Take them, under the mutex, if they wait still. Otherwise another consumer was faster: begin anew.
+        taken, sleeps = ring.run(partial(_take, ring, picker, picked, wait), deadline)
         if sleeps:
             ring.page.wake()
         if taken:
             return picked
-    look = partial(_hand_out, ring, taking, rows, targets, turn)
-    picked, sleeps = wait_for(ring, look, deadline, partial(reason, taking, rows, turn), turn)
+    # 3. After some rounds, do all of it under the mutex.
+    look = partial(_pick_and_take, ring, picker, rows, targets, wait)
+    picked, sleeps = wait_for(ring, look, deadline, partial(_reason, picker, rows, wait), wait)
     if sleeps:
         ring.page.wake()
     return picked
 
 
-def _take(ring: Ring, taking: ConsumingPicker, picked: PickedSlots, turn: LimiterWait) -> tuple[bool, bool]:
-    """Under the mutex. Whether they were taken, and whether somebody is to be woken after it."""
-    rows = len(picked.slots)
+def _take(ring: Ring, picker: ConsumingPicker, picked: PickedSlots, wait: LimiterWait) -> tuple[bool, bool]:
+    """Takes rows under the mutex. Returns whether they were taken, and whether somebody is to be woken after it."""
     if ABANDONED and is_abandoned():  # they would be taken for nobody; `wait_for` raises
-        turn.leave()
-        return False, turn.has_left() and ring.page.ring()
-    if not turn.has_come() or not taking.take(picked):
+        wait.leave()
+        return False, wait.has_left() and ring.page.ring()
+    if not wait.may_go() or not picker.take(picked):
         return False, False
-    turn.leave()
+    wait.leave()
     if ring.limiter is None:
         return True, False
-    ring.numbers.sampled += rows
+    ring.numbers.sampled += len(picked.slots)
     return True, ring.page.ring()
 
 
-def _hand_out(
-    ring: Ring, taking: ConsumingPicker, rows: int, targets: Targets, turn: LimiterWait
+def _pick_and_take(
+    ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, wait: LimiterWait
 ) -> tuple[PickedSlots, bool] | None:
-    """All of it, under the mutex."""
-    picked = taking.pick(rows, locked=True)
+    """Picks, copies and takes rows, under the mutex. Also returns whether somebody is to be woken after it."""
+    picked = picker.pick(rows, locked=True)
     if picked is None:
-        turn.leave()
+        wait.leave()
         return None
     copy_picked(ring, picked, targets)
-    taken, sleeps = _take(ring, taking, picked, turn)
+    taken, sleeps = _take(ring, picker, picked, wait)
     return (picked, sleeps) if taken else None
+
+
+def put_back(ring: Ring, picked: PickedSlots, deadline: float, *, are_taken: bool) -> None:
+    """Undoes a sample that its caller doesn't get: its rows wait again, and the rate limiter doesn't count them.
+
+    Args:
+        are_taken: whether the sample took rows; else it was only counted.
+    """
+    if not len(picked.slots) or not (are_taken or ring.limiter is not None):
+        return
+    if ring.run(partial(_put_back, ring, picked, are_taken=are_taken), deadline):
+        ring.page.wake()
+
+
+def _put_back(ring: Ring, picked: PickedSlots, *, are_taken: bool) -> bool:
+    """Puts rows back under the mutex. Returns whether somebody is to be woken after it.
+
+    Killed in between, it leaves rows that are handed out, and a cursor before them, where no row waits.
+    """
+    numbers = ring.numbers
+    if are_taken:
+        still: Any = ring.words.take(picked.slots) == picked.words | 1
+        slots, words = picked.slots[still], picked.words[still]
+        if len(slots):
+            # 1. Cursor, top and late: consumers look there again.
+            positions = positions_of(words, slots, ring.capacity)
+            numbers.count_published(int(positions.min()), int(positions.max()) + 1, numbers.added, ring.capacity)
+            # 2. The rows wait, unless the ring has overwritten them.
+            ring.words[slots] = words
+    if ring.limiter is not None:
+        numbers.sampled = max(numbers.sampled - len(picked.slots), 0)
+    return ring.page.ring()
 
 
 # --- The sampler of an opener ----------------------------------------------------------------------------------------
@@ -342,7 +345,7 @@ Sampler = Literal["uniform", "fifo", "lifo", "prioritized"]
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """Raises ValueError, TypeError: there is no such sampler."""
+    """The choices of an opener. Raises ValueError, TypeError: there is no such sampler."""
 
     sampler: Sampler
     replacement: bool
@@ -362,7 +365,7 @@ class SamplerOptions:
 
 
 def picker_for(ring: Ring, options: SamplerOptions, dice: Dice) -> Picker:
-    """Raises ReadOnlyError where samples are to be noted, and can't be."""
+    """Chooses the picker of an opener. Raises ReadOnlyError where samples are to be noted, and can't be."""
     if not ring.entry.writable and (options.sampler in ("fifo", "lifo") or ring.limiter is not None):
         what = "a rate limiter that counts them" if ring.limiter is not None else f"sampler={options.sampler!r}"
         raise ReadOnlyError(f"{ring.key!r}: samples with {what} are notes, and the store was opened with mode 'r'")
@@ -374,19 +377,16 @@ def picker_for(ring: Ring, options: SamplerOptions, dice: Dice) -> Picker:
 
 
 # --- Rows without a sampler ------------------------------------------------------------------------------------------
-# The rows of a buffer, for who looks at them and writes nothing.
-#
-# `look_at_rows`: all slots where they lie; some may change meanwhile. `rows_by_age` and `copy_rows_at`: copies of whole
-# rows, oldest first, made as a sample is: copied, and looked at again.
 
 
 class BufferRows(NamedTuple):
     """The slots of a buffer that rows were written to.
 
     Attributes:
-        rows: how many a sample is taken of. Slots count too that are being written, and those whose writer died.
+        rows: how many rows can be sampled.
         capacity: how many slots there are.
-        tensors: of each leaf the slots that were written, over the shared memory.
+        tensors: for each leaf the slots that were written, over the shared memory. Some may be half written, by a
+            writer that goes on or has died.
     """
 
     rows: int
@@ -396,12 +396,12 @@ class BufferRows(NamedTuple):
 
 @modes.put_aside()
 def look_at_rows(root: Root, key: str, timeout: float) -> BufferRows:
-    """Raises KeyNotFoundError, MutableEntryError, CorruptionError."""
+    """Returns all slots where they lie. Raises KeyNotFoundError, MutableEntryError, CorruptionError."""
     with resource_errors(root.path, key, root), torch.inference_mode(False):
         entry = open_mutable(root, key, "buffer", capacity_of, deadline_after(timeout), writable=False)
         record, mapping = entry.record, entry.mapping
         plan = structure.plan_of_rows(record.description, record.nbytes)
-        numbers = RingNumbers(mapping.address + record.start, mapping)
+        numbers = RingNumbers.in_page(mapping.address + record.start)
         capacity = capacity_of(record)
         written = min(numbers.head, capacity)
         memory = np.asarray(mapping)[record.start : record.start + record.nbytes]
@@ -410,7 +410,7 @@ def look_at_rows(root: Root, key: str, timeout: float) -> BufferRows:
 
 
 def rows_by_age(ring: Ring) -> Positions:
-    """The positions of all rows that are whole by now, those that were handed out too, in their order."""
+    """Returns the positions of all whole rows, in their order, also of those that were handed out."""
     words: Any = np.array(ring.words)
     slots = np.flatnonzero(words & READABLE)
     found: Positions = positions_of(words[slots], slots, ring.capacity)
@@ -419,7 +419,10 @@ def rows_by_age(ring: Ring) -> Positions:
 
 
 def copy_rows_at(ring: Ring, positions: Positions, deadline: float) -> tuple[Targets, PickedSlots]:
-    """Copies rows, without those that the ring has written over. Raises StoreTimeoutError where it takes the mutex."""
+    """Copies rows, without those that were overwritten. Raises StoreTimeoutError where it takes the mutex.
+
+    A row is copied as a sample's is: its word is loaded again after the copy.
+    """
     picked = PickedSlots(positions % ring.capacity, words_of(positions, ring.capacity, WHOLE))
     targets = new_targets(ring, len(positions))
     if LOADS_IN_ORDER or not ring.entry.writable:

@@ -1,16 +1,15 @@
 """Writing rows into a replay buffer: claim slots, copy, publish. The rules: docs/decisions/015.
 
-1. *Convert*: `Intake.take` turns what the caller gives into arrays of bits.
-2. *Claim*, under the mutex, for a whole batch: the next slots in the ring's order, without those that living writers
-   fill. Claims of the dead are given back first (`BufferWriter._claim`).
-3. *Copy*, without the mutex, by plain stores of this thread alone (`BufferWriter._copy`).
-4. *Publish*, under the mutex (`BufferWriter._publish`). After an error the slots are given back instead.
+`Intake` converts what the caller gives into arrays of bits. `BufferWriter.write` has the steps of a write:
 
-A small batch takes steps 2 to 4 in one hold of the mutex, and its claim needs no mutex of its own. One plain row takes
-a shorter way yet (`RowWriter`).
+1. *Claim* (`_claim`), under the mutex, for a whole batch: the next slots in the ring's order, without those that living
+   writers fill. Claims of dead threads are given back first.
+2. *Copy* (`_copy`), by plain stores of this thread alone.
+3. *Publish* (`_publish`), under the mutex: the rows become visible together. After an error, the slots are given back.
 
-Killed in between, the claim's mutex tells the others. What an exception at an unlucky moment left, the thread gives
-back at its next call.
+A large batch is copied without the mutex, and its thread holds the claim's own mutex meanwhile. If the thread is
+killed, that mutex tells the others. If an exception at an unlucky moment left a claim, the thread gives it back at its
+next call. A small batch takes all steps in one hold of the buffer's mutex.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownVariableType=false
@@ -18,7 +17,6 @@ back at its next call.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,7 +28,7 @@ from tensordict import TensorDict
 from memstore._threads import ABANDONED, check_abandoned
 from memstore._wording import count_of
 from memstore.datasets import Batch, take_batch
-from memstore.engine import CLAIMED, FREE, INSERTS, deadline_after, syscalls
+from memstore.engine import CLAIMED, CLAIMING, FREE, INSERTS, PUBLISHING, deadline_after, syscalls
 from memstore.errors import ContentionError, StoreFullError, StoreTimeoutError
 from memstore.replay.priorities import GivenPriorities
 from memstore.replay.ring import (
@@ -40,7 +38,6 @@ from memstore.replay.ring import (
     WRITING,
     Ring,
     claims_of,
-    count_publication,
     give_back,
     give_back_the_dead,
     positions_of,
@@ -50,13 +47,18 @@ from memstore.replay.waiting import LimiterWait, rows_under_way, wait_for
 from memstore.structure import DTYPES, is_readable, modes
 
 # --- Convert ---------------------------------------------------------------------------------------------------------
-# Rows as a caller gives them, made ready to be copied: the plain ones by a short way, all others by that of datasets.
-#
-# The short way takes plain CPU tensors in dicts and TensorDicts, and 1 us a leaf; the other compares all that may be
-# wrong, and says it, in some ten.
+# Plain CPU tensors in dicts and TensorDicts take a short way, of 1 us a leaf. Everything else takes that of datasets,
+# which compares all that may be wrong, and says it, in some ten.
 
 
 Level = dict[str, "Level | int"]  # the names of a level, with the numbers of their leaves
+
+
+class _Leaf(NamedTuple):
+    dtype: torch.dtype
+    shape: torch.Size  # of a row
+    bits: Any  # numpy's dtype of the ring's array
+    viewed: torch.dtype | None  # how it is viewed first, where numpy has no such dtype
 
 
 class Intake:
@@ -65,35 +67,39 @@ class Intake:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._level: Level | int = {}
-        for number, leaf in enumerate(ring.plan.leaves):
-            names = [str(name) for name in leaf.name]
-            if not names:
-                self._level = number
-                break
+        self._leaves: list[_Leaf] = []
+        for number, (leaf, array, tensor) in enumerate(zip(ring.plan.leaves, ring.arrays, ring.tensors, strict=True)):
+            dtype = DTYPES[leaf.dtype]
+            viewed = None
+            try:
+                torch.empty(0, dtype=dtype).numpy()
+            except TypeError:
+                viewed = tensor.dtype
+            self._leaves.append(_Leaf(dtype, torch.Size(leaf.shape[1:]), array.dtype, viewed))
             at: Any = self._level
-            for name in names[:-1]:
-                at = at.setdefault(name, {})
-            at[names[-1]] = number
-        self._dtypes = [DTYPES[leaf.dtype] for leaf in ring.plan.leaves]
-        self._shapes = [torch.Size(leaf.shape[1:]) for leaf in ring.plan.leaves]
-        self._bits = [array.dtype for array in ring.arrays]
-        self._has_numpy = [_has_numpy(dtype) for dtype in self._dtypes]
+            if not leaf.name:
+                self._level = number
+            for name in leaf.name[:-1]:
+                at = at.setdefault(str(name), {})
+            at.update({str(name): number for name in leaf.name[-1:]})
 
     def take(self, value: Any, *, single: bool) -> Batch:
-        """Raises as `take_batch`."""
+        """Converts a batch, or one row if it is `single`. Raises as `take_batch`."""
+        ring = self._ring
         if modes.are_active():
             with modes.put_aside():
-                return take_batch(self._ring.key, self._ring.plan, value, single=single)
-        arrays: list[Any] = [None] * len(self._dtypes)
-        count = self._collect(self._level, value, arrays, 1 if single else -1, single)
+                return take_batch(ring.key, ring.plan, value, single=single)
+        arrays: list[Any] = [None] * len(self._leaves)
+        if type(self._level) is int:
+            count = self._collect({"": 0}, {"": value}, arrays, -1, single)
+        else:
+            count = self._collect(self._level, value, arrays, -1, single)
         if count < 0:
-            return take_batch(self._ring.key, self._ring.plan, value, single=single)
+            return take_batch(ring.key, ring.plan, value, single=single)
         return Batch(count, tuple(arrays))
 
     def _collect(self, level: Any, value: Any, arrays: list[Any], count: int, single: bool) -> int:
-        """Fills `arrays`, and returns how many rows there are; -1: something is not plain."""
-        if type(level) is int:
-            return self._leaf(level, value, arrays, count, single)
+        """Fills `arrays`. Returns how many rows there are; -1 if something is not plain."""
         kind: type[Any] = type(value)
         if kind is TensorDict:
             value = value._tensordict
@@ -101,54 +107,71 @@ class Intake:
         if kind is not dict or len(value) != len(level):
             return -1
         for name, inner in level.items():
-            found: Any = value.get(name)
-            count = self._collect(inner, found, arrays, count, single)
-            if count < 0:
+            tensor: Any = value.get(name)
+            if type(inner) is not int:
+                count = self._collect(inner, tensor, arrays, count, single)
+                if count < 0:
+                    return -1
+                continue
+            leaf = self._leaves[inner]
+            if type(tensor) is not torch.Tensor or tensor.dtype is not leaf.dtype or not is_readable(tensor):
                 return -1
+            shape = tensor.shape
+            if single:
+                rows = 1 if shape == leaf.shape else -1
+            else:
+                rows = shape[0] if shape and shape[1:] == leaf.shape else -1
+            if rows < 0 or (count >= 0 and rows != count):
+                return -1
+            count = rows
+            plain = tensor.detach() if tensor.requires_grad else tensor
+            array: Any = plain.numpy() if leaf.viewed is None else plain.view(leaf.viewed).numpy()
+            array = array.view(leaf.bits)
+            arrays[inner] = array[None] if single else array
         return count
-
-    def _leaf(self, number: int, tensor: Any, arrays: list[Any], count: int, single: bool) -> int:
-        if type(tensor) is not torch.Tensor or tensor.dtype is not self._dtypes[number] or not tensor.is_cpu:
-            return -1
-        shape = tensor.shape
-        if single:
-            is_fit, rows = shape == self._shapes[number], 1
-        else:
-            is_fit, rows = len(shape) > 0 and shape[1:] == self._shapes[number], shape[0] if shape else 0
-        if not is_fit or (count >= 0 and rows != count) or tensor.layout is not torch.strided or tensor.is_nested:
-            return -1
-        if not is_readable(tensor):
-            return -1
-        plain = tensor.detach() if tensor.requires_grad else tensor
-        array: Any = plain.numpy() if self._has_numpy[number] else plain.view(self._ring.tensors[number].dtype).numpy()
-        array = array.view(self._bits[number])
-        arrays[number] = array[None] if single else array
-        return rows
-
-
-def _has_numpy(dtype: torch.dtype) -> bool:
-    try:
-        torch.empty(0, dtype=dtype).numpy()
-    except TypeError:
-        return False
-    return True
 
 
 # --- Write a batch ---------------------------------------------------------------------------------------------------
 
 
-BatchPositions = Any  # of a batch: a range, as a rule; an array of int64 where it passed over slots
-
 _CLEANUP = 1.0  # seconds to wait for the mutex after an error
 _SMALL = 16 << 10  # bytes of a batch; the copy takes 1 or 2 us, a second hold of the mutex 10
 
 
+class Run(NamedTuple):
+    """A part of a batch whose slots follow each other in one lap, so that all of its words are the same.
+
+    Attributes:
+        position: of the first row.
+        start, stop: its rows in the batch.
+        slots: where the rows lie, as a slice.
+        words: the same, to index words with. It is an int for one row, which takes a tenth of the time, else an array:
+            numpy stores words by 8 bytes then, and by a slice with memcpy, which may tear them.
+    """
+
+    position: int
+    start: int
+    stop: int
+    slots: slice
+    words: Any
+
+
 class Claimed(NamedTuple):
-    number: int  # of the claim
-    end: int
-    positions: BatchPositions
-    slots: Any  # to index with, as `places_of` gives them
-    places: Any
+    """The slots that a batch gets.
+
+    Attributes:
+        number: of the claim.
+        forks: of the control page at the claim.
+    """
+
+    number: int
+    runs: list[Run]
+    forks: int
+
+    def positions(self) -> NDArray[np.int64]:
+        """Returns the position of each row of the batch."""
+        parts = [np.arange(run.position, run.position + run.stop - run.start) for run in self.runs]
+        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
 
 
 class BufferWriter:
@@ -160,171 +183,188 @@ class BufferWriter:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._rows = RowWriter(ring)
-        self._is_plain = ring.priorities is None and ring.limiter is None
-        self._inside: dict[int, bool] = {}  # thread ids that are at it
+        self._large: dict[int, bool] = {}  # thread ids that write a large batch
         self.small_batch = _SMALL // max(1, sum(array.nbytes for array in ring.arrays) // ring.capacity)
 
-    def write(self, batch: Batch, given: GivenPriorities | None, deadline: float) -> BatchPositions:
-        """Returns the positions of the rows, which are there now. Raises what `ReplayBuffer.extend` does.
+    def write(self, batch: Batch, given: GivenPriorities | None, deadline: float) -> Claimed:
+        """Writes rows, which can be sampled then. Returns where. Raises what `ReplayBuffer.extend` does.
 
         Args:
             given: their priorities; None: those of new rows.
         """
-        ring, me = self._ring, syscalls.thread_id()
-        ring.entry.check_in_place()
-        if batch.count > ring.capacity:
+        ring, rows = self._ring, batch.rows
+        if rows > ring.capacity:
             raise StoreFullError(
-                f"{ring.key!r} has {ring.capacity:,} slots, and a batch of {batch.count:,} rows never fits: "
+                f"{ring.key!r} has {ring.capacity:,} slots, and a batch of {rows:,} rows never fits: "
                 "extend it in parts",
                 key=ring.key,
             )
-        if me in self._inside:
+        if self._large and syscalls.thread_id() in self._large:
             raise ContentionError(
                 f"{ring.key!r}: this thread is in the middle of a write already: a signal handler or finalizer "
                 "must not make another one",
                 key=ring.key,
             )
-        if batch.count == 1 and self._is_plain and self.small_batch:
-            position = self._rows.write(batch.arrays, deadline)
-            if position >= 0:
-                return range(position, position + 1)
-        self._inside[me] = True
-        try:
-            turn = None if ring.limiter is None else LimiterWait(ring, INSERTS, batch.count)
-            reason = partial(self._reason, batch.count, turn)
-            if batch.count <= self.small_batch:
-                write = partial(self._write_at_once, batch, given, turn)
-                positions, is_awaited = wait_for(ring, write, deadline, reason, turn)
-            else:
-                claim = partial(self._claim, batch.count, turn, ring.claims.take)
-                claimed = wait_for(ring, claim, deadline, reason, turn)
-                self._copy(batch, claimed, self._check_mine)
-                publish = partial(self._publish, claimed, given, self._check_mine)
-                positions, is_awaited = claimed.positions, ring.run(publish, deadline)
-            if is_awaited:
-                ring.page.wake()
-            return positions
-        except BaseException:
-            self._abandon(deadline)
-            raise
-        finally:
-            self._inside.pop(me, None)
+        wait = None if ring.limiter is None else LimiterWait(ring, INSERTS, rows)
+        reason = partial(self._reason, rows, wait)
+        if rows <= self.small_batch:
+            write = partial(self._write_small, batch, given, wait)
+            claimed, sleeps = wait_for(ring, write, deadline, reason, wait)
+        else:
+            me = syscalls.thread_id()
+            self._large[me] = True
+            try:
+                # 1. Claim. Killed from here on, it leaves a claim of a dead thread, whose slots others get.
+                claim = partial(self._claim, rows, wait, is_small=False)
+                claimed = wait_for(ring, claim, deadline, reason, wait)
+                # 2. Copy. Stopped here for long, it keeps its slots: the ring passes over them.
+                self._copy(batch, claimed)
+                # 3. Publish. Killed in there, its rows are completed by the next owner of the mutex.
+                sleeps = ring.run(partial(self._publish, claimed, given, is_small=False), deadline)
+            except BaseException:
+                self._abandon(deadline)
+                raise
+            finally:
+                self._large.pop(me, None)
+        if sleeps:
+            ring.page.wake()
+        return claimed
 
-    def _write_at_once(
-        self, batch: Batch, given: GivenPriorities | None, turn: LimiterWait | None
-    ) -> tuple[BatchPositions, bool] | None:
-        """Under the mutex. Killed in here, it leaves a claim whose mutex nobody holds: one of the dead."""
-        claimed = self._claim(batch.count, turn, self._ring.claims.find_free)
+    def _write_small(
+        self, batch: Batch, given: GivenPriorities | None, wait: LimiterWait | None
+    ) -> tuple[Claimed, bool] | None:
+        """Takes all steps under the mutex. Killed in here, it leaves a claim that nobody holds: one of the dead."""
+        claimed = self._claim(batch.rows, wait, is_small=True)
         if claimed is None:
             return None
-        self._copy(batch, claimed, self._check_held)
-        return claimed.positions, self._publish(claimed, given, self._check_held)
+        self._copy(batch, claimed)
+        return claimed, self._publish(claimed, given, is_small=True)
 
-    # --- claim --------------------------------------------------------------------------------------------------------
+    def _claim(self, rows: int, wait: LimiterWait | None, *, is_small: bool) -> Claimed | None:
+        """Claims slots, under the mutex. Returns None if there is no room by now.
 
-    def _claim(self, rows: int, turn: LimiterWait | None, take: Callable[[], int | None]) -> Claimed | None:
-        """Under the mutex. None: there is no room by now. `take` gives the number of a claim that was free."""
-        ring = self._ring
-        ring.entry.check_open()
-        self._release_left_over()
+        Args:
+            is_small: the claim's own mutex isn't taken, since no other thread looks at claims during the hold.
+        """
+        ring, capacity, numbers, claims = self._ring, self._ring.capacity, self._ring.numbers, self._ring.claims
+        if ring.page.has_ended:
+            ring.entry.check_open()
+        if claims.mine and claims.left_over() is not None:
+            self._release_left_over()
+        # 1. Find slots, and a free claim. The first look may find neither, until claims of the dead are given back.
         while True:
-            positions, end = None, 0
-            if turn is None or turn.has_come():
-                if turn is not None:
-                    turn.leave()  # also if there is no room: that others may have
-                positions, end = self._plan(rows)
-            number = None if positions is None else take()
-            if number is not None:
-                return self._mark(Claimed(number, end, positions, *places_of(positions, ring.capacity)))
+            runs = number = None
+            if wait is None or wait.may_go():
+                if wait is not None:
+                    wait.leave()  # also if there is no room, which others may have
+                runs = self._next_slots(rows)
+            if runs is not None:
+                number = claims.find_free() if is_small else claims.take()
+            if runs is not None and number is not None:
+                break
             if not give_back_the_dead(ring):
                 return None
+        # 2. Note what the claim takes. Killed from here on, the next owner completes the claim.
+        claim, last = claims.claims[number], runs[-1]
+        claim.first, claim.end, claim.rows = numbers.head, last.position + last.stop - last.start, rows
+        claim.stage = CLAIMING
+        # 3. Take the slots: nobody samples their rows from here on.
+        covered = 0
+        for position, start, stop, slots, words in runs:
+            if stop - start == 1:
+                covered += ring.words.item(words) & READABLE != 0
+            else:
+                covered += int(np.count_nonzero(ring.words[slots] & READABLE))
+            if ring.priorities is not None:
+                ring.priorities.set(np.atleast_1d(words), 0.0)
+            ring.words[words] = words_of(position, capacity, WRITING, number)
+        numbers.rows -= covered
+        numbers.head = claim.end
+        claim.stage = CLAIMED
+        return Claimed(number, runs, ring.page.forks)
 
-    def _plan(self, rows: int) -> tuple[BatchPositions, int]:
-        """The next slots in the ring's order, and where they end. None: there are not so many."""
-        ring, head = self._ring, self._ring.numbers.head
-        if rows == 1 and int(ring.words[head % ring.capacity]) & STATE != WRITING:
-            return range(head, head + 1), head + 1
+    def _next_slots(self, rows: int) -> list[Run] | None:
+        """Finds the next slots in the ring's order that nobody writes. Returns None if there are not so many."""
+        ring, capacity, head = self._ring, self._ring.capacity, self._ring.numbers.head
+        slot = head % capacity
+        # Nearly always the slots follow each other, and are free.
+        if rows == 1:
+            if ring.words.item(slot) & STATE != WRITING:
+                return [Run(head, 0, 1, slice(slot, slot + 1), slot)]
+        elif slot + rows <= capacity and not (ring.words[slot : slot + rows] & STATE == WRITING).any():
+            return [Run(head, 0, rows, slice(slot, slot + rows), np.arange(slot, slot + rows))]
+        # Otherwise look at so many more as claims have, and at last at all.
         widths = [ring.capacity, min(rows + rows_under_way(ring), ring.capacity), rows]
         while widths:
             width = widths.pop()
             positions = np.arange(head, head + width)
-            words: Any = ring.words.take(positions % ring.capacity)
+            words: Any = ring.words.take(positions % capacity)
             written = words & STATE == WRITING
-            if width == rows and not written.any():
-                return range(head, head + rows), head + rows
             found = positions[~written][:rows]
             if len(found) == rows:
-                end = int(found[-1]) + 1
-                return range(head, end) if end - head == rows else found, end
+                return _runs_of(found, capacity)
             in_the_way = set(claims_of(words[written]).tolist()).intersection(ring.claims.of_the_dead())
-            for claim in in_the_way:
-                give_back(ring, claim)
+            for number in in_the_way:
+                give_back(ring, number)
             if in_the_way:
                 widths.append(width)
-        return None, 0
+        return None
 
-    def _mark(self, claimed: Claimed) -> Claimed:
-        ring, (number, end, positions, slots, places) = self._ring, claimed
-        first = ring.numbers.head
-        ring.claims.note(number, first, end, len(positions))
-        covered = ring.words[slots] & READABLE
-        if ring.priorities is not None:
-            ring.priorities.set(np.atleast_1d(slots), 0.0)
-        ring.words[slots] = words_of(places, ring.capacity, WRITING, number)
-        ring.numbers.hand_out(end, int(np.count_nonzero(covered)) if len(positions) > 1 else int(covered != 0))
-        ring.claims.set_stage(number, CLAIMED)
-        return claimed
-
-    def _reason(self, rows: int, turn: LimiterWait | None) -> str:
-        writers = self._ring.claims.writers()
-        why = None if turn is None else turn.reason()
-        return why or f"no room for {count_of(rows, 'row', 'rows')}, while its slots or claims are held by {writers}"
-
-    # --- copy ---------------------------------------------------------------------------------------------------------
-
-    def _copy(self, batch: Batch, claimed: Claimed, check: Callable[[int], None]) -> None:
-        runs = runs_of(claimed.positions, self._ring.capacity)
+    def _copy(self, batch: Batch, claimed: Claimed) -> None:
+        """Copies a batch to its slots."""
+        (_, runs, forks), page = claimed, self._ring.page
         for array, source in zip(self._ring.arrays, batch.arrays, strict=True):
-            check(claimed.number)
-            for slot, start, stop in runs:
-                array[slot : slot + stop - start] = source[start:stop]
+            if page.forks != forks:
+                raise self._forked()
+            for _, start, stop, slots, _ in runs:
+                array[slots] = source if len(runs) == 1 else source[start:stop]
         if ABANDONED:
             check_abandoned()
 
-    def _check_mine(self, claim: int) -> None:
-        """A forked child must not go on with what its parent claimed."""
-        if not self._ring.claims.is_mine(claim):
-            raise ContentionError(
-                f"{self._ring.key!r}: this process was forked in the middle of a write, which its parent goes on with",
-                key=self._ring.key,
-            )
+    def _forked(self) -> ContentionError:
+        """Returns the error for a child that was forked in the middle of a write."""
+        return ContentionError(
+            f"{self._ring.key!r}: this process was forked in the middle of a write, which its parent goes on with",
+            key=self._ring.key,
+        )
 
-    def _check_held(self, claim: int) -> None:
-        """The same, for one that is the mutex's owner throughout."""
-        self._ring.entry.check_held()
+    def _publish(self, claimed: Claimed, given: GivenPriorities | None, *, is_small: bool) -> bool:
+        """Publishes a batch, under the mutex. Returns whether somebody is to be woken after it.
 
-    # --- publish ------------------------------------------------------------------------------------------------------
-
-    def _publish(self, claimed: Claimed, given: GivenPriorities | None, check: Callable[[int], None]) -> bool:
-        """Under the mutex. Whether somebody is to be woken after it."""
-        ring, (number, _, positions, slots, places) = self._ring, claimed
-        ring.entry.check_open()
-        check(number)
-        before = ring.numbers.added
-        ring.claims.note_publication(number, before)
-        if ring.priorities is not None:
-            if given is not None:
-                ring.priorities.note_largest(given.largest)
-            leaves = ring.priorities.of_new_rows if given is None else given.leaves
-            ring.priorities.set(np.atleast_1d(slots), leaves)
-        ring.words[slots] = words_of(places, ring.capacity, WHOLE)
-        count_publication(ring, ring.claims.read(number))
-        ring.numbers.rows += len(positions)
-        ring.claims.set_stage(number, FREE)
-        if ring.claims.is_mine(number):
+        Args:
+            is_small: the claim was made in this hold, and its own mutex isn't held.
+        """
+        ring, (number, runs, forks) = self._ring, claimed
+        numbers, priorities, claim = ring.numbers, ring.priorities, ring.claims.claims[number]
+        if not is_small:
+            ring.entry.check_open()
+        if ring.page.forks != forks:
+            raise self._forked()
+        # 1. The moment of publication: killed from here on, the next owner completes the rest.
+        claim.before = numbers.added
+        claim.stage = PUBLISHING
+        # 2. The rows have priorities, and can be sampled.
+        if priorities is not None and given is not None:
+            priorities.note_largest(given.largest)
+        for position, start, stop, _, words in runs:
+            if priorities is not None:
+                leaves: Any = priorities.of_new_rows if given is None else given.leaves
+                priorities.set(np.atleast_1d(words), leaves[start:stop] if np.ndim(leaves) else leaves)
+            ring.words[words] = words_of(position, ring.capacity, WHOLE)
+        # 3. They are counted, and may be handed out.
+        numbers.count_published(claim.first, claim.end, claim.before + claim.rows, ring.capacity)
+        numbers.rows += claim.rows
+        # 4. The claim is free.
+        claim.stage = FREE
+        if not is_small:
             ring.claims.release(number)
         return ring.page.ring()
+
+    def _reason(self, rows: int, wait: LimiterWait | None) -> str:
+        """Says why a write waits, for an error."""
+        writers = self._ring.claims.writers()
+        why = None if wait is None else wait.reason()
+        return why or f"no room for {count_of(rows, 'row', 'rows')}, while its slots or claims are held by {writers}"
 
     # --- after an error -----------------------------------------------------------------------------------------------
 
@@ -338,94 +378,27 @@ class BufferWriter:
                 ring.page.wake()
 
     def _release_left_over(self) -> bool:
-        """Under the mutex. Whether somebody is to be woken after it."""
-        ring = self._ring
-        number = ring.claims.left_over()
+        """Frees the claim that this thread still holds, under the mutex. Returns whether somebody is to be woken."""
+        claims = self._ring.claims
+        number = claims.left_over()
         if number is None:
             return False
-        if ring.claims.stage(number) != FREE:
-            give_back(ring, number)
-        ring.claims.release_left_over(number)
-        return ring.page.ring()
+        if claims.claims[number].stage != FREE:
+            give_back(self._ring, number)
+        claims.release(number, is_left_over=True)
+        return self._ring.page.ring()
 
 
-def places_of(positions: BatchPositions, capacity: int) -> tuple[Any, Any]:
-    """Slots and positions, to index with: numbers for one row, which takes a tenth of the time, else arrays."""
-    if len(positions) == 1:
-        place = int(positions[0])
-        return place % capacity, place
-    places = np.arange(positions.start, positions.stop) if isinstance(positions, range) else positions
-    return places % capacity, places
-
-
-def runs_of(positions: BatchPositions, capacity: int) -> list[tuple[int, int, int]]:
-    """Positions as runs of slots that follow each other: (first slot, start, stop), the latter counted in the batch."""
-    rows = len(positions)
-    if isinstance(positions, range):
-        slot = positions.start % capacity
-        whole = min(rows, capacity - slot)
-        return [(slot, 0, rows)] if whole == rows else [(slot, 0, whole), (0, whole, rows)]
+def _runs_of(positions: NDArray[np.int64], capacity: int) -> list[Run]:
+    """Cuts positions, which are in their order, into runs."""
     slots = positions % capacity
-    cuts = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), rows]
-    return [(int(slots[start]), start, stop) for start, stop in zip(cuts, cuts[1:], strict=False)]
-
-
-# --- Write one plain row ---------------------------------------------------------------------------------------------
-# One small row at a time, into a buffer that has no priorities and no rate limiter: by a short way.
-#
-# The steps are those of a small batch, in the same order, with half of its calls: they take longer than
-# the row. Whatever is not as it mostly is, is left to that way.
-
-
-_NOT_SO = -1, False  # nothing was done
-
-
-@modes.uncompiled_methods
-class RowWriter:
-    """Writes single rows into one ring."""
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-
-    def write(self, arrays: Sequence[Any], deadline: float) -> int:
-        """Returns the row's position; -1: it can't be done so. Raises what `ReplayBuffer.add` does.
-
-        Args:
-            arrays: for each leaf [1, ...], as `Batch` has them.
-        """
-        ring = self._ring
-        position, is_awaited = ring.run(partial(self._write, arrays), deadline)
-        if is_awaited:
-            ring.page.wake()
-        return position
-
-    def _write(self, arrays: Sequence[Any]) -> tuple[int, bool]:
-        """Under the mutex. Also whether somebody is to be woken after it."""
-        ring = self._ring
-        numbers, claims, words, entry = ring.numbers, ring.claims, ring.words, ring.entry
-        entry.check_open()
-        if ABANDONED:
-            check_abandoned()
-        position = numbers.head
-        slot = position % ring.capacity
-        before = words.item(slot)
-        number = claims.find_free()
-        if before & STATE == WRITING or number is None or claims.left_over() is not None:
-            return _NOT_SO
-        claims.note(number, position, position + 1, 1)
-        words[slot] = words_of(position, ring.capacity, WRITING, number)
-        numbers.hand_out(position + 1, 1 if before & READABLE else 0)
-        claims.set_stage(number, CLAIMED)
-        for array, source in zip(ring.arrays, arrays, strict=True):
-            entry.check_held()
-            array[slot] = source[0]
-        entry.check_held()
-        claims.note_publication(number, numbers.added)
-        words[slot] = words_of(position, ring.capacity, WHOLE)
-        numbers.publish(position, position + 1, numbers.added + 1, ring.capacity)
-        numbers.rows += 1
-        claims.set_stage(number, FREE)
-        return position, ring.page.ring()
+    cuts = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), len(positions)]
+    runs: list[Run] = []
+    for start, stop in zip(cuts, cuts[1:], strict=False):
+        slot = int(slots[start])
+        where = slice(slot, slot + stop - start)
+        runs.append(Run(int(positions[start]), start, stop, where, slots[start:stop] if stop - start > 1 else slot))
+    return runs
 
 
 # --- Change priorities -----------------------------------------------------------------------------------------------
@@ -435,7 +408,7 @@ Positions = NDArray[np.int64]
 
 
 def update_priorities(ring: Ring, index: NDArray[Any], given: GivenPriorities, deadline: float) -> int:
-    """Returns how many were changed: others lie there by now, or nothing. Raises TypeError, ValueError."""
+    """Changes the priorities of the rows that lie there still. Returns how many. Raises TypeError, ValueError."""
     if index.dtype.kind not in "iu" and index.size:
         raise TypeError(f"an index is of integers, and not of {index.dtype}")
     if index.ndim > 1:
@@ -449,7 +422,7 @@ def update_priorities(ring: Ring, index: NDArray[Any], given: GivenPriorities, d
 
 
 def _update_priorities(ring: Ring, positions: Positions, leaves: Any, largest: float) -> int:
-    """Under the mutex."""
+    """Changes the priorities of rows under the mutex. Returns how many lie there still."""
     priorities = ring.priorities
     if priorities is None:
         return 0

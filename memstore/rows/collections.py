@@ -53,7 +53,7 @@ def _tensordict(gather: Gather, source: TensorDict, out: Any, path: Path, plan: 
 
 
 def _made_when_asked(gather: Gather, source: Any, out: Any, path: Path, plan: Plan) -> Any:
-    """Of a lazy stack, or another one that makes its entries when it is asked for them."""
+    """Plans a lazy stack, or another container that makes its entries when it is asked for them."""
     picked = source[gather.rows(source.batch_size[0], path)]  # of a lazy stack: members, as they are
     if out is None:
         return picked.clone()
@@ -66,7 +66,7 @@ def _made_when_asked(gather: Gather, source: Any, out: Any, path: Path, plan: Pl
 def _stack(
     gather: Gather, picked: LazyStackedTensorDict, out: LazyStackedTensorDict, path: Path, plan: Plan
 ) -> LazyStackedTensorDict:
-    """From members to members, each as a batch of one row."""
+    """Plans a stack from members to members, each as a batch of one row."""
     members, outs = picked.tensordicts, out.tensordicts
     if (picked.stack_dim, len(members)) != (out.stack_dim, len(outs)):
         found = f"a stack of {len(outs)} along dimension {out.stack_dim}"
@@ -83,7 +83,7 @@ def _stack(
 
 
 def _keys_of_others(member: Any) -> list[Any]:
-    """Of the leaves of a stack's member that are no tensors, nested ones too."""
+    """Returns the keys of the leaves of a stack's member that are no tensors, nested ones too."""
     return [key for key, value in member.items(True, True, is_leaf=_is_leaf) if is_non_tensor(value)]
 
 

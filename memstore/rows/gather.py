@@ -28,7 +28,7 @@ from memstore.view import LeafBoxes, LeafBytes, Points, StoredLeaf, StoredTensor
 _BY_ITSELF = {
     "read_rows": "its own read_rows(index) reads its rows",
     "sample": "its sample(batch_size) reads rows of it",
-    "lend_root": "read_rows(store.view(key), index) reads rows of a key's value",
+    "put_many": "read_rows(store.view(key), index) reads rows of a key's value",
     "prefetch": "data[index] reads its rows",
 }
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -47,7 +47,7 @@ class LeafRows(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows as they are stored: the target may have another dtype."""
+        """Counts the bytes of the rows as they are stored: the target may have another dtype."""
         return self.target.numel() * self.real.dtype.itemsize
 
     def prefetch(self) -> None:
@@ -79,17 +79,17 @@ class Gather:
 
     @property
     def device(self) -> torch.device | None:
-        """Where new values go; None: where their leaves are."""
+        """Returns where new values go; None: where their leaves are."""
         return self._device
 
     def of_picked(self) -> Gather:
-        """One that adds leaves to this batch of which all rows are wanted: they were picked before."""
+        """Returns a batch that adds leaves to this one of which all rows are wanted: they were picked before."""
         whole = Gather(RowIndex(slice(None)), self._device, self._allocate, cast=self._cast)
         whole._jobs, whole._later = self._jobs, self._later
         return whole
 
     def rows(self, count: int, path: Path) -> torch.Tensor:
-        """The rows of what has `count` of them."""
+        """Returns the wanted rows of a leaf that has `count` of them."""
         self._has_rows = True
         return self._index.rows(count, name_of(path))
 
@@ -120,7 +120,7 @@ class Gather:
         return target
 
     def add_later(self, action: Callable[[], object]) -> None:
-        """What else is done once all was checked: for what is no tensor."""
+        """Adds a step that is done once all was checked: for what is no tensor."""
         self._later.append(action)
 
     def check(self, source: Any) -> None:
@@ -171,7 +171,7 @@ def _no_rows(source: Any) -> str:
 
 
 def _fill(job: LeafRows, is_mapped: bool) -> None:
-    """One copy a row; for a device by way of pinned memory, which torch keeps until the stream has done with it.
+    """Copies rows, one copy each; for a device by pinned memory, which torch keeps until the stream has done with it.
 
     Rows that are cast are copied first, too: `index_select(out=)` and `take` have no dtype but that of their source.
     """
@@ -216,11 +216,11 @@ class RowIndex:
 
     @property
     def memory(self) -> torch.Tensor | None:
-        """What must not be written while rows are read."""
+        """Returns the memory that must not be written while rows are read."""
         return self._given if isinstance(self._given, torch.Tensor) else None
 
     def rows(self, count: int, what: str) -> torch.Tensor:
-        """The rows of a leaf that has `count` of them: int64, from 0 on. `what` names the leaf in errors."""
+        """Returns the rows of a leaf that has `count` of them: int64, from 0 on. `what` names the leaf in errors."""
         found = self._rows.get(count)
         if found is None:
             found = self._rows[count] = self._find(count, what)
@@ -281,7 +281,7 @@ Path = tuple[Any, ...]
 
 
 def of_key(error: IndexError, key: str) -> IndexError:
-    """An error of rows of a key's value, by its key."""
+    """Returns an error of rows of a key's value, with its key."""
     return IndexError(
         re.sub("(of|for) value.*?, which", lambda found: f"{found[1]} {key!r}, which", str(error), count=1)
     )
@@ -295,7 +295,7 @@ def name_of(path: Path) -> str:
 
 
 def matching(source: Any, out: Any, path: Path) -> Any:
-    """`out`, once it has the keys of `source`, or None if there is none."""
+    """Returns `out`, once it has the keys of `source`, or None if there is none."""
     if out is None:
         return None
     if isinstance(out, type) or not (hasattr(out, "keys") and hasattr(out, "get")):
@@ -309,7 +309,7 @@ def matching(source: Any, out: Any, path: Path) -> Any:
 
 
 def entry_of(source: Any, out: Any, key: Any, path: Path) -> Any:
-    """What the entry `source` is read into: that of `out`, once it is `matching`, or None if there is no `out`.
+    """Returns the target of the entry `source`: that of `out`, once it is `matching`, or None if there is no `out`.
 
     Raises StructureMismatchError where `out` has None there, or makes its entries when it is asked for them.
     """
@@ -334,14 +334,14 @@ def check_there(source: Any, found: Any, path: Path) -> None:
 
 
 def is_kept(found: Any, again: Any) -> bool:
-    """Whether a container that was asked twice for an entry gave its own: a lazy stack copies a tensor each time."""
+    """Returns whether a container, asked twice for an entry, gave its own: a lazy stack copies a tensor each time."""
     if found is again or type(found) is not torch.Tensor or is_unusual(found):
         return True
     return found.data_ptr() == again.data_ptr()
 
 
 def is_unusual(tensor: torch.Tensor) -> bool:
-    """Whether its elements don't lie in memory by strides; torch may end the process that looks for them there."""
+    """Returns whether its elements don't lie in memory by strides: torch may end a process that looks for them so."""
     return tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized
 
 
@@ -395,7 +395,7 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _share_elements(targets: Sequence[torch.Tensor], ranges: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether targets whose ranges cross, as columns of one matrix do, have a byte in common: counts each."""
+    """Returns whether targets whose ranges cross, as columns of one matrix do, have a byte in common: counts each."""
     start = ranges[0][0]
     counts = torch.zeros(max(stop for _, stop, _ in ranges) - start, dtype=torch.uint8)
     for first, _, i in ranges:

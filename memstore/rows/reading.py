@@ -73,7 +73,7 @@ def _read_rows(source: Any, index: Any, out: Any, device: torch.device | str | N
 
 @modes.uncompiled
 def read_rows_to(allocate: Allocate, source: Any, index: Any) -> Any:
-    """As `read_rows`, into tensors on the CPU that `allocate` makes, of a shape and a dtype."""
+    """Reads rows as `read_rows`, into tensors on the CPU that `allocate` makes, of a shape and a dtype."""
     with modes.put_aside():
         return _read(Gather(RowIndex(index), None, allocate), source, None)
 
@@ -102,7 +102,7 @@ def prefetch_rows(source: Any, index: Any) -> None:
 
 
 def plan(gather: Gather, source: Any, out: Any, path: Path = ()) -> Any:
-    """What the rows of `source` become: `out`, or a new value, yet to be filled."""
+    """Plans what the rows of `source` become: `out`, or a new value, yet to be filled."""
     if isinstance(source, torch.Tensor) and not _is_collection(source):
         return gather.add(source, out, path)
     if isinstance(source, dict):

@@ -41,7 +41,7 @@ class Box(NamedTuple):
         return 0 in self.shape
 
     def meet(self, other: Box) -> Box | None:
-        """The elements that both have; None if there are none."""
+        """Returns the elements that both have; None if there are none."""
         offsets: list[int] = []
         shape: list[int] = []
         for start, size, other_start, other_size in zip(
@@ -56,8 +56,48 @@ class Box(NamedTuple):
         return Box(tuple(offsets), tuple(shape))
 
     def within(self, other: Box) -> Box:
-        """The same elements, counted from the first one of `other`."""
+        """Returns the same elements, counted from the first one of `other`."""
         return Box(tuple(a - b for a, b in zip(self.offsets, other.offsets, strict=True)), self.shape)
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Returns whether it lies within a tensor of this shape, which has as many dimensions."""
+        return len(self.offsets) == len(self.shape) == len(shape) and all(
+            start >= 0 <= size <= total - start
+            for start, size, total in zip(self.offsets, self.shape, shape, strict=True)
+        )
+
+    def run_in(self, shape: Sequence[int]) -> int | None:
+        """Returns the number of its first element in a contiguous tensor of this shape, if it is one run there.
+
+        None where other elements lie between its own.
+        """
+        outer = 0  # the dimension below which it has all of the tensor
+        while outer < len(shape) and self.shape[outer] == 1:
+            outer += 1
+        if self.shape[outer + 1 :] != tuple(shape[outer + 1 :]):
+            return None
+        first = 0
+        for start, size in zip(self.offsets, shape, strict=True):
+            first = first * size + start
+        return first
+
+    def cut(self, ranges: Sequence[range]) -> RangesCut | None:
+        """Returns what it has of a product of ranges, none of them empty; None if that is nothing."""
+        places: list[slice] = []
+        inside: list[slice] = []
+        for one, start, size in zip(ranges, self.offsets, self.shape, strict=True):
+            first = max(-(-(start - one.start) // one.step), 0)
+            stop = min(-(-(start + size - one.start) // one.step), len(one))
+            if first >= stop:
+                return None
+            places.append(slice(first, stop))
+            inside.append(slice(one[first] - start, one[stop - 1] - start + 1, one.step))
+        return RangesCut(tuple(places), tuple(inside))
+
+    @property
+    def text(self) -> str:
+        """The same box as slices, for keys and messages: "0:4, 0:8"."""
+        return ", ".join(f"{start}:{start + size}" for start, size in zip(self.offsets, self.shape, strict=True))
 
     @property
     def slices(self) -> tuple[slice, ...]:
@@ -69,13 +109,20 @@ class Box(NamedTuple):
         return tuple((start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
 
 
+class RangesCut(NamedTuple):
+    """The elements that a box and a product of ranges both have: by their places in the ranges, and in the box."""
+
+    places: tuple[slice, ...]
+    inside: tuple[slice, ...]
+
+
 def box_of(intervals: Sequence[Interval]) -> Box:
-    """The box that has these intervals."""
+    """Returns the box that has these intervals."""
     return Box(tuple(start for start, _ in intervals), tuple(stop - start for start, stop in intervals))
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """All elements of a tensor."""
+    """Returns the box of all elements of a tensor."""
     return Box((0,) * len(shape), tuple(shape))
 
 
@@ -108,7 +155,7 @@ class BoxIndex:
         self._top = _level(self._boxes, [index for index, box in enumerate(boxes) if not box.is_empty], 0)
 
     def meeting(self, wanted: Box) -> list[tuple[int, Box]]:
-        """The indices of the boxes that share elements with `wanted`, and these elements, by rising offsets."""
+        """Returns the indices of boxes that share elements with `wanted`, and these elements, by rising offsets."""
         found: list[int] = []
         if not wanted.is_empty:
             _find(self._top, wanted.intervals, 0, found)
@@ -153,7 +200,7 @@ class NumberedSides(NamedTuple):
 
 
 def uncovered(wanted: Box, boxes: Iterable[Box]) -> list[Box]:
-    """The parts of `wanted` that no box has: as boxes, of which no two overlap, in the order of their offsets.
+    """Returns the parts of `wanted` that no box has: as boxes that don't overlap, in the order of their offsets.
 
     Args:
         boxes: of as many dimensions as `wanted`, in any order. They may overlap, be empty, and reach beyond it.
@@ -169,13 +216,34 @@ def uncovered(wanted: Box, boxes: Iterable[Box]) -> list[Box]:
 
 
 def overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
-    """The indices of two boxes that share elements, the smaller one first; None if no two do."""
+    """Returns the indices of two boxes that share elements, the smaller one first; None if no two do."""
     pair = _overlap([NumberedSides(box.intervals, number) for number, box in enumerate(boxes) if not box.is_empty])
     return None if pair is None else (min(pair), max(pair))
 
 
+class Cover(NamedTuple):
+    """The way in which boxes cover a tensor.
+
+    Attributes:
+        pair: the indices of two boxes that overlap, if any do.
+        missing: the parts that no box has.
+    """
+
+    pair: tuple[int, int] | None
+    missing: list[Box]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether each element lies in one box."""
+        return self.pair is None and not self.missing
+
+
+def cover_of(shape: Sequence[int], boxes: Sequence[Box]) -> Cover:
+    return Cover(overlap(boxes), uncovered(whole(shape), boxes))
+
+
 def _gaps(wanted: Sides, boxes: list[Sides]) -> list[Sides]:
-    """What the boxes, which lie within `wanted`, leave of it."""
+    """Returns what the boxes, which lie within `wanted`, leave of it."""
     if not boxes:
         return [wanted]
     if not wanted:
@@ -227,7 +295,7 @@ def _overlap(boxes: list[NumberedSides]) -> tuple[int, int] | None:
 
 
 def _overlap_on_line(boxes: list[NumberedSides]) -> tuple[int, int] | None:
-    """Of boxes of one dimension, in the order of their starts: none before the first two that overlap do."""
+    """Finds two that overlap among boxes of one dimension, in the order of their starts: neighbours, if any do."""
     for (((_, stop),), number), (((start, _),), other) in zip(boxes, boxes[1:], strict=False):
         if start < stop:
             return number, other
@@ -235,7 +303,7 @@ def _overlap_on_line(boxes: list[NumberedSides]) -> tuple[int, int] | None:
 
 
 def _slabs(first: int, last: int, boxes: Sequence[NumberedSides]) -> Iterator[tuple[int, int, list[NumberedSides]]]:
-    """The slabs between the cuts of the first dimension, and the boxes in each, without that dimension."""
+    """Cuts the first dimension. Gives each slab, and the boxes in it without that dimension."""
     waiting = sorted(boxes, reverse=True)
     inside: list[NumberedSides] = []
     cuts = sorted({first, last, *(place for box in boxes for place in box.sides[0])})
@@ -253,7 +321,7 @@ _FEW_BOXES = 256  # boxes of one tensor
 
 
 class BoxCopies(NamedTuple):
-    """What fills tensors that are wanted.
+    """The copies that fill tensors that are wanted.
 
     Attributes:
         pairs: views of the same shape: into the first, from the second. Each element is there once, unless stored
@@ -266,7 +334,7 @@ class BoxCopies(NamedTuple):
 
 
 def copies(wanted: Sequence[tuple[Box, torch.Tensor]], stored: Sequence[tuple[Box, torch.Tensor]]) -> BoxCopies:
-    """Which parts of which tensors are to be copied where, so that all that is wanted is filled.
+    """Finds which parts of which tensors are to be copied where, so that all that is wanted is filled.
 
     Nothing is read or written. Where several stored boxes have an element, it is taken from the first of those that
     have the same part of a wanted box.
@@ -302,7 +370,7 @@ class _Meet(NamedTuple):
 
 
 def _match(wanted: tuple[Box, ...], stored: tuple[Box, ...]) -> tuple[tuple[_Meet, ...], tuple[Box, ...]]:
-    """The parts that meet, and what is missing."""
+    """Returns the parts that meet, and what is missing."""
     index = BoxIndex(stored)
     meets: list[_Meet] = []
     missing: list[Box] = []
@@ -320,7 +388,7 @@ _match_again = functools.lru_cache(maxsize=1024)(_match)  # the layers of a mode
 
 
 def narrow_to(tensor: torch.Tensor, box: Box) -> torch.Tensor:
-    """A view of a box of a tensor; the tensor itself, if that is all of it."""
+    """Returns a view of a box of a tensor, or the tensor itself if that is all of it."""
     for dim, (start, size) in enumerate(zip(box.offsets, box.shape, strict=True)):
         if size != tensor.shape[dim]:
             tensor = tensor.narrow(dim, start, size)
@@ -334,7 +402,7 @@ Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def runs(shape: Sequence[int], stride: Sequence[int], limit: int) -> tuple[Offsets, int]:
-    """The contiguous runs of a box with these strides: their offsets, in elements from its first, and their length.
+    """Finds the contiguous runs of a box with these strides: offsets, in elements from its first, and their length.
 
     Where there are more than `limit`, runs are joined across the gaps between them, the innermost first.
     """
@@ -356,7 +424,7 @@ def runs(shape: Sequence[int], stride: Sequence[int], limit: int) -> tuple[Offse
 
 
 def cover(starts: Offsets, length: int, unit: int) -> tuple[Offsets, Offsets]:
-    """The fewest ranges of whole units that cover `length` from each of `starts`, sorted: their starts and stops."""
+    """Returns the fewest ranges of whole units that cover `length` from each of `starts`, sorted: starts and stops."""
     if not len(starts) or not length:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     first = np.unique(starts) // unit * unit

@@ -54,7 +54,7 @@ class MeshPiece(NamedTuple):
 
 
 class MeshLayout(NamedTuple):
-    """How a tensor is spread over a mesh of ranks. A coordinate of None stands for a rank outside of the mesh.
+    """The spread of a tensor over a mesh of ranks. A coordinate of None stands for a rank outside of the mesh.
 
     Attributes:
         shape: of the whole tensor.
@@ -67,14 +67,14 @@ class MeshLayout(NamedTuple):
     splits: tuple[Split, ...]
 
     def shares(self, coordinate: Sequence[int]) -> list[list[Interval]]:
-        """What the rank holds of each tensor dimension, in the order of its local tensor."""
+        """Returns what the rank holds of each tensor dimension, in the order of its local tensor."""
         shares = [[(0, size)] if size else [] for size in self.shape]
         for mesh_dim, dim, factor in self.splits:
             shares[dim] = _share(shares[dim], factor, self.mesh_shape[mesh_dim], coordinate[mesh_dim])
         return shares
 
     def unstrided(self) -> MeshLayout | None:
-        """The layout that FSDP2 describes by these splits, in splits without a factor.
+        """Returns the layout that FSDP2 describes by these splits, in splits without a factor.
 
         A split that has one applies after as many later mesh dimensions as make up the factor. None if none do.
         """
@@ -89,7 +89,7 @@ class MeshLayout(NamedTuple):
         return MeshLayout(self.shape, self.mesh_shape, tuple(itertools.chain.from_iterable(by_dim.values())))
 
     def pieces(self, coordinate: Sequence[int] | None) -> list[MeshPiece]:
-        """What the rank holds: no piece is empty, and no two share an element."""
+        """Returns what the rank holds: no piece is empty, and no two share an element."""
         if coordinate is None:
             return []
         sides = [list(zip(share, _behind_each_other(share), strict=True)) for share in self.shares(coordinate)]
@@ -99,7 +99,7 @@ class MeshLayout(NamedTuple):
         ]
 
     def local_shape(self, coordinate: Sequence[int] | None) -> tuple[int, ...]:
-        """The shape of the rank's local tensor; (0,) outside of the mesh, as torch has it."""
+        """Returns the shape of the rank's local tensor; (0,) outside of the mesh, as torch has it."""
         if coordinate is None:
             return (0,)
         return tuple(_length(share) for share in self.shares(coordinate))
@@ -110,7 +110,7 @@ class MeshLayout(NamedTuple):
         return any(self.mesh_shape[dim] > 1 for dim in self._replicating)
 
     def is_primary(self, coordinate: Sequence[int] | None) -> bool:
-        """Whether this is, of the ranks that hold the same elements, the first: only one of them is."""
+        """Returns whether this is, of the ranks that hold the same elements, the first: only one of them is."""
         return coordinate is not None and all(coordinate[dim] == 0 for dim in self._replicating)
 
     @property
@@ -119,7 +119,7 @@ class MeshLayout(NamedTuple):
 
 
 def _share(held: list[Interval], factor: int, ranks: int, index: int) -> list[Interval]:
-    """What the rank of this index keeps of what all of the mesh dimension's ranks held."""
+    """Returns what the rank of this index keeps of what all of the mesh dimension's ranks held."""
     if not held:
         return []
     total = _length(held)
@@ -151,7 +151,7 @@ def _length(share: Sequence[Interval]) -> int:
 
 
 def _behind_each_other(share: Sequence[Interval]) -> list[Interval]:
-    """Where the intervals lie in the local tensor."""
+    """Returns where the intervals lie in the local tensor."""
     ends = list(itertools.accumulate(stop - start for start, stop in share))
     return list(zip([0, *ends[:-1]], ends, strict=True)) if ends else []
 
@@ -164,7 +164,7 @@ _KNOWN = "known are Replicate(), Shard(dim), and the _StridedShard(dim, split_fa
 
 
 def place(mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> list[MeshPiece]:
-    """What this rank holds of a tensor that is spread so: boxes, and where they lie in its local tensor.
+    """Returns what this rank holds of a tensor that is spread so: boxes, and where they lie in its local tensor.
 
     Args:
         mesh: a DeviceMesh of torch.
@@ -181,14 +181,14 @@ def place(mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> list[Me
 
 
 def local_shape(mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of this rank's local tensor; (0,) for a rank outside of the mesh. As `place` in all else."""
+    """Returns the shape of this rank's local tensor; (0,) for a rank outside of the mesh. Raises what `place` does."""
     return layout_of(_shape_of(mesh), placements, shape).local_shape(mesh.get_coordinate())
 
 
 def layout_of(
     mesh_shape: Sequence[int], placements: Sequence[Any], shape: Sequence[int], order: Sequence[int] | None = None
 ) -> MeshLayout:
-    """The layout that placements describe.
+    """Returns the layout that placements describe.
 
     Args:
         mesh_shape: ranks along each dimension of the mesh.
@@ -220,7 +220,7 @@ def shown(placements: Sequence[Any]) -> str:
 
 
 def loaded(module: str, name: str) -> Any:
-    """A class of a module, if that was imported."""
+    """Returns a class of a module, if that was imported."""
     return getattr(sys.modules.get(module), name, None)
 
 
@@ -232,7 +232,7 @@ def _shape_of(mesh: Any) -> tuple[int, ...]:
 
 
 def _split(mesh_dim: int, placement: Any, shape: tuple[int, ...]) -> Split | None:
-    """What a placement does with its mesh dimension; None if it replicates."""
+    """Says what a placement does with its mesh dimension; None if it replicates."""
     if _is_a("Replicate", placement):
         return None
     what = f"the placement {placement!r} of mesh dimension {mesh_dim}"
@@ -249,7 +249,7 @@ def _split(mesh_dim: int, placement: Any, shape: tuple[int, ...]) -> Split | Non
 
 
 def _is_a(name: str, placement: Any) -> bool:
-    """Whether it is of that class, and no subclass, which may cut tensors in other ways."""
+    """Returns whether it is of that class, and no subclass, which may cut tensors in other ways."""
     kind = loaded(_PLACEMENTS, name)
     return kind is not None and type(placement) is kind
 

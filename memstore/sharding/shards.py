@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.nn.parameter import is_lazy
 
+from memstore import _compat
 from memstore import _modes as modes
 from memstore._wording import an_instance
 from memstore.errors import UnsupportedValueError
@@ -66,7 +67,7 @@ class Shard(NamedTuple):
 
 
 class ShardedLeaf(NamedTuple):
-    """What this rank holds of one tensor.
+    """The part of one tensor that this rank holds.
 
     Attributes:
         shape: of the whole tensor.
@@ -85,7 +86,7 @@ class ShardedLeaf(NamedTuple):
 
 
 def sharded_leaf(value: Any) -> ShardedLeaf | None:
-    """What a DTensor, TensorShard or ShardedTensor says of this rank; None for any other value.
+    """Reads what a DTensor, TensorShard or ShardedTensor says of this rank; None for any other value.
 
     The tensors of the shards are views of the local one: nothing is copied, and they have no autograd history. Whether
     it is a Parameter, or requires a gradient, is for the caller to look up. A local tensor that a collective still
@@ -110,14 +111,14 @@ def sharded_leaf(value: Any) -> ShardedLeaf | None:
 
 
 def _aside(read: Callable[[Any], ShardedLeaf], value: Any) -> ShardedLeaf:
-    """Without torch's modes: what they make of a view says nothing of the value, and may be a fake one."""
+    """Reads without torch's modes: what they make of a view says nothing of the value, and may be a fake one."""
     with modes.put_aside(entirely=True) if modes.are_active() else nullcontext(), torch.no_grad():
         return read(value)
 
 
 def _of_dtensor(value: Any) -> ShardedLeaf:
     mesh, shape, coordinate = value.device_mesh, tuple(value.shape), value.device_mesh.get_coordinate()
-    layout = _layout(tuple(mesh.shape), tuple(value.placements), shape, _order(value))
+    layout = _layout(tuple(mesh.shape), tuple(value.placements), shape, _compat.shard_order(value))
     local = _plain(value.to_local())
     pieces = () if coordinate is None else _pieces(layout, tuple(coordinate), tuple(local.shape), value.placements)
     shards = tuple(Shard(piece.box, narrow_to(local, piece.local)) for piece in pieces)
@@ -128,7 +129,7 @@ def _of_dtensor(value: Any) -> ShardedLeaf:
 def _pieces(
     layout: MeshLayout, coordinate: tuple[int, ...], found: tuple[int, ...], placements: Any
 ) -> tuple[MeshPiece, ...]:
-    """What a rank holds whose local tensor has the shape `found`."""
+    """Returns what a rank holds whose local tensor has the shape `found`."""
     readings = _readings(layout, coordinate, found)
     if len(readings) == 1:
         return readings[0]
@@ -148,7 +149,7 @@ def _pieces(
 def _readings(
     layout: MeshLayout, coordinate: tuple[int, ...], found: tuple[int, ...]
 ) -> tuple[tuple[MeshPiece, ...], ...]:
-    """What the rank may hold, by all that the layout may mean.
+    """Returns what the rank may hold, by all that the layout may mean.
 
     DTensors that FSDP2 made have another layout than those of distribute_tensor with the same placements, where sizes
     don't divide evenly. Mostly the shape tells which of the two it is, or it is the same for this rank.
@@ -160,7 +161,7 @@ def _readings(
 
 
 def _is_part_of_the_world(mesh_shape: Sequence[int]) -> bool:
-    """Whether there are ranks outside of the mesh, which may have the same tensor on meshes of their own."""
+    """Returns whether ranks outside of the mesh may have the same tensor on meshes of their own."""
     distributed: Any = sys.modules["torch.distributed"]
     return distributed.is_initialized() and math.prod(mesh_shape) < distributed.get_world_size()
 
@@ -168,15 +169,9 @@ def _is_part_of_the_world(mesh_shape: Sequence[int]) -> bool:
 _layout = functools.lru_cache(maxsize=4096)(layout_of)  # as `_readings`
 
 
-def _order(value: Any) -> tuple[int, ...] | None:
-    """The mesh dimensions in the order in which they shard, where the DTensor says that it isn't left to right."""
-    entries = getattr(value._spec, "shard_order", None)  # no public name says it; torch 2.11 has none at all
-    return None if entries is None else tuple(mesh_dim for entry in entries for mesh_dim in entry.mesh_dims)
-
-
 def _plain(local: torch.Tensor) -> torch.Tensor:
-    """The local tensor itself, when its bytes are there."""
-    pending = loaded("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+    """Returns the local tensor itself, when its bytes are there."""
+    pending = loaded(_compat.ASYNC_COLLECTIVES, "AsyncCollectiveTensor")
     if pending is not None and isinstance(local, pending):
         local = cast(Any, local).trigger_wait()
     return local.detach()
@@ -219,7 +214,7 @@ def _check_apart(what: str, shape: tuple[int, ...], held: tuple[Shard, ...]) -> 
 
 _READERS: tuple[tuple[str, str, Callable[[Any], ShardedLeaf]], ...] = (
     ("torch.distributed.tensor", "DTensor", _of_dtensor),
-    ("torch.distributed._shard.sharded_tensor", "ShardedTensor", _of_sharded_tensor),
+    (_compat.SHARDED_TENSORS, "ShardedTensor", _of_sharded_tensor),
 )
 
 
@@ -231,31 +226,29 @@ def _counts(name: str, values: Any) -> tuple[int, ...]:
 
 
 def _shard(what: str, shape: tuple[int, ...], offsets: tuple[int, ...], local: torch.Tensor) -> Shard:
-    """A part, which must lie within the whole."""
+    """Makes a part, which must lie within the whole."""
     sizes = tuple(local.shape)
-    fits = len(shape) == len(offsets) == len(sizes) and all(
-        0 <= start <= start + size <= total for start, size, total in zip(offsets, sizes, shape, strict=True)
-    )
-    if not fits:
+    box = Box(offsets, sizes)
+    if not box.fits(shape):
         raise UnsupportedValueError(
             f"a {what} of shape {sizes} at the offsets {offsets} does not lie within the whole, of shape {shape}; "
             "the three must have as many dimensions, and offset and size add up to at most the whole's size in each"
         )
-    return Shard(Box(offsets, sizes), _plain(local))
+    return Shard(box, _plain(local))
 
 
 # --- New memory for what a rank holds --------------------------------------------------------------------------------
 
 
 def allocate_like(value: Any) -> Any:
-    """A DTensor or TensorShard with the mesh and placements of `value`, whose own elements are yet to be written.
+    """Makes a DTensor or TensorShard with the mesh and placements of `value`, whose elements are yet to be written.
 
     It is a Parameter, and requires a gradient, if `value` is and does. No rank has to know of the others' doing so.
     """
     if isinstance(value, TensorShard):
         made = _empty(value.local)
         return TensorShard(_like(value.local, made), value.global_shape, value.offsets)
-    local = getattr(value, "_local_tensor", None)
+    local = _compat.local_tensor(value)
     if local is None:
         name = type(value).__qualname__
         raise UnsupportedValueError(f"like= can't allocate a {name}: allocate one, and fill it with out=")
@@ -273,5 +266,5 @@ def _like(value: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 
 
 def _empty(local: torch.Tensor) -> torch.Tensor:
-    """Dense: in the order of its strides, as `torch.empty_like` allocates."""
+    """Allocates as `torch.empty_like` does: dense, in the order of its strides."""
     return torch.empty_like(local, requires_grad=False).detach()

@@ -6,9 +6,9 @@ ranks         the steps of all ranks, and what they hear of each other
 drafts        who writes what, in which file       publishing    the parts of all ranks as one snapshot; leftovers
 planned       snapshots of which others say who writes what: checkpoints of torch.distributed.checkpoint
 stored        a snapshot that is there             reading       its tensors in memory
-mapped        its files, mapped: views             progress      a callback, or a bar
-manifest      what a snapshot says of itself       names         of tensors and files
-storage       where files lie, as an interface     file_storage  a folder of a file system
+mapped        its files, mapped: views             names         of tensors and files
+manifest      what a snapshot says of itself       file_storage  a folder of a file system
+storage       where files lie, as an interface; several reads or writes at once, and how far they are
 staging       tensors, copied into shared memory   writer        the process that writes them
 
 This door loads what is asked for: the writer's process comes through it too, and needs no torch.
@@ -20,6 +20,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from memstore._threads import between_forks
+from memstore._wording import offered
 
 if TYPE_CHECKING:
     from memstore.snapshot import drafts, file_storage, manifest, planned, publishing, staging, storage, stored
@@ -70,6 +71,7 @@ __all__ = [
     "storage",
     "stored",
 ]
+__dir__ = offered(__all__)
 
 
 if not TYPE_CHECKING:  # for a type checker any name would be there
@@ -81,7 +83,3 @@ if not TYPE_CHECKING:  # for a type checker any name would be there
             value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

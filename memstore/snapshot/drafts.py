@@ -1,7 +1,8 @@
 """Drafts: which rank writes which boxes of which tensors, in which file, under which names, and where in the file.
 
-In a take the ranks divide the bytes among themselves: `partition` says who writes what, `draft` makes a rank's files of
-it. In a planned snapshot the boxes come from outside: `write_boxes` drafts and writes them. Both use `draft_file`.
+In a take the ranks divide the bytes among themselves: `partition` says who writes what, and `draft` makes the files of
+a rank. In a planned snapshot a plan from outside says it: `write_boxes` makes one file of a rank's boxes. Both lay out
+a file with `draft_file` and write it with `FileDraft.write`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,27 +21,30 @@ import torch
 from memstore import _modes as modes
 from memstore.engine import SAFETENSORS_DTYPES, make_header
 from memstore.errors import ShardMismatchError, UnsupportedValueError
-from memstore.sharding import Box, whole
+from memstore.sharding import Box, Shard, narrow_to
 from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.manifest import ManifestBox, ManifestFile, ManifestValue
 from memstore.snapshot.names import file_name
 from memstore.snapshot.publishing import PartTensor, SnapshotPart, Take
-from memstore.snapshot.stateful import HeldTensor, State, cut
-from memstore.snapshot.storage import FilePart, LateBytes
+from memstore.snapshot.stateful import HeldTensor
+from memstore.snapshot.storage import Done, FilePart, LateBytes, Storage
 from memstore.snapshot.stored import check_cover
 from memstore.structure import DTYPE_NAMES, memory_of, traits, why_no_memory
 
 # --- Who writes what -------------------------------------------------------------------------------------------------
-# Who writes what: each box of a tensor once, the bytes balanced among the ranks that have it. Pure arithmetic.
-#
-# Every rank computes this from the same offers, and gets the same answer.
+# Each box of a tensor is written once, and the bytes are balanced among the ranks that have it. Every rank computes
+# this from the same offers, by pure arithmetic, and gets the same answer.
 
 
 SPLIT = 1 << 30  # bytes: a larger box that several ranks have is written by several
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor that several ranks may have (parts of), as one rank has it. `boxes`: offsets and shape of each."""
+    """A tensor that several ranks may have (parts of), as one rank has it.
+
+    Attributes:
+        boxes: the offsets and shape of each part.
+    """
 
     path: str
     dtype: str
@@ -57,7 +62,7 @@ class _BoxToWrite(NamedTuple):
 
 
 def lone_replicas(offers: Sequence[Sequence[Offer]]) -> set[str]:
-    """Paths of whole tensors that were said to be replicated, and that some ranks don't have: each keeps its own."""
+    """Returns the paths of tensors that were said to be replicated and that some ranks lack: each keeps its own."""
     counts = Counter(offer.path for mine in offers for offer in mine)
     whole_ones = {offer.path for mine in offers for offer in mine if not offer.is_sharded}
     sharded = {offer.path for mine in offers for offer in mine if offer.is_sharded}
@@ -68,10 +73,10 @@ Shares = list[dict[str, list[Box]]]  # for each rank the boxes that it writes, b
 
 
 def partition(own: Sequence[int], offers: Sequence[Sequence[Offer]]) -> Shares:
-    """Which boxes each rank writes.
+    """Returns which boxes each rank writes.
 
     Args:
-        own: for each rank the bytes that it writes anyway: of tensors that it alone has.
+        own: for each rank the bytes of tensors that it alone has, which it writes anyway.
         offers: for each rank the tensors that others may have, too.
 
     Raises:
@@ -99,7 +104,7 @@ class _MergedOffer(NamedTuple):
 
 
 def _merged(offers: Sequence[Sequence[Offer]]) -> Mapping[str, _MergedOffer]:
-    """By path, who has which boxes."""
+    """Returns by path which ranks have which boxes."""
     found: dict[str, _MergedOffer] = {}
     for rank, mine in enumerate(offers):
         for offer in mine:
@@ -116,7 +121,7 @@ def _merged(offers: Sequence[Sequence[Offer]]) -> Mapping[str, _MergedOffer]:
 
 
 def _boxes_to_write(merged: Mapping[str, _MergedOffer]) -> list[_BoxToWrite]:
-    """What is to be written, the largest first."""
+    """Returns the boxes that are to be written, the largest first."""
     items: list[_BoxToWrite] = []
     for path, (offer, _, holders) in merged.items():
         check_cover(path, offer.shape, list(holders))
@@ -129,7 +134,7 @@ def _boxes_to_write(merged: Mapping[str, _MergedOffer]) -> list[_BoxToWrite]:
 
 
 def _split(box: Box, itemsize: int, holders: int) -> list[Box]:
-    """Along the first dimension, where it is worth it."""
+    """Splits a large box that several ranks have along its first dimension."""
     nbytes = math.prod(box.shape) * itemsize
     if holders == 1 or nbytes <= SPLIT or not box.shape:
         return [box]
@@ -141,11 +146,121 @@ def _split(box: Box, itemsize: int, holders: int) -> list[Box]:
     ]
 
 
+# --- A file, before it is written ------------------------------------------------------------------------------------
+
+
+class DraftPiece(NamedTuple):
+    """A box of a tensor, which is one run of bytes in a file.
+
+    Attributes:
+        tensor: the number of the tensor in the caller's list.
+        box: which elements of the tensor the piece has.
+        elements: a tensor of just these elements; one without memory if `make` is given.
+        make: makes the bytes of the elements when they are written, in any thread.
+    """
+
+    tensor: int
+    box: Box
+    elements: torch.Tensor
+    make: Callable[[], Any] | None = None
+
+
+class FileDraft(NamedTuple):
+    """A file to be written: its header, then the elements of the pieces, in C order, one behind the other.
+
+    Attributes:
+        boxes: where each of the pieces lies, as the manifest has it.
+    """
+
+    name: str
+    header: bytes
+    pieces: Sequence[DraftPiece]
+    boxes: Sequence[ManifestBox]
+    size: int
+
+    def write(self, storage: Storage, *, durable: bool, checksum: bool, done: Done | None = None) -> ManifestFile:
+        """Writes the file, from the memory of the tensors where their elements lie in it as in the file.
+
+        Other elements are copied when their turn has come, so all copies together are never in memory.
+
+        Raises:
+            UnsupportedValueError: a tensor has no memory.
+            StoreFullError, OSError: as `Storage.write`.
+        """
+        for device in {piece.elements.device for piece in self.pieces if piece.elements.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()  # the writing threads have streams of their own
+        parts = [FilePart(0, self.header)]
+        with modes.put_aside():
+            for (_, _, elements, make), box in zip(self.pieces, self.boxes, strict=True):
+                lies_so = elements.is_cpu and elements.is_contiguous()
+                if make is None and lies_so and not elements.is_conj() and not elements.is_neg():
+                    parts.append(FilePart(box.offset, memory_of(elements)))
+                else:
+                    late = make or modes.put_aside()(partial(bytes_of, elements))
+                    parts.append(FilePart(box.offset, LateBytes(box.nbytes, late)))
+        sums = storage.write(self.name, self.size, parts, durable=durable, checksum=checksum, done=done)
+        return ManifestFile(self.name, self.size, sums)
+
+
+def draft_file(name: str, number: int, found: Sequence[tuple[str, DraftPiece]]) -> FileDraft:
+    """Lays out a file of these pieces. Wide elements come first, so each piece starts on a multiple of its own.
+
+    Args:
+        name: of the file.
+        number: the file's number, which its boxes have.
+        found: each piece, and its name in the file. A name that is taken gets a "~".
+    """
+    found = sorted(found, key=lambda entry: -entry[1].elements.itemsize)
+    entries: list[tuple[str, str, tuple[int, ...], int]] = []
+    labels = {"__metadata__"}  # safetensors' own
+    for label, piece in found:
+        while label in labels:
+            label += "~"
+        labels.add(label)
+        elements = piece.elements
+        dtype, nbytes = DTYPE_NAMES[elements.dtype], elements.numel() * elements.itemsize
+        if dtype in SAFETENSORS_DTYPES:
+            entries.append((label, dtype, tuple(elements.shape), nbytes))
+        else:
+            entries.append((label, "uint8", (nbytes,), nbytes))
+    header = make_header(entries)
+    boxes: list[ManifestBox] = []
+    at = len(header)
+    for (_, piece), (_, _, _, nbytes) in zip(found, entries, strict=True):
+        boxes.append(ManifestBox(number, at, nbytes, piece.box.offsets, piece.box.shape))
+        at += nbytes
+    return FileDraft(name, header, [piece for _, piece in found], boxes, at)
+
+
+def label_of(name: str, shape: tuple[int, ...], box: Box) -> str:
+    """Returns the name of a piece in its file: the tensor's, with the slices of the elements if they aren't all."""
+    if box.shape == shape:
+        return name
+    return name + "[" + ", ".join(f"{part.start}:{part.stop}" for part in box.slices) + "]"
+
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def bytes_of(tensor: torch.Tensor) -> Bytes:
+    """Returns the elements in C order, as bytes: the tensor's own memory, or a copy if they don't lie so there.
+
+    Raises UnsupportedValueError if the tensor has no memory.
+    """
+    reason = why_no_memory(tensor)
+    if reason is not None:
+        raise UnsupportedValueError(reason)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.device.type != "cpu" or not plain.is_contiguous():
+        plain = traits.copyable(plain).cpu().contiguous()
+    return memory_of(plain)
+
+
 # --- Files of a take -------------------------------------------------------------------------------------------------
 
 
 class Naming(NamedTuple):
-    """How the tensors of the one module in an app state are called in files, for readers of models.
+    """The names in files of the tensors of the one module in an app state, for readers of models.
 
     Attributes:
         key: of the module in the app state; None if there is none, or several.
@@ -156,38 +271,14 @@ class Naming(NamedTuple):
     prefix: str
 
     def name_in_model(self, tensor: HeldTensor) -> str:
-        """ "" for tensors of others."""
+        """Returns the name of a tensor of the module, "" for another tensor."""
         if self.key is None or not tensor.path.startswith(f"{self.key}/"):
             return ""
         return ".".join(map(str, tensor.parts)).removeprefix(self.prefix)
 
 
-class DraftPiece(NamedTuple):
-    """A box of a tensor, and the tensor that has just its elements."""
-
-    tensor: int  # its place in the list of this rank's tensors
-    box: Box
-    elements: torch.Tensor
-
-    @property
-    def nbytes(self) -> int:
-        return self.elements.numel() * self.elements.itemsize
-
-
-class FileDraft(NamedTuple):
-    """A file to be written: its header, then the elements of the pieces, in C order, one behind the other."""
-
-    name: str
-    header: bytes
-    pieces: tuple[DraftPiece, ...]
-
-    @property
-    def size(self) -> int:
-        return len(self.header) + sum(piece.nbytes for piece in self.pieces)
-
-
 def offers_of(tensors: list[HeldTensor], shared: set[str]) -> list[Offer]:
-    """What this rank has of the tensors that others may have, too."""
+    """Returns what this rank has of the tensors that others may have, too."""
     return [
         Offer(
             tensor.path,
@@ -203,100 +294,79 @@ def offers_of(tensors: list[HeldTensor], shared: set[str]) -> list[Offer]:
 
 
 def own_bytes(tensors: list[HeldTensor], shared: set[str]) -> int:
-    """The bytes that this rank writes in any case."""
-    return sum(
-        shard.local.numel() * shard.local.itemsize
-        for tensor in tensors
-        if tensor.path not in shared
-        for shard in tensor.shards
-    )
+    """Counts the bytes that this rank writes in any case."""
+    alone = [tensor.shards for tensor in tensors if tensor.path not in shared]
+    return sum(shard.local.numel() * shard.local.itemsize for shards in alone for shard in shards)
 
 
 def draft(
     take: Take,
     rank: int,
-    states: list[State],
+    values: Sequence[ManifestValue],
     tensors: list[HeldTensor],
     shared: set[str],
     shares: Shares,
     naming: Naming,
 ) -> tuple[SnapshotPart, list[FileDraft]]:
-    """What the rank writes, and what it says of that."""
-    pieces: dict[str, list[tuple[str, DraftPiece]]] = {"model": [], "state": []}
-    for i, tensor in enumerate(tensors):
-        own = naming.name_in_model(tensor)
-        boxes = shares[rank].get(tensor.path, []) if tensor.path in shared else [shard.box for shard in tensor.shards]
-        for box in boxes:
-            shard = next(shard for shard in tensor.shards if shard.box == box or shard.box.meet(box) == box)
-            elements = shard.local if shard.box == box else cut(shard, box)
-            label = label_of(own or tensor.path, tensor.shape, box)
-            pieces["model" if own else "state"].append((label, DraftPiece(i, box, elements)))
-    files: list[FileDraft] = []
-    stored: dict[int, list[ManifestBox]] = {}
-    for group, found in pieces.items():
-        if found:
-            name = file_name(group, rank, take.world_size, None if take.plain else take.id)
-            files.append(draft_file(name, found))
-            _add_boxes(stored, files[-1], len(files) - 1)
-    part_tensors = tuple(
-        PartTensor(
-            tensor.path,
-            DTYPE_NAMES[tensor.dtype],
-            tensor.shape,
-            tensor.path in shared,
-            naming.name_in_model(tensor),
-            tuple(stored.get(i, ())),
-        )
-        for i, tensor in enumerate(tensors)
-    )
-    values = tuple(ManifestValue(state.key, state.structure, state.objects, state.tensors) for state in states)
-    return SnapshotPart(
-        take, rank, tuple(ManifestFile(file.name, file.size) for file in files), part_tensors, values
-    ), files
-
-
-def label_of(name: str, shape: tuple[int, ...], box: Box) -> str:
-    """What a piece is called in its file: as its tensor, with the slices of its elements if they aren't all."""
-    if box == whole(shape):
-        return name
-    return name + "[" + ", ".join(f"{part.start}:{part.stop}" for part in box.slices) + "]"
-
-
-def draft_file(name: str, found: list[tuple[str, DraftPiece]]) -> FileDraft:
-    """A file of these pieces. Wide elements first, so that each tensor starts on a multiple of its own.
+    """Returns what the rank says of its part, and the files that it is to write.
 
     Args:
-        name: of the file.
-        found: each piece, and what it is called in the file.
+        shared: paths of the tensors that others may have, too.
+        shares: what `partition` says of these.
     """
-    found = sorted(found, key=lambda entry: -entry[1].elements.itemsize)
-    entries: list[tuple[str, str, tuple[int, ...], int]] = []
-    labels: set[str] = set()
-    for label, piece in found:
-        while label in labels or label == "__metadata__":
-            label += "~"
-        labels.add(label)
-        dtype = DTYPE_NAMES[piece.elements.dtype]
-        if dtype in SAFETENSORS_DTYPES:
-            entries.append((label, dtype, tuple(piece.elements.shape), piece.nbytes))
-        else:
-            entries.append((label, "uint8", (piece.nbytes,), piece.nbytes))
-    return FileDraft(name, make_header(entries), tuple(piece for _, piece in found))
+    model: list[tuple[str, DraftPiece]] = []
+    state: list[tuple[str, DraftPiece]] = []
+    names = [naming.name_in_model(tensor) for tensor in tensors]
+    for i, (tensor, own) in enumerate(zip(tensors, names, strict=True)):
+        boxes = shares[rank].get(tensor.path, ()) if tensor.path in shared else [shard.box for shard in tensor.shards]
+        for box in boxes:
+            label = label_of(own or tensor.path, tensor.shape, box)
+            (model if own else state).append((label, DraftPiece(i, box, _elements_of(tensor.shards, box))))
+    files: list[FileDraft] = []
+    for group, found in (("model", model), ("state", state)):
+        if found:
+            name = file_name(group, rank, take.world_size, None if take.plain else take.id)
+            files.append(draft_file(name, len(files), found))
+    return part_of(take, rank, values, tensors, files, shared, names), files
 
 
-def _add_boxes(stored: dict[int, list[ManifestBox]], file: FileDraft, index: int) -> None:
-    at = len(file.header)
-    for piece in file.pieces:
-        box = ManifestBox(index, at, piece.nbytes, piece.box.offsets, piece.box.shape)
-        stored.setdefault(piece.tensor, []).append(box)
-        at += piece.nbytes
+def _elements_of(shards: Sequence[Shard], box: Box) -> torch.Tensor:
+    """Returns a tensor of the elements of a box, which one of the shards has."""
+    for shard in shards:
+        if shard.box == box:
+            return shard.local
+    shard = next(shard for shard in shards if shard.box.meet(box) == box)
+    return narrow_to(shard.local, box.within(shard.box))
 
 
-# --- Files of a planned snapshot -------------------------------------------------------------------------------------
-# The boxes that one rank writes, as a file of a snapshot.
-#
-# What a box has is made when it is written, so that a tensor which is on a device, or lies otherwise than in its file,
-# is in memory a second time for a moment only.
+def part_of(
+    take: Take,
+    rank: int,
+    values: Sequence[ManifestValue],
+    tensors: Sequence[HeldTensor],
+    files: Sequence[FileDraft],
+    shared: set[str],
+    names: Sequence[str],
+) -> SnapshotPart:
+    """Returns what a rank says of its part; the sums of its files are missing until they are written.
+
+    Args:
+        names: of each tensor in the index for transformers; "" for a tensor that isn't in there.
+    """
+    boxes: list[list[ManifestBox]] = [[] for _ in tensors]
+    for file in files:
+        for piece, box in zip(file.pieces, file.boxes, strict=True):
+            boxes[piece.tensor].append(box)
+    told = tuple(
+        [
+            PartTensor(tensor.path, DTYPE_NAMES[tensor.dtype], tensor.shape, tensor.path in shared, name, tuple(here))
+            for tensor, name, here in zip(tensors, names, boxes, strict=True)
+        ]
+    )
+    return SnapshotPart(take, rank, tuple([ManifestFile(file.name, file.size) for file in files]), told, tuple(values))
+
+
+# --- The file of a rank in a planned snapshot ------------------------------------------------------------------------
 
 
 class PlannedBox(NamedTuple):
@@ -306,7 +376,7 @@ class PlannedBox(NamedTuple):
         path: of the tensor in the snapshot.
         dtype, shape: of the whole tensor.
         box: which elements the part has.
-        make: makes a tensor of just these; called once, by one thread at a time, which need not be the caller's.
+        make: makes a tensor of just these. It is called once, in any thread, and in one thread at a time.
     """
 
     path: str
@@ -321,11 +391,12 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
     Attributes:
         save: the id of the save that it is a part of.
+        file: None if no box has elements.
         boxes: one for each box that was planned; None where that has no elements. `file` is 0 in all of them.
     """
 
     save: str
-    file: ManifestFile | None  # None: no box has elements
+    file: ManifestFile | None
     boxes: tuple[ManifestBox | None, ...]
 
 
@@ -341,73 +412,45 @@ def write_boxes(
 ) -> WrittenFile:
     """Writes a file of the boxes into the folder, which is there. If it fails, the file is gone again.
 
+    The elements of a box are made when they are written. So a tensor that is on a device, or lies otherwise than in its
+    file, is in memory a second time for a moment only.
+
     Raises:
         UnsupportedValueError: a dtype that can't be stored.
         ShardMismatchError: a tensor that was made is of another shape than its box.
         AlreadyExistsError: this rank has written for this save already.
-        StoreFullError, OSError: as `FileStorage.write`.
+        StoreFullError, OSError: as `Storage.write`.
     """
-    held = [(i, one) for i, one in enumerate(planned) if not one.box.is_empty]
-    if not held:
-        return WrittenFile(save, None, (None,) * len(planned))
-    pieces = [(label_of(one.path, one.shape, one.box), DraftPiece(i, one.box, _shown(one))) for i, one in held]
-    draft = draft_file(file_name("state", rank, world_size, save), pieces)
     lock = threading.Lock()
-    parts = [FilePart(0, draft.header)]
+    found: list[tuple[str, DraftPiece]] = []
+    for i, one in enumerate(planned):
+        if one.box.is_empty:
+            continue
+        if one.dtype not in DTYPE_NAMES:
+            raise UnsupportedValueError(f"{one.path}: a tensor of {one.dtype} can't be stored")
+        elements = torch.empty(one.box.shape, dtype=one.dtype, device="meta")
+        piece = DraftPiece(i, one.box, elements, partial(_make_bytes, one, lock))
+        found.append((label_of(one.path, one.shape, one.box), piece))
+    if not found:
+        return WrittenFile(save, None, (None,) * len(planned))
+    file = draft_file(file_name("state", rank, world_size, save), 0, found)
+    written = file.write(FileStorage(path), durable=durable, checksum=checksum)
     boxes: list[ManifestBox | None] = [None] * len(planned)
-    at = len(draft.header)
-    for piece in draft.pieces:
-        parts.append(FilePart(at, LateBytes(piece.nbytes, _Making(planned[piece.tensor], lock))))
-        boxes[piece.tensor] = ManifestBox(0, at, piece.nbytes, piece.box.offsets, piece.box.shape)
-        at += piece.nbytes
-    storage = FileStorage(path)
-    sums = storage.write(draft.name, draft.size, parts, durable=durable, checksum=checksum)
-    return WrittenFile(save, ManifestFile(draft.name, draft.size, sums), tuple(boxes))
+    for piece, box in zip(file.pieces, file.boxes, strict=True):
+        boxes[piece.tensor] = box
+    return WrittenFile(save, written, tuple(boxes))
 
 
-def _shown(planned: PlannedBox) -> torch.Tensor:
-    """What has the dtype and the shape of the box, and no memory."""
-    if planned.dtype not in DTYPE_NAMES:
-        raise UnsupportedValueError(f"{planned.path}: a tensor of {planned.dtype} can't be stored")
-    return torch.empty(planned.box.shape, dtype=planned.dtype, device="meta")
-
-
-class _Making:
-    """The bytes of a box, once they are wanted. The lock is that of all boxes: tensors are made one at a time."""
-
-    def __init__(self, planned: PlannedBox, lock: threading.Lock) -> None:
-        self._planned, self._lock = planned, lock
-
-    def __call__(self) -> Any:
-        planned = self._planned
-        with modes.put_aside(), torch.no_grad():
-            with self._lock:
-                made = planned.make().detach()
-            if made.shape != planned.box.shape:
-                raise ShardMismatchError(
-                    f"{planned.path}: the plan has a part of shape {list(planned.box.shape)}, and the tensor for it is "
-                    f"of shape {list(made.shape)}"
-                )
-            if made.layout is not torch.strided:
-                raise UnsupportedValueError(f"{planned.path}: a tensor whose layout is {made.layout} can't be stored")
-            return bytes_of(made if made.dtype == planned.dtype else made.to(planned.dtype))
-
-
-# --- Bytes of a tensor -----------------------------------------------------------------------------------------------
-
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-def bytes_of(tensor: torch.Tensor) -> Bytes:
-    """The elements in C order, as bytes: the tensor's own memory, or a copy if they don't lie so there.
-
-    Raises UnsupportedValueError if it has no memory.
-    """
-    reason = why_no_memory(tensor)
-    if reason is not None:
-        raise UnsupportedValueError(reason)
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.device.type != "cpu" or not plain.is_contiguous():
-        plain = traits.copyable(plain).cpu().contiguous()
-    return memory_of(plain)
+def _make_bytes(planned: PlannedBox, lock: threading.Lock) -> Bytes:
+    """Makes the tensor of a box, and returns its bytes. The lock is that of all boxes."""
+    with modes.put_aside(), torch.no_grad():
+        with lock:
+            made = planned.make().detach()
+        if made.shape != planned.box.shape:
+            raise ShardMismatchError(
+                f"{planned.path}: the plan has a part of shape {list(planned.box.shape)}, and the tensor for it is "
+                f"of shape {list(made.shape)}"
+            )
+        if made.layout is not torch.strided:
+            raise UnsupportedValueError(f"{planned.path}: a tensor whose layout is {made.layout} can't be stored")
+        return bytes_of(made if made.dtype == planned.dtype else made.to(planned.dtype))

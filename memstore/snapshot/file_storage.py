@@ -51,13 +51,13 @@ from memstore.snapshot.storage import (
     in_parallel,
     new_sum,
     new_unfinished_name,
-    size_of,
 )
 
 # --- The folder ------------------------------------------------------------------------------------------------------
 
 
 _JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
+_PATIENCE, _PAUSE = 60.0, 0.01  # seconds for the lock of a folder, and between two looks
 
 
 class FileStorage:
@@ -78,7 +78,8 @@ class FileStorage:
         try:
             with file_errors(self.path):
                 self._folder = OwnedFile(os.path.join(self.path, "."), os.O_RDONLY | os.O_DIRECTORY)
-                self._in_memory = is_in_memory(f"/proc/self/fd/{self._folder.fd}")
+                self._fd = self._folder.fd
+                self._in_memory = is_in_memory(f"/proc/self/fd/{self._fd}")
         except (FileNotFoundError, NotADirectoryError):
             raise NotAStoreError(f"{self.path} is no folder") from None
 
@@ -114,9 +115,9 @@ class FileStorage:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the folder that was opened has been removed, whatever its path has now."""
+        """Returns whether the folder that was opened has been removed, whatever its path has now."""
         try:
-            return os.fstat(self._folder.fd).st_nlink == 0
+            return os.fstat(self._fd).st_nlink == 0
         except OSError as error:
             return error.errno == errno.ESTALE  # as NFS says it
 
@@ -130,56 +131,48 @@ class FileStorage:
         checksum: bool = False,
         done: Done | None = None,
     ) -> bytes:
+        path = self._path_of(name)
         runs = snapshot_storage.runs_of(parts)
         check_runs(runs, size)
-        with self._new_file(name) as file:
-            syscalls.truncate(file.fd, size)
-            with self._mapped(file, size) as memory:
-                new = FileBeingWritten(file, memory, durable=durable)
+        with file_errors(path), self._new_file(path) as fd:
+            syscalls.truncate(fd, size)
+            memory = None
+            try:
+                if size >= syscalls.HUGE_PAGE and self._in_memory:
+                    # Huge pages are filled in a third of the time that writes take: writes allocate small pages one by
+                    # one, under a lock of the file.
+                    memory = SharedMemory(fd=os.dup(fd))
+                    memory.keep_from_children()
+                new = FileBeingWritten(fd, memory, durable=durable)
                 sums = in_parallel(partial(write_run, new, checksum=checksum), runs, _counting(done))
+            finally:
+                if memory is not None:
+                    memory.leave()  # whatever refers to it: an error's traceback would keep the pages of a removed file
             if durable:
-                syscalls.sync(file.fd)
+                syscalls.sync(fd)
         return b"".join(sums)
 
     @contextlib.contextmanager
-    def _mapped(self, file: OwnedFile, size: int) -> Generator[SharedMemory | None]:
-        """A new file in memory, whose huge pages are filled in a third of the time that writes take.
-
-        Writes allocate small pages one by one, under a lock of the file.
-        """
-        if size < syscalls.HUGE_PAGE or not self._in_memory:
-            yield None
-            return
-        memory = SharedMemory(fd=os.dup(file.fd))
+    def _new_file(self, path: str) -> Generator[int]:
+        """Makes a file and gives its descriptor. If the block fails, the file is removed again."""
         try:
-            memory.keep_from_children()
-            yield memory
+            file = OwnedFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._mode, self._fd)
+        except FileExistsError:
+            raise AlreadyExistsError(f"{path} exists: nothing was written") from None
+        try:
+            yield file.fd
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                syscalls.unlink(path, self._fd)
+            raise
         finally:
-            memory.leave()  # whatever still refers to it: an error's traceback would keep the pages of a removed file
-
-    @contextlib.contextmanager
-    def _new_file(self, name: str) -> Generator[OwnedFile]:
-        """A file that is removed again if the block fails."""
-        path = self._path_of(name)
-        with file_errors(path):
-            try:
-                file = OwnedFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._mode, self._folder.fd)
-            except FileExistsError:
-                raise AlreadyExistsError(f"{path} exists: nothing was written") from None
-            try:
-                yield file
-            except BaseException:
-                with contextlib.suppress(OSError):  # the first error is the one to tell
-                    syscalls.unlink(path, self._folder.fd)
-                raise
-            finally:
-                file.close()
+            file.close()
 
     def read(
         self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
     ) -> None:
         path = self._path_of(name)
-        with self._opened(path) as (file, size):
+        with self._opened(path) as (fd, size):
             if sums is None:
                 runs = snapshot_storage.runs_of(parts, join=_JOINED)
             else:
@@ -187,14 +180,14 @@ class FileStorage:
                 runs = snapshot_storage.whole_chunks(parts, size)
             if runs and runs[-1].end > size:
                 raise damaged(path, f"it has {size:,} bytes, and those up to {runs[-1].end:,} were to be read")
-            in_parallel(partial(read_run, file, path, sums=sums), runs, _counting(done))
+            in_parallel(partial(read_run, fd, path, sums=sums), runs, _counting(done))
 
     @contextlib.contextmanager
-    def _opened(self, path: str) -> Generator[tuple[OwnedFile, int]]:
-        """A regular file, for reading, and its size."""
+    def _opened(self, path: str) -> Generator[tuple[int, int]]:
+        """Opens a regular file for reading, and gives its descriptor and its size."""
         try:
             with file_errors(path):
-                file = OwnedFile(path, os.O_RDONLY, dir_fd=self._folder.fd)
+                file = OwnedFile(path, os.O_RDONLY, dir_fd=self._fd)
         except FileNotFoundError:
             raise damaged(path, "the file is missing") from None
         except OSError as error:
@@ -202,11 +195,12 @@ class FileStorage:
                 raise damaged(path, "it is a link or a socket, and no regular file") from None
             raise
         try:
-            found = syscalls.status(file.fd)
+            fd = file.fd
+            found = syscalls.status(fd)
             if not stat.S_ISREG(found.st_mode):
                 raise damaged(path, "it is no regular file")
             with file_errors(path):
-                yield file, found.st_size
+                yield fd, found.st_size
         finally:
             file.close()
 
@@ -214,17 +208,17 @@ class FileStorage:
         path = self._path_of(name)
         if not self._exists(path):
             raise KeyNotFoundError(f"{path} is missing")
-        with self._opened(path) as (file, size):
+        with self._opened(path) as (fd, size):
             if size > limit:
                 raise damaged(path, f"it has {size:,} bytes, and {limit:,} are the most that such a file may have")
             data = bytearray(size)
-            if syscalls.read_parts_at(file.fd, [memoryview(data)], 0) < size:
+            if syscalls.read_parts_at(fd, [memoryview(data)], 0) < size:
                 raise damaged(path, f"it became shorter than {size:,} bytes while it was read")
             return bytes(data)
 
     def publish(self, name: str, data: bytes, *, durable: bool) -> None:
         path = self._path_of(name)
-        folder = self._folder.fd
+        folder = self._fd
         with file_errors(path):
             if self._exists(path):
                 raise AlreadyExistsError(f"{path} exists: nothing was written")
@@ -239,7 +233,7 @@ class FileStorage:
 
     def replace(self, name: str, data: bytes, *, durable: bool) -> None:
         path = self._path_of(name)
-        folder = self._folder.fd
+        folder = self._fd
         with file_errors(path):
             beside = self._write_beside(data, durable=durable)
             try:
@@ -252,24 +246,34 @@ class FileStorage:
                 syscalls.sync(folder)
 
     def _write_beside(self, data: bytes, *, durable: bool) -> str:
-        """Steps 1 and 2. Returns the first name."""
+        """Takes the steps 1 and 2. Returns the first name."""
         beside = new_unfinished_name()
-        with self._new_file(beside) as file:
-            syscalls.write_at(file.fd, data, 0)
+        path = f"{self.path}/{beside}"
+        with file_errors(path), self._new_file(path) as fd:
+            syscalls.write_at(fd, data, 0)
             if durable:
-                syscalls.sync(file.fd)
-                syscalls.sync(self._folder.fd)
+                syscalls.sync(fd)
+                syscalls.sync(self._fd)
         return beside
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None]:
-        """While the block runs, no other process is in such a block of this folder. The dead are in none.
+        """Keeps other processes out of such a block of this folder while the block runs. The dead are in none.
 
         Raises:
             StoreTimeoutError: another process is in one for a minute.
         """
-        with lock_folder(self.path):
+        with file_errors(self.path):
+            folder = OwnedFile(os.path.join(self.path, "."), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            deadline = time.monotonic() + _PATIENCE
+            while not _locked(partial(syscalls.lock_exclusive, folder.fd), without_locks=True):
+                if time.monotonic() > deadline:
+                    raise StoreTimeoutError(f"{self.path} is locked by another process for {_PATIENCE:g} s")
+                time.sleep(_PAUSE)
             yield
+        finally:
+            folder.close()
 
     def keep(self, name: str) -> OwnedFile | None:
         """Marks a file as one that this process needs, until what is returned is closed, or the process dies.
@@ -279,20 +283,41 @@ class FileStorage:
         Returns:
             None if there is no such file (any more).
         """
-        return keep_file(self._path_of(name), self._folder.fd)
+        path = self._path_of(name)
+        try:
+            file = LockFile(path, os.O_RDWR, dir_fd=self._fd)  # a forked child closes its copy
+        except FileNotFoundError:
+            return None
+        # Without locks it is kept as far as that goes: `unless_kept` takes every file for one that somebody keeps.
+        if _locked(partial(syscalls.lock_shared, file.fd), without_locks=True):
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+                if os.path.samestat(found, os.fstat(file.fd)):  # who removes a file does so under its lock
+                    return file
+        file.close()
+        return None
 
     @contextlib.contextmanager
     def unless_kept(self, name: str) -> Generator[bool]:
         """Gives whether nobody keeps a file, and while the block runs, nobody can."""
-        with file_unless_kept(self._path_of(name), self._folder.fd) as is_free:
-            yield is_free
+        try:
+            file = LockFile(self._path_of(name), os.O_RDWR, dir_fd=self._fd)
+        except FileNotFoundError:
+            yield False
+            return
+        try:
+            yield _locked(file.lock, without_locks=False)
+        finally:
+            file.close()
 
     def _link(self, beside: str, name: str, path: str) -> None:
-        folder = self._folder.fd
+        folder = self._fd
         try:
             syscalls.link(beside, name, folder)
         except FileExistsError:
-            if not _is_same(beside, name, folder):  # over NFS, a call that succeeded may be sent again
+            ours = os.stat(beside, dir_fd=folder, follow_symlinks=False)
+            theirs = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if not os.path.samestat(ours, theirs):  # over NFS, a call that succeeded may be sent again
                 raise AlreadyExistsError(f"{path} was made by somebody else meanwhile") from None
         except FileNotFoundError:  # so does a take once it is published, with what others have not finished
             text = f"{path}: another take to this folder was first, and removed what this one was about to publish"
@@ -313,32 +338,41 @@ class FileStorage:
             return size
 
     def names(self) -> list[str]:
-        return sorted(os.listdir(self._folder.fd))
+        return sorted(os.listdir(self._fd))
 
     def remove(self, name: str) -> None:
         path = self._path_of(name)
         with file_errors(path), contextlib.suppress(FileNotFoundError):
-            syscalls.unlink(path, self._folder.fd)
+            syscalls.unlink(path, self._fd)
 
     def _path_of(self, name: str) -> str:
         return f"{self.path}/{check_name(name)}"
 
     def _exists(self, path: str) -> bool:
         try:
-            os.stat(os.path.basename(path), dir_fd=self._folder.fd, follow_symlinks=False)
+            os.stat(path[len(self.path) + 1 :], dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True
 
 
-def _counting(done: Done | None) -> Callable[[snapshot_storage.ChunkRun], None]:
+def _locked(lock: Callable[[], bool], *, without_locks: bool) -> bool:
+    """Takes a lock (flock), which is gone when its process dies, and returns whether that succeeded.
+
+    Args:
+        without_locks: what to return where the file system has no locks; over NFS they want a file that is open for
+            writing.
+    """
+    try:
+        return lock()
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF):
+            return without_locks
+        raise
+
+
+def _counting(done: Done | None) -> Callable[[ChunkRun], None]:
     return (lambda _: None) if done is None else lambda run: done(run.nbytes)
-
-
-def _is_same(one: str, other: str, folder: int) -> bool:
-    return os.path.samestat(
-        os.stat(one, dir_fd=folder, follow_symlinks=False), os.stat(other, dir_fd=folder, follow_symlinks=False)
-    )
 
 
 # --- Runs of bytes, from memory to a file or back --------------------------------------------------------------------
@@ -361,20 +395,13 @@ class FileBeingWritten:
     """A file that is being written.
 
     Args:
-        memory: all of it, mapped, if it is a file in memory.
-
-    Attributes:
+        fd: its descriptor.
+        memory: all of it, mapped, if it is a large file in memory.
         durable: whether it is going to be synced.
     """
 
-    def __init__(self, file: OwnedFile, memory: SharedMemory | None, *, durable: bool) -> None:
-        self.file, self.durable = file, durable
-        self._memory = memory
-
-    def huge_pages(self, start: int, stop: int) -> memoryview:
-        """A run of it, as far as the kernel has huge pages that cost no more than small ones."""
-        memory = self._memory
-        return memoryview(b"") if memory is None else memory.bytes[start : memory.allocate_huge(start, stop)]
+    def __init__(self, fd: int, memory: SharedMemory | None, *, durable: bool) -> None:
+        self.fd, self.memory, self.durable = fd, memory, durable
 
 
 def write_run(new: FileBeingWritten, run: ChunkRun, *, checksum: bool) -> bytes:
@@ -383,7 +410,9 @@ def write_run(new: FileBeingWritten, run: ChunkRun, *, checksum: bool) -> bytes:
     For that, what is summed is a copy of each step, which stays in the processor's cache.
     """
     hasher = new_sum() if checksum else None
-    memory = new.huge_pages(run.offset, run.end)
+    memory = memoryview(b"")  # of the run, as far as the kernel has huge pages that cost no more than small ones
+    if new.memory is not None:
+        memory = new.memory.bytes[run.offset : new.memory.allocate_huge(run.offset, run.end)]
     for offset, pieces in _steps(run):
         start, stop = offset - run.offset, offset - run.offset + sum(map(len, pieces))
         if stop <= len(memory):
@@ -394,14 +423,14 @@ def write_run(new: FileBeingWritten, run: ChunkRun, *, checksum: bool) -> bytes:
         if hasher is not None:
             pieces = [memoryview(b"".join(pieces))]
             hasher.update(pieces[0])
-        syscalls.write_parts_at(new.file.fd, pieces, offset)
+        syscalls.write_parts_at(new.fd, pieces, offset)
     if new.durable:
-        syscalls.start_sync(new.file.fd, run.offset, run.nbytes)
+        syscalls.start_sync(new.fd, run.offset, run.nbytes)
     return hasher.digest() if hasher is not None else b""
 
 
 def _copy_pieces(pieces: Sequence[memoryview], target: memoryview) -> None:
-    """Other threads run meanwhile, but for memory that is read-only, which is a header as a rule."""
+    """Copies the pieces. Other threads run meanwhile, but for read-only memory, which is a header as a rule."""
     start = 0
     for piece in pieces:
         place = target[start : start + len(piece)]
@@ -412,11 +441,13 @@ def _copy_pieces(pieces: Sequence[memoryview], target: memoryview) -> None:
         start += len(piece)
 
 
-def read_run(file: OwnedFile, path: str, run: ChunkRun, *, sums: bytes | None) -> None:
+def read_run(fd: int, path: str, run: ChunkRun, *, sums: bytes | None) -> None:
     """Reads a run; with sums, it is a whole chunk and is compared with its own."""
     hasher = new_sum()
     for offset, pieces in _steps(run):
-        _read(file, path, offset, pieces)
+        count = syscalls.read_parts_at(fd, pieces, offset)
+        if count < sum(map(len, pieces)):
+            raise damaged(path, f"it ends at {offset + count:,}, and was longer a moment ago")
         for piece in pieces if sums is not None else ():
             hasher.update(piece)
     if sums is None:
@@ -426,22 +457,16 @@ def read_run(file: OwnedFile, path: str, run: ChunkRun, *, sums: bytes | None) -
         raise damaged(path, f"bytes {run.offset:,} to {run.end:,} (chunk {chunk}) don't fit their checksum")
 
 
-def _read(file: OwnedFile, path: str, offset: int, pieces: Sequence[memoryview]) -> None:
-    count = syscalls.read_parts_at(file.fd, pieces, offset)
-    if count < sum(map(len, pieces)):
-        raise damaged(path, f"it ends at {offset + count:,}, and was longer a moment ago")
-
-
 def _steps(run: ChunkRun) -> Iterator[tuple[int, list[memoryview]]]:
-    """A run in pieces that are summed while they are in the processor's cache: where they start in the file.
+    """Yields a run in pieces that are summed while they are in the processor's cache, with their offset in the file.
 
-    What nobody wants goes to memory that all steps share.
+    Bytes that nobody wants go to memory that all steps share.
     """
     gaps = [piece for piece in run.pieces if isinstance(piece, int)]
     scratch = memoryview(bytearray(min(sum(gaps), 2 * _STEP)))
     offset, pieces, nbytes, used = run.offset, list[memoryview](), 0, 0
     for whole in run.pieces:
-        size = size_of(whole)
+        size = whole if isinstance(whole, int) else len(whole)
         if isinstance(whole, LatePiece):
             whole = whole.source.take(whole.start, whole.stop)
         for start in range(0, size, _STEP):
@@ -466,91 +491,8 @@ def check_sums(path: str, size: int, sums: bytes) -> None:
 
 
 def damaged(path: str, detail: str) -> CorruptionError:
-    """An error that names the file."""
+    """Returns an error that names the file."""
     return CorruptionError(path=path, detail=detail)
-
-
-# --- Locks -----------------------------------------------------------------------------------------------------------
-# Locks of a folder and of files in it (flock). Those of a process that has died are gone with it.
-
-
-_PATIENCE, _PAUSE = 60.0, 0.01  # seconds for a lock, and between two looks
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
-
-
-@contextlib.contextmanager
-def lock_folder(path: str) -> Generator[None]:
-    """As `FileStorage.alone`."""
-    with file_errors(path):
-        folder = OwnedFile(os.path.join(path, "."), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        deadline = time.monotonic() + _PATIENCE
-        while not _locked(folder):
-            if time.monotonic() > deadline:
-                raise StoreTimeoutError(f"{path} is locked by another process for {_PATIENCE:g} s")
-            time.sleep(_PAUSE)
-        yield
-    finally:
-        folder.close()
-
-
-def _locked(folder: OwnedFile) -> bool:
-    try:
-        return syscalls.lock_exclusive(folder.fd)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return True  # the file system has no such locks; over NFS they want a file that is open for writing
-        raise
-
-
-def keep_file(path: str, folder: int) -> LockFile | None:
-    """As `FileStorage.keep`."""
-    try:
-        file = LockFile(path, os.O_RDWR, dir_fd=folder)  # a forked child closes its copy
-    except FileNotFoundError:
-        return None
-    try:
-        is_kept = syscalls.lock_shared(file.fd)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        is_kept = True  # as far as that goes: `is_kept` takes every file for one that somebody keeps
-    if is_kept and _is_there(file, path, folder):
-        return file
-    file.close()
-    return None
-
-
-@contextlib.contextmanager
-def file_unless_kept(path: str, folder: int) -> Generator[bool]:
-    """As `FileStorage.unless_kept`."""
-    try:
-        file = LockFile(path, os.O_RDWR, dir_fd=folder)
-    except FileNotFoundError:
-        yield False
-        return
-    try:
-        yield _is_free(file)
-    finally:
-        file.close()
-
-
-def _is_free(file: LockFile) -> bool:
-    try:
-        return file.lock()
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return False
-        raise
-
-
-def _is_there(file: OwnedFile, path: str, folder: int) -> bool:
-    """Whether this is still what the path names: who removes a file does so under its lock."""
-    try:
-        found = os.stat(os.path.basename(path), dir_fd=folder, follow_symlinks=False)
-        return os.path.samestat(found, os.fstat(file.fd))
-    except FileNotFoundError:
-        return False
 
 
 # --- What the file system refuses, as memstore's errors --------------------------------------------------------------
@@ -558,7 +500,7 @@ def _is_there(file: OwnedFile, path: str, folder: int) -> bool:
 
 @contextlib.contextmanager
 def file_errors(path: str) -> Generator[None]:
-    """Turns OSErrors that a caller can do something about into typed ones that name `path`; others get it as well."""
+    """Turns OSErrors that a caller can do something about into typed ones that name `path`. Others get it as well."""
     try:
         yield
     except MemstoreError:

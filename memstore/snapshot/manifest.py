@@ -79,7 +79,7 @@ class ManifestValue(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields
 
     @property
     def manifest_bytes(self) -> int:
-        """About how much of a manifest it takes, where bytes are in base64."""
+        """Returns about how much of a manifest it takes, where bytes are in base64."""
         return (len(self.structure) + len(self.objects)) * 4 // 3
 
 
@@ -97,7 +97,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def nbytes(self) -> int:
-        """Of the files."""
+        """Returns the size of all files."""
         return sum(file.size for file in self.files)
 
 
@@ -123,7 +123,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def _has_many_objects(text: bytes | bytearray) -> bool:
-    """Whether these are more than ranks, files and tensors have: empty ones take 25 times their text in memory."""
+    """Returns whether there are more objects than ranks, files and tensors: empty ones take 25 times their text."""
     return text.count(b"{") > MOST_RANKS + len(text) // 8
 
 
@@ -139,7 +139,7 @@ def check_length(nbytes: int, values: Iterable[ManifestValue]) -> None:
 
 
 def read_manifest(path: str, text: bytes | bytearray) -> Manifest:
-    """The manifest of the snapshot at `path`.
+    """Returns the manifest of the snapshot at `path`.
 
     Raises:
         CorruptionError: it is damaged, or no take wrote it.
@@ -187,7 +187,7 @@ def refuse_two(path: str, folder: str | None = None) -> None:
 
 
 def load_manifest(path: str) -> Manifest:
-    """The manifest of the snapshot in a folder.
+    """Returns the manifest of the snapshot in a folder.
 
     Raises:
         CorruptionError, FormatVersionError: as `read_manifest`.
@@ -210,7 +210,7 @@ def load_manifest(path: str) -> Manifest:
 
 
 def _checksum(text: bytes | bytearray, at: int) -> bytes:
-    """Of a manifest, with zeros where its own is."""
+    """Returns the checksum of a manifest, computed with zeros where its own is."""
     hasher = xxhash.xxh3_64()
     for piece in (memoryview(text)[:at], _NO_SUM, memoryview(text)[at + len(_NO_SUM) :]):
         hasher.update(piece)
@@ -218,7 +218,7 @@ def _checksum(text: bytes | bytearray, at: int) -> bytes:
 
 
 def _decode(path: str, text: bytes | bytearray, start: int) -> Manifest:
-    """What stands behind the version and the checksum."""
+    """Decodes all that stands behind the version and the checksum."""
     rest = bytearray(memoryview(text)[start - 1 :])
     rest[:1] = b"{"
     if _has_many_objects(rest):
@@ -235,7 +235,7 @@ def _decode(path: str, text: bytes | bytearray, start: int) -> Manifest:
 
 
 def _texts(manifest: Manifest) -> list[str]:
-    """All that may have colons."""
+    """Returns all texts that may have colons."""
     return [
         *(manifest.id, manifest.writer),
         *[file.name for file in manifest.files],
@@ -247,7 +247,7 @@ def _texts(manifest: Manifest) -> list[str]:
 
 
 def _count_fields(manifest: Manifest) -> int:
-    """How many names the objects of its JSON have."""
+    """Returns how many names the objects of its JSON have."""
     fields = len(manifest.__struct_fields__) + sum(map(len, manifest.ranks))
     for structs in (manifest.files, manifest.tensors, manifest.values):
         fields += len(structs) * len(structs[0].__struct_fields__) if structs else 0
@@ -316,7 +316,7 @@ def _check_files(files: tuple[ManifestFile, ...]) -> None:
 
 
 def _is_in_one_box(tensor: ManifestTensor, files: tuple[ManifestFile, ...]) -> bool:
-    """Whether all is right with a tensor that is one box, as most are: as `_check_tensor`, in a fifth of the time."""
+    """Returns whether all is right with a tensor of one box, as most are, in a fifth of `_check_tensor`'s time."""
     if len(tensor.boxes) != 1:
         return False
     box, shape, itemsize = tensor.boxes[0], tensor.shape, ELEMENT_SIZES.get(tensor.dtype)

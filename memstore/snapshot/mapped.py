@@ -34,9 +34,9 @@ from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueErro
 from memstore.sharding import Box, StoredBox
 from memstore.snapshot.manifest import ManifestTensor
 from memstore.snapshot.names import rank_of
-from memstore.snapshot.progress import SILENT
 from memstore.snapshot.reading import ReadRequest, new_target, read_into
 from memstore.snapshot.restore import state_dict_of
+from memstore.snapshot.storage import SILENT
 from memstore.snapshot.stored import Stored, Value
 from memstore.structure import DTYPES, ExternalValue, count, over, traits
 from memstore.view import Memory, Source, StoredTensor, lazy_leaf
@@ -45,7 +45,7 @@ from memstore.view import Memory, Source, StoredTensor, lazy_leaf
 
 
 def describe_snapshot(key: str, path: str | os.PathLike[str], format: object, *, allow_pickle: bool) -> Content:
-    """What a record says of rank 0's state dicts, which lie in the files of a snapshot.
+    """Describes rank 0's state dicts, which lie in the files of a snapshot, for a record.
 
     Args:
         key: for errors.
@@ -76,7 +76,7 @@ def describe_snapshot(key: str, path: str | os.PathLike[str], format: object, *,
 
 
 def load_snapshot(key: str, path: str | os.PathLike[str], format: object, *, allow_pickle: bool) -> Any:
-    """Rank 0's state dicts in new memory, compared with their checksums."""
+    """Reads rank 0's state dicts into new memory, and compares them with their checksums."""
     try:
         stored = Stored(os.path.abspath(path))
         values = _values(stored, 0)
@@ -88,7 +88,7 @@ def load_snapshot(key: str, path: str | os.PathLike[str], format: object, *, all
 
 @modes.put_aside()
 def view(stored: Stored, rank: int, *, allow_pickle: bool) -> dict[str, Any]:
-    """As `Snapshot.view`."""
+    """Returns the state dicts of a rank with lazy leaves; see `Snapshot.view`."""
     values = _values(stored, rank)
     places = MappedPlaces(stored, [tensor for value in values for tensor in value.tensors])
     source = MappedFiles(stored.path, places.files)
@@ -100,7 +100,7 @@ def view(stored: Stored, rank: int, *, allow_pickle: bool) -> dict[str, Any]:
 
 
 def _lazy_leaves(stored: Stored, value: Value, places: MappedPlaces, source: MappedFiles) -> list[torch.Tensor]:
-    """Lazy ones, and plain ones where a container looks into its leaves (jagged, quantized, numpy arrays)."""
+    """Returns lazy leaves, and plain ones where a container looks into them (jagged, quantized, numpy arrays)."""
     leaves: list[torch.Tensor] = []
     plan, loaded = value.plan, value.plan.loaded
     for i, (tensor, leaf, kind) in enumerate(zip(value.tensors, plan.leaves, plan.traits, strict=True)):
@@ -136,7 +136,7 @@ def _values(stored: Stored, rank: int) -> list[Value]:
 
 
 class MappedPlaces:
-    """Where the tensors of a snapshot lie in the range of addresses that their files are mapped to.
+    """The places of tensors in the range of addresses that the files of a snapshot are mapped to.
 
     Args:
         tensors: whose files are needed.
@@ -182,7 +182,7 @@ class MappedPlaces:
         )
 
     def with_room(self, tensors: Sequence[ManifestTensor]) -> tuple[list[int], dict[int, tuple[StoredBox, ...]]]:
-        """Where tensors start, and the boxes of those in boxes, by number: these start in room behind the files.
+        """Returns where tensors start, and the boxes of those in boxes, which start in room behind the files.
 
         There a get puts them together (docs/format.md); what is one tensor has one place.
         """
@@ -208,7 +208,7 @@ class MappedPlaces:
 
 
 class MappedPlace(NamedTuple):
-    """Where a tensor lies: whole, in C order, from `start` on; or in boxes, if there are any."""
+    """The place of a tensor: whole, in C order, from `start` on; or in boxes, if there are any."""
 
     start: int
     boxes: tuple[StoredBox, ...]

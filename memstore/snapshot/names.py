@@ -37,12 +37,12 @@ class OtherCheckpoint(NamedTuple):
 
 
 def is_id(text: str) -> bool:
-    """Whether this may be the id of a take: 16 hexadecimal digits."""
+    """Returns whether this may be the id of a take: 16 hexadecimal digits."""
     return _ID.fullmatch(text) is not None
 
 
 def file_name(group: str, rank: int, world_size: int, take: str | None) -> str:
-    """Of the file that a rank writes: "model.safetensors", "state-00002-of-00004.safetensors".
+    """Returns the name of the file that a rank writes: "model.safetensors", "state-00002-of-00004.safetensors".
 
     Args:
         group: "model" or "state".
@@ -58,45 +58,45 @@ def is_file_name(name: str) -> bool:
 
 
 def rank_of(name: str) -> int:
-    """Of the rank that has written a file of this name."""
+    """Returns the rank that has written a file of this name."""
     found = _FILE.fullmatch(name)
     return int(found[2].split("-")[1]) - 1 if found is not None and found[2] else 0
 
 
 def id_of(name: str) -> str | None:
-    """The id in the name of a file of tensors, if there is one."""
+    """Returns the id in the name of a file of tensors, if there is one."""
     found = _FILE.fullmatch(name)
     return found[3] if found is not None else None
 
 
 def part_name(take: str, rank: int) -> str:
-    """Of the file in which a rank says what it wrote."""
+    """Returns the name of the file in which a rank says what it wrote."""
     return f"memstore_snapshot.{take}.part-{rank}"
 
 
 def failure_name(take: str, rank: int) -> str:
-    """Of the file in which a rank says what has failed, when it can't tell the others otherwise."""
+    """Returns the name of the file in which a rank says what has failed, when it can't tell the others otherwise."""
     return f"memstore_snapshot.{take}.failure-{rank}"
 
 
 def claim_name(take: str) -> str:
-    """Of the file by which a take says that files with its id are its own."""
+    """Returns the name of the file by which a take says that files with its id are its own."""
     return f"memstore_snapshot.{take}.claim"
 
 
 def save_name(save: str) -> str:
-    """Of the file by which a save of planned files does so. Its ranks keep it while they take part in the save."""
+    """Returns the name of the file by which a save of planned files does so. Its ranks keep it during the save."""
     return f"memstore_snapshot.{save}.save"
 
 
 def trace_of(name: str) -> str | None:
-    """The id of the take that left a file of this name to say that it was here: a claim, a save, a part, a failure."""
+    """Returns the id of the take that left this file to say that it was here: a claim, a save, a part, a failure."""
     found = _TRACE.fullmatch(name)
     return None if found is None else found[1]
 
 
 def take_of(name: str, claimant: str | None, traced: Set[str]) -> str | None:
-    """The id of the take that made a file of this name; None for files of others.
+    """Returns the id of the take that made a file of this name; None for files of others.
 
     Args:
         claimant: the id in the folder's claim.
@@ -111,7 +111,7 @@ def take_of(name: str, claimant: str | None, traced: Set[str]) -> str | None:
 
 
 def local_path(path: Any) -> str:
-    """The absolute path of a folder; TypeError or ValueError for what is none."""
+    """Returns the absolute path of a folder. Raises TypeError or ValueError if it is none."""
     found = os.fspath(path) if isinstance(path, os.PathLike) else path  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(found, str) or not found or "\0" in found:
         raise TypeError(f"path is that of a folder, as text, and not {path!r:.100}")
@@ -124,7 +124,7 @@ def local_path(path: Any) -> str:
 
 
 def is_snapshot(path: str | os.PathLike[str]) -> bool:
-    """Whether this is the folder of a snapshot."""
+    """Returns whether this is the folder of a snapshot."""
     return os.path.lexists(os.path.join(path, MANIFEST))
 
 
@@ -148,12 +148,12 @@ def others_in(folder: str) -> list[OtherCheckpoint]:
 
 
 def is_torch_data(name: str) -> bool:
-    """Whether torch's FileSystemWriter calls a file with tensors so."""
+    """Returns whether torch's FileSystemWriter calls a file with tensors so."""
     return _TORCH_DATA.fullmatch(name) is not None
 
 
 def path_of(parts: Sequence[str | int]) -> str:
-    """The path of a leaf: "model/layer.weight". A "/" in a key is written %2F, a "%" as %25."""
+    """Returns the path of a leaf: "model/layer.weight". A "/" in a key is written %2F, a "%" as %25."""
     path = "/".join(map(str, parts))
     if "%" in path or path.count("/") >= len(parts):
         return "/".join([str(part).replace("%", "%25").replace("/", "%2F") for part in parts])

@@ -1,17 +1,11 @@
-"""Publication of a take: the parts of all ranks become a snapshot. Removal of what takes and saves leave behind.
+"""Publication: the parts of all ranks become a snapshot. Removal of what takes and saves leave behind.
 
-A snapshot is published in these steps, by whoever has all parts (`publish`); a kill between them leaves what stands
-behind them:
+`publish` has the steps. A take's snapshot never takes the place of another one: of two takes to one path, one links the
+manifest; the other gets AlreadyExistsError, and removes its own files. A planned snapshot (`Replacing`) takes the place
+of an earlier one of its kind: of two saves at once, the one that is published last wins.
 
-    1. the index for transformers, where this take has the folder's plain names     no snapshot: there is no manifest
-    2. the manifest is linked: the moment of publication                            a snapshot, with leftovers beside it
-    3. files of other takes go: they found or will find this manifest               the same, with fewer leftovers
-    4. the index, where this take had to choose other names; the parts; the claim   the same
-
-Of two takes to one path, one links the manifest; the other gets AlreadyExistsError, and removes its own files.
-
-`abandon` removes what a take has written that failed, `sweep_saves` what saves of planned snapshots have left. This
-file imports no torch: the writer's process publishes, too.
+`remove_others` is the cleaner of both. `abandon` removes what a take has written that failed, `sweep_saves` what saves
+of planned snapshots have left. This file imports no torch: the writer's process publishes, too.
 """
 
 from __future__ import annotations
@@ -20,14 +14,23 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from memstore._parsing import UNDECODABLE
-from memstore.engine import OwnedFile
-from memstore.errors import AlreadyExistsError, CorruptionError, KeyNotFoundError, MemstoreError, StoreTimeoutError
+from memstore._version import __version__
+from memstore.engine import OwnedFile, syscalls
+from memstore.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    KeyNotFoundError,
+    MemstoreError,
+    StoreTimeoutError,
+    UnknownOutcomeError,
+)
 from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.manifest import (
     LIMIT,
@@ -47,6 +50,7 @@ from memstore.snapshot.names import (
     claim_name,
     id_of,
     is_id,
+    is_torch_data,
     others_in,
     part_name,
     save_name,
@@ -58,11 +62,16 @@ from memstore.snapshot.storage import Storage, is_unfinished
 # --- Parts: what each rank wrote, as it travels between ranks and to the writer --------------------------------------
 
 
+def new_id() -> str:
+    """Returns an id for a take or a save: 16 hexadecimal digits."""
+    return uuid.uuid4().hex[:16]
+
+
 class Take(msgspec.Struct, frozen=True):
-    """What all ranks of one take know of it.
+    """A take, as all of its ranks know it.
 
     Attributes:
-        id: of this attempt to take a snapshot; 16 hexadecimal digits.
+        id: of this attempt to take a snapshot.
         path: the folder.
         plain: whether its files have the plain names: no other take may have written to the folder.
     """
@@ -77,12 +86,19 @@ class Take(msgspec.Struct, frozen=True):
     checksum: bool
 
 
+def new_take(path: str, world_size: int, *, id: str = "", durable: bool, checksum: bool = True) -> Take:
+    """Returns a take that begins now; its files don't have the plain names."""
+    writer = f"memstore {__version__}"
+    return Take(id or new_id(), path, world_size, time.time(), writer, False, durable, checksum)
+
+
 class PartTensor(msgspec.Struct, frozen=True):
-    """A tensor of a rank's values. `boxes` are those that the rank wrote; of what others wrote, there are none.
+    """A tensor of a rank's values.
 
     Attributes:
         shared: other ranks may have the same tensor: it is the one of the same path.
-        index_name: what it is called in the index for transformers; "" if it isn't in there.
+        index_name: its name in the index for transformers; "" if it isn't in there.
+        boxes: the boxes that the rank wrote, in this part's files.
     """
 
     path: str
@@ -90,45 +106,223 @@ class PartTensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     shared: bool
     index_name: str
-    boxes: tuple[ManifestBox, ...]  # whose files are this part's
+    boxes: tuple[ManifestBox, ...]
 
 
 class SnapshotPart(msgspec.Struct, frozen=True):
-    """What one rank wrote."""
+    """The share of a snapshot that one rank wrote.
+
+    Attributes:
+        files: their sums come from who writes them.
+        values: their tensors are this part's, by number.
+    """
 
     take: Take
     rank: int
-    files: tuple[ManifestFile, ...]  # their sums come from who writes them
+    files: tuple[ManifestFile, ...]
     tensors: tuple[PartTensor, ...]
-    values: tuple[ManifestValue, ...]  # their tensors are this part's
-
-
-def with_sums(part: SnapshotPart, sums: Mapping[str, bytes]) -> SnapshotPart:
-    """The part once its files are written."""
-    files = tuple(msgspec.structs.replace(file, sums=sums[file.name]) for file in part.files)
-    return msgspec.structs.replace(part, files=files)
+    values: tuple[ManifestValue, ...]
 
 
 # --- Publication -----------------------------------------------------------------------------------------------------
 
 
+class Replacing(NamedTuple):
+    """The right of a planned snapshot to take the place of an earlier one.
+
+    Attributes:
+        kind: the name of a value that all snapshots of this kind have, and others have not.
+        overwrite: whether an earlier snapshot of this kind, or a checkpoint of torch's own writer, may be replaced.
+    """
+
+    kind: str
+    overwrite: bool
+
+    def check(self, path: str) -> Manifest | None:
+        """Returns the manifest that is to be replaced; None if there is none, or it is damaged and may be replaced.
+
+        Raises:
+            AlreadyExistsError: what is at `path` may not be replaced.
+        """
+        if not os.path.isdir(path):
+            if os.path.lexists(path):
+                raise AlreadyExistsError(f"{path} is there, and is no folder: save to another path")
+            return None
+        earlier, is_there = None, True
+        try:
+            earlier = present_manifest(FileStorage(path))
+            is_there = earlier is not None
+        except MemstoreError:
+            pass
+        if earlier is not None and not any(value.key == self.kind for value in earlier.values):
+            raise AlreadyExistsError(f"{path} has a snapshot that is no checkpoint: save to another path, or remove it")
+        if is_there and not self.overwrite:
+            raise AlreadyExistsError(
+                f"Checkpoint already exists in {path}, and overwrite is False: save to another path, or remove it"
+            )
+        self.check_others(path)
+        return earlier
+
+    def check_others(self, path: str) -> None:
+        """Raises AlreadyExistsError for another library's checkpoint that may not be replaced."""
+        for other in others_in(path):
+            if not other.is_torchs:
+                raise AlreadyExistsError(f"{path} has {other.kind} ({other.name}): save to another path, or remove it")
+            if not self.overwrite:
+                raise AlreadyExistsError(
+                    f"Checkpoint already exists in {path}: {other.kind} ({other.name}), and overwrite is False: "
+                    "save to another path, or remove it"
+                )
+
+
+def publish(storage: FileStorage, parts: Sequence[SnapshotPart], replacing: Replacing | None = None) -> bytes:
+    """Makes the parts of all ranks a snapshot. Returns its manifest.
+
+    Whoever has all parts calls this; for a take that may be several processes at once.
+
+    Args:
+        replacing: for a planned snapshot, what it may take the place of. None for a take, which replaces nothing.
+
+    Raises:
+        AlreadyExistsError: another take was first, another library has saved to the folder, or what is there may not
+            be replaced.
+        UnknownOutcomeError: files of a planned snapshot are gone; another save to the folder removed them.
+        UnsupportedValueError: the manifest would be too long.
+    """
+    take = parts[0].take
+    manifest = merge_parts(parts)
+    text, index = encode_manifest(manifest), index_of(parts, manifest)
+    with contextlib.nullcontext() if replacing is None else storage.alone():
+        # 1. Look at what is there already. Killed up to here: no manifest names the files; an earlier one is whole.
+        earlier = None
+        if replacing is not None:
+            earlier = replacing.check(take.path)
+            for file in manifest.files:
+                if storage.size(file.name) != file.size:
+                    raise UnknownOutcomeError(
+                        f"{take.path}/{file.name}, which a rank has written, is gone or of another size: another save "
+                        "to this checkpoint removed it; save to another path"
+                    )
+        elif storage.size(MANIFEST) is None:
+            for other in others_in(take.path):
+                raise AlreadyExistsError(f"{take.path}: {other.kind} ({other.name}) was saved there meanwhile")
+        # 2. Write what is read beside the manifest, and traces of the earlier snapshot: from step 3 on no manifest
+        #    names its files. Killed: as before, and the next publication removes this too.
+        if index and take.plain:
+            with contextlib.suppress(AlreadyExistsError):  # this take's, by another rank's writer
+                storage.publish(INDEX, index, durable=take.durable)
+        for save in {id_of(file.name) for file in earlier.files} if earlier is not None else ():
+            if save is not None:
+                leave_trace(storage, save)
+        # 3. The manifest gets its name: the moment of publication. Killed after it: the snapshot, with leftovers.
+        if replacing is not None:
+            storage.replace(MANIFEST, text, durable=take.durable)
+        else:
+            try:
+                storage.publish(MANIFEST, text, durable=take.durable)
+            except AlreadyExistsError:
+                found = present_manifest(storage)
+                if found is not None and found.id != take.id:
+                    raise AlreadyExistsError(f"{take.path}: another take to this path was first") from None
+        # 4. A checkpoint of torch's own writer goes. Killed before that: two whole ones, which memstore's readers
+        #    refuse, and the next save replaces both.
+        if replacing is not None:
+            remove_torchs(take.path, durable=take.durable)
+        # 5. The files of the earlier snapshot go, and those of takes and saves that can't be published any more. Killed
+        #    before that: the next publication, or save, removes them.
+        keep = {file.name for file in manifest.files}
+        if take.plain:
+            keep.add(INDEX)
+        also = {file.name for file in earlier.files} if earlier is not None else set[str]()
+        remove_others(storage, keep, also, owner=claimant(storage) if replacing is None else None)
+        # 6. The index, where the plain name may have been another take's until now.
+        if index and not take.plain:
+            with contextlib.suppress(AlreadyExistsError):
+                storage.publish(INDEX, index, durable=take.durable)
+    return text
+
+
+def present_manifest(storage: FileStorage) -> Manifest | None:
+    """Reads the manifest that is in a folder. Returns None if there is none, raises as `read_manifest`."""
+    try:
+        return read_manifest(storage.path, storage.read_bytes(MANIFEST, LIMIT))
+    except KeyNotFoundError:
+        return None
+
+
+def claimant(storage: Storage) -> str | None:
+    """Returns the id in the folder's claim, if there is one."""
+    try:
+        text = storage.read_bytes(CLAIM, 64).decode("ascii", "replace")
+    except (KeyNotFoundError, CorruptionError):
+        return None
+    return text if is_id(text) else None
+
+
+def remove_others(storage: Storage, keep: Collection[str], also: Collection[str], *, owner: str | None) -> None:
+    """Removes the files of all takes and saves, but those of the snapshot. Files of others stay, whatever their names.
+
+    Called where the snapshot's manifest is there. No take can be published beside it, and a save whose files are gone
+    is told so: so a file that another process is about to publish goes, too: a part, a claim or a manifest.
+
+    Args:
+        keep: the files of the snapshot.
+        also: files that go too.
+        owner: whose the files with plain names are.
+    """
+    names = storage.names()
+    traced = {id for id in map(trace_of, names) if id is not None}
+    gone = [name for name in names if name in also or is_unfinished(name) or take_of(name, owner, traced) is not None]
+    # Claims, parts and failures say whose the other files are: so they go after them.
+    for name in sorted(set(gone).difference(keep), key=lambda name: name == CLAIM or trace_of(name) is not None):
+        _remove(storage, name)
+
+
+def remove_torchs(path: str, *, durable: bool) -> None:
+    """Removes a checkpoint of torch's own writer: its metadata first, by which torch would read it.
+
+    An error says that torch would still do. A kill between the two loops leaves files with tensors that nothing names.
+    """
+    marks = [other.name for other in others_in(path) if other.is_torchs]
+    if not marks:
+        return
+    storage = FileStorage(path)
+    for name in marks:
+        storage.remove(name)
+    if durable:
+        syscalls.sync_folder(path)
+    for name in storage.names():
+        if is_torch_data(name):
+            _remove(storage, name)
+
+
+def _remove(storage: Storage, name: str) -> None:
+    """Removes a file, if that is possible: one that stays harms nobody."""
+    with contextlib.suppress(OSError):
+        storage.remove(name)
+
+
+# --- The last step of a rank's writer --------------------------------------------------------------------------------
+
+
 PUBLISHED = b"published"
 
 
-def finish_part(storage: Storage, argument: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
-    """The last step of a rank's writer, once its files are there: leaves the part, and publishes if it is the last one.
+def finish_part(storage: FileStorage, argument: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
+    """Leaves the part of a rank whose files are written, and publishes the snapshot if it is the last one.
 
     Returns:
         PUBLISHED, or nothing if other ranks' parts are missing. (The manifest itself may be too long for a message.)
     """
-    part = with_sums(msgspec.msgpack.decode(argument, type=SnapshotPart), sums)
-    take = part.take
-    own = part_name(take.id, part.rank)
+    part = msgspec.msgpack.decode(argument, type=SnapshotPart)
+    files = tuple(msgspec.structs.replace(file, sums=sums[file.name]) for file in part.files)
+    part = msgspec.structs.replace(part, files=files)
+    own = part_name(part.take.id, part.rank)
     try:
         text = msgspec.msgpack.encode(part)
         check_length(len(text), part.values)
         storage.publish(own, text, durable=durable)
-        parts = read_parts(storage, take)
+        parts = read_parts(storage, part.take)
         if parts is None:
             return b""
         publish(storage, parts)
@@ -142,7 +336,7 @@ def finish_part(storage: Storage, argument: bytes, sums: Mapping[str, bytes], du
 
 
 def read_parts(storage: Storage, take: Take) -> list[SnapshotPart] | None:
-    """The parts of all ranks; None if some are missing."""
+    """Reads the parts of all ranks. Returns None if some are missing."""
     names = [part_name(take.id, rank) for rank in range(take.world_size)]
     if any(storage.size(name) is None for name in names):
         return None
@@ -157,74 +351,14 @@ def read_parts(storage: Storage, take: Take) -> list[SnapshotPart] | None:
     return parts
 
 
-def publish(storage: Storage, parts: Sequence[SnapshotPart]) -> bytes:
-    """Makes the snapshot of all parts. Returns its manifest.
-
-    Raises:
-        AlreadyExistsError: another take was first, or another library has saved to the folder.
-    """
-    take = parts[0].take
-    manifest = merge_parts(parts)
-    text = encode_manifest(manifest)
-    if storage.size(MANIFEST) is None:
-        for other in others_in(take.path):
-            raise AlreadyExistsError(f"{take.path}: {other.kind} ({other.name}) was saved there meanwhile")
-    index = index_of(parts, manifest)
-    if index and take.plain:
-        with contextlib.suppress(AlreadyExistsError):  # this take's, by another rank's writer
-            storage.publish(INDEX, index, durable=take.durable)
-    try:
-        storage.publish(MANIFEST, text, durable=take.durable)
-    except AlreadyExistsError:
-        found = read_manifest(take.path, storage.read_bytes(MANIFEST, LIMIT))
-        if found.id != take.id:
-            raise AlreadyExistsError(f"{take.path}: another take to this path was first") from None
-    remove_other_takes(storage, take.id)
-    if index and not take.plain:
-        with contextlib.suppress(AlreadyExistsError):
-            storage.publish(INDEX, index, durable=take.durable)
-    for part in parts:
-        storage.remove(part_name(take.id, part.rank))
-    storage.remove(CLAIM if take.plain else claim_name(take.id))
-    return text
-
-
-def claimant(storage: Storage) -> str | None:
-    """The id in the folder's claim, if there is one."""
-    try:
-        text = storage.read_bytes(CLAIM, 64).decode("ascii", "replace")
-    except (KeyNotFoundError, CorruptionError):
-        return None
-    return text if is_id(text) else None
-
-
-def remove_other_takes(storage: Storage, take: str) -> None:
-    """Removes the files of all takes but this one. Files of others stay, whatever they are called.
-
-    Called where no manifest names them: with a manifest of one take there, no other can be published any more. So a
-    file that another process is about to publish goes, too: a part, a claim or a manifest of another take, or what this
-    take has already.
-    """
-    owner = claimant(storage)
-    names = storage.names()
-    traced = {id for id in map(trace_of, names) if id is not None}
-    theirs = [name for name in names if is_unfinished(name) or take_of(name, owner, traced) not in (None, take)]
-    # Claims, parts and failures say whose the other files are: so they go after them.
-    for name in sorted(theirs, key=lambda name: name == CLAIM or trace_of(name) is not None):
-        _remove(storage, name)
-
-
-def _remove(storage: Storage, name: str) -> None:
-    """Best effort: what can't be removed stays, and harms nobody."""
-    with contextlib.suppress(OSError):
-        storage.remove(name)
-
-
 # --- All parts as one manifest, and as the index that transformers reads ---------------------------------------------
 
 
 def merge_parts(parts: Sequence[SnapshotPart]) -> Manifest:
-    """Shared tensors of one path become one, with the boxes that all ranks wrote; values that are equal become one."""
+    """Returns the manifest of all parts.
+
+    Shared tensors of one path become one, with the boxes that all ranks wrote; values that are equal become one.
+    """
     take = parts[0].take
     files: list[ManifestFile] = []
     tensors: list[ManifestTensor] = []
@@ -235,7 +369,9 @@ def merge_parts(parts: Sequence[SnapshotPart]) -> Manifest:
     for part in parts:
         places: list[int] = []
         for tensor in part.tensors:
-            boxes = tuple(_moved_box(box, len(files)) for box in tensor.boxes)
+            boxes = tensor.boxes
+            if files:  # their numbers are those in the part
+                boxes = tuple([ManifestBox(b.file + len(files), b.offset, b.nbytes, b.offsets, b.shape) for b in boxes])
             index = shared.setdefault(tensor.path, len(tensors)) if tensor.shared else len(tensors)
             if index == len(tensors):
                 tensors.append(ManifestTensor(tensor.path, tensor.dtype, tensor.shape, boxes))
@@ -245,11 +381,10 @@ def merge_parts(parts: Sequence[SnapshotPart]) -> Manifest:
         files += part.files
         found: dict[str, int] = {}
         for value in part.values:
-            value = msgspec.structs.replace(value, tensors=tuple(places[i] for i in value.tensors))
-            same = (value.key, value.structure, value.objects, value.tensors)
+            same = (value.key, value.structure, value.objects, tuple([places[i] for i in value.tensors]))
             found[value.key] = known.setdefault(same, len(values))
             if found[value.key] == len(values):
-                values.append(value)
+                values.append(ManifestValue(*same))
         ranks.append(found)
     return Manifest(
         take.id,
@@ -263,12 +398,11 @@ def merge_parts(parts: Sequence[SnapshotPart]) -> Manifest:
     )
 
 
-def _moved_box(box: ManifestBox, files: int) -> ManifestBox:
-    return ManifestBox(box.file + files, box.offset, box.nbytes, box.offsets, box.shape)
-
-
 def index_of(parts: Iterable[SnapshotPart], manifest: Manifest) -> bytes | None:
-    """What transformers reads a model's files by; None if it needs none, or a tensor is in several parts."""
+    """Returns the index by which transformers reads a model's files.
+
+    Returns None if it needs none, or a tensor is in several boxes.
+    """
     places: dict[str, str] = {}
     total = 0
     stored = {tensor.path: tensor for tensor in manifest.tensors}
@@ -292,11 +426,10 @@ def index_of(parts: Iterable[SnapshotPart], manifest: Manifest) -> bytes | None:
 
 
 def published(storage: FileStorage, take: Take) -> Manifest | None:
-    """The manifest of this take, if it is there, and can be read."""
+    """Returns the manifest of this take, if it is there, and can be read."""
     with contextlib.suppress(MemstoreError, OSError):
-        if storage.size(MANIFEST) is not None:
-            found = read_manifest(take.path, storage.read_bytes(MANIFEST, LIMIT))
-            return found if found.id == take.id else None
+        found = present_manifest(storage)
+        return found if found is not None and found.id == take.id else None
     return None
 
 
@@ -311,8 +444,7 @@ def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int,
     if published(storage, take) is not None:
         return
     for name in written:
-        with contextlib.suppress(OSError):
-            storage.remove(name)
+        _remove(storage, name)
     if rank == 0:
         with contextlib.suppress(OSError):
             own = claimant(storage) == take.id
@@ -327,12 +459,10 @@ def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int,
 
 
 # --- Leftovers of saves ----------------------------------------------------------------------------------------------
-# What saves leave behind that die or fail, and whose it is.
-#
 # Each rank that takes part in a save leaves a trace of it before it writes, if no other rank has, and keeps that open
 # under a shared lock until the save is over for it. So a trace that nobody keeps is that of a save whose processes have
-# died, or have given it up; or of an earlier snapshot, by the publication that was to replace it (see `planned`).
-# What has the id of such a save in its name, and isn't named by the manifest, is a leftover. A kill in between leaves
+# died, or have given it up; or of an earlier snapshot, by step 2 of the publication that was to replace it. A file is a
+# leftover if it has the id of such a save in its name and isn't named by the manifest. A kill in between leaves
 # leftovers with their trace, which goes last.
 
 
@@ -340,7 +470,7 @@ _PATIENCE, _PAUSE = 60.0, 0.01  # seconds until somebody else has removed a trac
 
 
 def begin_save(path: str, save: str, *, durable: bool) -> OwnedFile:
-    """The first step of a rank: makes the folder, if it isn't there, and takes part in the save.
+    """Makes the folder, if it isn't there, and takes part in the save: the first step of a rank.
 
     Returns:
         The trace. Close it when the save is over: its files are leftovers then, unless it was published.
@@ -358,6 +488,7 @@ def begin_save(path: str, save: str, *, durable: bool) -> OwnedFile:
 
 
 def leave_trace(storage: FileStorage, save: str) -> None:
+    """Leaves the file that says that files with the id of this save are its own."""
     with contextlib.suppress(AlreadyExistsError):
         storage.publish(save_name(save), b"", durable=False)
 
@@ -374,33 +505,17 @@ def sweep_saves(path: str) -> None:
         if not _traced_saves(storage):
             return
         with storage.alone():
-            present = read_present_manifest(storage, path)
-            if isinstance(present, MemstoreError):
-                return  # it can't be read, so it isn't known which files it names
+            present = present_manifest(storage)  # raises if it can't be read: then it isn't known which files it names
             named = {file.name for file in present.files} if present is not None else set[str]()
             for save in _traced_saves(storage):
                 with storage.unless_kept(save_name(save)) as is_free:
                     if is_free:
-                        _remove_save(storage, save, named)
+                        for name in storage.names():
+                            if id_of(name) == save and name not in named:
+                                storage.remove(name)
+                        storage.remove(save_name(save))
 
 
 def _traced_saves(storage: FileStorage) -> list[str]:
     found = [(trace_of(name), name) for name in storage.names()]
     return [save for save, name in found if save is not None and name == save_name(save)]
-
-
-def _remove_save(storage: FileStorage, save: str, named: set[str]) -> None:
-    for name in storage.names():
-        if id_of(name) == save and name not in named:
-            storage.remove(name)
-    storage.remove(save_name(save))
-
-
-def read_present_manifest(storage: FileStorage, path: str) -> Manifest | MemstoreError | None:
-    """The manifest that is there; or why it can't be read."""
-    try:
-        return read_manifest(path, storage.read_bytes(MANIFEST, LIMIT))
-    except KeyNotFoundError:
-        return None
-    except MemstoreError as error:
-        return error

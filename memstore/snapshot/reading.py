@@ -24,8 +24,7 @@ from memstore._wording import an
 from memstore.errors import ResourceLimitError, SnapshotMismatchError, UnsupportedValueError
 from memstore.sharding import Box, Shard, TensorShard, sharded_leaf, whole
 from memstore.snapshot.manifest import ManifestBox, ManifestTensor
-from memstore.snapshot.progress import SILENT, ProgressMeter
-from memstore.snapshot.storage import CHUNK, FilePart, by_width
+from memstore.snapshot.storage import CHUNK, SILENT, FilePart, ProgressMeter, by_width
 from memstore.snapshot.stored import Stored, Value
 from memstore.structure import DTYPES, copy_into, memory_of, name_of, over, takes_bytes, traits
 
@@ -85,7 +84,7 @@ def read_into(
 
 
 def _plan(box: ManifestBox, shard: Shard, direct: dict[int, list[FilePart]], detours: dict[int, list[BoxPart]]) -> None:
-    """What the shard needs of the box: straight into its memory, where the elements lie there as in the file."""
+    """Adds what the shard needs of the box: straight into its memory, where the elements lie there as in the file."""
     local = shard.local
     if shard.box == (box.offsets, box.shape) and local.is_contiguous() and takes_bytes(local):  # which most are
         direct[box.file].append(FilePart(box.offset, memory_of(local)))
@@ -112,7 +111,7 @@ def _read(stored: Stored, meter: ProgressMeter, check_narrow: bool, file: int, p
 
 
 def _apart(parts: Sequence[FilePart]) -> list[list[FilePart]]:
-    """Batches in each of which no two parts overlap in the file: tied tensors are read for each target."""
+    """Returns batches in which no two parts overlap in the file: tied tensors are read for each target."""
     batches: list[list[FilePart]] = []
     ends: list[int] = []
     for part in sorted(parts, key=lambda part: part.offset):
@@ -162,7 +161,7 @@ _JOINED = 64 << 10  # bytes of a gap: to read them takes as long as what Python 
 
 
 class _Runs(NamedTuple):
-    """Where the elements of a part lie in its file: as many runs as the first dimensions have indices.
+    """The runs of a part in its file: as many as the first dimensions have indices.
 
     Attributes:
         dims: how many dimensions count the runs; the others lie within each.
@@ -203,13 +202,13 @@ class BoxPart:
 
     @cached_property
     def start(self) -> int:
-        """Of its first element in the file."""
+        """Returns where its first element lies in the file."""
         first = sum(at * step for at, step in zip(self.inner.offsets, self._steps, strict=True))
         return self.offset + first * self.target.itemsize
 
     @cached_property
     def nbytes(self) -> int:
-        """Of the memory that all its runs take."""
+        """Returns the size of the memory that all its runs take."""
         dims, length, _ = self._runs
         return traits.count(self.inner.shape[:dims]) * length * self.target.itemsize
 
@@ -217,12 +216,12 @@ class BoxPart:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the elements of each run lie in the target as in the file."""
+        """Returns whether the elements of each run lie in the target as in the file."""
         target, (dims, _, is_dense) = self.target, self._runs
         return is_dense and takes_bytes(target) and traits.is_c_ordered(target.shape[dims:], target.stride()[dims:])
 
     def into_target(self) -> Iterator[FilePart]:
-        """For `is_direct`."""
+        """Yields the runs and the target's own memory for each, if `is_direct`."""
         target = self.target
         nbytes = traits.reach(target.shape, target.stride()) * target.itemsize
         start = int(target.storage_offset()) * target.itemsize
@@ -232,18 +231,18 @@ class BoxPart:
     # --- through memory -----------------------------------------------------------------------------------------------
 
     def into_memory(self, memory: Any) -> Iterator[FilePart]:
-        """Args: memory: of `nbytes`."""
+        """Yields the runs and where each goes in memory of `nbytes`."""
         return self._parts(memory, self._memory_stride())
 
     def copy_from(self, memory: Any) -> None:
-        """What was read into memory, into the target."""
+        """Copies what was read into memory to the target."""
         target = self.target
         storage = torch.from_numpy(memory).untyped_storage()
         source = over(storage, target.dtype, 0, self.inner.shape, self._memory_stride())
         copy_into(target, source)
 
     def pieces(self, budget: int) -> Iterator[BoxPart]:
-        """Halves, along the first dimension that can be halved, until each takes no more memory."""
+        """Yields halves, cut along the first dimension that can be halved, until each takes no more memory."""
         inner = self.inner
         if self.nbytes <= budget or max(inner.shape, default=1) == 1:
             yield self
@@ -259,7 +258,7 @@ class BoxPart:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _memory_stride(self) -> tuple[int, ...]:
-        """In which runs lie one behind the other."""
+        """Returns strides by which runs lie one behind the other."""
         dims, length, _ = self._runs
         outer = traits.contiguous_stride(self.inner.shape[:dims])
         return (*(step * length for step in outer), *self._steps[dims:])
@@ -298,7 +297,7 @@ class Target(NamedTuple):
 
 
 def find_targets(state_dict: Any) -> dict[Name, Target]:
-    """By the names that leaves of a stored state dict have.
+    """Returns the targets by the names that leaves of a stored state dict have.
 
     What load_state_dict has to make anew is left out: quantized tensors, and those that are not initialized.
     """
@@ -324,7 +323,7 @@ def _walk(value: Any, name: Name) -> Iterator[tuple[Name, Any]]:
     elif structure.has_wrapped_shards(value):
         leaf = sharded_leaf(value)
         for shard in () if leaf is None else leaf.shards:
-            yield from _walk(shard.local, (*name, structure.box_name(shard.box)))
+            yield from _walk(shard.local, (*name, shard.box.text))
     elif isinstance(value, torch.Tensor) and structure.is_wrapper(type(value)) and structure.is_made_of_several(value):
         inner: Any = value
         for part in inner.__tensor_flatten__()[0]:
@@ -356,7 +355,7 @@ def _target(value: Any) -> Target | None:
 
 
 def new_memory(path: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """An empty tensor. Raises ResourceLimitError if there is no memory for it."""
+    """Makes an empty tensor. Raises ResourceLimitError if there is no memory for it."""
     try:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as error:
@@ -366,7 +365,7 @@ def new_memory(path: str, shape: Sequence[int], dtype: torch.dtype, device: torc
 
 
 def new_target(tensor: ManifestTensor) -> Target:
-    """A new tensor on the CPU."""
+    """Makes a new tensor on the CPU."""
     with torch.inference_mode(False), modes.put_aside():
         made = new_memory(tensor.path, tensor.shape, DTYPES[tensor.dtype], "cpu")
     shards = (Shard(whole(tensor.shape), made),) if made.numel() else ()
@@ -374,7 +373,7 @@ def new_target(tensor: ManifestTensor) -> Target:
 
 
 def why_not_filled(tensor: ManifestTensor, target: Target) -> str | None:
-    """How a target differs from the tensor that is stored for it."""
+    """Says how a target differs from the tensor that is stored for it."""
     if target.why_not:
         return target.why_not
     if target.shape != tensor.shape:
@@ -388,7 +387,7 @@ def why_not_filled(tensor: ManifestTensor, target: Target) -> str | None:
 
 
 def read_tensor(stored: Stored, path: str, tensor: ManifestTensor, obj_out: Any, budget: int | None) -> Any:
-    """As `Snapshot.read_object`."""
+    """Reads one tensor; see `Snapshot.read_object`."""
     if isinstance(budget, float) and budget.is_integer():  # 1e9
         budget = int(budget)
     if budget is not None and whole_number("memory_budget_bytes", budget) < 1:
@@ -409,7 +408,7 @@ def read_tensor(stored: Stored, path: str, tensor: ManifestTensor, obj_out: Any,
 
 
 def build_unread(stored: Stored, value: Value, tensors: Sequence[Any], *, allow_pickle: bool) -> Any:
-    """The state dict, to be looked at before what is stored is read into these tensors.
+    """Builds the state dict, to be looked at before what is stored is read into these tensors.
 
     What containers look into when they are made (lengths of jagged tensors) is read, into memory of its own.
     """

@@ -1,9 +1,8 @@
-"""Restoring a snapshot. Every rank runs these steps; one that fails anywhere fails on all of them.
+"""Restores: how the state dicts of a snapshot come into the objects of an app state.
 
-1. the state dicts of the present objects are asked for: most give their own tensors
-2. they are compared with what is stored (`match_value`); all differences are told at once, and nothing was written yet
-3. what is stored is read straight into these tensors, and into new ones where there are none
-4. load_state_dict of each object gets the stored state dict, made of these tensors; the random state comes last
+`restore` has the steps. `match_value` compares an object with what is stored for it, `come_apart` finds targets that
+share memory, `StateLayouts` makes tensors that an object doesn't have yet, and `optimizer_differences` looks for what
+load_state_dict of an optimizer would refuse too late. `state_dict_of` makes a stored state dict in new memory.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from memstore.errors import SnapshotMismatchError, StructureMismatchError
 from memstore.sharding import Shard, allocate_like, sharded_leaf
 from memstore.snapshot.manifest import ManifestTensor
 from memstore.snapshot.names import path_of
-from memstore.snapshot.progress import SILENT, ProgressMeter
 from memstore.snapshot.ranks import RankGroup
 from memstore.snapshot.reading import (
     Name,
@@ -38,6 +36,7 @@ from memstore.snapshot.reading import (
     why_not_filled,
 )
 from memstore.snapshot.stateful import RNGState, ask_state_dicts, check_app_state
+from memstore.snapshot.storage import SILENT, ProgressMeter
 from memstore.snapshot.stored import Stored, Value
 from memstore.store.model_fit import loads_as_torch, steps_as_torch, why_of_another
 from memstore.structure import DTYPES, over, traits
@@ -57,60 +56,57 @@ def restore(
     strict: bool,
     allow_pickle: bool,
 ) -> None:
-    """As `Snapshot.restore`."""
-    try:
-        _restore(open_stored, app_state, ranks, progress, strict, allow_pickle)
-        ranks.end()
-    except BaseException as error:
-        ranks.leave(error)
-        raise
+    """Restores an app state. Every rank runs these steps; one that fails anywhere fails on all of them.
 
-
-def _restore(
-    open_stored: Callable[[], Stored],
-    app_state: Any,
-    ranks: RankGroup,
-    progress: Progress | bool | None,
-    strict: bool,
-    allow_pickle: bool,
-) -> None:
+    Up to step 4 nothing in the objects has changed. A rank that fails or dies in step 4 or 5 leaves tensors of any
+    content.
+    """
     opened: list[Stored] = []
+    matches: dict[str, RestoreMatch] = {}
+    wants: list[ReadRequest] = []
 
     def begin() -> bytes:
         names = list(check_app_state(app_state))
         opened.append(open_stored())
         return msgspec.msgpack.encode((names, [name for name in names if isinstance(app_state[name], RNGState)]))
 
-    said = [msgspec.msgpack.decode(text, type=tuple[list[str], list[str]]) for text in ranks.together(begin)]
-    last = sorted({key for _, random in said for key in random})
-    order = [*sorted({key for names, _ in said for key in names} - set(last)), *last]
-    (stored,) = opened
-    dicts = ask_state_dicts(ranks, order, app_state)
-    elsewhere: dict[str, set[str]] = {}
-    for text in ranks.together(lambda: msgspec.msgpack.encode(_spread_names(stored, dicts, app_state))):
-        for key, names in msgspec.msgpack.decode(text, type=dict[str, list[str]]).items():
-            elsewhere.setdefault(key, set()).update(names)
-    matches: dict[str, RestoreMatch] = {}
-    wants: list[ReadRequest] = []
+    def tell_names() -> bytes:
+        """Tells which names the modules have, where the ranks that took the snapshot had different ones (pipelines)."""
+        told = {
+            key: [str(structure.name_of(name)) for name in state_dict]
+            for key, state_dict in dicts.items()
+            if isinstance(app_state[key], torch.nn.Module)
+            and len({values[key] for values in stored.manifest.ranks if key in values}) > 1
+        }
+        return msgspec.msgpack.encode(told)
+
+    def are_alike(built: Any, target: Any) -> bool:
+        return bool(structure.pair_shards(target, built))
 
     def match() -> bytes:
         differences: list[str] = []
         for key, state_dict in dicts.items():
             others = elsewhere.get(key, set())
             found = match_value(stored, ranks.rank, key, app_state[key], state_dict, others, strict, differences)
-            if found is not None:
-                matches[key] = found
-                stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
-                if any(map(structure.has_wrapped_shards, _leaves_of(state_dict))):
-                    unread = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
-                    _with_present(unread, state_dict, (key,), _are_alike)
-            if found is not None and isinstance(app_state[key], torch.optim.Optimizer):
+            if found is None:
+                continue
+            matches[key] = found
+            stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
+            if any(map(structure.has_wrapped_shards, _leaves_of(state_dict))):
+                unread = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
+                _with_present(unread, state_dict, (key,), are_alike)
+            if isinstance(app_state[key], torch.optim.Optimizer):
                 saved = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
                 differences += optimizer_differences(path_of((key,)), app_state[key], saved)
         if not differences:
             places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
             wants.extend(ReadRequest(place.tensor, place.shards) for place in places)
-        _raise(stored, differences)
+        if differences:
+            more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
+            lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
+            raise SnapshotMismatchError(
+                f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
+            )
         return b""
 
     def read() -> bytes:
@@ -120,51 +116,54 @@ def _restore(
 
     def load(key: str) -> bytes:
         if key in matches:
-            _load(stored, app_state[key], dicts[key], matches[key], strict, allow_pickle)
+            _load(stored, app_state[key], dicts[key], matches[key], strict=strict, allow_pickle=allow_pickle)
         return b""
 
-    ranks.together(match)
-    ranks.together(read)
-    for key in order:
-        ranks.together(partial(load, key))
+    try:
+        # 1. The snapshot is opened, and the ranks tell each other the names in their app states.
+        said = [msgspec.msgpack.decode(text, type=tuple[list[str], list[str]]) for text in ranks.together(begin)]
+        (stored,) = opened
+        last = sorted({key for _, random in said for key in random})  # random states: other objects may draw numbers
+        order = [*sorted({key for names, _ in said for key in names} - set(last)), *last]
+        # 2. The present objects are asked for their state dicts: most give their own tensors.
+        dicts = ask_state_dicts(ranks, order, app_state)
+        # 3. They are compared with what is stored. All differences are told at once.
+        elsewhere: dict[str, set[str]] = {}
+        for text in ranks.together(tell_names):
+            for key, names in msgspec.msgpack.decode(text, type=dict[str, list[str]]).items():
+                elsewhere.setdefault(key, set()).update(names)
+        ranks.together(match)
+        # 4. What is stored is read straight into these tensors, and into new ones where there are none.
+        ranks.together(read)
+        # 5. load_state_dict of each object gets the stored state dict, made of these tensors.
+        for key in order:
+            ranks.together(partial(load, key))
+        ranks.end()
+    except BaseException as error:
+        ranks.leave(error)
+        raise
 
 
-def _spread_names(stored: Stored, dicts: dict[str, Any], app_state: Any) -> dict[str, list[str]]:
-    """What this rank's modules have, where the ranks that took the snapshot had different ones (pipelines)."""
-    return {
-        key: [str(structure.name_of(name)) for name in state_dict]
-        for key, state_dict in dicts.items()
-        if isinstance(app_state[key], torch.nn.Module)
-        and len({values[key] for values in stored.manifest.ranks if key in values}) > 1
-    }
+def _load(
+    stored: Stored, stateful: Any, present: Any, match: RestoreMatch, *, strict: bool, allow_pickle: bool
+) -> None:
+    """Gives an object its stored state dict.
 
-
-def _raise(stored: Stored, differences: list[str]) -> None:
-    if differences:
-        more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
-        lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
-        raise SnapshotMismatchError(
-            f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
-        )
-
-
-def _load(stored: Stored, stateful: Any, present: Any, match: RestoreMatch, strict: bool, allow_pickle: bool) -> None:
-    """Args: present: the state dict of the object, whose tensors have been filled where `match` says so."""
+    Args:
+        present: the state dict of the object, whose tensors have been filled where `match` says so.
+    """
     # torch writes what was read to itself; to inference tensors only in their mode
     is_inference = any(isinstance(one, torch.Tensor) and one.is_inference() for one in match.tensors)
     with torch.inference_mode() if is_inference else nullcontext():
         built = stored.build(match.value, match.tensors, allow_pickle=allow_pickle)
-        _load_built(stateful, _with_present(built, present, (match.value.key,)), match, strict)
-
-
-def _load_built(stateful: Any, state_dict: Any, match: RestoreMatch, strict: bool) -> None:
-    if isinstance(stateful, torch.nn.Module):
+        state_dict = _with_present(built, present, (match.value.key,))
+        if not isinstance(stateful, torch.nn.Module):
+            stateful.load_state_dict(state_dict)
+            return
         for name in match.left:
             del state_dict[name]
         state_dict.update(match.others)
         stateful.load_state_dict(state_dict, strict=strict)
-    else:
-        stateful.load_state_dict(state_dict)
 
 
 def _leaves_of(value: Any) -> Iterator[Any]:
@@ -178,17 +177,13 @@ def _leaves_of(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _are_alike(built: Any, target: Any) -> bool:
-    return bool(structure.pair_shards(target, built))
-
-
 def _with_present(
     built: Any,
     present: Any,
     path: tuple[str | int, ...],
     fits: Callable[[Any, Any], bool] = structure.are_shards_of,
 ) -> Any:
-    """The state dict, with a DTensor that is there in the stead of what its parts make, where they were filled.
+    """Returns the state dict, with a DTensor that is there in place of what its parts make, where they were filled.
 
     Args:
         fits: whether a DTensor (the second) has what was built. Before anything is read that is asked of their kinds.
@@ -215,7 +210,7 @@ def _with_present(
 
 
 def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
-    """A stored state dict in new memory."""
+    """Reads a stored state dict into new memory."""
     stored.check_files(value.tensors)
     tensors: list[Any] = []
     made: dict[int, Target] = {}  # what was one tensor in memory is one again
@@ -247,7 +242,7 @@ _ALSO_OF_DCP = {"wrapped"}
 
 
 class RestoreMatch(NamedTuple):
-    """What is stored for an object, and the tensors that it is read into.
+    """The value that is stored for an object, and the tensors that it is read into.
 
     Attributes:
         tensors: one for each leaf of the value.
@@ -326,7 +321,7 @@ def match_value(
 
 
 def _other_kinds(value: Value, state_dict: Any, targets: dict[Name, Target]) -> list[str]:
-    """Tensors of a module that wrap others where what is stored doesn't, or is made of others; and the reverse."""
+    """Names tensors of a module that wrap others where what is stored doesn't, or the reverse."""
     stored: dict[Any, list[Name]] = {}
     for leaf in value.plan.leaves:
         if leaf.name:
@@ -366,7 +361,7 @@ def _match_module(
     strict: bool,
     differences: list[str],
 ) -> None:
-    """A module's names are its own: what it has and the snapshot lacks, and the reverse, is an error if `strict`.
+    """Compares names: what a module has and the snapshot lacks, and the reverse, is an error if `strict`.
 
     What this rank's value lacks may be another rank's: of a module whose layers were on several ranks.
     """
@@ -394,7 +389,7 @@ def _match_module(
 
 
 def _not_loaded(module: torch.nn.Module, state_dict: Any, value: Value) -> set[int]:
-    """The leaves that a module doesn't have, and that needn't be read. Where it may rename what it loads, all are."""
+    """Returns the leaves that a module lacks and that needn't be read. Where it may rename what it loads, all are."""
     plain = torch.nn.Module
     for one in module.modules():
         own = type(one)._load_from_state_dict
@@ -422,7 +417,7 @@ _NAMED = 4  # paths in one message
 
 
 class RestorePlace(NamedTuple):
-    """Where a stored tensor goes.
+    """The tensor that a stored one is read into.
 
     Attributes:
         value, shards: the tensor in the object, and what of it is here.
@@ -450,7 +445,7 @@ class _MemoryRange(NamedTuple):
 
 
 def come_apart(stored: Stored, places: Sequence[RestorePlace]) -> tuple[list[RestorePlace], list[str]]:
-    """Places in which all that is stored can stand together; and the differences, where there are none such."""
+    """Returns places in which all that is stored can stand together, and the differences where there are none."""
     apart, clusters = list(places), _clusters(places)
     for cluster in clusters:
         firsts: dict[tuple[Any, ...], int] = {}
@@ -471,7 +466,7 @@ def come_apart(stored: Stored, places: Sequence[RestorePlace]) -> tuple[list[Res
 
 
 def _clusters(places: Sequence[RestorePlace]) -> list[list[_MemoryRange]]:
-    """The shards that overlap others in memory, each with all that it is joined to by such."""
+    """Finds the shards that overlap others in memory. Each cluster has all that are joined by such."""
     shards: list[tuple[int, Shard]] = []
     ranges: list[tuple[str, int, int, int]] = []  # device, start, stop; then which shard, by number
     for number, place in enumerate(places):
@@ -516,14 +511,18 @@ def _moved(place: RestorePlace, replace: Callable[[Any], None]) -> RestorePlace:
 
 @modes.put_aside()
 def _agree(stored: Stored, places: Sequence[RestorePlace], cluster: Sequence[_MemoryRange]) -> bool:
-    """Whether what is stored for them can stand in memory like theirs. Reads it, into memory of its own."""
+    """Returns whether what is stored for them can stand in memory like theirs. Reads it into memory of its own."""
     start, stop = min(one.start for one in cluster), max(one.stop for one in cluster)
     start -= start % _ALIGNMENT
-    if any((one.start - start) % one.shard.local.itemsize or _has_bits(one.shard.local) for one in cluster):
-        return False  # nobody looks
+    for one in cluster:
+        local = one.shard.local
+        if (one.start - start) % local.itemsize or local.is_conj() or local.is_neg():
+            return False  # nobody looks
     with torch.inference_mode(False), torch.no_grad():
         storage = torch.empty(stop - start, dtype=torch.uint8, device="cpu").untyped_storage()
-        read = [Shard(one.shard.box, _new(one.shard.local)) for one in cluster]
+        locals = [one.shard.local for one in cluster]
+        made = [torch.empty(local.shape, dtype=local.dtype, device="cpu") for local in locals]
+        read = [Shard(one.shard.box, new) for one, new in zip(cluster, made, strict=True)]
         wants = [ReadRequest(places[one.place].tensor, (shard,)) for one, shard in zip(cluster, read, strict=True)]
         read_into(stored, wants, SILENT)
         doubles: list[torch.Tensor] = []
@@ -533,14 +532,6 @@ def _agree(stored: Stored, places: Sequence[RestorePlace], cluster: Sequence[_Me
             doubles.append(over(storage, local.dtype, at, local.shape, local.stride()))
             traits.copyable(doubles[-1]).copy_(traits.copyable(shard.local))
         return all(torch.equal(_bits(there), _bits(shard.local)) for there, shard in zip(doubles, read, strict=True))
-
-
-def _has_bits(local: torch.Tensor) -> bool:
-    return local.is_conj() or local.is_neg()
-
-
-def _new(local: torch.Tensor) -> torch.Tensor:
-    return torch.empty(local.shape, dtype=local.dtype, device="cpu")
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -558,13 +549,17 @@ _STATE_NAME = 3  # parts of the name of an optimizer's state: "state", the param
 
 
 class StateLayouts:
-    """Args: parameters: of an optimizer, in the order in which its state dict numbers them; else none."""
+    """The layouts that new tensors of an object's state get.
+
+    Args:
+        parameters: of an optimizer, in the order in which its state dict numbers them; else none.
+    """
 
     def __init__(self, parameters: Sequence[Any] = ()) -> None:
         self._parameters = parameters
 
     def make(self, name: Name, tensor: ManifestTensor) -> Target:
-        """A new tensor for a stored leaf of an object's state dict."""
+        """Returns a new tensor for a stored leaf of an object's state dict."""
         number = name[1] if len(name) == _STATE_NAME and name[0] == "state" else None
         if isinstance(number, int) and 0 <= number < len(self._parameters):
             parameter = self._parameters[number]
@@ -590,7 +585,7 @@ def _spread_as(parameter: Any, tensor: ManifestTensor) -> Target:
 
 
 def layouts_of(stateful: Any) -> StateLayouts:
-    """Of an optimizer, its parameters'; of other objects, none."""
+    """Returns the layouts of an optimizer's parameters; other objects have none."""
     if not isinstance(stateful, torch.optim.Optimizer):
         return StateLayouts()
     groups = stateful.param_groups
@@ -610,7 +605,7 @@ _OF_ELEMENTS = frozenset(
 
 
 def optimizer_differences(key: str, optimizer: torch.optim.Optimizer, saved: Any) -> Iterator[str]:
-    """Of the groups of parameters, and of the shapes of their states. None where an optimizer loads in its own way.
+    """Compares the groups of parameters, and the shapes of their states, unless the optimizer loads in its own way.
 
     Args:
         saved: the state dict that is stored; of its tensors only the shapes count.

@@ -21,11 +21,11 @@ from memstore.figures import compare
 from memstore.snapshot.manifest import Manifest, ManifestTensor
 from memstore.snapshot.mapped import view
 from memstore.snapshot.names import local_path
-from memstore.snapshot.progress import ProgressMeter
 from memstore.snapshot.ranks import RankGroup
 from memstore.snapshot.reading import read_tensor
 from memstore.snapshot.restore import restore, state_dict_of
 from memstore.snapshot.stateful import AppState
+from memstore.snapshot.storage import ProgressMeter
 from memstore.snapshot.stored import (
     SnapshotEntry,
     SnapshotLeaf,
@@ -38,7 +38,7 @@ from memstore.snapshot.stored import (
     metadata_of,
     verify,
 )
-from memstore.snapshot.take import PendingTake, TakeOptions, prepare, start, storage_options_of, take
+from memstore.snapshot.take import PendingTake, StorageOptions, TakeOptions, prepare, start, take
 from memstore.structure import PICKLED, modes
 
 
@@ -76,7 +76,7 @@ class Snapshot:
     ) -> None:
         self.path: str = local_path(path)
         self.pg = pg
-        self._allow_pickle, self._timeout = storage_options_of(storage_options)
+        self._allow_pickle, self._timeout = StorageOptions.of(storage_options)
         self._stored: Stored | None = None
         self._manifest: Manifest | None = None  # where it is known, before anything is opened
 
@@ -142,7 +142,7 @@ class Snapshot:
         progress: Progress | bool | None = None,
         allow_pickle: bool = False,
     ) -> PendingSnapshot:
-        """As `take`, but returns as soon as the tensors may change: a separate process writes their copies.
+        """Takes a snapshot like `take`, but returns as soon as the tensors may change: a process writes their copies.
 
         Several takes may be in progress, with copies of a quarter of the machine's memory in all: a further one waits
         for the oldest. The snapshot is completed even if the training process dies.
@@ -177,7 +177,7 @@ class Snapshot:
 
     @classmethod
     def _of(cls, manifest: Manifest, path: Any, pg: Any, storage_options: dict[str, Any]) -> Snapshot:
-        """A snapshot whose manifest is known already."""
+        """Returns a snapshot whose manifest is known already."""
         snapshot = cls(path, pg, storage_options)
         snapshot._manifest = manifest
         return snapshot
@@ -287,7 +287,7 @@ class Snapshot:
             verify(self._open(), progress, allow_pickle=self._allow_pickle)
 
     def _open(self) -> Stored:
-        """What is read of the snapshot; see `stored_of`."""
+        """Returns what is read of the snapshot; see `stored_of`."""
         if self._stored is None:
             self._stored = Stored(self.path, self._manifest)
         return self._stored
@@ -307,11 +307,11 @@ class Snapshot:
         return self.__copy__()  # a process group can't be copied, and is the same one
 
     def _options(self) -> dict[str, Any]:
-        """The storage options that it was opened with."""
+        """Returns the storage options that it was opened with."""
         return {"allow_pickle": self._allow_pickle, "timeout": self._timeout}
 
     def __str__(self) -> str:
-        """A table of its entries; just its path if it can't be read."""
+        """Returns a table of its entries; just its path if it can't be read."""
         try:
             return snapshot_text(self.path, self.metadata)
         except (MemstoreError, OSError):
@@ -358,7 +358,7 @@ class PendingSnapshot:
         return self._snapshot_of(self._take.wait(timeout))
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Returns whether `wait` would return, or raise, at once."""
         return self._take.done()
 
     def __reduce__(self) -> NoReturn:
@@ -372,7 +372,7 @@ class PendingSnapshot:
 
 
 def stored_of(snapshot: Snapshot) -> Stored:
-    """What is read of a snapshot, for other parts of memstore. Raises NotAStoreError, CorruptionError."""
+    """Opens a snapshot for reading, for other parts of memstore. Raises NotAStoreError, CorruptionError."""
     return snapshot._open()  # pyright: ignore[reportPrivateUsage]
 
 
@@ -424,7 +424,7 @@ class SnapshotDifference:
 def differences(
     first: Snapshot, second: Snapshot, done: Callable[[int, int], None] | None = None
 ) -> list[SnapshotDifference]:
-    """What differs, by rank and path. Tensors are equal if their bits are; two are in memory at a time.
+    """Lists what differs, by rank and path. Tensors are equal if their bits are; two are in memory at a time.
 
     Args:
         done: called with how many leaves have been compared, and how many there are.
@@ -459,7 +459,7 @@ def _leaves(stored: Stored) -> dict[str, SnapshotLeaf]:
 def _compare(
     left: Stored, right: Stored, path: str, ours: SnapshotLeaf, theirs: SnapshotLeaf, known: dict[tuple[int, int], str]
 ) -> str:
-    """ "" if they are equal."""
+    """Says how two leaves differ; "" if they are equal."""
     if ours.tensor is None or theirs.tensor is None:
         if ours.tensor is not theirs.tensor:
             return "a tensor in one, an object in the other"

@@ -64,14 +64,14 @@ class StagedTensors:
 
     @property
     def block(self) -> StagingBlock:
-        """The memory. Raises ValueError once it is the writer's, or given back."""
+        """Returns the memory. Raises ValueError once it is the writer's, or given back."""
         if self._block is None:
             raise ValueError("what was staged has been written or released")
         return self._block
 
     @property
     def memory(self) -> memoryview:
-        """All of it, as bytes."""
+        """Returns all of it, as bytes."""
         return self.block.bytes.data
 
     def write(
@@ -167,7 +167,7 @@ class StagingArea:
                 self._writer.close()
 
     def leave(self) -> None:
-        """In a forked child, which must neither use the memory nor keep the writer waiting for jobs."""
+        """Leaves memory and writer to the parent, in a forked child: the writer must not wait for its jobs."""
         if self._writer is not None:
             self._writer.leave()
 
@@ -228,7 +228,7 @@ Memory = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class StagedPlace(NamedTuple):
-    """Where the elements of a tensor lie in the memory, in bytes."""
+    """The place of a tensor's elements in the memory, in bytes."""
 
     offset: int
     nbytes: int
@@ -241,7 +241,7 @@ class _Move(NamedTuple):
 
 
 def place_tensors(tensors: Sequence[torch.Tensor]) -> tuple[list[StagedPlace], int]:
-    """A place for each, aligned; and how many bytes there are in all."""
+    """Returns an aligned place for each tensor, and how many bytes there are in all."""
     places: list[StagedPlace] = []
     end = 0
     for tensor in tensors:
@@ -266,7 +266,7 @@ def copy_into(memory: Memory, tensors: Sequence[torch.Tensor], places: Sequence[
 def _sorted_out(
     memory: Memory, tensors: Sequence[torch.Tensor], places: Sequence[StagedPlace]
 ) -> tuple[list[_Move], list[_Move], list[int]]:
-    """Short moves, long moves, and the tensors that torch has to copy: of devices, or not as they lie in memory."""
+    """Returns short moves, long moves, and tensors that torch has to copy: of devices, or not as they lie in memory."""
     base = memory.ctypes.data
     brief: list[_Move] = []
     long: list[_Move] = []
@@ -289,7 +289,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _shares(moves: Sequence[_Move]) -> list[list[_Move]]:
-    """The moves, cut and grouped, so that each group is about as long."""
+    """Returns the moves, cut and grouped, so that each group is about as long."""
     shares: list[list[_Move]] = []
     left = 0
     for target, source, nbytes in moves:
@@ -304,7 +304,7 @@ def _shares(moves: Sequence[_Move]) -> list[list[_Move]]:
 
 
 def _copy_share(_: object, share: Sequence[_Move]) -> None:
-    """The first argument keeps what the addresses belong to, even if who waits for this is interrupted twice."""
+    """Copies a share. The first argument keeps what the addresses belong to, whoever is interrupted."""
     for move in share:
         syscalls.copy(*move)
 
@@ -339,7 +339,7 @@ class Pinned:
             self._is_registered = int(_runtime().cudaHostRegister(address, size, _FOR_ALL_DEVICES)) == 0
 
     def close(self) -> None:
-        """Must come before the memory is unmapped."""
+        """Unregisters the memory. It must come before the memory is unmapped."""
         if self._is_registered:
             self._is_registered = False
             with torch.cuda.device(self._device):
@@ -353,7 +353,7 @@ def _runtime() -> Any:
 
 @contextlib.contextmanager
 def own_streams(devices: Iterable[torch.device]) -> Generator[None]:
-    """Inside it, the current stream of each CUDA device is a new one, which first waits for what was queued before."""
+    """Gives each CUDA device a new current stream in the block, which first waits for what was queued before."""
     with contextlib.ExitStack() as stack:
         for device in devices:
             before = torch.cuda.current_stream(device)
@@ -401,7 +401,7 @@ class StagingBlock:
             self._pinned = Pinned(self._memory.address, self.size, device)
 
     def leave(self) -> None:
-        """In a forked child: neither writes to the parent's memory nor keeps it, however long the child lives."""
+        """Leaves the memory to the parent, in a forked child, however long that lives."""
         self._pinned = None
         self._memory.leave()
 
@@ -412,7 +412,7 @@ class StagingBlock:
 
 
 def leave_blocks() -> None:
-    """In a forked child: all that it has from its parent."""
+    """Leaves all blocks to the parent, in a forked child."""
     for block in list(_blocks):
         block.leave()
     _blocks.clear()
@@ -433,7 +433,7 @@ class StagingPool:
         self._free: list[StagingBlock] = []  # the one that was used last at the end
 
     def take(self, nbytes: int, timeout: float, writer: int = 0) -> StagingBlock:
-        """A block of at least so many bytes; waits while too many are in use. `writer` is the pid of who uses them.
+        """Takes a block of at least so many bytes. Waits while too many are in use by the process `writer`.
 
         Raises:
             StoreTimeoutError: they still are after `timeout` seconds.
@@ -459,7 +459,7 @@ class StagingPool:
             raise
 
     def _fitting(self, size: int) -> StagingBlock | None:
-        """A block that was used before, and is not twice as large as it need be. Else makes room for a new one."""
+        """Returns a block that was used before and isn't twice as large as needed. Else makes room for a new one."""
         fitting = [block for block in self._free if size <= block.size <= 2 * size]
         if fitting:
             block = min(fitting, key=lambda block: block.size)
@@ -470,7 +470,7 @@ class StagingPool:
         return None
 
     def give_back(self, block: StagingBlock) -> None:
-        """Its bytes are needed no more. It is kept for the next snapshot, unless it is larger than all may be."""
+        """Takes a block back. It is kept for the next snapshot, unless it is larger than all may be."""
         if os.getpid() != self._pid:
             return  # in a forked child, whose lock may be held by a thread that it doesn't have
         with self._changed:
@@ -481,7 +481,7 @@ class StagingPool:
         self._forget(block.size)
 
     def drop(self, block: StagingBlock) -> None:
-        """As `give_back`, of a block that the writer may still read: nobody else gets it."""
+        """Gives up a block that the writer may still read: nobody else gets it."""
         block.close()
         self._forget(block.size)
 
@@ -499,7 +499,7 @@ class StagingPool:
 
 
 def default_limit() -> int:
-    """A quarter of the machine's memory, or of its container's, shared with the ranks that torchrun started on it."""
+    """Returns a quarter of the machine's or container's memory, shared with the ranks that torchrun started on it."""
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     total = min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *container_limits()])
     return total // 4 // max(int(ranks) if ranks.isdecimal() else 1, 1)
@@ -528,7 +528,7 @@ def _new_block(size: int, limit: int) -> StagingBlock:
 
 
 def _available_bytes() -> int:
-    """What the kernel would find for a process without swapping."""
+    """Returns what the kernel would find for a process without swapping."""
     with open(_AVAILABLE) as file:
         for line in file:
             if line.startswith("MemAvailable:"):
@@ -544,7 +544,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def container_limits(groups: Path = _GROUPS, root: Path = _ROOT) -> list[int]:
-    """The limits in bytes, of this process's group and of those above it; none where nothing is limited.
+    """Returns the memory limits of this process's control group and of those above it, in bytes.
 
     Args:
         groups: which groups the process is in, as the kernel lists them.

@@ -23,6 +23,7 @@ from memstore._wording import an
 from memstore.engine import Leaf
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
+from memstore.snapshot.manifest import ManifestValue
 from memstore.snapshot.names import path_of
 from memstore.snapshot.ranks import RankGroup
 from memstore.structure import DTYPE_NAMES, RefusedError, Tree, Walk, traits
@@ -33,7 +34,7 @@ class Stateful(Protocol):
     """An object with a state: modules, optimizers, learning-rate schedulers, and whatever has these two methods."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The state: nested dicts, lists and tuples of tensors and plain objects."""
+        """Returns the state: nested dicts, lists and tuples of tensors and plain objects."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
@@ -99,7 +100,7 @@ class RNGState:
 
 
 def _python_state() -> torch.Tensor:
-    """The state of `random` as one tensor: version, words, and the number that `gauss` has left, if there is one."""
+    """Returns the state of `random` as one tensor: version, words, and the number that `gauss` may have left."""
     version, words, gauss = random.getstate()
     left = [] if gauss is None else [int(np.float64(gauss).view(np.int64))]
     return torch.tensor([version, *words, *left], dtype=torch.int64, device="cpu")
@@ -116,7 +117,7 @@ def _set_python_state(state: Any) -> None:
 
 
 def check_app_state(app_state: Any) -> AppState:
-    """The app state; TypeError or ValueError for what is none."""
+    """Returns the app state. Raises TypeError or ValueError if it is none."""
     if not isinstance(app_state, dict):
         raise TypeError(f"app_state is a dict of Statefuls by name, and not {an(type(app_state))}")
     checked = cast("dict[Any, Any]", app_state)
@@ -144,7 +145,7 @@ def check_app_state(app_state: Any) -> AppState:
 
 
 def ask_state_dicts(ranks: RankGroup, keys: Iterable[str], app_state: AppState) -> dict[str, Any]:
-    """The state dicts by name.
+    """Asks for the state dicts, and returns them by name.
 
     The random state comes first, and stays what it was: other state dicts may draw numbers. These come one after the
     other on all ranks, since they may have collectives inside: a rank whose state dict fails keeps none of the others
@@ -179,7 +180,7 @@ def ask_state_dicts(ranks: RankGroup, keys: Iterable[str], app_state: AppState) 
 
 
 def matches_globs(path: str, globs: Iterable[str], rank: int) -> bool:
-    """Patterns are of paths without a rank, as torchsnapshot has them; those of `get_manifest`'s do, too."""
+    """Returns whether a pattern matches the path: without a rank, as in torchsnapshot, or with it."""
     return any(fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(f"{rank}/{path}", glob) for glob in globs)
 
 
@@ -188,7 +189,7 @@ def is_replicating(value: Any) -> bool:
 
 
 def globs_of_ddp(app_state: AppState) -> list[str]:
-    """The patterns of what DistributedDataParallel keeps equal on all ranks."""
+    """Returns the patterns of what DistributedDataParallel keeps equal on all ranks."""
     globs: list[str] = []
     for key, value in app_state.items():
         if is_replicating(value):
@@ -206,7 +207,7 @@ def globs_of_ddp(app_state: AppState) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """A pattern that matches just this path."""
+    """Returns a pattern that matches just this path."""
     escaped = text.replace("%", "%25").replace("/", "%2F")
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in escaped)
 
@@ -219,7 +220,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class HeldTensor(NamedTuple):
-    """What this rank holds of a tensor.
+    """A tensor, and what this rank holds of it.
 
     Attributes:
         path: of the first leaf that it is.
@@ -236,17 +237,8 @@ class HeldTensor(NamedTuple):
     is_sharded: bool
 
 
-class State(NamedTuple):
-    """A state dict. `tensors` has, for each leaf, its place in the list of all tensors of the app state."""
-
-    key: str
-    structure: bytes
-    objects: bytes
-    tensors: tuple[int, ...]
-
-
 class _StateWalk(Walk):
-    """Finds tensors of which this rank has only parts; plain tensors without memory stand in for them."""
+    """A walk that finds tensors of which this rank has only parts; tensors without memory stand in for them."""
 
     __slots__ = ("sharded",)
 
@@ -275,7 +267,7 @@ class _StateWalk(Walk):
 
 
 class StateWalker:
-    """Takes the state dicts of one app state apart. Tensors that are one in memory become one of `tensors`."""
+    """The tensors of one app state, whose state dicts it takes apart. Tensors that are one in memory are one here."""
 
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
@@ -283,7 +275,7 @@ class StateWalker:
         self._paths: set[str] = set()
         self.tensors: list[HeldTensor] = []
 
-    def add(self, key: str, state_dict: Any) -> State:
+    def add(self, key: str, state_dict: Any) -> ManifestValue:
         """Raises UnsupportedValueError, naming the leaf, for what can't be saved."""
 
         def walk_with(careful: bool) -> _StateWalk:
@@ -304,12 +296,14 @@ class StateWalker:
             shape, dtype = tuple(facts.shapes[i]), facts.dtypes[i]
             nbytes = traits.count(shape) * dtype.itemsize
             leaves.append(Leaf((), DTYPE_NAMES[dtype], shape, None, 0, nbytes))
-        plan = structure.describe_external_tree(tree, leaves, walk.objects, [_anywhere(trait) for trait in found], same)
+        # without the device: what is restored goes to where its object has it
+        kinds = [one._replace(device=None) if one.kind or one.requires_grad else traits.PLAIN for one in found]
+        plan = structure.describe_external_tree(tree, leaves, walk.objects, kinds, same)
         places = [
             self._place(key, leaf.name, tensor, walk.sharded.get(i), address)
             for i, (leaf, tensor, address) in enumerate(zip(plan.plan.leaves, walk.tensors, addresses, strict=True))
         ]
-        return State(key, plan.plan.description, plan.objects, tuple(places))
+        return ManifestValue(key, plan.plan.description, plan.objects, tuple(places))
 
     def _place(
         self, key: str, name: tuple[str | int, ...], tensor: torch.Tensor, leaf: ShardedLeaf | None, address: int
@@ -328,7 +322,7 @@ class StateWalker:
             reason = structure.why_no_memory(shard.local)
             if reason is not None:
                 raise UnsupportedValueError(f"{path}: {reason}")
-            reason = traits.why_too_expanded(shard.local)
+            reason = None if shard.local.is_contiguous() else traits.why_too_expanded(shard.local)
             if reason is not None:
                 raise UnsupportedValueError(f"{path}: {reason}: save what it is expanded from")
         while path in self._paths:  # the keys 1 and "1" make one path
@@ -336,13 +330,3 @@ class StateWalker:
         self._paths.add(path)
         self.tensors.append(HeldTensor(path, name, tensor.dtype, shape, shards, leaf is not None))
         return len(self.tensors) - 1
-
-
-def _anywhere(found: traits.Traits) -> traits.Traits:
-    """Without the device: what is restored goes to where its object has it."""
-    return traits.PLAIN if not found.kind and not found.requires_grad else found._replace(device=None)
-
-
-def cut(shard: Shard, box: Any) -> torch.Tensor:
-    """The elements of `box` out of a shard that has them."""
-    return shard.local[box.within(shard.box).slices]

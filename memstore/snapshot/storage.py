@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import xxhash
 
-from memstore.errors import InvalidKeyError
+from memstore._info import Progress
+from memstore._wording import size as size_text
+from memstore.errors import InvalidKeyError, in_callers_code
 
 # --- The interface ---------------------------------------------------------------------------------------------------
 
@@ -56,7 +61,7 @@ class LateBytes:
         self._lock = threading.Lock()
 
     def take(self, start: int, stop: int) -> memoryview:
-        """Some of the bytes; each may be taken once."""
+        """Returns some of the bytes; each may be taken once."""
         with self._lock:
             if not self._made:
                 self._made = memoryview(self._make()).cast("B")
@@ -127,7 +132,7 @@ class Storage(Protocol):
         ...
 
     def read_bytes(self, name: str, limit: int) -> bytes:
-        """A small file, whole.
+        """Reads a small file whole.
 
         Raises:
             KeyNotFoundError: there is no such file.
@@ -148,7 +153,7 @@ class Storage(Protocol):
         ...
 
     def replace(self, name: str, data: bytes, *, durable: bool) -> None:
-        """As `publish`, in the place of an earlier file of this name: readers find the one or the other, whole.
+        """Publishes a file in the place of an earlier one of this name: readers find the one or the other, whole.
 
         Raises:
             StoreFullError: no room. The earlier file is as it was.
@@ -156,11 +161,11 @@ class Storage(Protocol):
         ...
 
     def size(self, name: str) -> int | None:
-        """Of a file, in bytes; None if there is no such file."""
+        """Returns the size of a file in bytes; None if there is no such file."""
         ...
 
     def names(self) -> list[str]:
-        """Of all files, sorted, whoever made them."""
+        """Returns the names of all files, sorted, whoever made them."""
         ...
 
     def remove(self, name: str) -> None:
@@ -192,94 +197,98 @@ _UNFINISHED = re.compile(r"\.memstore_snapshot\.[0-9a-f]{32}\.new")
 
 
 def new_unfinished_name() -> str:
-    """Of a file that is about to be published under another name."""
+    """Returns a name for a file that is about to be published under another name."""
     return f".memstore_snapshot.{uuid.uuid4().hex}.new"
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file of this name is about to be published, or was by a process that died."""
+    """Returns whether a file of this name is about to be published, or was by a process that died."""
     return _UNFINISHED.fullmatch(name) is not None
 
 
 def check_name(name: str) -> str:
-    """The name, if it is that of a file in the folder itself. Raises InvalidKeyError."""
-    problem = _problem(name)
+    """Returns the name, if it is that of a file in the folder itself. Raises InvalidKeyError."""
+    problem = ""
+    if name in ("", ".", ".."):
+        problem = "it names a folder"
+    elif "/" in name:
+        problem = "it has a '/', and all files of a snapshot lie in one folder"
+    elif "\0" in name:
+        problem = "it has a NUL"
+    else:
+        try:
+            nbytes = len(name.encode())
+            if nbytes > _MOST_BYTES:
+                problem = f"it has {nbytes:,} bytes, and {_MOST_BYTES} are the most"
+        except UnicodeEncodeError:
+            problem = "it can't be written as UTF-8"
     if problem:
         raise InvalidKeyError(f"{name!r:.300} is no name of a file of a snapshot: {problem}")
     return name
 
 
-def _problem(name: str) -> str | None:
-    if name in ("", ".", ".."):
-        return "it names a folder"
-    if "/" in name:
-        return "it has a '/', and all files of a snapshot lie in one folder"
-    if "\0" in name:
-        return "it has a NUL"
-    try:
-        nbytes = len(name.encode())
-    except UnicodeEncodeError:
-        return "it can't be written as UTF-8"
-    return None if nbytes <= _MOST_BYTES else f"it has {nbytes:,} bytes, and {_MOST_BYTES} are the most"
-
-
 # --- Chunks ----------------------------------------------------------------------------------------------------------
 
 
-class LatePiece(NamedTuple):
+class LatePiece:
     """Some bytes of memory that is made when it is written."""
 
-    source: LateBytes
-    start: int
-    stop: int
+    __slots__ = ("source", "start", "stop")
+
+    def __init__(self, source: LateBytes, start: int, stop: int) -> None:
+        self.source, self.start, self.stop = source, start, stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 class ChunkRun(NamedTuple):
     """Bytes that lie one after the other in one chunk of a file, and the memory that they come from or go to.
 
-    A piece that is a number stands for so many bytes that are read, and that nobody wants.
+    Attributes:
+        offset, end: in the file.
+        pieces: the memory. A number stands for so many bytes that are read, and that nobody wants.
     """
 
-    offset: int  # in the file
+    offset: int
+    end: int
     pieces: list[memoryview | LatePiece | int]
 
     @property
     def nbytes(self) -> int:
-        return sum(map(size_of, self.pieces))
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.nbytes
-
-
-def size_of(piece: memoryview | LatePiece | int) -> int:
-    if isinstance(piece, LatePiece):
-        return piece.stop - piece.start
-    return piece if isinstance(piece, int) else len(piece)
+        return self.end - self.offset
 
 
 def runs_of(parts: Iterable[FilePart], *, join: int = 0) -> list[ChunkRun]:
-    """The parts, sorted, cut at the ends of chunks, and joined where they adjoin.
+    """Returns the parts, sorted, cut at the ends of chunks, and joined where they adjoin.
 
     Args:
         parts: none of them may overlap another one in the file.
         join: gaps of up to so many bytes within a chunk are joined too.
     """
     runs: list[ChunkRun] = []
-    end = 0
-    for start, piece in sorted(_pieces(parts), key=lambda found: found[0]):
+    first, end = 0, 0  # of the run that is being made
+    pieces: list[memoryview | LatePiece | int] = []
+    for start, piece in sorted(_pieces(parts), key=itemgetter(0)):
         gap = start - end
         if gap < 0:
             raise ValueError(f"parts of the file overlap at byte {start:,}")
-        if runs and start % CHUNK and start // CHUNK == runs[-1].offset // CHUNK and gap <= join:
-            runs[-1].pieces.extend([gap, piece] if gap else [piece])
+        if pieces and start % CHUNK and start // CHUNK == first // CHUNK and gap <= join:
+            if gap:
+                pieces.append(gap)
         else:
-            runs.append(ChunkRun(start, [piece]))
-        end = start + size_of(piece)
+            if pieces:
+                runs.append(ChunkRun(first, end, pieces))
+            first, pieces = start, []
+        pieces.append(piece)
+        end = start + len(piece)
+    if pieces:
+        runs.append(ChunkRun(first, end, pieces))
     return runs
 
 
 def _pieces(parts: Iterable[FilePart]) -> Iterator[tuple[int, memoryview | LatePiece]]:
+    """Yields the parts, cut at the ends of chunks, each with its offset in the file."""
     for offset, memory in parts:
         late: LateBytes | None = memory if isinstance(memory, LateBytes) else None
         view = memoryview(b"") if late else memoryview(cast("Any", memory))
@@ -293,17 +302,17 @@ def _pieces(parts: Iterable[FilePart]) -> Iterator[tuple[int, memoryview | LateP
 
 
 def whole_chunks(parts: Iterable[FilePart], size: int) -> list[ChunkRun]:
-    """All of each chunk that a part touches."""
+    """Returns all of each chunk that a part touches."""
     found: list[ChunkRun] = []
-    for run in runs_of(parts, join=CHUNK):
-        before = run.offset % CHUNK
-        after = max(min(run.offset - before + CHUNK, size) - run.end, 0)
-        found.append(ChunkRun(run.offset - before, [before, *run.pieces, after]))
+    for offset, end, pieces in runs_of(parts, join=CHUNK):
+        start = offset - offset % CHUNK
+        stop = max(min(start + CHUNK, size), end)
+        found.append(ChunkRun(start, stop, [offset - start, *pieces, stop - end]))
     return found
 
 
 def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list[FilePart]]:
-    """The parts, cut at the ends of chunks: of those of which at least half is wanted, and of the others.
+    """Cuts the parts at the ends of chunks. Returns those of chunks of which at least half is wanted, and the others.
 
     Args:
         size: of the file, in bytes.
@@ -321,17 +330,17 @@ def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list
 
 
 def new_sum() -> Any:
-    """The sum of a chunk, piece by piece: `update`, then `digest`."""
+    """Returns the sum of a chunk, piece by piece: `update`, then `digest`."""
     return xxhash.xxh3_64()
 
 
 def count_chunks(size: int) -> int:
-    """How many chunks a file of so many bytes has."""
+    """Returns how many chunks a file of so many bytes has."""
     return -(-size // CHUNK)
 
 
 def expected_sum(sums: bytes, chunk: int) -> bytes:
-    """Of a chunk, by its number."""
+    """Returns the sum of a chunk, by its number."""
     return sums[chunk * SUM_SIZE : (chunk + 1) * SUM_SIZE]
 
 
@@ -348,7 +357,7 @@ R = TypeVar("R")
 
 
 def in_parallel(function: Callable[[T], R], items: Sequence[T], each: Callable[[T], None]) -> list[R]:
-    """`list(map(function, items))`, on all cores; `each` is called in this thread with those that are done, in order.
+    """Returns `list(map(function, items))`, computed on all cores. `each` is called here with those done, in order.
 
     When it returns, or raises, no call runs any more. A single item is worked on in the caller's thread.
     """
@@ -362,7 +371,7 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T], each: Callable[[
     with ThreadPoolExecutor(count, "memstore: snapshot") as pool:
         batch = min(-(-len(items) // (count * _FEW)), _BATCH)
         batches = [items[start : start + batch] for start in range(0, len(items), batch)]
-        futures = [pool.submit(_all, function, some) for some in batches]
+        futures = [pool.submit(lambda some: list(map(function, some)), some) for some in batches]
         try:
             for some, future in zip(batches, futures, strict=True):
                 results += future.result()
@@ -374,5 +383,81 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T], each: Callable[[
     return results
 
 
-def _all(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    return list(map(function, items))
+# --- How far a snapshot is: a callback, or a bar on the terminal -----------------------------------------------------
+
+
+_WIDTH = 30  # characters
+_BAR_PAUSE = 0.1  # seconds between two looks of a bar
+
+
+class ProgressMeter:
+    """A count of bytes, which is told. Thread-safe.
+
+    Args:
+        progress: called with the bytes done and those in all; True: a bar, if standard error is a terminal; None.
+        total: bytes in all.
+        what: what is done, for the bar: "writing".
+        rank: of several, rank 0 alone has a bar; a callback is each rank's own.
+        keeps_errors: what the callback raises is kept as `failure`, and it is called no more; else it is raised.
+
+    Attributes:
+        failure: what the callback has raised.
+    """
+
+    def __init__(
+        self, progress: Progress | bool | None, total: int, what: str, *, rank: int = 0, keeps_errors: bool = False
+    ) -> None:
+        self.total, self._done = total, 0
+        self.failure: BaseException | None = None
+        self._keeps_errors = keeps_errors
+        self._lock = threading.Lock()
+        self._tell: Progress | None = None
+        if callable(progress):
+            self._tell = progress
+        elif progress is True and rank == 0 and sys.stderr.isatty():
+            self._tell = _bar(what)
+
+    @property
+    def done(self) -> Callable[[int], None] | None:
+        """Returns what is called with the bytes that were passed; None if nobody wants to know."""
+        return None if self._tell is None else self._add
+
+    def _add(self, nbytes: int) -> None:
+        with self._lock:
+            self._done = min(self._done + nbytes, self.total)
+            if self._tell is None or self.failure is not None:
+                return
+            try:
+                with in_callers_code():
+                    self._tell(self._done, self.total)
+            except BaseException as error:  # SystemExit, too, would end the thread that calls this
+                if not self._keeps_errors:
+                    raise
+                self.failure = error
+
+    def finish(self) -> None:
+        """Tells that all is done, whatever was counted."""
+        if self._done < self.total or not self.total:
+            self._add(self.total - self._done)
+
+
+def _bar(what: str) -> Progress:
+    started, told = time.monotonic(), 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if done < total and now - told < _BAR_PAUSE:
+            return
+        told = now
+        part = done / total if total else 1.0
+        rate = size_text(done / max(now - started, 1e-9))
+        bar = "█" * round(_WIDTH * part)
+        sys.stderr.write(f"\r{what} {bar:<{_WIDTH}} {part:4.0%}  {size_text(done)} of {size_text(total)}  {rate}/s ")
+        sys.stderr.write("\n" if done >= total else "")
+        sys.stderr.flush()
+
+    return tell
+
+
+SILENT = ProgressMeter(None, 0, "")  # tells nobody

@@ -36,8 +36,7 @@ from memstore.sharding import Box, overlap
 from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.manifest import Manifest, ManifestBox, ManifestFile, ManifestTensor, ManifestValue, load_manifest
 from memstore.snapshot.names import MANIFEST, path_of
-from memstore.snapshot.progress import ProgressMeter
-from memstore.snapshot.storage import FilePart, verify_file
+from memstore.snapshot.storage import FilePart, ProgressMeter, verify_file
 from memstore.structure import DTYPES, PICKLED, name_of
 
 # --- The snapshot and its values -------------------------------------------------------------------------------------
@@ -52,7 +51,7 @@ class Value(NamedTuple):
     tensors: tuple[ManifestTensor, ...]
 
     def paths(self) -> Iterator[tuple[str, ManifestTensor]]:
-        """The leaves that are tensors, by path; of the keys 1 and "1" in a dict, the second has a "~" behind it."""
+        """Yields the tensors by path. Of the keys 1 and "1" in a dict, the second has a "~" behind it."""
         seen: set[str] = set()
         for leaf, tensor in zip(self.plan.leaves, self.tensors, strict=True):
             path = path_of((self.key, *leaf.name))
@@ -79,19 +78,19 @@ class Stored:
         self._by_path: dict[str, ManifestTensor] | None = None
 
     def rank_with(self, rank: int, key: str) -> int | None:
-        """The rank whose value of this name a rank gets: its own; else that of the first rank that has one."""
+        """Returns the rank whose value of this name a rank gets: its own, else that of the first rank that has one."""
         ranks = self.manifest.ranks
         if rank < len(ranks) and key in ranks[rank]:
             return rank
         return next((other for other, values in enumerate(ranks) if key in values), None)
 
     def value(self, rank: int, key: str) -> Value | None:
-        """What this rank gets under a name of the app state; None if no rank has it."""
+        """Returns what this rank gets under a name of the app state; None if no rank has it."""
         found = self.rank_with(rank, key)
         return None if found is None else self._value(self.manifest.ranks[found][key])
 
     def tensors(self, rank: int, key: str) -> dict[str, ManifestTensor]:
-        """Those of `value`, by path."""
+        """Returns the tensors of `value`, by path."""
         found = self.rank_with(rank, key)
         if found is None:
             return {}
@@ -101,14 +100,14 @@ class Stored:
         return self._tensors[index]
 
     def keys(self, rank: int) -> list[str]:
-        """The names that a rank has in its app state, one that is new: all."""
+        """Returns the names that a rank has in its app state; all names for a rank that is new."""
         ranks = self.manifest.ranks
         if rank < len(ranks):
             return list(ranks[rank])
         return list(dict.fromkeys(key for values in ranks for key in values))
 
     def by_path(self) -> dict[str, ManifestTensor]:
-        """The tensors of all ranks; of one path, the first rank's."""
+        """Returns the tensors of all ranks by path; of one path, the first rank's."""
         if self._by_path is None:
             self._by_path = {}
             for rank, values in enumerate(self.manifest.ranks):
@@ -124,7 +123,7 @@ class Stored:
         return self._values[index]
 
     def _checked(self, stored: ManifestValue) -> Value:
-        """The value, once its leaves are known to be the tensors that it names. Raises CorruptionError."""
+        """Returns the value, once its leaves are known to be the tensors that it names. Raises CorruptionError."""
         tensors = tuple(self.manifest.tensors[i] for i in stored.tensors)
         try:
             plan = structure.plan_of(stored.structure)
@@ -155,7 +154,7 @@ class Stored:
             raise self.damaged(f"the boxes of {tensor.path!r:.100} have other bytes than {leaf.dtype} takes")
 
     def objects_of(self, value: Value, *, allow_pickle: bool) -> list[Any]:
-        """The leaves of a value that are no tensors, in the order of the plan's names."""
+        """Returns the leaves of a value that are no tensors, in the order of the plan's names."""
         try:
             return structure.decode_objects(value.objects, value.plan.object_count, allow_pickle)
         except CorruptionError as error:
@@ -170,14 +169,14 @@ class Stored:
             raise self.damaged_file(file.name, f"it has {size:,} bytes, and the manifest says {file.size:,}")
 
     def check_files(self, tensors: Iterable[ManifestTensor]) -> None:
-        """`check_size` of the files that have these tensors: before memory is taken that only a manifest asks for."""
+        """Checks the sizes of these tensors' files, before memory is taken that only a manifest asks for."""
         with self.reading():
             for index in {box.file for tensor in tensors for box in tensor.boxes}:
                 self.check_size(self.manifest.files[index])
 
     @contextmanager
     def reading(self) -> Generator[None]:
-        """Files that are missing or others are no damage if another snapshot has taken the place of this one.
+        """Tells a change apart from damage: another snapshot may have taken the place of this one during the block.
 
         Raises:
             VersionGoneError: instead of a CorruptionError, if the manifest that was read isn't there any more.
@@ -193,7 +192,7 @@ class Stored:
             ) from None
 
     def _change(self) -> str | None:
-        """What has become of the manifest since it was read; None if it is there, or what is there can't be read."""
+        """Says what has become of the manifest since it was read; None if it is there, or can't be read."""
         try:
             return None if load_manifest(self.path).id == self.manifest.id else "overwritten"
         except NotAStoreError:
@@ -208,7 +207,7 @@ class Stored:
         return CorruptionError(path=f"{self.path}/{name}", detail=detail)
 
     def build(self, value: Value, tensors: list[Any], *, allow_pickle: bool) -> Any:
-        """The state dict of these tensors."""
+        """Builds the state dict of these tensors."""
         try:
             return structure.build(value.plan, value.objects, tensors, allow_pickle=allow_pickle)
         except CorruptionError as error:
@@ -299,7 +298,7 @@ def metadata_of(stored: Stored, *, allow_pickle: bool) -> SnapshotMetadata:
 
 
 def entries_of(stored: Stored, *, allow_pickle: bool) -> dict[str, SnapshotEntry]:
-    """All tensors and objects, by rank and path: "0/model/layer.weight"."""
+    """Returns all tensors and objects, by rank and path: "0/model/layer.weight"."""
     found: dict[str, SnapshotEntry] = {}
     for rank in range(stored.manifest.world_size):
         for key in stored.keys(rank):
@@ -329,7 +328,7 @@ class SnapshotLeaf(NamedTuple):
 
 
 def leaves_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Iterator[tuple[str, SnapshotLeaf]]:
-    """By path. Containers of objects are told by their entries, which each have a path; PICKLED is not looked into."""
+    """Yields the leaves by path. Entries of containers of objects have a path each; PICKLED isn't looked into."""
     for path, tensor in value.paths():
         yield path, SnapshotLeaf(tensor)
     try:
@@ -362,7 +361,7 @@ def _opened(name: tuple[str | int, ...], value: Any) -> Iterator[tuple[str, Any]
 
 
 def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> SnapshotLeaf:
-    """The leaf at "RANK/NAME/...", as this rank would restore it: also what another rank has written.
+    """Returns the leaf at "RANK/NAME/...", as this rank would restore it: also what another rank has written.
 
     Raises:
         KeyNotFoundError: there is none.
@@ -406,7 +405,7 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> SnapshotLeaf:
 
 
 def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> None:
-    """As `Snapshot.verify`."""
+    """Reads all files, and compares them with their checksums and the manifest; see `Snapshot.verify`."""
     for rank in range(stored.manifest.world_size):
         for key in stored.keys(rank):
             value = stored.value(rank, key)
@@ -428,7 +427,7 @@ def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> 
 
 
 def _check_header(stored: Stored, file: ManifestFile, boxes: Sequence[tuple[ManifestTensor, ManifestBox]]) -> None:
-    """The header that others read names the same ranges as the manifest has boxes in the file."""
+    """Checks that the header that others read has the same ranges as the manifest has boxes in the file."""
     try:
         head = _bytes(stored, file, 0, min(8, file.size))
         start = header_size(head, file.size)

@@ -46,7 +46,7 @@ _LAST_WORDS = 2000  # bytes
 
 
 class _Process(subprocess.Popen[bytes]):
-    """One that may outlive this process, without a warning."""
+    """A process that may outlive this one, without a warning."""
 
     def __del__(self) -> None:  # Popen's own warns of a process that was not waited for
         pass
@@ -97,7 +97,7 @@ class WriterClient:
             self._channel.shutdown(socket.SHUT_WR)
 
     def leave(self) -> None:
-        """In a forked child, which has no part in it."""
+        """Closes its descriptors in a forked child, which has no part in it."""
         self._channel.close()
         self._errors.close()
 
@@ -126,7 +126,7 @@ class WriterClient:
         self._ended()
 
     def _last_words(self) -> str:
-        """The last line of what it wrote to its stderr: of a traceback, the error."""
+        """Returns the last line of what it wrote to its stderr: of a traceback, the error."""
         self._errors.seek(max(os.fstat(self._errors.fileno()).st_size - _LAST_WORDS, 0))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
@@ -180,23 +180,23 @@ class PendingWrite:
         self.writer = 0  # its pid
 
     def advance(self, nbytes: int) -> None:
-        """So many more bytes are written."""
+        """Tells that so many more bytes are written."""
         if self._done is not None:
             self._done(nbytes)
 
     def settle(self, result: WriteOutcome | Exception) -> None:
-        """What has become of it; the second time nothing happens."""
+        """Sets the outcome. The second time nothing happens."""
         if self._end.is_set():
             return
         self._result = result
-        settled, self._settled = self._settled, _nothing  # which would keep the memory as long as this object
+        settled, self._settled = self._settled, lambda: None  # which would keep the memory as long as this object
         try:
             settled()  # first: who has waited finds the memory free
         finally:
             self._end.set()
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Returns whether `wait` would return, or raise, at once."""
         self._check_process()
         return self._end.is_set()
 
@@ -227,10 +227,6 @@ class PendingWrite:
             )
 
 
-def _nothing() -> None:
-    pass
-
-
 # --- The process -----------------------------------------------------------------------------------------------------
 
 
@@ -239,7 +235,7 @@ _INTERVAL = 0.1  # seconds between two words on how a job advances
 
 
 def main(fd: int, idle: float) -> None:
-    """The whole life of a writer. `fd` is its socket, `idle` how many seconds without a job end it."""
+    """Runs the whole life of a writer. `fd` is its socket, `idle` how many seconds without a job end it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=fd) as channel:
         serve(channel, idle)
@@ -313,7 +309,9 @@ def _write_all(job: WriteJob, staged: memoryview, done: Callable[[int], None] | 
             )
         finish = None if job.finish is None else step_named(job.finish)
     except BaseException:
-        _remove_all(storage, list(sums))
+        for name in sums:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                storage.remove(name)
         raise
     return b"" if finish is None else finish(storage, job.argument, sums, job.durable)
 
@@ -329,12 +327,6 @@ def _parts_of(file: StagedFile, staged: memoryview) -> list[FilePart]:
         parts.append(FilePart(offset, staged[start : start + nbytes]))
         offset += nbytes
     return parts
-
-
-def _remove_all(storage: Storage, names: list[str]) -> None:
-    for name in names:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
-            storage.remove(name)
 
 
 # --- Last steps of a job ---------------------------------------------------------------------------------------------
@@ -418,14 +410,14 @@ class WriteFailure(msgspec.Struct, frozen=True):
 
 
 class WriteAdvance(msgspec.Struct, frozen=True, tag=True):
-    """How many more bytes of a job are written."""
+    """The number of bytes of a job that were written since the last word."""
 
     number: int
     nbytes: int
 
 
 class WriteOutcome(msgspec.Struct, frozen=True, tag=True):
-    """What became of a job: what its step returned, or why it failed."""
+    """The outcome of a job: what its step returned, or why it failed."""
 
     number: int
     result: bytes = b""
@@ -451,7 +443,7 @@ def send_job(channel: socket.socket, job: WriteJob, memory: int) -> None:
 
 
 def receive_job(channel: socket.socket) -> tuple[WriteJob, int] | None:
-    """The next job, and its memory, a file descriptor; None when there will be no more."""
+    """Returns the next job, and its memory, a file descriptor; None when there will be no more."""
     mark, fds, _, _ = socket.recv_fds(channel, len(_JOB), 2)
     if not mark:
         return None
@@ -477,7 +469,7 @@ def send_outcome(channel: socket.socket, outcome: WriteOutcome) -> None:
 
 
 def send_advance(channel: socket.socket, advance: WriteAdvance) -> bool:
-    """Whether it was sent: it never waits for a trainer that doesn't listen, or is dead."""
+    """Returns whether it was sent: it never waits for a trainer that doesn't listen, or is dead."""
     try:
         channel.send(msgspec.msgpack.encode(advance), socket.MSG_DONTWAIT)
     except (BlockingIOError, BrokenPipeError, ConnectionResetError):
@@ -486,7 +478,7 @@ def send_advance(channel: socket.socket, advance: WriteAdvance) -> bool:
 
 
 def receive_outcome(channel: socket.socket) -> WriteOutcome | WriteAdvance | None:
-    """The next outcome, or how a job advances; None when there will be no more."""
+    """Returns the next outcome, or how a job advances; None when there will be no more."""
     body = channel.recv(OUTCOME_LIMIT)
     return _decode(body, WriteOutcome | WriteAdvance, "Outcome") if body else None
 
@@ -505,7 +497,7 @@ _LONGEST = OUTCOME_LIMIT // 4  # bytes of a text
 
 
 def failure_of(error: BaseException) -> WriteFailure:
-    """What is sent of an error."""
+    """Returns what is sent of an error."""
     if isinstance(error, errors.MemstoreError):
         path = getattr(error, "path", None)
         return WriteFailure(type(error).__name__, _text(error), getattr(error, "errno", None), path and _text(path))
@@ -516,12 +508,12 @@ def failure_of(error: BaseException) -> WriteFailure:
 
 
 def _text(value: object) -> str:
-    """As text that msgpack can carry: a path may be no UTF-8."""
+    """Returns a text that msgpack can carry: a path may be no UTF-8."""
     return str(value).encode(errors="backslashreplace")[:_LONGEST].decode(errors="ignore")
 
 
 def error_of(failure: WriteFailure) -> Exception:
-    """The error again. One of a class that memstore doesn't have becomes a MemstoreError that names it."""
+    """Makes the error again. One of a class that memstore doesn't have becomes a MemstoreError that names it."""
     if failure.kind == "OSError":
         return OSError(failure.code or 0, failure.message, failure.path)  # of the subclass that the code means
     kind = getattr(errors, failure.kind, None) if failure.kind else None

@@ -113,7 +113,9 @@ def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Pro
 
 
 def mend_header(store: str, key: bytes, record: Record, extent: SegmentExtent, content: memoryview) -> bytes | None:
-    """A header made anew of a record, for a file with that content; None if that can't be told to be the record's.
+    """Makes a header anew from a record, for a file with that content.
+
+    Returns None if it can't be told to be the record's.
 
     It can if the bytes fit the record's checksums. Without these, if what is left of the header names the put.
     """
@@ -129,7 +131,7 @@ def mend_header(store: str, key: bytes, record: Record, extent: SegmentExtent, c
 
 
 def is_home_of_key(said: bytes, key: bytes) -> bool:
-    """Whether a key is at home on this host, by what its catalog says of its cluster."""
+    """Returns whether a key is at home on this host, by what its catalog says of its cluster."""
     with between_forks():
         from memstore.distributed.catalog import standing_of
 
@@ -137,7 +139,10 @@ def is_home_of_key(said: bytes, key: bytes) -> bool:
 
 
 def merge_headers(key: str, parts: Sequence[FoundPart]) -> Content | None:
-    """What a record says of a sharded value, made of the headers of its parts; None if they are not all of one."""
+    """Makes the content of a sharded value's record from the headers of its parts.
+
+    Returns None if parts are missing.
+    """
     with between_forks():
         from memstore import contents
 

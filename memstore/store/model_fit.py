@@ -73,7 +73,7 @@ class ModelEntry(NamedTuple):
 
 
 def model_entries(model: torch.nn.Module) -> dict[str, ModelEntry]:
-    """The module's state, by names without the prefixes of wrappers.
+    """Returns the module's state, by names without the prefixes of wrappers.
 
     Raises:
         TypeError: it is no module.
@@ -88,7 +88,7 @@ def model_entries(model: torch.nn.Module) -> dict[str, ModelEntry]:
 
 
 def is_spread(model: Any) -> bool:
-    """Whether it is a module of which this process may hold a part only: it has DTensors."""
+    """Returns whether this process may hold only a part of the module: whether it has DTensors."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if kind is None or not isinstance(model, torch.nn.Module):
         return False
@@ -96,7 +96,10 @@ def is_spread(model: Any) -> bool:
 
 
 def saved_weights(value: Any) -> Mapping[str, Any] | None:
-    """The module's state in what save_model stores. None: it is another value, as a state_dict that was put."""
+    """Returns the module's state in a value of save_model's.
+
+    Returns None for another value, as a state_dict that was put.
+    """
     if not (isinstance(value, Mapping) and isinstance(value.get(MODEL), Mapping)):
         return None
     others = value.keys() - {MODEL}
@@ -108,7 +111,7 @@ def saved_weights(value: Any) -> Mapping[str, Any] | None:
 
 
 def model_state(model: torch.nn.Module) -> dict[str, Any]:
-    """What is stored of a module."""
+    """Returns the state of a module, as it is stored."""
     with torch.inference_mode(False):  # in it torch can't detach a DTensor that was made outside of it
         return {
             name: entry.value.detach() if isinstance(entry.value, torch.Tensor) else entry.value
@@ -117,7 +120,7 @@ def model_state(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def clean_name(model: torch.nn.Module, name: str) -> str:
-    """The name of a parameter as it is without wrappers."""
+    """Returns the name of a parameter without those of wrappers."""
     *steps, last = name.split(".")
     kept: list[str] = []
     module: Any = model
@@ -129,7 +132,7 @@ def clean_name(model: torch.nn.Module, name: str) -> str:
 
 
 def _wrapped(module: Any) -> str | None:
-    """Under which name a wrapper has what it wraps."""
+    """Returns the name under which a wrapper has the module that it wraps."""
     for home, kind, name in _WRAPPERS:
         if _is_a(home, kind, module):
             return name
@@ -137,7 +140,7 @@ def _wrapped(module: Any) -> str | None:
 
 
 def _is_a(home: str, kind: str, module: Any) -> bool:
-    """Whether it is of a class whose module may not have been imported: then it is not."""
+    """Returns whether it is of a class whose module may not have been imported: then it is not."""
     known = getattr(sys.modules.get(home), kind, None)
     return known is not None and isinstance(module, known)
 
@@ -154,7 +157,10 @@ def _refuse_fsdp1(model: torch.nn.Module) -> None:
 
 
 def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What is stored of an optimizer. Raises UnsupportedValueError if it has parameters that the model has not."""
+    """Returns the state of an optimizer, as it is stored.
+
+    Raises UnsupportedValueError if it has parameters that the model has not.
+    """
     names = list(parameter_names(model, optimizer))
     packed = optimizer.state_dict()
     groups: dict[str, dict[str, Any]] = {}
@@ -168,7 +174,10 @@ def optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
-    """The optimizer's parameters, in its order. Raises as `optimizer_state`, and TypeError for what is none."""
+    """Returns the names of the optimizer's parameters, in its order.
+
+    Raises UnsupportedValueError as `optimizer_state`, and TypeError for what is no optimizer.
+    """
     if not hasattr(optimizer, GROUPS):  # wrappers of optimizers are no torch.optim.Optimizer, and have them
         raise TypeError(f"optimizer is a torch.optim.Optimizer, and not {an(type(optimizer))}")
     known = {id(parameter): clean_name(model, name) for name, parameter in model.named_parameters()}
@@ -189,18 +198,18 @@ def parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def loads_as_torch(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it takes a state dict as torch's own optimizers do, and nothing makes another one of it before."""
+    """Returns whether it takes a state dict as torch's own optimizers do, and no hook changes the state dict before."""
     hooks = getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
     return getattr(type(optimizer), "load_state_dict", None) is torch.optim.Optimizer.load_state_dict and not hooks
 
 
 def steps_as_torch(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its options and states mean what those of torch's own optimizers do."""
+    """Returns whether its options and states mean the same as those of torch's own optimizers."""
     return type(optimizer).step.__module__.startswith("torch.optim.")
 
 
 def why_of_another(optimizer: torch.optim.Optimizer, group: Container[str]) -> str | None:
-    """What a stored group lacks that this optimizer needs, for an error. None: nothing.
+    """Says, for an error, which option a stored group lacks that this optimizer needs. Returns None if it lacks none.
 
     Later versions of torch add flags, which optimizers set themselves where a group lacks them; schedulers add keys.
     """
@@ -223,7 +232,7 @@ def why_of_another(optimizer: torch.optim.Optimizer, group: Container[str]) -> s
 
 
 class Fit:
-    """What a load is going to do.
+    """The plan of a load.
 
     Attributes:
         problems: what keeps it from doing it. All of them, as lines for an error.
@@ -363,7 +372,7 @@ class Fit:
     def _fit_groups(
         self, stored: Mapping[str, Any], homes: Mapping[str, str], names: list[str], present: list[dict[str, Any]]
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The groups as they are to be, and those stored options that tensors are read for."""
+        """Returns the groups as they are to be, and the stored options for which tensors are read."""
         groups: list[dict[str, Any]] = []
         read: dict[str, Any] = {}
         for number, group in enumerate(present):
@@ -412,7 +421,7 @@ def _why_not_into(stored: Any, target: torch.Tensor, cast: bool = False) -> str 
 
 
 def _target(stored: Any, present: Any, make: _Make) -> Any:
-    """What a get with out= is to fill: as it is stored, with the tensors that are there, or made for it."""
+    """Makes the target of a get with out=: as the value is stored, with the tensors that are there, or made for it."""
     if isinstance(stored, Mapping):
         there = present if isinstance(present, Mapping) else {}
         return {key: _target(value, there.get(key), make) for key, value in stored.items()}
@@ -429,7 +438,7 @@ def _target(stored: Any, present: Any, make: _Make) -> Any:
 
 
 def _has_several(stored: Any) -> bool:
-    """Whether there is a tensor that is stored as several."""
+    """Returns whether there is a tensor that is stored as several."""
     if isinstance(stored, Mapping):
         return any(map(_has_several, stored.values()))
     if isinstance(stored, list | tuple):

@@ -167,7 +167,7 @@ def _creation(
     unix_group: int | str | None,
     file_mode: int,
 ) -> Creation:
-    """What a new store is created with. Raises ValueError, TypeError, ReadOnlyError."""
+    """Returns the settings of a new store. Raises ValueError, TypeError, ReadOnlyError."""
     if durability not in (None, "process", "disk"):
         raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
     if checksum is not None:
@@ -214,7 +214,9 @@ _AN_OPENING = 0.1  # seconds; it takes milliseconds, and with wait=0 others may 
 
 
 def when_there(path: str, wait: float, open_now: Callable[[float], _OpenedT], timeout: float) -> _OpenedT:
-    """What `open_now` returns, of the seconds that it may take, once there is a store in the folder `path`.
+    """Waits until there is a store in the folder `path`.
+
+    Returns what `open_now` returns, which gets the seconds it may take.
 
     Args:
         timeout: seconds after which an opening is given up that waits for a lock; the end of `wait` may come before.
@@ -258,5 +260,5 @@ def when_there(path: str, wait: float, open_now: Callable[[float], _OpenedT], ti
 
 
 def _is_being_cleared(error: Exception) -> bool:
-    """Whether a file is missing of a folder that says that it is a store."""
+    """Returns whether a file is missing in a folder that says that it is a store."""
     return isinstance(error, FileNotFoundError) or (isinstance(error, CorruptionError) and error.detail == "missing")

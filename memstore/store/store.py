@@ -1,18 +1,26 @@
-"""Store: what a user calls. Its methods glue values (contents, structure) to the engine, which has the protocols.
+"""Store: what a user calls. A method checks its arguments, and calls one function or one protocol of the engine:
 
-The class is put together of the methods for keys (`listing.Keyspace`), for values (`values.py`), for values that
-several ranks hold in part, for entries whose rows are written in place, and of the names that a mapping has.
+put, put_many            values.put_one, values.put_many
+get, get_many            engine.hold_at_once or engine.hold, contents.read
+view, ref                engine.hold, then view.view or a Ref
+attach, export           values.attach_files, values.export
+put_sharded, abort       sharded
+save_model, load_model   models
+create_dataset, ...      datasets
+keys, wait, delete, ...  are inherited from `listing.Keyspace`, which needs no values
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import sys
 import time
 import warnings
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from memstore import contents, listing, structure
@@ -22,54 +30,591 @@ from memstore._arguments import (
     encode_key,
     encode_prefix,
     expected_version,
+    expected_versions,
     flag,
+    refused_put,
     seconds_of,
     several,
 )
-from memstore._info import EntryInfo, LeafInfo, Progress, ShardInfo, VerifyReport
+from memstore._info import EntryInfo, Progress, VerifyReport
 from memstore._threads import between_forks
 from memstore._wording import ROWS, check_progress, names_its_methods, shown, table_html
 from memstore.engine import (
+    DEFAULT_LEASE,
+    MISFIT,
     Creation,
-    Record,
+    MappedEntry,
+    Pin,
+    PinOptions,
     Root,
     RootUse,
     deadline_after,
-    files_of,
+    hold,
+    hold_at_once,
     index,
+    is_served,
+    mutable_entry,
     open_root,
-    plan_bytes,
     resource_errors,
     verify_store,
 )
 from memstore.errors import (
     ContentionError,
-    CorruptionError,
     InvalidKeyError,
     KeyNotFoundError,
     MemstoreError,
+    MutableEntryError,
     PartialCommitError,
     ReadOnlyError,
+    UnsupportedValueError,
     VersionConflictError,
 )
-from memstore.listing import Keyspace, KeyTree, Mode, WhileRead, absent, key_tree
-from memstore.store.values import NO_DEFAULT, ByFiles, Gets, Puts, as_items
+from memstore.listing import Keyspace, KeyTree, Mode, WhileRead, absent, key_tree, opened
+from memstore.store.values import (
+    Ref,
+    as_items,
+    attach_files,
+    check_early,
+    describe,
+    doubtful_default,
+    export,
+    load_to_copy,
+    log_read,
+    put_many,
+    put_one,
+)
 from memstore.structure import modes
+from memstore.view import view
 
 if TYPE_CHECKING:
     import torch
 
     from memstore.datasets import Dataset, Spec
-    from memstore.engine import MappedEntry, Pin, Root
     from memstore.store.models import ModelLoad
     from memstore.store.sharded import PendingPut
 
 
-# --- Values that several ranks hold in part --------------------------------------------------------------------------
+class _NoDefault:
+    """Stands for a default that nobody gave. `help` shows it as stubs write it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "..."
 
 
-class ByRanks(Puts, Gets):
-    """What `Store` inherits."""
+NO_DEFAULT: Any = _NoDefault()
+NOT_NOW: Any = object()
+_ABSENT: Any = object()
+_AT_ONCE = 1 << 16  # bytes of a description, or of objects, that are made into a value in some hundred microseconds
+_COMPLETED = 1000  # keys that a notebook offers
+_COMPLETED_WITHIN = 1.0  # seconds that it waits for other hosts
+_CLEARED_AT_ONCE = 4096  # keys; it takes 40 ms, and others wait for the mutex meanwhile
+_SHOWN_WITHIN = 3.0  # seconds: a cell of a notebook doesn't wait longer for hosts that don't answer
+
+
+@modes.uncompiled_methods
+@names_its_methods
+class Store(Keyspace):
+    """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.
+
+    Thread-safe; usable in forked children; pickled by its root, so that spawned children and queues may carry it.
+    Every method raises StoreClosedError after `close`, InvalidKeyError for an invalid key, and StoreTimeoutError if it
+    could not get a lock within `timeout` seconds (None: as given to `open`).
+
+    Attributes:
+        root: the folder, as an absolute path.
+    """
+
+    def __init__(
+        self,
+        use: RootUse,
+        mode: Mode = "r",
+        *,
+        verify: bool = False,
+        allow_pickle: bool = False,
+        timeout: float = 30.0,
+        asked: Mode | None = None,
+    ) -> None:
+        super().__init__(use, mode, timeout=timeout, asked=asked)
+        self._verify, self._allow_pickle = verify, allow_pickle
+
+    # --- put ----------------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        expect_version: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Stores a value as the new version of `key`; readers see all of it, or nothing.
+
+        Args:
+            key: 1 to 500 bytes of UTF-8.
+            value: a tensor, TensorDict, tensorclass, or dicts, lists and tuples of them and of plain objects. If it has
+                DTensors or other shards, this is `put_sharded`, and every rank has to call it.
+            dtype: a real floating-point dtype. Real floating-point leaves are cast to it while they are copied,
+                rounded as by `torch.Tensor.to`. Leaves that share memory still share it if all of them are cast from
+                one dtype; otherwise each dtype is stored separately. None: no cast.
+            expect_version: the version that the key must have; 0: it must not exist.
+            timeout: seconds; None: the store's.
+
+        Returns:
+            The version. Versions of a key grow; they are not consecutive.
+
+        Raises:
+            UnsupportedValueError: a leaf can't be stored, or cast; the message names it. Nothing was written.
+            TypeError: `dtype` isn't a real floating-point dtype.
+            VersionConflictError: the key is at another version than `expect_version`.
+            StoreFullError: no room. Nothing was changed.
+            ReadOnlyError: the store was opened with mode "r".
+            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer. Nothing was
+                changed.
+            UnknownOutcomeError: that host was asked to publish the value, and gave no answer.
+        """
+        root = self._writable(timeout)
+        try:
+            name = encode_key(key)
+        except InvalidKeyError as error:
+            raise refused_put(error, key, value) from None
+        if expect_version is not None:
+            expect_version = expected_version(expect_version)
+        deadline, allow_pickle = self._deadline(timeout), self._allow_pickle
+        try:
+            version = put_one(
+                root, key, name, value, dtype=dtype, expect=expect_version, allow_pickle=allow_pickle, deadline=deadline
+            )
+        except UnsupportedValueError:
+            if not structure.has_shards(value):
+                raise
+            return self.put_sharded(key, value, dtype=dtype, expect_version=expect_version, timeout=timeout)
+        self._puts += 1
+        return version
+
+    def put_many(
+        self,
+        items: Mapping[str, Any],
+        *,
+        dtype: torch.dtype | None = None,
+        expect_versions: Mapping[str, int] | None = None,
+        atomic: bool = True,
+        timeout: float | None = None,
+    ) -> dict[str, int]:
+        """Stores several values, which become visible at one moment, or not at all. Arguments and errors as `put`.
+
+        `expect_versions` has the versions that keys of `items` must have, by key; 0: the key must not exist.
+
+        In a store on several hosts, all keys of one call must have the same home, as keys with the same text before
+        the first "/" have; otherwise CrossHostError is raised before anything is done. With `atomic` False there is one
+        moment for each home, and after an error the values that were put at other homes stay.
+        """
+        root, items = self._writable(timeout), as_items(items)
+        flag("atomic", atomic)
+        expected, deadline = expected_versions(expect_versions), self._deadline(timeout)
+        versions: dict[str, int] = {}
+        if items:
+            versions = put_many(
+                root,
+                items,
+                dtype=dtype,
+                expected=expected,
+                atomic=atomic,
+                allow_pickle=self._allow_pickle,
+                deadline=deadline,
+            )
+        self._puts += len(versions)
+        return versions
+
+    def update(self, items: Mapping[str, Any]) -> dict[str, int]:
+        """Stores several values, as `put_many`."""
+        return self.put_many(as_items(items, "update"))
+
+    def setdefault(self, key: str, value: Any) -> Any:
+        """Returns the value of `key`. If there is no such key, puts `value` first; of several processes only one does.
+
+        Args:
+            key: the key.
+            value: as for `put`. The result is what a `get` of the key returns.
+
+        Raises:
+            ContentionError: others put and delete the key again and again, until the store's timeout.
+            MemstoreError: those of `put` and `get`.
+
+        Example:
+            >>> import memstore, tempfile
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     store.setdefault("seed", 1), store.setdefault("seed", 2)
+            (1, 1)
+        """
+        self._writable()
+        deadline = self._deadline(None)
+        while True:
+            found = self.get(key, _ABSENT)
+            if found is not _ABSENT:
+                return found
+            try:
+                self.put(key, value, expect_version=0)
+            except VersionConflictError:
+                if time.monotonic() > deadline:
+                    _changed_too_fast(key)
+
+    # --- get ----------------------------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        key: str,
+        default: Any = NO_DEFAULT,
+        *,
+        out: Any = None,
+        like: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+        strict: bool = True,
+        cast: bool = False,
+        max_age: float | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Returns the value of `key` as it was put: no copy, and copy-on-write.
+
+        A value that you hold never changes, whatever others put or delete. If you write to it, nobody else sees that.
+
+        Args:
+            key: the key.
+            default: returned unchanged if there is no such key; without it, a missing key is an error.
+            out: a value of the same structure, which is filled in place and returned. It is checked before anything is
+                written. For a DTensor or TensorShard only this rank's part is read; such a target may lack leaves that
+                other ranks hold.
+            like: a value of the same structure. The result is in new memory, and has its devices, dtypes, strides,
+                meshes and placements.
+            device: the device of the result, as in `torch.Tensor.to`; None: that from which the value was put.
+            dtype: the dtype of its floating-point leaves; None: as they were put. Other leaves keep theirs.
+            non_blocking: as in `torch.Tensor.to`.
+            strict: False fills only the leaves that `out` or `like` and the stored value have in common.
+            cast: True casts what is copied into `out` where it has another floating-point dtype. False: that is a
+                mismatch. Integers are never cast to floating-point numbers, or these to integers.
+            max_age: in a store on several hosts: return the version that this process has last seen if that was at
+                most so many seconds ago, without asking its home. None, or 0: the home is asked each time. If the home
+                is this host, a get always returns the current version.
+            timeout: seconds; None: the store's.
+
+        Raises:
+            KeyNotFoundError: no such key, and no default.
+            StructureMismatchError: `out` or `like` differs; all differences are listed, and nothing was written.
+            CorruptionError: the stored bytes are damaged.
+            ResourceLimitError: too many open files or mappings.
+            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
+            ValueError: `max_age` isn't a number of seconds.
+        """
+        began = perf_counter() if self._tells else 0.0
+        root = self._opened(timeout)
+        name = encode_key(key)
+        deadline = None if timeout is None else self._deadline(timeout)
+        if max_age is not None and max_age != 0:
+            max_age = seconds_of("max_age", max_age, otherwise=", or None")
+        options, lazily = contents.PLAIN_READ, False
+        if out is not None or like is not None or device is not None or dtype is not None or cast:
+            options = contents.ReadOptions(
+                out, like, device, dtype, non_blocking, flag("strict", strict), flag("cast", cast)
+            )
+            lazily = is_served(root) and (structure.has_shards(out) or structure.has_shards(like))
+        held = self._hold(root, key, name, deadline, lazily=lazily, max_age=max_age)
+        if default is not NO_DEFAULT and default is not ...:
+            doubt = doubtful_default(key, default, held)
+            if doubt is not None:
+                warnings.warn(doubt, UserWarning, stacklevel=2)
+            if held is None:
+                return default
+        if held is None:
+            raise listing.no_value(root, name)
+        self._gets += 1
+        value = contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
+        if began:
+            log_read(root, "get", key, held, began)
+        return value
+
+    def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, Any]:
+        """Returns the values of several keys as they were at one moment, in the order of `keys`.
+
+        Raises:
+            KeyNotFoundError: some of them don't exist.
+            PartialCommitError: none is missing, but one waits for the parts of other ranks.
+            MutableEntryError: one is a dataset or replay buffer.
+            HomeUnavailableError: in a store on several hosts, one that has a key, or its bytes, didn't answer.
+        """
+        began = perf_counter() if self._tells else 0.0
+        root = self._opened(timeout)
+        names = {key: encode_key(key) for key in several(keys)}
+        with resource_errors(self.root):
+            found = hold(root, tuple(names.values()), self._deadline(timeout), may_lock=self._mode != "r")
+        gone = [name for name, held in zip(names.values(), found, strict=True) if held is None]
+        if gone:
+            raise listing.no_values(root, gone, len(names), "get(key, default) gets those that are there")
+        values: dict[str, Any] = {}
+        for (key, name), held in zip(names.items(), found, strict=True):
+            assert held is not None, "those that are gone have raised"
+            if held.record.is_mutable:
+                raise mutable_entry(name, held.record.mutable_kind)
+            self._gets += 1
+            values[key] = contents.read(
+                root, key, held, contents.PLAIN_READ, verify=self._verify, allow_pickle=self._allow_pickle
+            )
+            if began:
+                log_read(root, "get", key, held, began)
+        return values
+
+    def pop(self, key: str, default: Any = NO_DEFAULT) -> Any:
+        """Deletes a key, and returns its value. If several processes pop one version, only one of them gets it.
+
+        Args:
+            key: the key.
+            default: returned unchanged if there is no such key; without it, a missing key is an error.
+
+        Raises:
+            KeyNotFoundError: no such key, and no default.
+            MutableEntryError: the key is that of a dataset or replay buffer, which `delete` frees.
+            ContentionError: others replaced the key again and again, until the store's timeout.
+            ReadOnlyError: the store was opened with mode "r".
+            HomeUnavailableError, UnknownOutcomeError: as in `get` and `delete`.
+
+        Example:
+            >>> import memstore, tempfile
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     version = store.put("job", "train")
+            ...     store.pop("job"), store.pop("job", None)
+            ('train', None)
+        """
+        self._writable()
+        deadline = self._deadline(None)
+        while True:
+            try:
+                ref = self.ref(key)
+            except (KeyNotFoundError, PartialCommitError):
+                if default is NO_DEFAULT or default is ...:
+                    raise
+                return default
+            value = ref.get()
+            try:
+                self.delete(key, expect_version=ref.version)
+            except VersionConflictError:
+                if time.monotonic() > deadline:
+                    _changed_too_fast(key)
+            else:
+                return value
+
+    def ref(self, key: str, *, lease: float = DEFAULT_LEASE) -> Ref:
+        """Returns a picklable reference to the current version of `key`, which keeps that version.
+
+        Args:
+            key: the key.
+            lease: seconds for which the version stays readable after the ref was pickled, until a receiver gets it.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            MutableEntryError: the key is that of a dataset or replay buffer.
+            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
+        """
+        root = self._opened()
+        try:
+            seconds = seconds_of("lease", lease)
+        except (TypeError, ValueError):
+            encode_key(key)
+            raise
+        return Ref(self._pin(root, key, self._pin_options(seconds)))
+
+    def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
+        """Returns the current version of `key` with lazy leaves: slicing one reads nothing, using it reads that part.
+
+        The view stays at this version, can't be written, and is pickled as a reference: see docs/views.md. A view of a
+        dataset has the rows that exist now, and shows what others write into them.
+
+        Args:
+            key: the key.
+            device: the device to which tensors that are read from the view move; None: that from which they were put.
+
+        Returns:
+            The stored containers (TensorDict, dict, list, ...) with a `StoredTensor` for each tensor. Those that a
+            container looks into (jagged, nested, quantized, unbatched, numpy arrays) are loaded.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            MutableEntryError: the key is that of a replay buffer.
+            CrossHostError: the key is that of a dataset, whose rows are on another host.
+            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     version = store.put("policy", {"w": torch.ones(512, 4)})
+            ...     rows = store.view("policy")["w"][3:5]
+            ...     rows.sum()
+            tensor(8.)
+        """
+        began = perf_counter() if self._tells else 0.0
+        root = self._opened()
+        held = self._held_or_rows(root, key)
+        self._gets += 1
+        found = view(root, key, held, self._pin_options(), device)
+        if began:
+            log_read(root, "view", key, held, began)
+        return found
+
+    def _held_or_rows(self, root: Root, key: str) -> MappedEntry:
+        """Returns the current version of a key, or the rows of a dataset."""
+        try:
+            return self._held(root, key, lazily=True)
+        except MutableEntryError:
+            pass  # an error of the dataset's has another cause: it isn't chained to this one
+        with between_forks():
+            from memstore.datasets import hold_rows
+        with contextlib.suppress(MutableEntryError):
+            return hold_rows(root, key, self._timeout)
+        return self._held(root, key, lazily=True)  # a buffer; or a dataset that was sealed just now
+
+    def _pin(
+        self, root: Root, key: str, options: PinOptions, *, lazily: bool = False, deadline: float | None = None
+    ) -> Pin:
+        held = self._held(root, key, lazily=lazily, deadline=deadline)
+        return Pin(root, key, held.record, held, options)
+
+    def _pin_options(self, lease: float = DEFAULT_LEASE, *, timeout: float | None = None) -> PinOptions:
+        seconds = self._timeout if timeout is None else timeout
+        return PinOptions(self._mode, seconds, self._verify, self._allow_pickle, lease)
+
+    def _held(self, root: Root, key: str, *, lazily: bool = False, deadline: float | None = None) -> MappedEntry:
+        """Returns the current version of a key. Raises KeyNotFoundError and what `_hold` raises."""
+        name = encode_key(key)
+        held = self._hold(root, key, name, deadline, lazily=lazily)
+        if held is None:
+            raise listing.no_value(root, name)
+        return held
+
+    def _hold(
+        self,
+        root: Root,
+        key: str,
+        name: bytes,
+        deadline: float | None,
+        *,
+        lazily: bool = False,
+        max_age: float | None = None,
+    ) -> MappedEntry | None:
+        """Returns the current version of a key; None if there is none. Raises MutableEntryError."""
+        try:
+            held = hold_at_once(root, name)
+            if held is MISFIT or (held is None and is_served(root)):
+                deadline = self._deadline(None) if deadline is None else deadline
+                may_lock = self._mode != "r"
+                held = hold(root, (name,), deadline, may_lock=may_lock, lazily=lazily, max_age=max_age)[0]
+        except (OSError, MemoryError):
+            with resource_errors(self.root, key):
+                raise
+        if held is not None and held.record.is_mutable:
+            raise mutable_entry(name, held.record.mutable_kind)
+        return held
+
+    def _get_at_once(self, key: str, default: Any) -> Any:
+        """Returns what `get_at_once` returns, which is the only caller: a warning names the line that called that."""
+        began = perf_counter() if self._tells else 0.0
+        root = self._root
+        if root is None or self._verify or not root.on_tmpfs or root.catalog.is_released:
+            return NOT_NOW
+        name = encode_key(key)
+        if not root.guard.acquire(False):  # held by a thread that commits, or opens a file
+            return NOT_NOW
+        try:
+            root.glance()
+            held = hold_at_once(root, name)
+        except (OSError, MemoryError):  # `get` says of what
+            return NOT_NOW
+        finally:
+            root.guard.release()
+        has_default = default is not NO_DEFAULT and default is not ...
+        if held is MISFIT or (held is None and (is_served(root) or not has_default)):
+            return NOT_NOW
+        value = default
+        if held is not None:
+            record = held.record
+            if record.is_mutable or record.objects_checksum is not None:
+                return NOT_NOW
+            if len(record.description) > _AT_ONCE or len(record.objects) > _AT_ONCE:
+                return NOT_NOW
+            value = contents.read_bare(held)
+            if value is None:
+                if "tensordict" not in sys.modules:  # to import it takes a second
+                    return NOT_NOW
+                options, allow_pickle = contents.PLAIN_READ, self._allow_pickle
+                value = contents.read(root, key, held, options, verify=False, allow_pickle=allow_pickle)
+            self._gets += 1
+        if has_default:
+            doubt = doubtful_default(key, default, held)
+            if doubt is not None:
+                warnings.warn(doubt, UserWarning, stacklevel=4)
+        if began and held is not None:
+            log_read(root, "get", key, held, began)
+        return value
+
+    # --- the names that a mapping has ---------------------------------------------------------------------------------
+    # It is no MutableMapping, whose `get` never raises, and which compares by contents.
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterates over all keys, sorted by their UTF-8 bytes, as `keys()`."""
+        return iter(self.keys())
+
+    def __getitem__(self, key: str) -> Any:
+        """Returns the value of a key, as `get(key)`."""
+        try:
+            return self.get(key)
+        except InvalidKeyError as error:
+            raise as_row_index(error, key) from None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Stores a value, as `put(key, value)`."""
+        self.put(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        """Deletes a key, as `delete(key)`."""
+        self.delete(key)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """Iterates over keys and values; keys that are deleted meanwhile are left out. Errors as `keys` and `get`."""
+        return WhileRead(self._items(), "items()", self.root, "dict")
+
+    def _items(self) -> Iterator[tuple[str, Any]]:
+        for key in self.keys():
+            value = self.get(key, _ABSENT)
+            if value is not _ABSENT:
+                yield key, value
+
+    def values(self) -> Iterator[Any]:
+        """Iterates over the values, as `items`."""
+        return WhileRead((value for _, value in self._items()), "values()", self.root)
+
+    def tree(self, prefix: str = "") -> KeyTree:
+        """Draws the keys that start with `prefix` as a tree, split at each "/"; print it, or show it in a notebook.
+
+        Args:
+            prefix: as for `keys`.
+
+        Returns:
+            A `KeyTree`. Its text is the drawing.
+
+        Raises:
+            HomeUnavailableError: in a store on several hosts, one didn't answer.
+
+        Example:
+            >>> import memstore, tempfile
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     versions = store.put_many({"runs/1": 1.0, "runs/2": 2.0, "seed": 7})
+            ...     len(store.tree("runs/"))
+            2
+        """
+        return key_tree(self, prefix)
+
+    # --- values that several ranks hold in part -----------------------------------------------------------------------
 
     @overload
     def put_sharded(
@@ -257,19 +802,30 @@ class ByRanks(Puts, Gets):
         check_key("save_model", key, model)
         meeting = meet(process_group, "put", key, root)
         if meeting is None:
-            return self._put_cast(key, value_of(model, optimizer), dtype, (MODEL,), timeout)
-        version = put_sharded(
-            root,
-            key,
-            partial(take_model_apart, model, optimizer, allow_pickle=self._allow_pickle),
-            DistributedRank(meeting),
-            dtype=dtype,
-            expect=None,
-            wait=True,
-            lease=0.0,
-            timeout=self._timeout if timeout is None else timeout,
-        )
-        assert isinstance(version, int), "it has waited"
+            version = put_one(
+                root,
+                key,
+                encode_key(key),
+                value_of(model, optimizer),
+                dtype=dtype,
+                expect=None,
+                allow_pickle=self._allow_pickle,
+                deadline=self._deadline(timeout),
+                below=(MODEL,),
+            )
+        else:
+            version = put_sharded(
+                root,
+                key,
+                partial(take_model_apart, model, optimizer, allow_pickle=self._allow_pickle),
+                DistributedRank(meeting),
+                dtype=dtype,
+                expect=None,
+                wait=True,
+                lease=0.0,
+                timeout=self._timeout if timeout is None else timeout,
+            )
+            assert isinstance(version, int), "it has waited"
         self._puts += 1
         return version
 
@@ -327,7 +883,7 @@ class ByRanks(Puts, Gets):
         return load.fill(model, optimizer, strict=strict, cast=cast, wait=wait, deadline=deadline, timeout=seconds)
 
     def _begin_load(self, key: str, process_group: Any, timeout: float) -> ModelLoad:
-        """See `begin_load`."""
+        """Returns what `begin_load` returns."""
         with between_forks():
             from memstore.engine import unpack
             from memstore.store.models import ModelLoad
@@ -337,15 +893,17 @@ class ByRanks(Puts, Gets):
         encode_key(key)
         meeting = meet(process_group, "load", key, root)
 
-        def count(pin: Pin) -> Pin:
+        def take(lazily: bool, deadline: float) -> Pin:
+            pin = self._pin(root, key, self._pin_options(), lazily=lazily, deadline=deadline)
             self._gets += 1
             return pin
 
-        return ModelLoad(
-            meeting,
-            lambda lazily, deadline: count(self._pin(root, key, lazily=lazily, deadline=deadline)),
-            lambda packed, lazily: count(unpack(root, key, packed, self._pin_options(timeout=timeout), lazily=lazily)),
-        )
+        def receive(packed: bytes, lazily: bool) -> Pin:
+            pin = unpack(root, key, packed, self._pin_options(timeout=timeout), lazily=lazily)
+            self._gets += 1
+            return pin
+
+        return ModelLoad(meeting, take, receive)
 
     def abort(self, key: str, attempt: str, *, timeout: float | None = None) -> bool:
         """Gives up a sharded put that waits for parts, for all its ranks. Returns whether there was one.
@@ -366,17 +924,7 @@ class ByRanks(Puts, Gets):
         deadline = self._deadline(timeout)
         return abort(self._writable(timeout), encode_key(key), attempt, "Store.abort was called", deadline)
 
-
-def begin_load(store: ByRanks, key: str, process_group: Any, timeout: float) -> ModelLoad:
-    """The first step of a `load_model`, which waits for nothing: for who waits for a newer version in another way."""
-    return store._begin_load(key, process_group, timeout)  # pyright: ignore[reportPrivateUsage]
-
-
-# --- Entries whose rows are written in place -------------------------------------------------------------------------
-
-
-class ByRows(Keyspace):
-    """What `Store` inherits."""
+    # --- entries whose rows are written in place ----------------------------------------------------------------------
 
     def create_dataset(
         self, key: str, spec: Spec, *, capacity: int, length: int = 0, timeout: float | None = None
@@ -418,7 +966,8 @@ class ByRows(Keyspace):
             from memstore.datasets import create_dataset
 
         check_key("create_dataset", key, spec, "the spec")
-        return create_dataset(root, key, spec, capacity, length, self._seconds(timeout), deadline)
+        seconds = self._timeout if timeout is None else timeout
+        return create_dataset(root, key, spec, capacity, length, seconds, deadline)
 
     def create_dataset_from(
         self, key: str, value: Any, *, capacity: int | None = None, timeout: float | None = None
@@ -443,7 +992,21 @@ class ByRows(Keyspace):
             from memstore.datasets import create_dataset_from
 
         check_key("create_dataset_from", key, value, "the rows")
-        return create_dataset_from(root, key, value, capacity, self._seconds(timeout), deadline)
+        seconds = self._timeout if timeout is None else timeout
+        return create_dataset_from(root, key, value, capacity, seconds, deadline)
+
+    def _before_a_creation(self, timeout: float | None) -> tuple[Root, float]:
+        """Returns the root, and the call's deadline.
+
+        The first creation of a process imports tensordict, which takes a second. Whoever can't have the store's mutex
+        is told so in time, and not after that second.
+        """
+        deadline = self._deadline(timeout)
+        root = self._writable(timeout)
+        if "tensordict" not in sys.modules:
+            with resource_errors(self.root, None, root):
+                root.mutex.run(lambda: None, deadline)
+        return root, deadline
 
     def open_dataset(self, key: str, mode: Literal["r", "r+"] = "r+", *, wait: float | None = None) -> Dataset:
         """Opens a dataset that some process of the host has made.
@@ -486,223 +1049,112 @@ class ByRows(Keyspace):
         except KeyNotFoundError:
             raise absent(root, name) from None
 
-    def lend_root(self, key: str) -> tuple[Root, float, bool]:
-        """For parts of memstore that stand above the store: its root, its timeout, and whether it may be written.
+    # --- files of other programs --------------------------------------------------------------------------------------
 
-        Raises InvalidKeyError, StoreClosedError.
-        """
-        encode_key(key)
-        return self._opened(), self._timeout, self._mode != "r"
+    def attach(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        *,
+        format: Literal["safetensors", "memmap", "torch", "npy"] | None = None,
+        copy: bool = False,
+        expect_version: int | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Makes existing files the new version of `key`, without a copy: gets map them in place.
 
-    def _hold_rows(self, root: Root, key: str) -> MappedEntry:
-        with between_forks():
-            from memstore.datasets import hold_rows
-
-        return hold_rows(root, key, self._timeout)
-
-    def _before_a_creation(self, timeout: float | None) -> tuple[Root, float]:
-        """The root, and the call's deadline.
-
-        The first creation of a process imports tensordict, which takes a second: who can't have the store's mutex is to
-        hear it in time, and not after that.
-        """
-        deadline = self._deadline(timeout)
-        root = self._writable(timeout)
-        if "tensordict" not in sys.modules:
-            with resource_errors(self.root, None, root):
-                root.mutex.run(lambda: None, deadline)
-        return root, deadline
-
-    def _seconds(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else timeout
-
-
-# --- The names that a mapping has ------------------------------------------------------------------------------------
-
-
-_ABSENT = object()
-_COMPLETED = 1000  # keys that a notebook offers
-_COMPLETED_WITHIN = 1.0  # seconds that it waits for other hosts
-
-
-class AsMapping(Puts, Gets):
-    """What `Store` inherits. No MutableMapping: its `get` never raises, and it compares by contents."""
-
-    def __iter__(self) -> Iterator[str]:
-        """As `keys()`: iterates over all keys, sorted by their UTF-8 bytes."""
-        return iter(self.keys())
-
-    def __getitem__(self, key: str) -> Any:
-        """As `get(key)`."""
-        try:
-            return self.get(key)
-        except InvalidKeyError as error:
-            raise as_row_index(error, key) from None
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        """As `put(key, value)`."""
-        self.put(key, value)
-
-    def __delitem__(self, key: str) -> None:
-        """As `delete(key)`."""
-        self.delete(key)
-
-    def _ipython_key_completions_(self) -> list[str]:
-        """Lists what notebooks offer behind `store["`: the first keys, or none of a store that can't be read now."""
-        try:
-            keys = index.keys_from(self._opened, b"", _COMPLETED_WITHIN)
-            return [key.decode() for key in itertools.islice(keys, _COMPLETED)]
-        except (MemstoreError, OSError):
-            return []
-
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """Iterates over keys and values; keys that are deleted meanwhile are left out. Errors as `keys` and `get`."""
-        return WhileRead(self._items(), "items()", self.root, "dict")
-
-    def _items(self) -> Iterator[tuple[str, Any]]:
-        for key in self.keys():
-            value = self.get(key, _ABSENT)
-            if value is not _ABSENT:
-                yield key, value
-
-    def values(self) -> Iterator[Any]:
-        """Iterates over the values, as `items`."""
-        return WhileRead((value for _, value in self._items()), "values()", self.root)
-
-    def update(self, items: Mapping[str, Any]) -> dict[str, int]:
-        """As `put_many`."""
-        return self.put_many(as_items(items, "update"))
-
-    def pop(self, key: str, default: Any = NO_DEFAULT) -> Any:
-        """Deletes a key, and returns its value. If several processes pop one version, only one of them gets it.
+        The files keep their place and their owner. If one is replaced or deleted, the next get raises an error. But if
+        it is changed in place, values that were got before change too, which never happens to values that were put.
 
         Args:
             key: the key.
-            default: returned unchanged if there is no such key; without it, a missing key is an error.
-
-        Raises:
-            KeyNotFoundError: no such key, and no default.
-            MutableEntryError: the key is that of a dataset or replay buffer, which `delete` frees.
-            ContentionError: others replaced the key again and again, until the store's timeout.
-            ReadOnlyError: the store was opened with mode "r".
-            HomeUnavailableError, UnknownOutcomeError: as in `get` and `delete`.
-
-        Example:
-            >>> import memstore, tempfile
-            >>> with memstore.open(tempfile.mkdtemp()) as store:
-            ...     version = store.put("job", "train")
-            ...     store.pop("job"), store.pop("job", None)
-            ('train', None)
-        """
-        self._writable()
-        deadline = self._deadline(None)
-        while True:
-            try:
-                ref = self.ref(key)
-            except (KeyNotFoundError, PartialCommitError):
-                if default is NO_DEFAULT or default is ...:
-                    raise
-                return default
-            value = ref.get()
-            try:
-                self.delete(key, expect_version=ref.version)
-            except VersionConflictError:
-                if time.monotonic() > deadline:
-                    _changed_too_fast(key)
-            else:
-                return value
-
-    def setdefault(self, key: str, value: Any) -> Any:
-        """Returns the value of `key`. If there is no such key, puts `value` first; of several processes only one does.
-
-        Args:
-            key: the key.
-            value: as for `put`. The result is what a `get` of the key returns.
-
-        Raises:
-            ContentionError: others put and delete the key again and again, until the store's timeout.
-            MemstoreError: those of `put` and `get`.
-
-        Example:
-            >>> import memstore, tempfile
-            >>> with memstore.open(tempfile.mkdtemp()) as store:
-            ...     store.setdefault("seed", 1), store.setdefault("seed", 2)
-            (1, 1)
-        """
-        self._writable()
-        deadline = self._deadline(None)
-        while True:
-            found = self.get(key, _ABSENT)
-            if found is not _ABSENT:
-                return found
-            try:
-                self.put(key, value, expect_version=0)
-            except VersionConflictError:
-                if time.monotonic() > deadline:
-                    _changed_too_fast(key)
-
-    def tree(self, prefix: str = "") -> KeyTree:
-        """Draws the keys that start with `prefix` as a tree, split at each "/"; print it, or show it in a notebook.
-
-        Args:
-            prefix: as for `keys`.
+            path: a safetensors file, the index of a checkpoint of several, a folder that has either, a folder that
+                `TensorDict.memmap` wrote, a file of `torch.save`, or a `.npy`; or the folder of a `Snapshot`, whose
+                value is a dict of rank 0's state dicts.
+            format: which of these it must be; None: memstore recognizes it.
+            copy: put a copy of the value instead; the entry then no longer depends on the files. This also takes
+                values that can't be served in place.
+            expect_version: as in `put`.
+            timeout: as in `put`.
 
         Returns:
-            A `KeyTree`. Its text is the drawing.
+            The version.
 
         Raises:
-            HomeUnavailableError: in a store on several hosts, one didn't answer.
-
-        Example:
-            >>> import memstore, tempfile
-            >>> with memstore.open(tempfile.mkdtemp()) as store:
-            ...     versions = store.put_many({"runs/1": 1.0, "runs/2": 2.0, "seed": 7})
-            ...     len(store.tree("runs/"))
-            2
+            CorruptionError: a file is truncated, or is not what its format says.
+            UnsupportedValueError: it has values that can't be served in place, or that only pickle can read; or
+                `format` is another one than the files have.
+            PermissionDeniedError: the folder has a link that leads out of it.
+            FileNotFoundError: there is nothing at `path`.
+            VersionConflictError, StoreFullError, ReadOnlyError: as in `put`.
+            HomeUnavailableError, UnknownOutcomeError: as in `put`.
         """
-        return key_tree(self, prefix)
+        root, allow_pickle = self._writable(timeout), self._allow_pickle
+        encode_key(key)
+        deadline = self._deadline(timeout)
+        if expect_version is not None:
+            expect_version = expected_version(expect_version)
+            check_early(root, {key: expect_version})
+        if flag("copy", copy):
+            value = load_to_copy(root, key, path, format, allow_pickle=allow_pickle)
+            return self.put(key, value, expect_version=expect_version, timeout=timeout)
+        version = attach_files(
+            root, key, path, format, expect=expect_version, allow_pickle=allow_pickle, deadline=deadline
+        )
+        self._puts += 1
+        return version
 
-
-def _changed_too_fast(key: str) -> NoReturn:
-    raise ContentionError(
-        f"{key!r}: others change it faster than this call could follow, for as long as the store's timeout: "
-        "let one process at a time change it",
-        key=key,
-    )
-
-
-# --- Store -----------------------------------------------------------------------------------------------------------
-
-
-_CLEARED_AT_ONCE = 4096  # keys; it takes 40 ms, and others wait for the mutex meanwhile
-_SHOWN_WITHIN = 3.0  # seconds: a cell of a notebook doesn't wait longer for hosts that don't answer
-
-
-@modes.uncompiled_methods
-@names_its_methods
-class Store(ByRanks, ByRows, ByFiles, AsMapping):
-    """A folder of nested tensors under keys, shared by every process that opens it. Made by `memstore.open`.
-
-    Thread-safe; usable in forked children; pickled by its root, so that spawned children and queues may carry it.
-    Every method raises StoreClosedError after `close`, InvalidKeyError for an invalid key, and StoreTimeoutError if it
-    could not get a lock within `timeout` seconds (None: as given to `open`).
-
-    Attributes:
-        root: the folder, as an absolute path.
-    """
-
-    def __init__(
+    def export(
         self,
-        use: RootUse,
-        mode: Mode = "r",
+        key: str,
+        path: str | os.PathLike[str],
         *,
-        verify: bool = False,
-        allow_pickle: bool = False,
-        timeout: float = 30.0,
-        asked: Mode | None = None,
+        format: Literal["safetensors", "memmap", "torch"] = "safetensors",
+        max_shard_size: int | str | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        super().__init__(use, mode, timeout=timeout, asked=asked)
-        self._verify, self._allow_pickle = verify, allow_pickle
+        """Writes the value of `key` to files for other programs. They appear at `path` completely, or not at all.
+
+        Args:
+            key: the key.
+            path: a file, which is replaced if it exists; or a folder, which must be missing or empty. It is a folder
+                for memmap, and for safetensors with `max_shard_size` or if `path` is a folder or ends with "/".
+            format: "safetensors": the tensors by their names joined with ".", in C order, tied ones stored separately.
+                "memmap": for `TensorDict.load_memmap`; dicts become TensorDicts. "torch": for `torch.load`, which needs
+                `weights_only=False` if the value has numpy arrays or instances of classes.
+            max_shard_size: bytes, or text ("5GB"): safetensors are written as a Hugging Face checkpoint, in several
+                files with an index if need be.
+            progress: called with the bytes done and those in all.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            UnsupportedValueError: the format can't represent a leaf, which is named. Nothing was written.
+            AlreadyExistsError: the folder isn't empty.
+            StoreFullError, ResourceLimitError: there is no room, or a file may be no larger. Nothing is left.
+            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
+            ValueError: `path` ends in the suffix of another format (.pt, .pth, .ckpt, .bin, .npy, .npz, .safetensors).
+        """
+        with between_forks():
+            from memstore.formats import check_export
+
+        check_progress(progress)
+        target, limit = check_export(path, format, max_shard_size)
+        root = self._opened()
+        held = self._held(root, key)
+        self._gets += 1
+        export(
+            root,
+            key,
+            held,
+            target,
+            format,
+            limit=limit,
+            progress=progress,
+            verify=self._verify,
+            allow_pickle=self._allow_pickle,
+        )
+
+    # --- the store ----------------------------------------------------------------------------------------------------
 
     def clear(self, prefix: str = "", *, timeout: float | None = None) -> int:
         """Deletes all keys that start with `prefix`, also those of datasets and replay buffers.
@@ -785,9 +1237,6 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
         self._opened()
         return reopen, (self.root, self._mode, self._verify, self._allow_pickle, self._timeout)
 
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name != "lend_root"]  # which is for other parts of memstore
-
     def _repr_html_(self) -> str:
         if self._root is None:
             return table_html((), (), repr(self))
@@ -799,6 +1248,14 @@ class Store(ByRanks, ByRows, ByFiles, AsMapping):
             return table_html((), (), f"{self._title()}: {error}")
         return table_html(listing.COLUMNS, rows, f"{self._title()}: {keys}")
 
+    def _ipython_key_completions_(self) -> list[str]:
+        """Lists what notebooks offer behind `store["`: the first keys, or none of a store that can't be read now."""
+        try:
+            keys = index.keys_from(self._opened, b"", _COMPLETED_WITHIN)
+            return [key.decode() for key in itertools.islice(keys, _COMPLETED)]
+        except (MemstoreError, OSError):
+            return []
+
 
 def reopen(path: str, mode: Mode, verify: bool, allow_pickle: bool, timeout: float) -> Store:
     """Unpickles a Store: opens the one that is there by now. Errors as `memstore.open`."""
@@ -807,49 +1264,35 @@ def reopen(path: str, mode: Mode, verify: bool, allow_pickle: bool, timeout: flo
     return Store(use, mode, verify=verify, allow_pickle=allow_pickle, timeout=timeout)
 
 
-# --- The description of an entry, as Store.info gives it -------------------------------------------------------------
-
-
-def describe(root: Root, key: str, timeout: float) -> EntryInfo:
-    """Raises KeyNotFoundError, and CorruptionError. `timeout` is for other hosts."""
-    name = encode_key(key)
-    record = index.find(root, name, timeout)
-    if record is None:
-        raise absent(root, name)
-    plan = structure.plan_of(plan_bytes(record.description))
-    shards = _shards(root, key, record, plan)
-    leaves = tuple(
-        LeafInfo(*leaf, shards.get(plan.same.get(i, i), ())) for i, leaf in enumerate(structure.leaf_table(plan))
-    )
-    has_more = record.kind in ("adopted", "sharded")  # its data section has the headers of the files too
-    return EntryInfo(
+def _changed_too_fast(key: str) -> NoReturn:
+    raise ContentionError(
+        f"{key!r}: others change it faster than this call could follow, for as long as the store's timeout: "
+        "let one process at a time change it",
         key=key,
-        version=record.version,
-        kind=record.kind,
-        nbytes=structure.stored_bytes(plan) if has_more else record.nbytes,
-        created=record.created,
-        structure=structure.structure_text(plan),
-        leaves=leaves,
-        files=files_of(root, record),
     )
 
 
-def _shards(root: Root, key: str, record: Record, plan: structure.Plan) -> dict[int, tuple[ShardInfo, ...]]:
-    """By leaf, the parts that ranks have put. Raises CorruptionError."""
-    files, bases = files_of(root, record), [extent.base for extent in record.extents]
+# --- For memstore's own parts above the store ------------------------------------------------------------------------
 
-    def file_at(place: int) -> str:
-        number = bisect_right(bases, place) - 1
-        if number < 0:
-            raise CorruptionError(f"{key!r}: a part of it lies in none of its {len(files)} files", key=key)
-        return files[number]
 
-    found = {
-        leaf: tuple(ShardInfo(*one.box, one.rank, file_at(one.place)) for one in sorted(boxes))
-        for leaf, boxes in contents.boxes_of(record).items()
-    }
-    for leaf, rank in contents.box_table(record).ranks.items():
-        if 0 <= leaf < len(plan.leaves):
-            at = plan.leaves[leaf]
-            found[leaf] = (ShardInfo((0,) * len(at.shape), at.shape, rank, file_at(at.offset)),)
-    return found
+def get_at_once(store: Store, key: str, default: Any) -> Any:
+    """Returns what `store.get(key, default)` returns, by a call that never waits: for threads that others wait for.
+
+    Returns NOT_NOW where it might wait: for a lock, a disk, or another host; or where much is to be copied or imported.
+    A warning of its default names the line that called its caller.
+    """
+    return store._get_at_once(key, default)  # pyright: ignore[reportPrivateUsage]
+
+
+def ref_lazily(store: Store, key: str) -> Ref:
+    """Returns `store.ref(key)` for this process only: bytes of other hosts come when they are read."""
+    root = opened(store)
+    return Ref(store._pin(root, key, store._pin_options(), lazily=True))  # pyright: ignore[reportPrivateUsage]
+
+
+def begin_load(store: Store, key: str, process_group: Any, timeout: float) -> ModelLoad:
+    """Takes the first step of a `load_model`, which waits for nothing.
+
+    It is for a caller who waits for a newer version in another way.
+    """
+    return store._begin_load(key, process_group, timeout)  # pyright: ignore[reportPrivateUsage]

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from memstore import structure
-from memstore._wording import an_instance, check_store
+from memstore._wording import an_instance
 from memstore.engine import Path, deadline_after
 from memstore.errors import UnsupportedValueError
+from memstore.listing import check_store
 from memstore.store.model_fit import saved_weights
 from memstore.store.store import Store
 from memstore.structure import modes
@@ -70,9 +71,7 @@ def iter_weights(
         ...     [name for name, weight in memstore.iter_weights(store, "run", prefix="model.")]
         ['weight', 'bias']
     """
-    source: Any = store
-    if not isinstance(source, Store):
-        check_store(source, key)
+    check_store(store, key)
     given: Any = prefix
     if not isinstance(given, str):
         raise TypeError(f"prefix is a str, and not {given!r:.100}")

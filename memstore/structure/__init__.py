@@ -31,7 +31,6 @@ from memstore.structure import traits
 from memstore.structure.classes import class_name, shown_attributes
 from memstore.structure.containers import (
     are_shards_of,
-    box_name,
     check_wrapped_shards,
     clone_parts,
     fill_parts,
@@ -162,7 +161,6 @@ __all__ = [
     "assemble",
     "bare_array",
     "box_bytes",
-    "box_name",
     "box_tensor",
     "boxes_of_leaf",
     "build",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from memstore._compat import TENSORCLASS_MARK
 from memstore.errors import UnsupportedValueError
 from memstore.structure.refusals import MalformedError, RefusedError
 
@@ -23,17 +24,20 @@ from memstore.structure.refusals import MalformedError, RefusedError
 
 
 def dotted(name: str) -> str:
-    """A class's name as messages show it: "module.Class"."""
+    """Returns a class's name as messages show it: "module.Class"."""
     return name.replace(":", ".")
 
 
 def short(name: str) -> str:
-    """A class's name without its module."""
+    """Returns a class's name without its module."""
     return name.rpartition(":")[2]
 
 
 def class_name(kind: type) -> str:
-    """The name by which `find_class` finds `kind`; RefusedError if it would find nothing, or another class."""
+    """Returns the name by which `find_class` finds `kind`.
+
+    Raises RefusedError if it would find nothing, or another class.
+    """
     name = f"{kind.__module__}:{kind.__qualname__}"
     found = _look_up(name)
     if found is kind:
@@ -44,7 +48,7 @@ def class_name(kind: type) -> str:
 
 
 def find_class(name: str, suits: Callable[[type], bool], what: str) -> Any:
-    """The class of a stored name.
+    """Finds the class of a stored name.
 
     Args:
         suits: whether a class is of the kind that the value was stored as; `what` names this kind in the error.
@@ -66,7 +70,7 @@ def find_class(name: str, suits: Callable[[type], bool], what: str) -> Any:
 
 
 def make_bare(kind: Any) -> Any:
-    """An instance of a class that `find_class` found, neither initialised nor filled."""
+    """Makes an instance of a class that `find_class` found, neither initialised nor filled."""
     try:
         return kind.__new__(kind)
     except Exception as error:  # the class's own code
@@ -96,7 +100,7 @@ NAMESPACES: dict[str, Any] = {"argparse": argparse.Namespace, "types": types.Sim
 
 @functools.lru_cache(maxsize=512)
 def slots_of(kind: type) -> dict[str, Any]:
-    """The descriptors of the slots of a class and of its bases, by their names."""
+    """Returns the descriptors of the slots of a class and of its bases, by their names."""
     return {
         name: member
         for base in reversed(kind.__mro__)
@@ -106,7 +110,7 @@ def slots_of(kind: type) -> dict[str, Any]:
 
 
 def read_attributes(value: Any) -> dict[str, Any]:
-    """The attributes that are set, of its `__dict__` and of its slots."""
+    """Returns the attributes that are set, of the object's `__dict__` and of its slots."""
     found: dict[str, Any] = dict(getattr(value, "__dict__", {}))
     for name, slot in slots_of(type(value)).items():
         with contextlib.suppress(AttributeError):  # not set
@@ -126,22 +130,22 @@ def write_attributes(made: Any, attributes: Mapping[str, Any]) -> Any:
 
 
 def field_names(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass, in order."""
+    """Returns the fields of a dataclass, in order."""
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def defines(kind: type, name: str) -> bool:
-    """Whether the class or a base of it has the attribute. As `hasattr`, but a metaclass is not asked."""
+    """Returns whether the class or a base of it has the attribute. Unlike `hasattr`, it doesn't ask a metaclass."""
     return any(name in vars(base) for base in kind.__mro__)
 
 
 def is_dataclass(kind: type) -> bool:
-    """Whether it is a plain dataclass. A tensorclass is a dataclass too, but is stored otherwise."""
-    return defines(kind, "__dataclass_fields__") and not defines(kind, "_is_tensorclass")
+    """Returns whether it is a plain dataclass. A tensorclass is a dataclass too, but is stored otherwise."""
+    return defines(kind, "__dataclass_fields__") and not defines(kind, TENSORCLASS_MARK)
 
 
 def is_made_plainly(kind: type, base: Any) -> bool:
-    """Whether `base.__new__` makes the objects of the class, and no code runs when one is deleted."""
+    """Returns whether `base.__new__` makes the objects of the class, and no code runs when one is deleted."""
     if defines(kind, "__del__"):
         return False
     try:
@@ -152,7 +156,7 @@ def is_made_plainly(kind: type, base: Any) -> bool:
 
 
 def shown_attributes(value: Any) -> Mapping[str, Any] | None:
-    """The attributes of a namespace or dataclass, for code that looks for tensors in a value; None for other objects.
+    """Returns the attributes of a namespace or dataclass, for code that looks for tensors in a value; else None.
 
     A dict is the object's own, and changes it. Frozen objects and those with slots give a copy that can't be changed.
     """

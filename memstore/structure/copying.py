@@ -10,8 +10,6 @@ less than 16 MiB go in pieces that torch leaves to one core, for the reason abov
 there, and then copied.
 """
 
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 import ctypes
@@ -21,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.autograd import forward_ad
 
+from memstore import _compat
 from memstore import _modes as modes
 from memstore.structure import traits
 from memstore.structure.plans import Memory, Plan
@@ -72,7 +70,7 @@ class CastCopy(NamedTuple):
 
 
 class CopyPlan:
-    """What to copy where, for one plan and one kind of tensors."""
+    """The copies that fill a data section, for one plan and one kind of tensors."""
 
     __slots__ = (
         "alone",
@@ -126,7 +124,7 @@ class FlatValue:
 
 
 def contents(flat: FlatValue) -> bytes:
-    """As `fill`, for values of a few bytes: what the memory would hold."""
+    """Returns what `fill` would write, for values of a few bytes."""
     nbytes = flat.plan.nbytes
     if flat.copies.alone == nbytes > 0:
         return ctypes.string_at(flat.tensors[0].data_ptr(), nbytes)
@@ -193,8 +191,8 @@ def _cast(copies: CopyPlan, tensors: Sequence[torch.Tensor], memory: Memory) -> 
     for whole in _sources_of(copies.cast_in_pieces, tensors):
         sources += whole.split(ONE_CORE)
     # non_blocking: else torch would send what another device has, and cast it here in a second pass
-    if forward_ad._current_level < 0:
-        torch._foreach_copy_(targets, sources, non_blocking=True)
+    if not _compat.in_forward_ad():
+        _compat.copy_each(targets, sources, non_blocking=True)
     else:  # it has no kernel there
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source, non_blocking=True)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from memstore import _compat
 from memstore._parsing import UNDECODABLE
 from memstore.engine import Leaf, Path, Span, lay_out
 from memstore.errors import CorruptionError, UnsupportedValueError
@@ -59,7 +60,7 @@ def raw_objects(data: bytes, count: int) -> list[msgspec.Raw]:
 
 
 def join_external(keys: Sequence[str], values: Sequence[ExternalValue], places: Sequence[int]) -> ExternalValue:
-    """A dict of values that were described before, with their leaves at other places.
+    """Joins values that were described before to a dict of them, with their leaves at other places.
 
     Raises:
         CorruptionError: as `plan_of`, or the objects of a value aren't those that its structure has.
@@ -132,7 +133,7 @@ def plan_dense(value: Any, ahead: Span) -> tuple[Plan, bytes]:
 
 
 def plan_at(value: Any, offsets: Sequence[int]) -> Plan:
-    """The plan of a value whose leaves lie at these offsets, in their order."""
+    """Makes the plan of a value whose leaves lie at these offsets, in their order."""
     tree, leaves = _leaves_of(value)
     return _plan(tree, leaves, offsets)
 
@@ -172,7 +173,7 @@ def _plan(tree: Tree, leaves: Sequence[Leaf], offsets: Sequence[int]) -> Plan:
 
 
 def leaf_table(plan: Plan) -> list[tuple[Path, torch.dtype, tuple[int, ...], int]]:
-    """Name, dtype, shape and bytes of each tensor. A nested tensor is several: its values, offsets, lengths."""
+    """Lists name, dtype, shape and bytes of each tensor. A nested tensor is several: values, offsets, lengths."""
     return [(leaf.name, DTYPES[leaf.dtype], leaf.shape, leaf.nbytes) for leaf in plan.leaves]
 
 
@@ -183,8 +184,8 @@ def stored_bytes(plan: Plan) -> int:
 
 
 def structure_text(plan: Plan) -> str:
-    """ "TensorDict[3] of 12 leaves", "dict of 300 leaves and 2 objects", "Tensor"."""
-    name = plan.root.describe()
+    """Describes a structure: "TensorDict[3] of 12 leaves", "dict of 300 leaves and 2 objects", "Tensor"."""
+    name = plan.root.title
     tensors, others = len(plan.leaves), plan.object_count
     if not any(True for _ in plan.root.children()):
         return name if tensors or others else f"empty {name}"
@@ -193,7 +194,7 @@ def structure_text(plan: Plan) -> str:
 
 
 def iter_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
-    """The tensors of a value, with their names. Nested and unbatched tensors are given whole."""
+    """Iterates over the tensors of a value, with their names. Nested and unbatched tensors are given whole."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, (list, tuple, deque)):
@@ -201,8 +202,8 @@ def iter_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tens
             yield from iter_tensors(entry, (*path, i))
     elif hasattr(value, "tensordicts"):
         yield from iter_tensors(value.tensordicts, path)  # a lazy stack
-    elif hasattr(value, "_tensordict") and not isinstance(value, Mapping):
-        yield from iter_tensors(value._tensordict, path)  # a tensorclass
+    elif _compat.inner_tensordict(value) is not None and not isinstance(value, Mapping):
+        yield from iter_tensors(_compat.inner_tensordict(value), path)  # a tensorclass
     elif isinstance(value, Mapping):
         for key, entry in value.items():
             yield from iter_tensors(entry, (*path, name_of(key)))

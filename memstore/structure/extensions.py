@@ -152,7 +152,7 @@ _ZONE_NAME = re.compile(r"[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,3}")  # 
 
 
 def _zone_parts(zone: datetime.tzinfo | None) -> Any:
-    """A time zone: nil, the parts of its offset and its name, or the key of a zoneinfo."""
+    """Returns what is written of a time zone: nil, its offset and its name, or the key of a zoneinfo."""
     if zone is None:
         return None
     if type(zone) is datetime.timezone:
@@ -263,7 +263,7 @@ def _read_uuid(data: bytes) -> uuid.UUID:
 
 
 def write_enum_member(value: enum.Enum) -> bytes:
-    """By names: one, or of a Flag all that it is made of."""
+    """Writes a member by its name; a Flag by the names of all that it is made of."""
     kind: Any = type(value)
     name = class_name(kind)
     members: dict[str, Any] = kind._member_map_  # __members__ may be a class's own code

@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from memstore import _modes as modes
+from memstore._compat import BUFFER_MARK
 from memstore._wording import an
 from memstore.engine import ALIGNMENT, Leaf, Path, lay_out
 from memstore.errors import UnsupportedValueError
@@ -41,7 +42,7 @@ _CACHED_LEAVES = 1 << 18  # of all these plans
 
 
 class _Structure:
-    """What the cache knows of a tree and its facts: how far its tensors reach, and a plan for each way to be tied.
+    """The cache's entry of a tree and its facts: how far its tensors reach, and a plan for each way to be tied.
 
     Attributes:
         stored: the dtypes that its tensors are stored as.
@@ -128,7 +129,7 @@ _bare: dict[Any, tuple[Plan, CopyPlan, int]] = {}  # of bare, plain tensors: pla
 
 
 def _flatten_bare(tensor: torch.Tensor, inline_limit: int, dtype: torch.dtype | None) -> FlatValue | None:
-    """A plain tensor like one that was put before, in 2 µs instead of 5. None if more must be looked at."""
+    """Flattens a plain tensor like one that was put before, in 2 µs instead of 5. None if more must be looked at."""
     try:
         found = _bare.get((tensor.dtype, tensor.shape, tensor.stride(), inline_limit, dtype))
         if (
@@ -139,7 +140,7 @@ def _flatten_bare(tensor: torch.Tensor, inline_limit: int, dtype: torch.dtype | 
             or tensor.is_conj()
             or tensor.untyped_storage().nbytes() < found[2] + (start := tensor.storage_offset() * tensor.itemsize)
             or tensor.data_ptr() <= start  # a storage without memory has the address 0, to which torch adds the offset
-            or hasattr(tensor, "_is_buffer")
+            or hasattr(tensor, BUFFER_MARK)
         ):
             return None
     except (RuntimeError, NotImplementedError):  # no plain memory
@@ -217,7 +218,7 @@ def unsupported(tree: Tree, leaf: int, reason: str) -> UnsupportedValueError:
 def _provisional_leaves(
     names: Sequence[Path], facts: Facts, stored: Sequence[torch.dtype], found: Ties
 ) -> tuple[list[Leaf], dict[int, Packing]]:
-    """The leaves with provisional offsets, which only say which of them are tied; and those that are to be packed."""
+    """Makes the leaves, with offsets that only say which of them are tied; and finds those that are to be packed."""
     places: dict[int, tuple[int, Group | None]] = {}
     end = 0
     for group in found.groups:
@@ -249,7 +250,8 @@ def _copies(
 ) -> CopyPlan:
     resolve = facts.resolve or (False,) * len(leaves)
     is_cast = [DTYPES[leaf.dtype] is not dtype for leaf, dtype in zip(leaves, facts.dtypes, strict=True)]
-    plain, gathered = _plain_leaves(leaves, packings, found), _packed_leaves(leaves, packings)
+    plain = _plain_leaves(leaves, packings, found)
+    gathered = list({leaves[i].offset: i for i in sorted(packings, reverse=True)}.values())  # the first at each place
     return CopyPlan(
         [PlainCopy(i, leaves[i].offset, leaves[i].nbytes) for i in plain if not is_cast[i]],
         [GatheredCopy(i, leaves[i].offset, resolve[i], packings[i]) for i in gathered if not is_cast[i]],
@@ -268,10 +270,6 @@ def _plain_leaves(leaves: Sequence[Leaf], packings: Mapping[int, Packing], found
                 skipped.add(i)
             end = max(end, leaves[i].offset + leaves[i].nbytes)
     return [i for i, leaf in enumerate(leaves) if leaf.nbytes and i not in skipped]
-
-
-def _packed_leaves(leaves: Sequence[Leaf], packings: Mapping[int, Packing]) -> list[int]:
-    return list({leaves[i].offset: i for i in sorted(packings, reverse=True)}.values())
 
 
 def _cast_copy(i: int, leaf: Leaf, packing: Packing | None) -> CastCopy:
@@ -303,7 +301,7 @@ def check_dtype(dtype: Any) -> None:
 
 
 def stored_dtypes(tree: Tree, facts: Facts, dtype: torch.dtype | None, below: Path = ()) -> tuple[torch.dtype, ...]:
-    """The dtypes that the leaves are stored as. Raises UnsupportedValueError for a leaf that torch can't cast so.
+    """Returns the dtypes that leaves are stored as. Raises UnsupportedValueError where torch can't cast one so.
 
     Args:
         below: only leaves whose names start so are cast.

@@ -26,7 +26,7 @@ from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import extensions
 from memstore.structure.pickled import read_pickle, why_refused, write_pickle
 from memstore.structure.refusals import MalformedError, RefusedError, as_list, require, unpack
-from memstore.structure.tree import NODES, ObjectNode, Tree, TreeParts, TreeReader, from_msgpack, read_keys, to_msgpack
+from memstore.structure.tree import KINDS, ObjectNode, Tree, TreeParts, TreeReader, from_msgpack, read_keys, to_msgpack
 
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ _NESTED_BYTES = 1 << 22  # of a tuple in a set or slice: what such tuples share 
 
 
 def write_object(value: Any, allow_pickle: bool) -> Any:
-    """A leaf in the form that `encode_objects` takes; raises RefusedError."""
+    """Returns a leaf in the form that `encode_objects` takes. Raises RefusedError."""
     try:
         writer = _WRITERS.get(type(value))
         if writer is not None:
@@ -54,12 +54,12 @@ def write_object(value: Any, allow_pickle: bool) -> Any:
 
 
 def encode_objects(objects: list[Any]) -> bytes:
-    """The objects of a value, in their written forms, as bytes."""
+    """Encodes the objects of a value, which are in their written forms."""
     return to_msgpack(objects) if objects else b""
 
 
 def written_objects(encoded: bytes) -> list[Any]:
-    """The written forms back, not looked into. Raises CorruptionError."""
+    """Returns the written forms, not looked into. Raises CorruptionError."""
     try:
         found = from_msgpack(encoded) if encoded else []
     except UNDECODABLE as error:
@@ -88,7 +88,7 @@ def join_dict(keys: Sequence[Any], items: list[Any], ordered: bool) -> Any:
 
 
 def join_tree(tree: Tree, items: list[Any]) -> Any:
-    """For other containers."""
+    """Writes any other container as one object: its tree, and its entries."""
     return Ext(extensions.TREE, to_msgpack([tree, items]))
 
 
@@ -116,7 +116,7 @@ def _write_set(value: Any) -> bytes:
 
 
 def _write_nested(items: Sequence[Any]) -> bytes:
-    """What stands in a set or slice: atoms, and tuples of them."""
+    """Writes the content of a set or slice: atoms, and tuples of them."""
     packed = to_msgpack([write_object(item, False) for item in items])
     if len(packed) > _NESTED_BYTES:
         raise RefusedError(f"a tuple or slice of more than {_NESTED_BYTES:,} bytes in a set or slice")
@@ -176,14 +176,14 @@ PICKLED = Pickled()  # for who doesn't compare the bytes
 
 
 def decode_objects(data: bytes, count: int, allow_pickle: bool) -> list[Any]:
-    """The objects back. CorruptionError for anything that `encode_objects` didn't write."""
+    """Decodes the objects. Raises CorruptionError for anything that `encode_objects` didn't write."""
     if not data and not count:
         return []
     return _decode(data, count, _UNPICKLING if allow_pickle else _SAFE)
 
 
 def show_objects(data: bytes, count: int) -> list[Any]:
-    """As `decode_objects`, with a Pickled in the place of what was stored with pickle: nothing is run."""
+    """Decodes the objects, but runs nothing: a Pickled stands for what was stored with pickle."""
     return _decode(data, count, _SHOWING) if data or count else []
 
 
@@ -224,7 +224,7 @@ def _read_dict(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> dict[Any, 
 def _read_tree(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
     tree, items = unpack(as_list(decoder.decode(data)), list, list)
     kind = tree[0] if tree else None
-    require(type(kind) is str and kind in NODES and NODES[kind].may_be_object, "a malformed container of objects")
+    require(type(kind) is str and kind in KINDS and KINDS[kind].may_be_object, "a malformed container of objects")
     reader = TreeReader()
     node = reader.node(tree)
     require(all(type(child) is ObjectNode for _, child in node.children()), "a malformed container of objects")

@@ -45,7 +45,7 @@ def read_pickle(data: bytes) -> Any:
 def read_known_pickle(
     data: bytes, find: Callable[[str, str], Any], persistent: Callable[[Any], Any] | None = None
 ) -> Any:
-    """What a pickle has that refers to nothing but what `find` knows.
+    """Reads a pickle that refers to nothing but what `find` knows.
 
     Args:
         find: gives what a module and a name in it stand for; None: it is unknown. Calls of it, and its `__setstate__`,
@@ -128,7 +128,7 @@ _OF_OURS = {  # by their classes' names: their rooms stand above this one
 
 
 def why_refused(value: Any) -> str:
-    """The reason, for an object that only pickle could store, with what to put instead."""
+    """Says why an object that only pickle could store is refused, and what to put instead."""
     kind = type_name(type(value))
     instead = alternative(value)
     if instead:
@@ -139,7 +139,7 @@ def why_refused(value: Any) -> str:
 
 
 def alternative(value: Any) -> str | None:
-    """What to put instead, where that is better than pickle, or where pickle can't store the object."""
+    """Says what to put instead, where that is better than pickle, or where pickle can't store the object."""
     for kinds, text in _INSTEAD:
         if isinstance(value, kinds):
             return text

@@ -28,8 +28,18 @@ from memstore.engine import CONTROL_SIZE, Leaf, Path, Span, decode_mutable, lay_
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.refusals import MalformedError, as_list, require, sizes, unpack
+from memstore.structure.ties import ByteRange, clusters_of
 from memstore.structure.traits import DTYPES, NUMPY_DTYPES, PARAMETER, PLAIN, Traits, read_device, read_flags, to_flags
-from memstore.structure.tree import Node, ObjectNode, TensorNode, TreeReader, from_msgpack, leaf_names, to_msgpack
+from memstore.structure.tree import (
+    Container,
+    Node,
+    ObjectNode,
+    TensorNode,
+    TreeReader,
+    from_msgpack,
+    leaf_names,
+    to_msgpack,
+)
 
 # --- Plans -----------------------------------------------------------------------------------------------------------
 
@@ -38,7 +48,7 @@ Memory = np.ndarray[Any, np.dtype[np.uint8]]  # a data section, or as much of on
 
 
 class Plan:
-    """How a value of one structure is laid out in memory and built from it. Immutable.
+    """The layout of values of one structure in memory, and what builds them from it. Immutable.
 
     Attributes:
         description: the bytes from which `plan_of` makes this plan.
@@ -125,9 +135,9 @@ def _leaves_looked_into(node: Node, inside: bool) -> Iterator[int]:
     if isinstance(node, TensorNode):
         if inside:
             yield node.index
-        return
-    for _, child in node.children():
-        yield from _leaves_looked_into(child, inside or node.reads_leaves)
+    elif isinstance(node, Container):
+        for _, child in node.children():
+            yield from _leaves_looked_into(child, inside or node.reads_leaves)
 
 
 # --- Descriptions ----------------------------------------------------------------------------------------------------
@@ -166,7 +176,7 @@ _plans_bytes = 0
 
 
 def plan_of(description: bytes) -> Plan:
-    """The plan of a stored description. Cached, long ones by hash, and compared: hashes can be made to collide.
+    """Returns the plan of a stored description. Cached, long ones by hash, and compared: hashes can be made to collide.
 
     Raises:
         CorruptionError: no put wrote this description.
@@ -240,7 +250,7 @@ def _parse_description(description: bytes) -> Plan:
 
 
 def read_leaf(name: Path, entry: Any) -> tuple[Leaf, Traits]:
-    """A leaf as it is written: see the head of this file. Raises MalformedError, and UnsupportedValueError."""
+    """Reads a leaf as it is written: see the head of this file. Raises MalformedError, and UnsupportedValueError."""
     entry = as_list(entry)
     require(3 <= len(entry) <= 6 and type(entry[0]) is str, "a malformed leaf")
     dtype_name, shape, offset, stride, flags, device = entry + [None, 0, None][len(entry) - 3 :]
@@ -266,7 +276,7 @@ def read_leaf(name: Path, entry: Any) -> tuple[Leaf, Traits]:
 
 
 def check_extent(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype) -> int:
-    """The elements that a leaf takes, gaps included; MalformedError for more than any memory has."""
+    """Counts the elements that a leaf takes, gaps included. Raises MalformedError for more than any memory has."""
     # torch refuses products beyond 63 bits, also where another size is 0
     require(traits.count([max(size, 1) for size in shape]) * dtype.itemsize < _MAX_BYTES, "a leaf that is too large")
     require(stride is None or all(step < _MAX_BYTES for step in stride), "a leaf of too large strides")
@@ -304,7 +314,7 @@ def _check_ties(leaves: Sequence[Leaf], same: dict[int, int]) -> None:
 
 
 def plan_of_rows(description: bytes, nbytes: int) -> Plan:
-    """The plan of all rows, of an entry with so many bytes of data. Raises CorruptionError."""
+    """Returns the plan of all rows, of an entry with so many bytes of data. Raises CorruptionError."""
     plan = plan_of(decode_mutable(description).plan)
     capacity = plan.leaves[0].shape[0] if plan.leaves and plan.leaves[0].shape else 0
     for leaf in plan.leaves:
@@ -317,7 +327,7 @@ def plan_of_rows(description: bytes, nbytes: int) -> Plan:
 
 
 def capacity_of(description: bytes, nbytes: int) -> int:
-    """In rows. Raises CorruptionError."""
+    """Counts the rows that there is room for. Raises CorruptionError."""
     return plan_of_rows(description, nbytes).leaves[0].shape[0]
 
 
@@ -325,23 +335,17 @@ def capacity_of(description: bytes, nbytes: int) -> int:
 
 
 def cluster_leaves(leaves: Sequence[Leaf], same: dict[int, int]) -> list[list[int]]:
-    """The leaves by their storages: alone, or with those that their bytes overlap. Empty ones are left out."""
-    order = sorted((leaf.offset, i) for i, leaf in enumerate(leaves) if leaf.nbytes and i not in same)
-    clusters: list[list[int]] = []
-    end = -1
-    for offset, i in order:
-        stop = offset + leaves[i].nbytes
-        if offset < end:
-            clusters[-1].append(i)
-            end = max(end, stop)
-        else:
-            clusters.append([i])
-            end = stop
-    return clusters
+    """Groups the leaves by their storages: alone, or with those that their bytes overlap. Leaves empty ones out."""
+    ranges = (
+        ByteRange(leaf.offset, leaf.offset + leaf.nbytes, i)
+        for i, leaf in enumerate(leaves)
+        if leaf.nbytes and i not in same
+    )
+    return [[one.leaf for one in cluster] for cluster in clusters_of(ranges)]
 
 
 def storage_range(leaves: Sequence[Leaf], cluster: Sequence[int]) -> tuple[int, int]:
-    """Where the storage of tied leaves starts, on a multiple of their widest element, and where it stops."""
+    """Returns where the storage of tied leaves starts, on a multiple of their widest element, and where it stops."""
     if len(cluster) == 1:  # need not be aligned
         leaf = leaves[cluster[0]]
         return leaf.offset, leaf.offset + leaf.nbytes
@@ -351,7 +355,7 @@ def storage_range(leaves: Sequence[Leaf], cluster: Sequence[int]) -> tuple[int, 
 
 
 def _span_of(leaves: Sequence[Leaf], members: Sequence[int]) -> Span:
-    """The span that a storage is stored as: a tensor's own where one leaf is all of it, else plain bytes."""
+    """Returns the span that a storage is stored as: a tensor's own where one leaf is all of it, else plain bytes."""
     start, stop = storage_range(leaves, members)
     widest = max((DTYPES[leaves[i].dtype] for i in members), key=lambda dtype: dtype.itemsize)
     for i in members:
@@ -363,7 +367,7 @@ def _span_of(leaves: Sequence[Leaf], members: Sequence[int]) -> Span:
 
 
 def spans_of(leaves: Sequence[Leaf], same: dict[int, int]) -> list[tuple[Span, list[int]]]:
-    """What is laid out, with the leaves that lie there, in the order of the leaves."""
+    """Returns the spans to be laid out, with the leaves that lie there, in the order of the leaves."""
     empty = [[i] for i, leaf in enumerate(leaves) if not leaf.nbytes and i not in same]
     found = sorted([sorted(cluster) for cluster in cluster_leaves(leaves, same)] + empty)
     return [(_span_of(leaves, members), members) for members in found]
@@ -443,7 +447,7 @@ class Recipe:
 
 
 def suits_numpy(leaf: Leaf) -> bool:
-    """Whether a leaf is a numpy array over the memory, which costs least."""
+    """Returns whether a leaf can be a numpy array over the memory, which costs least."""
     return leaf.stride is None and leaf.dtype in NUMPY_DTYPES and len(leaf.shape) < _NUMPY_DIMENSIONS
 
 

@@ -23,10 +23,11 @@ import numpy as np
 import torch
 
 from memstore import _modes as modes
+from memstore._compat import make_subclass
 from memstore._wording import an
 from memstore.engine import Leaf, watch
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
-from memstore.sharding import Box, Boxes, Shard, StoredBox, copies, narrow_to, uncovered, whole
+from memstore.sharding import Box, Boxes, Shard, StoredBox, narrow_to, uncovered, whole
 from memstore.structure import traits
 from memstore.structure.objects import decode_objects
 from memstore.structure.plans import Memory, Plan, Recipe, suits_numpy
@@ -135,7 +136,7 @@ def rebuild_lazily(
     allow_pickle: bool = False,
     device: torch.device | None = None,
 ) -> Any:
-    """As `rebuild`, but what `make_leaf(index, tensor)` makes of each leaf stands in its place.
+    """Rebuilds a value in which what `make_leaf(index, tensor)` makes of each leaf stands in its place.
 
     The leaves that their containers look into (jagged and quantized tensors, numpy arrays) are as `rebuild` has them.
     """
@@ -159,7 +160,7 @@ def rebuild_lazily(
 
 
 def build(plan: Plan, encoded: bytes, tensors: Sequence[torch.Tensor], *, allow_pickle: bool = False) -> Any:
-    """The value of these tensors, one for each leaf, as they are, and the stored objects.
+    """Builds the value of these tensors, one for each leaf, as they are, and the stored objects.
 
     Raises:
         CorruptionError: plan, objects and tensors don't belong together.
@@ -176,7 +177,7 @@ def build(plan: Plan, encoded: bytes, tensors: Sequence[torch.Tensor], *, allow_
 
 
 def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Tensor]:
-    """The leaves as CPU tensors over `memory`, neither Parameters nor Buffers yet; see `finish`.
+    """Makes the leaves as CPU tensors over `memory`, neither Parameters nor Buffers yet; see `finish`.
 
     Call it outside of inference mode, whose tensors could never be used in training. `keep` is what every storage
     refers to; None for tensors that no user gets.
@@ -217,7 +218,7 @@ def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Te
 
 
 def in_own_storage(view: torch.Tensor, memory: Memory, keep: object) -> torch.Tensor:
-    """A view of a leaf over `memory` as a tensor with a storage of just its bytes, and no view of anything.
+    """Makes a view of a leaf over `memory` a tensor with a storage of just its bytes, and no view of anything.
 
     So what is done to that storage (`share_memory_`), or to the tensor by autograd, concerns no other part of the leaf.
     Call it outside of inference mode. `keep` is as in `tensors_of`.
@@ -233,7 +234,7 @@ def in_own_storage(view: torch.Tensor, memory: Memory, keep: object) -> torch.Te
 
 
 def bare_array(plan: Plan, memory: bytearray | Memory, start: int) -> np.ndarray[Any, Any] | None:
-    """The array to make the value of, over the bytes from `start`, if that is a single plain tensor; else None."""
+    """Returns the array to make the value of, over the bytes from `start`; None if it isn't a single plain tensor."""
     if plan.bare is None:
         plan.bare = _dtype_and_shape(plan)
     if not plan.bare:
@@ -243,7 +244,7 @@ def bare_array(plan: Plan, memory: bytearray | Memory, start: int) -> np.ndarray
 
 
 def _dtype_and_shape(plan: Plan) -> tuple[np.dtype[Any], tuple[int, ...]] | tuple[()]:
-    """Of a value that is a single plain tensor; else nothing."""
+    """Returns dtype and shape of a value that is a single plain tensor; else nothing."""
     if type(plan.root) is not TensorNode or plan.marked or not plan.nbytes:
         return ()
     (leaf,) = plan.leaves
@@ -280,7 +281,7 @@ def finish(
                 raise
             raise lacks_device(device, error) from error
     for i, requires_grad in recipe.parameters:  # with_traits, without the calls: a whole model may be here
-        tensors[i] = torch.Tensor._make_subclass(torch.nn.Parameter, tensors[i], requires_grad)
+        tensors[i] = make_subclass(torch.nn.Parameter, tensors[i], requires_grad)
     for i, found in recipe.traits:
         tensor = tensors[i]
         if device is None and found.device is not None:
@@ -300,7 +301,7 @@ def _to_own_device(tensor: torch.Tensor, device: str, non_blocking: bool) -> tor
 
 
 def finish_one(plan: Plan, i: int, tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
-    """As `finish`, for one leaf that is not the same as another."""
+    """Does what `finish` does for one leaf that is not the same as another."""
     found = plan.traits[i]
     if device is not None and i not in plan.host:
         tensor = to_device(tensor, device)
@@ -319,10 +320,10 @@ class Checks(Protocol):
     """Compares what is to be read with its checksums. Raises CorruptionError."""
 
     def compare(self, i: int, /) -> None:
-        """All of a leaf."""
+        """Compares all of a leaf."""
 
     def compare_boxes(self, i: int, boxes: Sequence[StoredBox], /) -> None:
-        """Some of a leaf's boxes."""
+        """Compares some of a leaf's boxes."""
 
 
 def check_boxes(plan: Plan, boxes: Boxes, nbytes: int) -> None:
@@ -354,10 +355,8 @@ def check_box(leaf: Leaf, stored: StoredBox, nbytes: int) -> None:
 
 
 def _check_within(leaf: Leaf, box: Box) -> None:
-    offsets, shape = box
-    require(len(offsets) == len(shape) == len(leaf.shape), "a box with other dimensions than its leaf")
-    for start, size, all_of_it in zip(offsets, shape, leaf.shape, strict=True):
-        require(start >= 0 and 0 < size <= all_of_it - start, "a box that lies outside of its leaf")
+    require(len(box.offsets) == len(box.shape) == len(leaf.shape), "a box with other dimensions than its leaf")
+    require(box.fits(leaf.shape) and not box.is_empty, "a box that lies outside of its leaf")
 
 
 def _check_place(stored: StoredBox, size: int, item: int, nbytes: int) -> None:
@@ -373,7 +372,7 @@ def box_bytes(leaf: Leaf, stored: StoredBox) -> int:
 
 
 def box_tensor(leaf: Leaf, stored: StoredBox, memory: Memory) -> torch.Tensor:
-    """The elements of a box, where they lie."""
+    """Returns the elements of a box, where they lie."""
     start, shape, dtype = stored.place, stored.box.shape, DTYPES[leaf.dtype]
     flat = torch.from_numpy(memory[start : start + box_bytes(leaf, stored)])
     if dtype in traits.WITHOUT_COPY:
@@ -382,17 +381,17 @@ def box_tensor(leaf: Leaf, stored: StoredBox, memory: Memory) -> torch.Tensor:
 
 
 def leaf_tensor(leaf: Leaf, memory: Memory) -> torch.Tensor:
-    """The place where a leaf in boxes is put together."""
+    """Returns the place where a leaf in boxes is put together."""
     return box_tensor(leaf, StoredBox(whole(leaf.shape), leaf.offset, 0, None), memory)
 
 
 def boxes_of_leaf(plan: Plan, boxes: Boxes, i: int) -> Sequence[StoredBox]:
-    """Those of a leaf, or of the one that it is the same as. None: it lies whole at its offset."""
+    """Returns the boxes of a leaf, or of the one that it is the same as. Without any, it lies whole at its offset."""
     return boxes.get(plan.same.get(i, i), ())
 
 
 def parts_of(plan: Plan, boxes: Boxes, i: int, tensor: torch.Tensor, memory: Memory) -> list[Shard]:
-    """The parts that a leaf is stored in. `tensor` has all of it, if it is one part."""
+    """Returns the parts that a leaf is stored in. `tensor` has all of it, if it is one part."""
     leaf = plan.leaves[i]
     stored = boxes_of_leaf(plan, boxes, i)
     if lies_in_order(leaf, stored):
@@ -408,7 +407,7 @@ def assemble(plan: Plan, boxes: Boxes, memory: Memory) -> int:
 
 
 def assemble_one(leaf: Leaf, stored: Sequence[StoredBox], memory: Memory) -> int:
-    """As `assemble`, of one leaf."""
+    """Puts one leaf together at its offset. Returns how many bytes were copied for it."""
     if lies_in_order(leaf, stored):
         return 0
     target, copied = traits.copyable(leaf_tensor(leaf, memory)), 0
@@ -419,22 +418,11 @@ def assemble_one(leaf: Leaf, stored: Sequence[StoredBox], memory: Memory) -> int
     return copied
 
 
-def copies_of(wanted: Sequence[Shard], parts: Sequence[Shard]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What is to be copied where, from the parts of a leaf, which have all of it."""
-    return copies(wanted, parts).pairs
-
-
 def lies_in_order(leaf: Leaf, stored: Sequence[StoredBox]) -> bool:
-    """Whether all boxes of a leaf lie where the whole of it has them: then it is read without a copy."""
-    return all(_lies_in_place(leaf, one) for one in stored)
-
-
-def _lies_in_place(leaf: Leaf, stored: StoredBox) -> bool:
-    (offsets, shape), item = stored.box, DTYPES[leaf.dtype].itemsize
-    first = sum(start * step for start, step in zip(offsets, traits.contiguous_stride(leaf.shape), strict=True))
-    if stored.place != leaf.offset + first * item:
-        return False
-    below = 0  # the dimension below which all of the leaf has to be in the box
-    while below < len(shape) and shape[below] == 1:
-        below += 1
-    return shape[below + 1 :] == leaf.shape[below + 1 :]
+    """Returns whether all boxes of a leaf lie where the whole of it has them: then it is read without a copy."""
+    item = DTYPES[leaf.dtype].itemsize
+    for box, place, *_ in stored:
+        first = box.run_in(leaf.shape)
+        if first is None or place != leaf.offset + first * item:
+            return False
+    return True

@@ -25,7 +25,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def unpack(payload: list[Any], *types: type | tuple[type, ...]) -> list[Any]:
-    """The payload, once it is known to have exactly these types."""
+    """Returns the payload, once it is known to have exactly these types."""
     require(
         len(payload) == len(types)
         and all(
@@ -37,7 +37,7 @@ def unpack(payload: list[Any], *types: type | tuple[type, ...]) -> list[Any]:
 
 
 def sizes(value: Any) -> tuple[int, ...]:
-    """A shape: integers from 0 to 2**63 - 1."""
+    """Reads a shape: integers from 0 to 2**63 - 1."""
     require(
         type(value) is list and all(type(item) is int and 0 <= item < 1 << 63 for item in value), "a malformed shape"
     )

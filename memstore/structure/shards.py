@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memstore import _modes as modes
+from memstore._compat import PARAMETER_MARK
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import MOST_DIMENSIONS, Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
@@ -79,7 +80,7 @@ class _ShardedWalk(Walk):
             return super().visit(value)
         described = value.local if isinstance(value, TensorShard) else value
         kind = traits.traits_of(described) if isinstance(described, torch.Tensor) else PLAIN
-        if getattr(value, "_is_param", False):
+        if getattr(value, PARAMETER_MARK, False):
             kind = kind._replace(kind=traits.PARAMETER)
         wrapped = flatten_wrapped_shards(value, found, traits.to_flags(kind.kind, kind.requires_grad), self)
         if wrapped is not None:
@@ -139,7 +140,7 @@ def take_shards_apart(value: Any, *, allow_pickle: bool = False) -> HeldValue:
 
 
 def has_shards(value: Any) -> bool:
-    """Whether a value that `flatten` refuses has leaves of which a rank holds a part."""
+    """Returns whether a value that `flatten` refuses has leaves of which a rank holds a part."""
     walk = _FirstShardWalk(allow_pickle=True)
     aside = modes.put_aside(entirely=True) if modes.are_active() else contextlib.nullcontext()
     with aside, contextlib.suppress(RefusedError, RuntimeError, NotImplementedError):
@@ -178,7 +179,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, with memory of its own; a lazy leaf's values. Raises RefusedError where it is made of several."""
+    """Returns the tensor, or a lazy leaf's values, in memory. Raises RefusedError where it is made of several."""
     if type(tensor) in _PLAIN and why_no_memory(tensor) is None:
         return tensor
     walk = Walk(allow_pickle=False, careful=True)
@@ -211,7 +212,7 @@ def _refused(reason: str) -> RefusedError:
 
 
 def held_in_memory(leaf: ShardedLeaf) -> ShardedLeaf:
-    """The leaf, whose shards are plain memory. Raises RefusedError for parts that have none, or more than bytes."""
+    """Returns the leaf with its shards in memory. Raises RefusedError for parts that have none, or more than bytes."""
     if leaf.dtype in traits.QUANTIZED:
         raise RefusedError("a shard of a quantized tensor; put a shard of its dequantize()")
     if all(type(local) in _PLAIN and why_no_memory(local) is None for _, local in leaf.shards):

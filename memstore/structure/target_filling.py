@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from memstore.sharding import NO_BOXES, Box, Boxes, Shard, StoredBox, allocate_like, narrow_to, sharded_leaf, whole
+from memstore.sharding import NO_BOXES, Boxes, Shard, StoredBox, allocate_like, copies, sharded_leaf, whole
 from memstore.structure import ties, traits
 from memstore.structure.objects import decode_objects
 from memstore.structure.plans import Memory, Plan
@@ -22,7 +22,6 @@ from memstore.structure.rebuilding import (
     assemble_one,
     box_tensor,
     boxes_of_leaf,
-    copies_of,
     parts_of,
     tensors_of,
 )
@@ -30,14 +29,18 @@ from memstore.structure.refusals import render_path
 from memstore.structure.target_matching import (
     MatchedTarget,
     Setting,
+    ShardedTarget,
     choose_objects,
     match_target,
     plan_settings,
     raise_differences,
 )
 from memstore.structure.tensor_memory import copy_all, over
+from memstore.structure.ties import ByteRange
 from memstore.structure.traits import has_gaps
 from memstore.structure.tree import TreeParts
+
+Need = Callable[[Sequence[torch.Tensor]], None]
 
 # --- out=: tensors that are there already ----------------------------------------------------------------------------
 
@@ -50,7 +53,7 @@ def get_into(
     *,
     boxes: Boxes = NO_BOXES,
     checks: Checks | None = None,
-    need: Callable[[Sequence[torch.Tensor]], None] | None = None,
+    need: Need | None = None,
     count: Callable[[int], None] | None = None,
     strict: bool = True,
     cast: bool = False,
@@ -72,13 +75,14 @@ def get_into(
     Raises:
         StructureMismatchError: with every difference; `out` is untouched.
     """
+    # 1. Match, and collect all differences: nothing is written before all is compared.
     values = decode_objects(encoded, plan.object_count, allow_pickle)
     found = match_target(plan, out, "out", strict, cast)
-    match, targets, differences = found.match, found.tensors, found.differences
+    match, differences = found.match, found.differences
     with torch.inference_mode(False):
-        sources = StoredLeaves(plan, memory, boxes, tensors_of(plan, memory, None), need)
+        sources = StoredLeaves(plan, memory, boxes, checks, need)
     for have, want in match.exact:
-        target, source = targets[want], sources.whole(have, checks)
+        target, source = found.tensors[want], sources.whole(have)
         alike = target.shape == source.shape and target.dtype == source.dtype and want not in found.missing
         if alike and not torch.equal(target.cpu(), source):
             name = render_path(match.tensor_names[want])
@@ -91,20 +95,15 @@ def get_into(
         )
     pieces: list[TargetPiece] = []
     if not differences:  # those that overlap can be compared then
-        pieces = sources.pieces(found, checks)
+        pieces = sources.pieces(found)
         sources.bring(pieces)
         differences = disagreements(plan, found, pieces)
     raise_differences(differences, "out", out)
-    copy_all(
-        [piece.target for piece in pieces],
-        [piece.source for piece in pieces],
-        one_by_one=bool(match.resolved or found.sharded),
-        non_blocking=non_blocking,
-    )
+    # 2. Write: from here on only a device can fail.
+    _copy(pieces, one_by_one=bool(match.resolved or found.sharded), non_blocking=non_blocking)
     for setting in settings:
         setting()
-    if count is not None and (boxes or found.sharded):
-        count(sources.nbytes(found, pieces))
+    sources.count(found, pieces, count)
     return out
 
 
@@ -119,13 +118,13 @@ def get_like(
     *,
     boxes: Boxes = NO_BOXES,
     checks: Checks | None = None,
-    need: Callable[[Sequence[torch.Tensor]], None] | None = None,
+    need: Need | None = None,
     count: Callable[[int], None] | None = None,
     strict: bool = True,
     allow_pickle: bool = False,
     non_blocking: bool = False,
 ) -> Any:
-    """The stored value in new memory, in the containers of `like`, with the devices, dtypes and strides of its leaves.
+    """Returns the stored value in new memory: in containers like those of `like`, with its devices, dtypes and strides.
 
     A DTensor or TensorShard becomes another one with the same placements, of which this rank's part alone is read.
 
@@ -139,62 +138,59 @@ def get_like(
     Raises:
         StructureMismatchError: names or shapes differ; all differences are listed.
     """
+    # 1. Match.
     values = decode_objects(encoded, plan.object_count, allow_pickle)
     found = match_target(plan, like, "like", strict)
     match, differences = found.match, found.differences
     chosen = choose_objects(like, match.object_names, dict(zip(plan.object_names, values, strict=True)), differences)
     raise_differences(differences, "like", like)
     with torch.inference_mode(False), torch.no_grad():
-        sources = StoredLeaves(plan, memory, boxes, tensors_of(plan, memory, None), need)
-        made = _NewValues(found, sources, checks)
-        sources.bring(made.pieces)
-        for piece in made.pieces:
-            traits.copyable(piece.target).copy_(traits.copyable(piece.source), non_blocking=non_blocking)
-        if count is not None and (boxes or found.sharded):
-            count(sources.nbytes(found, made.pieces))
-        return match.root.build(TreeParts(made.values, chosen, None))
+        # 2. Allocate: a target like the template. What is not stored comes from the template.
+        made = _allocate(found)
+        sources = StoredLeaves(plan, memory, boxes, checks, need)
+        pieces = sources.pieces(made)
+        sources.bring(pieces)
+        stored = {want for _, want in match.pairs}
+        for want in range(len(made.tensors)):
+            if want not in stored:
+                own = copies(wanted_of(made, want), wanted_of(found, want)).pairs
+                pieces += [TargetPiece(want, target, source) for target, source in own]
+        # 3. Fill it, and put it into its containers.
+        _copy(pieces, one_by_one=bool(match.resolved or found.sharded), non_blocking=non_blocking)
+        sources.count(found, [piece for piece in pieces if piece.want in stored], count)
+        values = [made.sharded[i].value if i in made.sharded else tensor for i, tensor in enumerate(made.tensors)]
+        return match.root.build(TreeParts(values, chosen, None))
 
 
-class _NewValues:
-    """New values for a template's tensors, and the pieces to be copied into them.
-
-    Attributes:
-        values: in the order of the template's tensors; where those are the same one, so are these.
-    """
-
-    def __init__(self, found: MatchedTarget, sources: StoredLeaves, checks: Checks | None) -> None:
-        self.pieces: list[TargetPiece] = []
-        self.values: list[Any] = []
-        stored = {want: have for have, want in found.match.pairs}
-        made: dict[int, Any] = {}
-        for want, tensor in enumerate(found.tensors):
-            is_sharded = want in found.sharded
-            template = found.sharded[want].value if is_sharded else tensor
-            if id(template) not in made:
-                made[id(template)], wanted = _allocate_shards(template) if is_sharded else _allocate(tensor)
-                if want in stored:
-                    self.pieces += sources.pieces_of(stored[want], want, wanted, checks)
-                else:
-                    own = copies_of(wanted, wanted_of(found, want))
-                    self.pieces += [TargetPiece(want, target, source) for target, source in own]
-            self.values.append(made[id(template)])
+def _allocate(template: MatchedTarget) -> MatchedTarget:
+    """Returns a match of new tensors, which are not filled yet. Those that are one tensor are one here, too."""
+    made: dict[int, Any] = {}
+    tensors: list[torch.Tensor] = []
+    sharded: dict[int, ShardedTarget] = {}
+    for want, tensor in enumerate(template.tensors):
+        if want not in template.sharded:
+            if id(tensor) not in made:
+                made[id(tensor)] = _allocate_tensor(tensor)
+            tensors.append(made[id(tensor)])
+            continue
+        value = template.sharded[want].value
+        if id(value) not in made:
+            new = allocate_like(value)
+            leaf = sharded_leaf(new)
+            assert leaf is not None, "no DTensor or the like was allocated"
+            made[id(value)] = ShardedTarget(new, leaf)
+        sharded[want] = made[id(value)]
+        tensors.append(tensor)
+    return template._replace(tensors=tensors, sharded=sharded)
 
 
-def _allocate(template: torch.Tensor) -> tuple[torch.Tensor, Sequence[Shard]]:
-    """Memory like a template's, with its traits; and the parts of the whole that it holds: all of it."""
+def _allocate_tensor(template: torch.Tensor) -> torch.Tensor:
+    """Returns memory like a template's, with its traits."""
     stride = template.stride()
     if traits.reach(template.shape, stride) != template.numel() or has_gaps(template.shape, stride):
         stride = traits.contiguous_stride(template.shape)
     tensor = torch.empty_strided(template.shape, stride, dtype=template.dtype, device=template.device)
-    shard = Shard(whole(tensor.shape), tensor.detach())
-    return traits.with_traits(tensor, traits.traits_of(template)), (shard,)
-
-
-def _allocate_shards(template: Any) -> tuple[Any, Sequence[Shard]]:
-    """As `_allocate`, of a DTensor or TensorShard."""
-    value = allocate_like(template)
-    filled = sharded_leaf(value)
-    return value, () if filled is None else filled.shards
+    return traits.with_traits(tensor, traits.traits_of(template))
 
 
 # --- Pieces: parts of what is stored, and the places that they fill --------------------------------------------------
@@ -211,92 +207,81 @@ class TargetPiece(NamedTuple):
     source: torch.Tensor
 
 
+def _copy(pieces: Sequence[TargetPiece], *, one_by_one: bool, non_blocking: bool) -> None:
+    targets, sources = [piece.target for piece in pieces], [piece.source for piece in pieces]
+    copy_all(targets, sources, one_by_one=one_by_one, non_blocking=non_blocking)
+
+
 class StoredLeaves:
     """The stored leaves, to be copied from: whole or in boxes.
 
     Args:
-        tensors: the leaves, as if all of them were whole.
+        checks: compares what is read; None: nothing is compared.
         need: brings what tensors over `memory` have; None: all of it is there.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        memory: Memory,
-        boxes: Boxes,
-        tensors: list[torch.Tensor],
-        need: Callable[[Sequence[torch.Tensor]], None] | None = None,
-    ) -> None:
-        self._plan, self._memory, self._boxes, self._tensors, self._need = plan, memory, boxes, tensors, need
+    def __init__(self, plan: Plan, memory: Memory, boxes: Boxes, checks: Checks | None, need: Need | None) -> None:
+        self._plan, self._memory, self._boxes, self._checks, self._need = plan, memory, boxes, checks, need
+        self._tensors = tensors_of(plan, memory, None)  # as if all of them were whole
 
     def bring(self, pieces: Sequence[TargetPiece]) -> None:
-        """Call it before the pieces are read."""
+        """Brings what these pieces have. Call it before they are read."""
         if self._need is not None:
             self._need([piece.source for piece in pieces])
 
-    def whole(self, have: int, checks: Checks | None) -> torch.Tensor:
-        """All of a leaf, checked; put together, if it lies in boxes."""
+    def whole(self, have: int) -> torch.Tensor:
+        """Returns all of a leaf, checked; put together, if it lies in boxes."""
         stored = boxes_of_leaf(self._plan, self._boxes, have)
-        self._compare(have, stored, checks)
+        self._compare(have, stored)
         if self._need is not None:
             self._need(self._parts(have, stored))
         if stored:
             assemble_one(self._plan.leaves[have], stored, self._memory)
         return self._tensors[have]
 
-    def pieces(self, found: MatchedTarget, checks: Checks | None) -> list[TargetPiece]:
-        """What fills the tensors of a target that a value was matched with, checked."""
-        if not (self._boxes or found.sharded):
-            if checks is not None:
-                for have, _ in found.match.pairs:
-                    self._compare(have, (), checks)
-            return [TargetPiece(want, found.tensors[want], self._tensors[have]) for have, want in found.match.pairs]
+    def pieces(self, found: MatchedTarget) -> list[TargetPiece]:
+        """Returns what fills the tensors of a target that a value was matched with, checked."""
         pieces: list[TargetPiece] = []
         for have, want in found.match.pairs:
-            pieces += self.pieces_of(have, want, wanted_of(found, want), checks)
+            stored = boxes_of_leaf(self._plan, self._boxes, have)
+            if not stored and want not in found.sharded:
+                self._compare(have, ())
+                pieces.append(TargetPiece(want, found.tensors[want], self._tensors[have]))
+                continue
+            wanted = wanted_of(found, want)
+            if wanted:
+                meeting = [one for one in stored if any(one.box.meet(shard.box) is not None for shard in wanted)]
+                self._compare(have, meeting)
+            parts = parts_of(self._plan, self._boxes, have, self._tensors[have], self._memory)
+            pieces += [TargetPiece(want, target, source) for target, source in copies(wanted, parts).pairs]
         return pieces
 
-    def pieces_of(self, have: int, want: int, wanted: Sequence[Shard], checks: Checks | None) -> list[TargetPiece]:
-        """What fills these parts of one leaf."""
-        stored = boxes_of_leaf(self._plan, self._boxes, have)
-        parts = parts_of(self._plan, self._boxes, have, self._tensors[have], self._memory)
-        if wanted and checks is not None:
-            self._compare(have, [one for one in stored if _meets(one.box, wanted)], checks)
-        everything = whole(self._plan.leaves[have].shape)
-        if len(parts) == 1 and parts[0].box == everything:
-            return [TargetPiece(want, one.local, narrow_to(parts[0].local, one.box)) for one in wanted]
-        if len(wanted) == 1 and wanted[0].box == everything:
-            return [TargetPiece(want, narrow_to(wanted[0].local, one.box), one.local) for one in parts]
-        return [TargetPiece(want, target, source) for target, source in copies_of(wanted, parts)]
-
-    def _compare(self, have: int, stored: Sequence[StoredBox], checks: Checks | None) -> None:
+    def _compare(self, have: int, stored: Sequence[StoredBox]) -> None:
         """Compares some boxes of a leaf with their checksums, or a leaf that lies whole."""
-        if checks is None:
+        if self._checks is None:
             return
         if self._need is not None:
             self._need(self._parts(have, stored))
         if stored:
-            checks.compare_boxes(have, stored)
+            self._checks.compare_boxes(have, stored)
         elif not boxes_of_leaf(self._plan, self._boxes, have):
-            checks.compare(have)
+            self._checks.compare(have)
 
     def _parts(self, have: int, stored: Sequence[StoredBox]) -> list[torch.Tensor]:
         if not stored:
             return [self._tensors[have]]
         return [box_tensor(self._plan.leaves[have], one, self._memory) for one in stored]
 
-    def nbytes(self, found: MatchedTarget, pieces: Sequence[TargetPiece]) -> int:
-        """Of those pieces that are read from boxes, or into shards."""
-        have = {want: have for have, want in found.match.pairs}
-        return sum(
-            piece.source.nbytes
-            for piece in pieces
-            if piece.want in found.sharded or boxes_of_leaf(self._plan, self._boxes, have[piece.want])
-        )
+    def count(self, found: MatchedTarget, pieces: Sequence[TargetPiece], count: Callable[[int], None] | None) -> None:
+        """Tells `count` the bytes of those pieces that are read from boxes, or into shards."""
+        if count is None or not (self._boxes or found.sharded):
+            return
+        in_boxes = {want for have, want in found.match.pairs if boxes_of_leaf(self._plan, self._boxes, have)}
+        count(sum(one.source.nbytes for one in pieces if one.want in found.sharded or one.want in in_boxes))
 
 
 def wanted_of(found: MatchedTarget, want: int) -> Sequence[Shard]:
-    """The parts of a target's tensor that this rank holds."""
+    """Returns the parts of a target's tensor that this rank holds."""
     target = found.sharded.get(want)
     if target is not None:
         return target.leaf.shards
@@ -304,23 +289,11 @@ def wanted_of(found: MatchedTarget, want: int) -> Sequence[Shard]:
     return (Shard(whole(tensor.shape), tensor),)
 
 
-def _meets(box: Box, wanted: Sequence[Shard]) -> bool:
-    return any(box.meet(one.box) is not None for one in wanted)
-
-
 # --- Targets that share memory, for which values are stored that can't stand there together --------------------------
 
 
-class _TargetRange(NamedTuple):
-    """The memory of a target's tensor; of one in several storages, what it has of one of them."""
-
-    start: int
-    stop: int
-    want: int
-
-
 def disagreements(plan: Plan, found: MatchedTarget, pieces: Sequence[TargetPiece]) -> list[str]:
-    """The differences that they make. An answer is kept for the next target in the same memory."""
+    """Finds targets in shared memory for which other values are stored. An answer is kept for the next such target."""
     match = found.match
     if match.apart == found.addresses and not found.sharded:
         return []
@@ -331,17 +304,18 @@ def disagreements(plan: Plan, found: MatchedTarget, pieces: Sequence[TargetPiece
     ):
         match.apart = found.addresses
         return []
-    on_devices: dict[torch.device, list[_TargetRange]] = {}
+    on_devices: dict[torch.device, list[ByteRange]] = {}
     for one in _ranges(found, stored):
-        on_devices.setdefault(found.tensors[one.want].device, []).append(one)
+        on_devices.setdefault(found.tensors[one.leaf].device, []).append(one)
     differences: list[str] = []
     shared = False
     for ranges in on_devices.values():
-        for cluster in _clusters(ranges):
+        spans = np.array([one.stop - one.start for one in ranges], np.int64)
+        for cluster in ties.clusters_of([ranges[i] for i in ties.overlapping([one.start for one in ranges], spans)]):
             # where the stored ones lie to each other as the targets do, both show the same bytes
-            if len({_relation(plan, found, stored[one.want], one) for one in cluster}) > 1:
+            if len({_relation(plan, found, stored[one.leaf], one) for one in cluster}) > 1:
                 shared = True
-                wants = {one.want for one in cluster}
+                wants = {one.leaf for one in cluster}
                 differences += [
                     f"{render_path(match.tensor_names[want])}: it shares memory with another leaf of out, for which "
                     "other values are stored"
@@ -352,47 +326,33 @@ def disagreements(plan: Plan, found: MatchedTarget, pieces: Sequence[TargetPiece
     return differences
 
 
-def _ranges(found: MatchedTarget, wants: dict[int, int]) -> Iterator[_TargetRange]:
+def _ranges(found: MatchedTarget, wants: dict[int, int]) -> Iterator[ByteRange]:
+    """Iterates over the memory of a target's tensors; of one in several storages, what it has of each."""
     spans = found.match.footprints.spans
     for want in wants:
         target = found.sharded.get(want)
         if target is None or len(target.leaf.shards) == 1:
-            yield _TargetRange(found.addresses[want], found.addresses[want] + int(spans[want]), want)
+            yield ByteRange(found.addresses[want], found.addresses[want] + int(spans[want]), want)
             continue
-        storages: dict[int, _TargetRange] = {}
+        storages: dict[int, ByteRange] = {}
         for one in target.leaf.shards:
             start, storage = one.local.data_ptr(), one.local.untyped_storage().data_ptr()
             stop = start + traits.reach(one.local.shape, one.local.stride()) * one.local.dtype.itemsize
-            known = storages.get(storage, _TargetRange(start, stop, want))
-            storages[storage] = _TargetRange(min(start, known.start), max(stop, known.stop), want)
+            known = storages.get(storage, ByteRange(start, stop, want))
+            storages[storage] = ByteRange(min(start, known.start), max(stop, known.stop), want)
         yield from storages.values()
 
 
-def _relation(plan: Plan, found: MatchedTarget, have: int, one: _TargetRange) -> tuple[Any, ...]:
-    target = found.sharded.get(one.want)
+def _relation(plan: Plan, found: MatchedTarget, have: int, one: ByteRange) -> tuple[Any, ...]:
+    target = found.sharded.get(one.leaf)
     boxes = None if target is None else tuple(shard.box for shard in target.leaf.shards)
-    stored, dtype = plan.leaves[have], found.tensors[one.want].dtype
+    stored, dtype = plan.leaves[have], found.tensors[one.leaf].dtype
     if dtype != traits.DTYPES[stored.dtype]:  # cast, so that distances in bytes say nothing
         return one.start, stored.offset, stored.dtype, dtype, boxes
     return one.start - stored.offset, boxes
 
 
-def _clusters(ranges: Sequence[_TargetRange]) -> list[list[_TargetRange]]:
-    """Those that overlap others, each with all that it is joined to by such."""
-    starts = [one.start for one in ranges]
-    spans = np.array([one.stop - one.start for one in ranges], np.int64)
-    clusters: list[list[_TargetRange]] = []
-    end = -1
-    for one in sorted(ranges[i] for i in ties.overlapping(starts, spans)):
-        if one.start < end:
-            clusters[-1].append(one)
-        else:
-            clusters.append([one])
-        end = max(end, one.stop)
-    return clusters
-
-
-def _overwritten(found: MatchedTarget, cluster: Sequence[_TargetRange], pieces: Sequence[TargetPiece]) -> list[int]:
+def _overwritten(found: MatchedTarget, cluster: Sequence[ByteRange], pieces: Sequence[TargetPiece]) -> list[int]:
     """Fills memory like the targets', and returns those that others have written over."""
     start, stop = min(one.start for one in cluster), max(one.stop for one in cluster)
     start -= start % 16
@@ -402,7 +362,7 @@ def _overwritten(found: MatchedTarget, cluster: Sequence[_TargetRange], pieces: 
     for want, target, source in inside:
         place, rest = divmod(target.data_ptr() - start, target.dtype.itemsize)
         if rest or want in found.match.resolved:
-            return sorted({one.want for one in cluster})  # nobody looks
+            return sorted({one.leaf for one in cluster})  # nobody looks
         doubles.append(over(storage, target.dtype, place, target.shape, target.stride()))
         traits.copyable(doubles[-1]).copy_(traits.copyable(source))
     lost = {

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memstore import _compat
 from memstore._wording import an
 from memstore.engine import Path
 from memstore.errors import StructureMismatchError, UnsupportedValueError
@@ -97,7 +98,7 @@ class StructureMatch:
             self._match_objects(plan, leaves_may_lack=bool(sharded))
 
     def _match(self, plan: Plan, what: str, strict: bool, leaves_may_lack: bool) -> None:
-        """`leaves_may_lack`: what is stored may lack in a target of this rank, since others may hold it."""
+        """Pairs leaves and tensors of one name. `leaves_may_lack`: other ranks may hold what the target lacks."""
         stored = [leaf.name for leaf in plan.leaves]
         for names in (stored, self.tensor_names, plan.object_names, self.object_names):
             # the keys 1.0 and "1.0" make one name
@@ -125,7 +126,7 @@ class StructureMatch:
 
 
 def _containers(node: Node, name: Path, objects: set[Path], inside: bool = False) -> Iterator[Path]:
-    """The containers that stand where these objects do, and those inside of them."""
+    """Iterates over the names of containers that stand where these objects do, and of those inside of them."""
     if not isinstance(node, (TensorNode, ObjectNode)):
         inside = inside or name in objects
         if inside:
@@ -135,7 +136,7 @@ def _containers(node: Node, name: Path, objects: set[Path], inside: bool = False
 
 
 class _TargetTensor(NamedTuple):
-    """What a target has to have in common with what is stored. `held`: shape and strides of what this rank holds."""
+    """The facts that a target has in common with what is stored. `held`: shape and strides of what this rank holds."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -164,7 +165,7 @@ def _why_not_fillable(plan: Plan, have: int, target: _TargetTensor, cast: bool) 
 
 
 def can_cast(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether a get with cast=True fills a tensor of `target` with elements of `source`: both are floating dtypes."""
+    """Returns whether cast=True fills a tensor of `target` with elements of `source`: both are floating dtypes."""
     if not (source.is_floating_point and target.is_floating_point):
         return False
     return _UNCAST.isdisjoint((source, target))
@@ -221,7 +222,7 @@ def match_target(plan: Plan, value: Any, what: str, strict: bool, cast: bool = F
 def _match(
     plan: Plan, value: Any, what: str, strict: bool, cast: bool, split: dict[int, Any]
 ) -> tuple[StructureMatch, TargetWalk, list[int]]:
-    """Args: split: containers that stay containers, by their ids, though no tensor lies in them."""
+    """Pairs leaves and tensors of one name. `leaves_may_lack`: others may hold what this rank's target lacks."""
 
     def walk_with(careful: bool) -> TargetWalk:
         walk = SplittingWalk(True, careful, split) if split else TargetWalk(True, careful)
@@ -243,7 +244,7 @@ def _match(
 
 
 def _key_of(sharded: dict[int, ShardedTarget]) -> tuple[Any, ...]:
-    """What of them matters to a match beside the facts of their only shards."""
+    """Returns what matters of them to a match, beside the facts of their only shards."""
     return tuple(
         (
             i,
@@ -327,7 +328,7 @@ class TargetWalk(Walk):
 
 
 class SplittingWalk(TargetWalk):
-    """As the walk of a sharded put: some containers in which no tensor lies stay containers.
+    """The walk of a sharded put, over a target: some containers in which no tensor lies stay containers.
 
     Attributes:
         split: these, by their ids.
@@ -367,7 +368,7 @@ def plan_settings(
     *,
     may_lack: bool = False,
 ) -> list[Setting]:
-    """The functions that set the values, to be called later; what can't be set is added to `differences`.
+    """Returns the functions that set the values, to be called later, and adds what can't be set to `differences`.
 
     `may_lack`: the target need not have all that is stored.
     """
@@ -391,7 +392,7 @@ def plan_settings(
 
 
 def choose_objects(target: Any, names: Sequence[Path], stored: Mapping[Path, Any], differences: list[str]) -> list[Any]:
-    """The value for each name: the stored one, or where there is none the target's own."""
+    """Chooses the value for each name: the stored one, or where there is none the target's own."""
     chosen: list[Any] = []
     for name in names:
         try:
@@ -402,7 +403,7 @@ def choose_objects(target: Any, names: Sequence[Path], stored: Mapping[Path, Any
 
 
 def entries_at(target: Any, names: Iterable[Path]) -> dict[int, Any]:
-    """What a target has at these names, by ids, which are theirs while it is kept."""
+    """Returns what a target has at these names, by ids, which stay theirs while it is kept."""
     found: dict[int, Any] = {}
     for name in names:
         with suppress(*_ABSENT):
@@ -418,7 +419,7 @@ def _value_at(target: Any, name: Path) -> Any:
 
 
 def _unboxed(current: Any) -> Any:
-    fields = getattr(current, "_non_tensordict", None)
+    fields = _compat.other_fields(current)
     if fields is not None and "data" in fields:
         return fields["data"]
     members = getattr(current, "tensordicts", None)
@@ -431,7 +432,7 @@ def is_optional(name: Path) -> bool:
 
 
 def _setting(target: Any, name: Path, value: Any) -> tuple[Setting | None, Any]:
-    """What sets `value` at `name`, or None where what holds it can't be changed; and what is there now."""
+    """Returns what sets `value` at `name`, and what is there now. None where its holder can't be changed."""
     if not name:
         return _boxed(target, value), target
     above = target
@@ -441,21 +442,22 @@ def _setting(target: Any, name: Path, value: Any) -> tuple[Setting | None, Any]:
     if isinstance(holder, (dict, list, deque)):
         key: Any = _key(holder, name[-1]) if isinstance(holder, dict) else name[-1]
         current = holder[key]
-        if _is_box(current):
+        if _compat.is_tensorclass_object(current) or hasattr(current, "tensordicts"):
             return _boxed(current, value), current
         return lambda: holder.__setitem__(key, value), current
     return None, _entry(above, name[-1])
 
 
 def _holder(container: Any, name: str | int) -> Any:
-    """The dict or sequence that has the entry `name` of a container."""
-    if hasattr(container, "_param_td"):
-        return _holder(container._param_td, name)
-    fields = getattr(container, "_non_tensordict", None)
-    if fields is not None and "_is_non_tensor" in fields:  # a NonTensorData; what it holds has no name of its own
+    """Returns the dict or sequence that has the entry `name` of a container."""
+    parameters = _compat.params_inner(container)
+    if parameters is not None:
+        return _holder(parameters, name)
+    fields = _compat.other_fields(container)
+    if fields is not None and _compat.is_non_tensor(fields):  # a NonTensorData; what it holds has no name of its own
         return _holder(fields["data"], name)
     if fields is not None:  # a tensorclass
-        return fields if name in fields else _holder(container._tensordict, name)
+        return fields if name in fields else _holder(_compat.inner_tensordict(container), name)
     if isinstance(container, dict):
         if name == "__dict__" and name not in container and hasattr(container, "__dict__"):
             return {"__dict__": vars(container)}
@@ -465,7 +467,7 @@ def _holder(container: Any, name: str | int) -> Any:
     attributes = shown_attributes(container)
     if attributes is not None:
         return attributes
-    return getattr(container, "_tensordict", getattr(container, "tensordicts", container))
+    return _compat.inner_tensordict(container, getattr(container, "tensordicts", container))
 
 
 def _entry(container: Any, name: str | int) -> Any:
@@ -474,19 +476,15 @@ def _entry(container: Any, name: str | int) -> Any:
 
 
 def _key(holder: dict[Any, Any], name: str | int) -> Any:
-    """The key that is called `name`: itself, or one that is no str or int and called by its repr."""
+    """Returns the key that is called `name`: itself, or one that is no str or int and called by its repr."""
     if type(name) is str and name in holder:
         return name
     return next(key for key in holder if name_of(key) == name and isinstance(key, bool) == isinstance(name, bool))
 
 
-def _is_box(current: Any) -> bool:
-    return hasattr(current, "_non_tensordict") or hasattr(current, "tensordicts")
-
-
 def _boxed(current: Any, value: Any) -> Setting | None:
-    """What sets the value of a NonTensorData or MetaData, or those of a stack of them that has as many members."""
-    fields = getattr(current, "_non_tensordict", None)
+    """Returns what sets the value of a NonTensorData or MetaData, or those of a stack of them of as many members."""
+    fields = _compat.other_fields(current)
     if fields is not None and "data" in fields:
         return lambda: fields.__setitem__("data", value)
     members = getattr(current, "tensordicts", None)

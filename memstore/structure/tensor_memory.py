@@ -14,8 +14,6 @@ what belongs to others. So every path that reads a tensor's bytes or writes to a
 A call looks at all of its targets before it writes to the first.
 """
 
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -24,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd import forward_ad
 
+from memstore import _compat
 from memstore import _modes as modes
 from memstore._wording import an
 from memstore.errors import ReadOnlyError, UnsupportedValueError
@@ -42,7 +40,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def why_no_memory(tensor: torch.Tensor) -> str | None:
-    """Why a tensor has no bytes at its address, as a noun and what to do; None if it has all that its strides need.
+    """Says why a tensor has no bytes at its address, and what to do. None if it has all that its strides need.
 
     It may be on any device. Takes 1 µs for a contiguous plain tensor on the CPU, and 2 for others.
     """
@@ -62,14 +60,14 @@ def why_no_memory(tensor: torch.Tensor) -> str | None:
     if tensor.is_quantized:
         return "a quantized tensor: put its dequantize()"
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with _compat.without_torch_function():
             return _why_not_there(tensor)
     except (RuntimeError, NotImplementedError):  # of a transform, or of a class that has no storage
         return f"{an(type(tensor))}, which has no memory of its own: put a plain tensor of its values"
 
 
 def _is_usual(tensor: torch.Tensor) -> bool:
-    """Whether it is what nearly all are, and has its memory."""
+    """Returns whether it is as nearly all are, and has its memory."""
     return (
         tensor.is_cpu
         and tensor.layout is torch.strided
@@ -101,12 +99,12 @@ def _why_not_there(tensor: torch.Tensor) -> str | None:
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether the bytes at its address are its values, in the order of its strides."""
+    """Returns whether the bytes at its address are its values, in the order of its strides."""
     return tensor.is_cpu and why_no_memory(tensor) is None and not tensor.is_conj() and not tensor.is_neg()
 
 
 def memory_of(tensor: torch.Tensor) -> Bytes:
-    """The bytes of a tensor on the CPU that is contiguous. Raises UnsupportedValueError if it has none."""
+    """Returns the bytes of a tensor on the CPU that is contiguous. Raises UnsupportedValueError if it has none."""
     reason = why_no_memory(tensor)
     if reason is not None:
         raise UnsupportedValueError(reason)
@@ -125,7 +123,7 @@ def over(
     stride: Sequence[int],
     device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    """A tensor over a storage, which lies on this device; `offset` counts elements.
+    """Makes a tensor over a storage, which lies on this device; `offset` counts elements.
 
     Raises UnsupportedValueError where the storage is too small (torch would enlarge it, by bytes of any content), or
     has no memory.
@@ -144,7 +142,7 @@ def over(
 
 
 def _address_of(storage: torch.UntypedStorage) -> int:
-    """0 if it has none."""
+    """Returns the address of a storage, or 0 if it has none."""
     try:
         return storage.data_ptr()
     except RuntimeError as error:
@@ -168,7 +166,7 @@ _WITHOUT_MEMORY = {
 
 
 def why_not_filled(tensor: torch.Tensor) -> str | None:
-    """Why values can't be written to a tensor; None if they can. Shape and dtype are not looked at.
+    """Says why values can't be written to a tensor; None if they can. It looks at neither shape nor dtype.
 
     Takes 1 µs for a contiguous tensor on the CPU. Of a DTensor give the local tensor.
     """
@@ -210,19 +208,19 @@ def _refuses_pointers(tensor: torch.Tensor) -> bool:
 
 
 def takes_bytes(tensor: torch.Tensor) -> bool:
-    """Whether the values of a tensor that may be filled are just the bytes in its memory, which this process writes."""
+    """Returns whether the values of a tensor that may be filled are just bytes in memory, which this process writes."""
     return tensor.is_cpu and not tensor.is_neg() and not tensor.is_conj()
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor, *, non_blocking: bool = False) -> None:
-    """`target.copy_(source)` for a target that may be filled, whatever its kind."""
+    """Does `target.copy_(source)` for a target that may be filled, whatever its kind."""
     copy_all([target], [source], one_by_one=True, non_blocking=non_blocking)
 
 
 def copy_all(
     targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], *, one_by_one: bool, non_blocking: bool
 ) -> None:
-    """Every target is written as torch lets it be: inference tensors in inference mode, Parameters without autograd.
+    """Writes every target as torch lets it: inference tensors in inference mode, Parameters without autograd.
 
     Args:
         one_by_one: some have a conj or neg bit, or other dtypes or devices than their sources.
@@ -230,7 +228,7 @@ def copy_all(
     groups: dict[bool, list[int]] = {}
     for i, target in enumerate(targets):
         groups.setdefault(target.is_inference(), []).append(i)
-    one_by_one = one_by_one or forward_ad._current_level >= 0
+    one_by_one = one_by_one or _compat.in_forward_ad()
     for is_inference, chosen in groups.items():
         aside = modes.put_aside(entirely=True) if is_inference else nullcontext()
         with aside, torch.inference_mode(is_inference), torch.no_grad():  # inference_mode(False) would turn autograd on
@@ -240,5 +238,4 @@ def copy_all(
                 for target, source in zip(into, out_of, strict=True):
                     target.copy_(source, non_blocking=non_blocking)
             else:
-                # a third of the time of 300 calls
-                torch._foreach_copy_(into, out_of, non_blocking=non_blocking)
+                _compat.copy_each(into, out_of, non_blocking=non_blocking)

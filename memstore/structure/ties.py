@@ -15,7 +15,7 @@ other as before. With leaves of other dtypes, or that it leaves as they are, the
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,7 +65,7 @@ class Footprints:
         self.gaps = list(map(has_gaps, shapes, strides))
 
     def missing(self, locations: Locations) -> list[int]:
-        """The tensors whose storages lack some of their bytes.
+        """Finds the tensors whose storages lack some of their bytes.
 
         A storage can be shrunk under its tensors: FSDP frees parameters by `resize_(0)`. Their shapes stay, and a copy
         would read whatever lies at the address that is left.
@@ -100,7 +100,7 @@ NO_TIES = Ties((), ())
 
 
 def overlapping(addresses: Sequence[int], spans: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
-    """The tensors whose byte ranges overlap those of others. 20 µs for 300."""
+    """Finds the tensors whose byte ranges overlap those of others. Takes 20 µs for 300."""
     if len(addresses) < 2:
         return []
     starts = np.array(addresses, np.int64)
@@ -113,6 +113,28 @@ def overlapping(addresses: Sequence[int], spans: np.ndarray[tuple[int], np.dtype
     return np.sort(order[np.append(inside, False) | np.append(False, inside)]).tolist()
 
 
+class ByteRange(NamedTuple):
+    """The bytes of a leaf, by its number."""
+
+    start: int
+    stop: int
+    leaf: int
+
+
+def clusters_of(ranges: Iterable[ByteRange]) -> list[list[ByteRange]]:
+    """Groups ranges, none of them empty: each with all that overlap it, and all that overlap those."""
+    clusters: list[list[ByteRange]] = []
+    end = 0
+    for part in sorted(ranges):
+        if clusters and part.start < end:
+            clusters[-1].append(part)
+            end = max(end, part.stop)
+        else:
+            clusters.append([part])
+            end = part.stop
+    return clusters
+
+
 def find_ties(
     tensors: Sequence[torch.Tensor],
     addresses: Sequence[int],
@@ -121,7 +143,7 @@ def find_ties(
     candidates: Sequence[int],
     kinds: Sequence[object],
 ) -> Ties:
-    """Which of the tensors are to be stored as one.
+    """Finds which of the tensors are to be stored as one.
 
     Args:
         alone: leaves whose bytes in memory aren't their values (conj).
@@ -131,7 +153,7 @@ def find_ties(
     same: list[tuple[int, int]] = []
     groups: list[Group] = []
     firsts: dict[tuple[int, object], int] = {}
-    ranges: dict[tuple[torch.device, object], list[_LeafRange]] = {}
+    ranges: dict[tuple[torch.device, object], list[ByteRange]] = {}
     for i in candidates:
         tensor, span = tensors[i], int(footprints.spans[i])
         if not span:
@@ -140,9 +162,9 @@ def find_ties(
         if first != i:
             same.append((i, first))
         elif not alone[i]:
-            ranges.setdefault((tensor.device, kinds[i]), []).append(_LeafRange(addresses[i], addresses[i] + span, i))
+            ranges.setdefault((tensor.device, kinds[i]), []).append(ByteRange(addresses[i], addresses[i] + span, i))
     for found in ranges.values():
-        clusters = _clusters([part for part in found if not footprints.gaps[part.leaf]])
+        clusters = clusters_of([part for part in found if not footprints.gaps[part.leaf]])
         starts = [cluster[0].start for cluster in clusters]
         ends = [max(part.stop for part in cluster) for cluster in clusters]
         looks: dict[Any, list[int]] = {}
@@ -156,30 +178,15 @@ def find_ties(
                     look = (part.start, tensor.dtype, tensor.shape, tensor.stride())
                     looks.setdefault(look, []).append(part.leaf)
         groups += [group for group in (_group(cluster, tensors) for cluster in clusters) if group is not None]
-        groups += [_packed_group(leaves, tensors[leaves[0]]) for leaves in looks.values() if len(leaves) > 1]
+        for leaves in looks.values():
+            if len(leaves) > 1:
+                tensor = tensors[leaves[0]]
+                nbytes = pack(tensor.shape, tensor.stride()).elements * tensor.dtype.itemsize
+                groups.append(Group(0, nbytes, tuple((i, 0) for i in leaves), packed=True))
     return Ties(tuple(same), tuple(groups))
 
 
-class _LeafRange(NamedTuple):
-    start: int
-    stop: int
-    leaf: int
-
-
-def _clusters(ranges: list[_LeafRange]) -> list[list[_LeafRange]]:
-    clusters: list[list[_LeafRange]] = []
-    end = 0
-    for part in sorted(ranges):
-        if clusters and part.start < end:
-            clusters[-1].append(part)
-            end = max(end, part.stop)
-        else:
-            clusters.append([part])
-            end = part.stop
-    return clusters
-
-
-def _group(cluster: list[_LeafRange], tensors: Sequence[torch.Tensor]) -> Group | None:
+def _group(cluster: list[ByteRange], tensors: Sequence[torch.Tensor]) -> Group | None:
     if len(cluster) < 2:
         return None
     sizes = {part.leaf: tensors[part.leaf].dtype.itemsize for part in cluster}
@@ -190,8 +197,3 @@ def _group(cluster: list[_LeafRange], tensors: Sequence[torch.Tensor]) -> Group 
     end = max(part.stop for part in cluster)
     members = sorted((part.leaf, part.start - start) for part in cluster)
     return Group(first - start, end - start, tuple(members), packed=False)
-
-
-def _packed_group(leaves: list[int], tensor: torch.Tensor) -> Group:
-    elements = pack(tensor.shape, tensor.stride()).elements
-    return Group(0, elements * tensor.dtype.itemsize, tuple((i, 0) for i in leaves), packed=True)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from memstore import _compat
 from memstore.errors import UnsupportedValueError
 from memstore.structure.refusals import MalformedError, require
 
@@ -38,7 +39,7 @@ _DTYPE_NAME = re.compile(r"(b?float|u?int|complex|bits)[0-9][0-9a-z_]*")
 
 
 def may_be_dtype(name: str) -> bool:
-    """Whether another version of torch may have a dtype of this name."""
+    """Returns whether another version of torch may have a dtype of this name."""
     return _DTYPE_NAME.fullmatch(name) is not None
 
 
@@ -73,7 +74,7 @@ PLAIN = _ON_CPU[TENSOR][False]
 def traits_of(tensor: torch.Tensor) -> Traits:
     if type(tensor) is torch.nn.Parameter:
         kind = PARAMETER
-    elif getattr(tensor, "_is_buffer", False):
+    elif getattr(tensor, _compat.BUFFER_MARK, False):
         kind = BUFFER if getattr(tensor, "persistent", True) else UNSAVED_BUFFER
     else:
         kind = TENSOR
@@ -85,29 +86,28 @@ def traits_of(tensor: torch.Tensor) -> Traits:
 def with_traits(tensor: torch.Tensor, traits: Traits) -> torch.Tensor:
     """Makes a tensor that no caller has yet the Parameter or Buffer that was put."""
     if traits.kind == PARAMETER:
-        # half the time of nn.Parameter(tensor), and no detach
-        return torch.Tensor._make_subclass(torch.nn.Parameter, tensor, traits.requires_grad)
+        return _compat.make_subclass(torch.nn.Parameter, tensor, traits.requires_grad)
     if traits.requires_grad:
         tensor.requires_grad_()
     if traits.kind:
-        tensor._is_buffer = True  # type: ignore[attr-defined]
+        setattr(tensor, _compat.BUFFER_MARK, True)
         tensor.persistent = traits.kind == BUFFER  # type: ignore[attr-defined]
     return tensor
 
 
 def to_flags(kind: int, requires_grad: bool) -> int:
-    """A tensor's kind and requires_grad as one number, for descriptions."""
+    """Writes a tensor's kind and requires_grad as one number, for descriptions."""
     return kind * 2 + requires_grad
 
 
 def read_flags(flags: Any) -> tuple[int, bool]:
-    """Kind and requires_grad; raises MalformedError for what `to_flags` didn't make."""
+    """Reads kind and requires_grad. Raises MalformedError for what `to_flags` didn't make."""
     require(type(flags) is int and 0 <= flags < 8, "malformed flags of a tensor")
     return flags >> 1, bool(flags & 1)
 
 
 def copyable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or for dtypes that can't be copied its bytes."""
+    """Returns the tensor, or for dtypes that can't be copied its bytes."""
     return tensor.view(torch.uint8) if tensor.dtype in WITHOUT_COPY else tensor
 
 
@@ -120,13 +120,13 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_c_ordered(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether the elements lie in order without gaps; a dimension of one element may have any stride."""
+    """Returns whether the elements lie in order without gaps; a dimension of one element may have any stride."""
     expected = contiguous_stride(shape)
     return all(size == 1 or have == want for size, have, want in zip(shape, stride, expected, strict=True))
 
 
 def count(shape: Sequence[int]) -> int:
-    """The number of elements."""
+    """Counts the elements."""
     product = 1
     for size in shape:
         product *= size
@@ -134,7 +134,7 @@ def count(shape: Sequence[int]) -> int:
 
 
 def overlaps_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether several indices are one element in memory."""
+    """Returns whether several indices are one element in memory."""
     extent, elements = 1, count(shape)
     for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
         if step < extent and elements:
@@ -150,7 +150,7 @@ def overlaps_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """The number of elements from the first to the last one in memory, gaps included."""
+    """Counts the elements from the first to the last one in memory, gaps included."""
     last = 0
     for size, step in zip(shape, stride, strict=True):
         if size == 0:
@@ -160,19 +160,19 @@ def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def repeats(tensor: torch.Tensor) -> bool:
-    """Whether elements share bytes: then a few bytes can claim any number of elements."""
+    """Returns whether elements share bytes: then a few bytes can claim any number of elements."""
     return reach(tensor.shape, tensor.stride()) < tensor.numel()
 
 
 def expanded_bytes(tensor: torch.Tensor) -> int:
-    """The bytes that its elements take when each is written by itself, beyond those that they have in memory."""
+    """Counts the bytes that elements take when each is written by itself, beyond those that they have in memory."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return 0
     return max(tensor.numel() - reach(tensor.shape, tensor.stride()), 0) * tensor.itemsize
 
 
 def why_too_expanded(tensor: torch.Tensor, most: int = MOST_EXPANDED) -> str | None:
-    """Why a tensor isn't written element by element: `expand` makes any number of them from a few. None for most."""
+    """Says why a tensor isn't written element by element; None for most. `expand` makes any number of a few."""
     more = expanded_bytes(tensor)
     if more <= most:
         return None
@@ -187,7 +187,7 @@ def why_too_expanded(tensor: torch.Tensor, most: int = MOST_EXPANDED) -> str | N
 
 
 class Packing(NamedTuple):
-    """How a tensor is stored without gaps, each element once.
+    """The way in which a tensor is stored without gaps, each element once.
 
     Attributes:
         shape, stride: of a view that has each element of the tensor once; it is copied to contiguous memory.
@@ -204,7 +204,7 @@ class Packing(NamedTuple):
 
 
 def has_gaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether memory between the first and the last element is none of the tensor's.
+    """Returns whether memory between the first and the last element is none of the tensor's.
 
     Dimensions taken by ascending strides, each copies what the ones before it cover, one stride further. So a stride
     beyond what they cover leaves a gap, which no larger stride can fill.
@@ -221,7 +221,7 @@ def has_gaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def pack(shape: Sequence[int], stride: Sequence[int]) -> Packing:
-    """Of a tensor with elements. One that repeats none is packed to be contiguous."""
+    """Packs a tensor that has elements. One that repeats none is packed to be contiguous."""
     runs = _runs(shape, stride)
     if runs is not None and count(runs.shape) < count(shape):
         return runs
@@ -231,7 +231,7 @@ def pack(shape: Sequence[int], stride: Sequence[int]) -> Packing:
 
 
 def _runs(shape: Sequence[int], stride: Sequence[int]) -> Packing | None:
-    """The elements as runs of runs without overlaps: each is as many copies of the one before, at a larger stride.
+    """Takes the elements as runs of runs without overlaps: each repeats the one before, at a larger stride.
 
     None where dimensions overlap so that they are no such runs, as strides 4 and 6 over pairs do.
     """
@@ -263,7 +263,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}(:[0-9]{1,4})?")
 
 
 def read_device(name: str) -> torch.device | str:
-    """The device, or its name where torch has none of it here. Raises MalformedError for what no device is called."""
+    """Returns the device, or its name where torch has none of it here. Raises MalformedError for any other name."""
     try:
         return torch.device(name)
     except RuntimeError:
@@ -273,7 +273,7 @@ def read_device(name: str) -> torch.device | str:
 
 
 def need_device(device: torch.device | str | None, instead: torch.device | None = None) -> torch.device | None:
-    """What `read_device` read, where the device itself is needed, or the one that the caller asked for instead of it.
+    """Returns the device that `read_device` read, or the one that the caller asked for instead of it.
 
     Raises UnsupportedValueError.
     """
@@ -291,7 +291,7 @@ def need_device(device: torch.device | str | None, instead: torch.device | None 
 
 
 def to_device(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
-    """As `Tensor.to`. Raises RuntimeError for a device that this process doesn't have."""
+    """Does what `Tensor.to` does. Raises RuntimeError for a device that this process doesn't have."""
     try:
         return tensor.to(device, non_blocking=non_blocking)
     except NO_DEVICE as error:
@@ -305,7 +305,7 @@ NO_DEVICE = (AssertionError, RuntimeError, ImportError)
 
 
 def own_device(device: torch.device | str | None) -> torch.device | None:
-    """The device. Raises RuntimeError for one that this process doesn't have, before anything is read for it."""
+    """Returns the device. Raises RuntimeError for one that isn't there, before anything is read for it."""
     found = None if device is None else torch.device(device)
     if has_device(found):
         return found
@@ -313,7 +313,7 @@ def own_device(device: torch.device | str | None) -> torch.device | None:
 
 
 def has_device(device: torch.device | None) -> bool:
-    """Whether this process has devices of this kind."""
+    """Returns whether this process has devices of this kind."""
     if device is None or device.type in ("cpu", "meta"):
         return True
     try:

@@ -28,6 +28,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from memstore import _modes as modes
+from memstore._compat import new_shared_storage
 from memstore.engine import lies_in_mapping
 from memstore.structure import traits
 from memstore.structure.tensor_memory import over
@@ -79,14 +80,14 @@ def _lies_in_our_mapping(memory: torch.Tensor | torch.UntypedStorage) -> bool:
 
 @modes.put_aside()
 def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor over shared memory of its own: the span of its bytes, or its elements where the span has gaps."""
+    """Copies a tensor to shared memory of its own: the span of its bytes, or where that has gaps its elements."""
     shape, stride, itemsize = tensor.shape, tensor.stride(), tensor.dtype.itemsize
     source = tensor.detach()
     reach = traits.reach(shape, stride)
     packing = pack(shape, stride) if has_gaps(shape, stride) or tensor.is_conj() or tensor.is_neg() else None
     if packing is not None:
         reach, stride = packing.elements, packing.kept
-    storage = torch.UntypedStorage._new_shared(reach * itemsize)
+    storage = new_shared_storage(reach * itemsize)
     _keep_for_child(storage)
     copy = over(storage, tensor.dtype, 0, shape, stride)
     if packing is None:
@@ -102,9 +103,9 @@ def _copy_to_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
-    """For what reaches the pickler as a bare storage: parts of sparse, nested and quantized tensors."""
+    """Reduces what reaches the pickler as a bare storage: parts of sparse, nested and quantized tensors."""
     if storage.device.type == "cpu" and storage.nbytes() and _lies_in_our_mapping(storage):
-        copy = torch.UntypedStorage._new_shared(storage.nbytes())
+        copy = new_shared_storage(storage.nbytes())
         _keep_for_child(copy)
         copy.copy_(storage, non_blocking=False)
         storage = copy

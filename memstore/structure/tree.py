@@ -22,15 +22,15 @@ has its own.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
 
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
-from memstore.structure.refusals import MalformedError, as_list, require
+from memstore.structure.refusals import MalformedError, as_list, require, unpack
 
 # --- Nodes, and the reader that makes them of a tree -----------------------------------------------------------------
 
@@ -42,7 +42,7 @@ MAX_NAME_PARTS = 1 << 25  # of the names of all leaves: each repeats the keys of
 
 
 class TreeParts:
-    """What nodes build from: the leaves, in order, and the device that the caller asked for."""
+    """The parts that nodes build from: the leaves, in order, and the device that the caller asked for."""
 
     __slots__ = ("device", "objects", "tensors")
 
@@ -53,33 +53,26 @@ class TreeParts:
 
 
 class Node:
-    """One container or leaf. Immutable: plans are cached and shared by threads."""
+    """One container or leaf. Immutable: plans are cached and shared by threads.
+
+    Attributes:
+        title: its type as a user knows it: "TensorDict[3]", "dict".
+    """
 
     __slots__ = ()
-    kind: ClassVar[str] = ""
-    reads_leaves: ClassVar[bool] = False  # `build` needs the contents of the tensors below: a view has them loaded
-    may_be_object: ClassVar[bool] = False  # without a tensor below it is one object: see structure/objects.py
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        """Makes the node from what follows the kind in the tree; raises MalformedError."""
-        raise NotImplementedError
+    title: str
 
     def build(self, parts: TreeParts) -> Any:
         raise NotImplementedError
 
     def children(self) -> Iterator[tuple[Path, Node]]:
-        """The nodes below, each with what it adds to the names of its leaves (a wrapper's: nothing)."""
+        """Iterates over the nodes below, each with what it adds to the names of its leaves."""
         return iter(())
-
-    def describe(self) -> str:
-        """The type as a user knows it: "TensorDict", "dict"."""
-        return self.kind
 
 
 class TensorNode(Node):
     __slots__ = ("index",)
-    kind = "Tensor"
+    title = "Tensor"
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -90,7 +83,7 @@ class TensorNode(Node):
 
 class ObjectNode(Node):
     __slots__ = ("index",)
-    kind = "object"
+    title = "object"
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -99,47 +92,83 @@ class ObjectNode(Node):
         return parts.objects[self.index]
 
 
-class Entries:
-    """The nodes of a container's entries. If all are tensors, they are one slice: 300 build in 2 µs instead of 30."""
-
-    __slots__ = ("nodes", "start", "stop")
-
-    def __init__(self, nodes: list[Node]) -> None:
-        self.nodes = nodes
-        self.start = nodes[0].index if nodes and all(type(node) is TensorNode for node in nodes) else -1  # type: ignore[attr-defined]
-        self.stop = self.start + len(nodes)
-
-    def build(self, parts: TreeParts) -> list[Any]:
-        if self.start >= 0:
-            return parts.tensors[self.start : self.stop]
-        return [node.build(parts) for node in self.nodes]
-
-    def named(self, keys: Iterable[Any]) -> Iterator[tuple[Path, Node]]:
-        """The nodes, each with what its key adds to a leaf's name."""
-        for key, node in zip(keys, self.nodes, strict=True):
-            yield (name_of(key),), node
-
-    def numbered(self) -> Iterator[tuple[Path, Node]]:
-        return self.named(range(len(self.nodes)))
+Make = Callable[[list[Any], "torch.device | None"], Any]
+NAMELESS: Any = object()  # the key of an entry that adds nothing to the names of its leaves, such as what is wrapped
 
 
-NODES: dict[str, type[Node]] = {}
-_NodeClass = TypeVar("_NodeClass", bound=type[Node])
+class Container(Node):
+    """A container of any kind: its entries, and the function that makes it of them.
+
+    Args:
+        make: takes what was built of the entries, in their order, and the device that the caller asked for.
+        keys: of the entries.
+        nodes: of the entries, in the order in which the reader made them.
+        reads_leaves: `make` needs the contents of the tensors below: a view has them loaded.
+    """
+
+    __slots__ = ("_keys", "_make", "_nodes", "_others", "_start", "_stop", "reads_leaves", "title")
+
+    def __init__(
+        self, title: str, make: Make, keys: Sequence[Any], nodes: list[Node], *, reads_leaves: bool = False
+    ) -> None:
+        require(len(keys) == len(nodes), "other keys than entries")
+        self.title = title
+        self.reads_leaves = reads_leaves
+        self._make = make
+        self._keys = keys
+        self._nodes = nodes
+        # The first entries are mostly tensors, which are one slice: 300 build in 2 µs instead of 30.
+        first = next((i for i, node in enumerate(nodes) if type(node) is not TensorNode), len(nodes))
+        self._start: int = nodes[0].index if first else 0  # type: ignore[attr-defined]
+        self._stop = self._start + first
+        self._others = nodes[first:]
+
+    def build(self, parts: TreeParts) -> Any:
+        values = parts.tensors[self._start : self._stop]
+        if self._others:
+            values += [node.build(parts) for node in self._others]
+        return self._make(values, parts.device)
+
+    def children(self) -> Iterator[tuple[Path, Node]]:
+        for key, node in zip(self._keys, self._nodes, strict=True):
+            yield () if key is NAMELESS else (name_of(key),), node
 
 
-def register(node: _NodeClass) -> _NodeClass:
-    """Class decorator: makes `node.kind` readable."""
-    NODES[node.kind] = node
-    return node
+class Kind(NamedTuple):
+    """A kind of container, as it is read from trees.
+
+    Attributes:
+        read: makes the node of the fields that follow the kind's name; raises MalformedError.
+        fields: the types that these fields have.
+        may_be_object: without a tensor below, the container is one object: see structure/objects.py.
+    """
+
+    read: Callable[..., Container]
+    fields: tuple[type | tuple[type, ...], ...]
+    may_be_object: bool
 
 
-def node_class(kind: str) -> type[Node]:
-    found = NODES.get(kind)
+KINDS: dict[str, Kind] = {}
+_Read = TypeVar("_Read", bound=Callable[..., Container])
+
+
+def reads(name: str, *fields: type | tuple[type, ...], may_be_object: bool = False) -> Callable[[_Read], _Read]:
+    """Returns a decorator for the function that reads containers of this kind: it takes the reader and the fields."""
+
+    def register(read: _Read) -> _Read:
+        KINDS[name] = Kind(read, fields, may_be_object)
+        return read
+
+    return register
+
+
+def find_kind(name: str) -> Kind:
+    found = KINDS.get(name)
     if found is None:
         load_late_containers()
-        found = NODES.get(kind)
+        found = KINDS.get(name)
     if found is None:
-        raise MalformedError(f"no container is called {kind!r}")
+        raise MalformedError(f"no container is called {name!r}")
     return found
 
 
@@ -149,9 +178,8 @@ class TreeReader:
     __slots__ = ("depth", "exact", "fixed", "host", "locked", "objects", "tensors")
 
     def __init__(self) -> None:
-        self.exact: set[int] = (
-            set()
-        )  # leaves that say how others are read: in out= their contents must be equal already
+        # leaves that say how others are read: in out= their contents must be equal already
+        self.exact: set[int] = set()
         self.fixed: set[int] = set()  # leaves that a get's dtype= doesn't concern
         self.host: set[int] = set()  # leaves that stay on the CPU, whatever device= says
         self.tensors = 0
@@ -171,37 +199,36 @@ class TreeReader:
         require(len(tree) > 0 and type(tree[0]) is str, "a node that is not [kind, ...]")
         require(self.depth < MAX_DEPTH, f"more than {MAX_DEPTH} levels")
         self.depth += 1
-        node = node_class(tree[0]).read(tree[1:], self)
+        kind = find_kind(tree[0])
+        node = kind.read(self, *unpack(tree[1:], *kind.fields))
         self.depth -= 1
         return node
 
     def fixed_tensor(self, tree: Any) -> Node:
-        """A tensor whose dtype is a part of what it means."""
+        """Reads a tensor whose dtype is a part of what it means."""
         require(tree == TENSOR, "a tensor is expected, but something else is there")
         self.fixed.add(self.tensors)
         return self.node(tree)
 
     def host_tensor(self, tree: Any) -> Node:
-        """A fixed tensor that is always on the CPU."""
+        """Reads a fixed tensor that is always on the CPU."""
         self.host.add(self.tensors)
         return self.fixed_tensor(tree)
 
-    def entries(self, trees: Any) -> Entries:
-        return Entries([self.node(tree) for tree in as_list(trees)])
+    def nodes(self, trees: Any) -> list[Node]:
+        return [self.node(tree) for tree in as_list(trees)]
 
-    def lockable_entries(self, locked: bool, trees: Any) -> tuple[Entries, bool]:
-        """The entries of a TensorDict, and whether it has to lock itself: one above that is locked does it."""
+    def lockable_nodes(self, locked: bool, trees: Any) -> tuple[list[Node], bool]:
+        """Reads the entries of a TensorDict. Returns also whether it locks itself: one above that is locked does it."""
         above = self.locked
         self.locked = above or locked
-        entries = Entries(
-            [self.node(tree) for tree in as_list(trees)]
-        )  # not self.entries: a level of Python's stack less
+        nodes = [self.node(tree) for tree in as_list(trees)]  # not self.nodes: a level of Python's stack less
         self.locked = above
-        return entries, locked and not above
+        return nodes, locked and not above
 
 
 def walk_names(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
-    """The leaves below `node`, tensors and objects, in order, with their names."""
+    """Iterates over the leaves below `node`, tensors and objects, in order, with their names."""
     if isinstance(node, (TensorNode, ObjectNode)):
         yield prefix, node
         return
@@ -210,7 +237,7 @@ def walk_names(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
 
 
 def leaf_names(root: Node) -> Iterator[tuple[Path, Node]]:
-    """As `walk_names`, for all leaves of a value. Raises MalformedError where the names would fill the memory."""
+    """Iterates over all leaves of a value. Raises MalformedError where the names would fill the memory."""
     parts = 0
     for name, node in walk_names(root):
         parts += len(name)
@@ -225,7 +252,7 @@ _loaders: list[Callable[[], None]] = []
 
 
 def loads_containers(load: Callable[[], None]) -> Callable[[], None]:
-    """Decorator: the function imports modules that register containers. It is called each time one is looked for."""
+    """Registers a function that imports modules with containers. It is called each time one is looked for."""
     _loaders.append(load)
     return load
 
@@ -242,7 +269,7 @@ Key = Any
 
 
 def write_key(key: Any) -> Key:
-    """The form of a dict's key in a tree; raises TypeError for a type that has none, UnicodeEncodeError for no text."""
+    """Writes a dict's key. Raises TypeError for a type that has no form, UnicodeEncodeError for what is no text."""
     kind = type(key)
     if kind is str:
         if not key.isascii():
@@ -269,7 +296,7 @@ _MAX_PARTS = 1 << 12  # of a tuple: what stands in it in several places counts, 
 
 
 def _count_parts(key: tuple[Any, ...]) -> int:
-    """The number of items in a tuple, on all levels; counted no further than needed to see that there are too many."""
+    """Counts the items in a tuple, on all levels; no further than needed to see that there are too many."""
     count, left = 0, [key]
     while left and count <= _MAX_PARTS:
         one = left.pop()
@@ -312,7 +339,7 @@ def read_keys(keys: Any) -> tuple[Any, ...]:
 
 
 def name_of(key: Any) -> str | int:
-    """What a key is called in the name of a leaf, where only str and int are allowed: its repr, if it is neither."""
+    """Returns what a key is called in the name of a leaf: itself, or its repr if it is neither str nor int."""
     return key if type(key) in (str, int) and (type(key) is str or -(1 << 63) <= key < 1 << 63) else repr(key)
 
 
@@ -320,7 +347,7 @@ def name_of(key: Any) -> str | int:
 
 
 def _in_msgpack(value: Any) -> Any:
-    """What stands in trees and msgpack doesn't have."""
+    """Writes what stands in trees and msgpack doesn't have."""
     if isinstance(value, torch.device):
         return str(value)
     raise NotImplementedError(f"{type(value)} in a tree")
@@ -331,7 +358,7 @@ from_msgpack = msgspec.msgpack.Decoder().decode
 
 
 def compile_tree(tree: Tree) -> tuple[Node, TreeReader]:
-    """The node that a walk's tree describes, and the reader that read it, with what it found out about the leaves."""
+    """Makes the node that a walk's tree describes. The reader tells what it found out about the leaves."""
     reader = TreeReader()
     try:
         return reader.node(from_msgpack(to_msgpack(tree))), reader
@@ -381,7 +408,7 @@ def tree_names(tree: Tree) -> LeafNames:
 
 
 def merge_trees(first: Tree, second: Tree) -> Tree:
-    """The tree of both. Trees are as msgpack gives them. Raises TreesDifferError, and MalformedError."""
+    """Merges two trees, which are as msgpack gives them. Raises TreesDifferError, and MalformedError."""
     if first == second:
         return _without_devices(first)
     if type(first) is int or type(second) is int:
@@ -432,7 +459,7 @@ def _merge_entry(key: Any, first: Tree, second: Tree) -> Tree:
 
 
 def _without_devices(tree: Tree) -> Tree:
-    """Of TensorDicts that lie in containers that merge."""
+    """Removes the devices of TensorDicts that lie in containers that merge."""
     if type(tree) is int:
         return tree
     tree = _checked(tree)
@@ -448,7 +475,7 @@ def _without_devices(tree: Tree) -> Tree:
 
 
 def _checked(tree: Tree) -> list[Any]:
-    """A container whose keys and entries stand where they belong."""
+    """Returns a container, once its keys and entries are known to stand where they belong."""
     tree = as_list(tree)
     require(len(tree) > 0 and type(tree[0]) is str, "a node that is not [kind, ...]")
     if tree[0] in _KEYED:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from memstore import _modes as modes
+from memstore._compat import BUFFER_MARK
 from memstore.structure import traits
 from memstore.structure.objects import NATIVE, join_tree, write_object
 from memstore.structure.pickled import alternative
@@ -60,7 +61,7 @@ class Walk:
         self._seen: dict[int, Any] = {}
 
     def visit(self, value: Any) -> Tree:
-        """The tree of `value`, whose tensors and objects are appended to the walk's."""
+        """Returns the tree of `value`, whose tensors and objects are appended to the walk's."""
         kind = type(value)
         if kind in _NATIVE:
             if (kind is int and not -(1 << 63) <= value < 1 << 63) or (kind is str and not value.isascii()):
@@ -78,7 +79,7 @@ class Walk:
         return tree
 
     def entry(self, key: Any, value: Any) -> Tree:
-        """As `visit`, for one entry of a container, whose key an error is told."""
+        """Visits one entry of a container, whose key an error is told."""
         try:
             return self.visit(value)
         except RefusedError as error:
@@ -88,7 +89,7 @@ class Walk:
             raise
 
     def entries(self, container: Any, keys: Iterable[Any], values: Collection[Any]) -> tuple[Tree, ...]:
-        """The trees of a container's entries, in order."""
+        """Returns the trees of a container's entries, in order."""
         self._walked += len(values)
         if self._walked > _COUNTED_FROM:
             self._count_repeated(container, len(values))
@@ -118,19 +119,19 @@ class Walk:
             raise SharedTooOftenError(self._repeated)
 
     def object(self, value: Any) -> Tree:
-        """A leaf that is no tensor."""
+        """Takes a leaf that is no tensor."""
         self.objects.append(self.write_leaf(value))
         return OBJECT
 
     def take_objects(self, count: int) -> list[Any]:
-        """The last `count` objects, for the container that becomes one object of them."""
+        """Removes and returns the last `count` objects, for the container that becomes one object of them."""
         start = len(self.objects) - count
         taken = self.objects[start:]
         del self.objects[start:]
         return taken
 
     def joined(self, tree: Tree, trees: tuple[Tree, ...], join: Callable[[list[Any]], Any] | None = None) -> Tree:
-        """The tree of a container with these entries, or, if they are all objects, the one object that they become.
+        """Returns the tree of a container with these entries, or, if all are objects, the one object that they become.
 
         The value itself is never joined: its structure stays visible in the description.
 
@@ -144,7 +145,7 @@ class Walk:
         return OBJECT
 
     def keys(self, keys: Collection[Any]) -> tuple[Any, ...]:
-        """The keys of a dict in the form that they have in a tree."""
+        """Returns the keys of a dict in the form that they have in a tree."""
         if set(map(type, keys)) == {str} and "".join(keys).isascii():
             return tuple(keys)
         written = []
@@ -229,7 +230,7 @@ def _refused_key(key: Any, reason: str) -> RefusedError:
 
 
 def flattens(*kinds: type) -> Callable[[_FlattenerT], _FlattenerT]:
-    """Decorator: the function flattens values of exactly these types."""
+    """Registers the decorated function, which flattens values of exactly these types."""
 
     def register(function: _FlattenerT) -> _FlattenerT:
         for kind in kinds:
@@ -241,7 +242,10 @@ def flattens(*kinds: type) -> Callable[[_FlattenerT], _FlattenerT]:
 
 
 def rule(function: Callable[[type], Flattener | None]) -> Callable[[type], Flattener | None]:
-    """Decorator: the function finds the flattener of types that aren't listed, or None. Asked in the order defined."""
+    """Registers the decorated function, which finds the flattener of types that aren't listed, or None.
+
+    Rules are asked in the order in which they are defined.
+    """
     _RULES.append(function)
     flattener.cache_clear()
     return function
@@ -262,7 +266,7 @@ def flattener(kind: type) -> Flattener:
 
 
 def refuse(reason: str) -> Flattener:
-    """A flattener for what can't be stored."""
+    """Returns a flattener for what can't be stored."""
 
     def refused(value: Any, walk: Walk) -> Tree:
         raise RefusedError(reason)
@@ -271,7 +275,7 @@ def refuse(reason: str) -> Flattener:
 
 
 def refuse_unless_pickled(reason: str) -> Flattener:
-    """A flattener for what only pickle can store."""
+    """Returns a flattener for what only pickle can store."""
 
     def refused(value: Any, walk: Walk) -> Tree:
         if walk.allow_pickle:
@@ -323,7 +327,7 @@ def take_apart(value: Any, walk_with: Callable[[bool], _WalkT]) -> tuple[Tree, _
 
 
 def _try(value: Any, walk: _WalkT) -> tuple[Tree, _WalkT, Facts, list[int]] | None:
-    """None if the value has to be walked carefully."""
+    """Walks once; None if the value has to be walked carefully."""
     try:
         tree = walk.visit(value)
         facts = _facts(walk.tensors)
@@ -338,7 +342,7 @@ def _try(value: Any, walk: _WalkT) -> tuple[Tree, _WalkT, Facts, list[int]] | No
 
 
 def _facts(tensors: Sequence[torch.Tensor]) -> Facts | None:
-    """The facts of all tensors; None, or an error by torch, if one of them has to be looked at by itself."""
+    """Takes the facts of all tensors. None, or an error by torch, if one of them has to be looked at by itself."""
     dtypes = tuple(map(_dtype, tensors))
     kinds = set(dtypes)
     if not kinds.isdisjoint(traits.QUANTIZED):
@@ -347,7 +351,7 @@ def _facts(tensors: Sequence[torch.Tensor]) -> Facts | None:
     if (
         not all(map(_is_cpu, tensors))
         or any(map(_requires_grad, tensors))
-        or any([getattr(tensor, "_is_buffer", False) for tensor in tensors])  # noqa: C419 - a list is faster
+        or any([getattr(tensor, BUFFER_MARK, False) for tensor in tensors])  # noqa: C419 - a list is faster
         or torch.nn.Parameter in set(map(type, tensors))
     ):
         found = tuple(map(traits.traits_of, tensors))

@@ -43,7 +43,7 @@ guard: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 
 
 class LazyTensor(torch.Tensor):
-    """What the modules of this package know of a lazy leaf. Not for users.
+    """A lazy leaf, as the modules of this package know it. It is not for users.
 
     Attributes:
         shown: the elements, over the guarded storage, or without memory.
@@ -55,7 +55,7 @@ class LazyTensor(torch.Tensor):
 
 
 def wrap(cls: type[Lazy], shown: torch.Tensor, stored: StoredLeaf) -> Lazy:
-    """The lazy tensor that shows `shown`, which lies in the guarded storage of its leaf, if it has any."""
+    """Makes the lazy tensor that shows `shown`, which lies in the guarded storage of its leaf, if it has any."""
     if stored.wrapped is None:
         leaf = make_subclass(cls, shown)  # in inference mode too it can be used in training
     else:
@@ -71,7 +71,7 @@ def wrap(cls: type[Lazy], shown: torch.Tensor, stored: StoredLeaf) -> Lazy:
 
 
 def read(leaf: LazyTensor) -> torch.Tensor:
-    """The leaf's values, on their device. Not to be written, nor to be given to a user."""
+    """Returns the leaf's values, on their device. They are not to be written, nor to be given to a user."""
     return leaf.stored.read(leaf.shown)
 
 
@@ -84,7 +84,7 @@ def kind_of(leaf: LazyTensor) -> traits.Traits:
 
 
 def with_kind(leaf: Lazy, kind: traits.Traits) -> Lazy:
-    """`leaf`, which nobody else has yet, as a Parameter (by the mark that isinstance looks at) or Buffer."""
+    """Makes `leaf`, which nobody else has yet, a Parameter (by the mark that isinstance looks at) or a Buffer."""
     if kind.kind == traits.PARAMETER:
         leaf._is_param = True  # type: ignore[attr-defined]
         leaf.requires_grad_(kind.requires_grad)
@@ -121,7 +121,7 @@ _FLAT = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type
 def run(
     cls: type[LazyTensor], operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
-    """An operator with lazy leaves among its arguments."""
+    """Runs an operator with lazy leaves among its arguments."""
     if operator is _DEVICE:
         return args[0].stored.wrapped
     rule = rule_of(operator)
@@ -194,7 +194,7 @@ def _run_lazily(operator: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _are_views(made: Any, shown: torch.Tensor) -> bool:
-    """Whether all that was made are plain views of a leaf that has no memory to make anything else of."""
+    """Returns whether all results are plain views of a leaf that has no memory to make anything else of."""
     if isinstance(made, (tuple, list)):
         return all(_are_views(one, shown) for one in made)
     if not isinstance(made, torch.Tensor):
@@ -210,7 +210,7 @@ def _resolved(made: Any) -> Any:
 
 
 def _replace(value: Any, change: Callable[[LazyTensor], Any]) -> Any:
-    """`value` with every lazy leaf in it changed."""
+    """Returns `value` with every lazy leaf in it changed."""
     if isinstance(value, LazyTensor):
         return change(value)
     kind = type(value)
@@ -222,7 +222,7 @@ def _replace(value: Any, change: Callable[[LazyTensor], Any]) -> Any:
 
 
 def results(made: Any, leaf: LazyTensor, source: torch.Tensor) -> Any:
-    """What an operator made of `source`, a leaf's tensor: lazy if it lies in the memory of `source`, else as it is."""
+    """Returns an operator's results for `source`, a leaf's tensor: lazy if they lie in its memory, else as they are."""
     if isinstance(made, (tuple, list)):
         return type(made)(results(one, leaf, source) for one in made)
     if not isinstance(made, torch.Tensor):
@@ -272,7 +272,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def index_leaf(leaf: LazyTensor, index: Any) -> Any:
-    """`leaf[index]` for any index: lists, masks and tensors read their rows at once."""
+    """Returns `leaf[index]` for any index: lists, masks and tensors read their rows at once."""
     index = plain_index(index)
     is_asked_for = leaf.stored.source.is_on_disk and _prefetch(leaf, index)
     if not isinstance(leaf.stored, LeafBytes):
@@ -389,7 +389,7 @@ _INTEGERS = frozenset({torch.int64, torch.int32})
 
 
 class _MeantPoints(NamedTuple):
-    """What an operator means: `box[indices]`."""
+    """The points that an operator means: `box[indices]`."""
 
     box: torch.Tensor
     indices: Sequence[torch.Tensor | None]
@@ -397,7 +397,7 @@ class _MeantPoints(NamedTuple):
 
 
 def pick(operator: Any, stored: LeafBoxes, box: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What an operator of rows makes of a box; `args` are those behind it.
+    """Returns the result of an operator of rows on a box; `args` are the arguments behind it.
 
     Raises what torch does, where it refuses the arguments.
     """
@@ -415,7 +415,7 @@ def pick(operator: Any, stored: LeafBoxes, box: torch.Tensor, args: Sequence[Any
 
 
 def _in_range(meant: _MeantPoints) -> list[torch.Tensor | None] | None:
-    """The indices as `Points` takes them; None where they are others than torch takes."""
+    """Returns the indices as `Points` takes them; None where they are others than torch takes."""
     found: list[torch.Tensor | None] = []
     for index in meant.indices:
         if index is not None and index.dtype in _MASKS and meant.may_be_negative:

@@ -145,7 +145,7 @@ class StoredTensor(LazyTensor):
 
     @property
     def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """A copy as a plain tensor, without autograd's history. It can't be assigned."""
+        """Returns a copy as a plain tensor, without autograd's history. It can't be assigned."""
         return self.detach().clone()
 
     @data.setter
@@ -153,11 +153,11 @@ class StoredTensor(LazyTensor):
         raise refusal(self, "an assignment to .data")
 
     def new(self, *args: Any, **options: Any) -> torch.Tensor:
-        """As `Tensor.new`: a plain tensor of the same dtype, on the same device."""
+        """Makes a plain tensor of the same dtype, on the same device, as `Tensor.new`."""
         return self._plain().new(*args, **options)  # torch's own goes past the operators, and may find no memory
 
     def new_tensor(self, *args: Any, **options: Any) -> torch.Tensor:
-        """As `Tensor.new_tensor`: a plain tensor of the same dtype, on the same device, with the given data."""
+        """Makes a plain tensor of the same dtype, on the same device, with the given data, as `Tensor.new_tensor`."""
         return self._plain().new_tensor(*args, **options)
 
     def _plain(self) -> torch.Tensor:
@@ -193,7 +193,7 @@ class StoredTensor(LazyTensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """A plain tensor where a file is written, else a reference."""
+        """Pickles a plain tensor where a file is written, else a reference."""
         if modes.are_active():
             with modes.put_aside(entirely=True):
                 return self.__reduce_ex__(protocol)
@@ -246,7 +246,7 @@ def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
 def lazy_leaf(
     cls: type[Lazy], source: Source, leaf: Leaf, start: int, boxes: Sequence[StoredBox], kind: traits.Traits
 ) -> Lazy:
-    """A contiguous leaf on the CPU, of which the places were checked, without checksums.
+    """Makes a contiguous leaf on the CPU, whose places were checked, without checksums.
 
     Args:
         source: what it is a part of.
@@ -279,7 +279,7 @@ def lazy_bytes(
     checked: tuple[int, int, bytes] | None = None,
     place: torch.device | None = None,
 ) -> Lazy:
-    """A lazy tensor of bytes in one place.
+    """Makes a lazy tensor of bytes in one place.
 
     Args:
         offset: of its first element in the source's memory, in bytes.
@@ -302,7 +302,10 @@ def lazy_bytes(
 
 
 def distribute(leaf: LazyTensor, mesh: Any, placements: Sequence[Any]) -> Any:
-    """A DTensor of the leaf's values. Raises UnsupportedValueError for placements that nothing can be read into."""
+    """Makes a DTensor of the leaf's values.
+
+    Raises UnsupportedValueError for placements that nothing can be read into.
+    """
     with between_forks():
         from torch.distributed.tensor import DTensor
     shape = tuple(leaf.shape)
@@ -338,7 +341,7 @@ _decode_reference = msgspec.msgpack.Decoder(
 
 
 def pack_leaf(leaf: LazyTensor) -> bytes:
-    """Where the leaf lies in its source."""
+    """Returns where the leaf lies in its source, encoded."""
     shown, stored, kind = leaf.shown, leaf.stored, kind_of(leaf)
     offset = shown.storage_offset() * shown.dtype.itemsize if shown.numel() else 0
     stride = None if shown.is_contiguous() else shown.stride()
@@ -355,7 +358,7 @@ def pack_leaf(leaf: LazyTensor) -> bytes:
 
 
 def unpack_leaf(cls: type[Lazy], source: Source, packed: bytes) -> Lazy:
-    """The leaf that was packed. Raises CorruptionError if it isn't in the bytes of its source."""
+    """Returns the leaf that was packed. Raises CorruptionError if it isn't in the bytes of its source."""
     try:
         dtype_name, offset, shape, stride, flags, device, checked, boxes = _decode_reference(packed)
         dtype = traits.DTYPES[dtype_name]
@@ -387,7 +390,7 @@ def unpack_leaf(cls: type[Lazy], source: Source, packed: bytes) -> Lazy:
 
 
 def _read_boxes(boxes: _Boxes) -> tuple[Leaf, list[StoredBox]]:
-    """The stored leaf, by no name, and its boxes. Raises MalformedError."""
+    """Returns the stored leaf, without a name, and its boxes. Raises MalformedError."""
     dtype, shape, found = boxes
     size = check_extent(shape, None, traits.DTYPES[dtype]) * traits.DTYPES[dtype].itemsize
     leaf = Leaf((), dtype, shape, None, 0, size)
@@ -406,7 +409,7 @@ _WRITERS = frozenset({"torch.serialization", "joblib.numpy_pickle", "shelve"})
 
 
 def goes_to_a_file() -> bool:
-    """Whether what is pickled now is written to a file, for all that can be told."""
+    """Returns whether what is pickled now is written to a file, as far as can be told."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         if frame.f_globals.get("__name__") in _WRITERS:
@@ -416,7 +419,7 @@ def goes_to_a_file() -> bool:
 
 
 def plain_tensor(leaf: LazyTensor) -> torch.Tensor:
-    """What is saved: over the mapping, which isn't copied first, or of a part of a stored leaf just that part.
+    """Returns the tensor that is saved: over the mapping, without a copy, or of a part of a stored leaf just that part.
 
     So leaves that share their bytes still do when they are loaded. Not to be written, nor to be given to a user.
     """
@@ -428,7 +431,7 @@ def plain_tensor(leaf: LazyTensor) -> torch.Tensor:
 
 
 def _copy_apart(part: torch.Tensor) -> torch.Tensor:
-    """A copy of its bytes; with its strides, unless there are gaps."""
+    """Copies the bytes of a part; with its strides, unless there are gaps."""
     if has_gaps(part.shape, part.stride()):
         packing = pack(part.shape, part.stride())
         once = part.as_strided(packing.shape, packing.stride)

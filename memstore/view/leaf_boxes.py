@@ -47,13 +47,16 @@ class Region(NamedTuple):
 
     @property
     def is_pickable(self) -> bool:
-        """Whether no two dimensions of the view run along the same one of the tensor."""
+        """Returns whether no two dimensions of the view run along the same one of the tensor."""
         along = [found[0] for found in self.dims or () if found is not None]
         return self.dims is not None and len(set(along)) == len(along)
 
 
 def region_of(whole: Sequence[int], shape: Sequence[int], stride: Sequence[int], offset: int) -> Region:
-    """Of a view with these strides, in elements, that is not empty and lies in a contiguous tensor of shape `whole`."""
+    """Returns the region of a view with these strides, in elements.
+
+    The view is not empty, and lies in a contiguous tensor of shape `whole`.
+    """
     steps = contiguous_stride(whole)
     starts = _coordinates(steps, offset)
     along: list[list[tuple[int, int, int]]] = [[] for _ in whole]  # for each dimension: view's, its size, its step
@@ -105,35 +108,15 @@ def _coordinates(steps: Sequence[int], offset: int) -> list[int]:
 
 
 def all_of(whole: Sequence[int], stride: Sequence[int], offset: int) -> Region:
-    """The region of a view that is read as a part of all."""
+    """Returns the region of a view that is read as a part of all."""
     return Region(tuple(map(range, whole)), None, tuple(stride), offset)
-
-
-def common(ranges: Sequence[range], offsets: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...] | None:
-    """Which members of each range lie in a box, by their places in the range. None if there is none."""
-    found: list[slice] = []
-    for one, start, size in zip(ranges, offsets, shape, strict=True):
-        first = max(-(-(start - one.start) // one.step), 0)
-        stop = min(-(-(start + size - one.start) // one.step), len(one))
-        if first >= stop:
-            return None
-        found.append(slice(first, stop))
-    return tuple(found)
-
-
-def within(ranges: Sequence[range], places: Sequence[slice], offsets: Sequence[int]) -> tuple[slice, ...]:
-    """Those members, as slices of a box that has them."""
-    return tuple(
-        slice(one[at.start] - start, one[at.stop - 1] - start + 1, one.step)
-        for one, at, start in zip(ranges, places, offsets, strict=True)
-    )
 
 
 # --- Points ----------------------------------------------------------------------------------------------------------
 
 
 class PickedPoints(NamedTuple):
-    """What a box has of the points: its places in the result (see `Points.shape`), and the values there."""
+    """The points that a box has: their places in the result (see `Points.shape`), and the values there."""
 
     places: tuple[torch.Tensor | slice, ...]
     values: torch.Tensor
@@ -156,15 +139,15 @@ class Points:
 
     @property
     def rows(self) -> torch.Tensor | None:
-        """The points, if they are rows: of the first dimension alone."""
+        """Returns the points, if they are rows: of the first dimension alone."""
         return self._flat[0] if self.dims == [0] else None
 
     def shape(self, of: Sequence[int]) -> tuple[int, ...]:
-        """Of the result before it is `placed`: the points in front, and behind them the other dimensions."""
+        """Returns the shape of the result before it is `placed`: the points in front, then the other dimensions."""
         return (self.count, *(size for dim, size in enumerate(of) if dim not in self.dims))
 
     def placed(self, made: torch.Tensor) -> torch.Tensor:
-        """The result as torch has it: points where the indices stood, if these stood side by side, else in front."""
+        """Returns the result as torch has it: points where the indices stood side by side, else in front."""
         made = made.view(*self._shape, *made.shape[1:])
         first, count = self.dims[0], len(self._shape)
         if not first or self.dims != list(range(first, first + len(self.dims))):
@@ -172,9 +155,10 @@ class Points:
         return made.movedim(tuple(range(count)), tuple(range(first, first + count)))
 
     def pick(self, region: Region, sizes: Sequence[int], box: Box, part: torch.Tensor) -> PickedPoints | None:
-        """What a box has of the points of a view, whose region and sizes these are; None if that is nothing.
+        """Returns the points of a view that a box has; None if it has none.
 
         Args:
+            region, sizes: those of the view.
             box, part: the box, and the tensor that has it.
         """
         along = [None if found is None else found[0] for found in region.dims or ()]
@@ -185,10 +169,10 @@ class Points:
         ranges = [
             range(box.offsets[on], box.offsets[on] + 1) if on in chosen else one for on, one in enumerate(region.ranges)
         ]
-        places = common(ranges, *box)
-        if places is None:
+        meet = box.cut(ranges)
+        if meet is None:
             return None
-        at = within(ranges, places, box.offsets)
+        places, at = meet
         taken = part[tuple(slice(None) if on in chosen else one for on, one in enumerate(at))]
         rest = [dim for dim in range(len(sizes)) if dim not in self.dims]
         taken = _in_order(taken, list(chosen), [along[dim] for dim in rest])
@@ -204,7 +188,7 @@ class Points:
         return PickedPoints((slice(None) if inside is None else inside, *spread), taken.expand(count, *shape))
 
     def _coordinates(self, region: Region, along: Sequence[int | None], box: Box) -> dict[int, torch.Tensor]:
-        """By dimension of the leaf: where the points lie in it, counted from the first element of the box."""
+        """Returns, by dimension of the leaf, where the points lie in it, counted from the first element of the box."""
         found: dict[int, torch.Tensor] = {}
         for dim, index in zip(self.dims, self._flat, strict=True):
             on = along[dim]
@@ -214,7 +198,7 @@ class Points:
         return found
 
     def _inside(self, coordinates: dict[int, torch.Tensor], box: Box) -> torch.Tensor | None:
-        """Which points the box has; None for all."""
+        """Returns which points the box has; None for all."""
         inside: torch.Tensor | None = None
         for on, at in coordinates.items():
             is_in = (at >= 0) & (at < box.shape[on])
@@ -223,7 +207,7 @@ class Points:
 
 
 def _in_order(taken: torch.Tensor, first: list[int], rest: Sequence[int | None]) -> torch.Tensor:
-    """The dimensions `first`, then the `rest`, of which those that are None get one element. All others have one."""
+    """Returns the dimensions `first`, then the `rest`; those that are None get one element. All others have one."""
     order = [*first, *(on for on in rest if on is not None)]
     taken = taken.permute([*order, *(on for on in range(taken.ndim) if on not in order)])
     taken = taken.reshape(taken.shape[: len(order)]) if taken.ndim > len(order) else taken
@@ -289,7 +273,7 @@ class LeafBoxes(StoredLeaf):
             self.shown = torch.empty(leaf.shape, dtype=dtype, device="meta")
 
     def _meeting(self, region: Region) -> list[int]:
-        """Which boxes may have some of a region."""
+        """Returns which boxes may have some of a region."""
         if not self._parts:
             with modes.put_aside(), torch.inference_mode(False):
                 self._index = BoxIndex([one.box for one in self.stored])
@@ -323,7 +307,7 @@ class LeafBoxes(StoredLeaf):
         return _view(self._put_together(region, found), box, region)
 
     def _read_bytes(self, box: torch.Tensor) -> torch.Tensor:
-        """A box of another dtype than the leaf's, whose elements are of another size."""
+        """Reads a box of another dtype than the leaf's, whose elements are of another size."""
         item, size = box.dtype.itemsize, self._item
         whole = (*self.leaf.shape, size)
         stride, offset = (*(step * item for step in box.stride()), 1), int(box.storage_offset()) * item
@@ -347,7 +331,7 @@ class LeafBoxes(StoredLeaf):
         self._put_together(region, list(self._parts_of(region)), self._as_bits(target))
 
     def needed(self, box: torch.Tensor) -> list[StoredBox]:
-        """The stored boxes that have some of it, without the checksums that were compared already."""
+        """Returns the stored boxes that have some of it, without the checksums that were compared already."""
         if not box.numel():
             return []
         region = self._region(box) if box.dtype.itemsize == self._item else _all(self.leaf.shape)
@@ -357,20 +341,20 @@ class LeafBoxes(StoredLeaf):
         return region_of(self.leaf.shape, box.shape, box.stride(), int(box.storage_offset()))
 
     def _parts_of(self, region: Region, *, in_bytes: bool = False) -> Iterator[_Found]:
-        """What each box has of a region, checked, and on a disk asked for all at once."""
+        """Returns what each box has of a region, checked, and on a disk asked for all at once."""
         for number in self._meeting(region):
-            (offsets, shape), part = self.stored[number].box, self._parts[number]
+            box, part = self.stored[number].box, self._parts[number]
             if in_bytes:
-                offsets, shape = (*offsets, 0), (*shape, self._item)
-                part = part.reshape(-1).view(torch.uint8).view(shape)
-            places = common(region.ranges, offsets, shape)
-            if places is None:
+                box = Box((*box.offsets, 0), (*box.shape, self._item))
+                part = part.reshape(-1).view(torch.uint8).view(box.shape)
+            meet = box.cut(region.ranges)
+            if meet is None:
                 continue
             self._check(number)
-            tensor = part[within(region.ranges, places, offsets)]
+            tensor = part[meet.inside]
             if self.source.is_on_disk:
                 self.source.bring(tensor)
-            yield _Found(places, tensor)
+            yield _Found(meet.places, tensor)
 
     def _put_together(self, region: Region, found: Sequence[_Found], into: torch.Tensor | None = None) -> torch.Tensor:
         if into is None:
@@ -408,9 +392,9 @@ class LeafBoxes(StoredLeaf):
     # --- rows and points ----------------------------------------------------------------------------------------------
 
     def pick(self, box: torch.Tensor, points: Points, into: torch.Tensor | None = None) -> torch.Tensor | None:
-        """The points of a box, in a new tensor or in one on the CPU: of `points.shape(box.shape)`, to be `placed`.
+        """Returns the points of a box, to be `placed`, in a new tensor or one on the CPU, of `points.shape(box.shape)`.
 
-        They are read each by itself. None where that can't be: the box is to be read then.
+        They are read each by itself. Returns None where that can't be: the box is to be read then.
         """
         shape = points.shape(box.shape)
         if 0 in shape:
@@ -438,19 +422,19 @@ class LeafBoxes(StoredLeaf):
         count_read(target.nbytes)
 
     def _bring_points(self, box: torch.Tensor, region: Region, points: Points) -> None:
-        """Before points are read that may lie on other hosts: their rows, or if they have others, the region."""
+        """Brings points that may lie on other hosts: their rows, or if they aren't rows, the region."""
         rows = points.rows
         if rows is not None:
             for part, chosen in self._rows(box, rows):
                 self.source.ask_for(part, chosen)
             return
         for number in self._meeting(region):
-            places = common(region.ranges, *self.stored[number].box)
-            if places is not None:
-                self.source.bring(self._parts[number][within(region.ranges, places, self.stored[number].box.offsets)])
+            meet = self.stored[number].box.cut(region.ranges)
+            if meet is not None:
+                self.source.bring(self._parts[number][meet.inside])
 
     def _as_bits(self, target: torch.Tensor) -> torch.Tensor:
-        """The tensor as one of a dtype that can be copied, whatever its own is."""
+        """Returns the tensor as one of a dtype that can be copied, whatever its own is."""
         offset, stride, bits = target.storage_offset(), target.stride(), _BITS[self._item]
         return over(target.untyped_storage(), bits, offset, target.shape, stride, target.device)
 
@@ -465,7 +449,7 @@ class LeafBoxes(StoredLeaf):
         )
 
     def _rows(self, box: torch.Tensor, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """For each box that has some of these rows: the rows of it, and which."""
+        """Returns, for each box that has some of these rows, the rows of it, and which they are."""
         if not box.numel() or box.dtype.itemsize != self._item:
             return
         region = self._region(box)
@@ -474,14 +458,14 @@ class LeafBoxes(StoredLeaf):
             return
         dim = along[0]
         for number in self._meeting(region):
-            (offsets, shape), part = self.stored[number].box, self._parts[number]
-            places = common(region.ranges, offsets, shape)
-            if places is None:
+            box, part = self.stored[number].box, self._parts[number]
+            meet = box.cut(region.ranges)
+            if meet is None:
                 continue
-            at = within(region.ranges, places, offsets)
+            at = meet.inside
             start, step = region.ranges[dim].start, region.ranges[dim].step
-            found = rows * step + (start - offsets[dim])
-            inside = found[(found >= 0) & (found < shape[dim])]
+            found = rows * step + (start - box.offsets[dim])
+            inside = found[(found >= 0) & (found < box.shape[dim])]
             if len(inside):
                 yield part[(*at[:dim], slice(None), *at[dim + 1 :])].movedim(dim, 0), inside
 
@@ -491,7 +475,7 @@ def _empty(box: torch.Tensor) -> torch.Tensor:
 
 
 def _view(made: torch.Tensor, box: torch.Tensor, region: Region) -> torch.Tensor:
-    """The box, in a tensor that has just its region: with the strides of that."""
+    """Returns the box in a tensor that has just its region: with the strides of that."""
     stride = region.stride
     if region.dims is not None:
         stride = [

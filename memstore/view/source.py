@@ -43,14 +43,14 @@ def _prepare_torch() -> None:
 
 
 def without_leaves(record: Record) -> Record:
-    """The record without what each leaf knows of itself, so that a reference to one leaf of many is small."""
+    """Returns the record without what each leaf knows of itself, so that a reference to one leaf of many is small."""
     return msgspec.structs.replace(
         record, description=b"", objects=b"", checksums=None, objects_checksum=None, boxes=None
     )
 
 
 class Source:
-    """What lazy leaves are parts of, and its bytes in memory.
+    """The value that lazy leaves are parts of, and its bytes in memory.
 
     Attributes:
         memory: the bytes. Never written: nobody else may hold this mapping.
@@ -71,12 +71,12 @@ class Source:
 
     @property
     def title(self) -> str:
-        """What its leaves say of it when they are printed."""
+        """Returns the name of the value that its leaves show when they are printed."""
         raise NotImplementedError
 
     @property
     def address(self) -> int:
-        """Where its memory lies."""
+        """Returns where its memory lies."""
         return int(self.memory.__array_interface__["data"][0])
 
     # What is on a disk is asked for all at once, and read whether it has come or not. What is absent is there then.
@@ -94,26 +94,29 @@ class Source:
             self.absent.need([first], [first + nbytes])
 
     def ask_for(self, values: torch.Tensor, rows: torch.Tensor) -> None:
-        """As `bring`, of some rows."""
+        """Asks for some rows, as `bring`."""
         if self.absent is None:
             ask_for_pages(values, rows)
         else:
             contents.bring_rows(self.absent, values, rows)
 
     def are_cold(self, values: torch.Tensor, rows: torch.Tensor) -> bool:
-        """Whether some of the rows are to be asked for."""
+        """Returns whether some of the rows are to be asked for."""
         return self.absent is not None or are_pages_cold(values, rows)
 
     def damaged(self, detail: str, place: int = 0) -> CorruptionError:
-        """`place`: where the damage is, in the memory."""
+        """Makes the error of damage at this `place` in the memory."""
         raise NotImplementedError
 
     def again(self) -> Source | None:
-        """The same bytes, mapped once more, for who may write them; None if there is no file to map, or it is gone."""
+        """Maps the same bytes once more, for a caller who may write them.
+
+        Returns None if there is no file to map, or it is gone.
+        """
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As a reference: whoever unpickles it maps the bytes."""
+        """Pickles it as a reference: whoever unpickles it maps the bytes."""
         raise NotImplementedError
 
 
@@ -195,7 +198,7 @@ def _ask_for_runs(values: torch.Tensor, offsets: Offsets, length: int) -> None:
 
 
 def are_pages_cold(values: torch.Tensor, rows: torch.Tensor) -> bool:
-    """Whether some of the rows are to come from a disk. Looks at the first pages of a few."""
+    """Returns whether some of the rows are to come from a disk. It looks at the first pages of a few."""
     if not rows.numel() or not values.numel():
         return False
     step = max(len(rows) // _SAMPLES, 1)
@@ -237,7 +240,7 @@ class StoredLeaf:
     wrapped: torch.device | None
 
     def read(self, box: torch.Tensor) -> torch.Tensor:
-        """The values of a box, on their device: checked, counted, and on a disk asked for all at once.
+        """Returns the values of a box, on their device: checked, counted, and on a disk asked for all at once.
 
         Not to be written, nor to be given to a user.
         """
@@ -252,12 +255,12 @@ class StoredLeaf:
         raise NotImplementedError
 
     def is_cold(self, box: torch.Tensor, rows: torch.Tensor) -> bool:
-        """Whether some of the rows are to come from a disk."""
+        """Returns whether some of the rows are to come from a disk."""
         raise NotImplementedError
 
 
 def nbytes_of(values: torch.Tensor) -> int:
-    """Of the elements; those that several indices share count once."""
+    """Counts the bytes of the elements; elements that several indices share count once."""
     shape, stride = values.shape, values.stride()
     count = pack(shape, stride).elements if has_gaps(shape, stride) else traits.reach(shape, stride)
     return count * values.dtype.itemsize
@@ -310,7 +313,7 @@ class LeafBytes(StoredLeaf):
         return values if self.place is None else to_device(values, self.place)
 
     def tensor(self, box: torch.Tensor) -> torch.Tensor:
-        """A box on the CPU, where it is, for a caller that reads some of it, and says by `use` how much.
+        """Returns a box on the CPU, where it is, for a caller that reads some of it, and says by `use` how much.
 
         Not to be written, nor to be given to a user.
         """

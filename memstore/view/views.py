@@ -20,7 +20,7 @@ from memstore.view.source import LeafBytes, PinnedSource, Source, without_leaves
 
 
 def view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: torch.device | str | None = None) -> Any:
-    """The held version's containers with lazy leaves. References to them are pins with these options."""
+    """Returns the held version's containers with lazy leaves. References to them are pins with these options."""
     if modes.are_active():
         with modes.put_aside():
             return _view(root, key, held, options, device)
@@ -95,7 +95,7 @@ def _leaf_in_boxes(stored: LeafBoxes, kind: traits.Traits) -> StoredTensor:
 
 
 def _twin(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor over a second storage of the same bytes."""
+    """Returns the tensor over a second storage of the same bytes."""
     whole = over(tensor.untyped_storage(), torch.uint8, 0, (tensor.untyped_storage().nbytes(),), (1,))
     storage = torch.from_numpy(whole.numpy()).untyped_storage()
     return over(storage, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -103,7 +103,7 @@ def _twin(tensor: torch.Tensor) -> torch.Tensor:
 
 @flattens(StoredTensor)
 def _flatten_leaf(value: StoredTensor, walk: Walk) -> Any:
-    """A put of a view stores what it shows."""
+    """Flattens a lazy leaf: a put of a view stores what it shows."""
     if walk.in_place:
         raise RefusedError("a lazy leaf of a view, whose version never changes")
     return walk.visit(traits.with_traits(read(value).detach(), kind_of(value)._replace(device=None)))
@@ -117,7 +117,7 @@ def _flatten_leaf(value: StoredTensor, walk: Walk) -> Any:
 
 @modes.uncompiled
 def load_leaf(leaf: LazyTensor) -> torch.Tensor:
-    """The leaf as a get gives it: where it lies; or, if it is in boxes that lie apart, in memory of its own.
+    """Returns the leaf as a get gives it: where it lies; or, if it is in boxes that lie apart, in memory of its own.
 
     Only for a view that nobody else has: what is written to the tensor, the view would show.
     """
@@ -131,7 +131,7 @@ def load_leaf(leaf: LazyTensor) -> torch.Tensor:
 
 
 def own_leaf(leaf: LazyTensor, sources: dict[Source, Source | None]) -> torch.Tensor:
-    """The leaf in memory that nobody else sees: mapped once more, copy on write; copied where that can't be.
+    """Returns the leaf in memory that nobody else sees: mapped once more, copy on write; copied where that can't be.
 
     Args:
         sources: those that were mapped for former leaves.
@@ -159,7 +159,7 @@ def own_leaf(leaf: LazyTensor, sources: dict[Source, Source | None]) -> torch.Te
 
 
 class ValueParts(NamedTuple):
-    """What a value consists of.
+    """The parts that a value consists of.
 
     Attributes:
         structure: "TensorDict[3] of 12 leaves".
@@ -174,7 +174,7 @@ class ValueParts(NamedTuple):
 
 @modes.put_aside()
 def parts_of(root: Root, key: str, held: MappedEntry, options: PinOptions) -> ValueParts:
-    """The parts of a held version: lazy leaves on the CPU. Raises CorruptionError."""
+    """Returns the parts of a held version: lazy leaves on the CPU. Raises CorruptionError."""
     record = held.record
     try:
         plan, encoded, memory, boxes = contents.locate(root, key, held)

@@ -78,7 +78,7 @@ def _handler_in_a_commit(root: str) -> bool:
             kept.append(lock.owner() != 0)
 
         signal.signal(signal.SIGTERM, lambda *_: handler())
-        once(import_module("memstore.engine.protocols.commit"), "_commit_locked", interrupt)
+        once(import_module("memstore.engine.protocols.put"), "_commit_locked", interrupt)
         store.put("key", torch.ones(1000))
         assert store.get("key").sum() == 1000
         return kept == [True]

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import memstore.aio
 from memstore.aio import AsyncStore
 from memstore.aio import calls as aio_calls
+from memstore.listing import opened
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class Stopper:
 
     def __init__(self, store: memstore.Store) -> None:
         self._holds, self._may_end = threading.Event(), threading.Event()
-        mutex = store.lend_root("any")[0].mutex
+        mutex = opened(store).mutex
         self._thread = threading.Thread(target=lambda: mutex.run(self._hold, time.monotonic() + 30))
 
     def _hold(self) -> None:

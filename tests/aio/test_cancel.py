@@ -344,22 +344,22 @@ def test_what_is_to_be_undone_is_undone_before_the_interpreter_ends() -> None:
 
 def is_under_way(queue: memstore.aio.ReplayBuffer) -> bool:
     """A sample of it, in a thread."""
-    pool = aio_calls._pools.get(queue.pool_of_samples(None))
+    pool = aio_calls._pools.get(queue._pool_of_samples())
     return pool is not None and pool._running > 0
 
 
-def test_a_sample_that_is_cancelled_counts_for_no_rate_limiter_and_leaves_its_line(root: str) -> None:
+def test_a_sample_that_is_cancelled_counts_for_no_rate_limiter_and_leaves_its_queue(root: str) -> None:
     async def use(store: AsyncStore) -> None:
         limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=4, tolerance=8.0)
         spec = {"x": ((), torch.int64)}
         buffer = memstore.aio.ReplayBuffer(store, "replay", spec, capacity=100, rate_limiter=limiter)
         ring = (await buffer.opened())._ring
         waiting = asyncio.ensure_future(buffer.sample(2))
-        await until(lambda: bool(ring.seats.line(SAMPLES)))
+        await until(lambda: bool(ring.queue.waiting(SAMPLES)))
         await cancelled(waiting)
         await buffer.extend({"x": torch.arange(4)})
         await until(lambda: not ABANDONED)
-        assert ring.numbers.sampled == 0 and not ring.seats.line(SAMPLES)
+        assert ring.numbers.sampled == 0 and not ring.queue.waiting(SAMPLES)
         assert len((await buffer.sample(2))["x"]) == 2 and ring.numbers.sampled == 2
 
     with_store(root, use)

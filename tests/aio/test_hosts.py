@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,13 +14,13 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.aio import AsyncStore
+from memstore.aio import AsyncStore, opened
 from memstore.aio import calls as aio_calls
 from memstore.aio.waits import BatchedWakeups, RemoteWaits, Wakeup
 from memstore.distributed.client import begun_wait
 from memstore.distributed.client.elsewhere import OtherHosts
 from memstore.distributed.rules import Wait
-from memstore.engine import Root, elsewhere_of
+from memstore.engine import elsewhere_of
 from tests.aio.loops import threads_of_aio, until, with_store
 from tests.aio.test_results import RANKS, shard
 from tests.children import in_child
@@ -72,7 +73,7 @@ def test_waits_for_keys_of_another_home_take_no_thread_each(
         assert len(set(threads_of_links()) - others) <= 1 and threads_of_links()
         versions = await asyncio.to_thread(pair.stores[1].put_many, dict.fromkeys(keys, 1))
         assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
-        assert not store._elsewhere
+        assert not store._lazy.remote_waits
 
     with_store(pair.stores[0].root, use)
 
@@ -93,7 +94,7 @@ def test_waits_that_are_cancelled_or_whose_time_is_over_leave_nothing(pair: Clus
         )
         with pytest.raises(memstore.StoreTimeoutError, match="'missing' doesn't exist: .* within 0.3 s"):
             await store.wait("missing", timeout=0.3)
-        assert not store._elsewhere
+        assert not store._lazy.remote_waits
 
     with_store(pair.stores[0].root, use)
 
@@ -126,8 +127,8 @@ def test_waits_go_on_when_the_connection_breaks(pair: Cluster) -> None:
     async def use(store: AsyncStore) -> None:
         waiting = [asyncio.ensure_future(store.wait(f"key{number}", timeout=LONG)) for number in range(30)]
         await until(lambda: waits_at(pair.homes[1]) == 30)
-        assert store.opened_root is not None
-        links = store.opened_root.elsewhere._links
+        assert store._lazy.opened_root is not None
+        links = store._lazy.opened_root.elsewhere._links
         for link in links._links.values():
             link.current.break_off("a test does it")
         await until(lambda: sum(isinstance(request, Wait) for request in list(pair.homes[1].asked)) == 60)
@@ -160,12 +161,12 @@ def test_a_wait_that_comes_while_its_store_is_closed_ends_too(pair: Cluster, mon
         await other.contains("k")
         await store.contains("k")
 
-        async def wait_later(root: Root, key: str, newer_than: int, deadline: float) -> int | None:
+        async def wait_later(*arguments: Any) -> int | None:
             await store.close()
-            return await wait_elsewhere(root, key, newer_than, deadline)
+            return await wait_elsewhere(*arguments)
 
-        wait_elsewhere = store._wait_elsewhere
-        monkeypatch.setattr(store, "_wait_elsewhere", wait_later)
+        wait_elsewhere = opened.wait_elsewhere
+        monkeypatch.setattr(opened, "wait_elsewhere", wait_later)
         with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
             await asyncio.wait_for(store.wait("k", timeout=LONG), 60)
         await other.close()
@@ -190,7 +191,7 @@ def test_waits_that_are_looked_up_now_and_then_are_told_and_end_with_their_store
         await store.close()
         with pytest.raises(memstore.StoreClosedError):
             await asyncio.wait_for(ended, 60)
-        assert not store._elsewhere
+        assert not store._lazy.remote_waits
 
     with_store(pair.stores[0].root, use)
 
@@ -203,8 +204,8 @@ def test_a_wait_that_begins_as_the_last_one_leaves_is_looked_up_too(
 
     async def use(store: AsyncStore) -> None:
         await store.put("other", 1)
-        assert store.opened_root is not None
-        waits, deadline = RemoteWaits(store.opened_root, "a pool of this test"), time.monotonic() + LONG
+        assert store._lazy.opened_root is not None
+        waits, deadline = RemoteWaits(store._lazy.opened_root, "a pool of this test"), time.monotonic() + LONG
         leaves = asyncio.ensure_future(waits.wait(b"never", 0, deadline))
         await until(lambda: waits._task is not None)
         leaves.cancel()
@@ -254,7 +255,7 @@ def test_a_forked_child_waits_by_itself_and_its_parent_goes_on(pair: Cluster) ->
 
 def in_the_child(store: AsyncStore) -> int:
     async def main() -> int:
-        assert not store._elsewhere, "its parent's waits"
+        assert not store._lazy.remote_waits, "its parent's waits"
         version = await store.wait("childs", timeout=LONG)
         await store.close()
         return version
@@ -302,8 +303,8 @@ def test_waits_outlast_a_home_that_is_away(pair: Cluster, monkeypatch: pytest.Mo
         await until(lambda: waits_at(there) == len(keys))
         await asyncio.to_thread(there.close)
         monkeypatch.setattr(there, "close", lambda: None)
-        assert store.opened_root is not None
-        link = store.opened_root.elsewhere._links._links[there.member.address]
+        assert store._lazy.opened_root is not None
+        link = store._lazy.opened_root.elsewhere._links._links[there.member.address]
         await until(lambda: link._tries > 2)  # it was looked for, and not found
         assert not any(task.done() for task in waiting)
         with Home(pair.stores[1].root, there.member.address) as again:

@@ -51,7 +51,7 @@ def test_each_of_many_tasks_is_woken_by_a_put_of_its_own_key(there: memstore.Sto
         for key, task in waiting.items():
             version = await asyncio.to_thread(there.put, key, 1)
             assert await asyncio.wait_for(task, LONG) == version
-        assert not store._elsewhere
+        assert not store._lazy.remote_waits
 
     with_store(here, use)
 

@@ -54,12 +54,13 @@ def in_the_child(store: AsyncStore) -> str:
 ENDS = """if True:
     import asyncio, sys, threading, time
     import memstore, memstore.aio, torch
+    from memstore.listing import opened
 
     async def main():
         store = await memstore.aio.open({root!r}, timeout=100)
         await store.put("x", torch.ones(1000))
         held = threading.Event()
-        mutex = memstore.open({root!r}).lend_root("x")[0].mutex
+        mutex = opened(memstore.open({root!r})).mutex
         def hold():
             mutex.run(lambda: (held.set(), time.sleep(100)), time.monotonic() + 10)
         threading.Thread(target=hold, daemon=True).start()

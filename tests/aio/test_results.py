@@ -255,7 +255,7 @@ def test_a_part_that_finds_no_thread_keeps_its_timeout(root: str) -> None:
     async def use(store: AsyncStore) -> None:
         await store.contains("w")
         may_end = threading.Event()
-        pool = store.pool_of_ranks("w")
+        pool = store._lazy.pool_of_ranks("w")
         calls = [
             asyncio.ensure_future(aio_calls.call(pool, lambda _: may_end.wait(60))) for _ in range(aio_calls.THREADS)
         ]

@@ -123,6 +123,14 @@ def test_long_rows_fit_into_a_terminal(odd: str) -> None:
     assert lines[2].strip() == "created" and any("float8_e4m3fn" in line for line in lines)
 
 
+def test_a_key_between_colons_is_no_emoji(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("run/:dog:", {":cat:": torch.ones(3)})
+    for command in (("info", root, "run/:dog:"), ("tree", root), ("get", root, "run/:dog:")):
+        assert ":dog:" in call(*command) and ":dog:" in "".join(in_terminal(*command).screen)
+    assert ":cat:" in call("info", root, "run/:dog:") and "':dog:'" in in_terminal("info", root, ":dog:").text
+
+
 def test_titles_are_broken_between_words(odd: str) -> None:
     first, second, *_ = in_terminal("info", odd, "a b", size=(20, 24)).screen
     assert re.fullmatch(r"a b  version \d+, 12", first) and re.fullmatch(r"B, \d+ \w+ old", second)

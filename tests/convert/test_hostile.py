@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 import memstore
 from memstore.convert import convert
 from memstore.errors import CorruptionError, MemstoreError, PermissionDeniedError, UnsupportedValueError
-from memstore.formats import locate_tensor
+from memstore.formats import Frames
 from tests.children import in_child
 from tests.convert.values import weights, write
 
@@ -71,13 +71,13 @@ CHANGES: dict[str, tuple[Any, type[BaseException], str]] = {
     "too few chunks": (
         lambda m: setattr(m.state_dict_metadata["w"], "size", torch.Size([100, 60])),
         CorruptionError,
-        "no chunk",
+        "lack the elements",
     ),
     "chunks twice": (lambda m: m.state_dict_metadata["w"].chunks.append(_chunk(m)), CorruptionError, "overlap"),
     "a huge shape": (
         lambda m: setattr(m.state_dict_metadata["w"], "size", torch.Size([1 << 62, 60])),
         CorruptionError,
-        "no chunk",
+        "lack the elements",
     ),
     "a path into an item": (lambda m: m.planner_data.update(b=("w", "x")), CorruptionError, "leads into"),
     "a long list": (lambda m: m.planner_data.update(b=("x", 1 << 40)), CorruptionError, "has the path"),
@@ -187,11 +187,11 @@ def test_a_part_of_which_a_pickle_says_more_than_it_has(folder: str) -> None:
         torch.save(value, f"{folder}/one")
         with open(f"{folder}/one", "rb") as file:
             if kind is None:
-                found = locate_tensor(f"{folder}/one", file.fileno(), 0, os.path.getsize(f"{folder}/one"))
+                found = Frames().read(f"{folder}/one", file.fileno(), 0, os.path.getsize(f"{folder}/one"))
                 assert (found.dtype, found.shape) == (torch.float32, (3,))
             else:
                 with pytest.raises(kind):
-                    locate_tensor(f"{folder}/one", file.fileno(), 0, os.path.getsize(f"{folder}/one"))
+                    Frames().read(f"{folder}/one", file.fileno(), 0, os.path.getsize(f"{folder}/one"))
     torch.save(torch.ones(3), f"{folder}/one")
     with open(f"{folder}/one", "r+b") as file:
         data = file.read()
@@ -200,7 +200,7 @@ def test_a_part_of_which_a_pickle_says_more_than_it_has(folder: str) -> None:
         file.write(b"K\x04\x85")
         file.flush()
         with pytest.raises(CorruptionError, match="in a storage of 12 bytes"):
-            locate_tensor(f"{folder}/one", file.fileno(), 0, len(data))
+            Frames().read(f"{folder}/one", file.fileno(), 0, len(data))
 
 
 # --- safetensors and Hugging Face's folders ---------------------------------------------------------------------------

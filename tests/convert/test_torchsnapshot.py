@@ -106,7 +106,7 @@ CHANGES: dict[str, tuple[str, Change, str]] = {
     "no number": ("one", lambda m: m["0/progress/epoch"].update(serialized_value="many"), "no int"),
     "no type": ("one", lambda m: m["0/progress/epoch"].update(type="Custom"), "Custom"),
     "no rank": ("one", lambda m: m.update({"x/y": {"type": "int"}}), "no rank"),
-    "a part missing": ("two-alike", lambda m: _shards(m, 0).clear(), "no shard"),
+    "a part missing": ("two-alike", lambda m: _shards(m, 0).clear(), "lack the elements"),
     "all parts missing": ("two-alike", lambda m: (_shards(m, 0).clear(), _shards(m, 1).clear()), "no shards"),
     "a rank's part missing": ("two-alike", lambda m: m.pop("1/sharded/t"), "rank 1 had a part of sharded/t"),
     "a part elsewhere": ("two-alike", lambda m: _shards(m)[0].update(offsets=[1, 0]), "overlap"),

@@ -182,13 +182,13 @@ def _put_before(*keys: str) -> Callable[[memstore.Store], object]:
 
 
 def _put_another_before(store: memstore.Store) -> None:
-    """What is kept ahead then is not for the key that is put."""
+    """What is kept then is not for the key that is put."""
     _put_before("another", "another")(store)
     store.put("a", stamped(OLD, SMALLISH))
 
 
 def _put_and_hold(store: memstore.Store) -> object:
-    root_of(store).unbooked = 0  # as if the last refusal were long ago: after one, some puts book nothing
+    root_of(store).keeps_none_for = 0  # as if the last refusal were long ago: after one, some puts keep nothing
     store.put("a", stamped(OLD, SMALL))
     return store.get("a")
 

@@ -240,7 +240,7 @@ def test_a_thread_that_ends_in_the_middle_of_a_row_is_dead(store: memstore.Store
 
 def claim(buffer: memstore.ReplayBuffer) -> None:
     ring = ring_of(buffer)
-    ring.run(lambda: writer_of(buffer)._claim(1, LimiterWait(ring, INSERTS, 1), ring.claims.take), deadline_after(10.0))
+    ring.run(lambda: writer_of(buffer)._claim(1, LimiterWait(ring, INSERTS, 1), is_small=False), deadline_after(10.0))
 
 
 def ended(thread: threading.Thread) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,11 +20,10 @@ from memstore import Snapshot, StateDict, TensorShard
 from memstore.sharding import Box
 from memstore.snapshot import drafts as partitions
 from memstore.snapshot import reading
-from memstore.snapshot.drafts import Naming, Offer, bytes_of, draft, offers_of, own_bytes, partition
+from memstore.snapshot.drafts import Naming, Offer, draft, offers_of, own_bytes, partition
 from memstore.snapshot.file_storage import FileStorage
-from memstore.snapshot.publishing import Take, publish, with_sums
+from memstore.snapshot.publishing import Take, publish
 from memstore.snapshot.stateful import StateWalker
-from memstore.snapshot.storage import FilePart
 from tests.examples import examples
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
@@ -56,14 +56,8 @@ def take_as_ranks(path: str, state_dicts: Sequence[Any]) -> None:
     parts = []
     for rank, (state, tensors, shared) in enumerate(walked):
         part, files = draft(take, rank, [state], tensors, shared, shares, Naming(None, ""))
-        sums = {}
-        for file in files:
-            found, at = [FilePart(0, file.header)], len(file.header)
-            for piece in file.pieces:
-                found.append(FilePart(at, bytes_of(piece.elements)))
-                at += piece.nbytes
-            sums[file.name] = storage.write(file.name, file.size, found, durable=False, checksum=True)
-        parts.append(with_sums(part, sums))
+        written = tuple(file.write(storage, durable=False, checksum=True) for file in files)
+        parts.append(msgspec.structs.replace(part, files=written))
     publish(storage, parts)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore import Snapshot, StateDict
-from memstore.snapshot import differences, restore, take
+from memstore.snapshot import differences, drafts, restore
 from memstore.snapshot.stored import Value
 from tests.examples import examples
 from tests.support import strategies
@@ -270,7 +270,7 @@ def test_tensors_are_found_without_looking_through_all_leaves_each_time(
 
 
 def test_tensors_that_must_be_copied_are_copied_a_few_at_a_time(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, copies, most = take.bytes_of, list[weakref.ref[Any]](), 0
+    real, copies, most = drafts.bytes_of, list[weakref.ref[Any]](), 0
 
     def counted(tensor: torch.Tensor) -> Any:
         nonlocal most
@@ -280,7 +280,7 @@ def test_tensors_that_must_be_copied_are_copied_a_few_at_a_time(path: str, monke
             most = max(most, sum(copy() is not None for copy in copies))
         return found
 
-    monkeypatch.setattr(take, "bytes_of", counted)
+    monkeypatch.setattr(drafts, "bytes_of", counted)
     state = {f"{i:02}": torch.full((800, 1000), float(i)).t() for i in range(30)}
     Snapshot.take(path, {"state": StateDict(state)}, durability="process")
     assert len(copies) == 30 and most < 20

@@ -14,7 +14,7 @@ import memstore
 from memstore._wording import size
 from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.protocols.change import Change, Content
-from memstore.engine.protocols.commit import commit
+from memstore.engine.protocols.put import commit
 from memstore.engine.sync.primitives import deadline_after
 from tests.children import Child, Wire, children, hold_key, in_child
 from tests.crash.leftovers import end_leases

@@ -242,7 +242,7 @@ def test_what_is_made_of_files_is_a_line(tmp_path: Path) -> None:
 
 def test_tab_shows_what_users_call(store: memstore.Store) -> None:
     names = {"put", "get", "keys", "root"}
-    assert names <= set(dir(store)) and "lend_root" not in dir(store)
+    assert names <= set(dir(store))
     task = memstore.aio.open(store.root)
     assert names <= set(dir(task)) and {"blocking", "lane_of", "end", "made"}.isdisjoint(dir(task))
     store.put("w", torch.ones(3))

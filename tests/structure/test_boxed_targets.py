@@ -251,6 +251,15 @@ def test_shared_memory_far_apart() -> None:
     assert small.all() and large.all()
 
 
+def test_what_only_a_template_has_beside_boxes(boxed: BoxedStore) -> None:
+    value = {"a": torch.randn(4, 2)}
+    boxed.put("key", value, grid(2))
+    like = {"a": torch.zeros(4, 2), "b": torch.arange(3.0), "c": TensorShard(torch.ones(2, 2), (4, 2), (2, 0))}
+    got = boxed.store.get("key", like=like, strict=False)
+    assert torch.equal(got["a"], value["a"]) and torch.equal(got["b"], like["b"])
+    assert torch.equal(got["c"].local, torch.ones(2, 2)) and got["c"].local is not like["c"].local
+
+
 def test_a_freed_part(boxed: BoxedStore) -> None:
     boxed.put("key", [torch.randn(4, 2)], grid(2))
     local = torch.zeros(2, 2)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec import msgpack
-from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictParams
+from tensordict import LazyStackedTensorDict, TensorDict, TensorDictParams
 from torch.multiprocessing import reductions
 
 from memstore.errors import CorruptionError, UnsupportedValueError
@@ -244,21 +244,3 @@ def test_iter_tensors() -> None:
         *(("lazy", 0, "q"), ("lazy", 1, "q"), ("params", "w")),
     ]
     assert list(iter_tensors(t)) == [((), t)]
-
-
-def test_private_names_of_tensordict_still_mean_what_they_did() -> None:
-    """What memstore.structure.containers.tensordicts relies on, one by one."""
-    inner = {"a": torch.zeros(3)}
-    made = TensorDict._new_unsafe(inner, batch_size=torch.Size([3]), device=None, names=["x"], nested=False)
-    assert made.batch_size == (3,) and made.names == ["x"] and made["a"] is inner["a"] and not made.is_locked
-    made["b"] = torch.ones(3)
-    assert list(made._tensordict) == ["a", "b"] and list(inner) == ["a"]
-    assert (made._batch_size, made._device, made._td_dim_names, bool(made._is_locked)) == ((3,), None, ["x"], False)
-    box = NonTensorData("x", batch_size=[3])
-    assert box._non_tensordict["data"] == "x" and box._tensordict.batch_size == (3,)
-    lazy = LazyStackedTensorDict(made, made, stack_dim=1, stack_dim_name="y")
-    assert lazy._td_dim_name == "y" and lazy.stack_dim == 1 and lazy.tensordicts[0] is made
-    hooks = ("_hook_in", "_hook_out") if hasattr(lazy, "_hook_in") else ("hook_in", "hook_out")  # of 0.15, of 0.14
-    assert all(getattr(lazy, name) is None for name in hooks) and lazy._empty_stack_names is None
-    params = TensorDictParams(TensorDict(w=torch.zeros(2)), no_convert="skip")
-    assert type(params._param_td) is TensorDict and params.no_convert == "skip" and params._lock_content is False

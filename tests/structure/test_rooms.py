@@ -64,9 +64,9 @@ def test_that_test_can_fail(tmp_path: Path) -> None:
 
 def test_containers_that_come_late_are_asked_for_before_a_kind_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def load() -> None:
-        monkeypatch.setitem(tree.NODES, "late", tree.ObjectNode)
+        monkeypatch.setitem(tree.KINDS, "late", tree.KINDS["list"])
 
     monkeypatch.setattr(tree, "_loaders", [load])
-    assert tree.node_class("late") is tree.ObjectNode
+    assert tree.find_kind("late") is tree.KINDS["list"]
     with pytest.raises(MalformedError, match="no container is called 'later'"):
-        tree.node_class("later")
+        tree.find_kind("later")

@@ -31,7 +31,6 @@ COMMIT = "catalog.commit"
 _PURE = {
     "buffer_address",
     "memory_at",
-    "doubles",
     "long_words",
     "thread_id",
     "words",
@@ -46,7 +45,7 @@ STEPS = frozenset(
             and not name.startswith("_")
             and name not in _PURE
             and not isinstance(value, type)
-            and ((value.__module__ or "").startswith(f"{syscalls.__name__}.") or name.startswith("mutex_"))
+            and ((value.__module__ or "").startswith((f"{syscalls.__name__}.", "posix")) or name.startswith("mutex_"))
         ),
     }
 )

@@ -34,7 +34,7 @@ _MapFull: Any = lmdb.MapFullError  # its stub doesn't say that it is an exceptio
 
 
 class Catalog:
-    """One LMDB environment. Open it once a process, while the root folder is locked, and under the store's mutex.
+    """Index of a host: one LMDB environment. Open it once a process, under the folder's lock and the store's mutex.
 
     Attributes:
         guard: held in every call. Who needs several calls, or files between them, without a fork in between, takes it.
@@ -45,7 +45,7 @@ class Catalog:
     commit: ClassVar[staticmethod[[Any], None]] = staticmethod(operator.methodcaller("commit"))
 
     def __init__(self, folder: str, *, durable: bool, writable: bool, locked: bool = True) -> None:
-        """`locked` False doesn't touch lock.mdb: for who reads while nobody else uses the store."""
+        """Opens it. `locked` False doesn't touch lock.mdb: to read while nobody else uses the store."""
         self.guard = threading.RLock()
         self._folder = folder
         self._environment = Environment(folder, durable=durable, writable=writable, locked=locked)
@@ -56,7 +56,7 @@ class Catalog:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, key: bytes) -> Record | None:
-        """As `view` with `Transaction.record`, in one frame: every get of one key comes here."""
+        """Reads one record, as `view` would, in one frame: every get of one key comes here."""
         environment = self._environment
         with self.guard:
             environment.ended = None
@@ -79,7 +79,7 @@ class Catalog:
             raise located(error, self._folder) from None
 
     def has_membership(self) -> bool:
-        """Whether `Transaction.counters` has one, in one frame: every get of a key that isn't there comes here."""
+        """Returns whether the counters have one, in one frame: every get of a key that isn't there comes here."""
         environment = self._environment
         with self.guard:
             environment.ended = None
@@ -176,17 +176,17 @@ class Catalog:
 
     @property
     def is_served(self) -> bool:
-        """Whether this process knows these tables."""
+        """Returns whether this process knows these tables."""
         return SERVED[0] in self._environment.tables
 
     def open_served(self) -> None:
-        """Opens those that another process has made since this one opened the store. Under the store's mutex."""
+        """Opens the tables that another process has made since this one opened the store. Under the store's mutex."""
         with self.guard:
             self._environment.opened()
             self._environment.open_served()
 
     def create_served(self) -> None:
-        """Makes them, where they aren't there, all or none. Under the store's mutex."""
+        """Makes the tables, where they aren't there, all or none. Under the store's mutex."""
         environment = self._environment
         with self.guard:
             if not self.is_served:
@@ -197,7 +197,7 @@ class Catalog:
 
     @property
     def growth(self) -> int:
-        """Bytes that the catalog has taken beyond its first step, which count against the store's capacity."""
+        """Returns the bytes that it has taken beyond its first step, which count against the store's capacity."""
         with self.guard:
             return max(self._environment.opened().info()["map_size"] - STEP, 0)
 
@@ -206,20 +206,20 @@ class Catalog:
         return self._environment.nbytes
 
     def forget_dead_readers(self) -> None:
-        """Their slots are free then. Under the store's mutex: where there are any, LMDB locks its table."""
+        """Frees the slots of dead readers. Under the store's mutex: where there are any, LMDB locks its table."""
         with self.guard:
             self._environment.opened().reader_check()
 
     # --- forks, and the end -------------------------------------------------------------------------------------------
 
     def leave_to_parent(self) -> None:
-        """In a forked child, before it does anything: the guard and LMDB's environment are the parent's."""
+        """Gives up the parent's guard and LMDB environment, in a forked child that has done nothing yet."""
         self.guard = threading.RLock()
         self._environment.release()
 
     @property
     def is_released(self) -> bool:
-        """The next call opens it again, and is to be made under the store's mutex."""
+        """Returns whether the next call opens it again, and is to be made under the store's mutex."""
         return self._environment.handle is None and not self._environment.is_closed
 
     def reopen(self) -> None:
@@ -250,7 +250,7 @@ class CatalogCrowded(Exception):
 
 
 class Growth:
-    """Looks for room before an update, and makes some. Under the store's mutex.
+    """Room of the map: looks for some before an update, and makes some. Under the store's mutex.
 
     Attributes:
         unlooked: updates until the next look; negative: it is due.
@@ -263,7 +263,7 @@ class Growth:
         self.unlooked = 0
 
     def is_due(self, count_used: Callable[[], int]) -> bool:
-        """Whether the map is nearly full. `count_used` counts the pages that tables take."""
+        """Returns whether the map is nearly full. `count_used` counts the pages that tables take."""
         info = self._environment.opened().info()
         pages = info["map_size"] // self._environment.page_size
         room = int((1 - _RESERVED_FOR_DELETES) * pages) - info["last_pgno"]
@@ -329,7 +329,7 @@ class Growth:
         self._environment.map(size)
 
     def full(self, why: str) -> StoreFullError:
-        """Names the oldest reader: there may be room enough, but for the pages that it keeps."""
+        """Makes the error, which names the oldest reader: there may be room enough, but for the pages that it keeps."""
         env = self._environment.opened()
         reader = reader_of_the_past(env)
         if reader is not None:

@@ -47,11 +47,11 @@ class PagePrices:
         self._again_at = 0.0
 
     def prefers_huge(self) -> bool:
-        """Whether huge pages cost no more than small ones, or it is time to look."""
+        """Returns whether huge pages cost no more than small ones, or it is time to look."""
         return self._huge <= self._small * _FAULTS or self._clock() >= self._again_at
 
     def is_stale(self) -> bool:
-        """Whether the price of small pages is an old one, or a guess."""
+        """Returns whether the price of small pages is an old one, or a guess."""
         return self._clock() - self._measured_at > _STALE
 
     def note_huge(self, size: int, seconds: float) -> None:
@@ -66,11 +66,11 @@ class PagePrices:
         self._failures, self._cheap = min(self._failures + 1, 20), 0
 
     def note_refused(self) -> None:
-        """The kernel makes none: it can't, or has no room. That may last."""
+        """Notes that the kernel makes none: it can't, or has no room. That may last."""
         self.note_huge(syscalls.HUGE_PAGE, _REFUSED)
 
     def note_small(self, size: int, seconds: float) -> None:
-        """The first price takes the place of a guess or of an old one; of later ones, each counts half."""
+        """Notes a price. The first takes the place of a guess or of an old one; of later ones, each counts half."""
         price = seconds / size
         self._small = price if self.is_stale() else (self._small + price) / 2
         self._measured_at = self._clock()
@@ -163,7 +163,7 @@ def _allocate_small(fd: int, start: int) -> None:
 
 
 def _timed(call: Callable[[], Result]) -> tuple[float, Result]:
-    """The seconds that a call costs: of the processor, or a part of those that pass while the thread waits."""
+    """Returns the seconds that a call costs: of the processor, or a part of those that pass while the thread waits."""
     started, used = time.monotonic(), time.thread_time()
     result = call()
     used = time.thread_time() - used

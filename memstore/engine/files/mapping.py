@@ -54,7 +54,7 @@ class OwnedFile:
 
     @property
     def fd(self) -> int:
-        """-1 once it is closed."""
+        """The descriptor; -1 once it is closed."""
         return self._fds[0] if self._fds else -1
 
     def close(self) -> None:
@@ -67,8 +67,8 @@ class OwnedFile:
         )
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Not at the interpreter's end, where modules may have lost their names: the file goes with the process."""
-        if not is_ending() and hasattr(self, "_fds"):  # an interrupt may have left it half-made
+        """Closes the file; not at the interpreter's end, where modules may have lost their names."""
+        if not is_ending() and getattr(self, "_fds", None):  # an interrupt may have left it half-made
             self.close()
 
 
@@ -86,7 +86,7 @@ class LockFile(OwnedFile):
         return syscalls.lock_exclusive(self.fd)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: closes the file, and the parent keeps its lock."""
+        """Closes the file in a forked child; the parent keeps its lock."""
         self.close()
 
 
@@ -94,7 +94,7 @@ _lock_files: weakref.WeakSet[LockFile] = weakref.WeakSet()
 
 
 def close_all() -> None:
-    """In a forked child."""
+    """Closes the files that were opened to be locked, in a forked child."""
     for file in list(_lock_files):
         file.leave_to_parent()
 
@@ -125,7 +125,7 @@ class Mapping(msgspec.Struct, gc=False):
         return {"version": 3, "typestr": "|u1", "shape": (self.size,), "data": (self.address, False)}
 
     def view(self) -> memoryview:
-        """The bytes without numpy. It does not keep the mapping alive."""
+        """Returns the bytes without numpy. It does not keep the mapping alive."""
         return syscalls.memory_at(self.address, self.size)
 
 
@@ -160,7 +160,7 @@ def watch(address: int, memory: Any) -> None:
 
 
 def lies_in_mapping(address: int) -> bool:
-    """Whether `address` is in a live mapping of this process."""
+    """Returns whether `address` is in a live mapping of this process."""
     if any(start <= address < start + size for start, size in list(_live.items())):
         return True
     others = ((start, found()) for start, found in list(_watched.items()))
@@ -228,7 +228,7 @@ class ExternalFiles:
 
 @contextlib.contextmanager
 def opened(path: str) -> Generator[tuple[int, os.stat_result]]:
-    """A regular file, for reading; never through a link at the end of its path."""
+    """Opens a regular file for reading; never through a link at the end of its path."""
     try:
         file = OwnedFile(path, os.O_RDONLY)
     except OSError as error:
@@ -360,7 +360,7 @@ class SharedMemory:
         return start + move_to_huge(self.address + start, min(size, self.size - start))
 
     def keep_from_children(self) -> None:
-        """Children that are forked from now on don't have it at all."""
+        """Keeps the memory from children that are forked from now on: they don't have it at all."""
         syscalls.keep_from_children(self.address, self.size)
 
     def leave(self) -> None:

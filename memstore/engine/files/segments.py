@@ -120,7 +120,7 @@ def map_segments(
     live: bool = False,
     keep_open: bool = False,
 ) -> Mapping | None:
-    """As `map_segment`, of several segments in one range of `size` addresses, each from its base on.
+    """Maps several segments as `map_segment` does, in one range of `size` addresses, each from its base on.
 
     What is left of the range is zeros, and takes no memory until it is written.
     """
@@ -149,7 +149,7 @@ def map_segments(
 
 
 def _open_error(path: str, error: OSError) -> Exception:
-    """What an error of open or read means: there may be a link, a folder or a FIFO where a segment should be."""
+    """Returns the meaning of an error of open or read: where a segment should be, a link, folder or FIFO may lie."""
     what = {errno.ELOOP: "a link", errno.EISDIR: "a folder", errno.ESPIPE: "a FIFO", errno.ENXIO: "a socket"}
     if error.errno not in what:
         return error
@@ -174,7 +174,7 @@ def write_state(fd: int, state: int) -> None:
 
 
 def erase_put_id(fd: int) -> None:
-    """From here on the file holds no put's contents: readers that come with an older record see it."""
+    """Erases the put id: readers that come with an older record see that the file holds no put's contents."""
     syscalls.write_at(fd, b"0" * 16, PUT_ID_AT)
 
 
@@ -217,7 +217,7 @@ class ClaimedFile:
         self.lock_file.close()
 
     def open(self) -> OwnedFile:
-        """The file, opened anew if it is parked. Call it under the store's mutex."""
+        """Returns the file, opened anew if it is parked. Call it under the store's mutex."""
         return OwnedFile(self.path, os.O_RDWR, dir_fd=self._dir_fd) if self.lock_file.fd < 0 else self.lock_file
 
     def go_live(self, slots: HeaderSlots, *, durable: bool) -> None:
@@ -226,11 +226,12 @@ class ClaimedFile:
         Call it under the store's mutex, right before the catalog's commit; again, if that has to be repeated.
         """
         file = self.open()
-        write_slots(file.fd, slots)
+        fd = file.fd
+        write_slots(fd, slots)
         if durable:
-            syscalls.sync_data(file.fd)
+            syscalls.sync_data(fd)
         if file is self.lock_file:
-            syscalls.unlock(file.fd)
+            syscalls.unlock(fd)
         else:
             self._page = None
 
@@ -360,7 +361,7 @@ class SegmentWriter:
         return {"version": 3, "typestr": "|u1", "shape": shape, "data": data}
 
     def seal(self, checksums: bytes | None, *, durable: bool) -> SealedSegment:
-        """The data is in its place: writes the header, and all that was assembled in memory; with `durable`, syncs."""
+        """Writes the header, and all that was assembled in memory; with `durable`, syncs. The data is in its place."""
         assert self._header is not None
         text = self._header.finish(self.put_id, self._end - self._start, self.size - self._end, checksums)
         if self._scratch:
@@ -381,7 +382,10 @@ class SegmentWriter:
         self._address, self._mapping = 0, None
 
     def spare(self) -> KeptMapping | None:
-        """The mapping of a published file, if it has one: no lock is left on it. For the next time it is filled."""
+        """Returns the mapping of a published file, if it has one, for the next time it is filled.
+
+        No lock is left on it.
+        """
         return KeptMapping(self._mapping, self._address, self.size) if self._mapping is not None else None
 
     def close(self) -> None:
@@ -426,18 +430,18 @@ class KeptMappings:
         return len(self._kept)
 
     def has(self, segment: int, size: int) -> bool:
-        spare = self._kept.get(segment)
-        return spare is not None and spare.size == size
+        kept = self._kept.get(segment)
+        return kept is not None and kept.size == size
 
     def take(self, segment: int, size: int) -> KeptMapping | None:
-        spare = self._kept.pop(segment, None)
-        return spare if spare is not None and spare.size == size else None
+        kept = self._kept.pop(segment, None)
+        return kept if kept is not None and kept.size == size else None
 
-    def keep(self, segment: int, spare: KeptMapping) -> None:
-        self._kept[segment] = spare
+    def keep(self, segment: int, mapping: KeptMapping) -> None:
+        self._kept[segment] = mapping
         while len(self._kept) > _MOST_KEPT or sum(kept.size for kept in self._kept.values()) > _MOST_KEPT_BYTES:
             self._kept.popitem(last=False)
 
     def clear(self) -> None:
-        """Call it before a fork too: the child gets no such mapping, but would inherit the objects that unmap them."""
+        """Drops them all. Call it before a fork too: a child gets no such mapping, but the objects that unmap them."""
         self._kept.clear()

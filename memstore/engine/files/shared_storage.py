@@ -33,7 +33,7 @@ from memstore.errors import CorruptionError
 
 
 class FileClaims:
-    """Of one root, in one process. Call `take` under the store's mutex, and the guard that a fork takes."""
+    """The claims of one root, in one process. Call `take` under the store's mutex, and the guard that a fork takes."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -41,7 +41,7 @@ class FileClaims:
         self._held: set[int] = set()
 
     def take(self, segment: int) -> bool:
-        """False: somebody has claimed it, in this process too."""
+        """Claims a segment. Returns False if somebody has claimed it, in this process too."""
         file = self._file
         if file is None or file.fd < 0:  # the first time, in this process
             self._held.clear()
@@ -52,7 +52,7 @@ class FileClaims:
         return True
 
     def give_up(self, segment: int) -> None:
-        """Nothing happens if it wasn't claimed. A finalizer may call it."""
+        """Gives up a claim. Nothing happens if there was none. A finalizer may call it."""
         file = self._file
         if segment in self._held and file is not None and file.fd >= 0:
             syscalls.unlock_byte(file.fd, segment)
@@ -161,7 +161,7 @@ def open_stored(path: str, extent: SegmentExtent, store: str, *, live: bool = Fa
 
 
 def fits(file: OwnedFile, extent: SegmentExtent, store: str, *, live: bool = False) -> bool:
-    """Whether the file is the segment, and whole, as far as header and size tell."""
+    """Returns whether the file is the segment, and whole, as far as header and size tell."""
     try:
         head = syscalls.read_at(file.fd, HEAD_SIZE, 0)
         if len(head) < HEAD_SIZE or not belongs(head, extent.put_id, store, live=live):

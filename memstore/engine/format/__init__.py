@@ -1,4 +1,4 @@
-"""What the bytes of a store mean: records, segment headers, and where tensors lie. Pure: no file is touched here."""
+"""The meaning of a store's bytes: records, segment headers, and where tensors lie. Pure: no file is touched here."""
 
 from __future__ import annotations
 

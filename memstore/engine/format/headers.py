@@ -95,7 +95,7 @@ def lay_out(spans: Sequence[Span], *, aligned: bool = True, first: int = 0) -> D
 
 
 def encode_entries(entries: Iterable[tuple[str, str, Sequence[int], int, int]]) -> bytes:
-    """The entries of a header behind its metadata, of name, code of the dtype, shape, and where its bytes lie."""
+    """Encodes the entries behind the metadata: of name, code of the dtype, shape, and where its bytes lie."""
     return "".join(
         f',{json.dumps(name)}:{{"dtype":"{code}","shape":{json.dumps(shape)},"data_offsets":[{start},{stop}]}}'
         for name, code, shape, start, stop in entries
@@ -166,7 +166,7 @@ STORE_AT = SLOTS_OFFSET + SLOTS_SIZE
 
 
 def store_mark(store: str) -> str:
-    """The text that follows the slots in each header of a store."""
+    """Returns the text that follows the slots in each header of a store."""
     return f'","store":{json.dumps(store)}'
 
 
@@ -175,7 +175,7 @@ _LIVE_PUT = _PUT + b" state=" + state_word(LIVE)
 
 
 def belongs(head: bytes, put_id: int, store: str, *, live: bool = False) -> bool:
-    """Whether a file that starts with `head` (HEAD_SIZE bytes) holds that put of that store.
+    """Returns whether a file that starts with `head` (HEAD_SIZE bytes) holds that put of that store.
 
     With `live` the header must say that the put is live, too. That may be said of a put that was just replaced: the
     catalog is changed before the file's header.
@@ -209,7 +209,9 @@ class Header:
         checksums: int = 0,
         room: int = 0,
     ) -> None:
-        """`entries` are the tensors' places, as `lay_out` makes them; `checksums` is how many bytes of them come.
+        """Encodes all but what `finish` adds.
+
+        `entries` are the tensors' places, as `lay_out` makes them; `checksums` is how many bytes of them come.
 
         `room`: bytes that the header has at least; a whole number of pages.
         """
@@ -230,7 +232,7 @@ class Header:
         self._content = bytearray(struct.pack("<Q", self.nbytes - 8) + text.ljust(self.nbytes - 8))
 
     def finish(self, put_id: int, nbytes: int, slack: int, checksums: bytes | None) -> bytearray:
-        """The bytes of the header, state filling, for `nbytes` of data and `slack` bytes behind them."""
+        """Returns the bytes of the header, state filling, for `nbytes` of data and `slack` bytes behind them."""
         content, end = self._content, self._end
         content[SLOTS_OFFSET:STORE_AT] = HeaderSlots(put_id).encode()
         if checksums:
@@ -246,13 +248,13 @@ class Header:
 
 
 def objects_at(key: str, store: str, checksums: int) -> int:
-    """Where the base64 of the objects starts in the file of such a put, with `checksums` bytes of these."""
+    """Returns where the base64 of the objects starts in the file of such a put, with `checksums` bytes of these."""
     header = Header(key, store, b"", b"", b"", checksums=checksums)
     return header._checksums_at + -(-checksums // 3) * 4 + len(_OBJECTS)  # pyright: ignore[reportPrivateUsage]
 
 
 def digest_of(header: bytes | bytearray | memoryview, at: int) -> bytes:
-    """The digest of the size, the store's id, and all behind the digest itself, which starts `at`."""
+    """Returns the digest of the size, the store's id, and all behind the digest itself, which starts `at`."""
     view = memoryview(header)
     digest = xxhash.xxh3_64(view[:8])
     digest.update(view[STORE_AT:at])
@@ -272,7 +274,7 @@ def check_header(key: str, nbytes: int) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _end_of_header(description: bytes, entries: bytes) -> bytes:
-    """The end of the header, the same for all values of one structure. Cached: 300 tensors take 50 us."""
+    """Returns the end of the header, the same for all values of one structure. Cached: 300 tensors take 50 us."""
     return b"".join((b'","description":"', base64.b64encode(description), b'"}', entries))
 
 
@@ -330,12 +332,12 @@ def read_header(header: bytes | memoryview, size: int) -> ParsedHeader:
 
 
 def may_be_mutable(header: bytes) -> bool:
-    """Whether a whole header can be that of a mutable entry, by one look: to read it takes a hundred times as long."""
+    """Returns whether a header can be a mutable entry's, by one look: to read it takes a hundred times as long."""
     return _MUTABLE_BASE64 in header
 
 
 def read_header_and_tensors(header: bytes | memoryview, size: int) -> tuple[ParsedHeader, dict[str, HeaderEntry]]:
-    """As `read_header`, and what it says of its tensors, by name, in the data's order; the slack is one of them."""
+    """Reads a header as `read_header` does, and its tensors by name, in the data's order. The slack is one of them."""
     view = memoryview(header)
     if header_size(bytes(view[:8]), size) != len(view):
         raise CorruptionError(f"the header has {len(view):,} bytes, and says otherwise")
@@ -394,7 +396,7 @@ def _read_slots(text: bytes) -> HeaderSlots:
 
 
 def read_slots(head: bytes, store: str) -> HeaderSlots | None:
-    """The slots of a file of that store that starts with `head` (HEAD_SIZE bytes); None if they aren't whole."""
+    """Reads the slots of a file of that store. `head` is its first HEAD_SIZE bytes. None if they aren't whole."""
     if not head.startswith(START, 8) or not head.startswith(store_mark(store).encode(), STORE_AT):
         return None
     try:
@@ -404,7 +406,10 @@ def read_slots(head: bytes, store: str) -> HeaderSlots | None:
 
 
 def names_put(head: bytes, put_id: int, version: int) -> bool:
-    """Whether the slots of a damaged header are whole and name this published put. `head` has HEAD_SIZE bytes."""
+    """Returns whether the slots of a damaged header are whole and name this published put.
+
+    `head` has HEAD_SIZE bytes.
+    """
     try:
         slots = _read_slots(head[SLOTS_OFFSET:STORE_AT])
     except (ValueError, UnicodeError):
@@ -424,7 +429,7 @@ _read_objects = msgspec.json.Decoder(_ObjectsOnly).decode
 
 
 def read_objects(header: bytes) -> bytes:
-    """The objects that the JSON of a header carries. Raises CorruptionError."""
+    """Returns the objects that the JSON of a header carries. Raises CorruptionError."""
     try:
         return base64.b64decode(_read_objects(header).metadata.objects, validate=True)
     except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
@@ -441,7 +446,7 @@ def leading_base64(text: bytes) -> bytes:
 
 
 def copy_header(header: bytes | memoryview, size: int, store: str) -> tuple[Header, ParsedHeader]:
-    """The header for a file of `store`, and what the other one says.
+    """Makes the header for a file of `store` that copies another one. Returns it, and what the other one says.
 
     Args:
         header: of the other file, as it came over the wire: it may be anybody's work, so all of it is checked.

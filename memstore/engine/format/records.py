@@ -91,7 +91,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def mutable_kind(self) -> MutableKind:
-        """Of a mutable entry. Raises CorruptionError."""
+        """The kind of a mutable entry. Raises CorruptionError."""
         return decode_mutable(self.description).kind
 
     @property
@@ -102,13 +102,13 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return () if self.parts is None else decode_segments(self.parts, of_one_host=self.hosts is None)
 
     def here(self, member: bytes) -> tuple[SegmentExtent, ...]:
-        """The segments that lie on this host, whose id in its cluster is `member`."""
+        """Returns the segments that lie on this host, whose id in its cluster is `member`."""
         if self.hosts is None:
             return self.segments
         return tuple(one for one, host in zip(self.segments, self.hosts, strict=False) if host == member)
 
     def batch_at(self, store: str) -> tuple[int, int]:
-        """What headers in the store of that id say of their batch: its number, and how many segments it has.
+        """Returns what headers in the store of that id say of their batch: its number, and how many segments it has.
 
         Each host publishes its own parts of a value as a batch of its own.
         """
@@ -118,7 +118,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return here[0].put_id, len(here)
 
     def elsewhere(self, member: bytes) -> tuple[tuple[bytes, SegmentExtent], ...]:
-        """The segments that lie on other hosts, with the ids of these."""
+        """Returns the segments that lie on other hosts, with the ids of these."""
         if self.hosts is None:
             return ()
         pairs = zip(self.hosts, self.segments, strict=False)
@@ -126,12 +126,12 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def extents(self) -> Sequence[Extent]:
-        """Where the data lies; nowhere, if it is inline. Raises CorruptionError."""
+        """The places of the data: none, if it is inline. Raises CorruptionError."""
         return self.segments if self.adopted is None else decode_external(self.adopted)
 
 
 class SegmentRow(msgspec.Struct, frozen=True, array_like=True):
-    """What the catalog knows of a segment's file. The catalog alone says what is live."""
+    """The catalog's row of a segment's file. The catalog alone says what is live."""
 
     key: bytes
     put_id: int
@@ -157,7 +157,7 @@ def with_checksum(key: bytes, body: bytes) -> bytes:
 
 
 def checked(key: bytes, stored: bytes | memoryview, size: int | None = None) -> bytes:
-    """The body that was stored under this key, `size` bytes long. Raises CorruptionError."""
+    """Returns the body that was stored under this key, `size` bytes long. Raises CorruptionError."""
     body = bytes(stored[_CHECKSUM:])
     if bytes(stored[:_CHECKSUM]) != xxhash.xxh3_64_digest(key + body) or size not in (None, len(body)):
         raise CorruptionError(f"the checksum of row {key!r} in the catalog doesn't fit")
@@ -170,7 +170,7 @@ _SIXTEEN, _FIFTEEN = b"\xdc\x00\x10", b"\x9f"  # msgpack's heads of arrays of th
 
 
 def _hash(key: bytes, body: bytes | memoryview) -> bytes:
-    """The checksum of a row."""
+    """Returns the checksum of a row."""
     if len(body) < LARGE_ROW:
         return _digest(key + body)
     state = xxhash.xxh3_64(key)
@@ -202,7 +202,7 @@ def encode_record(key: bytes, record: Record) -> bytes | bytearray:
 
 
 def decode_record(key: bytes, stored: bytes | memoryview) -> Record:
-    """Raises CorruptionError unless the bytes are those that were stored for this key."""
+    """Decodes a record. Raises CorruptionError unless the bytes are those that were stored for this key."""
     body = stored[_CHECKSUM:] if len(stored) < LARGE_ROW else memoryview(stored)[_CHECKSUM:]
     if stored[:_CHECKSUM] != _hash(key, body):
         raise _wrong_checksum(key, stored)
@@ -233,7 +233,7 @@ _decode_long_head = msgspec.msgpack.Decoder(_LongHead).decode
 
 
 class Replaced(NamedTuple):
-    """What a put needs of the record that it replaces.
+    """The facts that a put needs of the record that it replaces.
 
     Attributes:
         segments: those that it had; with `record`, ask that.
@@ -247,7 +247,7 @@ class Replaced(NamedTuple):
 
 
 def replaced_by(key: bytes, stored: bytes | memoryview) -> Replaced:
-    """As `decode_record`, in less time."""
+    """Decodes what a put needs of a record, in less time than `decode_record`."""
     body = stored[_CHECKSUM:] if len(stored) < LARGE_ROW else memoryview(stored)[_CHECKSUM:]
     if stored[:_CHECKSUM] != _hash(key, body):
         raise _wrong_checksum(key, stored)
@@ -266,7 +266,7 @@ def replaced_by(key: bytes, stored: bytes | memoryview) -> Replaced:
 
 
 def encode_row(key: bytes, row: SegmentRow) -> bytes:
-    """`key` is that of the table, the segment's id."""
+    """Encodes a row. `key` is that of the table, the segment's id."""
     return with_checksum(key, _encode(row))
 
 
@@ -325,13 +325,13 @@ _decode_segments = msgspec.msgpack.Decoder(tuple[SegmentExtent, ...]).decode
 
 
 def base_after(end: int, size: int) -> int:
-    """Where a file of that size goes behind `end`: one that huge pages can map starts on a multiple of them."""
+    """Returns where a file of that size goes behind `end`. One that huge pages can map starts on a multiple of them."""
     step = HUGE_PAGE if size >= HUGE_PAGE else _BASE_ALIGNMENT
     return -(-end // step) * step
 
 
 def decode_external(stored: bytes) -> tuple[ExternalExtent, ...]:
-    """The external files that a record names. Raises CorruptionError unless they lie one behind the other."""
+    """Decodes the external files that a record names. Raises CorruptionError unless they lie one behind the other."""
     try:
         extents = _decode_external(stored)
     except UNDECODABLE as error:
@@ -340,7 +340,7 @@ def decode_external(stored: bytes) -> tuple[ExternalExtent, ...]:
 
 
 def decode_segments(stored: bytes, *, of_one_host: bool = True) -> tuple[SegmentExtent, ...]:
-    """The segments of a sharded value. Raises CorruptionError unless they lie one behind the other.
+    """Decodes the segments of a sharded value. Raises CorruptionError unless they lie one behind the other.
 
     Args:
         of_one_host: each is there once; on several hosts, segments may have the same number.
@@ -349,14 +349,11 @@ def decode_segments(stored: bytes, *, of_one_host: bool = True) -> tuple[Segment
         extents = _decode_segments(stored)
     except UNDECODABLE as error:
         raise CorruptionError(f"the numbers of its segments can't be read: {error}") from None
-    segments = {extent.segment for extent in extents}
-    if (of_one_host and len(segments) < len(extents)) or not all(map(_has_possible_numbers, extents)):
+    segments = {one.segment for one in extents}
+    are_possible = all(min(one.segment, one.put_id) > 0 and 0 <= one.start <= one.size for one in extents)
+    if (of_one_host and len(segments) < len(extents)) or not are_possible:
         raise CorruptionError("the numbers of its segments are outside the range of segment numbers")
     return _placed_in_order(extents)
-
-
-def _has_possible_numbers(extent: SegmentExtent) -> bool:
-    return min(extent.segment, extent.put_id) > 0 and 0 <= extent.start <= extent.size
 
 
 def _placed_in_order(extents: tuple[_ExtentT, ...]) -> tuple[_ExtentT, ...]:
@@ -371,7 +368,7 @@ def _placed_in_order(extents: tuple[_ExtentT, ...]) -> tuple[_ExtentT, ...]:
 
 
 def end_of(extents: Sequence[Extent]) -> int:
-    """Where the range of addresses ends that they take."""
+    """Returns where the range of addresses ends that they take."""
     return extents[-1].base + extents[-1].size if extents else 0
 
 
@@ -384,7 +381,7 @@ MutableKind = Literal["dataset", "buffer"]
 
 
 class MutableDescription(msgspec.Struct, frozen=True, array_like=True):
-    """`options` is what the kind fixes at creation besides, opaque here."""
+    """The description of a mutable entry. `options` is what the kind fixes at creation besides, opaque here."""
 
     kind: MutableKind
     plan: bytes
@@ -403,7 +400,7 @@ def encode_mutable(description: MutableDescription) -> bytes:
 
 
 def decode_mutable(description: bytes) -> MutableDescription:
-    """Raises CorruptionError."""
+    """Decodes the description of a mutable entry. Raises CorruptionError."""
     try:
         return _decode_mutable(memoryview(description)[len(MUTABLE_MARK) :])
     except UNDECODABLE as error:
@@ -411,5 +408,5 @@ def decode_mutable(description: bytes) -> MutableDescription:
 
 
 def plan_bytes(description: bytes) -> bytes:
-    """The plan of any entry: of a mutable one that of all rows. Raises CorruptionError."""
+    """Returns the plan of any entry: of a mutable one that of all rows. Raises CorruptionError."""
     return decode_mutable(description).plan if is_mutable(description) else description

@@ -63,7 +63,7 @@ _Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class HeaderEntry(msgspec.Struct, gc=False):
-    """What a header says of a tensor: the format's code of its dtype, its shape, and where it lies in the data."""
+    """An entry of a header: the format's code of a tensor's dtype, its shape, and where it lies in the data."""
 
     dtype: str
     shape: Annotated[tuple[_Size, ...], Meta(max_length=1024)]  # as many dimensions as a value may have
@@ -75,7 +75,7 @@ _read_entries = msgspec.json.Decoder(list[HeaderEntry]).decode
 
 
 def header_size(head: bytes, size: int) -> int:
-    """The bytes before the data, in a file of `size` bytes that starts with `head`. Raises CorruptionError."""
+    """Returns the bytes before the data, in a file of `size` bytes that starts with `head`. Raises CorruptionError."""
     nbytes = int.from_bytes(head[:8], "little")
     if len(head) < 8 or 8 + nbytes > size:
         header = f"{8 + nbytes:,}" if len(head) >= 8 else "at least 8"
@@ -87,14 +87,14 @@ def header_size(head: bytes, size: int) -> int:
 
 
 def split_header(text: bytes) -> tuple[dict[str, str], Document]:
-    """The metadata of a header in JSON, and its other entries, which `read_tensors` reads. Raises CorruptionError."""
+    """Returns a header's metadata in JSON, and its other entries, for `read_tensors`. Raises CorruptionError."""
     values = split_object(text)
     metadata = values.pop(METADATA, None)
     return {} if metadata is None else read_texts(metadata), values
 
 
 def read_tensors(values: Document, nbytes: int) -> dict[str, HeaderEntry]:
-    """The tensors by name, ordered as their bytes are, of a header that `nbytes` of data follow.
+    """Returns the tensors by name, ordered as their bytes are, of a header that `nbytes` of data follow.
 
     Args:
         values: the entries that `split_header` found. They are used up.
@@ -113,7 +113,7 @@ def read_tensors(values: Document, nbytes: int) -> dict[str, HeaderEntry]:
 
 
 def _parse(values: Document) -> dict[str, HeaderEntry]:
-    """In place, thousands of entries at once, which takes a fifth of the time that each by itself would."""
+    """Parses thousands of entries at once, in place: a fifth of the time that each by itself would take."""
     entries = cast("dict[str, Any]", values)
     names = list(values)
     for start in range(0, len(names), _PARSED_AT_ONCE):
@@ -152,7 +152,7 @@ def _check_size(name: str, entry: HeaderEntry) -> None:
 
 
 def _is_ordered(entries: Iterable[HeaderEntry]) -> bool:
-    """Nearly all files are: to sort the entries of the largest headers takes 70 MB."""
+    """Returns whether the entries are in the order of their bytes. Nearly all are, and to sort the most takes 70 MB."""
     end = 0
     for entry in entries:
         if entry.data_offsets[0] < end:
@@ -162,7 +162,7 @@ def _is_ordered(entries: Iterable[HeaderEntry]) -> bool:
 
 
 def _check_cover(entries: dict[str, HeaderEntry], nbytes: int) -> None:
-    """The entries, in their order, fill the data."""
+    """Raises CorruptionError unless the entries, in their order, fill the data."""
     end = 0
     for name, entry in entries.items():
         start, stop = entry.data_offsets
@@ -178,7 +178,7 @@ def _check_cover(entries: dict[str, HeaderEntry], nbytes: int) -> None:
 def make_header(
     tensors: Sequence[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str] = PLAIN_METADATA
 ) -> bytes:
-    """The header of a file for others. `tensors`: name, torch's dtype, shape and bytes of each, in the data's order."""
+    """Makes the header of a file for others. `tensors`: name, dtype, shape and bytes of each, in the data's order."""
     entries: dict[str, Any] = {METADATA: dict(metadata)}
     end = 0
     for name, dtype, shape, nbytes in tensors:

@@ -23,7 +23,6 @@ from memstore.engine.protocols.change import (
     need_mutable,
     record_of,
 )
-from memstore.engine.protocols.commit import Effects, change_served
 from memstore.engine.protocols.elsewhere import (
     IN_A_THREAD,
     Absent,
@@ -37,7 +36,6 @@ from memstore.engine.protocols.elsewhere import (
     home_now,
     is_fellow,
     is_served,
-    register_elsewhere,
     shared_id,
 )
 from memstore.engine.protocols.get import (
@@ -56,6 +54,7 @@ from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable,
 from memstore.engine.protocols.put import Draft, delete, fill, put, retry_after_sweep
 from memstore.engine.protocols.recovery import LOOKED_AT, after_death, check_headers, check_publications
 from memstore.engine.protocols.reuse import DEFAULT_LEASE, close_kept_file, lease
+from memstore.engine.protocols.served import Effects, change_served
 from memstore.engine.protocols.sharded_put import (
     LOOK_EVERY,
     give_up,
@@ -74,7 +73,6 @@ __all__ = [
     "stored_entry",
     "mapped_size",
     "sweep_if_due",
-    "register_elsewhere",
     "find_record",
     "home_now",
     "is_fellow",

@@ -4,7 +4,7 @@
    row becomes *prepared*, and a row of `pending` keeps it from now on, so that the rank may exit. A kill before leaves
    what a put leaves; after it, a part that waits for the others until its lease is over.
 2. *Publish* (`sharded_put.outcome_of`): who finds all parts there merges them outside of the mutex, and commits them by
-   steps 4 and 5 of a put (`commit.py`), with its own transaction: the attempt must have no outcome, and its parts must
+   steps 4 and 5 of a put (`put.py`), with its own transaction: the attempt must have no outcome, and its parts must
    be those that were merged; their rows go, and the version becomes the outcome. A kill before the commit leaves
    headers that say live: the mutex's next owner puts them back, since rows of `pending` still name the segments
    (`recovery.py`).

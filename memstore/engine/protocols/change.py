@@ -22,7 +22,7 @@ SMALL = 1536  # bytes: a larger value needs pages of its own in the catalog, and
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What a record says of a value, beside where its data lies. The fields are those of `Record`."""
+    """Content of a record, beside where the data lies. The fields are those of `Record`."""
 
     description: bytes
     objects: bytes
@@ -40,7 +40,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One key's part of a commit: its new content, or with None its deletion.
+    """Change of one key in a commit: its new content, or with None its deletion.
 
     Attributes:
         expect: the version that the key must have; 0: it must not exist; None: whatever it has.
@@ -61,14 +61,14 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class MembershipChanged(Refusal):
-    """A commit was given up before it changed anything: the homes of its keys may be on other hosts by now.
+    """Raised by a commit that has changed nothing: the homes of its keys may be on other hosts by now.
 
     Its caller reads who the members are, and finds the homes anew. It is never seen by users.
     """
 
 
 def record_of(content: Content, segments: Sequence[SealedSegment], version: int, put_id: int) -> Record:
-    """The record of a change; `put_id` is that of a value without a segment."""
+    """Makes the record of a change; `put_id` is that of a value without a segment."""
     assert len(segments) < 2 or content.parts is not None, "a record names one segment, or has parts"
     segment = segments[0] if segments else None
     alone = segment if content.parts is None else None
@@ -129,7 +129,7 @@ _WAYS = {
 
 
 def mutable_entry(key: bytes, kind: MutableKind) -> MutableEntryError:
-    """The error of a call that such entries don't have."""
+    """Makes the error of a call that such entries don't have."""
     name = key.decode()
     return MutableEntryError(f"{name!r} {_WAYS[kind].format(name)}", key=name)
 

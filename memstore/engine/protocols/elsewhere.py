@@ -97,7 +97,7 @@ class Elsewhere(Protocol):
         ...
 
     def commit(self, changes: Sequence[Change], deadline: float) -> list[int]:
-        """As `protocols.commit`, wherever the homes are. Raises UnknownOutcomeError too."""
+        """As `commit` in `put.py`, wherever the homes are. Raises UnknownOutcomeError too."""
         ...
 
     def is_member(self, member: bytes) -> bool:
@@ -188,21 +188,16 @@ class Elsewhere(Protocol):
     def close(self) -> None: ...
 
 
-_open: list[Callable[[Root], Elsewhere]] = []
-
-
-def register_elsewhere(opener: Callable[[Root], Elsewhere]) -> Callable[[Root], Elsewhere]:
-    """Names what makes an Elsewhere for a root: the engine imports nothing that is above it. A decorator."""
-    _open[:] = [opener]
-    return opener
-
-
 def elsewhere_of(root: Root) -> Elsewhere:
-    """The one of this root in this process."""
+    """Returns the way to other hosts that this process has for a root. The first call makes it, by `root.connect`.
+
+    The engine imports nothing that is above it, so `listing` gives that to each root that it opens.
+    """
     found: Elsewhere | None = root.elsewhere
     if found is not None:
         return found
-    made = _open[0](root)  # it imports: not under the guard
+    assert root.connect is not None, "who opened this root asks no other hosts"
+    made = root.connect(root)  # it imports: not under the guard
     with root.guard:
         kept: Elsewhere = root.elsewhere or made  # another thread may have been first
         root.elsewhere = kept

@@ -61,7 +61,7 @@ def hold(
     lazily: bool = False,
     max_age: float | None = None,
 ) -> list[MappedEntry | None]:
-    """The entries of one moment, mapped; None where there is no such key. `lazily`, `max_age` as in `Elsewhere.hold`.
+    """Maps the entries of one moment; None where there is no such key. `lazily`, `max_age` as in `Elsewhere.hold`.
 
     Raises:
         NotAStoreError: files are missing, because the path names another folder by now.
@@ -79,7 +79,7 @@ def hold(
 
 
 def _hold_here(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: bool) -> list[MappedEntry | None]:
-    """By this host's catalog. What lies on other hosts is not mapped."""
+    """Maps entries by this host's catalog. What lies on other hosts is not mapped."""
     if root.shared is not None:
         held, replaced = hold_stored(root, keys, deadline, _map_guarded)
         if replaced is not None:
@@ -90,7 +90,7 @@ def _hold_here(root: Root, keys: Sequence[bytes], deadline: float, *, may_lock: 
         return held
     held, replaced = _map_all(root, keys)
     if replaced is not None and may_lock:
-        held, replaced = root.mutex.run(lambda: _map_all(root, keys), deadline)
+        held, replaced = root.mutex.run(_map_all, deadline, root, keys)
         if replaced is not None:
             raise damaged_entry(root, *replaced)
     while replaced is not None and time.monotonic() < deadline:  # mode "r" never takes the mutex
@@ -113,7 +113,7 @@ MISFIT: Any = object()
 
 
 def hold_at_once(root: Root, key: bytes) -> MappedEntry | None:
-    """As `hold` of one key, in one try. MISFIT where the key was replaced meanwhile, or names several files."""
+    """Maps the entry of one key, in one try. Returns MISFIT if it was replaced meanwhile, or names several files."""
     with root.guard:
         record = root.catalog.read(key)
         if record is None:
@@ -124,7 +124,7 @@ def hold_at_once(root: Root, key: bytes) -> MappedEntry | None:
 
 
 def _map_all(root: Root, keys: Sequence[bytes]) -> tuple[list[MappedEntry | None], _Replaced | None]:
-    """The second result is the first entry that was replaced since its record was read, if any."""
+    """Maps entries once. The second result is the first that was replaced since its record was read, if any."""
     held: list[MappedEntry | None] = []
     with root.guard:
         if len(keys) == 1:
@@ -203,7 +203,7 @@ def _check_room(record: Record, extents: Sequence[Extent]) -> None:
 
 
 def damaged_entry(root: Root, key: bytes, record: Record) -> CorruptionError:
-    """The error to raise. Raises NotAStoreError itself if the store is gone, or is being removed."""
+    """Returns the error to raise. Raises NotAStoreError itself if the store is gone, or is being removed."""
     if record.adopted is not None:
         try:
             map_entry(root, key, record)
@@ -224,7 +224,7 @@ def damaged_entry(root: Root, key: bytes, record: Record) -> CorruptionError:
 
 
 def files_of(root: Root, record: Record) -> tuple[str, ...]:
-    """The paths of the bytes of a version."""
+    """Returns the paths of the bytes of a version."""
     if root.shared is not None and record.segments:
         placed = placed_segments(root, record)
         return tuple(segment_path(segments_of(root.path, host), extent.segment) for host, extent in placed)
@@ -242,7 +242,7 @@ Replaced = tuple[bytes, Record]  # a key, and its record when it was read
 
 
 def stored_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> MappedEntry | None:
-    """The segments of a record, read or mapped. None if one of them holds another put by now, or can't be seen.
+    """Reads or maps the segments of a record. None if one of them holds another put by now, or can't be seen.
 
     Raises StorageError, CorruptionError.
     """
@@ -255,7 +255,7 @@ def stored_entry(root: Root, key: bytes, record: Record, *, live: bool = False) 
 
 
 def placed_segments(root: Root, record: Record) -> Sequence[tuple[str, SegmentExtent]]:
-    """The segments of a record, with the ids of the hosts that have written them."""
+    """Returns the segments of a record, with the ids of the hosts that have written them."""
     own = root.settings.store
     if record.hosts is None:
         return [(own, extent) for extent in record.segments]
@@ -263,7 +263,7 @@ def placed_segments(root: Root, record: Record) -> Sequence[tuple[str, SegmentEx
 
 
 def mapped_size(record: Record) -> int:
-    """How many addresses a value takes."""
+    """Returns how many addresses a value takes."""
     if record.start:
         return record.segments[0].size
     return max(record.nbytes, end_of(record.segments))
@@ -290,7 +290,7 @@ def _bring(root: Root, key: bytes, host: str, extent: SegmentExtent, mapping: Ma
 def hold_stored(
     root: Root, keys: Sequence[bytes], deadline: float, others: Mapper
 ) -> tuple[list[MappedEntry | None], Replaced | None]:
-    """As `get.hold`, by this host's catalog; what lies on other hosts is not read. The second result is damage.
+    """Reads entries by this host's catalog; what lies on other hosts is not read. The second result is damage.
 
     `others` maps what has no segments.
     """

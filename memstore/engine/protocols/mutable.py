@@ -1,15 +1,15 @@
-"""Mutable entries: how one is opened, what each write looks at, and how it ends. The rules: docs/decisions/015.
+"""Mutable entries: how one is opened, what each write checks, and how it ends. The rules: docs/decisions/015.
 
 A put creates one (`put.py`), with three differences: the file is always a new one; its first page of data is a control
 page; the commit expects that there is no such key.
 
-1. *Open*: as a get (`get.py`), but mapped shared. The mapping keeps the file's lock.
-2. Who opens it to write, and finds a control page of another boot or file, writes the page anew, under the store's
-   mutex. A kill in between leaves a page that the next one writes anew.
-3. *Look*, before each write, whether it is gone, or sealed.
-4. *Seal*, under the entry's mutex: say so, put its rows as an ordinary value, say that this is done. If the sealer
-   dies, or doesn't know whether they were put, the next owner of the mutex finds it out: of the catalog, and where the
-   key's home is on another host, of that one (`Elsewhere.is_unsealed`). Until then nobody writes.
+1. *Open* (`open_mutable`): as a get (`get.py`), but mapped shared. The mapping keeps the file's lock.
+2. *Write anew* (`_write_anew`): the first opener to write in another boot, or of another file, writes the control page
+   anew, under the store's mutex. A kill in between leaves a page that the next opener writes anew.
+3. *Check* (`MutableEntry.check_open`), before each write, whether the entry is deleted or sealed.
+4. *Seal* (`MutableEntry.seal`), under the entry's mutex: note that it begins, put the rows as an ordinary value, note
+   that it is done. If the sealer dies, or doesn't know whether the rows were put, the next owner of the mutex asks the
+   catalog. Where the key's home is another host, it asks that one (`Elsewhere.is_unsealed`). Until then nobody writes.
 
 The entry's mutex comes before the store's. Nobody waits for an entry's mutex under the store's.
 """
@@ -49,21 +49,23 @@ _NOTHING_PUT = (HomeUnavailableError, StoreFullError, StoreTimeoutError)  # thes
 
 
 class MutableEntry:
-    """A mutable entry, open. Its rows stay mapped as long as this lives, or a tensor over them.
+    """A mutable entry that is open. Its rows stay mapped as long as this lives, or a tensor over them.
 
     Attributes:
-        root, key, record: what it is.
-        writable: whether rows can be stored: else the mapping is a private one, whose own writes nobody else sees.
-        mapping: the file: the data section starts at `record.start`.
-        page: the control page. The mutex is for who may write.
+        root, key, record: of the entry.
+        writable: whether rows can be stored. Otherwise the mapping is private, and nobody else sees what is written.
+        mapping: the file. The data section starts at `record.start`.
+        page: the control page. Its mutex is for those who may write.
+        errors: a `with` whose errors of the system name store and key.
     """
 
-    __slots__ = ("__weakref__", "_use", "key", "mapping", "page", "record", "root", "writable")
+    __slots__ = ("__weakref__", "_use", "errors", "key", "mapping", "page", "record", "root", "writable")
 
     def __init__(self, root: Root, key: str, record: Record, mapping: Mapping, page: ControlPage, *, writable: bool):
         self._use = use_root(root)
         self.root, self.key, self.record, self.mapping = root, key, record, mapping
         self.page, self.writable = page, writable
+        self.errors = resource_errors(root.path, key, root)
 
     @property
     def length(self) -> int:
@@ -79,8 +81,9 @@ class MutableEntry:
         Raises StoreTimeoutError, which names who holds it, and HomeUnavailableError while it isn't known whether it was
         sealed.
         """
-        with resource_errors(self.root.path, self.key, self.root):
-            self.reopen(deadline)
+        with self.errors:
+            if self.page.forks and self.root.catalog.is_released:
+                reopen_root(self.root, deadline)
             return self.page.run(functools.partial(self._settled, action, deadline), deadline)
 
     def _settled(self, action: Callable[[], Result], deadline: float) -> Result:
@@ -91,42 +94,44 @@ class MutableEntry:
         return action()
 
     def check_held(self) -> None:
-        """In the middle of an action of `run`. Raises ContentionError in a child that was forked there."""
+        """Raises ContentionError in a child that was forked in the middle of an action of `run`."""
         if not self.page.is_held:
             raise ContentionError(
                 f"{self.key!r}: this process was forked in the middle of a change, which its parent does"
             )
 
-    def reopen(self, deadline: float) -> None:
-        """In a forked child: opens the store there, before the first call that may need it."""
-        if self.root.catalog.is_released:
-            reopen_root(self.root, deadline)
-
     @property
     def ended_as(self) -> str:
-        """ "deleted", "sealed", or "": it can be written. For who only looks."""
+        """Says "deleted", "sealed", or "" if it can be written, for a description."""
         return "deleted" if self.page.is_gone else "sealed" if self.page.state == SEALED else ""
 
     def check_in_place(self) -> None:
-        """Before rows are read or written, and outside of `run`. Raises NotAStoreError where the store was removed."""
+        """Raises NotAStoreError where the store was removed. Call it before rows are read or written, not in `run`."""
         self.root.glance()
 
     def check_open(self) -> None:
-        """Before a write. Raises MutableEntryError where it was deleted or sealed."""
+        """Raises MutableEntryError where the entry was deleted or sealed. Call it before a write."""
+        if not self.page.has_ended:
+            return
         if self.page.is_gone:
             raise MutableEntryError(f"{self.key!r} was deleted: nobody else sees what is written", key=self.key)
-        if self.page.state == SEALED:
-            raise MutableEntryError(f"{self.key!r} was sealed: it can't be written any more", key=self.key)
+        raise MutableEntryError(f"{self.key!r} was sealed: it can't be written any more", key=self.key)
 
     def check_before_write(self, deadline: float) -> None:
-        """As `check_open` and `check_in_place`, for a write that takes no mutex: waits for a seal that goes on."""
+        """Checks what `check_in_place` and `check_open` check, for a write that takes no mutex.
+
+        It waits for a seal that goes on.
+        """
         self.check_in_place()
         if self.page.state == SEALING:
             self.run(self.check_open, deadline)
         self.check_open()
 
     def check_written(self, deadline: float) -> None:
-        """After a write that took no mutex: whether a seal has seen it is known only if none has begun meanwhile."""
+        """Raises MutableEntryError after a write that took no mutex, unless a later seal is sure to have seen it.
+
+        That is sure only if no seal has begun meanwhile.
+        """
         fence()
         if self.page.state == SEALING and not self.page.is_gone:
             self.run(_nothing, deadline)  # until the seal has succeeded or failed
@@ -136,9 +141,9 @@ class MutableEntry:
             raise MutableEntryError(text, key=self.key)
 
     def seal(self, put_rows: Callable[[int], Result], deadline: float) -> Result:
-        """Seals it: `put_rows` is called with the length, and puts that many rows in its place.
+        """Seals the entry: `put_rows` is called with the length, and puts that many rows in its place.
 
-        Raises MutableEntryError if it is sealed or deleted already, and what `put_rows` does: then it is open again.
+        Raises MutableEntryError if it is sealed or deleted already. What `put_rows` raises is raised too.
         """
         return self.run(functools.partial(self._seal, put_rows), deadline)
 
@@ -156,7 +161,7 @@ class MutableEntry:
         return result
 
     def version_to_seal(self, deadline: float) -> int:
-        """Its version, which a seal expects: so that it can be made sure that a seal is not made any more.
+        """Returns its version, which a seal expects: so it can be made sure that a seal is not made any more.
 
         Raises MutableEntryError where it was deleted; HomeUnavailableError.
         """
@@ -172,9 +177,9 @@ def _is_live(root: Root, segment: int, put_id: int) -> bool:
 
 
 def _is_unsealed(root: Root, key: bytes, segment: int, put_id: int, deadline: float) -> bool:
-    """Whether it is neither sealed nor deleted, and no seal that was begun can be made any more.
+    """Whether the entry is neither sealed nor deleted, and no seal that was begun can be made any more.
 
-    By the segment's row; but another host that is the key's home may tell this one a while later that it has sealed it.
+    The segment's row says so. But where the key's home is another host, this one may hear of a seal a while later.
     """
     if not _is_live(root, segment, put_id):
         return False
@@ -189,7 +194,7 @@ _lock = threading.Lock()
 
 
 def fence() -> None:
-    """Stores before it are in memory before the loads behind it: a lock of this process is a locked instruction."""
+    """Makes the stores before it visible before the loads behind it: to take a lock is a locked instruction."""
     with _lock:
         pass
 
@@ -219,12 +224,12 @@ def open_mutable(
 
     Args:
         capacity_of: the rows that a record has room for. It raises CorruptionError where the record can't be right.
-        put_id: which one is meant; 0: the present one.
+        put_id: the put that created the entry; 0: any.
 
     Raises:
         KeyNotFoundError: no such key.
         MutableEntryError: an entry of another kind.
-        VersionGoneError: another one than `put_id`.
+        VersionGoneError: the entry is of another put than `put_id`.
         CorruptionError: the file, or its control page, isn't whole.
         CrossHostError: it is on another host.
     """
@@ -254,7 +259,7 @@ def open_mutable(
 
 
 def _checked(root: Root, name: bytes, record: Record | None, kind: MutableKind, put_id: int) -> Record:
-    """The record, if it is the one that is meant, and on this host."""
+    """Returns the record if it is the one that is meant, and lies on this host. Raises as `open_mutable`."""
     key = name.decode()
     if record is not None and put_id and record.put_id != put_id:
         record = None
@@ -275,7 +280,7 @@ def _checked(root: Root, name: bytes, record: Record | None, kind: MutableKind, 
 
 
 def _map(root: Root, name: bytes, record: Record, *, writable: bool) -> Mapping | None:
-    """Its file; None if it was replaced since."""
+    """Maps the file of a record. Returns None if it was replaced since."""
     with root.guard:
         path = segment_path(root.segments, record.segment)
         extent = SegmentExtent(record.segment, record.put_id, record.size, record.start)
@@ -326,14 +331,14 @@ def _write_anew(entry: MutableEntry, deadline: float) -> None:
 
 
 def _damaged(root: Root, key: str, record: Record) -> CorruptionError:
-    """The error to raise. Raises NotAStoreError itself if the store is gone, or is being removed."""
+    """Returns the error to raise. Raises NotAStoreError itself if the store is gone, or is being removed."""
     root.check_missing()
     detail = f"the file is missing, is locked by somebody else, or is not that of put {record.put_id:#x}"
     return CorruptionError(key=key, path=segment_path(root.segments, record.segment), detail=detail)
 
 
 def sync_rows(entry: MutableEntry, start: int, stop: int) -> None:
-    """What was stored from byte `start` to `stop` of the data section is on the disk, if there is one."""
+    """Brings what was stored from byte `start` to `stop` of the data section to the disk, if there is one."""
     if entry.root.on_tmpfs or start >= stop:
         return
     at = (entry.record.start + start) // syscalls.PAGE * syscalls.PAGE

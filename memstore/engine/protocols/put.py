@@ -10,14 +10,29 @@
    it.
 3. *Fill* (`write`): allocate, which is where a full disk shows, and let the caller copy its tensors. `seal` writes the
    header and what was assembled in memory, and syncs if the store is durable. A kill leaves what it leaves in step 2.
-4. *Commit* (`publish`, `commit.py`): publish all drafts at one moment, in one hold of the store's mutex. If the keys
-   have their home on another host, it commits them.
-5. *After the mutex* (`commit.py`): wake the waiters, look whether the path still names this store, and sweep if there
-   is something to do. Then close the files.
+4. *Commit* (`commit`): publish all changes at one moment, in one hold of the store's mutex (`_commit_locked`):
+   - of a store that is served to other hosts: give up if who the members are has changed since this process read it;
+   - check that the keys are at the versions that were expected, and assign the new versions;
+   - note the batch in the lock page;
+   - write into the segments' headers that they are live, and unlock their files;
+   - **commit the transaction: this is the moment of publication**; clear the note;
+   - lock the file that was claimed for the next put and erase its put id, or give it back if it is held (`reuse.py`);
+   - write into the headers of all else that was replaced that it is retired; of a mutable entry that was deleted,
+     into its control page that it is gone;
+   - change the doorbell's words and the count of publications that have rung it.
+   A kill before the commit leaves headers that say live: by the note, the mutex's next owner puts them back. A kill
+   after it leaves old headers live, a claimed file that is not locked, and the doorbell unrung: the next owner sees it
+   by that count (`recovery.py`).
+5. *After the mutex* (`finish`): wake the waiters; **look whether the path still names this store**, since what was put
+   into one that was removed or moved must not be acknowledged; sweep, in another hold, if there is something to do
+   (`sweep.py`). Then close the files.
 
-An inline value skips 2 and 3, and if it is the only one and goes over any version, its commit is a shorter one
-(`commit_inline`). A put of several keys claims and fills the segment of each, then commits all as one batch. A delete
-is steps 4 and 5 without a new record.
+An inline value skips 2 and 3. If it is the only one and goes over any version, step 4 has a short form
+(`_commit_inline_locked`). A put of several keys claims and fills the segment of each, then commits all as one batch. A
+delete is steps 4 and 5 without a new record.
+
+What was replaced or deleted is *retired* in the same transaction, unless it is claimed for the next put. Such a
+claim assigns the id of that put, so put ids are not in the order of versions.
 
 After an error, what was claimed is given back (`clean_up`). If the error is that the mutex was not to be had in time,
 giving back would wait for it as well: a single small file is kept for the next put instead.
@@ -26,7 +41,7 @@ Which host is the home of a key is remembered, under the number `membership` of 
 `root.homes_here` has it of groups of keys (their text before the first `/`) whose home was found to be here. The
 transaction of a commit compares that number, which it reads anyway, and gives up before it has changed anything where
 it differs. So a store that nobody serves, whose number is 0, pays a comparison of two integers, and a served one a look
-into a dict.
+into a dict. If the home is another host, that one commits (`Elsewhere.commit`).
 """
 
 from __future__ import annotations
@@ -36,19 +51,20 @@ import errno
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import TypeVar
 
 import msgspec
 
 from memstore import _wording as wording
-from memstore.engine.catalog import Counters, Transaction
+from memstore.engine.catalog import MOST_FOR_VALUES, Counters, Transaction, tables
 from memstore.engine.files import (
     ClaimedFile,
     ClaimedOnStorage,
     LockFile,
     OwnedFile,
+    SealedSegment,
     SegmentWriter,
     SharedStorageWriter,
     StorageFile,
@@ -56,14 +72,34 @@ from memstore.engine.files import (
     remove_file,
     segment_path,
 )
-from memstore.engine.format import FILLING, Header
-from memstore.engine.protocols.change import Change, Content, MembershipChanged, check_mutable
-from memstore.engine.protocols.commit import commit, commit_inline
+from memstore.engine.format import FILLING, LIVE, RETIRED, Header, HeaderSlots, Record, SegmentRow
+from memstore.engine.protocols.change import (
+    SMALL,
+    Change,
+    Content,
+    MembershipChanged,
+    check_mutable,
+    check_versions,
+    mutable_entry,
+    record_of,
+)
 from memstore.engine.protocols.elsewhere import elsewhere_of
-from memstore.engine.protocols.reuse import Reuse, begin_filling, keep_file, size_class, take_kept_file, unclaim
-from memstore.engine.protocols.sweep import close_unlinked, sweep_all
+from memstore.engine.protocols.recovery import mark_retired, say_gone
+from memstore.engine.protocols.reuse import (
+    ReplacedFile,
+    Reuse,
+    begin_filling,
+    keep_file,
+    keep_for_grace,
+    replaced_file,
+    retire,
+    size_class,
+    take_kept_file,
+    unclaim,
+)
+from memstore.engine.protocols.sweep import close_unlinked, needs_sweep, sweep_all, sweep_some
 from memstore.engine.root import Root, give_to_group
-from memstore.engine.sync import deadline_after
+from memstore.engine.sync import LockPage, deadline_after
 from memstore.engine.usage import OneOfMany, is_full, one_of_many, resource_errors
 from memstore.errors import CorruptionError, MemstoreError, StoreFullError, StoreTimeoutError, VersionConflictError
 
@@ -78,7 +114,7 @@ _LARGE = 16 << 20  # bytes: to copy them takes a thousand times the look whether
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """What a put is to store under one key. It can be put again if the first try fails.
+    """Value of one key that a put is to store. It can be put again if the first try fails.
 
     Attributes:
         expect: the version that the key must have; 0: it must not exist; None: whatever it has.
@@ -105,17 +141,9 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
         NotAStoreError: the store was removed or moved.
         CrossHostError, HomeUnavailableError, UnknownOutcomeError, StaleMembershipError: of a store on several hosts.
     """
-    first = drafts[0]
     if len(drafts) > 1:
         check_one_home(root, [draft.key for draft in drafts])
-        return retry_after_sweep(_put, root, drafts, deadline, None)
-    key = first.key.decode()
-    if first.expect is None and first.content.inline is not None and not first.seals:
-        began = perf_counter() if _logs(logging.DEBUG) else 0.0
-        version = retry_after_sweep(publish_inline, root, Change(first.key, first.content), deadline, key)
-        if began:
-            _tell(root, drafts, [], [version], began)
-        return [version]
+    key = drafts[0].key.decode() if len(drafts) == 1 else None
     return retry_after_sweep(_put, root, drafts, deadline, key)
 
 
@@ -126,24 +154,30 @@ def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
+    """Takes steps 2 to 5. After an error, it gives back what it has claimed."""
     began = perf_counter() if _logs(logging.DEBUG) else 0.0
     writers: list[SegmentWriter] = []
     changes: list[Change] = []
-    for draft in drafts:
-        if draft.content.nbytes >= _LARGE:
-            change = Change(draft.key, draft.content, draft.expect, seals=draft.seals)
-            check_mutable(change, root.catalog.read(draft.key))
     try:
+        # Steps 2 and 3, claim and fill, for each key. An inline value has no header, and needs neither.
         for draft in drafts:
-            changes.append(write(root, draft, writers, deadline))
-        # 4. Commit, 5. After the mutex
+            change = Change(draft.key, draft.content, draft.expect, seals=draft.seals)
+            if draft.content.nbytes >= _LARGE:
+                check_mutable(change, root.catalog.read(draft.key))
+            if draft.header is not None:
+                change = write(root, draft, writers, deadline)
+            changes.append(change)
+        # 4. Commit, of all keys at one moment; and 5. what follows.
         versions = publish(root, changes, deadline)
     except BaseException as error:
-        clean_up(root, writers, error)
+        if writers:
+            clean_up(root, writers, error)
         if len(changes) < len(drafts) and len(drafts) > 1 and isinstance(error, OSError) and is_full(error):
             raise _no_room_for_one(root, drafts, len(changes), error) from None
         raise
-    close_published(root, writers)
+    # 5. The files are closed.
+    if writers:
+        close_published(root, writers)
     if began:
         _tell(root, drafts, writers, versions, began)
     return versions
@@ -152,7 +186,7 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
 def _tell(
     root: Root, drafts: Sequence[Draft], writers: Sequence[SegmentWriter], versions: Sequence[int], began: float
 ) -> None:
-    """Debug lines of a put: one for each key, with the time of all."""
+    """Logs a put: one line for each key, with the time of all."""
     left, took = iter(writers), (perf_counter() - began) * 1e3
     for draft, version in zip(drafts, versions, strict=True):
         where = "in the catalog"
@@ -163,23 +197,26 @@ def _tell(
         log.debug("%s: put %r: version %d, %d bytes %s, %.3f ms", root.path, key, version, nbytes, where, took)
 
 
+# --- steps 2 and 3: a file is claimed and filled ---------------------------------------------------------------------
+
+
 def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: float) -> Change:
-    """Steps 2 and 3 for one key. `writers` are those of the batch so far; it appends its own as soon as it has it."""
+    """Takes steps 2 and 3 for one key. It appends to the batch's `writers` as soon as it has claimed a file."""
     header, content = draft.header, draft.content
     if header is None:
         return Change(draft.key, content, draft.expect, seals=draft.seals)
     assert draft.fill is not None, "a header, and nothing that fills its segment"
 
-    # 2. Claim
-    batch = writers[0].put_id if writers else 0
-    writer = claim(root, draft.key, header.nbytes, content.nbytes, batch, deadline, exact=content.is_mutable)
+    # 2. Claim. A kill leaves a file without a put id, or a filling row: others claim or sweep it.
+    batch, is_mutable = writers[0].put_id if writers else 0, content.is_mutable
+    writer = claim(root, draft.key, header.nbytes, content.nbytes, batch, deadline, exact=is_mutable)
     writers.append(writer)
 
-    # 3. Fill
+    # 3. Fill. Room that isn't there shows in the first line. A kill leaves a filling row, and the file unlocked.
     writer.allocate(header, content.nbytes, root.guard, huge_pages=root.on_tmpfs)
     checksums = draft.fill(writer)
     segment = writer.seal(checksums, durable=root.settings.durable)
-    if content.is_mutable:
+    if is_mutable:
         writer.unmap()  # it is written through another mapping, and never again by a put
     if len(writers) > _OPEN_FILES:
         park(root, writer, deadline)
@@ -190,7 +227,7 @@ def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: floa
 
 
 def fill(root: Root, drafts: Sequence[Draft], publish: Callable[[list[Change]], Result], deadline: float) -> Result:
-    """Steps 2 and 3 for what is no put: `publish` makes the segments live, all of them, in a way of its own.
+    """Takes steps 2 and 3 for another change than a put: `publish` makes all the segments live in a way of its own.
 
     Raises what `publish` raises, and then the segments are given back; StoreFullError, StoreTimeoutError, OSError.
     """
@@ -204,74 +241,6 @@ def fill(root: Root, drafts: Sequence[Draft], publish: Callable[[list[Change]], 
     return published
 
 
-def clean_up(root: Root, writers: Sequence[SegmentWriter], error: BaseException) -> None:
-    """Gives back the rows and files of a batch that was not published, or keeps its one small file for the next put.
-
-    What fails here is left to the next sweep.
-    """
-    if isinstance(error, StoreTimeoutError) and keep_file(root, writers):
-        return
-    try:
-        if writers:
-            abandon(root, writers, keep=isinstance(error, VersionConflictError))
-    except (OSError, MemstoreError) as failure:
-        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, str(failure))
-    finally:
-        for writer in writers:
-            writer.close()
-
-
-def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
-    """Closes the files that were published, and keeps the mappings that the next puts can use."""
-    for writer in writers:
-        spare = writer.spare()
-        if spare is not None:
-            with root.guard:
-                root.spares.keep(writer.segment, spare)
-        writer.close()
-
-
-# --- no room ----------------------------------------------------------------------------------------------------------
-
-
-def _no_room_for_one(root: Root, drafts: Sequence[Draft], failed: int, reason: OSError) -> OneOfMany:
-    """For one of several drafts. What was claimed is given back by now, so none of it is seen in the store."""
-    sizes = [
-        0 if draft.header is None else size_of_new(root, draft.header.nbytes, draft.content.nbytes) for draft in drafts
-    ]
-    return one_of_many(reason, drafts[failed].key, sizes[failed], len(drafts), sum(sizes))
-
-
-def retry_after_sweep(
-    make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
-) -> Result:
-    """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
-
-    Args:
-        key: what errors name, if the change is of a single key.
-
-    Raises:
-        StoreFullError: there is still no room.
-        ResourceLimitError: the kernel refused memory, files or mappings.
-    """
-    try:
-        return make(root, change, deadline)
-    except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
-        if isinstance(error, MemoryError) or not is_full(error):
-            with resource_errors(root.path, key, root):
-                raise
-    with resource_errors(root.path, key, root):
-        sweep_all(root, deadline)  # it may find nothing, where another process has swept since: try again all the same
-        return make(root, change, deadline)
-
-
-# --- step 2: a file is claimed, or given back after an error ---------------------------------------------------------
-
-
-CLEANUP_TIMEOUT = 0.5  # seconds to give claimed files back after an error; after that they are left to the next sweep
-_GIVEN_BACK_A_HOLD = 16  # files in one hold of the mutex: they are open until it is over
-
-
 def claim(
     root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline: float, *, exact: bool = False
 ) -> SegmentWriter:
@@ -279,11 +248,11 @@ def claim(
 
     With `exact`, it is a new one of just this size: zeros, which nobody has to write.
     """
-    if root.ahead is not None and not batch and not exact:
+    if root.kept_file is not None and not batch and not exact:
         kept = take_kept_file(root, header + nbytes)
         if kept is not None:
             return kept
-    writer = root.mutex.run(lambda: _claim_locked(root, key, header, nbytes, batch, exact=exact), deadline)
+    writer = root.mutex.run(_claim_locked, deadline, root, key, header, nbytes, batch, exact=exact)
     if not writer.is_whole:  # it is new: the others have the store's group already, and may be another user's
         give_to_group(writer.file.lock_file.fd, root.settings)
     return writer
@@ -293,7 +262,7 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
     reuse = Reuse(header + nbytes)
     exact = exact or root.claims is not None  # on shared storage no file is used again
 
-    def allot(transaction: Transaction) -> tuple[int, int, int]:
+    def allot(transaction: Transaction) -> tuple[int, int, int]:  # called again if the catalog's map had to grow
         counters = transaction.counters()
         if not exact and reuse.take(root, transaction, counters) and reuse.row is not None:
             size, _, segment = reuse.row
@@ -324,7 +293,7 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
 
 
 def size_of_new(root: Root, header: int, nbytes: int, *, exact: bool = False) -> int:
-    """Of the file that `claim` makes where none is used again."""
+    """Returns the size of the file that `claim` makes where none is used again."""
     return header + (nbytes if exact or root.claims is not None else size_class(nbytes))
 
 
@@ -332,7 +301,7 @@ def park(root: Root, writer: SegmentWriter, deadline: float) -> None:
     """Gives back the memory of a sealed segment of a large batch, and closes its file where a mapping keeps locks."""
     writer.unmap()
     if not root.locks_need_files:
-        root.mutex.run(lambda: writer.file.park(root.guard), deadline)
+        root.mutex.run(writer.file.park, deadline, root.guard)
 
 
 def _create(root: Root, path: str, segment: int) -> LockFile:
@@ -357,12 +326,412 @@ def _check_capacity(root: Root, counters: Counters, size: int) -> None:
 
 
 def _over_capacity(size: int, taken: int, capacity: int) -> StoreFullError:
-    """Made here, so that the frame which raises it has no name for it: the two would keep each other."""
+    """Makes the error outside of the frame that raises it: the two would keep each other."""
     error = StoreFullError(
         f"it takes {wording.size(size)} more, and {wording.size(taken)} of {wording.size(capacity)} are taken"
     )
     error.needed = size
     return error
+
+
+# --- steps 4 and 5: all changes are published at one moment -----------------------------------------------------------
+
+
+SWEPT_A_PUT = 4  # files that a sweep after a commit looks at; more if the commit has retired more
+SWEEP_WAIT = 0.1  # seconds that this sweep waits for the mutex: the put is done, and others sweep too
+_RECENT = 64  # a large batch no longer counts as recent after about so many smaller ones
+
+
+class Publication:
+    """Work in the transaction of a commit beside its own. It is called again if the transaction is repeated."""
+
+    def check(self, transaction: Transaction) -> None:
+        """Raises to stop the commit, before anything is changed."""
+
+    def settle(self, transaction: Transaction, counters: Counters, version: int) -> None:
+        """Writes more rows, once the records are written. `version` is that of the first change."""
+
+
+class Committed(msgspec.Struct):
+    """Result of a commit's transaction.
+
+    Attributes:
+        versions: the new ones; of deletions the old ones, or 0.
+        counters: the store's, as they are now.
+        retired: the segments that nothing names any more, but for one that was claimed for the next put.
+        gone: the segments of mutable entries that were deleted.
+    """
+
+    versions: list[int]
+    counters: Counters
+    retired: Sequence[int] = ()
+    gone: Sequence[int] = ()
+
+
+def check_one_home(root: Root, keys: Sequence[bytes]) -> None:
+    """Raises CrossHostError if the keys of one change have several homes. Called before anything is done for it."""
+    if root.membership:
+        elsewhere_of(root).home_here(keys)
+
+
+def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
+    """Commits changes at their home, which may be another host. Returns as `commit`, and raises what it raises.
+
+    Raises CrossHostError, HomeUnavailableError, UnknownOutcomeError and StaleMembershipError too.
+    """
+    while True:
+        membership = 0
+        if root.membership:
+            if len(changes) == 1:
+                membership = root.homes_here.get(changes[0].key.partition(b"/")[0], 0)
+            membership = membership or elsewhere_of(root).home_here([change.key for change in changes], deadline)
+            if not membership:
+                return elsewhere_of(root).commit(changes, deadline)
+        try:
+            return commit(root, changes, deadline, membership=membership)
+        except MembershipChanged:
+            elsewhere_of(root).take_in(deadline)
+
+
+def commit(
+    root: Root,
+    changes: Sequence[Change],
+    deadline: float,
+    publication: Publication | None = None,
+    *,
+    membership: int = 0,
+) -> list[int]:
+    """Publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0.
+
+    `membership` is the counters' number under which the home of the keys was found to be here.
+
+    Raises MembershipChanged, VersionConflictError, KeyNotFoundError or MutableEntryError before anything is changed;
+    and NotAStoreError if the store was removed or moved: nothing is acknowledged then.
+    """
+    first, content = changes[0], changes[0].content
+    bells: list[int] = []
+    for change in changes:
+        if change.content is not None:  # nobody waits for a deletion
+            bells.append(root.doorbell.bell(change.key))
+    is_plain = first.expect is first.version is publication is None and not first.seals and len(changes) == 1
+    page = root.mutex
+    # 4. Commit. A kill before its transaction is committed leaves headers that say live; one after it, the values.
+    if is_plain and content is not None and content.inline is not None:
+        done = page.run(_commit_inline_locked, deadline, root, page, first.key, content, bells, membership)
+    else:
+        done = page.run(_commit_locked, deadline, root, page, changes, bells, publication, membership)
+    # 5. After the mutex. A kill leaves waiters asleep, who look again after a second.
+    finish(root, bells, done.counters, len(done.retired))
+    return done.versions
+
+
+def _commit_locked(
+    root: Root,
+    page: LockPage,
+    changes: Sequence[Change],
+    bells: Collection[int],
+    publication: Publication | None,
+    membership: int,
+) -> Committed:
+    """Takes step 4, under the mutex."""
+    root.glance()  # this may have waited long for the mutex: a store that was moved meanwhile stays as it was
+    first, next_file = changes[0], None
+    if len(changes) == 1 and len(first.segments) == 1 and first.content is not None and first.content.parts is None:
+        next_file = replaced_file(root, first.segments[0].used)  # no other change keeps what it replaces
+    most = None  # bytes to which the catalog may grow for the sake of these values; None: as many as it has to
+    for change in changes:
+        if change.content is not None and change.content.inline is not None and len(change.content.inline) > SMALL:
+            most = MOST_FOR_VALUES
+
+    write = functools.partial(_write_changes, root, changes, membership, next_file, publication)
+
+    is_settled = True
+    with root.guard:
+        try:
+            # A kill before this commit leaves headers that say live, and the note of them, by which recovery undoes it.
+            done = root.catalog.update(write, is_delete=not bells, most=most)
+            # From here on the values are there. Whatever a kill leaves, recovery sees by the count of publications.
+            page.batch = 0
+            if next_file is not None:
+                is_settled = next_file.keep()
+        finally:
+            if next_file is not None:
+                next_file.close()
+    if done.retired:  # for a repair, which sees the files only
+        mark_retired(root, done.retired)
+    for segment in done.gone:
+        say_gone(root, segment)
+    for bell in bells:
+        root.doorbell.change(bell)
+    if is_settled:
+        page.publications_rung = done.counters.publications
+    else:
+        page.owe_recovery()
+    return done
+
+
+def _commit_inline_locked(
+    root: Root, page: LockPage, key: bytes, content: Content, bells: Collection[int], membership: int
+) -> Committed:
+    """Takes step 4 for one inline value that goes over whatever its key has, in two thirds of the general form's time.
+
+    No file becomes live, so no batch is noted, and of the record that is replaced only the segments are read.
+    """
+    root.glance()  # as above
+    inline = content.inline
+
+    def apply(transaction: Transaction) -> Committed:
+        counters = transaction.counters()
+        if counters.membership != membership:
+            raise MembershipChanged
+        counters.version += 1
+        counters.number += 1
+        counters.publications += 1
+        replaced = transaction.replace_record(key, record_of(content, (), counters.version, counters.number))
+        if replaced.mutable is not None:
+            raise mutable_entry(key, replaced.mutable)
+        segments = replaced.segments
+        if replaced.record is not None:
+            segments = owe_what_lies_elsewhere(root, transaction, replaced.record)
+        for segment in segments:
+            replace_segment(transaction, counters, segment)
+        transaction.put_counters(counters)
+        return Committed([counters.version], counters, segments)
+
+    done = root.catalog.update(apply, most=MOST_FOR_VALUES if inline is not None and len(inline) > SMALL else None)
+    if done.retired:
+        mark_retired(root, done.retired)
+    for bell in bells:
+        root.doorbell.change(bell)
+    page.publications_rung = done.counters.publications
+    return done
+
+
+def finish(root: Root, bells: Collection[int], counters: Counters, retired: int) -> None:
+    """Takes step 5, after the mutex: wakes waiters, looks whether the store is still in its place, and sweeps.
+
+    Args:
+        retired: how many files the commit has retired.
+
+    Raises NotAStoreError if the store was removed or moved: nothing is acknowledged then.
+    """
+    for bell in bells:
+        root.doorbell.wake(bell)
+    root.check_in_place()
+    if not (counters.retired or counters.held or counters.filling):
+        return
+    try:
+        if needs_sweep(root, counters):
+            sweep_some(root, max(SWEPT_A_PUT, retired), deadline_after(SWEEP_WAIT))
+    except (OSError, MemstoreError) as error:  # the commit stands, and later ones sweep too
+        log.debug("%s: nothing swept: %s", root.path, str(error))
+
+
+def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
+    """Closes the files that were published, and keeps the mappings that the next puts can use."""
+    for writer in writers:
+        spare = writer.spare()
+        if spare is not None:
+            with root.guard:
+                root.spares.keep(writer.segment, spare)
+        writer.close()
+
+
+# --- the transaction of a commit -------------------------------------------------------------------------------------
+
+
+def _write_changes(
+    root: Root,
+    changes: Sequence[Change],
+    membership: int,
+    next_file: ReplacedFile | None,
+    publication: Publication | None,
+    transaction: Transaction,
+) -> Committed:
+    """Checks the versions, makes the segments live, and writes the rows. Raises as `commit`.
+
+    It is called again if the catalog's map had to grow.
+    """
+    counters = transaction.counters()
+    if counters.membership != membership:
+        raise MembershipChanged
+    if publication is not None:
+        publication.check(transaction)
+    found = [transaction.record(change.key) for change in changes]
+    check_versions(changes, found)
+    versions = _assign_versions(changes, found, counters)
+    placed: list[tuple[SealedSegment, int]] = []
+    for change, version in zip(changes, versions, strict=True):
+        for segment in change.segments:
+            placed.append((segment, version))
+    if placed:  # before the commit: the value that a row names is live, whoever opens its file
+        go_live(root, placed[0][0].put_id, placed, counters)
+    retired: list[int] = []
+    gone: list[int] = []
+    for change, old, version in zip(changes, found, versions, strict=True):
+        if change.content is not None:
+            for segment in change.segments:
+                transaction.put_segment(segment.segment, SegmentRow(change.key, segment.put_id, LIVE, segment.size))
+                transaction.delete_number("filling", segment.segment)
+                counters.filling -= segment.size
+                counters.live += segment.size
+            if not change.segments:
+                counters.number += 1
+            record = record_of(change.content, change.segments, version, counters.number)
+            transaction.put_record(change.key, record)
+        elif old is not None:
+            transaction.delete_record(change.key)
+            if old.is_mutable:
+                gone += [extent.segment for extent in old.segments if old.hosts is None]
+        if old is None:
+            continue
+        if old.segment:
+            replaced: Sequence[int] = (old.segment,)
+        elif old.hosts is not None:
+            replaced = owe_what_lies_elsewhere(root, transaction, old)
+        else:
+            replaced = [extent.segment for extent in old.segments]
+        for number in replaced:  # one file can be kept, and no more
+            if not replace_segment(transaction, counters, number, next_file if len(replaced) == 1 else None):
+                retired.append(number)
+    if retired and root.shared is not None:
+        keep_for_grace(root, transaction, retired)
+    if publication is not None:
+        publication.settle(transaction, counters, versions[0])
+    counters.publications += 1
+    transaction.put_counters(counters)
+    return Committed(versions, counters, retired, gone)
+
+
+def _assign_versions(changes: Sequence[Change], found: Sequence[Record | None], counters: Counters) -> list[int]:
+    """Returns the new version of each key that is put; of each that is deleted the old one, or 0.
+
+    If some values of a batch have segments and others none, it skips one version number before its first, so that a
+    repair, which sees the files only, can tell that they are not all of the batch.
+    """
+    if len(changes) > 1 and 0 < sum([bool(change.segments) for change in changes]) < len(changes):
+        counters.version += 1
+    versions: list[int] = []
+    for change, old in zip(changes, found, strict=True):
+        if change.content is None:
+            versions.append(old.version if old else 0)
+            continue
+        version = counters.version + 1
+        if change.version is not None:
+            version = change.version
+            assert old is None or version > old.version, f"version {version} is no newer than {old.version}"
+        counters.version = max(counters.version, version)
+        versions.append(version)
+    return versions
+
+
+def go_live(root: Root, batch: int, placed: Sequence[tuple[SealedSegment, int]], counters: Counters) -> None:
+    """Notes the batch in the lock page, and makes each segment live under its version."""
+    root.mutex.batch = batch
+    nbytes = 0
+    for segment, version in placed:
+        nbytes += segment.size
+        segment.file.go_live(
+            HeaderSlots(segment.put_id, LIVE, version, batch, len(placed)), durable=root.settings.durable
+        )
+    counters.recent = max(nbytes, counters.recent - counters.recent // _RECENT)
+
+
+def owe_what_lies_elsewhere(root: Root, transaction: Transaction, record: Record) -> tuple[int, ...]:
+    """Notes that other hosts are to be told of a record that is replaced. Returns its segments on this one.
+
+    They are compared by put id, as all that records say which may have come from elsewhere.
+    """
+    member = root.member_id()
+    for host, extent in record.elsewhere(member):
+        tables.put_owed(transaction, host, extent.put_id, extent.segment)
+    rows = {extent: transaction.segment(extent.segment) for extent in record.here(member)}
+    return tuple(
+        extent.segment
+        for extent, row in rows.items()
+        if row is not None and (row.put_id, row.state) == (extent.put_id, LIVE)
+    )
+
+
+def replace_segment(
+    transaction: Transaction, counters: Counters, segment: int, next_file: ReplacedFile | None = None
+) -> bool:
+    """Retires the segment of a record that was replaced or deleted; or claims it for the next put, and returns True."""
+    row = transaction.segment(segment)
+    if row is not None:
+        counters.live -= row.nbytes
+        if next_file is not None and next_file.claim(transaction, counters, segment, row):
+            return True
+        transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
+        retire(transaction, counters, segment, row.nbytes)
+    return False
+
+
+# --- after an error, and where there is no room ----------------------------------------------------------------------
+
+
+CLEANUP_TIMEOUT = 0.5  # seconds to give claimed files back after an error; after that they are left to the next sweep
+_GIVEN_BACK_A_HOLD = 16  # files in one hold of the mutex: they are open until it is over
+
+
+def clean_up(root: Root, writers: Sequence[SegmentWriter], error: BaseException) -> None:
+    """Gives back the rows and files of a batch that was not published, or keeps its one small file for the next put.
+
+    What fails here is left to the next sweep.
+    """
+    if isinstance(error, StoreTimeoutError) and keep_file(root, writers):
+        return
+    try:
+        if writers:
+            abandon(root, writers, keep=isinstance(error, VersionConflictError))
+    except (OSError, MemstoreError) as failure:
+        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, str(failure))
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False) -> None:
+    """Gives claimed files back after an error, if they are still filling under our put ids.
+
+    With `keep`, files that are wholly allocated are retired, to be used again: who loses a race of compare-and-swaps
+    should not have to allocate the next file anew. All others are removed.
+    """
+    deadline = deadline_after(CLEANUP_TIMEOUT)
+    for start in range(0, len(writers), _GIVEN_BACK_A_HOLD):
+        unlinked: list[OwnedFile] = []
+        some = writers[start : start + _GIVEN_BACK_A_HOLD]
+        try:
+            root.mutex.run(_abandon, deadline, root, some, unlinked, keep=keep)
+        finally:
+            close_unlinked(unlinked)
+
+
+def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedFile], *, keep: bool) -> None:
+    with root.guard:
+        ours = root.catalog.view(lambda transaction: [writer for writer in writers if _is_ours(transaction, writer)])
+        kept = [writer for writer in ours if keep and writer.is_whole and root.claims is None]
+        gone = [writer for writer in ours if writer not in kept]
+
+        def drop(transaction: Transaction) -> None:
+            for writer in ours:
+                _drop(transaction, writer.segment, keep=writer in kept)
+
+        for writer in kept:
+            writer.file.vacate()
+        for writer in gone:  # before their rows: a row without a file is swept, a file without a row never
+            with contextlib.suppress(OSError):  # the file is missing, or too many files are open
+                unlinked.append(writer.file.open())
+            remove_file(writer.file.path, root.segments_fd)
+        if gone:
+            root.sync_unlinked()
+        if ours:
+            root.catalog.update(drop, is_delete=True)
+
+
+def _is_ours(transaction: Transaction, writer: SegmentWriter) -> bool:
+    row = transaction.segment(writer.segment)
+    return row is not None and row.state == FILLING and row.put_id == writer.put_id
 
 
 def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None:
@@ -379,86 +748,32 @@ def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None
         transaction.put_counters(counters)
 
 
-def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False) -> None:
-    """Gives claimed files back after an error, if they are still filling under our put ids.
+def _no_room_for_one(root: Root, drafts: Sequence[Draft], failed: int, reason: OSError) -> OneOfMany:
+    """Makes the error for one of several drafts, once what was claimed is given back and not seen in the store."""
+    sizes = [
+        0 if draft.header is None else size_of_new(root, draft.header.nbytes, draft.content.nbytes) for draft in drafts
+    ]
+    return one_of_many(reason, drafts[failed].key, sizes[failed], len(drafts), sum(sizes))
 
-    With `keep`, files that are wholly allocated are retired, to be used again: who loses a race of compare-and-swaps
-    should not have to allocate the next file anew. All others are removed.
+
+def retry_after_sweep(
+    make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
+) -> Result:
+    """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
+
+    Args:
+        key: what errors name, if the change is of a single key.
+
+    Raises:
+        StoreFullError: there is still no room.
+        ResourceLimitError: the kernel refused memory, files or mappings.
     """
-    deadline = deadline_after(CLEANUP_TIMEOUT)
-    for start in range(0, len(writers), _GIVEN_BACK_A_HOLD):
-        unlinked: list[OwnedFile] = []
-        action = functools.partial(_abandon, root, writers[start : start + _GIVEN_BACK_A_HOLD], unlinked, keep=keep)
-        try:
-            root.mutex.run(action, deadline)
-        finally:
-            close_unlinked(unlinked)
-
-
-def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedFile], *, keep: bool) -> None:
-    with root.guard:
-        ours = root.catalog.view(lambda transaction: [writer for writer in writers if _is_ours(transaction, writer)])
-        kept = [writer for writer in ours if keep and writer.is_whole and root.claims is None]
-        gone = [writer for writer in ours if writer not in kept]
-        for writer in kept:
-            writer.file.vacate()
-        for writer in gone:  # before their rows: a row without a file is swept, a file without a row never
-            with contextlib.suppress(OSError):  # the file is missing, or too many files are open
-                unlinked.append(writer.file.open())
-            remove_file(writer.file.path, root.segments_fd)
-        if gone:
-            root.sync_unlinked()
-        if ours:
-            root.catalog.update(functools.partial(_drop_all, kept=kept, gone=gone), is_delete=True)
-
-
-def _is_ours(transaction: Transaction, writer: SegmentWriter) -> bool:
-    row = transaction.segment(writer.segment)
-    return row is not None and row.state == FILLING and row.put_id == writer.put_id
-
-
-def _drop_all(transaction: Transaction, *, kept: Sequence[SegmentWriter], gone: Sequence[SegmentWriter]) -> None:
-    for writer in kept:
-        _drop(transaction, writer.segment, keep=True)
-    for writer in gone:
-        _drop(transaction, writer.segment)
-
-
-# --- step 4, on the host that is the home of the keys ----------------------------------------------------------------
-
-
-def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
-    """As `commit`. Raises CrossHostError, HomeUnavailableError, UnknownOutcomeError and StaleMembershipError too."""
-    while True:
-        membership = 0
-        if root.membership:
-            if len(changes) == 1:
-                membership = root.homes_here.get(changes[0].key.partition(b"/")[0], 0)
-            membership = membership or elsewhere_of(root).home_here([change.key for change in changes], deadline)
-            if not membership:
-                return elsewhere_of(root).commit(changes, deadline)
-        try:
-            return commit(root, changes, deadline, membership=membership)
-        except MembershipChanged:
-            elsewhere_of(root).take_in(deadline)
-
-
-def publish_inline(root: Root, change: Change, deadline: float) -> int:
-    """As `commit_inline`. Raises as `publish`."""
-    while True:
-        membership = 0
-        if root.membership:
-            membership = root.homes_here.get(change.key.partition(b"/")[0], 0)
-            membership = membership or elsewhere_of(root).home_here((change.key,), deadline)
-            if not membership:
-                return elsewhere_of(root).commit([change], deadline)[0]
-        try:
-            return commit_inline(root, change, deadline, membership=membership)
-        except MembershipChanged:
-            elsewhere_of(root).take_in(deadline)
-
-
-def check_one_home(root: Root, keys: Sequence[bytes]) -> None:
-    """Before anything is done for a change of several keys. Raises CrossHostError."""
-    if root.membership:
-        elsewhere_of(root).home_here(keys)
+    try:
+        return make(root, change, deadline)
+    except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
+        if isinstance(error, MemoryError) or not is_full(error):
+            with resource_errors(root.path, key, root):
+                raise
+    with resource_errors(root.path, key, root):
+        sweep_all(root, deadline)  # it may find nothing, where another process has swept since: try again all the same
+        return make(root, change, deadline)

@@ -53,10 +53,10 @@ _MOST = 1 << 20  # rows
 
 
 def after_death(root: Root) -> None:
-    """Runs before anything else of the mutex's next owner, where the last one died or failed, or there was none.
+    """Recovers before anything else of the mutex's next owner, where the last one died or failed, or there was none.
 
     0. A catalog that was rolled back is refused, before any file is taken for that of a dead writer.
-    1. A commit may have booked a file for the next put without locking it (`reuse.py`): the row says filling, and the
+    1. A commit may have claimed a file for the next put without locking it (`reuse.py`): the row says filling, and the
        file says live under an older put. The file is retired, as all else that was replaced.
     2. A batch may be noted as being published. The catalog did not commit what its `filling` and `pending` rows still
        name, so those headers go back to filling. (What it did commit is live, and the headers say so.)
@@ -77,7 +77,7 @@ def after_death(root: Root) -> None:
                 transaction.put_counters(counters)
         behind = page.publications_rung != counters.publications
         if behind:
-            _unbook(root, transaction, counters)
+            _unclaim(root, transaction, counters)
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
         filling = transaction.numbers("filling", _MOST)
         if page.batch or page.is_new:  # a new page has lost the note
@@ -103,16 +103,16 @@ def after_death(root: Root) -> None:
         log.debug("%s: recovered after a call failed while it held the store's mutex", root.path)
 
 
-def _unbook(root: Root, transaction: Transaction, counters: Counters) -> None:
-    booked = False
+def _unclaim(root: Root, transaction: Transaction, counters: Counters) -> None:
+    has_unclaimed = False
     for segment, _ in transaction.numbers("filling", _MOST):
         row, found = transaction.segment(segment), _slots(root, segment)
         if row is None or row.state != FILLING or found is None or found.state != LIVE:
             continue
         if found.put_id not in (0, row.put_id) and found.version <= counters.version:
             unclaim(transaction, counters, segment, SegmentRow(row.key, found.put_id, RETIRED, row.nbytes))
-            booked = True
-    if booked:
+            has_unclaimed = True
+    if has_unclaimed:
         transaction.put_counters(counters)
 
 
@@ -125,7 +125,7 @@ def _slots(root: Root, segment: int) -> HeaderSlots | None:
 
 
 def mark_retired(root: Root, segments: Iterable[int]) -> None:
-    """Headers of replaced and deleted puts say so, for a repair. Under the mutex, right after the commit."""
+    """Lets headers of replaced and deleted puts say so, for a repair. Under the mutex, right after the commit."""
     for segment in segments:
         try:
             _mark(root, segment, RETIRED)
@@ -134,7 +134,7 @@ def mark_retired(root: Root, segments: Iterable[int]) -> None:
 
 
 def mark_gone(root: Root, segments: Iterable[int]) -> None:
-    """As `mark_retired`, of files that may be those of mutable entries, which say so to who has them open too.
+    """Marks files retired that may be those of mutable entries, and tells who has these open.
 
     (One that was sealed before its sealer died is called gone too: both say that nobody writes there any more.)
     """
@@ -151,7 +151,7 @@ def mark_gone(root: Root, segments: Iterable[int]) -> None:
 
 
 def say_gone(root: Root, segment: int) -> None:
-    """If a retired file was that of a mutable entry, its control page says so. Under the mutex, after the commit."""
+    """Lets the control page say so if a retired file was a mutable entry's. Under the mutex, after the commit."""
     try:
         file = _open_to_mark(root, segment)
         if file is not None:
@@ -246,7 +246,7 @@ def check_headers(root: Root, most: int) -> None:
 
 
 def _deletable(transaction: Transaction, most: int) -> tuple[Counters, dict[int, int]]:
-    """Segments whose files may be deleted, with the put ids that they have by the catalog."""
+    """Returns the segments whose files may be deleted, with the put ids that they have by the catalog."""
     listed = [segment for segment, _ in transaction.numbers("filling", most)]
     listed += [segment for *_, segment in transaction.oldest_retired(most)]
     listed += [segment for _, segment in transaction.numbers("held", most)]

@@ -7,21 +7,21 @@ leases is *held*: it is set aside, and later sweeps look at it again (`sweep.py`
 process that has it mapped would die of SIGBUS.
 
 The file that a put replaces is kept for this process's next put of nearly its size, which then needs no claim. This is
-for segments that are assembled in memory: the claim, a hold of the mutex and a transaction, is a third of what such a
-put costs. The transaction that replaces what the file holds *books* it (`Booking`): its row becomes filling, under the
-id of the next put, which takes it by `take_kept_file`.
+for segments that are assembled in memory: the claim, a hold of the mutex and a transaction, is a quarter of what such a
+put costs. The transaction that replaces what the file holds also claims it (`ReplacedFile`): its row becomes filling,
+under the id of the next put, which takes it by `take_kept_file`.
 
-- A booked file is locked after that commit, and never before it: until then it is live, and readers lock it shared. A
+- Such a file is locked after that commit, and never before it: until then it is live, and readers lock it shared. A
   reader in mode "r", which doesn't take the mutex, would report two refusals, however short, as damage.
 - If somebody else has locked it by then, a second transaction gives it back, to be retired as any other file, and for
-  some puts nothing is booked: who holds one version mostly holds the next one too. If this process dies or fails before
+  some puts nothing is kept: who holds one version mostly holds the next one too. If this process dies or fails before
   it has locked the file, `recovery.py` gives it back.
 - Once the file is locked, its put id is erased, and it is as any file that is being filled: nobody else can have it.
   Its lock drops when its process dies, and then a sweep gives it back, so others can't free it as long as this process
   lives: it is one file, and smaller than a huge page. This process gives it back when its `gc` runs, when one of its
   puts finds no room, and when it closes the store.
-- A file is booked only when two puts in a row are of nearly its size: a process that puts once, or values of many sizes
-  in turn, pays nothing. The file that was booked last takes the place of the one before.
+- A file is kept only when two puts in a row are of nearly its size: a process that puts once, or values of many sizes
+  in turn, pays nothing. The file that was kept last takes the place of the one before.
 - A put whose key has its home on another host replaces nothing here: that host tells later what it has replaced, and
   that is retired then. So the transaction that lends its segment *claims* a retired file for the next put, if there is
   one, by the rules of any claim (`NextFile`).
@@ -63,7 +63,7 @@ _LOOKS = 64  # rows among which it looks for files that this process has mapped
 
 
 class RetiredRow(NamedTuple):
-    """Of `retired`, or with size 0 of `held`."""
+    """Row of the table `retired`, or with size 0 of `held`."""
 
     size: int
     sequence: int
@@ -71,18 +71,23 @@ class RetiredRow(NamedTuple):
 
 
 def size_class(nbytes: int) -> int:
-    """Room for so much data: whole pages, eight sizes a doubling, so at most 12.5 % (or a page) are slack."""
+    """Returns the room for so much data: whole pages, eight sizes a doubling, so at most 12.5 % or a page is slack."""
     step = max(syscalls.PAGE, (1 << max(nbytes - 1, 0).bit_length()) // (2 * _CLASSES_A_DOUBLING))
     return -(-nbytes // step) * step
 
 
+def largest_for(need: int) -> int:
+    """Returns the size of the largest file that is used again for so many bytes."""
+    return need + need // _CLASSES_A_DOUBLING + syscalls.PAGE
+
+
 def suits(size: int, need: int) -> bool:
-    """Whether a file of that size is used again for so many bytes."""
-    return need <= size <= need + need // _CLASSES_A_DOUBLING + syscalls.PAGE
+    """Returns whether a file of that size is used again for so many bytes."""
+    return need <= size <= largest_for(need)
 
 
 class Reuse:
-    """A claim's look for a file. It may be asked twice, if its transaction has to be repeated."""
+    """Look of a claim for a file. It may be asked twice, if its transaction has to be repeated."""
 
     __slots__ = ("_asked", "_need", "file", "refused", "row")
 
@@ -93,7 +98,7 @@ class Reuse:
         self.refused: list[RetiredRow] = []
 
     def take(self, root: Root, transaction: Transaction, counters: Counters) -> bool:
-        """Locks a file, erases its put id, and books it; sets the refused ones aside. Call it under the guard."""
+        """Locks a file, erases its put id, and claims it; sets the refused ones aside. Call it under the guard."""
         was_asked, self._asked = self._asked, True
         if not was_asked and counters.retired:
             self._ask(root, transaction)
@@ -106,9 +111,8 @@ class Reuse:
         return True
 
     def _ask(self, root: Root, transaction: Transaction) -> None:
-        most = self._need + self._need // _CLASSES_A_DOUBLING + syscalls.PAGE
         now = boot_clock()
-        for row in _rows(root, transaction, self._need, most):
+        for row in _rows(root, transaction, self._need, largest_for(self._need)):
             if not is_leased(transaction, row.segment, now):
                 self.file = lock_retired(root, transaction, row.segment)
             if self.file is not None and syscalls.status(self.file.fd).st_size == row.size:
@@ -126,7 +130,7 @@ class Reuse:
 
 
 def _rows(root: Root, transaction: Transaction, need: int, most: int) -> list[RetiredRow]:
-    """The files to ask for, in this order."""
+    """Returns the files to ask for, in this order."""
     if not root.spares:
         return [RetiredRow(*found) for found in transaction.retired(need, most, _TRIES)]
     rows = [RetiredRow(*found) for found in transaction.retired(need, most, _LOOKS)]
@@ -135,7 +139,7 @@ def _rows(root: Root, transaction: Transaction, need: int, most: int) -> list[Re
 
 
 def set_aside(transaction: Transaction, counters: Counters, row: RetiredRow) -> None:
-    """From `retired` to the end of `held`."""
+    """Moves a row from `retired` to the end of `held`."""
     counters.sequence += 1
     transaction.delete_retired(row.size, row.sequence)
     transaction.put_number("held", counters.sequence, row.segment)
@@ -152,7 +156,7 @@ def retire(transaction: Transaction, counters: Counters, segment: int, size: int
 def begin_filling(
     transaction: Transaction, counters: Counters, segment: int, key: bytes, size: int, batch: int = 0
 ) -> int:
-    """A file is claimed: from here on its row says so. Returns the new put id, which names the batch if that is 0."""
+    """Claims a file: from here on its row says so. Returns the new put id, which names the batch if that is 0."""
     put_id = counters.number = counters.number + 1
     counters.filling += size
     transaction.put_segment(segment, SegmentRow(key, put_id, FILLING, size))
@@ -161,7 +165,7 @@ def begin_filling(
 
 
 def unclaim(transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> None:
-    """A filling file is retired, under the put id of the row."""
+    """Retires a filling file, under the put id of the row."""
     transaction.delete_number("filling", segment)
     transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
     counters.filling -= row.nbytes
@@ -176,7 +180,7 @@ def lock_retired(root: Root, transaction: Transaction, segment: int) -> LockFile
 
 
 def lock_in_state(root: Root, transaction: Transaction, segment: int, state: int) -> LockFile | None:
-    """The file, locked for good, if its row is in that state and nobody else locks it."""
+    """Locks and returns the file, if its row is in that state and nobody else locks it."""
     row = transaction.segment(segment)
     if row is None or row.state != state:
         return None
@@ -200,65 +204,69 @@ def lock_in_state(root: Root, transaction: Transaction, segment: int, state: int
 
 log = logging.getLogger("memstore")
 
-_PUTS_AFTER_A_REFUSAL = 16  # so many puts book nothing: a refusal costs a transaction
+_PUTS_AFTER_A_REFUSAL = 16  # so many puts keep nothing: a refusal costs a transaction
 
 
-class Booking:
-    """The booking of the file that one commit replaces: `book` it in its transaction, `settle` it once that is done."""
+class ReplacedFile:
+    """File that one commit replaces, for the next put: `claim` it in its transaction, `keep` it once that is done."""
 
-    __slots__ = ("_before", "_file", "_need", "_put_id", "_replaced", "_root", "_row", "_segment")
+    __slots__ = ("_file", "_least", "_most", "_put_id", "_replaced", "_root", "_row", "_segment")
 
     def __init__(self, root: Root, need: int, before: int) -> None:
-        """`need` is how many bytes of its file the put has used, `before` how many the put before it used."""
-        self._root, self._need, self._before = root, need, before
+        """Claims nothing yet. `need` are the bytes of its file that this put has used, `before` the last put's."""
+        self._root, self._least, self._most = root, max(need, before), largest_for(min(need, before))
         self._file: LockFile | None = None
         self._row: SegmentRow | None = None
         self._segment = 0
         self._put_id = 0  # of the next put
         self._replaced: KeptFile | None = None  # what was kept before: from this transaction on others may claim it
 
-    def book(self, transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> bool:
-        """Books the file if that pays, else returns False. It is called again if the transaction is repeated."""
-        self._row, size = None, row.nbytes
-        if size >= syscalls.HUGE_PAGE or not suits(size, self._need) or not suits(size, self._before):
+    def claim(self, transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> bool:
+        """Claims the file if that pays, else returns False. It is called again if the transaction is repeated."""
+        root, size = self._root, row.nbytes
+        self._row = None
+        if size >= syscalls.HUGE_PAGE or not self._least <= size <= self._most:
             return False
-        if is_leased(transaction, segment, boot_clock()) or not self._open(segment, size):
+        if is_leased(transaction, segment, boot_clock()):
             return False
-        if self._root.ahead is not None:
-            self._replaced, self._root.ahead = self._root.ahead, None
-        if self._replaced is not None:
-            _unbook(transaction, counters, self._replaced)
-        self._segment, self._row = segment, row
-        self._put_id = begin_filling(transaction, counters, segment, row.key, size)
-        return True
-
-    def _open(self, segment: int, size: int) -> bool:
         if self._file is None:
             try:
-                file = LockFile(segment_path(self._root.segments, segment), os.O_RDWR, dir_fd=self._root.segments_fd)
+                file = LockFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
                 if syscalls.size_of(file.fd) != size:
                     return False
             except OSError:  # missing, another user's, planted; or too many are open
                 return False
             self._file = file
+        if root.kept_file is not None:
+            self._replaced, root.kept_file = root.kept_file, None
+        if self._replaced is not None:
+            _unclaim_kept(transaction, counters, self._replaced)
+        self._segment, self._row = segment, row
+        self._put_id = begin_filling(transaction, counters, segment, row.key, size)
         return True
 
-    def settle(self) -> None:
-        """Locks the file, or gives it back if somebody holds it. After an error a recovery is due.
+    def keep(self) -> bool:
+        """Locks the file, or gives it back if somebody holds it. Returns False after an error: a recovery is due.
 
         Call it under the mutex and the guard, when the transaction is committed.
         """
         root, file, row = self._root, self._file, self._row
         if file is None or row is None:
-            return
-        if syscalls.lock_exclusive(file.fd):
-            vacate(file.fd)
-            root.ahead = KeptFile(self._segment, self._put_id, row.nbytes, file)
-            self._file = None
-        else:
-            root.unbooked = _PUTS_AFTER_A_REFUSAL
-            root.catalog.update(self._return, is_delete=True)
-            write_state(file.fd, RETIRED)
+            return True
+        try:
+            fd = file.fd
+            if syscalls.lock_exclusive(fd):
+                vacate(fd)
+                root.kept_file = KeptFile(self._segment, self._put_id, row.nbytes, file)
+                self._file = None
+            else:
+                root.keeps_none_for = _PUTS_AFTER_A_REFUSAL
+                root.catalog.update(self._return, is_delete=True)
+                write_state(fd, RETIRED)
+        except (OSError, MemstoreError) as error:  # the commit stands
+            log.info("%s: the file that was claimed for the next put is left to a recovery: %s", root.path, str(error))
+            return False
+        return True
 
     def _return(self, transaction: Transaction) -> None:
         assert self._row is not None
@@ -278,7 +286,7 @@ class Booking:
 
 
 class NextFile:
-    """The claim of a file for the next put: `claim` in a transaction, `keep` it once that is done, `close` at the end.
+    """Claim of a file for the next put: `claim` in a transaction, `keep` it once that is done, `close` at the end.
 
     Call all of it under the mutex and the guard.
     """
@@ -292,7 +300,7 @@ class NextFile:
         self._replaced: KeptFile | None = None  # what was kept before: from this transaction on others may claim it
 
     def claim(self, transaction: Transaction, counters: Counters, need: int) -> None:
-        """If this put and the one before used about as many bytes. It is called again if the transaction is repeated.
+        """Claims one if this put and the last one used about as many bytes. Called again with the transaction.
 
         Args:
             need: how many bytes of its file this put has used.
@@ -311,18 +319,18 @@ class NextFile:
         row = self._reuse.row
         if row is None:
             return
-        if root.ahead is not None:
-            self._replaced, root.ahead = root.ahead, None
+        if root.kept_file is not None:
+            self._replaced, root.kept_file = root.kept_file, None
         if self._replaced is not None:
-            _unbook(transaction, counters, self._replaced)
+            _unclaim_kept(transaction, counters, self._replaced)
         found = transaction.segment(row.segment)
         self._put_id = begin_filling(transaction, counters, row.segment, b"" if found is None else found.key, row.size)
 
     def keep(self) -> None:
-        """The transaction is committed."""
+        """Keeps the file, once the transaction is committed."""
         if self._reuse is not None and self._reuse.row is not None and self._reuse.file is not None:
             row, file = self._reuse.row, self._reuse.file
-            self._root.ahead = KeptFile(row.segment, self._put_id, row.size, file)
+            self._root.kept_file = KeptFile(row.segment, self._put_id, row.size, file)
             self._reuse = None
 
     def close(self) -> None:
@@ -333,45 +341,40 @@ class NextFile:
             _unlock_and_close(self._replaced.file)
 
 
-def booking_for(root: Root, need: int) -> Booking | None:
-    """For a commit of one segment that uses `need` bytes, if the put before used about as many.
+def replaced_file(root: Root, need: int) -> ReplacedFile | None:
+    """Returns the claim for a commit of one segment that uses `need` bytes, if the last put used about as many.
 
-    Call it under the guard, and once for each commit.
+    Call it under the mutex, once for each commit.
     """
     before, root.filled_before = root.filled_before, need
     if not before or need >= syscalls.HUGE_PAGE:
         return None
-    if root.unbooked:
-        root.unbooked -= 1
+    if root.keeps_none_for:
+        root.keeps_none_for -= 1
         return None
-    return Booking(root, need, before)
+    return ReplacedFile(root, need, before)
 
 
 def take_kept_file(root: Root, need: int) -> SegmentWriter | None:
-    """The file that was kept, if it suits: it is locked, and its row is filling, as after a claim."""
+    """Returns the file that was kept, if it suits: it is locked, and its row is filling, as after a claim."""
     with root.guard:
-        ahead = root.ahead
-        if ahead is None or not suits(ahead.size, need):
+        kept = root.kept_file
+        if kept is None or not suits(kept.size, need):
             return None
-        segment, put_id, size, file = ahead
-        is_whole = _is_whole(file, size)
-        if root.ahead is not ahead:  # a signal handler has taken it for a put of its own
+        segment, put_id, size, file = kept
+        try:
+            status = syscalls.status(file.fd)
+            is_whole = status.st_nlink > 0 and status.st_size == size  # nobody has unlinked or cut it
+        except OSError:
+            is_whole = False
+        if root.kept_file is not kept:  # a signal handler has taken it for a put of its own
             return None
-        root.ahead = None
+        root.kept_file = None
         if not is_whole:
             file.close()  # its row is left to the sweep
             return None
         path = segment_path(root.segments, segment)
         return SegmentWriter(ClaimedFile(path, file, root.segments_fd), segment, put_id, size, is_new=False)
-
-
-def _is_whole(file: LockFile, size: int) -> bool:
-    """Whether nobody has unlinked or cut the file."""
-    try:
-        status = syscalls.status(file.fd)
-    except OSError:
-        return False
-    return status.st_nlink > 0 and status.st_size == size
 
 
 def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
@@ -384,11 +387,11 @@ def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
         return False
     writer = writers[0]
     with root.guard:
-        if root.ahead is not None or writer.size >= syscalls.HUGE_PAGE or not writer.is_whole:
+        if root.kept_file is not None or writer.size >= syscalls.HUGE_PAGE or not writer.is_whole:
             return False
         if root.membership and not _is_filling(root, writer):
             return False
-        root.ahead = KeptFile(writer.segment, writer.put_id, writer.size, writer.file.lock_file)
+        root.kept_file = KeptFile(writer.segment, writer.put_id, writer.size, writer.file.lock_file)
     return True
 
 
@@ -399,22 +402,29 @@ def _is_filling(root: Root, writer: SegmentWriter) -> bool:
 
 def give_back_kept_file(root: Root) -> None:
     """Retires the file that was kept: anybody may claim or sweep it. Call it under the mutex."""
+
+    def unclaim_it(transaction: Transaction) -> None:
+        if kept is not None:
+            counters = transaction.counters()
+            _unclaim_kept(transaction, counters, kept)
+            transaction.put_counters(counters)
+
     with root.guard:
-        ahead, root.ahead = root.ahead, None
-        if ahead is not None:
+        kept, root.kept_file = root.kept_file, None
+        if kept is not None:
             try:
-                root.catalog.update(lambda transaction: _unbook_kept_file(transaction, ahead), is_delete=True)
+                root.catalog.update(unclaim_it, is_delete=True)
             finally:
-                _unlock_and_close(ahead.file)
+                _unlock_and_close(kept.file)
 
 
 def close_kept_file(root: Root) -> None:
     """Gives back what was kept if the mutex is free; else only unlocks it, which leaves it to the next sweep."""
-    if root.ahead is None:
+    if root.kept_file is None:
         return
     try:
         if root.is_in_place():  # a store that was removed or moved stays as it is
-            root.mutex.run(lambda: give_back_kept_file(root), 0.0)
+            root.mutex.run(give_back_kept_file, 0.0, root)
     except (OSError, MemstoreError) as error:
         log.debug("%s: the file that was kept for the next put is left to the next sweep: %s", root.path, str(error))
     finally:
@@ -422,27 +432,21 @@ def close_kept_file(root: Root) -> None:
 
 
 def _forget_kept_file(root: Root) -> None:
-    ahead, root.ahead = root.ahead, None
-    if ahead is not None:
-        _unlock_and_close(ahead.file)
+    kept, root.kept_file = root.kept_file, None
+    if kept is not None:
+        _unlock_and_close(kept.file)
 
 
 def _unlock_and_close(file: LockFile) -> None:
-    """Unlocks it first: a subprocess that is being started has it open too, until its exec, and so has its lock."""
+    """Closes a file, and unlocks it first: a subprocess has it open too until its exec, and with it the lock."""
     syscalls.unlock(file.fd)
     file.close()
 
 
-def _unbook_kept_file(transaction: Transaction, ahead: KeptFile) -> None:
-    counters = transaction.counters()
-    _unbook(transaction, counters, ahead)
-    transaction.put_counters(counters)
-
-
-def _unbook(transaction: Transaction, counters: Counters, ahead: KeptFile) -> None:
-    row = transaction.segment(ahead.segment)
-    if row is not None and (row.state, row.put_id) == (FILLING, ahead.put_id):
-        unclaim(transaction, counters, ahead.segment, row)
+def _unclaim_kept(transaction: Transaction, counters: Counters, kept: KeptFile) -> None:
+    row = transaction.segment(kept.segment)
+    if row is not None and (row.state, row.put_id) == (FILLING, kept.put_id):
+        unclaim(transaction, counters, kept.segment, row)
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
@@ -453,7 +457,7 @@ _LONGEST_LEASE = 1e9  # seconds; infinity has no number of nanoseconds
 
 
 def lease(root: Root, extents: Sequence[SegmentExtent], deadline: float, *, seconds: float) -> bool:
-    """Keeps segments from being swept for `seconds`. False if the contents of one are gone already."""
+    """Keeps segments from being swept for `seconds`. Returns False if the contents of one are gone already."""
     until = boot_clock() + int(min(seconds, _LONGEST_LEASE) * 1e9)
 
     def write(transaction: Transaction) -> bool:
@@ -465,11 +469,11 @@ def lease(root: Root, extents: Sequence[SegmentExtent], deadline: float, *, seco
             transaction.put_number("leases", extent.segment, longest)
         return True
 
-    return root.mutex.run(lambda: root.catalog.update(write), deadline)
+    return root.mutex.run(root.catalog.update, deadline, write)
 
 
 def keep_for_grace(root: Root, transaction: Transaction, segments: Iterable[int]) -> None:
-    """On storage that hosts share: files of what was replaced stay for a while, since readers there lock nothing."""
+    """Leases replaced files for a while on storage that hosts share, where readers lock nothing."""
     if root.shared is not None:
         until = boot_clock() + int(root.shared.grace * 1e9)
         for segment in segments:

@@ -41,9 +41,8 @@ from memstore.engine.protocols.attempts import (
     unknown_outcome,
 )
 from memstore.engine.protocols.change import Change, MembershipChanged, need_boxes
-from memstore.engine.protocols.commit import Publication, commit
 from memstore.engine.protocols.elsewhere import elsewhere_of, is_served
-from memstore.engine.protocols.put import Draft, clean_up, close_published, write
+from memstore.engine.protocols.put import Draft, Publication, clean_up, close_published, commit, write
 from memstore.engine.root import Root
 from memstore.engine.sync import Refusal, deadline_after
 from memstore.errors import (

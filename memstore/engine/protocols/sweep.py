@@ -52,7 +52,7 @@ _FREE_SHARE = 0.1  # of the file system's free space
 
 
 def limit(root: Root, counters: Counters) -> int:
-    """How many bytes of retired files may stay. On storage that hosts share none is used again."""
+    """Returns how many bytes of retired files may stay. On storage that hosts share none is used again."""
     if root.shared is not None:
         return 0
     wanted = max(counters.live, 2 * counters.recent)
@@ -64,18 +64,18 @@ def limit(root: Root, counters: Counters) -> int:
 
 
 def needs_sweep(root: Root, counters: Counters) -> bool:
-    """Whether a commit should be followed by a sweep."""
+    """Returns whether a commit should be followed by a sweep."""
     if root.shared is not None:
         return _may_look_at_what_waits(root, counters) or _may_look_for_dead(root, counters)
     return (
         counters.retired > limit(root, counters)
-        or _may_look_at_held(root, counters)
-        or _may_look_for_dead(root, counters)
+        or (counters.held > 0 and _may_look_at_held(root, counters))
+        or (counters.filling > 0 and _may_look_for_dead(root, counters))
     )
 
 
 def _may_look_at_what_waits(root: Root, counters: Counters) -> bool:
-    """On storage that hosts share: files whose grace time may be over."""
+    """Returns whether files on storage that hosts share may have come to the end of their grace time."""
     return counters.retired + counters.held > 0 and time.monotonic() > root.looked_at_held + _LOOK_AT_WHAT_WAITS
 
 
@@ -84,7 +84,7 @@ def _may_look_at_held(root: Root, counters: Counters) -> bool:
 
 
 def _may_look_for_dead(root: Root, counters: Counters) -> bool:
-    ours = root.ahead.size if root.ahead is not None else 0
+    ours = root.kept_file.size if root.kept_file is not None else 0
     return counters.filling > ours and time.monotonic() > root.looked_for_dead + _LOOK_FOR_DEAD
 
 
@@ -93,7 +93,7 @@ def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
 
     With `keep` 0, copies of what lies on other hosts go too.
     """
-    root.mutex.run(lambda: _give_up_what_is_kept(root), deadline)
+    root.mutex.run(_give_up_what_is_kept, deadline, root)
     if keep == 0:
         drop_copies(root, deadline)
     end_expired(root, deadline)
@@ -109,19 +109,18 @@ def _give_up_what_is_kept(root: Root) -> None:
 
 
 def sweep_if_due(root: Root, deadline: float) -> None:
-    """For who comes by now and then: on storage that hosts share, where nobody may put for long."""
+    """Sweeps now and then on storage that hosts share, where nobody may put for long."""
     if root.shared is not None and needs_sweep(root, root.catalog.view(Transaction.counters)):
         sweep_some(root, _SWEPT_A_HOLD, deadline)
 
 
 def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = None) -> int:
-    """As `sweep`, in several holds: others publish in between, and few files are open at once."""
+    """Sweeps in several holds: others publish in between, and few files are open at once. `keep` as in `sweep`."""
     freed, began = 0, time.perf_counter()
     for left in range(files, 0, -_SWEPT_A_HOLD):
         unlinked: list[LockFile] = []
-        action = functools.partial(sweep, root, unlinked, files=min(left, _SWEPT_A_HOLD), keep=keep)
         try:
-            freed += root.mutex.run(action, deadline)
+            freed += root.mutex.run(sweep, deadline, root, unlinked, files=min(left, _SWEPT_A_HOLD), keep=keep)
         finally:  # after an error too: no later sweep would find what is unlinked already
             close_unlinked(unlinked)
     if freed:
@@ -142,7 +141,7 @@ def close_unlinked(files: Iterable[OwnedFile]) -> None:
 
 
 class _Sweep(NamedTuple):
-    """What one hold looks at."""
+    """Rows that one hold looks at."""
 
     surplus: list[RetiredRow]
     held: list[RetiredRow]
@@ -256,7 +255,7 @@ def _look_again(
 
 
 def _is_usable(root: Root, segment: int, size: int) -> bool:
-    """False if it was unlinked by a sweep that died before its commit, or cut: no claim would ever take it then."""
+    """Returns False if a sweep that died before its commit has unlinked it, or it was cut: no claim would take it."""
     try:
         name = os.path.basename(segment_path(root.segments, segment))
         found = os.stat(name, dir_fd=root.segments_fd, follow_symlinks=False)
@@ -308,7 +307,7 @@ _DROPPED_A_HOLD = 64
 def drop_copies(root: Root, deadline: float) -> None:
     """Retires the files of all copies; who has one mapped keeps it."""
     while root.catalog.is_served and root.catalog.view(lambda transaction: transaction.count(tables.COPIES)):
-        root.mutex.run(lambda: _drop_some(root), deadline)
+        root.mutex.run(_drop_some, deadline, root)
 
 
 def _drop_some(root: Root) -> None:
@@ -333,7 +332,7 @@ def _forget_some(transaction: Transaction) -> tuple[list[int], Counters]:
 
 
 def _rows_of(transaction: Transaction, key: bytes, stored: bytes) -> list[tuple[int, SegmentRow]]:
-    """The segments of a copy. Where the row is damaged that says which, they stay until a repair."""
+    """Returns the segments of a copy. Where the row is damaged that says which, they stay until a repair."""
     try:
         rows = [
             (segment, put_id, transaction.segment(segment))

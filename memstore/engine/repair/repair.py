@@ -2,20 +2,22 @@
 
 The store has to be unused: whoever uses it holds a shared lock on its lock page, which is taken exclusively here.
 
-1. Read the old catalog by a child process, and the headers of all segments (`salvage.py`).
-2. Choose (`Choice`): the entries that are to be, and what becomes of each file.
-3. Headers that disagree with their entries are written anew. Files that hold what a record or nobody can vouch for are
-   set aside, as ID.safetensors.damaged. A catalog is built in a folder beside the old one, and synced.
-4. **Rename the new data.mdb over the old one: the moment of repair.** Before it, the store is as damaged as it was, and
+1. Take the store for oneself, and make its folders, if any is missing.
+2. Read the old catalog by a child process, and the headers of all segments (`salvage.py`).
+3. Choose (`Choice`): the entries that are to be, and what becomes of each file.
+4. Headers that disagree with their entries are written anew. Files that hold what a record or nobody can vouch for are
+   set aside, as ID.safetensors.damaged.
+5. A catalog is built in a folder beside the old one, and synced.
+6. **Rename the new data.mdb over the old one: the moment of repair.** Before it, the store is as damaged as it was, and
    can be repaired again; what was set aside is then missing, and so lost, as it was.
-5. Unlink the files that no entry names, and write the lock page anew, so that the next opener recovers.
+7. Unlink the files that no entry names, and write the lock page anew, so that the next opener recovers.
 
 The new catalog has rows in the tables entries, segments and counters, and in those of a store that was served
 (`Membership`): nothing is being filled, kept for reuse or leased any more, and no attempt waits for parts. Tables of
 later versions are dropped on purpose, since nobody here can tell whether their rows are right; segments that only those
 name are files without an entry.
 
-The inodes of lock page and doorbell stay. Versions and numbers go on 2**32 above all that was seen.
+Versions and numbers go on 2**32 above all that was seen.
 
 The rules of the choice: A sound catalog is the truth. Of a damaged one, each row that fits its checksum counts, and
 files that say live stand for keys whose rows are gone, the highest version of each. What a killed writer, or a crash of
@@ -85,7 +87,7 @@ from memstore.engine.root import (
     check_filesystem,
     close_unused,
     folder,
-    lock_holders,
+    lockers_of,
     no_state,
     segments_of,
     shared_settings,
@@ -121,6 +123,7 @@ def repair_store(
         if not os.path.isdir(path):
             raise no_state(storage, path)
     with folder.locked(path, deadline, contextlib.nullcontext()) as fd:
+        # 1. Take the store for oneself. A kill leaves at most an empty folder or lock page that was missing.
         settings = folder.read_settings(path)
         segments = f"{path}/{SEGMENTS}"
         if settings is not None and settings.shared is not None:
@@ -135,20 +138,68 @@ def repair_store(
         for name in (f"{path}/catalog", f"{path}/{CATALOG}", segments):
             folder.create_folder(name, settings)
         with _alone(path, settings, deadline) as lock_fd:
+            # 2. Read what is left.
             old = read_catalog(f"{path}/{CATALOG}", settings.store)
             files = {file.segment: file for file in read_segments(segments, progress)}
             notes = read_notes(syscalls.read_at(lock_fd, syscalls.PAGE, 0))
-            noted, is_served = notes.batch, CLUSTER in settings.features
+
+            # 3. Choose. Up to here no file was changed.
             choice = Choice(
-                *(old, files, settings.store, noted, notes.publications_rung, mend, merge, is_home, is_served)
+                old,
+                files,
+                settings.store,
+                noted=notes.batch,
+                publications_rung=notes.publications_rung,
+                mend=mend,
+                merge=merge,
+                is_home=is_home,
+                is_served=CLUSTER in settings.features,
             )
-            _apply(path, segments, settings, choice)
+
+            # 4. Mend headers, set files aside. A kill leaves a store that is as damaged as before, and can be repaired
+            # again: it finds mended headers whole, and what was set aside missing, and so lost, as it was.
+            for record in choice.entries.values():
+                for extent in choice.here(record):
+                    _mark_live(choice, record, extent, settings)
+            for file in choice.quarantined():
+                syscalls.rename(file.path, file.path + DAMAGED)
+
+            # 5. Build a catalog beside the old one. A kill leaves its folder, which the next repair removes.
+            present, fresh = f"{path}/{CATALOG}", f"{path}/{CATALOG}.new"
+            shutil.rmtree(fresh, ignore_errors=True)
+            try:
+                folder.create_folder(fresh, settings)
+                _build(fresh, settings, choice)
+                if not old.is_sound and os.path.lexists(f"{present}/data.mdb"):  # inline values may be in it
+                    with contextlib.suppress(FileNotFoundError):
+                        syscalls.unlink(f"{present}/data.mdb{DAMAGED}")
+                    syscalls.link(f"{present}/data.mdb", f"{present}/data.mdb{DAMAGED}")
+                with contextlib.suppress(FileNotFoundError):
+                    syscalls.unlink(f"{present}/lock.mdb")  # the old one's; missing, it is made again
+
+                # 6. Publish: the first rename is the moment of repair. A kill behind it leaves a repaired store, with
+                # files that no entry names, which the next repair removes.
+                syscalls.rename(f"{fresh}/data.mdb", f"{present}/data.mdb")
+                syscalls.rename(f"{fresh}/lock.mdb", f"{present}/lock.mdb")
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+            if settings.durable:
+                for name in (present, f"{path}/catalog", segments):
+                    syscalls.sync_folder(name)
             _warn(path, settings, choice)
-            swept = _sweep(choice)
+
+            # 7. Give back the files that no entry names, and empty the lock page: its next opener sees that it is
+            # nobody's, makes the mutex and wakes all. The inodes of lock page and doorbell stay.
+            swept = 0
+            for file in choice.deletable():
+                with contextlib.suppress(FileNotFoundError):
+                    syscalls.unlink(file.path)
+                    swept += file.size
             if settings.durable:
                 syscalls.sync_folder(segments)
-            _renew(lock_fd)
-            _check_doorbell(path, settings)
+            syscalls.truncate(lock_fd, syscalls.PAGE)
+            syscalls.write_at(lock_fd, bytes(syscalls.PAGE), 0)
+            _mend_doorbell(path, settings)
     return RepairReport(_names(choice.entries), _names(choice.lost()), swept)
 
 
@@ -164,8 +215,7 @@ def _alone(path: str, settings: Settings, deadline: float) -> Generator[int]:
             gc.collect()  # what this process closed may be kept by the traceback of an error, in a cycle
         while not syscalls.lock_exclusive(file.fd):
             if time.monotonic() > deadline:
-                status = syscalls.status(file.fd)
-                pids = sorted(lock_holders().get((status.st_dev, status.st_ino), ()))
+                pids = lockers_of(file.fd)
                 who = f"pid {', '.join(map(str, pids))}" if pids else "processes that can't be seen from here"
                 raise StoreTimeoutError(f"{path}: waited for {who} to close the store; a repair needs it for itself")
             time.sleep(0.01)
@@ -177,40 +227,8 @@ def _alone(path: str, settings: Settings, deadline: float) -> Generator[int]:
 # --- what is changed --------------------------------------------------------------------------------------------------
 
 
-def _apply(path: str, segments: str, settings: Settings, choice: Choice) -> None:
-    """Steps 3 and 4."""
-    for record in choice.entries.values():
-        for extent in choice.here(record):
-            _mark_live(choice, record, extent, settings)
-    for file in choice.quarantined():
-        syscalls.rename(file.path, file.path + DAMAGED)
-    fresh = f"{path}/{CATALOG}.new"
-    shutil.rmtree(fresh, ignore_errors=True)  # of a repair that was killed
-    try:
-        folder.create_folder(fresh, settings)
-        _build(fresh, settings, choice)
-        _replace(f"{path}/{CATALOG}", fresh, keep=not choice.old.is_sound)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    if settings.durable:
-        for name in (f"{path}/{CATALOG}", f"{path}/catalog", segments):
-            syscalls.sync_folder(name)
-
-
-def _replace(present: str, fresh: str, *, keep: bool) -> None:
-    """The new catalog takes the old one's place. With `keep` that isn't thrown away: inline values may be in it."""
-    old = f"{present}/data.mdb"
-    if keep and os.path.lexists(old):
-        with contextlib.suppress(FileNotFoundError):
-            syscalls.unlink(old + DAMAGED)
-        syscalls.link(old, old + DAMAGED)
-    with contextlib.suppress(FileNotFoundError):
-        syscalls.unlink(f"{present}/lock.mdb")  # the old one's; missing, it is made again
-    syscalls.rename(f"{fresh}/data.mdb", old)
-    syscalls.rename(f"{fresh}/lock.mdb", f"{present}/lock.mdb")
-
-
 def _mark_live(choice: Choice, record: Record, extent: SegmentExtent, settings: Settings) -> None:
+    """Writes a segment's header anew, where it doesn't say what the entry says."""
     file = choice.files[extent.segment]
     found, header = file.found, choice.mended.get(extent.segment)
     slots = HeaderSlots(extent.put_id, LIVE, record.version, *record.batch_at(settings.store))
@@ -231,6 +249,7 @@ def _mark_live(choice: Choice, record: Record, extent: SegmentExtent, settings: 
 
 
 def _build(where: str, settings: Settings, choice: Choice) -> None:
+    """Writes the new catalog into the folder `where`, and syncs it."""
     catalog = Catalog(where, durable=settings.durable, writable=True)
     try:
         _write_rows(catalog, list(choice.entries.items()), Transaction.put_record)
@@ -256,6 +275,7 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
 def _write_rows(
     catalog: Catalog, rows: Sequence[tuple[Name, Row]], write: Callable[[Transaction, Name, Row], None]
 ) -> None:
+    """Writes rows in transactions of some thousand: one of all would keep as many pages in memory."""
     for i in range(0, len(rows), _ROWS_A_COMMIT):
 
         def act(transaction: Transaction, part: Sequence[tuple[Name, Row]] = rows[i : i + _ROWS_A_COMMIT]) -> None:
@@ -265,22 +285,8 @@ def _write_rows(
         catalog.update(act)
 
 
-def _sweep(choice: Choice) -> int:
-    freed = 0
-    for file in choice.deletable():
-        with contextlib.suppress(FileNotFoundError):
-            syscalls.unlink(file.path)
-            freed += file.size
-    return freed
-
-
-def _renew(fd: int) -> None:
-    """Empties the lock page in place: its next opener sees that it is nobody's, makes the mutex and wakes all."""
-    syscalls.truncate(fd, syscalls.PAGE)
-    syscalls.write_at(fd, bytes(syscalls.PAGE), 0)
-
-
-def _check_doorbell(path: str, settings: Settings) -> None:
+def _mend_doorbell(path: str, settings: Settings) -> None:
+    """Makes the doorbell's file, or gives it its size again."""
     name = f"{path}/{DOORBELL}"
     if not os.path.lexists(name):
         folder.create_file(path, DOORBELL, bytes(syscalls.PAGE), settings)
@@ -344,14 +350,14 @@ def _names(keys: Iterable[bytes]) -> tuple[str, ...]:
 
 
 IsHome = Callable[[bytes, bytes], bool]
-"""Called with what the row `cluster` says, and a key. Whether the key is at home on this host."""
+"""Says whether a key is at home on this host. It is called with what the row `cluster` says, and the key."""
 
 Rows = dict[tuple[str, bytes], bytes]
 
 
 @dataclass(slots=True)
 class Membership:
-    """What the repaired store is to have.
+    """The part that the repaired store has in a cluster.
 
     Attributes:
         number: as of its counters; 0: it is no member.
@@ -369,7 +375,7 @@ class Membership:
 
 
 def said_of(old: OldCatalog) -> bytes | None:
-    """What the row `cluster` of the old catalog says, if that can be believed."""
+    """Returns the content of the row `cluster` of the old catalog, or None if it can't be believed."""
     stored = None if old.is_older else old.served.get((tables.CLUSTER, tables.MEMBERS))
     return None if stored is None else tables.members_body(stored)
 
@@ -377,7 +383,7 @@ def said_of(old: OldCatalog) -> bytes | None:
 def membership_of(
     old: OldCatalog, files: dict[int, SegmentFile], store: str, unnamed: Iterable[SegmentFile]
 ) -> Membership:
-    """Of a store that was served.
+    """Chooses what a store keeps that was served.
 
     Args:
         unnamed: files of this store that say live, and that no entry names.
@@ -388,14 +394,19 @@ def membership_of(
     dropped = {tables.COPIES} if old.is_sound else {tables.COPIES, tables.SESSIONS, tables.CALLS}
     if kept.is_lost:
         dropped.add(tables.CLUSTER)
+    copied: set[int] = set()
     for (table, key), stored in old.served.items():
+        named = tables.read_kept(table, key, stored).segments if table in tables.KEEPING else ()
+        if table == tables.COPIES:
+            copied.update(segment for segment, _ in named)
         if table not in dropped:
-            _keep_row(kept, old, files, store, table, key, stored)
-    if not old.is_sound:
-        copied = {segment for segment, _ in _named_by(old, tables.COPIES)}
-        for file in unnamed:
-            if file.segment not in copied and file.segment not in kept.segments:
-                _lend(kept, file)
+            _keep_row(kept, old, files, store, (table, key), named)
+    for file in () if old.is_sound else unnamed:
+        if file.found is not None and file.key is not None and file.segment not in copied | kept.segments.keys():
+            put_id, number = file.found.put_id, tables.pack_number(file.found.put_id)
+            lent = tables.KeptRow(((file.segment, put_id),), b"")
+            kept.rows[tables.LENT, number] = tables.encode_kept(number, lent)
+            kept.segments[file.segment] = SegmentRow(file.key, put_id, LIVE, file.size)
     return kept
 
 
@@ -404,46 +415,21 @@ def _keep_row(
     old: OldCatalog,
     files: dict[int, SegmentFile],
     store: str,
-    table: str,
-    key: bytes,
-    stored: bytes,
+    name: tuple[str, bytes],
+    named: Iterable[tuple[int, int]],
 ) -> None:
+    """Keeps a row, if all segments are there that it names: pairs of segment and put id."""
     rows: dict[int, SegmentRow] = {}
-    for segment, put_id in tables.read_kept(table, key, stored).segments if table in tables.KEEPING else ():
+    for segment, put_id in named:
         row, file = old.rows.get(segment), files.get(segment)
-        if file is None or not _is_that_put(file, put_id, store):
+        # a file whose header is damaged may be that put's: who reads it finds out
+        if file is None or (file.found is not None and (file.found.store, file.found.put_id) != (store, put_id)):
             kept.lost |= {row.key} if row is not None else set()
             return
-        rows[segment] = SegmentRow(_key_of(file, row), put_id, LIVE, file.size)
-    kept.rows[table, key] = stored
+        key = row.key if row is not None else file.key or b""
+        rows[segment] = SegmentRow(key, put_id, LIVE, file.size)
+    kept.rows[name] = old.served[name]
     kept.segments |= rows
-
-
-def _is_that_put(file: SegmentFile, put_id: int, store: str) -> bool:
-    """A file whose header is damaged may be: who reads it finds out."""
-    return file.found is None or (file.found.store, file.found.put_id) == (store, put_id)
-
-
-def _key_of(file: SegmentFile, row: SegmentRow | None) -> bytes:
-    return row.key if row is not None else file.key or b""
-
-
-def _lend(kept: Membership, file: SegmentFile) -> None:
-    if file.found is None or file.key is None:
-        return
-    put_id = file.found.put_id
-    row = tables.KeptRow(((file.segment, put_id),), b"")
-    kept.rows[tables.LENT, tables.pack_number(put_id)] = tables.encode_kept(tables.pack_number(put_id), row)
-    kept.segments[file.segment] = SegmentRow(file.key, put_id, LIVE, file.size)
-
-
-def _named_by(old: OldCatalog, table: str) -> list[tuple[int, int]]:
-    return [
-        pair
-        for (name, key), stored in old.served.items()
-        if name == table
-        for pair in tables.read_kept(table, key, stored).segments
-    ]
 
 
 # --- which entries the store is to hold, and what becomes of each file -----------------------------------------------
@@ -459,7 +445,7 @@ _FAR = 1 << 32  # beyond any version or number that somebody may have seen
 
 @dataclass(slots=True)
 class Choice:
-    """What the store is to hold.
+    """The entries that the store is to hold, and what becomes of each file.
 
     Attributes:
         noted: the batch that was being published when the store was last used, or 0.
@@ -490,29 +476,34 @@ class Choice:
     incomplete: dict[bytes, set[int]] = field(default_factory=dict[bytes, "set[int]"])
 
     def __post_init__(self) -> None:
+        # which batches got no further than their headers
         if self.noted:
             self.cut_off.add(self.noted)
         known = self.old.counters.publications
         # if the lock page has counted more, a batch that the catalog calls unfinished may have been published since
         if not known or self.publications_rung <= known:
             self.cut_off |= self._unfinished()
+        # whether the catalog can be believed
         if self._is_older():
             self.old.is_older, self.old.is_sound = True, False
+        # entries of its records whose files are there
         by_put = {file.found.put_id: file for file in self._ours() if file.found is not None}
         for key, record in self.old.records.items():
             kept = self._keep(key, record, by_put) if record.segments else record
             if kept is not None:
                 self.entries[key] = kept
+        # entries of headers that are newer than any record
         published = [file for file in self._ours() if self._is_published(file)]
         for files in by_version(published):
             self._consider(files)
+        # what the store keeps as a member of a cluster
         if self.is_served:
             used = self._used_here()
             unnamed = [file for file in published if file.segment not in used]
             self.membership = membership_of(self.old, self.files, self.store, unnamed)
 
     def _is_older(self) -> bool:
-        """Whether a file or the lock page is newer than the catalog. If the catalog is gone, nobody can say."""
+        """Returns whether a file or the lock page is newer than the catalog. If the catalog is gone, nobody can say."""
         old = self.old
         if not old.is_sound and not old.counters.publications:
             return False
@@ -525,7 +516,7 @@ class Choice:
         )
 
     def _is_published(self, file: SegmentFile) -> bool:
-        """Whether a file's header says that it was published, and nothing says that this was cut off."""
+        """Returns whether a file's header says that it was published, and nothing says that this was cut off."""
         found = file.found
         if found is None or found.state != LIVE or not found.put_id:
             return False
@@ -533,7 +524,7 @@ class Choice:
         return state != RETIRED and (state == LIVE or found.batch not in self.cut_off)
 
     def _unfinished(self) -> set[int]:
-        """Batches of which some file says live, where its row says that it is being filled.
+        """Returns the batches of which some file says live, where its row says that it is being filled.
 
         Nobody syncs the lock page, so after a crash of the host no note tells of them. Or they were published, by the
         very transaction that the catalog has lost: then all of a batch is there, and may be taken.
@@ -551,16 +542,16 @@ class Choice:
         return {batch for batch in filling if not is_whole(batches[batch], last)}
 
     def _state(self, segment: int, put_id: int) -> int:
-        """The state that the catalog's row has for this put; 0 if there is no row."""
+        """Returns the state that the catalog's row has for this put; 0 if there is no row."""
         row = self.old.rows.get(segment)
         return row.state if row is not None and row.put_id == put_id else 0
 
     def _ours(self) -> list[SegmentFile]:
-        """The files with a header of this store."""
+        """Returns the files with a header of this store."""
         return [file for file in self.files.values() if file.found is not None and file.found.store == self.store]
 
     def _keep(self, key: bytes, record: Record, by_put: dict[int, SegmentFile]) -> Record | None:
-        """The record, if all of its segments are there, under whatever names; None if they aren't."""
+        """Returns the record, if all of its segments are there, under whatever names; else None."""
         extents: list[SegmentExtent] = []
         here = record.here(self._member)
         for extent in record.segments:
@@ -571,13 +562,18 @@ class Choice:
             if segment is None:
                 return None
             extents.append(msgspec.structs.replace(extent, segment=segment))
-        return _with_extents(record, extents)
+        # two files may have been exchanged: each put is found under its new name
+        if record.parts is None:
+            return msgspec.structs.replace(record, segment=extents[0].segment)
+        return msgspec.structs.replace(record, parts=encode_extents(extents))
 
     def _place(self, key: bytes, record: Record, extent: SegmentExtent, by_put: dict[int, SegmentFile]) -> int | None:
-        """The file that is one of a record's segments; None if there is none."""
+        """Returns the number of the file that is one of a record's segments, or None if there is none."""
         named = self.files.get(extent.segment)
         for file in (named, by_put.get(extent.put_id)):
-            if file is not None and _fits(file, key, record, extent, self.store) and not self._is_past(file):
+            if file is None or not _fits(file, key, record, extent, self.store):
+                continue
+            if not (self.old.is_older and file.found is not None and file.found.state == RETIRED):
                 return file.segment
         if named is None or named.size != extent.size or (named.found is not None and named.found.put_id):
             return None
@@ -586,9 +582,6 @@ class Choice:
             return None
         self.mended[named.segment] = header
         return named.segment
-
-    def _is_past(self, file: SegmentFile) -> bool:
-        return self.old.is_older and file.found is not None and file.found.state == RETIRED
 
     def _consider(self, files: Sequence[SegmentFile]) -> None:
         """Makes an entry of what the headers of one version say, if that is newer than all that is known of its key."""
@@ -609,22 +602,22 @@ class Choice:
             self.from_headers.add(key)
 
     def lost(self) -> set[bytes]:
-        """Keys that the store had, as far as anything tells, and that have no entry now."""
+        """Returns the keys that the store had, as far as anything tells, and that have no entry now."""
         known = {*self.old.records, *self.old.damaged, *self.incomplete, *self.membership.lost}
         if not self.old.is_sound:
             known |= {file.key for file in self.files.values() if file.found is None and file.key is not None}
         return known - set(self.entries)
 
     def used(self) -> set[int]:
-        """Segments of the entries that are kept, and of what other hosts need."""
+        """Returns the segments of the entries that are kept, and of what other hosts need."""
         return self._used_here() | set(self.membership.segments)
 
     def _used_here(self) -> set[int]:
         return self._segments_of(self.entries.values())
 
     def here(self, record: Record) -> tuple[SegmentExtent, ...]:
-        """The segments of a record that lie on this host."""
-        return record.segments if record.hosts is None else record.here(self._member)
+        """Returns the segments of a record that lie on this host."""
+        return record.here(self._member)
 
     @property
     def _member(self) -> bytes:
@@ -634,28 +627,20 @@ class Choice:
         return {extent.segment for record in records for extent in self.here(record)}
 
     def quarantined(self) -> list[SegmentFile]:
-        """Files that nobody may delete: they have the bytes of a record, or did have a header, and no entry."""
+        """Returns the files that nobody may delete: they have a record's bytes, or did have a header, and no entry."""
         used, named = self.used(), self._segments_of(self.old.records.values()).union(*self.incomplete.values())
-        return [
-            file
-            for file in self.files.values()
-            if file.segment not in used
-            and ((file.segment in named and not self._is_outdone(file)) or self._is_doubtful(file))
-        ]
-
-    def _is_outdone(self, file: SegmentFile) -> bool:
-        """Whether a newer version of the file's key was found."""
-        found = file.found
-        known = self.entries.get(found.key.encode()) if found else None
-        return found is not None and known is not None and found.store == self.store and known.version > found.version
-
-    def _is_doubtful(self, file: SegmentFile) -> bool:
-        if self.old.is_sound:
-            return False
-        return file.found is None or (file.found.state == LIVE and file.found.put_id == 0)
+        kept: list[SegmentFile] = []
+        for file in self.files.values():
+            found = file.found
+            newer = self.entries.get(found.key.encode()) if found is not None and found.store == self.store else None
+            is_outdone = found is not None and newer is not None and newer.version > found.version
+            is_doubtful = not self.old.is_sound and (found is None or (found.state == LIVE and found.put_id == 0))
+            if file.segment not in used and (is_doubtful or (file.segment in named and not is_outdone)):
+                kept.append(file)
+        return kept
 
     def deletable(self) -> list[SegmentFile]:
-        """Files that no entry names and no quarantine keeps, but for those of another store."""
+        """Returns the files that no entry names and no quarantine keeps, but for those of another store."""
         keep = self.used() | {file.segment for file in self.quarantined()}
         return [
             file
@@ -664,7 +649,7 @@ class Choice:
         ]
 
     def rows(self) -> dict[int, SegmentRow]:
-        """Of the segments that are kept."""
+        """Returns the rows of the segments that are kept."""
         named = {
             extent.segment: SegmentRow(key, extent.put_id, LIVE, extent.size)
             for key, record in self.entries.items()
@@ -696,11 +681,11 @@ class Choice:
 
 
 def is_whole(batch: Sequence[ParsedHeader], last: int | None) -> bool:
-    """Whether these segments are all that the batch changed, right after version `last`, where that is known.
+    """Returns whether these segments are all that the batch changed, right after version `last`, where that is known.
 
     A batch's count is that of its segments, of which a version may have several. Files are told apart by their put ids:
     somebody may have copied one. A batch with values that have no file skips one version number before its first, see
-    `commit.py`, and so is never whole.
+    `put.py`, and so is never whole.
     """
     versions, puts = {found.version for found in batch}, {found.put_id for found in batch}
     first = min(versions) if last is None else last + 1
@@ -715,13 +700,6 @@ def _fits(file: SegmentFile, key: bytes, record: Record, extent: SegmentExtent, 
     ):
         return False
     return is_part(file) if record.parts is not None and not record.start else found.nbytes == record.nbytes
-
-
-def _with_extents(record: Record, extents: Sequence[SegmentExtent]) -> Record:
-    """Two files may have been exchanged: each put is found under its new name."""
-    if record.parts is None:
-        return msgspec.structs.replace(record, segment=extents[0].segment)
-    return msgspec.structs.replace(record, parts=encode_extents(extents))
 
 
 def _mended(

@@ -51,7 +51,7 @@ _KEY = re.compile(rb'"digest":"[0-9a-f]{16}","key":("(?:[^"\\]|\\.){1,3000}")') 
 
 @dataclass(slots=True)
 class OldCatalog:
-    """What is left of the catalog: the rows that fit their checksums.
+    """The rest of a catalog: the rows that fit their checksums.
 
     Attributes:
         is_sound: all rows are there and fit one another, so that what isn't there never was.
@@ -95,13 +95,12 @@ def read_catalog(folder: str, store: str) -> OldCatalog:
         raise ResourceLimitError(f"{folder}: nothing was changed: {found.refused}", code=found.lack or errno.EAGAIN)
     old.damaged = {one.key for one in found.damage if one.is_record and one.key is not None}
     old.is_older = has_gone_back(folder)
-    old.is_sound = found.is_sound and owners == [store.encode()] and not old.is_older
-    return OldCatalog() if owners and not _is_nearly(owners[0], store.encode()) else old
-
-
-def _is_nearly(found: bytes, expected: bytes) -> bool:
-    """Whether an id was damaged by a flipped bit: the ids of two stores differ in nearly all places."""
-    return len(found) == len(expected) and sum(map(operator.ne, found, expected)) <= 2
+    expected = store.encode()
+    old.is_sound = found.is_sound and owners == [expected] and not old.is_older
+    for owner in owners:  # a flipped bit changes a digit or two; the ids of two stores differ in nearly all places
+        if len(owner) != len(expected) or sum(map(operator.ne, owner, expected)) > 2:
+            return OldCatalog()
+    return old
 
 
 @dataclass(slots=True)
@@ -141,7 +140,7 @@ def _record(found: ParsedHeader, segment: int, size: int, changed: float) -> Rec
 
 
 def read_segments(folder: str, progress: Progress | None) -> Iterator[SegmentFile]:
-    """Every regular file that is named as a segment; other files are left alone."""
+    """Yields every regular file that is named as a segment; other files are left alone."""
     names = sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
     total = sum(os.lstat(f"{folder}/{name}").st_size for name in names)
     seen = 0
@@ -214,7 +213,7 @@ def is_part(file: SegmentFile) -> bool:
 
 
 def by_version(files: Iterable[SegmentFile]) -> list[list[SegmentFile]]:
-    """The newest version first: each by itself, but segments of parts with those that were published with them.
+    """Groups the files by version, the newest first: segments of parts with those that were published with them.
 
     Of a part and its copy one counts.
     """
@@ -226,15 +225,12 @@ def by_version(files: Iterable[SegmentFile]) -> list[list[SegmentFile]]:
         elif file.found is not None:
             together = file.key, file.found.batch, file.found.version
             parts.setdefault(together, {}).setdefault(file.found.put_id, file)
-    return sorted([*alone, *(list(one.values()) for one in parts.values())], key=_version_of, reverse=True)
-
-
-def _version_of(files: Sequence[SegmentFile]) -> int:
-    return files[0].found.version if files[0].found is not None else 0
+    groups = [*alone, *(list(one.values()) for one in parts.values())]
+    return sorted(groups, key=lambda files: files[0].found.version if files[0].found is not None else 0, reverse=True)
 
 
 def merged(files: Sequence[SegmentFile], merge: MergeFound) -> Record | None:
-    """The record of the version that the segments hold. None if one is missing, or they are not one value."""
+    """Returns the record of the version in the segments, or None if one is missing, or they are not one value."""
     records = [file.record for file in files if file.record is not None]
     found = {(file.found.batch, file.found.count) for file in files if file.found is not None}
     (batch, count), *others = found

@@ -15,6 +15,7 @@ This file imports the catalog and the format, and nothing above them: the child 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -77,7 +78,7 @@ OnRow = Callable[[str, bytes, bytes], None]  # called with table, key, value
 
 
 class Damage(msgspec.Struct, frozen=True, array_like=True):
-    """`key` is that of the entry, if the row is of one; `segment` is 0 where none is concerned."""
+    """One finding. `key` is that of the entry, if the row is of one; `segment` is 0 where none is concerned."""
 
     detail: str
     key: bytes | None = None
@@ -87,7 +88,7 @@ class Damage(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Survey:
-    """What was found.
+    """The findings of a child process.
 
     Attributes:
         damage: rows that don't fit their checksums, or one another.
@@ -171,7 +172,7 @@ class _Receiver:
                 return
 
     def blame(self, what: str, *, innocent: bool = False) -> None:
-        """The catalog, if the child had come to it, and unless it is `innocent`."""
+        """Blames the catalog, if the child had come to it, and unless it is `innocent`."""
         if self._greeted and not innocent:
             self._found.broken = what
         else:
@@ -210,7 +211,7 @@ _LARGEST_ROW = 1 << 28  # bytes; a header, and what it takes to describe it, has
 
 
 def report(folder: str, locked: bool, with_rows: bool) -> None:
-    """The child process: looks at the catalog in `folder`, and writes what it finds to standard output."""
+    """Looks at the catalog in `folder`, in the child process, and writes what it finds to standard output."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sender = _Sender(sys.stdout.buffer)
     sender.say("hello")  # a signal that ends the child from here on is the work of damaged pages
@@ -263,10 +264,6 @@ class _CatalogWalk:
         self._largest_version = self._largest_number = 0
         self._rows = dict.fromkeys(self._sums, 0)
         self._listed = dict.fromkeys(self._sums, 0)  # in `filling`; in `retired` and `held`; in `pending`
-
-    @property
-    def _is_one_moment(self) -> bool:
-        return len(self._moments) == 1
 
     def go_on(self, transaction: Transaction) -> bool:
         """Looks at the next rows. True if these were the last."""
@@ -339,11 +336,10 @@ class _CatalogWalk:
             self._compare_row(key, extent)
 
     def _here(self, record: Record) -> tuple[SegmentExtent, ...]:
-        """The segments of a record that lie on this host: those of others have numbers of their own."""
-        return record.segments if record.hosts is None else record.here(self._member())
-
-    def _member(self) -> bytes:
-        return bytes.fromhex(self._transaction.store_id() or "")
+        """Returns the segments of a record that lie on this host: those of others have numbers of their own."""
+        if record.hosts is None:
+            return record.segments
+        return record.here(bytes.fromhex(self._transaction.store_id() or ""))
 
     def _compare_row(self, key: bytes, extent: SegmentExtent) -> None:
         try:
@@ -373,18 +369,17 @@ class _CatalogWalk:
     def _look_at_served(self, table: str, key: bytes, value: bytes) -> None:
         if table in tables.KEEPING:
             for segment, put_id in tables.read_kept(table, key, value).segments:
-                self._look_at_kept(table, segment, put_id)
+                with contextlib.suppress(CorruptionError):  # reported with its own table
+                    self._check_named(table, segment, LIVE, put_id)
         elif table == tables.OWED:
             tables.read_owed(key, value)
         else:
             checked(key, value)
 
-    def _look_at_kept(self, table: str, segment: int, put_id: int) -> None:
-        try:
-            row = self._transaction.segment(segment)
-        except CorruptionError:
-            return  # reported with its own table
-        if row is None or (row.put_id, row.state) != (put_id, LIVE):
+    def _check_named(self, table: str, segment: int, state: int, put_id: int | None = None) -> None:
+        """Reports a segment that a table names, and whose row says otherwise."""
+        row = self._transaction.segment(segment)
+        if row is None or row.state != state or put_id not in (None, row.put_id):
             self._damage(f"table {table!r} names it, and its row says otherwise", None, segment)
 
     def _look_at_part(self, part: PendingPart) -> None:
@@ -396,9 +391,7 @@ class _CatalogWalk:
     def _look_at_listed(self, table: str, segment: int) -> None:
         state = {"filling": FILLING, "pending": PREPARED}.get(table, RETIRED)
         self._listed[state] += 1
-        row = self._transaction.segment(segment)
-        if row is None or row.state != state:
-            self._damage(f"table {table!r} names it, and its row says otherwise", None, segment)
+        self._check_named(table, segment, state)
 
     def _compare_counters(self) -> None:
         try:
@@ -409,7 +402,7 @@ class _CatalogWalk:
             self._damage("the store is a member of a cluster, and the row that says of which is lost")
         if counters.version < self._largest_version or counters.number < self._largest_number:
             self._damage("the counters are behind the rows: numbers would repeat")
-        if not self._is_one_moment:
+        if len(self._moments) > 1:
             return
         filling = self._sums[FILLING] + self._sums[PREPARED]
         rows = {"live": self._sums[LIVE], "filling": filling, "retired": self._sums[RETIRED]}

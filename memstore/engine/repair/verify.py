@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import msgspec
 
@@ -24,7 +23,7 @@ from memstore.engine.format import LIVE, PART_MARK, ParsedHeader, Record, Segmen
 from memstore.engine.index import find, keys_of_bytes_here
 from memstore.engine.protocols import MappedEntry, check_publications, hold, placed_segments
 from memstore.engine.repair.survey import Damage, survey
-from memstore.engine.root import Root, Settings, folder, segments_of
+from memstore.engine.root import Root, folder, segments_of
 from memstore.engine.sync import deadline_after
 from memstore.errors import (
     CorruptionError,
@@ -51,8 +50,12 @@ def verify_store(
     Raises ResourceLimitError if something is lacking to look.
     """
     chosen = None if keys is None else list(dict.fromkeys(keys))
+    # 1. The catalog. No step changes anything: a kill leaves the store as it is.
     found = survey(f"{root.state}/{folder.CATALOG}", locked=True)
-    damaged = [*_of_the_catalog(root, found.damage, chosen), *_of_the_folder(root)]
+    damaged = list(_of_the_catalog(root, found.damage, chosen))
+
+    # 2. The files that every process of the store maps or reads when it opens
+    damaged += _of_the_folder(root)
     if found.lack:
         text = f"{root.path} can't be looked at: {found.refused}: {way_out(found.lack)}"
         raise ResourceLimitError(text, code=found.lack)
@@ -68,6 +71,8 @@ def verify_store(
         check_publications(root)
     except CorruptionError as error:
         damaged.append(_told(error))
+
+    # 3. Each key: its headers, and by `check` its bytes
     asked = () if progress is None or chosen is None else chosen  # who hears of no progress doesn't wait for sizes
     step = _Steps(progress, found.nbytes if chosen is None else _bytes_of(root, asked, timeout))
     checked = unchecked = 0
@@ -123,7 +128,10 @@ def _bytes_of(root: Root, keys: Iterable[bytes], timeout: float) -> int:
 def look_at(
     root: Root, key: bytes, check: Check, done: Callable[[int], None], timeout: float, *, may_lock: bool
 ) -> bool | None:
-    """Whether its bytes were compared with checksums; None if there is no such key. Raises CorruptionError."""
+    """Compares a key's bytes. Returns whether there were checksums; None if there is no such key.
+
+    Raises CorruptionError.
+    """
     name = _name(key)
     for _ in range(_TRIES):
         (held,) = hold(root, (key,), deadline_after(timeout), may_lock=may_lock)
@@ -178,7 +186,7 @@ def _said(found: ParsedHeader, is_part: bool) -> _Facts:
 
 
 def _expected(record: Record, extent: SegmentExtent, name: str, store: str) -> _Facts:
-    """What a header of this store has to say. A part describes itself, which its record doesn't repeat.
+    """Returns what a header of this store has to say. A part describes itself, which its record doesn't repeat.
 
     Its digest vouches for that.
     """
@@ -211,15 +219,11 @@ def _of_the_catalog(root: Root, damage: Iterable[Damage], chosen: list[bytes] | 
         yield CorruptionError(key=name, path=path, detail=one.detail)
 
 
-def _grown(settings: Settings) -> dict[str, Any]:
-    """What other processes may have changed since."""
-    return {"format": settings.format, "features": settings.features}
-
-
 def _of_the_folder(root: Root) -> Iterator[CorruptionError]:
     try:
-        settings = folder.read_settings(root.state)
-        if settings is None or msgspec.structs.replace(settings, **_grown(root.settings)) != root.settings:
+        settings, ours = folder.read_settings(root.state), root.settings
+        # other processes may have added features since
+        if settings is None or msgspec.structs.replace(settings, format=ours.format, features=ours.features) != ours:
             raise MemstoreError("it is missing, or was changed since the store was opened")
     except (MemstoreError, OSError) as error:
         _raise_if_lack(root, error)
@@ -236,7 +240,7 @@ def _of_the_folder(root: Root) -> Iterator[CorruptionError]:
 
 
 def _raise_if_lack(root: Root, error: Exception) -> None:
-    """A lack of this process says nothing of the bytes."""
+    """Raises ResourceLimitError if this process lacks something, which says nothing of the bytes."""
     if isinstance(error, ResourceLimitError):
         raise error
     lack = error_of_lack(error, root.path)
@@ -249,7 +253,7 @@ def _unreadable(root: Root, key: bytes, error: Exception) -> CorruptionError:
 
 
 def _told(error: CorruptionError) -> CorruptionError:
-    """Without its traceback, which would keep the store open as long as the report."""
+    """Returns the error without its traceback, which would keep the store open as long as the report."""
     error.__cause__ = error.__context__ = error.__traceback__ = None
     return error
 

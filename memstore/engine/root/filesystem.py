@@ -76,7 +76,7 @@ def check_filesystem(root: str, durability: Durability | None) -> int:
 
 
 def mappings_keep_locks(path: str) -> bool:
-    """Whether a mapping of a file keeps its lock when the file is closed, found out on `path`, which nobody locks.
+    """Finds out on `path`, which nobody locks, whether a mapping keeps a file's lock when the file is closed.
 
     Not so on overlay: a lock is that of overlay's file, and a mapping refers to the file in the layer below. Other
     file systems that are stacked on one may do likewise, so all are asked. A process that is being started, by
@@ -103,12 +103,12 @@ def _keeps_lock(path: str) -> bool:
 
 
 def is_network(path: str) -> bool:
-    """Whether a file system is known as one that several hosts can mount."""
+    """Returns whether a file system is known as one that several hosts can mount."""
     return syscalls.filesystem_type(path) in _NETWORK
 
 
 def is_in_memory(path: str) -> bool:
-    """Whether files there are memory, for which the kernel may have huge pages."""
+    """Returns whether files there are memory, for which the kernel may have huge pages."""
     return syscalls.filesystem_type(path) == TMPFS
 
 
@@ -123,11 +123,17 @@ Identity = tuple[int, int]  # device, inode
 
 
 def lock_holders() -> dict[Identity, set[int]]:
-    """(device, inode) -> pids that hold a flock on it, as /proc/locks tells: who took it, if in our pid namespace."""
+    """Returns the pids that hold a flock on each file, as /proc/locks tells: who took it, if in our pid namespace."""
     holders: dict[Identity, set[int]] = defaultdict(set)
     for _ in range(2):  # a lock that comes or goes meanwhile may hide others from one reading
         _read_locks(holders)
     return holders
+
+
+def lockers_of(fd: int) -> list[int]:
+    """Returns the pids that hold a flock on an open file, sorted."""
+    found = syscalls.status(fd)
+    return sorted(lock_holders().get((found.st_dev, found.st_ino), ()))
 
 
 def _read_locks(holders: dict[Identity, set[int]]) -> None:
@@ -143,7 +149,7 @@ def _read_locks(holders: dict[Identity, set[int]]) -> None:
 
 
 def holders_of(files: Collection[Identity]) -> dict[Identity, set[int]]:
-    """The pids that hold each of these files, by a mapping or a lock; held by nobody, it is left out.
+    """Returns the pids that hold each of these files, by a mapping or a lock. A file that nobody holds is left out.
 
     Who only took the lock is named where its maps can't be read, or nobody is known to map the file. A file whose lock
     is listed under the dead alone is in, with no pid.
@@ -163,7 +169,10 @@ def holders_of(files: Collection[Identity]) -> dict[Identity, set[int]]:
 
 
 def _map_holders(files: Collection[Identity]) -> tuple[dict[Identity, set[int]], set[int]]:
-    """Who maps these files privately, as readers do: what writers keep mapped holds no lock. And whose maps we saw."""
+    """Returns who maps these files privately, as readers do, and whose maps could be read.
+
+    What writers keep mapped holds no lock.
+    """
     devices = {f"{os.major(device):02x}:{os.minor(device):02x}": device for device, _ in files}
     private = re.compile(rf" r[-w][-x]p [0-9a-f]+ ({'|'.join(devices)}) ([0-9]+) ".encode())
     wanted, mapped, readable = set(files), defaultdict[Identity, set[int]](set), set[int]()
@@ -177,7 +186,7 @@ def _map_holders(files: Collection[Identity]) -> tuple[dict[Identity, set[int]],
 
 
 def all_maps() -> Iterator[tuple[int, bytes]]:
-    """Each process whose maps this one may read: its pid, and what /proc/PID/maps says."""
+    """Yields each process whose maps this one may read: its pid, and what /proc/PID/maps says."""
     for name in os.listdir("/proc"):
         if name.isdecimal():
             try:
@@ -188,7 +197,7 @@ def all_maps() -> Iterator[tuple[int, bytes]]:
 
 
 def mappers_of(file: Identity) -> set[int]:
-    """The pids that map a file, whichever way, as far as their maps can be read."""
+    """Returns the pids that map a file, whichever way, as far as their maps can be read."""
     device, inode = file
     wanted = re.compile(rf" [0-9a-f]+ {os.major(device):02x}:{os.minor(device):02x} {inode} ".encode())
     return {pid for pid, maps in all_maps() if wanted.search(maps)}

@@ -35,7 +35,7 @@ from memstore._parsing import UNDECODABLE
 from memstore._wording import of_no_place
 from memstore.engine import syscalls
 from memstore.engine.files import LockFile
-from memstore.engine.root.filesystem import Durability, check_filesystem, lock_holders
+from memstore.engine.root.filesystem import Durability, check_filesystem, lockers_of
 from memstore.engine.sync import describe_thread
 from memstore.errors import FormatVersionError, NotAStoreError, NotServedError, PermissionDeniedError, StoreTimeoutError
 
@@ -56,7 +56,7 @@ INLINE_LIMIT = 1 << 16  # bytes; up to here a put into the record takes a fracti
 
 
 class _AnyFormat(msgspec.Struct):
-    """What every version of `memstore.json` has."""
+    """The part of `memstore.json` that every version has."""
 
     format: int
 
@@ -66,7 +66,7 @@ class _AnyFeatures(msgspec.Struct):
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """What a store on storage that hosts share has fixed, beside all else.
+    """The settings that a store on storage that hosts share has beside all others.
 
     Attributes:
         store: the id that all of its hosts have in common; each has one of its own, too.
@@ -80,7 +80,7 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What `memstore.json` holds. All is fixed at creation, but that `features` come when they are first used."""
+    """The content of `memstore.json`. All is fixed at creation, but `features`, which come when they are first used."""
 
     format: Annotated[int, Meta(ge=1, le=FORMAT)]
     store: str
@@ -93,7 +93,7 @@ class Settings(msgspec.Struct, frozen=True):
     shared: Shared | None = None  # with the feature of that name
 
     def with_feature(self, feature: Feature) -> Settings:
-        """A version of memstore that doesn't know the feature refuses the store from here on."""
+        """Adds a feature. A version of memstore that doesn't know it refuses the store from then on."""
         return msgspec.structs.replace(self, format=_WITH_FEATURES, features=(*self.features, feature))
 
     @property
@@ -190,12 +190,17 @@ def read_settings(root: str) -> Settings | None:
 
 
 def is_discarded(root: str) -> bool:
-    """Whether the folder has the rest of a store that was given up: see `discard`."""
+    """Returns whether the folder has the rest of a store that was given up: see `discard`."""
     return os.path.lexists(f"{root}/{DISCARDED}")
 
 
+def has_settings(root: str) -> bool:
+    """Returns whether a folder says that it is a store."""
+    return os.path.lexists(f"{root}/{SETTINGS}") and not is_discarded(root)
+
+
 def is_unfinished(name: str) -> bool:
-    """Whether a kill may have left a file of this name: one of memstore's that was being written."""
+    """Returns whether a kill may have left a file of this name: one of memstore's that was being written."""
     return name.endswith(".new") and name.startswith((".", "secret."))
 
 
@@ -257,12 +262,12 @@ def give_to_group(fd: int, settings: Settings) -> None:
 
 
 def absolute_path(path: object) -> str:
-    """Of the folder of a store, as a caller names it. Raises TypeError, ValueError for what is none."""
+    """Returns the folder of a store, as a caller names it. Raises TypeError, ValueError for what is none."""
     found: Any = path
     if isinstance(path, os.PathLike):
         found = os.fspath(cast("os.PathLike[str]", path))
     if not isinstance(found, str) or not found:  # "" would be the working directory
-        instead = ", whose root is one" if hasattr(found, "lend_root") else ""
+        instead = ", whose root is one" if hasattr(found, "put_many") else ""
         raise TypeError(f"root is the path of a folder, and not {found!r:.100}{instead}")
     if "://" in found:
         raise ValueError(f"root is a folder of this host, or of storage that is mounted there, and not {found!r}")
@@ -306,7 +311,7 @@ def check_files(root: str, settings: Settings) -> None:
 
 
 def _status_of(path: str, *, folder: bool) -> os.stat_result | None:
-    """The status of what should be a file, or a folder, itself; None if there is nothing."""
+    """Returns the status of what should be a file, or a folder, itself; None if there is nothing."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -321,7 +326,7 @@ def _status_of(path: str, *, folder: bool) -> os.stat_result | None:
 
 
 def check_empty(root: str) -> None:
-    """A folder that is no store yet may hold what a killed creator left, and nothing else."""
+    """Raises NotAStoreError if a folder that is no store yet holds more than what a killed creator left."""
     foreign = sorted(name for name in os.listdir(root) if name not in OWN and not is_unfinished(name))
     check_no_snapshot(root)
     if foreign:
@@ -417,9 +422,7 @@ def locked(root: str, deadline: float, opening: AbstractContextManager[Any]) -> 
     try:
         while not syscalls.lock_exclusive(file.fd):
             if time.monotonic() > deadline:
-                status = syscalls.status(file.fd)
-                pids = lock_holders().get((status.st_dev, status.st_ino))
-                who = ", ".join(map(describe_thread, sorted(pids or ()))) or "a process that can't be seen from here"
+                who = ", ".join(map(describe_thread, lockers_of(file.fd))) or "a process that can't be seen from here"
                 raise StoreTimeoutError(f"{root}: waited for {who} to finish opening the store")
             time.sleep(0.001)
         try:
@@ -488,9 +491,7 @@ def unserved(root: str) -> Generator[None]:
             file = LockFile(f"{root}/{name}", os.O_RDWR)
             locks.callback(file.close)
             if not syscalls.lock_exclusive(file.fd):
-                status = syscalls.status(file.fd)
-                pids = sorted(lock_holders().get((status.st_dev, status.st_ino), ()))
-                who = ", ".join(map(describe_thread, pids)) or "a process that can't be seen from here"
+                who = ", ".join(map(describe_thread, lockers_of(file.fd))) or "a process that can't be seen from here"
                 raise NotServedError(f"{root} {does} to other hosts by {who}: end that agent first (SIGTERM)")
         yield
 

@@ -67,10 +67,10 @@ class Root:
     segments_folder: OwnedFile  # whatever its path names by now
     uses: set[weakref.ref[Any]] = field(default_factory=set[weakref.ref[Any]])  # see `RootUse`
     spares: KeptMappings = field(default_factory=KeptMappings)
-    ahead: KeptFile | None = None  # what the next put may fill
+    kept_file: KeptFile | None = None  # what the next put may fill
     before_close: Callable[[Root], None] = field(default=lambda root: None)  # gives back what this process keeps
     filled_before: int = 0  # bytes of the last segment that was published by itself
-    unbooked: int = 0  # puts for which nothing is to be kept ahead
+    keeps_none_for: int = 0  # puts for which no file is to be kept
     looked_at_held: float = 0.0  # when this process last did, monotonic
     looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
     last_filling: int = 0  # the row where it stopped
@@ -80,6 +80,7 @@ class Root:
     membership: int = 0  # the counters' number under which this process has read who the members are; 0: it hasn't
     homes_here: dict[bytes, int] = field(default_factory=dict[bytes, int])  # groups -> `membership`: see `put.py`
     elsewhere: Any = None  # what this process asks of other hosts, if it did: see `engine/protocols/elsewhere.py`
+    connect: Callable[[Root], Any] | None = None  # makes `elsewhere`; whoever opens a root for a user gives it
     guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
     path: str = field(init=False)
     state: str = field(init=False)
@@ -94,14 +95,15 @@ class Root:
         self.shared = self.settings.shared
         self.claims = None if self.shared is None else FileClaims(f"{self.state}/{CLAIMS_FILE}")
         if self.shared is not None:
-            self.unbooked = _NEVER  # no file there is used again
-        self.identity = _identity(os.fstat(self.segments_folder.fd))
+            self.keeps_none_for = _NEVER  # no file there is used again
+        status = os.fstat(self.segments_folder.fd)
+        self.identity = (status.st_dev, status.st_ino)
 
     def leave_to_parent(self) -> None:
-        """In a forked child, before it does anything: what must not be shared with the parent is given up."""
+        """Gives up what must not be shared with the parent. A forked child calls it before it does anything."""
         self.catalog.leave_to_parent()
         self.guard = self.catalog.guard
-        self.ahead, self.filled_before = None, 0
+        self.kept_file, self.filled_before = None, 0
         self.membership, self.elsewhere = 0, None  # its connections are the parent's
         if self.lock is not None:
             self.lock.forget_threads()
@@ -116,7 +118,7 @@ class Root:
         return fd
 
     def sync_unlinked(self) -> None:
-        """Call it before the rows go: nobody finds a file that a crash of the host brings back, if no row names it."""
+        """Syncs the folder, before the rows go: after a crash of the host nobody finds files that no row names."""
         if self.settings.durable:
             syscalls.sync(self.segments_fd)
 
@@ -131,9 +133,10 @@ class Root:
         if self.is_replaced:
             raise self._replaced()
         try:
-            found = _identity(os.stat(self.segments))
+            status = os.stat(self.segments)
         except OSError as error:
             raise self._unseen(error) from None
+        found = (status.st_dev, status.st_ino)
         if found != self.identity and self.shared is not None:
             what = "the storage was mounted anew, or the store was replaced, while it was open"
             raise StorageError(f"{self.segments}: {what}: {_ADVICE}", path=self.segments)
@@ -142,7 +145,7 @@ class Root:
         self.look_again = now + _IN_PLACE_FOR
 
     def check_missing(self) -> None:
-        """As `check_in_place`, where a file is missing: who removes a folder removes its files one after another.
+        """Calls `check_in_place`, where a file is missing. A folder is removed one file after another.
 
         It waits as long as files vanish, and believes for some seconds what it has found: one may ask for many files.
         """
@@ -171,7 +174,7 @@ class Root:
         return True
 
     def glance(self) -> None:
-        """As `check_in_place`, unless that was done just now. For reads; and for writes, which look at the end."""
+        """Calls `check_in_place`, unless that was done just now. For reads; and for writes, which look at the end."""
         if monotonic() > self.look_again:
             self.check_in_place()
 
@@ -192,7 +195,7 @@ class Root:
         return error
 
     def member_id(self) -> bytes:
-        """What the store is called as a member of a cluster: its id, 16 bytes. Raises NotAStoreError."""
+        """Returns the store's name as a member of a cluster: its id, 16 bytes. Raises NotAStoreError."""
         try:
             member = bytes.fromhex(self.settings.store)
         except ValueError:
@@ -211,22 +214,18 @@ class Root:
         return self.lock
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
-
-
 # --- the roots of this process ---------------------------------------------------------------------------------------
 
 
 _opened: dict[tuple[int, int], Root] = {}
-lock = threading.RLock()  # before any root's guard. A forked child gets a new one: say `registry.lock`
+lock = threading.RLock()  # before any root's guard. A forked child gets a new one: say `roots.lock`
 _replaced_roots: list[Root] = []  # some of their uses may go on
 _known_roots: weakref.WeakSet[Root] = weakref.WeakSet()  # closed and replaced ones too: a put may still end there
 _forking: list[Root] = []
 
 
 class RootUse:
-    """One user of an opened root, which stays open as long as it has any."""
+    """A user of an opened root, which stays open as long as it has any."""
 
     __slots__ = ("__weakref__", "root")
 
@@ -235,7 +234,7 @@ class RootUse:
 
 
 def use_root(root: Root) -> RootUse:
-    """One more use. When nothing refers to it, the next opening or closing closes the root, if it was the last one.
+    """Adds a use. The opening or closing that follows the end of the last use closes the root.
 
     Not at once: a finalizer may run anywhere, and must take no lock. What notes it here, and forgets it, is C: no
     signal's handler comes in between.
@@ -248,7 +247,7 @@ def use_root(root: Root) -> RootUse:
 
 
 def register(identity: tuple[int, int], root: Root) -> RootUse:
-    """A new root, with its first use. Call it under the lock."""
+    """Registers a new root, with its first use. Call it under the lock."""
     use = RootUse(root)
     root.uses.add(weakref.ref(use, root.uses.discard))
     _known_roots.add(root)
@@ -257,7 +256,7 @@ def register(identity: tuple[int, int], root: Root) -> RootUse:
 
 
 def registered(identity: tuple[int, int], settings: Settings | None) -> RootUse | None:
-    """One more use of the root that this process has on the folder already."""
+    """Adds a use of the root that this process has on the folder already. Returns None if there is none."""
     with lock:
         _close_unused()
         root = _opened.get(identity)
@@ -274,7 +273,7 @@ def registered(identity: tuple[int, int], settings: Settings | None) -> RootUse 
 
 
 def reopen_root(root: Root, deadline: float) -> None:
-    """In a forked child, before it first reads the store. Within the mutex: see `Catalog`."""
+    """Opens the catalog anew in a forked child, before it first reads the store. Within the mutex: see `Catalog`."""
     if root.lock is None:
         root.catalog.reopen()
     else:

@@ -39,7 +39,7 @@ _NO_STORAGES_FAULT = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE}  # 
 
 
 class StorePaths(NamedTuple):
-    """Where the parts of a store lie.
+    """The paths of the parts of a store.
 
     Attributes:
         path: the store's folder, as its users name it.
@@ -53,7 +53,7 @@ class StorePaths(NamedTuple):
 
 
 def shared_settings(root: str) -> Settings | None:
-    """What `memstore.json` says of a store on shared storage. None: there is none, or another store, or nothing."""
+    """Returns the settings of a store on shared storage; None if there is none, or another store, or nothing."""
     try:
         settings = folder.read_settings(root)
     except OSError as error:
@@ -64,7 +64,7 @@ def shared_settings(root: str) -> Settings | None:
 
 
 def state_folder(root: str) -> str:
-    """The folder of a store's catalog, locks and sockets on this host: `root` itself, but on shared storage.
+    """Returns the folder of a store's catalog, locks and sockets on this host: `root` itself, but on shared storage.
 
     Args:
         root: an absolute path.
@@ -76,23 +76,23 @@ def state_folder(root: str) -> str:
 
 
 def paths_of(root: str, settings: Settings) -> StorePaths:
-    """Of a store on shared storage, by the settings in this host's state folder."""
+    """Returns the paths of a store on shared storage, by the settings in this host's state folder."""
     return StorePaths(root, state_of(settings), segments_of(root, settings.store))
 
 
 def segments_of(root: str, member: str) -> str:
-    """The folder on the storage that a host writes, by its id."""
+    """Returns the folder on the storage that a host writes, by its id."""
     return f"{root}/{folder.SEGMENTS}/{member}"
 
 
 def state_of(settings: Settings) -> str:
-    """The state folder on this host, which may not be there."""
+    """Returns the path of the state folder on this host, which may not be there."""
     assert settings.shared is not None, "no store on shared storage"
     return f"{state_base()}/{settings.shared.store}"
 
 
 def state_base() -> str:
-    """The folder of all state folders: $MEMSTORE_STATE, or where XDG wants such things."""
+    """Returns the folder of all state folders: $MEMSTORE_STATE, or where XDG wants such things."""
     named = os.environ.get(STATE_VARIABLE)
     if named:
         return os.path.abspath(named)
@@ -124,7 +124,7 @@ def create_shared(root: str, settings: Settings) -> Settings:
 
 
 def wait_for_storage(root: str, deadline: float) -> None:
-    """Until there is a store, which another host makes. So a host where the storage isn't mounted makes none.
+    """Waits until there is a store, which another host makes. So a host without the storage mounted makes none.
 
     Raises NotServedError at the deadline (monotonic).
     """
@@ -141,7 +141,7 @@ def wait_for_storage(root: str, deadline: float) -> None:
 
 
 def new_shared(settings: Settings, *, maps: bool) -> Settings:
-    """The same settings, of a store on shared storage."""
+    """Returns the same settings for a store on shared storage."""
     return msgspec.structs.replace(settings.with_feature(SHARED), shared=Shared(settings.store, maps=maps))
 
 
@@ -166,7 +166,7 @@ def _check_empty(root: str) -> None:
 
 
 def _link_settings(root: str, settings: Settings) -> None:
-    """Whole, or not at all; and not where there are some already, by whichever host."""
+    """Writes the settings, whole or not at all; and not where there are some already, by whichever host."""
     temporary = f"{root}/.{uuid.uuid4().hex}.new"
     fd = syscalls.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
@@ -233,7 +233,7 @@ def check_owner(root: str, settings: Settings | None) -> None:
 
 
 def create_segments(places: StorePaths, settings: Settings) -> None:
-    """The folder on the storage that this host writes. Raises StorageError."""
+    """Creates the folder on the storage that this host writes. Raises StorageError."""
     try:
         folder.create_folder(os.path.dirname(places.segments), settings)
         folder.create_folder(places.segments, settings)
@@ -263,7 +263,7 @@ _MEANINGS = {
 
 
 def storage_error(path: str, error: OSError, key: str | None = None) -> StorageError:
-    """What an error of the shared file system means, on which host, and what to do."""
+    """Makes the error that says what the shared file system means, on which host, and what to do."""
     host = os.uname().nodename
     what = _MEANINGS.get(error.errno or 0, "the storage that hosts share fails: see the kernel's log of this host")
     name = "" if key is None else f"{key!r}: "

@@ -1,43 +1,33 @@
 """Pages with a mutex, which say for whom they were written: the lock page of a store, the control page of an entry.
 
-**The lock page** has the robust mutex under which the store changes, and what its owner notes for the next one. Layout:
-the mutex; the page's identity; three long words: how many publications have rung the doorbell, the batch that is being
-published, and the mutex's dirty word; a word by which an index process hears of publications. The file's inode is never
-replaced while the store lives.
+**The lock page** has the robust mutex under which the store changes, and notes of its owner for the next one. The
+file's inode is never replaced while the store lives.
 
-The identity says for whom the page was written: boot, device, inode, pid namespace. If it doesn't fit, the page lived
-through a reboot or was copied, and its mutex may look held though its owner is no more: the page is written anew,
-unless somebody uses it. Every process that maps it holds a shared flock on it, which tells. Two pid namespaces can't
-share a store: their thread ids, which mutexes and LMDB tell owners by, say nothing to each other.
+The identity of a page says for whom it was written: boot, device, inode, pid namespace. If it doesn't fit, the page
+lived through a reboot or was copied, and its mutex may look held though its owner is gone. Such a page is written anew,
+unless somebody uses it. Every process that maps the lock page holds a shared flock on it, which tells. Two pid
+namespaces can't share a store: mutexes and LMDB name owners by thread ids, which mean nothing in another namespace.
 
 **The control page** of a mutable entry has what the processes share beside its rows. The rules: docs/decisions/015. It
-is the first page of the segment's data. All numbers have 8 bytes; what different calls change stands in different lines
-of 64 bytes:
+is the first page of the segment's data. From 320 on it belongs to replay buffers (`replay_state.py`), and from
+`SPARE_AT` on 128 bytes belong to what is built on a dataset: zeros at first, written under the mutex.
 
-    0    the entry's robust mutex
-    64   magic, boot id (2 words), device, inode, pid namespace; 112: the mutex's dirty word
-    128  *gone*, 136 *state*
-    192  length, flushed: in rows
-    256  doorbell (4 bytes), 264 whether somebody sleeps on it
-
-From 320 on it belongs to replay buffers (`replay_state.py`), and from `SPARE_AT` to `SPARE_END` to what is built on a
-dataset: zeros at first, written under the mutex. The words of a page that isn't of this boot, or of another file, say
-nothing of the mutex: `ControlPage.write_anew`.
+`_LockWords` and `_ControlWords` are the layouts. What different calls change lies in different lines of 64 bytes.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import sys
 import time
 import weakref
 from typing import Any, NamedTuple
 
 from memstore._threads import Hooks, around_forks
 from memstore.engine import syscalls
-from memstore.engine.sync.primitives import Doorbell, Refusal, RobustMutex, SharedPage, Watch, boot_id
-from memstore.engine.sync.replay_state import OTHER_BOOT_AT
+from memstore.engine.sync.primitives import Refusal, RobustMutex, SharedPage, Watch, boot_id
+from memstore.engine.sync.replay_state import RingNumbers
+from memstore.engine.syscalls import Structure, Uint32, Uint64
 from memstore.errors import (
     CorruptionError,
     KeyNotFoundError,
@@ -54,11 +44,31 @@ from memstore.errors import (
 log = logging.getLogger("memstore")
 
 _LOCK_MAGIC = int.from_bytes(b"memstor1", "little")
-_IDENTITY_AT = syscalls.MUTEX_SIZE  # magic, boot id (2 words), device, inode, pid namespace
-_IDENTITY_SIZE = 6
-_NOTES_AT = _IDENTITY_AT + 8 * _IDENTITY_SIZE
-_PUBLICATIONS, _BATCH, _DIRTY = range(3)
-_WATCH_AT = _NOTES_AT + 8 * 3
+_MUTEX = Uint64 * (syscalls.MUTEX_SIZE // 8)
+_IDENTITY = Uint64 * 6  # magic, boot id (2 words), device, inode, pid namespace
+
+
+class _LockWords(Structure):
+    """The lock page.
+
+    Attributes:
+        publications_rung: how many publications have rung the doorbell.
+        batch: the batch that is being published, 0 if none is.
+        dirty: the mutex's dirty word.
+        watch: a word by which an index process hears of publications.
+    """
+
+    identity: Any
+    publications_rung: int
+    batch: int
+    _fields_ = (
+        ("mutex", _MUTEX),
+        ("identity", _IDENTITY),
+        ("publications_rung", Uint64),
+        ("batch", Uint64),
+        ("dirty", Uint64),
+        ("watch", Uint32),
+    )
 
 
 class LockPage(RobustMutex):
@@ -68,16 +78,17 @@ class LockPage(RobustMutex):
         watch: for the store's doorbell.
     """
 
-    __slots__ = ("_notes", "_page", "watch")
+    __slots__ = ("_page", "_words", "watch")
 
     def __init__(self, path: str, *, keep_open: bool = False) -> None:
-        """With `keep_open`, the file stays open as long as the page: see `filesystem.mappings_keep_locks`."""
+        """Opens the page. With `keep_open` its file stays open as long as it: see `filesystem.mappings_keep_locks`."""
         page = SharedPage(path)
-        notes_at = page.address + _NOTES_AT
         nothing_changed = (KeyNotFoundError, VersionConflictError, ShardMismatchError, MutableEntryError, Refusal)
-        super().__init__(page.address, name=path, dirty_at=notes_at + 8 * _DIRTY, refusals=nothing_changed)
-        self._page, self._notes = page, syscalls.long_words(notes_at, 2)
-        self.watch = Watch(page.address + _WATCH_AT, page)
+        super().__init__(
+            page.address, name=path, dirty_at=page.address + _LockWords.dirty.offset, refusals=nothing_changed
+        )
+        self._page, self._words = page, _LockWords.from_address(page.address)
+        self.watch = Watch(page.address + _LockWords.watch.offset, page)
         self._take_over(path)
         if not keep_open:
             page.close_file()
@@ -85,7 +96,7 @@ class LockPage(RobustMutex):
     def _take_over(self, path: str) -> None:
         """Writes the page anew if it isn't ours, and says that it is in use."""
         page = self._page
-        written = syscalls.long_words(page.address + _IDENTITY_AT, _IDENTITY_SIZE)
+        written = self._words.identity
         identity = (_LOCK_MAGIC, *_boot_words(), page.status.st_dev, page.status.st_ino, syscalls.pid_namespace())
         if tuple(written) != identity:
             if not syscalls.lock_exclusive(page.fd):
@@ -103,20 +114,20 @@ class LockPage(RobustMutex):
     @property
     def batch(self) -> int:
         """The batch that is being published, 0 if none is."""
-        return self._notes[_BATCH]
+        return self._words.batch
 
     @batch.setter
     def batch(self, value: int) -> None:
-        self._notes[_BATCH] = value
+        self._words.batch = value
 
     @property
     def publications_rung(self) -> int:
-        """How many publications have rung the doorbell."""
-        return self._notes[_PUBLICATIONS]
+        """The number of publications that have rung the doorbell."""
+        return self._words.publications_rung
 
     @publications_rung.setter
     def publications_rung(self, value: int) -> None:
-        self._notes[_PUBLICATIONS] = value
+        self._words.publications_rung = value
 
 
 def _why_anew(written: tuple[int, ...], identity: tuple[int, ...]) -> str:
@@ -145,34 +156,34 @@ def _boot_words() -> tuple[int, int]:
     return number >> 64, number & (2**64 - 1)
 
 
-# --- the notes, for who doesn't open the page ------------------------------------------------------------------------
+# --- the notes, without a LockPage -----------------------------------------------------------------------------------
 
 
 class Notes(NamedTuple):
-    """As `LockPage` has them; all 0 where the page is damaged."""
+    """Two notes of a lock page; both are 0 where the page is damaged."""
 
     batch: int = 0
     publications_rung: int = 0
 
 
 def read_notes(content: bytes | bytearray) -> Notes:
-    """From the content of a lock page that nobody uses."""
+    """Returns the notes in the content of a lock page that nobody uses."""
     if not is_lock_page(content):
         return Notes()
-    words = memoryview(content)[_NOTES_AT:][:16].cast("Q")
-    return Notes(words[_BATCH], words[_PUBLICATIONS])
+    words = _LockWords.from_buffer_copy(content)
+    return Notes(words.batch, words.publications_rung)
 
 
 def is_lock_page(content: bytes | bytearray) -> bool:
-    """Whether it is one, and not damaged: then what `read_notes` says of it means something."""
-    return len(content) == syscalls.PAGE and content[_IDENTITY_AT:][:8] == _LOCK_MAGIC.to_bytes(8, sys.byteorder)
+    """Whether the content is that of a lock page that isn't damaged, so that `read_notes` means something."""
+    return len(content) == syscalls.PAGE and _LockWords.from_buffer_copy(content).identity[0] == _LOCK_MAGIC
 
 
 def publications_rung(path: str) -> int:
-    """`LockPage.publications_rung` for who may only read the page, which is in use: 0 if it is damaged."""
+    """Returns `LockPage.publications_rung` of a page that is in use and may only be read; 0 if it is damaged."""
     page = SharedPage(path, writable=False)
-    (magic,) = syscalls.long_words(page.address + _IDENTITY_AT, 1)
-    return syscalls.long_words(page.address + _NOTES_AT, 1)[_PUBLICATIONS] if magic == _LOCK_MAGIC else 0
+    words = _LockWords.from_address(page.address)
+    return words.publications_rung if words.identity[0] == _LOCK_MAGIC else 0
 
 
 # --- the control page of a mutable entry -----------------------------------------------------------------------------
@@ -180,14 +191,49 @@ def publications_rung(path: str) -> int:
 
 OPEN, SEALING, SEALED = 0, 1, 2
 CONTROL_SIZE = syscalls.PAGE
-SPARE_AT, SPARE_END = 2048, 2176
-GONE_AT = 128
+SPARE_AT = 2048
 _CONTROL_MAGIC = int.from_bytes(b"memrows1", "little")
-_MAGIC_WORD, _BOOT_WORD, _FILE_WORD, _END_OF_IDENTITY, _DIRTY_WORD = 8, 9, 11, 14, 14
-_GONE, _STATE, _LENGTH, _FLUSHED = GONE_AT // 8, 17, 24, 25
-_BELL_AT, _SLEEPS = 256, 33
-_OTHER_BOOT = OTHER_BOOT_AT // 8
 _LOOK_AGAIN = 1.0  # seconds: a waiter looks again by itself, should its wake get lost
+
+
+class _ControlWords(Structure):
+    """The control page.
+
+    Attributes:
+        dirty: the mutex's dirty word.
+        gone: whether the key was deleted.
+        state: OPEN, SEALING or SEALED.
+        length, flushed: in rows.
+        bell: changes with everything that somebody may wait for.
+        sleeps: whether somebody sleeps on the bell.
+    """
+
+    identity: Any
+    gone: int
+    state: int
+    length: int
+    flushed: int
+    bell: int
+    sleeps: int
+    _fields_ = (
+        ("mutex", _MUTEX),
+        ("identity", _IDENTITY),
+        ("dirty", Uint64),
+        ("_to_128", Uint64),
+        ("gone", Uint64),
+        ("state", Uint64),
+        ("_to_192", Uint64 * 6),
+        ("length", Uint64),
+        ("flushed", Uint64),
+        ("_to_256", Uint64 * 6),
+        ("bell", Uint32),
+        ("_to_264", Uint32),
+        ("sleeps", Uint64),
+        ("_to_320", Uint64 * 6),
+    )
+
+
+GONE_AT = _ControlWords.gone.offset
 
 
 class FileIdentity(NamedTuple):
@@ -196,10 +242,11 @@ class FileIdentity(NamedTuple):
 
 
 def new_page(length: int) -> bytes:
-    """Of an entry that nobody has opened: whoever does first, writes it anew."""
-    words = [0] * (CONTROL_SIZE // 8)
-    words[_MAGIC_WORD], words[_LENGTH], words[_FLUSHED] = _CONTROL_MAGIC, length, length
-    return b"".join(word.to_bytes(8, "little") for word in words)
+    """Returns the control page of an entry that nobody has opened. The first opener writes it anew."""
+    page = bytearray(CONTROL_SIZE)
+    words = _ControlWords.from_buffer(page)
+    words.identity[0], words.length, words.flushed = _CONTROL_MAGIC, length, length
+    return bytes(page)
 
 
 def check_page(content: bytes | bytearray | memoryview, capacity: int) -> None:
@@ -207,30 +254,29 @@ def check_page(content: bytes | bytearray | memoryview, capacity: int) -> None:
     if len(content) < CONTROL_SIZE:
         detail = f"{len(content):,} bytes have no room for a control page"
         raise CorruptionError(detail)
-    words = memoryview(content)[:CONTROL_SIZE].cast("B").cast("Q")
-    _check_words(words, capacity, None)
+    _check_words(_ControlWords.from_buffer_copy(content), capacity, None)
 
 
 class ControlPage(RobustMutex):
-    """The page, mapped. Who may only read never takes the mutex.
+    """A mapped control page. A process that may only read never takes the mutex.
 
     Attributes:
         capacity: in rows.
+        forks: how often this process is a fork of the one that opened the page. Code that compares it with an earlier
+            look knows that it goes on in a child, for less than a call of `thread_id`.
     """
 
-    __slots__ = ("__weakref__", "_bell", "_boot", "_identity", "_memory", "_path", "_words", "capacity")
+    __slots__ = ("__weakref__", "_boot", "_identity", "_memory", "_path", "_words", "capacity", "forks")
 
     def __init__(
         self, address: int, capacity: int, file: FileIdentity, memory: object, *, name: str, path: str
     ) -> None:
-        """`memory` keeps the page mapped. Raises CorruptionError if it isn't whole."""
+        """Takes a mapped page, which `memory` keeps mapped. Raises CorruptionError if the page isn't whole."""
         refusals = (Refusal, MutableEntryError, StoreFullError)
-        super().__init__(address, name=name, dirty_at=address + 8 * _DIRTY_WORD, refusals=refusals)
-        self.capacity, self._memory, self._path = capacity, memory, path
-        self._words = syscalls.long_words(address, CONTROL_SIZE // 8)
-        self._bell = Doorbell(address + _BELL_AT, 1, memory)
-        number = int.from_bytes(boot_id(), "big")
-        self._boot = (number >> 64, number & (2**64 - 1))
+        super().__init__(address, name=name, dirty_at=address + _ControlWords.dirty.offset, refusals=refusals)
+        self.capacity, self._memory, self._path, self.forks = capacity, memory, path, 0
+        self._words = _ControlWords.from_address(address)
+        self._boot = _boot_words()
         self._identity = (_CONTROL_MAGIC, *self._boot, *file, syscalls.pid_namespace())
         _check_words(self._words, capacity, path)
         _control_pages.add(self)
@@ -238,102 +284,114 @@ class ControlPage(RobustMutex):
     @property
     def is_ours(self) -> bool:
         """Whether its mutex means something: it was written in this boot, for this file."""
-        return tuple(self._words[_MAGIC_WORD:_END_OF_IDENTITY]) == self._identity
+        return tuple(self._words.identity) == self._identity
 
     @property
     def was_used(self) -> bool:
         """Whether somebody has opened the entry to write, in whatever boot."""
-        return any(self._words[_BOOT_WORD:_END_OF_IDENTITY])
+        return any(self._words.identity[1:])
 
     @property
     def is_of_this_boot(self) -> bool:
-        return tuple(self._words[_BOOT_WORD:_FILE_WORD]) == self._boot
+        return tuple(self._words.identity[1:3]) == self._boot
 
     def write_anew(self, *, survived: bool, is_live: bool) -> None:
-        """While nobody else has it open to write.
+        """Writes the page for this boot and file, while nobody else has the entry open to write.
 
         What the page says of its life may be older or newer than the catalog: a folder is copied file by file, and
         after a crash of the host each file is as old as it is.
 
         Args:
-            survived: what was stored before a crash of the host is there.
-            is_live: the key is still this entry's.
+            survived: whether rows that were stored before a crash of the host are there.
+            is_live: whether the key is still this entry's.
         """
         words = self._words
         if not self.is_of_this_boot:
-            words[_OTHER_BOOT] = 1
+            RingNumbers.in_page(self.address).other_boot = True
             if not survived:
-                words[_LENGTH] = words[_FLUSHED]
-        words[_GONE], words[_STATE], words[_SLEEPS] = not is_live, OPEN, 0
+                words.length = words.flushed
+        words.gone, words.state, words.sleeps = not is_live, OPEN, 0
         self.create()
-        words[_MAGIC_WORD:_END_OF_IDENTITY] = self._identity
+        words.identity[:] = self._identity
+
+    def forget_threads(self) -> None:
+        self.forks += 1
+        super().forget_threads()
 
     # --- the words ----------------------------------------------------------------------------------------------------
 
     @property
     def length(self) -> int:
         """The rows that are whole. Raises CorruptionError if there can't be so many."""
-        length = self._words[_LENGTH]
+        length = self._words.length
         if length > self.capacity:
             _check_words(self._words, self.capacity, self._path)
         return length
 
     @length.setter
     def length(self, value: int) -> None:
-        self._words[_LENGTH] = value
+        self._words.length = value
 
     @property
     def flushed(self) -> int:
-        """Of these, the rows that survive a crash of the host, from the first on."""
-        return min(self._words[_FLUSHED], self.length)
+        """The rows that survive a crash of the host, from the first on."""
+        return min(self._words.flushed, self.length)
 
     @flushed.setter
     def flushed(self, value: int) -> None:
-        self._words[_FLUSHED] = value
+        self._words.flushed = value
 
     @property
     def state(self) -> int:
-        return self._words[_STATE]
+        return self._words.state
 
     @state.setter
     def state(self, value: int) -> None:
-        self._words[_STATE] = value
+        self._words.state = value
 
     @property
     def is_gone(self) -> bool:
         """Whether the key was deleted."""
-        return bool(self._words[_GONE])
+        return self._words.gone != 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the entry can't be written any more: it was sealed, or the key was deleted."""
+        words = self._words
+        return words.gone != 0 or words.state == SEALED
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def ring(self) -> bool:
-        """Under the mutex. Whether somebody sleeps, who is to be woken after it by `wake`."""
-        self._bell.change(0)
-        sleeps, self._words[_SLEEPS] = bool(self._words[_SLEEPS]), 0
+        """Changes the bell, under the mutex. Returns whether somebody sleeps: call `wake` after the hold."""
+        words = self._words
+        words.bell = words.bell + 1 & 0xFFFFFFFF
+        sleeps, words.sleeps = bool(words.sleeps), 0
         return sleeps
 
     def wake(self) -> None:
-        self._bell.wake(0)
+        """Wakes all that sleep on the bell."""
+        syscalls.futex_wake(self.address + _ControlWords.bell.offset)
 
     def listen(self) -> int:
-        """Under the mutex: who is about to sleep says so, and gets what `sleep` wants."""
-        self._words[_SLEEPS] = 1
-        return self._bell.load(0)
+        """Says under the mutex that this thread is about to sleep. Returns the argument for `sleep`."""
+        self._words.sleeps = 1
+        return self._words.bell
 
     def sleep(self, seen: int, deadline: float) -> None:
-        """Without the mutex: until somebody rings, a second at most."""
-        self._bell.wait(0, seen, max(min(_LOOK_AGAIN, deadline - time.monotonic()), 0.0))
+        """Sleeps, without the mutex, until somebody rings, a second at most."""
+        seconds = max(min(_LOOK_AGAIN, deadline - time.monotonic()), 0.0)
+        syscalls.futex_wait(self.address + _ControlWords.bell.offset, seen, seconds)
 
 
-def _check_words(words: Any, capacity: int, path: str | None) -> None:
-    length, flushed = words[_LENGTH], words[_FLUSHED]
+def _check_words(words: _ControlWords, capacity: int, path: str | None) -> None:
     detail = ""
-    if words[_MAGIC_WORD] != _CONTROL_MAGIC:
+    if words.identity[0] != _CONTROL_MAGIC:
         detail = "its control page doesn't start with the magic number"
-    elif max(length, flushed) > capacity or words[_STATE] > SEALED or words[_GONE] > 1:
+    elif max(words.length, words.flushed) > capacity or words.state > SEALED or words.gone > 1:
         detail = (
-            f"its control page has {length:,} rows, {flushed:,} of them flushed, of at most {capacity:,}, "
-            f"state {words[_STATE]} and gone {words[_GONE]}, which can't be"
+            f"its control page has {words.length:,} rows, {words.flushed:,} of them flushed, of at most {capacity:,}, "
+            f"state {words.state} and gone {words.gone}, which can't be"
         )
     if detail:
         raise CorruptionError(f"{path}: {detail}: run memstore.repair" if path else detail, path=path, detail=detail)

@@ -18,7 +18,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 import xxhash
 
@@ -29,6 +29,7 @@ from memstore.errors import ContentionError, CorruptionError, StoreTimeoutError
 # --- mutexes ---------------------------------------------------------------------------------------------------------
 
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _DIED, _NEW, _FAILED = 1, 2, 4  # bits of the dirty word
@@ -39,7 +40,7 @@ class Refusal(Exception):
 
 
 class RobustMutex:
-    """A mutex at an address. The caller keeps the memory mapped as long as this object lives.
+    """Mutex at an address. The caller keeps the memory mapped as long as this object lives.
 
     Attributes:
         address: where it stands.
@@ -76,11 +77,19 @@ class RobustMutex:
         syscalls.mutex_create(self.address)
         self._dirty[0] = _NEW
 
-    def run(self, action: Callable[[], Result], deadline: float) -> Result:
-        """Calls `action` under the mutex. If it raises, the next owner recovers first.
+    def run(
+        self,
+        action: Callable[Arguments, Result],
+        deadline: float,
+        *arguments: Arguments.args,
+        **keywords: Arguments.kwargs,
+    ) -> Result:
+        """Calls `action` with the arguments under the mutex. If it raises, the next owner recovers first.
 
         Written so that no Python function is entered between a change of the mutex and the code that answers for it:
-        a KeyboardInterrupt is raised at such entries, and after calls.
+        a KeyboardInterrupt is raised at such entries, and after calls. A `with` statement can't promise that, because
+        it enters a Python function to leave: of 7,400 interrupts of a loop over one, 2,300 left the mutex held, and of
+        8,000 of a loop over this, none. (It took 0.4 us more, too.)
         """
         address, owner, inside, me = self.address, self._owner, self._inside, syscalls.thread_id()
         if me in inside:
@@ -90,17 +99,26 @@ class RobustMutex:
             )
         inside[me] = True
         try:
-            self._lock(deadline, me)
+            if owner[0] & syscalls.MUTEX_OWNER == me:  # an interrupt got past an earlier call: we hold it still
+                self._dirty[0] |= _FAILED
+            else:
+                code = syscalls.mutex_lock(address, deadline)
+                if code == syscalls.OWNER_DIED:
+                    self._dirty[0] |= _DIED
+                    syscalls.mutex_recovered(address)
+                elif code == syscalls.TIMED_OUT:
+                    who = describe_thread(self.owner())
+                    raise StoreTimeoutError(f"{self._name}: waited for the mutex, held by {who}: look at what it does")
             if self._dirty[0] and self.recover is not None:
                 self.recover()
                 self._dirty[0] = 0
-            return action()
+            return action(*arguments, **keywords)
         except self._refusals:
             raise
         except BaseException:
             if owner[0] & syscalls.MUTEX_OWNER == me:
                 self._dirty[0] |= _FAILED
-                syscalls.mutex_recovered(address)  # interrupted before `_lock` said so: unlocked as it is, it is lost
+                syscalls.mutex_recovered(address)  # interrupted before that was said: unlocked as it is, it is lost
             raise
         finally:
             if me in inside:  # a child that was forked in the middle has forgotten it. (No call here: see above)
@@ -108,43 +126,31 @@ class RobustMutex:
             if owner[0] & syscalls.MUTEX_OWNER == me:
                 syscalls.mutex_unlock(address)
 
-    def _lock(self, deadline: float, me: int) -> None:
-        if self._owner[0] & syscalls.MUTEX_OWNER == me:  # an interrupt got past `run`: we hold it still
-            self._dirty[0] |= _FAILED
-            return
-        code = syscalls.mutex_lock(self.address, deadline)
-        if code == syscalls.OWNER_DIED:
-            self._dirty[0] |= _DIED
-            syscalls.mutex_recovered(self.address)
-        elif code == syscalls.TIMED_OUT:
-            who = describe_thread(self.owner())
-            raise StoreTimeoutError(f"{self._name}: waited for the mutex, held by {who}: look at what it does")
-
     def owe_recovery(self) -> None:
-        """Under the mutex: the next owner recovers, as if this one had failed."""
+        """Lets the next owner recover, as if this one had failed. Under the mutex."""
         self._dirty[0] |= _FAILED
 
     def forget_threads(self) -> None:
-        """In a forked child, whose thread ids are others."""
+        """Forgets the threads, in a forked child, whose thread ids are others."""
         self._inside.clear()
 
     @property
     def is_held(self) -> bool:
-        """Whether this thread holds it. In the middle of an action: False in a child that was forked there."""
+        """Returns whether this thread holds it. In the middle of an action: False in a child that was forked there."""
         return self.owner() == syscalls.thread_id()
 
     def owner(self) -> int:
-        """The thread id that holds the mutex, 0 if none does."""
+        """Returns the thread id that holds the mutex, 0 if none does."""
         return self._owner[0] & syscalls.MUTEX_OWNER
 
     @property
     def is_new(self) -> bool:
-        """While recovering: nobody has owned the mutex since it was created."""
+        """Returns, while recovering, whether nobody has owned the mutex since it was created."""
         return bool(self._dirty[0] & _NEW)
 
     @property
     def has_died(self) -> bool:
-        """While recovering: an owner died in the middle of a change."""
+        """Returns, while recovering, whether an owner died in the middle of a change."""
         return bool(self._dirty[0] & _DIED)
 
 
@@ -166,7 +172,7 @@ _NOBODY_SLEEPS = 0
 
 
 class Watch:
-    """One word by which threads hear of every change, whatever it is of: a mark while one of them sleeps, else 0.
+    """Word by which threads hear of every change, whatever it is of: a mark while one of them sleeps, else 0.
 
     1. A watcher calls `mark`, **then** looks for what it waits for, then calls `sleep`.
     2. Who has changed something, and finds the word marked, takes the mark away and wakes all watchers.
@@ -181,13 +187,13 @@ class Watch:
     __slots__ = ("_mark", "_memory", "address", "word")
 
     def __init__(self, address: int, memory: object) -> None:
-        """`memory` keeps the word mapped."""
+        """Takes a word at an address. `memory` keeps it mapped."""
         self.address, self._memory = address, memory
         self.word = syscalls.words(address, 1)
         self._mark = 1
 
     def another(self) -> Watch:
-        """Of the same word, for another thread."""
+        """Returns one of the same word, for another thread."""
         return Watch(self.address, self._memory)
 
     def mark(self) -> None:
@@ -196,7 +202,7 @@ class Watch:
         self.word[0] = self._mark
 
     def sleep(self, seconds: float) -> None:
-        """Until somebody rings, and `seconds` at most; may return early."""
+        """Sleeps until somebody rings, and `seconds` at most; may return early."""
         syscalls.futex_wait(self.address, self._mark, seconds)
 
     def ring(self) -> None:
@@ -205,7 +211,7 @@ class Watch:
 
 
 class Doorbell:
-    """Words at an address. What they stand for is hashed onto them, so a waiter may wake for something else.
+    """Words at an address. The keys that they stand for are hashed onto them, so a waiter may wake for something else.
 
     Attributes:
         watch: told of each wake; None: nobody can watch.
@@ -214,14 +220,14 @@ class Doorbell:
     __slots__ = ("_count", "_memory", "_watched", "_words", "address", "watch")
 
     def __init__(self, address: int, count: int, memory: object, watch: Watch | None = None) -> None:
-        """`memory` keeps the words mapped: a thread may wait on them after everybody else has let go of this."""
+        """Takes words at an address. `memory` keeps them mapped: a thread may wait after all others have let go."""
         self.address, self._count, self._memory, self.watch = address, count, memory, watch
         self._words = syscalls.words(address, count)
         self._watched = (_NOBODY_SLEEPS,) if watch is None else watch.word
 
     @classmethod
     def open(cls, path: str, *, writable: bool, watch: Watch | None = None) -> Doorbell:
-        """The one that fills a file of one page. Its inode is never replaced while somebody may wait."""
+        """Opens the one that fills a file of one page. Its inode is never replaced while somebody may wait."""
         page = SharedPage(path, writable=writable)
         page.close_file()
         return cls(page.address, BELLS, page, watch)
@@ -233,7 +239,7 @@ class Doorbell:
         return self._words[bell]
 
     def news(self, seen: dict[int, int]) -> list[int]:
-        """The bells whose words aren't those in `seen` any more, which has the new ones then."""
+        """Returns the bells whose words aren't those in `seen` any more, and puts the new ones there."""
         words = self._words
         changed = [bell for bell, word in seen.items() if words[bell] != word]
         for bell in changed:
@@ -241,15 +247,15 @@ class Doorbell:
         return changed
 
     def state(self) -> int:
-        """A number for all words together: another one after a change of any key."""
+        """Returns a number for all words together: another one after a change of any key."""
         return xxhash.xxh3_64_intdigest(memoryview(self._words).cast("B"))
 
     def words(self) -> list[int]:
-        """All of them, by bell: for who counts changes."""
+        """Returns all of them, by bell, to count changes."""
         return [self._words[bell] for bell in range(self._count)]
 
     def change(self, bell: int) -> None:
-        """Under a mutex, so that no change is lost."""
+        """Changes a word. Under a mutex, so that no change is lost."""
         self._words[bell] = (self._words[bell] + 1) & 0xFFFFFFFF
 
     def wake(self, bell: int) -> None:
@@ -266,7 +272,7 @@ class Doorbell:
         syscalls.futex_wait(self.address + 4 * bell, seen, seconds)
 
     def ring_all(self) -> None:
-        """Under the mutex, as `change`."""
+        """Changes all words and wakes all. Under the mutex."""
         for bell in range(self._count):
             self.change(bell)
             self.wake(bell)
@@ -276,7 +282,7 @@ class Doorbell:
 
 
 class SharedPage:
-    """The page is mapped until nothing refers to this object: a thread may still wait on it after a close.
+    """Page of a file, mapped until nothing refers to this object: a thread may still wait on it after a close.
 
     Its file is open until `close_file`, or as long as the object lives.
 
@@ -301,7 +307,7 @@ class SharedPage:
         syscalls.map_shared(self.address, self.fd, syscalls.PAGE, writable=writable)
 
     def close_file(self) -> None:
-        """The mapping stays; and so do the file's locks, but for file systems where `mappings_keep_locks` is False."""
+        """Closes the file. The mapping stays, and so do the locks where `mappings_keep_locks`."""
         self.fd, self._closing = -1, None
 
     def __reduce__(self) -> NoReturn:
@@ -312,7 +318,7 @@ class SharedPage:
 
 
 def deadline_after(seconds: float) -> float:
-    """The monotonic time in `seconds` (may be infinite: a year serves). Raises TypeError, ValueError."""
+    """Returns the monotonic time in `seconds` (may be infinite: a year serves). Raises TypeError, ValueError."""
     try:
         if not seconds >= 0:  # nan, too
             raise ValueError(f"a timeout is a number of seconds, 0 or more, and not {seconds!r}")
@@ -322,17 +328,17 @@ def deadline_after(seconds: float) -> float:
 
 
 def boot_clock() -> int:
-    """Nanoseconds since boot, suspend included: leases are compared across processes."""
+    """Returns nanoseconds since boot, suspend included: leases are compared across processes."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> bytes:
-    """16 bytes that tell the boots of all machines apart."""
+    """Returns 16 bytes that tell the boots of all machines apart."""
     return _read_boot_id(syscalls.BOOT_ID)
 
 
 @functools.cache
 def _read_boot_id(path: str) -> bytes:
-    """Once a process, which doesn't outlive its boot: to open the file takes 30 us, and each lending names the boot."""
+    """Reads it once a process, which doesn't outlive its boot: to open the file takes 30 us."""
     with open(path) as file:
         return bytes.fromhex(file.read().strip().replace("-", ""))

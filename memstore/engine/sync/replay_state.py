@@ -1,390 +1,313 @@
 """The state of a replay buffer that processes share beside its rows. The rules: docs/decisions/015.
 
-Its numbers (`RingNumbers`) lie in the control page of the entry:
+Two parts lie in the control page of the entry (`pages.py`). From 320 on stand the numbers, `RingNumbers`, and from 512
+on the queue before the rate limiter, `LimiterQueue`. Its callers wait there in the order in which they came, inserts
+and samples apart.
 
-    320  head, added, rows, cursor, top, late; 368: in another boot
-    384  rows sampled
-    448  the sequence of the priorities' tree, odd while it changes; the largest priority ever given, a float
+The table of claims (`ClaimTable`) says who writes which slots. A thread holds the mutex of its claim from the claim to
+the publication. The kernel unlocks that mutex when the thread ends, after its last store. So a claim that isn't free,
+and whose mutex nobody holds, belongs to a dead thread.
 
-So does the queue before its rate limiter (`LimiterQueue`), in which callers wait in the order in which they came:
-
-    512  the next ticket
-    576  the places of those that insert, and then of those that sample
-
-A place has a ticket (0: empty), the thread, when it was last kept (nanoseconds since boot), and the rows that are
-wanted. Who waits keeps its place each second. A place is empty if its thread is dead, or hasn't kept it for longer:
-since it was stopped, or left by an exception.
-
-The table of claims (`ClaimTable`) says who writes which of its slots. A claim has 128 bytes: a robust mutex, which its
-thread holds from the claim to the publication, and what it notes: stage, first, end, rows, before. The kernel lets go
-of the mutex when the thread ends, behind its last store. So a claim that isn't free, and whose mutex nobody holds, is
-of a thread that is dead.
-
-All of it changes under the entry's mutex, but for that release.
+Everything changes under the entry's mutex, except that a claim's mutex is unlocked outside of it.
 """
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any
 
 from memstore.engine import syscalls
 from memstore.engine.sync.primitives import boot_clock, describe_thread
+from memstore.engine.syscalls import Float64, Structure, Uint64
 from memstore.errors import CorruptionError
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
 RING_AT = 320
-OTHER_BOOT_AT = 368
-_RING_WORDS = (512 - RING_AT) // 8
-_HEAD, _ADDED, _ROWS, _CURSOR, _TOP, _LATE, _OTHER_BOOT, _, _SAMPLED = range(9)
-_SEQUENCE, _LARGEST = (448 - RING_AT) // 8, (456 - RING_AT) // 8
 _POSITIONS = 1 << 46  # as many fit a slot's word
 
 
-class RingNumbers:
-    """The numbers, in a page at an address."""
+class RingNumbers(Structure):
+    """The numbers of a ring, from `RING_AT` on in its control page.
 
-    __slots__ = ("_floats", "_memory", "_words")
+    Attributes:
+        head: how many positions were handed out.
+        added: how many rows were ever published.
+        rows: how many slots have a whole row.
+        cursor: no row before this position waits to be handed out, except late ones.
+        top: no row from this position on waits to be handed out.
+        late: whether rows may wait that were published after the ring had passed over them.
+        other_boot: whether the page was written anew in another boot than the slots, which nobody has checked since.
+        sampled: how many rows were sampled, if there is a rate limiter.
+        sequence: odd while the tree of priorities changes.
+        given: the largest priority ever given; 0: none was.
+    """
 
-    def __init__(self, page: int, memory: object) -> None:
-        """`memory` keeps the page mapped."""
-        self._memory = memory
-        self._words = syscalls.long_words(page + RING_AT, _RING_WORDS)
-        self._floats = syscalls.doubles(page + RING_AT, _RING_WORDS)
+    head: int
+    added: int
+    rows: int
+    cursor: int
+    top: int
+    late: int
+    other_boot: int
+    sampled: int
+    sequence: int
+    given: float
+    _fields_ = (  # in lines of 64 bytes: what different calls change lies apart
+        *((name, Uint64) for name in ("head", "added", "rows", "cursor", "top", "late", "other_boot")),
+        ("_to_384", Uint64),
+        ("sampled", Uint64),
+        ("_to_448", Uint64 * 7),
+        ("sequence", Uint64),
+        ("given", Float64),
+    )
 
-    def check(self, capacity: int) -> None:
-        """Raises CorruptionError where they can't be those of a ring of so many slots."""
-        words = self._words
-        if max(words[_HEAD], words[_ADDED], words[_CURSOR], words[_TOP]) > _POSITIONS or words[_ROWS] > capacity:
-            raise CorruptionError(
-                f"its control page has head {words[_HEAD]:,}, {words[_ADDED]:,} rows added, {words[_ROWS]:,} of them "
-                f"there, cursor {words[_CURSOR]:,} and top {words[_TOP]:,}, of {capacity:,} slots, which can't be: run "
-                "memstore.repair"
-            )
-
-    # --- several at once ----------------------------------------------------------------------------------------------
-
-    def hand_out(self, head: int, covered: int) -> None:
-        """Positions before `head` are handed out; in their slots `covered` rows lay."""
-        self._words[_ROWS] -= covered
-        self._words[_HEAD] = head
-
-    def publish(self, first: int, end: int, added: int, capacity: int) -> None:
-        """Rows from `first` to before `end` are whole, with which `added` were. Made twice, it is as made once."""
-        words = self._words
-        words[_ADDED] = added
-        if first < words[_CURSOR]:
-            words[_CURSOR] = first
-        if end > words[_TOP]:
-            words[_TOP] = end
-        if first < words[_HEAD] - capacity:
-            words[_LATE] = True
-
-    # --- one by one ---------------------------------------------------------------------------------------------------
-
-    @property
-    def head(self) -> int:
-        """How many positions were handed out."""
-        return self._words[_HEAD]
-
-    @head.setter
-    def head(self, value: int) -> None:
-        self._words[_HEAD] = value
-
-    @property
-    def added(self) -> int:
-        """How many rows were ever published."""
-        return self._words[_ADDED]
-
-    @added.setter
-    def added(self, value: int) -> None:
-        self._words[_ADDED] = value
-
-    @property
-    def rows(self) -> int:
-        """How many slots have a whole row."""
-        return self._words[_ROWS]
-
-    @rows.setter
-    def rows(self, value: int) -> None:
-        self._words[_ROWS] = value
-
-    @property
-    def cursor(self) -> int:
-        """No row before it waits to be handed out, but for late ones."""
-        return self._words[_CURSOR]
-
-    @cursor.setter
-    def cursor(self, value: int) -> None:
-        self._words[_CURSOR] = value
-
-    @property
-    def top(self) -> int:
-        """No row from it on waits to be handed out."""
-        return self._words[_TOP]
-
-    @top.setter
-    def top(self, value: int) -> None:
-        self._words[_TOP] = value
-
-    @property
-    def late(self) -> bool:
-        """Whether rows may wait that were published when the ring had passed over them."""
-        return bool(self._words[_LATE])
-
-    @late.setter
-    def late(self, value: bool) -> None:
-        self._words[_LATE] = value
-
-    @property
-    def other_boot(self) -> bool:
-        """Whether the page was written anew in another boot than its slots, which nobody has looked at since."""
-        return bool(self._words[_OTHER_BOOT])
-
-    @other_boot.setter
-    def other_boot(self, value: bool) -> None:
-        self._words[_OTHER_BOOT] = value
-
-    @property
-    def sampled(self) -> int:
-        """How many rows were sampled, if there is a rate limiter."""
-        return self._words[_SAMPLED]
-
-    @sampled.setter
-    def sampled(self, value: int) -> None:
-        self._words[_SAMPLED] = value
-
-    @property
-    def sequence(self) -> int:
-        """Of the priorities' tree: odd while it changes."""
-        return self._words[_SEQUENCE]
-
-    @sequence.setter
-    def sequence(self, value: int) -> None:
-        self._words[_SEQUENCE] = value
+    @classmethod
+    def in_page(cls, address: int) -> RingNumbers:
+        """Returns the numbers in the control page at an address. The caller keeps the page mapped."""
+        return cls.from_address(address + RING_AT)
 
     @property
     def largest(self) -> float:
         """The largest priority ever given; 1 at first."""
-        return self._floats[_LARGEST] or 1.0
+        return self.given or 1.0
 
-    @largest.setter
-    def largest(self, value: float) -> None:
-        self._floats[_LARGEST] = value
+    def check(self, capacity: int) -> None:
+        """Raises CorruptionError if no ring of so many slots can have these numbers."""
+        if max(self.head, self.added, self.cursor, self.top) > _POSITIONS or self.rows > capacity:
+            raise CorruptionError(
+                f"its control page has head {self.head:,}, {self.added:,} rows added, {self.rows:,} of them "
+                f"there, cursor {self.cursor:,} and top {self.top:,}, of {capacity:,} slots, which can't be: run "
+                "memstore.repair"
+            )
+
+    def count_published(self, first: int, end: int, added: int, capacity: int) -> None:
+        """Notes that rows from `first` to before `end` wait to be handed out. To repeat it changes nothing.
+
+        Args:
+            added: how many rows were ever published, these included.
+            capacity: of the ring.
+        """
+        self.added = added
+        if first < self.cursor:
+            self.cursor = first
+        if end > self.top:
+            self.top = end
+        if first < self.head - capacity:
+            self.late = True
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------
 
 
 CLAIMS = 128
-CLAIM_SIZE = 128
-CLAIMS_SIZE = CLAIMS * CLAIM_SIZE
 FREE, CLAIMING, CLAIMED, PUBLISHING = range(4)  # stages
 
-_CLAIM_WORDS = CLAIM_SIZE // 8  # of a claim
-_STAGE, _FIRST, _END, _CLAIM_ROWS, _BEFORE = range(syscalls.MUTEX_SIZE // 8, syscalls.MUTEX_SIZE // 8 + 5)
 
-_held_by_threads: dict[
-    int, tuple[ClaimTable, int]
-] = {}  # whose memory must stay, by the mutex that a thread may hold; the thread
-
-
-class Claim(NamedTuple):
-    """What a claim says: its slots are those of the positions from `first` to `end` whose words name it.
+class Claim(Structure):
+    """An entry of the table. Its slots are those of the positions from `first` to `end` whose words name it.
 
     Attributes:
-        rows: how many of them there are.
-        before: how many rows had been added before it, once it is published.
+        lock: the first word of the mutex, which names its owner.
+        rows: how many slots there are.
+        before: how many rows had been added before its publication began.
     """
 
+    lock: int
     stage: int
     first: int
     end: int
     rows: int
     before: int
+    _fields_ = (
+        ("lock", Uint64),
+        ("_mutex", Uint64 * (syscalls.MUTEX_SIZE // 8 - 1)),
+        *((name, Uint64) for name in ("stage", "first", "end", "rows", "before")),
+        ("_to_128", Uint64 * 3),
+    )
+
+    @property
+    def owner(self) -> int:
+        """The thread that holds the mutex, 0 if none does."""
+        return self.lock & syscalls.MUTEX_OWNER
+
+    def __repr__(self) -> str:
+        return f"stage {self.stage}, {self.rows} rows from {self.first} to {self.end}"
+
+
+CLAIM_SIZE = 128
+CLAIMS_SIZE = CLAIMS * CLAIM_SIZE
+_CLAIM_WORDS, _STAGE = CLAIM_SIZE // 8, syscalls.MUTEX_SIZE // 8
+
+# The table whose memory must stay, and the thread, by the address of a mutex that the thread may hold.
+_held_by_threads: dict[int, tuple[ClaimTable, int]] = {}
 
 
 class ClaimTable:
-    """The claims at an address. Thread-safe as its callers are: under the entry's mutex."""
+    """The claims at an address. Call it under the entry's mutex.
 
-    __slots__ = ("_address", "_memory", "_mine", "_words")
+    Attributes:
+        claims: all of them, by their numbers.
+        mine: by thread of this process, the claim whose mutex it holds or held last.
+    """
+
+    __slots__ = ("_address", "_memory", "_words", "claims", "mine")
 
     def __init__(self, address: int, memory: object) -> None:
-        """`memory` keeps the table mapped."""
+        """Takes a table, which `memory` keeps mapped."""
         self._address, self._memory = address, memory
+        self.claims = [Claim.from_address(address + number * CLAIM_SIZE) for number in range(CLAIMS)]
         self._words = syscalls.long_words(address, CLAIMS * _CLAIM_WORDS)
-        self._mine: dict[int, int] = {}  # the claim that a thread has, or had last
-        _forget_the_dead()
+        self.mine: dict[int, int] = {}
+        for mutex, (_, thread) in list(_held_by_threads.items()):
+            if not os.path.exists(f"/proc/self/task/{thread}"):  # it ended, or is one of a forked child's parent
+                _held_by_threads.pop(mutex, None)
 
     def create(self) -> None:
         """Makes all claims free, while nobody uses them."""
-        for number in range(CLAIMS):
+        for number, claim in enumerate(self.claims):
             syscalls.mutex_create(self._address + number * CLAIM_SIZE)
-            self._words[number * _CLAIM_WORDS + _STAGE] = FREE
+            claim.stage = FREE
 
     # --- of this thread -----------------------------------------------------------------------------------------------
 
     def left_over(self) -> int | None:
-        """The claim that this thread still holds, because an exception came at an unlucky moment."""
-        number = self._mine.get(syscalls.thread_id())
-        return number if number is not None and self.is_mine(number) else None
+        """Returns the claim that this thread still holds, because an exception came at an unlucky moment."""
+        number = self.mine.get(syscalls.thread_id())
+        return number if number is not None and self.claims[number].owner == syscalls.thread_id() else None
 
     def take(self) -> int | None:
-        """Locks the mutex of a free claim for this thread. None: there is none."""
+        """Locks the mutex of a free claim for this thread. Returns None if there is none."""
         me = syscalls.thread_id()
-        last = self._mine.get(me)
+        last = self.mine.get(me)
         if last is not None and self._take(last, me):
             return last
-        if len(self._mine) > 2 * CLAIMS:  # of threads that are gone
-            self._mine = {thread: number for thread, number in self._mine.items() if self.owner(number) == thread}
+        if len(self.mine) > 2 * CLAIMS:  # of threads that are gone
+            self.mine = {thread: number for thread, number in self.mine.items() if self.claims[number].owner == thread}
         for number in range(CLAIMS):  # a generator's end swallows an interrupt
             if self._take(number, me):
                 return number
         return None
 
-    def find_free(self) -> int | None:
-        """A free claim, for a thread that lets go of it before it lets go of the entry's mutex. None: there is none."""
-        for number in range(CLAIMS):
-            if self._is_free(number):
-                return number
-        return None
-
-    def _is_free(self, number: int) -> bool:
-        at = number * _CLAIM_WORDS
-        return self._words[at + _STAGE] == FREE and not self._words[at] & syscalls.MUTEX_OWNER
-
     def _take(self, number: int, me: int) -> bool:
-        if not self._is_free(number):
+        claim = self.claims[number]
+        if claim.stage != FREE or claim.owner:
             return False
         address = self._address + number * CLAIM_SIZE
-        self._mine[me] = number  # before the mutex is: what an interrupt leaves is found by `left_over`
+        self.mine[me] = number  # before the mutex is locked: `left_over` finds what an interrupt leaves
         _held_by_threads[address] = self, me
         code = syscalls.mutex_lock(address, 0.0)
         if code == syscalls.OWNER_DIED:
             syscalls.mutex_recovered(address)
         return code != syscalls.TIMED_OUT
 
-    def release(self, number: int) -> None:
-        """Unlocks the mutex of a claim that this thread holds."""
+    def find_free(self) -> int | None:
+        """Returns a free claim, for a thread that frees it in the same hold. Returns None if there is none."""
+        for number, claim in enumerate(self.claims):
+            if claim.stage == FREE and not claim.lock & syscalls.MUTEX_OWNER:
+                return number
+        return None
+
+    def release(self, number: int, *, is_left_over: bool = False) -> None:
+        """Unlocks the mutex of a claim that this thread holds.
+
+        Args:
+            is_left_over: an interrupt may have come before the mutex was said to be whole again.
+        """
         address = self._address + number * CLAIM_SIZE
+        if is_left_over:
+            syscalls.mutex_recovered(address)
         syscalls.mutex_unlock(address)
         _held_by_threads.pop(address, None)
 
-    def release_left_over(self, number: int) -> None:
-        """As `release`, where an interrupt may have come before the mutex was said to be whole."""
-        syscalls.mutex_recovered(self._address + number * CLAIM_SIZE)
-        self.release(number)
-
-    def is_mine(self, number: int) -> bool:
-        return self._words[number * _CLAIM_WORDS] & syscalls.MUTEX_OWNER == syscalls.thread_id()
-
-    # --- what claims say ----------------------------------------------------------------------------------------------
-
-    def owner(self, number: int) -> int:
-        """The thread that holds its mutex, 0 if none does."""
-        return self._words[number * _CLAIM_WORDS] & syscalls.MUTEX_OWNER
-
-    def stage(self, number: int) -> int:
-        return self._words[number * _CLAIM_WORDS + _STAGE]
-
-    def set_stage(self, number: int, stage: int) -> None:
-        self._words[number * _CLAIM_WORDS + _STAGE] = stage
-
-    def read(self, number: int) -> Claim:
-        at = number * _CLAIM_WORDS
-        return Claim(*self._words[at + _STAGE : at + _BEFORE + 1])
-
-    def note(self, number: int, first: int, end: int, rows: int) -> None:
-        """Says what a claim is about to take. Its stage then is CLAIMING."""
-        words, at = self._words, number * _CLAIM_WORDS
-        words[at + _FIRST], words[at + _END], words[at + _CLAIM_ROWS] = first, end, rows
-        words[at + _STAGE] = CLAIMING
-
-    def note_publication(self, number: int, before: int) -> None:
-        """The moment of publication: from here on, the rows are completed by whoever comes next."""
-        words, at = self._words, number * _CLAIM_WORDS
-        words[at + _BEFORE] = before
-        words[at + _STAGE] = PUBLISHING
+    # --- of all -------------------------------------------------------------------------------------------------------
 
     def in_use(self) -> list[int]:
-        """All claims that aren't free."""
-        stages = self._words[_STAGE::_CLAIM_WORDS]
+        """Returns all claims that aren't free."""
+        stages = self._words[_STAGE::_CLAIM_WORDS]  # a fifth of the time that a look at each claim takes
         return [number for number, stage in enumerate(stages) if stage != FREE]
 
     def of_the_dead(self) -> list[int]:
-        """The claims whose threads are dead."""
-        return [number for number in self.in_use() if not self.owner(number)]
+        """Returns the claims whose threads are dead."""
+        return [number for number in self.in_use() if not self.claims[number].owner]
 
     def writers(self) -> str:
-        """Who has claims, for an error."""
-        threads = [self.owner(number) for number in self.in_use()]
+        """Names the processes that have claims, for an error."""
+        threads = [self.claims[number].owner for number in self.in_use()]
         return ", ".join(sorted({describe_thread(thread) for thread in threads if thread})) or "nobody"
-
-
-def _forget_the_dead() -> None:
-    """Threads that ended, or stayed with the parent of a forked child, hold no mutex here."""
-    for address, (_, thread) in list(_held_by_threads.items()):
-        if not os.path.exists(f"/proc/self/task/{thread}"):
-            _held_by_threads.pop(address, None)
 
 
 # --- the queue before a rate limiter ---------------------------------------------------------------------------------
 
 
 INSERTS, SAMPLES = range(2)
-QUEUE_SIZE = 12  # a side; who finds none waits without, and comes after them
-_NEXT_AT, _PLACES_AT, _PLACE_WORDS = 512, 576, 4
-_KEPT_FOR = 3_000_000_000  # nanoseconds; who waits looks each second
+QUEUE_SIZE = 12  # a side; a caller that finds no place waits without one, and comes after all others
+_RENEWED_WITHIN = 3_000_000_000  # nanoseconds; a waiting caller looks each second
 
 
-class QueuePlace(NamedTuple):
+class QueuePlace(Structure):
+    """The place of a caller in the queue.
+
+    Attributes:
+        ticket: grows from caller to caller; 0: the place is empty.
+        thread: the caller's.
+        renewed: when the caller looked last, in nanoseconds since boot.
+        rows: how many rows the caller wants.
+    """
+
     ticket: int
+    thread: int
+    renewed: int
     rows: int
+    _fields_ = tuple((name, Uint64) for name in ("ticket", "thread", "renewed", "rows"))
+
+
+class _Queue(Structure):
+    next_ticket: int
+    sides: Any
+    _fields_ = (("next_ticket", Uint64), ("_to_576", Uint64 * 7), ("sides", QueuePlace * QUEUE_SIZE * 2))
 
 
 class LimiterQueue:
-    """The queue before a rate limiter, in a page at an address."""
+    """The queue, in a control page at an address. Call it under the entry's mutex."""
 
-    __slots__ = ("_memory", "_next", "_sides")
+    __slots__ = ("_memory", "_queue", "_sides")
 
     def __init__(self, page: int, memory: object) -> None:
-        """`memory` keeps the page mapped."""
+        """Takes the queue of a page, which `memory` keeps mapped."""
         self._memory = memory
-        self._next = syscalls.long_words(page + _NEXT_AT, 1)
-        size = QUEUE_SIZE * _PLACE_WORDS
-        self._sides = [syscalls.long_words(page + _PLACES_AT + side * 8 * size, size) for side in (INSERTS, SAMPLES)]
+        self._queue = _Queue.from_address(page + 512)
+        self._sides: list[list[QueuePlace]] = [list(side) for side in self._queue.sides]
 
-    def line(self, side: int) -> list[QueuePlace]:
-        """Returns who waits, who came first first. Places of those that are gone become empty."""
-        words = self._sides[side]
+    def waiting(self, side: int) -> list[QueuePlace]:
+        """Returns the places of those who wait, in the order in which they came.
+
+        Places become empty whose thread is dead, or hasn't renewed them: it was stopped, or left by an exception.
+        """
         found: list[QueuePlace] = []
-        for at in range(0, QUEUE_SIZE * _PLACE_WORDS, _PLACE_WORDS):
-            if not words[at]:
+        for place in self._sides[side]:
+            if not place.ticket:
                 continue
-            ticket, thread, kept, rows = words[at : at + _PLACE_WORDS]
-            if 0 <= boot_clock() - kept <= _KEPT_FOR and os.path.exists(f"/proc/{thread}"):
-                found.append(QueuePlace(ticket, rows))
+            if 0 <= boot_clock() - place.renewed <= _RENEWED_WITHIN and os.path.exists(f"/proc/{place.thread}"):
+                found.append(place)
             else:
-                words[at] = 0
-        return sorted(found)
+                place.ticket = 0
+        return sorted(found, key=lambda place: place.ticket)
 
-    def sit(self, side: int, ticket: int, rows: int) -> int:
-        """Keeps the place of a ticket, or of 0 takes one. Returns its ticket; 0: there is none left."""
-        words = self._sides[side]
-        at = next((at for at in range(0, QUEUE_SIZE * _PLACE_WORDS, _PLACE_WORDS) if words[at] == ticket), None)
-        if at is None:  # taken for gone, or all are taken
-            return self.sit(side, 0, rows) if ticket else 0
+    def keep(self, side: int, ticket: int, rows: int) -> int:
+        """Renews the place of a ticket, or takes a place for the ticket 0. Returns its ticket; 0: no place is left."""
+        place = next((place for place in self._sides[side] if place.ticket == ticket), None)
+        if place is None:  # taken for gone, or all are taken
+            return self.keep(side, 0, rows) if ticket else 0
         if not ticket:
-            self._next[0] = ticket = self._next[0] + 1
-        words[at + 1], words[at + 2], words[at + 3] = syscalls.thread_id(), boot_clock(), rows
-        words[at] = ticket
+            self._queue.next_ticket = ticket = self._queue.next_ticket + 1
+        place.thread, place.renewed, place.rows = syscalls.thread_id(), boot_clock(), rows
+        place.ticket = ticket
         return ticket
 
     def leave(self, side: int, ticket: int) -> None:
-        """Makes the place of a ticket empty."""
-        words = self._sides[side]
-        for at in range(0, QUEUE_SIZE * _PLACE_WORDS, _PLACE_WORDS):
-            if ticket and words[at] == ticket:
-                words[at] = 0
+        """Empties the place of a ticket."""
+        for place in self._sides[side]:
+            if ticket and place.ticket == ticket:
+                place.ticket = 0

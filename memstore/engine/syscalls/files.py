@@ -26,6 +26,15 @@ _sync_file_range = bind(releasing_gil, "sync_file_range", Int, Int, Long, Long, 
 _statfs = bind(releasing_gil, "statfs", Int, ctypes.c_char_p, Pointer)
 
 
+# Calls as they are: tests replace these names too.
+close = os.close
+make_folder, remove_folder = os.mkdir, os.rmdir  # an empty one
+read_at = os.pread  # of a descriptor so many bytes from an offset on
+rename = os.rename
+status = os.fstat
+sync, truncate = os.fsync, os.ftruncate
+
+
 def open_into(owner: list[int], path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> None:
     """Opens, never through a link at the end of `path` nor waiting at a FIFO; appends the descriptor to `owner`.
 
@@ -42,7 +51,7 @@ def open_into(owner: list[int], path: str, flags: int, mode: int = 0o600, dir_fd
 
 
 def open_file(path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> int:
-    """As `open_into`, for files that no lock and no mapping depends on."""
+    """Opens a file as `open_into` does, where no lock and no mapping depends on it."""
     owner: list[int] = []
     syscalls.open_into(owner, path, flags, mode, dir_fd)
     return owner[0]
@@ -59,14 +68,6 @@ def close_all(owner: list[int]) -> None:
         drain(map(os.close, map(owner.pop, (0,))))
 
 
-def close(fd: int) -> None:
-    os.close(fd)
-
-
-def read_at(fd: int, size: int, offset: int) -> bytes:
-    return os.pread(fd, size, offset)
-
-
 def write_at(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
     view = memoryview(data)
     while len(view):
@@ -75,7 +76,7 @@ def write_at(fd: int, data: bytes | bytearray | memoryview, offset: int) -> None
 
 
 def write_parts_at(fd: int, parts: Sequence[memoryview], offset: int) -> None:
-    """As `write_at`, of bytes that lie in several places."""
+    """Writes bytes as `write_at` does, where they lie in several places."""
     todo, first = list(parts), 0
     while first < len(todo):
         written = os.pwritev(fd, todo[first : first + IOV_MAX], offset)
@@ -96,7 +97,7 @@ def read_parts_at(fd: int, parts: Sequence[memoryview], offset: int) -> int:
 
 
 def _skip(parts: list[memoryview], first: int, count: int) -> int:
-    """The first of the parts that isn't done, after `count` more bytes; it is cut where that is within one."""
+    """Returns the first of the parts that isn't done, after `count` more bytes; it is cut where that is within one."""
     while first < len(parts) and count >= len(parts[first]):
         count -= len(parts[first])
         first += 1
@@ -105,17 +106,9 @@ def _skip(parts: list[memoryview], first: int, count: int) -> int:
     return first
 
 
-def status(fd: int) -> os.stat_result:
-    return os.fstat(fd)
-
-
 def size_of(fd: int) -> int:
-    """A third of the time of `status`. It moves the position of the descriptor, which nothing here depends on."""
+    """Returns the size, in a third of the time of `status`. It moves the descriptor's position, which nothing uses."""
     return os.lseek(fd, 0, os.SEEK_END)
-
-
-def truncate(fd: int, size: int) -> None:
-    os.ftruncate(fd, size)
 
 
 def allocate(fd: int, size: int, start: int = 0) -> None:
@@ -129,16 +122,12 @@ def free_blocks(fd: int, size: int) -> None:
         raise last_error()
 
 
-def sync(fd: int) -> None:
-    os.fsync(fd)
-
-
 def sync_data(fd: int) -> None:
     os.fdatasync(fd)
 
 
 def start_sync(fd: int, offset: int, nbytes: int) -> None:
-    """The disk begins to write a range, for a later `sync` to find less to do. Advice: no error, no promise."""
+    """Makes the disk begin to write a range, so that a later `sync` finds less to do. Advice: no error, no promise."""
     _sync_file_range(fd, offset, nbytes, _SYNC_FILE_RANGE_WRITE)
 
 
@@ -150,17 +139,13 @@ def sync_folder(path: str) -> None:
         os.close(fd)
 
 
-def rename(source: str, target: str) -> None:
-    os.rename(source, target)
-
-
 def link(source: str, target: str, dir_fd: int | None = None) -> None:
-    """With `dir_fd`, both are names in that folder."""
+    """Links a file. With `dir_fd`, both are names in that folder."""
     os.link(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def replace(source: str, target: str, dir_fd: int | None = None) -> None:
-    """With `dir_fd`, both are names in that folder."""
+    """Renames a file over another one. With `dir_fd`, both are names in that folder."""
     os.replace(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
@@ -168,17 +153,8 @@ def unlink(path: str, dir_fd: int | None = None) -> None:
     os.unlink(path if dir_fd is None else path.rpartition("/")[2], dir_fd=dir_fd)
 
 
-def make_folder(path: str, mode: int) -> None:
-    os.mkdir(path, mode)
-
-
-def remove_folder(path: str) -> None:
-    """An empty one."""
-    os.rmdir(path)
-
-
 def memory_file(name: str) -> int:
-    """A file of shared memory that has no name in any folder; `name` is for people who look at /proc."""
+    """Makes a file of shared memory that has no name in any folder; `name` is for people who look at /proc."""
     return os.memfd_create(name, os.MFD_CLOEXEC)
 
 
@@ -187,7 +163,7 @@ def pid_namespace() -> int:
 
 
 def filesystem_type(path: str) -> int:
-    """The magic number of the file system that holds `path`: statfs(2) lists them."""
+    """Returns the magic number of the file system that holds `path`: statfs(2) lists them."""
     buffer = (ctypes.c_long * 32)()
     if _statfs(os.fsencode(path), ctypes.addressof(buffer)):
         raise last_error()
@@ -199,16 +175,16 @@ def filesystem_type(path: str) -> int:
 
 def lock_shared(fd: int) -> bool:
     """Tries, never waits. The lock belongs to the open file description: a mapping of it keeps it."""
-    return _flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def lock_exclusive(fd: int) -> bool:
-    return _flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _flock(fd: int, operation: int) -> bool:
     try:
-        fcntl.flock(fd, operation)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -115,6 +115,8 @@ def mutex_create(address: int) -> None:
 def mutex_lock(address: int, deadline: float) -> int:
     """Returns HELD, OWNER_DIED (held too: recover, then `mutex_recovered`) or TIMED_OUT. `deadline` is monotonic."""
     code = _mutex_trylock(address)
+    if code == HELD:
+        return code
     for _ in range(_SPINS):  # holds are short: to sleep and be woken takes longer than most of them
         if code != errno.EBUSY:
             break

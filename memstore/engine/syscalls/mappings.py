@@ -22,6 +22,9 @@ from memstore.engine.syscalls.libc import (
     releasing_gil,
 )
 
+# To lay out memory that processes share: a class of fields, and their types. An instance is made by `from_address`.
+Structure, Uint32, Uint64, Float64 = ctypes.Structure, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_double
+
 PAGE = 4096  # of our files, whatever the machine's
 HUGE_PAGE = 2 << 20
 
@@ -54,7 +57,7 @@ class Cleanup(map):  # pyright: ignore[reportMissingTypeArgument] - there it can
     __del__ = map.__next__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def __reduce__(self) -> NoReturn:
-        """A `map` can be copied, and the copy would close the same file, or unmap the same memory, once more."""
+        """Refuses: the copy of a `map` would close the same file, or unmap the same memory, once more."""
         raise TypeError(
             "mapped memory and its files can't be pickled or copied: copy the bytes, or send the path and map the file "
             "there"
@@ -82,7 +85,7 @@ def map_into(place: list[int], fd: int, size: int, flags: int = 0, *, shared: bo
 
 
 def map_room_into(place: list[int], size: int) -> None:
-    """As `map_into`, but no file: zeros, for `map_over`."""
+    """Maps zeros as `map_into` maps a file, for `map_over`."""
     syscalls.map_into(place, -1, size, _MAP_ANONYMOUS)
 
 
@@ -103,7 +106,7 @@ _hints = [0, 0]  # the last one, and the lowest
 
 
 def _hint(size: int) -> int:
-    """An address that may well be free: below the one before. Below what the kernel chooses, little else lies."""
+    """Returns an address that may well be free: below the one before. Little lies below what the kernel chooses."""
     hint = (_hints[0] - size) // HUGE_PAGE * HUGE_PAGE
     if hint < _hints[1]:
         return _free_address(size)
@@ -127,7 +130,10 @@ class Reservation(mmap.mmap):
 
 
 def reserve(size: int) -> tuple[Reservation, int, int]:
-    """Room for a mapping of `size` bytes. Returns it, its address, and the offset where the mapping is to start."""
+    """Reserves room for a mapping of `size` bytes.
+
+    Returns it, its address, and the offset where the mapping is to start.
+    """
     room = size + HUGE_PAGE if size >= HUGE_PAGE else size
     reservation = Reservation(-1, room, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, _PROT_READ | _PROT_WRITE)
     address = buffer_address(reservation)
@@ -149,38 +155,33 @@ def map_nothing(address: int, size: int) -> None:
 
 
 def buffer_address(buffer: bytearray | mmap.mmap | memoryview) -> int:
-    """Where the bytes lie, as long as nobody resizes it."""
+    """Returns where the bytes lie, as long as nobody resizes it."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer else 0
 
 
 def memory_at(address: int, size: int) -> memoryview:
-    """Mapped bytes, as long as they are mapped."""
+    """Returns mapped bytes, which can be used as long as they are mapped."""
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
 def words(address: int, count: int) -> Any:
-    """`count` unsigned 32-bit words at `address`, to load and store by index."""
+    """Returns `count` unsigned 32-bit words at `address`, to load and store by index."""
     return (ctypes.c_uint32 * count).from_address(address)
 
 
 def long_words(address: int, count: int) -> Any:
-    """As `words`, of 64 bits."""
+    """Returns `count` unsigned 64-bit words at `address`."""
     return (ctypes.c_uint64 * count).from_address(address)
 
 
-def doubles(address: int, count: int) -> Any:
-    """As `words`, of floats of 64 bits."""
-    return (ctypes.c_double * count).from_address(address)
-
-
 def sync_mapped(address: int, size: int) -> None:
-    """What was stored into whole pages of a shared mapping is on the disk. As `sync_data`, of a part of the file."""
+    """Brings what was stored into whole pages of a shared mapping to the disk, as `sync_data` does a whole file."""
     if _msync(address, size, _MS_SYNC):
         raise last_error()
 
 
 def keep_from_children(address: int, size: int) -> None:
-    """A forked child doesn't inherit the mapping, and so neither the lock that it keeps."""
+    """Keeps the mapping, and so the lock that it keeps, from forked children."""
     if _madvise(address, size, _MADV_DONTFORK):
         raise last_error()
 
@@ -191,7 +192,7 @@ def collapse(address: int, size: int) -> bool:
 
 
 def prefer_huge_pages(address: int, size: int) -> None:
-    """Room that is written for the first time gets huge pages, where it can: 64 MiB in 20 ms instead of 80. Advice."""
+    """Asks for huge pages in room that is written for the first time: 64 MiB in 20 ms instead of 80. Advice."""
     _madvise(address, size, _MADV_HUGEPAGE)
 
 
@@ -220,7 +221,7 @@ copy_briefly = bind(holding_gil, "memmove", Pointer, Pointer, Pointer, Size)  # 
 
 
 def is_resident(address: int) -> bool:
-    """Whether the page is in memory. The kernel says yes of all files that aren't the caller's own."""
+    """Returns whether the page is in memory. The kernel says yes of all files that aren't the caller's own."""
     page = ctypes.c_ubyte()
     if _mincore(address, PAGE, ctypes.addressof(page)):
         return True

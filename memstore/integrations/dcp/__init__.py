@@ -19,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from memstore._threads import between_forks
+from memstore._wording import offered
 
 if TYPE_CHECKING:
     from memstore.integrations.dcp.calls import async_save, load, save
@@ -47,6 +48,7 @@ __all__ = [
     "load",
     "save",
 ]
+__dir__ = offered(__all__)
 
 
 if not TYPE_CHECKING:  # for a type checker any name would be there
@@ -58,7 +60,3 @@ if not TYPE_CHECKING:  # for a type checker any name would be there
             value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})

@@ -7,7 +7,7 @@ import threading
 import warnings
 import weakref
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, overload
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.distributed.checkpoint import planner as planners
@@ -23,9 +23,6 @@ from memstore.errors import NotAStoreError, lacks_told
 from memstore.integrations.dcp.planners import LoadPlanner, SavePlanner
 from memstore.integrations.dcp.stager import Stager
 from memstore.integrations.dcp.storage import StorageReader, StorageWriter, tell_lack
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 StateDict = dict[str, Any]
 
@@ -91,11 +88,9 @@ def save(
         >>> state
         {'w': tensor([1., 1., 1.]), 'epoch': 4}
     """
-    _check("save", storage.StorageWriter, "storage_writer", storage_writer, checkpoint_id)
-    _check_ranks(process_group, no_dist)
-    _one_process_is_fine()
+    place = _place("save", storage_writer, checkpoint_id, process_group, no_dist)
     _end_of(_earlier())
-    writer = storage_writer or StorageWriter(_given(checkpoint_id))
+    writer = storage_writer or StorageWriter(place)
     try:
         return state_dict_saver.save(
             state_dict,
@@ -143,12 +138,10 @@ def load(
             is no checkpoint, its metadata are damaged, or another library has saved to the folder, too.
         TypeError, ValueError: as in `save`.
     """
-    _check("load", storage.StorageReader, "storage_reader", storage_reader, checkpoint_id)
-    _check_ranks(process_group, no_dist)
-    _one_process_is_fine()
+    place = _place("load", storage_reader, checkpoint_id, process_group, no_dist)
     reader = storage_reader
     if reader is None:
-        reader = StorageReader(_given(checkpoint_id))
+        reader = StorageReader(place)
         alone = no_dist or not _has_ranks()  # else all ranks have to hear of it from torch
         if alone and not os.path.lexists(reader.checkpoint_id):
             path = os.fspath(reader.checkpoint_id)
@@ -167,26 +160,6 @@ def load(
         raise
 
 
-class _Options(TypedDict, total=False):
-    """Arguments that `async_save` takes in both of its forms."""
-
-    checkpoint_id: str | os.PathLike[str] | None
-    storage_writer: storage.StorageWriter | None
-    planner: planners.SavePlanner | None
-    process_group: Any
-    async_checkpointer_type: AsyncCheckpointerType
-    no_dist: bool
-    use_collectives: bool
-
-
-@overload
-def async_save(
-    state_dict: StateDict, *, async_stager: None = None, **options: Unpack[_Options]
-) -> Future[Metadata]: ...
-@overload
-def async_save(
-    state_dict: StateDict, *, async_stager: AsyncStager, **options: Unpack[_Options]
-) -> Future[Metadata] | AsyncSaveResponse: ...
 @modes.uncompiled
 def async_save(
     state_dict: StateDict,
@@ -199,8 +172,8 @@ def async_save(
     async_stager: AsyncStager | None = None,
     no_dist: bool = False,
     use_collectives: bool = True,
-) -> Future[Metadata] | AsyncSaveResponse:
-    """Like `save`, but in a thread. You may change the tensors as soon as it returns.
+) -> Future[Metadata]:
+    """Saves like `save`, but in a thread. You may change the tensors as soon as it returns.
 
     The threads of the ranks use a process group of their own, which the first call creates, so training can go on with
     the default one. (If you give a `process_group`, they use that; with `use_collectives=False` and in a separate
@@ -227,16 +200,14 @@ def async_save(
         itself, torch's AsyncSaveResponse, which has both.
     """
     global _stager, _latest
-    _check("async_save", storage.StorageWriter, "storage_writer", storage_writer, checkpoint_id)
-    _check_ranks(process_group, no_dist)
-    _one_process_is_fine()
+    place = _place("async_save", storage_writer, checkpoint_id, process_group, no_dist)
     in_thread = async_checkpointer_type is AsyncCheckpointerType.THREAD
     writer: storage.StorageWriter
     if storage_writer is None and in_thread:
-        writer = _SerialWriter(_given(checkpoint_id), _earlier())  # which waits there
+        writer = _SerialWriter(place, _earlier())  # which waits there
     else:
         _end_of(_earlier())
-        writer = storage_writer or StorageWriter(_given(checkpoint_id))
+        writer = storage_writer or StorageWriter(place)
     if async_stager is None and isinstance(writer, StorageWriter):
         async_stager = _stager = _stager or Stager()
     if process_group is None and in_thread and use_collectives and not no_dist:
@@ -267,32 +238,34 @@ def async_save(
     future.add_done_callback(end)
     if in_thread:
         _latest = _Save(os.getpid(), writer if isinstance(writer, _SerialWriter) else None, ended)
-    return answer
-
-
-def _given(checkpoint_id: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
-    assert checkpoint_id is not None  # as `_check` has seen
-    return checkpoint_id
+    return cast("Future[Metadata]", answer)
 
 
 def _planner_for(writer: storage.StorageWriter, given: planners.SavePlanner | None) -> planners.SavePlanner | None:
-    """torch reads the objects in another library's storage by its own planner, unless somebody says otherwise."""
+    """Returns the planner that was given, or memstore's: torch's reads the objects in another library's storage."""
     return SavePlanner() if given is None and isinstance(writer, StorageWriter) else given
 
 
-def _check(call: str, kind: type[Any], name: str, storage: Any, checkpoint_id: Any) -> None:
-    if storage is None and checkpoint_id is None:
+def _place(call: str, given: Any, checkpoint_id: Any, process_group: Any, no_dist: bool) -> Any:
+    """Checks the arguments that all calls have, before torch does anything. Returns the checkpoint's id.
+
+    Raises TypeError or ValueError. It also turns off torch's warning that no process group is there. That stays off: an
+    asynchronous save warns in torch's thread, at any time, and `warnings` has no filters of threads.
+    """
+    kind, name = storage.StorageWriter, "storage_writer"
+    if call == "load":
+        kind, name = storage.StorageReader, "storage_reader"
+    if given is None and checkpoint_id is None:
         raise ValueError(f"{call} needs a place: give checkpoint_id=, the path of a folder, or {name}=")
-    if storage is not None and not isinstance(storage, kind):
+    if given is not None and not isinstance(given, kind):
         raise TypeError(
             f"{name} is a {kind.__name__}, as memstore.integrations.dcp and torch.distributed.checkpoint have them, "
-            f"and not {an(type(storage))}"
+            f"and not {an(type(given))}"
         )
-
-
-def _check_ranks(process_group: Any, no_dist: bool) -> None:
     if no_dist and process_group is not None:
         raise ValueError("process_group= and no_dist=True exclude each other: with no_dist no other rank takes part")
+    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+    return checkpoint_id
 
 
 class _SerialWriter(StorageWriter):
@@ -320,12 +293,12 @@ def _end_of(earlier: _Save | None) -> None:
 
 
 def _earlier() -> _Save | None:
-    """The latest asynchronous save of this process; in a forked child nothing runs of those of its parent."""
+    """Returns the latest asynchronous save of this process; in a forked child those of its parent don't run."""
     return _latest if _latest is not None and _latest.pid == os.getpid() else None
 
 
 def _own_group() -> Any:
-    """A group on the CPU for the collectives of saves, beside the default one, of the same ranks; None without one."""
+    """Returns a CPU group for the collectives of saves, of the default group's ranks; None without a default one."""
     global _group
     distributed: Any = torch.distributed
     if not _has_ranks():
@@ -339,11 +312,3 @@ def _own_group() -> Any:
 def _has_ranks() -> bool:
     distributed: Any = torch.distributed
     return distributed.is_available() and distributed.is_initialized()
-
-
-def _one_process_is_fine() -> None:
-    """Turns off torch's warning that no process group is there.
-
-    It stays off: an asynchronous save warns in torch's thread, at any time, and `warnings` has no filters of threads.
-    """
-    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")

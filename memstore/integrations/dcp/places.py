@@ -28,7 +28,7 @@ from memstore._threads import between_forks
 from memstore._wording import an
 from memstore.engine import has_settings
 from memstore.errors import AlreadyExistsError, CorruptionError, KeyNotFoundError, MemstoreError, VersionGoneError
-from memstore.listing import opened
+from memstore.listing import may_write, opened
 from memstore.sharding import Box, TensorShards
 from memstore.snapshot.drafts import PlannedBox, WrittenFile, write_boxes
 from memstore.snapshot.manifest import ManifestTensor, refuse_two
@@ -37,13 +37,9 @@ from memstore.snapshot.planned import (
     PlannedSnapshot,
     PlannedTensor,
     SnapshotPlan,
-    check_folder,
-    check_others,
-    new_save,
     publish_planned,
-    remove_torchs,
 )
-from memstore.snapshot.publishing import begin_save, sweep_saves
+from memstore.snapshot.publishing import Replacing, begin_save, new_id, remove_torchs, sweep_saves
 from memstore.structure import DTYPES, copy_into
 from memstore.view import StoredTensor
 
@@ -58,12 +54,12 @@ STATE, BYTES, WRAPPED, DCP = "state", "bytes", "wrapped", "dcp"
 
 
 def wrapped_name(index: MetadataIndex) -> str:
-    """The name in WRAPPED of a chunk of a tensor that is made of several."""
+    """Returns the name in WRAPPED of a chunk of a tensor that is made of several."""
     return f"{text_of(index.fqn)}@{','.join(map(str, index.offset or ()))}"
 
 
 class SaveTicket(msgspec.Struct, frozen=True):
-    """What a rank must know to write its part: the `storage_data` of its plan.
+    """The knowledge that a rank needs to write its part: the `storage_data` of its plan.
 
     A planner that caches plans hands out that of an earlier save.
     """
@@ -74,7 +70,7 @@ class SaveTicket(msgspec.Struct, frozen=True):
 
 
 class WrittenItem(msgspec.Struct, frozen=True):
-    """What a rank says of an item that it has written: the `storage_data` of its result.
+    """An item that a rank has written: the `storage_data` of its result.
 
     Attributes:
         item: its place among the rank's items.
@@ -113,23 +109,23 @@ class TensorRead(NamedTuple):
 
 
 class FinishedSave(NamedTuple):
-    """What all ranks have written.
+    """A save that all ranks have written.
 
     Attributes:
         files: of each rank that has written an item.
-        tensors: by STATE, BYTES or WRAPPED and by name: dtype, shape, and the parts: which file, and which box of it.
+        tensors: by STATE, BYTES or WRAPPED and by name.
         objects: for DCP.
     """
 
     save: str
     world_size: int
     files: Sequence[WrittenFile]
-    tensors: Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...], Sequence[tuple[int, int]]]]]
+    tensors: Mapping[str, Mapping[str, PlannedTensor]]
     objects: Any
 
 
 class Checkpoint(Protocol):
-    """One that is there.
+    """A checkpoint that is there.
 
     Attributes:
         id: tells it from any other that is or was in this place.
@@ -143,7 +139,7 @@ class Checkpoint(Protocol):
         ...
 
     def objects(self) -> Any:
-        """What DCP has."""
+        """Returns the value of DCP."""
         ...
 
     def read(self, parts: Sequence[TensorRead]) -> None:
@@ -154,28 +150,28 @@ class Checkpoint(Protocol):
 
     @property
     def can_be_sent(self) -> bool:
-        """Whether it can be pickled."""
+        """Returns whether it can be pickled."""
         ...
 
     def share(self) -> Any:
-        """What other ranks need to read this very checkpoint; it pickles."""
+        """Returns what other ranks need to read this very checkpoint; it pickles."""
         ...
 
     def shared(self, said: Any) -> Checkpoint:
-        """The checkpoint that another rank shares, if it is not this one. Raises if it is gone."""
+        """Returns the checkpoint that another rank shares, if it is not this one. Raises if it is gone."""
         ...
 
 
 class CheckpointPlace(Protocol):
-    """Where a checkpoint is, or is to be."""
+    """The place where a checkpoint is, or is to be."""
 
     @property
     def id(self) -> str:
-        """torch's checkpoint_id."""
+        """Returns torch's checkpoint_id."""
         ...
 
     def of_rank(self, rank: int) -> CheckpointPlace:
-        """Where a rank's own checkpoint is, which knows of no other rank."""
+        """Returns the place of a rank's own checkpoint, which knows of no other rank."""
         ...
 
     def check(self) -> None:
@@ -183,7 +179,7 @@ class CheckpointPlace(Protocol):
         ...
 
     def missing(self) -> list[str]:
-        """Folders that a save will make here, the innermost first."""
+        """Returns the folders that a save will make here, the innermost first."""
         ...
 
     def announce(self, ticket: SaveTicket) -> None:
@@ -191,11 +187,11 @@ class CheckpointPlace(Protocol):
         ...
 
     def current(self, ticket: SaveTicket) -> SaveTicket:
-        """The ticket of the present save, for a rank that has one of an earlier save."""
+        """Returns the ticket of the present save, for a rank that has one of an earlier save."""
         ...
 
     def take_part(self, ticket: SaveTicket) -> Callable[[], None]:
-        """Before `write`: this process takes part in the save until it calls what is returned."""
+        """Makes this process a part of the save, before `write`, until it calls what is returned."""
         ...
 
     def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
@@ -211,16 +207,16 @@ class CheckpointPlace(Protocol):
         ...
 
     def sweep(self) -> None:
-        """Before a save: gives back what earlier ones have left here, of any process, that nobody takes part in."""
+        """Gives back what earlier saves of any process have left here, and nobody takes part in, before a save."""
         ...
 
     def open(self) -> Checkpoint:
-        """The checkpoint that is there. Raises NotAStoreError or KeyNotFoundError if there is none."""
+        """Returns the checkpoint that is there. Raises NotAStoreError or KeyNotFoundError if there is none."""
         ...
 
 
 class WriteOptions(NamedTuple):
-    """As the arguments of StorageWriter."""
+    """The arguments of StorageWriter that say how."""
 
     overwrite: bool = True
     durability: str = "disk"
@@ -235,7 +231,7 @@ def text_of(checkpoint_id: str | os.PathLike[str]) -> str:
 
 
 def folder_of(checkpoint_id: str | os.PathLike[str]) -> str:
-    """The absolute path that a checkpoint id is. Raises ValueError for an address of some other storage."""
+    """Returns the absolute path that a checkpoint id is. Raises ValueError for an address of some other storage."""
     found = text_of(checkpoint_id)
     if not found or "\0" in found or "://" in found:
         raise ValueError(f"{found!r} is no path of a folder: memstore's checkpoints are folders, or keys of a store")
@@ -256,6 +252,7 @@ class FolderPlace:
 
     def __init__(self, path: str, options: WriteOptions, around: str | None = None) -> None:
         self.path, self._options, self._around = path, options, around
+        self._replacing = Replacing(DCP, options.overwrite)
 
     @property
     def id(self) -> str:
@@ -266,8 +263,8 @@ class FolderPlace:
 
     def check(self) -> None:
         if self._around is not None:
-            check_others(self._around, overwrite=self._options.overwrite)
-        check_folder(self.path, DCP, overwrite=self._options.overwrite)
+            self._replacing.check_others(self._around)
+        self._replacing.check(self.path)
 
     def missing(self) -> list[str]:
         found: list[str] = []
@@ -278,10 +275,10 @@ class FolderPlace:
         return found
 
     def announce(self, ticket: SaveTicket) -> None:
-        """Ranks need not know: each has an id of its own for its files, and says it with them."""
+        """Does nothing: each rank has an id of its own for its files, and says it with them."""
 
     def current(self, ticket: SaveTicket) -> SaveTicket:
-        return SaveTicket(new_save(), ticket.rank, ticket.world_size)
+        return SaveTicket(new_id(), ticket.rank, ticket.world_size)
 
     def take_part(self, ticket: SaveTicket) -> Callable[[], None]:
         return begin_save(self.path, ticket.save, durable=self._options.durability == "disk").close
@@ -298,21 +295,12 @@ class FolderPlace:
         )
 
     def publish(self, finished: FinishedSave) -> None:
-        tensors: dict[str, dict[str, PlannedTensor]] = {STATE: {}, BYTES: {}}
-        for key, found in finished.tensors.items():
-            tensors.setdefault(key, {})
-            for name, (dtype, shape, parts) in found.items():
-                boxes = [(file, finished.files[file].boxes[box]) for file, box in parts]
-                tensors[key][name] = PlannedTensor(
-                    dtype, shape, [(file, box) for file, box in boxes if box is not None]
-                )
         publish_planned(
             self.path,
-            SnapshotPlan(finished.files, tensors, {DCP: finished.objects}),
-            kind=DCP,
+            SnapshotPlan(finished.files, finished.tensors, {DCP: finished.objects}),
+            self._replacing,
             save=finished.save,
             durable=self._options.durability == "disk",
-            overwrite=self._options.overwrite,
         )
         if self._around is not None:
             remove_torchs(self._around, durable=self._options.durability == "disk")
@@ -331,7 +319,7 @@ class FolderPlace:
 
 
 class FolderCheckpoint:
-    """One that is there. It is pickled and copied as a reference, which opens the folder when it is first used.
+    """A checkpoint in a folder. It is pickled as a reference, which opens the folder when it is first used.
 
     Args:
         save: of a reference: the id of the checkpoint that the folder must still have.
@@ -426,11 +414,11 @@ class EntryPlace:
 
     @property
     def _note(self) -> str:
-        """A key beside the checkpoint's, while a save runs whose planner caches plans."""
+        """Returns a key beside the checkpoint's, while a save runs whose planner caches plans."""
         return f"{self._key}/dcp-save"
 
     def take_part(self, ticket: SaveTicket) -> Callable[[], None]:
-        return _nothing  # the store keeps parts for a time, whoever lives
+        return lambda: None  # the store keeps parts for a time, whoever lives
 
     def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
         parts: dict[tuple[str, str], list[PlannedBox]] = defaultdict(list)
@@ -439,8 +427,11 @@ class EntryPlace:
         value: dict[str, dict[str, Any]] = {STATE: {}, BYTES: {}}
         for (key, name), found in parts.items():
             value.setdefault(key, {})
-            made = tuple((box.box.offsets, _tensor_of_box(box)) for box in found)
-            value[key][name] = TensorShards(found[0].dtype, found[0].shape, made)
+            made: list[tuple[tuple[int, ...], torch.Tensor]] = []
+            for box in found:
+                local = torch.empty(box.box.shape, dtype=box.dtype) if box.box.is_empty else box.make().detach()
+                made.append((box.box.offsets, local if local.dtype == box.dtype else local.to(box.dtype)))
+            value[key][name] = TensorShards(found[0].dtype, found[0].shape, tuple(made))
         self._store.put_sharded(
             self._key,
             value,
@@ -473,27 +464,18 @@ class EntryPlace:
                 self._store.delete(self._note, missing_ok=True)
 
     def sweep(self) -> None:
-        """The store frees what dead processes have left."""
+        """Does nothing: the store frees what dead processes have left."""
 
     @property
     def _expected(self) -> int | None:
         return None if self._options.overwrite else 0
 
     def open(self) -> EntryCheckpoint:
-        *_, writable = self._store.lend_root(self._key)
-        return EntryCheckpoint(self._store.ref(self._key), can_be_sent=writable)
-
-
-def _nothing() -> None: ...
-
-
-def _tensor_of_box(box: PlannedBox) -> torch.Tensor:
-    made = torch.empty(box.box.shape, dtype=box.dtype) if box.box.is_empty else box.make().detach()
-    return made if made.dtype == box.dtype else made.to(box.dtype)
+        return EntryCheckpoint(self._store.ref(self._key), can_be_sent=may_write(self._store))
 
 
 class EntryCheckpoint:
-    """One that is there: a version of a key, which stays readable as long as this lives.
+    """A checkpoint in a store: a version of a key, which stays readable as long as this lives.
 
     Args:
         can_be_sent: whether the reference can: from a store that was only opened to read it can't, for want of a lease.
@@ -553,7 +535,7 @@ class EntryCheckpoint:
 
 
 class GivenPlace:
-    """What a writer or a reader was given. It can be pickled.
+    """The place that a writer or a reader was given. It can be pickled.
 
     Args:
         path_or_store, key: as for StorageWriter.
@@ -583,7 +565,7 @@ class GivenPlace:
         return f"{self._key!r} in {store}" if self._key is not None else f"in {store}"
 
     def move(self, checkpoint_id: str | os.PathLike[str]) -> None:
-        """To another checkpoint: a key, where there is a store."""
+        """Moves to another checkpoint: a key, where there is a store."""
         if self._in_store:
             key = text_of(checkpoint_id)
             encode_key(key)
@@ -615,12 +597,12 @@ class GivenPlace:
         return self._store
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without a store that this has opened: who unpickles it opens it again."""
+        """Returns the state without a store that this has opened: who unpickles it opens it again."""
         return self.__dict__ | ({} if self._path is None else {"_store": None})
 
 
 def is_possible(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """As torch asks it of a storage: whether a checkpoint id is for it."""
+    """Tells torch whether a checkpoint id is for this storage."""
     try:
         path = folder_of(checkpoint_id)
     except (TypeError, ValueError):

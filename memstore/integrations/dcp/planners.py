@@ -114,7 +114,7 @@ class LoadPlanner(DefaultLoadPlanner):
 
 
 def _key(place: Any, step: str | int) -> Any:
-    """What torch calls `step`: it has the keys of dicts as texts, those that are numbers, too."""
+    """Returns what torch calls `step`: it has the keys of dicts as texts, those that are numbers, too."""
     if isinstance(place, dict) and step not in place:
         keys = [key for key in cast("dict[Any, Any]", place) if str(key) == step]
         return keys[0] if keys else step
@@ -122,7 +122,7 @@ def _key(place: Any, step: str | int) -> Any:
 
 
 def encode_object(name: str, value: Any) -> bytes:
-    """A value as bytes, for a bytes item. Trainers put what they have pickled themselves into a BytesIO: it is kept."""
+    """Encodes a value for a bytes item. A BytesIO, into which trainers pickle themselves, is kept."""
     if type(value) is io.BytesIO:
         return _STREAM + _POSITION.pack(value.tell()) + value.getvalue()
     try:
@@ -189,7 +189,7 @@ class EncodedTensor:
 
 
 def decode_tensor(name: str, data: torch.Tensor) -> torch.Tensor:
-    """The tensor that `EncodedTensor` was made of, over the memory of `data`. Raises CorruptionError."""
+    """Makes the tensor that `EncodedTensor` was made of, over the memory of `data`. Raises CorruptionError."""
     memory = data.numpy()
     try:
         lengths = memory[len(_TENSOR) : len(_TENSOR) + _LENGTHS.size].tobytes()
@@ -212,7 +212,7 @@ def decode_tensor(name: str, data: torch.Tensor) -> torch.Tensor:
 
 
 def decode_object(name: str, data: bytes) -> Any:
-    """What `encode_object` was given; or what torch's planner has saved, if no class stands in it."""
+    """Returns what `encode_object` was given; or what torch's planner has saved, if no class stands in it."""
     if data.startswith(_STREAM):
         return _stream_of(name, data[len(_STREAM) :])
     if not data.startswith(_MARK):

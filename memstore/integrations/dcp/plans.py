@@ -84,7 +84,7 @@ class PlannedItem(NamedTuple):
 
 
 def planned_items(plan: SavePlan, planner: SavePlanner) -> list[PlannedItem]:
-    """The items that a rank writes. The bytes of bytes items are asked for now; tensors when they are written.
+    """Returns the items that a rank writes. Bytes of bytes items are asked for now, tensors when they are written.
 
     Raises:
         UnsupportedValueError: an item is no tensor and no bytes.
@@ -114,7 +114,7 @@ def _planned_item(item: WriteItem, planner: SavePlanner) -> PlannedItem:
 
 
 def _looked_up(item: WriteItem, planner: SavePlanner) -> torch.Tensor | None:
-    """The tensor of an item, where the planner can show it without making it. Checked, if it is a plain one.
+    """Returns the tensor of an item, where the planner can show it without making it. Checks a plain one.
 
     Raises UnsupportedValueError for one without memory: now, when nothing is written yet.
     """
@@ -130,7 +130,7 @@ def _looked_up(item: WriteItem, planner: SavePlanner) -> torch.Tensor | None:
 
 
 def _planned_wrapped(item: WriteItem, planner: SavePlanner) -> PlannedItem:
-    """A tensor that is made of several, as bytes that say how to make it again."""
+    """Plans a tensor that is made of several, as bytes that say how to make it again."""
     name = item.index.fqn
     found: Any = planner.resolve_data(item)
     encoded = EncodedTensor(name, found)
@@ -159,7 +159,7 @@ def _resolve(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
 
 
 def settled(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor; of one that a collective of torch is still to fill, what it fills, once it has."""
+    """Returns the tensor; for one that a collective of torch is still to fill, what that fills, once it has."""
     wait = getattr(tensor, "trigger_wait", None)
     return tensor if wait is None else wait()
 
@@ -172,7 +172,7 @@ class ItemRead(NamedTuple):
 
 
 def reading_of(item: ReadItem, planner: LoadPlanner, stored: Mapping[str, Mapping[str, CheckpointTensor]]) -> ItemRead:
-    """What is read for an item.
+    """Returns what is read for an item.
 
     Raises:
         KeyNotFoundError: the checkpoint has no such item.
@@ -191,7 +191,7 @@ def reading_of(item: ReadItem, planner: LoadPlanner, stored: Mapping[str, Mappin
     if key == BYTES:
         data = torch.empty(tensor.shape, dtype=torch.uint8)
         part = TensorRead(key, name, whole(tensor.shape), data)
-        return ItemRead(part, partial(_load_bytes, planner, item, data))
+        return ItemRead(part, lambda: planner.load_bytes(item, io.BytesIO(data.numpy().tobytes())))
     box = _box_of(item, tensor)
     target = _target_of(item, planner, box.shape)
     if is_made_of_several(target):
@@ -218,7 +218,7 @@ def _target_of(
 
 
 def _reading_of_several(item: ReadItem, planner: LoadPlanner, chunk: CheckpointTensor) -> ItemRead:
-    """A part of a chunk that is stored as the tensors that it is made of: the chunk is read whole, and cut then."""
+    """Returns what is read for a part of a chunk that is stored as several tensors: it is read whole, and cut then."""
     name, sizes = item.storage_index.fqn, tuple(item.lengths)
     target = _target_of(item, planner, sizes, takes_whole_tensors=True)  # copy_ fills sparse and quantized ones
     data = torch.empty(chunk.shape, dtype=torch.uint8)
@@ -255,7 +255,7 @@ def _fill(planner: LoadPlanner, item: ReadItem, target: torch.Tensor, found: tor
 
 
 def _box_of(item: ReadItem, tensor: CheckpointTensor) -> Box:
-    """Which elements of the whole tensor an item wants."""
+    """Returns which elements of the whole tensor an item wants."""
     inner, sizes = tuple(item.storage_offsets), tuple(item.lengths)
     chunk = tuple(item.storage_index.offset or (0,) * len(inner))
     fits = len(chunk) == len(inner) == len(sizes) == len(tensor.shape) and all(
@@ -268,10 +268,6 @@ def _box_of(item: ReadItem, tensor: CheckpointTensor) -> Box:
             f"the stored tensor is of shape {list(tensor.shape)}"
         )
     return Box(tuple(map(sum, zip(chunk, inner, strict=True))), sizes)
-
-
-def _load_bytes(planner: LoadPlanner, item: ReadItem, data: torch.Tensor) -> None:
-    planner.load_bytes(item, io.BytesIO(data.numpy().tobytes()))
 
 
 # --- Metadata --------------------------------------------------------------------------------------------------------
@@ -287,7 +283,7 @@ PlannerPaths = dict[str, tuple[str | int, ...]]
 
 
 class StoredProperties(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Of a tensor, as it was when it was saved; torch keeps them, and calls all of them deprecated."""
+    """The properties of a tensor when it was saved; torch keeps them, and calls all of them deprecated."""
 
     requires_grad: bool = False
     pin_memory: bool = False
@@ -311,7 +307,7 @@ class WrappedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is stored of torch's metadata.
+    """The stored form of torch's metadata.
 
     Attributes:
         format: of this.
@@ -340,7 +336,8 @@ def describe(metadata: Metadata, wrapped: Collection[str] = ()) -> dict[str, Any
     properties: dict[str, StoredProperties] = {}
     for name, found in metadata.state_dict_metadata.items():
         if isinstance(found, TensorStorageMetadata):
-            kept = _kept(found.properties)
+            said = found.properties
+            kept = StoredProperties(said.requires_grad, said.pin_memory, str(said.memory_format))
             if kept != StoredProperties():
                 properties[name] = kept
     paths = _paths_of(metadata.planner_data)
@@ -365,10 +362,6 @@ def _wrapped_of(found: Any) -> WrappedTensor:
     return WrappedTensor(DTYPE_NAMES[found.properties.dtype], tuple(found.size), chunks)
 
 
-def _kept(found: TensorProperties) -> StoredProperties:
-    return StoredProperties(found.requires_grad, found.pin_memory, str(found.memory_format))
-
-
 def _origin_of(meta: StorageMeta) -> StoredOrigin:
     place = None if meta.checkpoint_id is None else text_of(meta.checkpoint_id)
     if place is not None:  # a path may have bytes that are no UTF-8; nobody looks for the checkpoint by this
@@ -377,7 +370,7 @@ def _origin_of(meta: StorageMeta) -> StoredOrigin:
 
 
 def _paths_of(planner_data: Any) -> PlannerPaths | None:
-    """The data of torch's planner, if it is that; to write it so takes a tenth of the time and of the bytes."""
+    """Returns the data of torch's planner, if it is that: so written it takes a tenth of the time and of the bytes."""
     if not isinstance(planner_data, dict):
         return None
     found = cast("dict[Any, Any]", planner_data)
@@ -389,7 +382,7 @@ def _paths_of(planner_data: Any) -> PlannerPaths | None:
 
 
 def metadata_of(checkpoint: Checkpoint) -> Metadata:
-    """torch's metadata of a checkpoint.
+    """Returns torch's metadata of a checkpoint.
 
     Raises:
         CorruptionError: no save of memstore's wrote it.

@@ -75,7 +75,7 @@ class Stager(AsyncStager):
 
 
 def _over(memory: Any, tensor: torch.Tensor, place: tuple[int, int]) -> torch.Tensor:
-    """The copy of a tensor, which keeps the memory alive.
+    """Returns the copy of a tensor, which keeps the memory alive.
 
     It has a storage of its own: a DTensor takes over the offset of its local tensor, and has no memory; torch can't
     pickle it then, unless the offset is 0.
@@ -92,7 +92,7 @@ _Maker = Callable[[list[torch.Tensor]], Any]
 
 
 class _StagingWalk:
-    """Finds the tensors of a state dict. `visit` returns what makes it again, of copies of these."""
+    """A walk that finds the tensors of a state dict. `visit` returns what makes it again, of copies of these."""
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -100,21 +100,23 @@ class _StagingWalk:
         self._known: dict[int, tuple[int, torch.Tensor]] = {}  # by id, and the tensor, which keeps that its own
 
     def visit(self, value: Any, path: Path = ()) -> _Maker:
-        """Args: path: the keys that lead to it, for errors."""
+        """Returns what makes the value again.
+
+        Args:
+            path: the keys that lead to it, for errors.
+        """
         if isinstance(value, torch.Tensor):
             return self._visit_tensor(value, path)
         if isinstance(value, Mapping):
-            return self._visit_mapping(cast("Mapping[Any, Any]", value), path)
+            entries = cast("Mapping[Any, Any]", value).items()
+            of_keys = {key: self.visit(entry, (*path, key)) for key, entry in entries}
+            return lambda copies: {key: make(copies) for key, make in of_keys.items()}
         if type(value) in (list, tuple):
             makers = [self.visit(entry, (*path, i)) for i, entry in enumerate(cast("list[Any]", value))]
             kind = type(value)
             return lambda copies: kind(make(copies) for make in makers)
         kept = copy.deepcopy(value)
         return lambda _: kept
-
-    def _visit_mapping(self, value: Mapping[Any, Any], path: Path) -> _Maker:
-        makers = {key: self.visit(entry, (*path, key)) for key, entry in value.items()}
-        return lambda copies: {key: make(copies) for key, make in makers.items()}
 
     def _visit_tensor(self, value: torch.Tensor, path: Path) -> _Maker:
         value = settled(value)
@@ -130,8 +132,10 @@ class _StagingWalk:
             return lambda copies: copies[number]
         if isinstance(value, StoredTensor):  # it never changes: what is written is read of it
             return lambda _: value
-        if isinstance(value, LocalShardsWrapper):
-            return self._visit_shards(value, path)
+        if isinstance(value, LocalShardsWrapper):  # the local tensor of an embedding table's DTensor
+            makers = [self.visit(shard, path) for shard in value.local_shards()]
+            offsets = [tuple(offset) for offset in value.local_offsets()]
+            return lambda copies: LocalShardsWrapper([make(copies) for make in makers], offsets)
         if hasattr(value, "local_shards"):
             return self._visit_sharded(value, path)
         if structure.is_wrapper(type(value)):
@@ -160,12 +164,6 @@ class _StagingWalk:
             return kind.__tensor_unflatten__(parts | copied, context, size, stride)  # a mesh stays the same one
 
         return make
-
-    def _visit_shards(self, value: LocalShardsWrapper, path: Path) -> _Maker:
-        """What the DTensors of embedding tables have for local tensors."""
-        makers = [self.visit(shard, path) for shard in value.local_shards()]
-        offsets = [tuple(offset) for offset in value.local_offsets()]
-        return lambda copies: LocalShardsWrapper([make(copies) for make in makers], offsets)
 
     def _visit_sharded(self, value: Any, path: Path) -> _Maker:
         makers = [self.visit(shard.tensor, path) for shard in value.local_shards()]

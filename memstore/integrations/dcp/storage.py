@@ -73,7 +73,8 @@ from memstore.integrations.dcp.places import (
 )
 from memstore.integrations.dcp.plans import ItemRead, describe, metadata_of, planned_items, reading_of
 from memstore.snapshot.drafts import WrittenFile
-from memstore.snapshot.planned import new_save
+from memstore.snapshot.planned import PlannedTensor
+from memstore.snapshot.publishing import new_id
 from memstore.structure import DTYPE_NAMES, DTYPES
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ _VERSION = "1.0.0"  # of torch's metadata, which this writes
 
 @modes.uncompiled_methods
 class StorageWriter(storage.StorageWriter):
-    """Saves checkpoints of torch.distributed.checkpoint into a folder, or under a key of a store.
+    """A storage that saves checkpoints of torch.distributed.checkpoint in a folder, or under a key of a store.
 
     The folder is a snapshot: safetensors files and a manifest with checksums, without pickle. A checkpoint appears when
     all ranks have written, and is complete then. Until then, and if the save fails or is killed, an earlier checkpoint
@@ -128,7 +129,7 @@ class StorageWriter(storage.StorageWriter):
             raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
         self._options = WriteOptions(flag("overwrite", overwrite), durability, flag("checksum", checksum))
         self._where = GivenPlace(path_or_store, key, "a")
-        self._save, self._begun = new_save(), False
+        self._save, self._begun = new_id(), False
         self._unfinished: weakref.finalize[..., Any] | None = None
         self._part: weakref.finalize[..., Any] | None = None
         self._rank, self._alone = 0, False  # alone: each rank has a checkpoint of its own, without the others
@@ -145,7 +146,7 @@ class StorageWriter(storage.StorageWriter):
         """
         if checkpoint_id:
             self._where.move(checkpoint_id)
-        self._save, self._begun = new_save(), False
+        self._save, self._begun = new_id(), False
         for of_earlier in (self._unfinished, self._part):
             if of_earlier is not None:
                 of_earlier()
@@ -162,7 +163,7 @@ class StorageWriter(storage.StorageWriter):
         self._alone = not kwargs.get("use_collectives", True)
 
     def storage_meta(self) -> StorageMeta | None:
-        """The ids of the checkpoint and the save, for torch's planners and logs. Begins a save if `reset` didn't."""
+        """Returns the ids of checkpoint and save, for torch's planners and logs. Begins a save if `reset` didn't."""
         if self._begun:
             self.reset()
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save)
@@ -226,7 +227,7 @@ class StorageWriter(storage.StorageWriter):
 
     def _finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         files: list[WrittenFile] = []
-        tensors: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...], list[tuple[int, int]]]]] = {}
+        tensors: dict[str, dict[str, PlannedTensor]] = {STATE: {}, BYTES: {}}
         seen: set[MetadataIndex] = set()
         wrapped: set[str] = set()  # the names of tensors that are made of several
         for of_rank in results:
@@ -240,11 +241,10 @@ class StorageWriter(storage.StorageWriter):
                 if written.key == WRAPPED:
                     wrapped.add(result.index.fqn)
                 name = wrapped_name(result.index) if written.key == WRAPPED else result.index.fqn
-                _, _, parts = tensors.setdefault(written.key, {}).setdefault(
-                    name, (DTYPES[written.dtype], written.shape, [])
-                )
-                parts.append((len(files) - 1, written.item))
-        for name in wrapped & tensors.get(STATE, {}).keys():
+                of_key = tensors.setdefault(written.key, {})
+                tensor = of_key.setdefault(name, PlannedTensor(DTYPES[written.dtype], written.shape, []))
+                tensor.parts.append((len(files) - 1, written.item))
+        for name in wrapped & tensors[STATE].keys():
             raise UnsupportedValueError(
                 f"{name}: some of its parts are plain tensors, and others are made of several: make all of one kind"
             )
@@ -258,17 +258,17 @@ class StorageWriter(storage.StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is the path of a folder that exists, or can be created."""
+        """Returns whether it is the path of a folder that exists, or can be created."""
         return is_possible(checkpoint_id)
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
-        """The path of the folder, or the key."""
+        """Returns the path of the folder, or the key."""
         return self._where.id
 
     @property
     def save_id(self) -> str:
-        """The id of the present save, which is also in the checkpoint's metadata."""
+        """Returns the id of the present save, which is also in the checkpoint's metadata."""
         return self._save
 
     def __getstate__(self) -> dict[str, Any]:
@@ -277,7 +277,7 @@ class StorageWriter(storage.StorageWriter):
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-        self._save, self._begun = new_save(), False  # it may be unpickled for each of many saves
+        self._save, self._begun = new_id(), False  # it may be unpickled for each of many saves
 
     # --- the steps ----------------------------------------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ def _written(result: WriteResult) -> WrittenItem:
 
 
 def _wait_for_devices() -> None:
-    """What this thread has queued on GPUs: other threads, with streams of their own, copy from there."""
+    """Waits for what this thread has queued on GPUs: other threads, with streams of their own, copy from there."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         for device in range(torch.cuda.device_count()):
             torch.cuda.current_stream(device).synchronize()
@@ -376,7 +376,7 @@ def abandon_saves() -> None:
 
 
 def take_part_in_save(writer: Any, end: Callable[[], None]) -> weakref.finalize[..., Any]:
-    """`end` is called once the save is over for this rank. It may be called at any time, by any thread."""
+    """Calls `end` once the save is over for this rank: at any time, in any thread."""
     part = weakref.finalize(writer, end)
     part.atexit = False
     _parts_in_saves[part] = weakref.ref(threading.current_thread())
@@ -409,7 +409,7 @@ _BATCH = 1 << 30  # bytes: planners may make the tensors that are read into, and
 
 @modes.uncompiled_methods
 class StorageReader(storage.StorageReader):
-    """Loads checkpoints that `StorageWriter` has saved. Of each tensor it reads only the parts that are wanted.
+    """A storage that loads what `StorageWriter` has saved. Of each tensor it reads only the parts that are wanted.
 
     Nothing is unpickled here. (torch's DefaultLoadPlanner unpickles bytes items; memstore's `load` doesn't.)
 
@@ -508,24 +508,24 @@ class StorageReader(storage.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is the path of a folder that exists, or can be created."""
+        """Returns whether it is the path of a folder that exists, or can be created."""
         return is_possible(checkpoint_id)
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
-        """The path of the folder, or the key."""
+        """Returns the path of the folder, or the key."""
         return self._where.id
 
     @property
     def load_id(self) -> str:
-        """The id of the present load, which is also in the metadata that it returns."""
+        """Returns the id of the present load, which is also in the metadata that it returns."""
         return self._load
 
     def __repr__(self) -> str:
         return f"<memstore.integrations.dcp.StorageReader {self._where}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without a version of a store that was opened to read only: no lease can keep that on its way."""
+        """Returns the state without a version of a store that is only read: no lease can keep that on its way."""
         stays = self._checkpoint is not None and not self._checkpoint.can_be_sent
         return self.__dict__ | ({"_checkpoint": None} if stays else {})
 
@@ -562,7 +562,7 @@ class StorageReader(storage.StorageReader):
 
 
 def tell_lack(reader: storage.StorageReader, error: CheckpointException) -> None:
-    """Where metadata couldn't be read, torch tells an AssertionError with the reason's text: here it is the reason."""
+    """Puts the reason in the place of the AssertionError with its text that torch tells for unreadable metadata."""
     lack = reader._damage if isinstance(reader, StorageReader) else None  # pyright: ignore[reportPrivateUsage]
     if isinstance(lack, ResourceLimitError):
         for rank, (found, trace) in list(error.failures.items()):

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from memstore._threads import between_forks
+from memstore._wording import offered
 from memstore.errors import MissingPackageError
 
 if TYPE_CHECKING:
@@ -42,8 +43,5 @@ if not TYPE_CHECKING:  # for a type checker any name would be there
         return getattr(home, name)
 
 
-def __dir__() -> list[str]:
-    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})
-
-
 __all__ = ["CopyCheckpointer", "InPlaceCheckpointer", "MemstoreStorage", "MemstoreWriter"]
+__dir__ = offered(__all__)

@@ -38,7 +38,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from memstore.datasets import Batch, Dataset, SharedRows, rows_of_spec, shared_rows, take_batch
-from memstore.engine import SPARE_AT, SPARE_END, deadline_after
+from memstore.engine import SPARE_AT, deadline_after, syscalls
 from memstore.errors import CorruptionError, ReadOnlyError, StoreTimeoutError, StructureMismatchError
 from memstore.rows import RowIndex, read_rows
 from memstore.store.store import Store
@@ -98,7 +98,7 @@ class WholeRows:
         return self._entry.record.put_id
 
     def live(self) -> Any:
-        """The rows that are there, in the shared memory."""
+        """Returns the rows that are there, in the shared memory."""
         return self.value[: len(self)]
 
     def hold(self, action: Callable[[], _ResultT]) -> _ResultT:
@@ -134,8 +134,8 @@ class WholeRows:
             corrects: the last of them is not where the newest rows end.
         """
         batch = self._batch(rows)
-        if batch.count != len(slots):
-            raise ValueError(f"{self.data.key!r}: {batch.count:,} rows for {len(slots):,} slots")
+        if batch.rows != len(slots):
+            raise ValueError(f"{self.data.key!r}: {batch.rows:,} rows for {len(slots):,} slots")
         self._in_parts(batch, lambda start, stop: slots[start:stop], Moves.NOTHING if corrects else Moves.LAST)
 
     def append(self, rows: Any) -> torch.Tensor:
@@ -157,7 +157,7 @@ class WholeRows:
         return self._in_parts(self._batch(rows), choose, Moves.CURSOR)
 
     def _in_parts(self, batch: Batch, choose: Callable[[int, int], Words], moves: Moves) -> torch.Tensor:
-        """One hold for as many rows as can be staged."""
+        """Writes rows in parts: one hold of the mutex for as many rows as can be staged."""
 
         def write(start: int, stop: int) -> Words:
             slots = choose(start, stop)
@@ -165,7 +165,7 @@ class WholeRows:
             return slots
 
         room = self.journal.room
-        parts = [(start, min(start + room, batch.count)) for start in range(0, batch.count, room)]
+        parts = [(start, min(start + room, batch.rows)) for start in range(0, batch.rows, room)]
         found = [self.hold(functools.partial(write, *part)) for part in parts]
         return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *found]))
 
@@ -176,14 +176,14 @@ class WholeRows:
             rows = read_rows(self.live(), slots)
             change(rows)
             batch, room = self._batch(rows), self.journal.room
-            for start in range(0, batch.count, room):
-                stop = min(start + room, batch.count)
+            for start in range(0, batch.rows, room):
+                stop = min(start + room, batch.rows)
                 self.journal.stage(batch, start, stop, slots[start:stop], Moves.NOTHING)
 
         self.hold(write)
 
     def _batch(self, rows: Any) -> Batch:
-        """What the entry doesn't have is left out, as TorchRL does it for shared storages."""
+        """Leaves out what the entry doesn't have, as TorchRL does it for shared storages."""
         self._check_writable()
         if isinstance(rows, TensorDictBase) and is_tensor_collection(self.value):
             rows = rows.select(*self.names, strict=False)
@@ -195,7 +195,7 @@ class WholeRows:
     # --- read ---------------------------------------------------------------------------------------------------------
 
     def read(self, index: Any) -> Any:
-        """A copy of rows, each as one write has left it. `index`: what `memstore.read_rows` takes.
+        """Copies rows, each as one write has left it. `index` is what `memstore.read_rows` takes.
 
         Raises IndexError, and StoreTimeoutError, which names who is in the middle of a write.
         """
@@ -204,7 +204,7 @@ class WholeRows:
         return self._read(numbers.numpy(), lambda some: read_rows(live, numbers if some is None else some))
 
     def read_whole(self, numbers: Words, gather: Callable[[], Any]) -> Any:
-        """What `gather` copies, as if nobody had written meanwhile to the slots `numbers`."""
+        """Returns what `gather` copies, as if nobody had written meanwhile to the slots `numbers`."""
         deadline = self._deadline()
         while True:
             for _ in range(_ROUNDS if READS_ARE_ORDERED else 0):
@@ -249,7 +249,7 @@ class WholeRows:
         time.sleep(_PAUSE)
 
     def generations(self, slots: torch.Tensor) -> torch.Tensor:
-        """How often each slot was written again since its first time; -1: never, or there is no such slot."""
+        """Returns how often each slot was written again since its first time; -1 if never, or for no slot."""
         words = torch.from_numpy(self.journal.words)
         is_there = (slots >= 0) & (slots < len(words))
         found = words[slots.clamp(0, len(words) - 1)].abs() // 2 - 1
@@ -265,7 +265,7 @@ class WholeRows:
         self.hold(act)
 
     def flush(self) -> None:
-        """As `Dataset.flush`, of all slots that were written and of the state."""
+        """Flushes, as `Dataset.flush` does, all slots that were written, and the state."""
         self.hold(lambda: None)
         self.data.flush()
 
@@ -279,13 +279,35 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 READS_ARE_ORDERED = platform.machine() in ("x86_64", "AMD64")
 WORD = ("word",)
 _STAGED_BYTES, _STAGED_ROWS = 8 << 20, 4096
-_PENDING, _CURSOR, _WRITTEN, _LAST, _REVISION = range(5)  # of the state
-_NEXT = slice(5, 8)  # cursor, written and last, once the staged rows are stored
 _WORDS_AT_ONCE = 4096
 
 
+class JournalState(syscalls.Structure):
+    """The state of a storage, in its control page.
+
+    Attributes:
+        staged: how many rows are staged, and not stored yet.
+        cursor: the slot that `append` takes first.
+        written: rows ever written.
+        last: one more than the slot that was written last; 0: none was.
+        revision: changes with the rows.
+        following: cursor, written and last, once the staged rows are stored.
+    """
+
+    staged: int
+    cursor: int
+    written: int
+    last: int
+    revision: int
+    following: Any
+    _fields_ = (
+        *((name, syscalls.Uint64) for name in ("staged", "cursor", "written", "last", "revision")),
+        ("following", syscalls.Uint64 * 3),
+    )
+
+
 class Moves(Enum):
-    """What a write moves besides: nothing, the last slot, or the cursor with it."""
+    """Kind of write, by what it moves besides: nothing, the last slot, or the cursor with it."""
 
     NOTHING = 0
     LAST = 1
@@ -293,7 +315,7 @@ class Moves(Enum):
 
 
 def staging_rows(slots: int, row_bytes: int) -> int:
-    """How many rows are staged at once, in a storage of so many slots."""
+    """Returns how many rows are staged at once, in a storage of so many slots."""
     return max(1, min(slots, _STAGED_ROWS, _STAGED_BYTES // max(row_bytes, 1)))
 
 
@@ -318,10 +340,8 @@ class Journal:
         self._word = word
         words: Words = shared.rows.arrays[word]
         self.words, self._staged_slots = words[: self.slots], words[self.slots :]
-        start = entry.record.start
-        memory = np.asarray(entry.mapping)[start + SPARE_AT : start + SPARE_END]
-        self._state: Words = memory.view(np.int64)
-        self._entry_mapping = entry.mapping
+        self._state = JournalState.from_address(entry.mapping.address + entry.record.start + SPARE_AT)
+        self._mapping = entry.mapping  # it stays mapped
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -333,32 +353,32 @@ class Journal:
     @property
     def cursor(self) -> int:
         """The slot that `stage_next` takes first."""
-        return int(self._state[_CURSOR])
+        return self._state.cursor
 
     @property
     def written(self) -> int:
         """Rows ever written."""
-        return int(self._state[_WRITTEN])
+        return self._state.written
 
     @property
     def last(self) -> int | None:
         """The slot that was written last, by a write that isn't a correction."""
-        return int(self._state[_LAST]) - 1 if self._state[_LAST] else None
+        return self._state.last - 1 if self._state.last else None
 
     @property
     def revision(self) -> int:
         """Changes with the rows."""
-        return int(self._state[_REVISION])
+        return self._state.revision
 
     # --- under the mutex ----------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """First in every hold: completes what the last owner had published. Raises CorruptionError.
+        """Completes what the last owner had published, first in every hold. Raises CorruptionError.
 
         The slot behind the length was never written, unless the host crashed: then the length is as it was flushed, and
         what is behind it isn't known to be whole.
         """
-        if self._state[_PENDING]:
+        if self._state.staged:
             self._store()
         elif self.length < self.slots and self.words[self.length] > 0:
             self._forget_from(self.length)
@@ -372,18 +392,18 @@ class Journal:
         self._staged_slots[:count] = slots
         last = int(slots[-1]) + 1
         cursor = last % self.slots if moves is Moves.CURSOR else self.cursor
-        state[_NEXT] = (cursor, self.written + count, state[_LAST] if moves is Moves.NOTHING else last)
-        state[_PENDING] = count  # the moment of publication
+        state.following[:] = (cursor, self.written + count, state.last if moves is Moves.NOTHING else last)
+        state.staged = count  # the moment of publication
         self._store()
 
     def next_slots(self, count: int) -> Words:
         return (np.arange(count, dtype=np.int64) + self.cursor) % self.slots
 
     def _store(self) -> None:
-        """Step 3, from wherever it stopped."""
+        """Takes step 3, from wherever it stopped."""
         state, words = self._state, self.words
-        count = int(state[_PENDING])
-        slots = self._staged_slots[: max(count, 0)].copy()
+        count = state.staged
+        slots = self._staged_slots[:count].copy()
         if not 0 < count <= self.room or slots.min() < 0 or slots.max() >= self.slots:
             detail = f"{count} rows are staged, of at most {self.room}, or they are for slots that aren't there"
             raise CorruptionError(f"{self._key!r}: {detail}", key=self._key, detail=detail)
@@ -394,9 +414,9 @@ class Journal:
             target[slice(start, stop) if is_run else slots] = staged[:count]
         words[slots] += 1
         self._page.length = self._first_unwritten(self.length)
-        state[_CURSOR : _LAST + 1] = state[_NEXT]
+        state.cursor, state.written, state.last = state.following
         self.bump()
-        state[_PENDING] = 0
+        state.staged = 0
 
     def _first_unwritten(self, length: int) -> int:
         while length < self.slots:
@@ -408,7 +428,7 @@ class Journal:
         return length
 
     def bump(self) -> None:
-        self._state[_REVISION] += 1
+        self._state.revision += 1
 
     def set_length(self, length: int) -> None:
         """Says which slots count as written, whether they were or not."""
@@ -420,25 +440,25 @@ class Journal:
         self.bump()
 
     def _forget_from(self, slot: int) -> None:
-        """These count as not written, until they are."""
+        """Lets slots count as not written, until they are."""
         behind = self.words[slot:]
         behind[:] = -np.abs(behind)
 
     def set_counts(self, cursor: int, written: int) -> None:
         if not (0 <= cursor < self.slots and written >= 0):
             raise ValueError(f"{self._key!r}: cursor {cursor} of {self.slots} slots, or {written} rows written")
-        self._state[_CURSOR], self._state[_WRITTEN] = cursor, written
+        self._state.cursor, self._state.written = cursor, written
 
     def set_last(self, slot: int | None) -> None:
-        self._state[_LAST] = 0 if slot is None else slot % self.slots + 1
+        self._state.last = 0 if slot is None else slot % self.slots + 1
 
     def advance(self) -> None:
-        """Every slot was emptied, so what was sampled of it is out of date."""
+        """Notes that every slot was emptied, so what was sampled of it is out of date."""
         words = self.words
         words[:] = np.where(words == 0, 0, -(np.abs(words) + 2))
 
 
 def slots_of(capacity: int, row_bytes: int) -> int:
-    """Of a dataset with that many rows, which `staging_rows` has made larger than its slots."""
+    """Returns the slots of a dataset with that many rows, which `staging_rows` has made larger than its slots."""
     largest = staging_rows(capacity, row_bytes)
     return capacity - largest if capacity >= 2 * largest else capacity // 2

@@ -46,7 +46,7 @@ _OF_THIS_PROCESS = ("_mutation_revision_value", "_last_cursor_index_value", "_ro
 
 
 class StorageOfEntry(TensorStorage):
-    """What `MemstoreStorage` is but for its reads and writes: see there. Pickled by reference."""
+    """Base of `MemstoreStorage`, without its reads and writes. It is pickled by reference."""
 
     def __init__(self, max_size: int, *, store: Store, key: str, ndim: int = 1) -> None:
         Storage.__init__(self, max_size)  # not TensorStorage's: its length and tensors are those of one process
@@ -110,7 +110,7 @@ class StorageOfEntry(TensorStorage):
 
     @property
     def _storage(self) -> Any:
-        """All slots, in the shared memory. TorchRL's samplers and checkpointers read this attribute."""
+        """The slots, in the shared memory. TorchRL's samplers and checkpointers read this attribute."""
         rows = self._attach()
         return None if rows is None else rows.value
 
@@ -148,7 +148,7 @@ class StorageOfEntry(TensorStorage):
     _last_cursor = _last_cursor_index
 
     def _set_last_cursor(self, cursor: Any) -> None:
-        """Nothing: a write notes the last slot by itself."""
+        """Does nothing: a write notes the last slot by itself."""
 
     # --- as a whole ---------------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class CopyCheckpointer(TensorStorageCheckpointer):
             storage.load_counts(counts.cursor, counts.written, counts.last)
 
     def _loaded(self, storage: StorageOfEntry, path: Any) -> Any:
-        """What hooks make of the files, or a single tensor: loaded by TorchRL into the memory of this process."""
+        """Loads what hooks make of the files, or a single tensor, by TorchRL, into the memory of this process."""
         if storage.initialized and not is_tensor_collection(storage.rows.value):
             into = TensorStorage(torch.empty_like(storage.rows.value))
         else:
@@ -237,7 +237,7 @@ class CopyCheckpointer(TensorStorageCheckpointer):
 
 
 class InPlaceCheckpointer(StorageCheckpointerBase):
-    """For buffers that are too large to copy: `dumps` writes a reference to the rows, and flushes them to the disk.
+    """Checkpointer of buffers that are too large to copy. `dumps` writes a reference to the rows, and flushes them.
 
     After `loads`, rows, length and cursor are those of the present, and not those at the time of `dumps`.
     """
@@ -275,7 +275,7 @@ class _SavedStorage(msgspec.Struct):
 
 
 class _SavedCounts(msgspec.Struct):
-    """What the processes share beside the rows: see `journal`."""
+    """Counts that the processes share beside the rows: see `journal`."""
 
     cursor: Annotated[int, msgspec.Meta(ge=0)]
     written: Annotated[int, msgspec.Meta(ge=0)]
@@ -301,7 +301,7 @@ def _read_document(path: Path, kind: type[_DocumentT]) -> _DocumentT:
 
 
 def row_numbers(index: Any, count: int, key: str) -> Words:
-    """The slots of an index along the first dimension: a slice, a list, a range, a mask, integers of any shape.
+    """Returns the slots of an index along the first dimension: a slice, list, range, mask, or integers of any shape.
 
     Raises IndexError.
     """
@@ -322,7 +322,7 @@ class Cells:
 
 
 def cells_of(index: tuple[Any, ...], count: int) -> Cells:
-    """Of an index whose first part is integers, as a tensor, an int or a slice. Raises IndexError, TypeError."""
+    """Returns the cells of an index whose first part is integers, an int or a slice. Raises IndexError, TypeError."""
     first, *others = index
     if isinstance(first, slice):
         rows = np.arange(count, dtype=np.int64)[first]
@@ -344,7 +344,7 @@ R = TypeVar("R")
 
 
 def _eager(method: Callable[P, R]) -> Callable[P, R]:
-    """The method, which is neither compiled nor reached by modes of torch: rows are real memory."""
+    """Decorates a method that is neither compiled nor reached by modes of torch: rows are real memory."""
     return cast("Callable[P, R]", torch.compiler.disable(modes.unaffected(method)))
 
 
@@ -403,9 +403,10 @@ class MemstoreStorage(StorageOfEntry):
         if not self.initialized:
             self._init(data if is_one else data[0])
         if isinstance(cursor, tuple):
-            self._set_cells(cells_of(cast("tuple[Any, ...]", cursor), len(self.rows)), data)
+            cells = cells_of(cast("tuple[Any, ...]", cursor), len(self.rows))
+            self.rows.change(cells.rows, lambda rows: cells.put(rows, data))
         else:
-            slots = self._slots([int(cursor)] if is_one else cursor)
+            slots = row_numbers([int(cursor)] if is_one else cursor, self.rows.journal.slots, self.key)
             self._set_rows(slots, self.batch_of_one(data) if is_one else data, corrects=not set_cursor)
 
     @_eager
@@ -422,9 +423,6 @@ class MemstoreStorage(StorageOfEntry):
         check_row(self.key, row)
         return row[None]
 
-    def _slots(self, index: Any) -> Words:
-        return row_numbers(index, self.rows.journal.slots, self.key)
-
     def _set_rows(self, slots: Words, data: Any, *, corrects: bool) -> None:
         """Rows that are there may be corrected by some of their entries."""
         rows = self.rows
@@ -433,9 +431,6 @@ class MemstoreStorage(StorageOfEntry):
             rows.change(slots, lambda found: found.update_(data.select(*rows.names, strict=False)))
         else:
             rows.write(data, slots, corrects=corrects)
-
-    def _set_cells(self, cells: Cells, data: Any) -> None:
-        self.rows.change(cells.rows, lambda rows: cells.put(rows, data))
 
     @_eager
     def _apply_conditional_patch(self, index: torch.Tensor, patch: Mapping[Any, torch.Tensor]) -> None:
@@ -466,10 +461,11 @@ class MemstoreStorage(StorageOfEntry):
         if self.ndim > 1 or isinstance(index, tuple):
             shape = live.shape[: max(self.ndim, 1)]
             numbers = torch.arange(len(live)).view(-1, *[1] * (len(shape) - 1)).expand(shape)[index]
-            return rows.read_whole(np.unique(numbers.numpy()), lambda: _copied(live[index]))
-        flat, shape = _flat(index)
-        found = rows.read(flat)
-        return found if shape is None else _unflattened(found, shape)
+            return rows.read_whole(np.unique(numbers.numpy()), lambda: live[index].clone())
+        if isinstance(index, torch.Tensor) and index.ndim != 1 and index.dtype != torch.bool:
+            found = rows.read(index.flatten())
+            return found.reshape(*index.shape, *found.shape[1:])
+        return rows.read(index)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -508,7 +504,7 @@ class MemstoreStorage(StorageOfEntry):
 
 
 def as_batch(key: str, data: Any) -> Any:
-    """A batch as one value: a list of rows is stacked.
+    """Makes one value of a batch: it stacks a list of rows.
 
     Raises:
         UnsupportedValueError: a row is a dict, a tuple or another object.
@@ -575,19 +571,3 @@ def _is_basic(index: Any) -> bool:
     """Whether tensors give a part of themselves for it, and no copy."""
     parts = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
     return all(part is None or part is Ellipsis or isinstance(part, (int, slice, str)) for part in parts)
-
-
-def _flat(index: Any) -> tuple[Any, torch.Size | None]:
-    """An index of one dimension, and the shape that it had, if that was another."""
-    if isinstance(index, torch.Tensor) and index.ndim != 1 and index.dtype != torch.bool:
-        return index.flatten(), index.shape
-    return index, None
-
-
-def _unflattened(found: Any, shape: torch.Size) -> Any:
-    return found.reshape(*shape, *found.shape[1:])
-
-
-def _copied(value: Any) -> Any:
-    """What an index of tensors gives is a copy by itself; one of slices is not."""
-    return value.clone()

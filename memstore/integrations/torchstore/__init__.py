@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from memstore._wording import offered
 from memstore.integrations.torchstore import spmd
 from memstore.integrations.torchstore.api import (
     Client,
@@ -83,10 +84,7 @@ __all__ = [
     "spawn_actors",
     "spmd",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, "__doc__", "__file__", "__name__", "__path__"})  # completion offers what users call
+__dir__ = offered(__all__)
 
 
 explain_absent_modules()

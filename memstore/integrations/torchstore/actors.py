@@ -51,7 +51,7 @@ async def announce(name: str, path: str) -> None:
 
 
 async def find(name: str) -> str | None:
-    """The root of a store, if some process of the job has announced it; it may have been shut down since."""
+    """Returns the root of a store, if some process of the job has announced it; it may have been shut down since."""
     return await (await _paths()).find.call_one(name)
 
 
@@ -74,7 +74,7 @@ class FolderActor(Actor):
 
 @dataclass(frozen=True, slots=True)
 class ServedHosts:
-    """What `initialize` has started on hosts, and `shutdown` ends."""
+    """The agents that `initialize` has started on hosts, and `shutdown` ends."""
 
     mesh: Any
     path: str

@@ -34,6 +34,7 @@ from memstore.integrations.torchstore import calls, folders
 from memstore.integrations.torchstore.errors import NoCounterpartError, NotInitializedError, no_counterpart
 from memstore.integrations.torchstore.strategy import HostStrategy, TorchStoreStrategy
 from memstore.integrations.torchstore.transport import TensorSlice
+from memstore.listing import opened
 
 # --- Functions -------------------------------------------------------------------------------------------------------
 
@@ -397,7 +398,7 @@ async def _in_thread(
     *,
     fills: bool,
 ) -> _ResultT:
-    root = store.lend_root("any")[0]
+    root = opened(store)
     lane = pool_in(root, None if key is None else calls.stored(key), fetches=True)
     return await call(lane, lambda _: function(store, *arguments), settles=fills)
 

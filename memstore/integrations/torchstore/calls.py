@@ -43,7 +43,7 @@ from memstore.integrations.torchstore.errors import StateDictNotFoundError
 from memstore.integrations.torchstore.transport import TensorSlice
 from memstore.listing import absent, opened
 from memstore.sharding import Shard, sharded_leaf, whole
-from memstore.store.values import ref_lazily
+from memstore.store.store import ref_lazily
 from memstore.structure import copy_into, why_not_filled
 from memstore.view import StoredTensor, load_leaf
 

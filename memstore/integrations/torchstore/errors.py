@@ -19,7 +19,10 @@ _ALIKE = 0.8  # a typo; less would take TorchStore's StorageVolume for our Contr
 
 
 class NoCounterpartError(MemstoreError, NotImplementedError, AttributeError):
-    """memstore lacks this part of TorchStore (volumes, controllers, transports). The message says what replaces it."""
+    """The error of a part of TorchStore that memstore lacks (volumes, controllers, transports).
+
+    The message says what replaces it.
+    """
 
 
 class NoCounterpartImportError(MemstoreError, NotImplementedError, ImportError):
@@ -43,7 +46,7 @@ def no_counterpart(owner: str, name: str, known: Sequence[str] = ()) -> NoCounte
 
 
 def without_counterpart(owner: str, name: str, known: Sequence[str] = ()) -> str:
-    """What is said of a name that isn't here: that one of the known ones is meant, if it is like it."""
+    """Says of a name that isn't here that one of the known ones is meant, if it is like it."""
     likely = difflib.get_close_matches(name, known, 1, _ALIKE)
     if likely:
         return f"{owner} has no {name!r}: did you mean {likely[0]!r}?"
@@ -76,6 +79,6 @@ class _AbsentModules(MetaPathFinder):
 
 
 def explain_absent_modules() -> None:
-    """From now on such an import says what takes the module's place."""
+    """Makes such an import say, from now on, what takes the module's place."""
     if not any(isinstance(one, _AbsentModules) for one in sys.meta_path):
         sys.meta_path.append(_AbsentModules())

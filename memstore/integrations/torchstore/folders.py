@@ -108,20 +108,20 @@ def prepare(path: str) -> None:
 
 
 def path_in(job: str, name: str) -> str:
-    """Any text is a name: what no file name may have is quoted, and one that is too long for it goes by its hash."""
+    """Returns the folder of a name. Any text is one: it is quoted, and one that is too long goes by its hash."""
     quoted = quote(name, safe=" ").replace(".", "%2E") or "%"
     return f"{job}/{quoted if len(quoted) <= _LONGEST else hashlib.blake2b(name.encode(), digest_size=20).hexdigest()}"
 
 
 def known_path(name: str) -> str | None:
-    """The root of this name, if the environment says where it is, and it is there."""
+    """Returns the root of this name, if the environment says where it is, and it is there."""
     job = os.environ.get(ROOT_VARIABLE)
     path = path_in(job, name) if job else ""
     return path if path and os.path.exists(f"{path}/memstore.json") else None
 
 
 def follow(name: str, path: str) -> None:
-    """This rank uses what the first rank of its host has made."""
+    """Makes this rank use what the first rank of its host has made."""
     os.environ[ROOT_VARIABLE] = os.path.dirname(path)
     _followed.add(name)
 
@@ -197,7 +197,7 @@ def _is_made_here(job: str) -> bool:
 
 @contextlib.contextmanager
 def _above(base: str) -> Generator[str]:
-    """This user's folder, locked: nobody makes a job's folder, or looks for stale ones, meanwhile."""
+    """Locks this user's folder: nobody makes a job's folder, or looks for stale ones, meanwhile."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(base, 0o700)
     found = os.lstat(base)
@@ -231,7 +231,7 @@ def _sweep(base: str) -> None:
 
 
 def _has_owner(job: str) -> bool:
-    """On other hosts than that of who initialized a store, its agent is its owner, as soon as it runs."""
+    """Returns whether a store has an owner. On other hosts than the first its agent is that, once it runs."""
     names = os.listdir(job)
     if not names:
         return time.time() - os.stat(job).st_mtime < _SERVED_WITHIN
@@ -241,7 +241,7 @@ def _has_owner(job: str) -> bool:
 
 
 def is_served(path: str) -> bool:
-    """Whether the agent of this root lives."""
+    """Returns whether the agent of this root lives."""
     return os.path.exists(f"{path}/{_AGENT}") and _lock_is_held(f"{path}/{_AGENT}")
 
 

@@ -13,7 +13,6 @@ from memstore.structure.containers import arrays, python  # each registers its c
 from memstore.structure.containers.arrays import is_made_of_several, tensor_of_array
 from memstore.structure.containers.wrappers import (
     are_shards_of,
-    box_name,
     check_wrapped_shards,
     clone_parts,
     fill_parts,
@@ -36,7 +35,6 @@ def load_tensordicts() -> None:
 __all__ = [
     "are_shards_of",
     "arrays",
-    "box_name",
     "python",
     "check_wrapped_shards",
     "clone_parts",

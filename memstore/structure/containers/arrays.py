@@ -16,30 +16,25 @@ Plain tensors come here only in a careful walk, which looks at each of them to n
 tensors that are built are checked by torch, all indices, since its operators trust them.
 """
 
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import operator
-from collections.abc import Iterator
 from types import NoneType
 from typing import Any
 
 import numpy as np
 import torch
 
-from memstore._threads import between_forks
+from memstore import _compat
 from memstore._wording import first_line
-from memstore.engine import Path
 from memstore.sharding import TensorShard
 from memstore.structure import traits
 from memstore.structure.containers.wrappers import flatten_wrapper, is_wrapper
 from memstore.structure.refusals import RefusedError, require, sizes, unpack
 from memstore.structure.traits import NUMPY_DTYPES
-from memstore.structure.tree import TENSOR, Entries, Node, Tree, TreeParts, TreeReader, register
+from memstore.structure.tree import NAMELESS, TENSOR, Container, Tree, TreeReader, reads
 from memstore.structure.walk import Flattener, Walk, flattener, flattens, refuse, refuse_unless_pickled, rule
 
 # --- Arrays, and the rules for tensors -------------------------------------------------------------------------------
@@ -65,14 +60,18 @@ def _flatten_array(value: np.ndarray[Any, Any], walk: Walk) -> Tree:
     tensor = tensor_of_array(value)
     if tensor is None:
         return walk.object(value)
-    if walk.in_place and not _is_writable(value):
+    is_writable = value.flags.writeable and all(step >= 0 and step % value.itemsize == 0 for step in value.strides)
+    if walk.in_place and not is_writable:
         raise RefusedError("a numpy array that can't be written, or not through a tensor")
     walk.tensors.append(tensor)
     return ("ndarray", TENSOR)
 
 
 def tensor_of_array(value: np.ndarray[Any, Any]) -> torch.Tensor | None:
-    """The array's values, to be read: over its memory, where torch has such strides. None: torch has no such dtype."""
+    """Returns the array's values, to be read, or None where torch has no such dtype.
+
+    It lies over the array's memory, where torch has such strides.
+    """
     if value.dtype not in _ARRAY_DTYPES or not value.dtype.isnative:
         return None
     if any(step < 0 or step % value.itemsize for step in value.strides) or not value.size:
@@ -82,32 +81,12 @@ def tensor_of_array(value: np.ndarray[Any, Any]) -> torch.Tensor | None:
     return torch.from_numpy(value)
 
 
-def _is_writable(value: np.ndarray[Any, Any]) -> bool:
-    return value.flags.writeable and all(step >= 0 and step % value.itemsize == 0 for step in value.strides)
-
-
-@register
-class ArrayNode(Node):
-    __slots__ = ("entry",)
-    kind = "ndarray"
-    reads_leaves = True
-
-    def __init__(self, entry: Node) -> None:
-        self.entry = entry
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        (tree,) = unpack(payload, int)
-        return cls(reader.host_tensor(tree))
-
-    def build(self, parts: TreeParts) -> Any:
-        return self.entry.build(parts).detach().numpy()
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield (), self.entry
-
-    def describe(self) -> str:
-        return "numpy array"
+@reads("ndarray", int)
+def _read_array(reader: TreeReader, tree: Tree) -> Container:
+    node = reader.host_tensor(tree)
+    return Container(
+        "numpy array", lambda values, _: values[0].detach().numpy(), (NAMELESS,), [node], reads_leaves=True
+    )
 
 
 # -- tensors by themselves -------------------------------------------------------------------------------------------
@@ -115,7 +94,7 @@ class ArrayNode(Node):
 
 @flattens(torch.Tensor, torch.nn.Parameter)
 def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # pyright: ignore[reportAttributeAccessIssue]
+    if _compat.is_in_transform(value):
         raise RefusedError(
             "a tensor inside vmap, grad or another transform of torch.func: it has no bytes of its own: return it from "
             "the function, and use the result"
@@ -139,7 +118,7 @@ def _flatten_carefully(value: torch.Tensor, walk: Walk) -> Tree:
 
 
 def is_made_of_several(tensor: torch.Tensor) -> bool:
-    """Whether a value stores it as several tensors: one that wraps others, a sparse, nested or quantized one."""
+    """Returns whether it is stored as several tensors: one that wraps others, a sparse, nested or quantized one."""
     kind = type(tensor)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return tensor.is_nested or tensor.is_quantized or is_sparse(tensor)
@@ -210,7 +189,7 @@ def flatten_sparse(value: torch.Tensor, walk: Walk) -> Tree:
     found = traits.traits_of(value)
     plain, coalesced = value.detach(), False
     if value.layout is torch.sparse_coo:
-        inner, coalesced = [plain._indices(), plain._values()], plain.is_coalesced()
+        inner, coalesced = _compat.coo_parts(plain), plain.is_coalesced()
     else:
         inner = [getattr(plain, name)() for name in _NAMES[value.layout]]
     inner = [part.contiguous() if traits.repeats(part) else part for part in inner]
@@ -225,48 +204,31 @@ def flatten_sparse(value: torch.Tensor, walk: Walk) -> Tree:
     )
 
 
-@register
-class SparseNode(Node):
-    __slots__ = ("about", "entries", "kind_of_tensor", "layout", "requires_grad")
-    kind = "sparse"
-    reads_leaves = True
+@reads("sparse", str, int, list, int)
+def _read_sparse(reader: TreeReader, layout_name: str, flags: int, trees: list[Tree], about: Tree) -> Container:
+    require(layout_name in _LAYOUTS and about != TENSOR, "a malformed sparse tensor")
+    layout = _LAYOUTS[layout_name]
+    names = _NAMES[layout]
+    kind, requires_grad = traits.read_flags(flags)
+    require(len(trees) == len(names) and all(tree == TENSOR for tree in trees), "a malformed sparse tensor")
+    nodes = [*reader.nodes(trees), reader.node(about)]
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        layout, flags, trees, about = unpack(payload, str, int, list, int)
-        require(layout in _LAYOUTS and about != TENSOR, "a malformed sparse tensor")
-        node = cls()
-        node.layout = _LAYOUTS[layout]
-        node.kind_of_tensor, node.requires_grad = traits.read_flags(flags)
-        require(
-            len(trees) == len(_NAMES[node.layout]) and all(tree == TENSOR for tree in trees),
-            "a malformed sparse tensor",
-        )
-        node.entries = reader.entries(trees)
-        node.about = reader.node(about)
-        return node
-
-    def build(self, parts: TreeParts) -> Any:
-        size, coalesced = unpack(self.about.build(parts), list, bool)
-        shape, tensors = sizes(size), [tensor.detach() for tensor in self.entries.build(parts)]
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        size, coalesced = unpack(values.pop(), list, bool)
+        shape, tensors = sizes(size), [tensor.detach() for tensor in values]
         require(not any(map(traits.repeats, tensors)), "indices without memory of their own")
-        if self.layout is torch.sparse_coo:
-            indices, values = tensors
+        if layout is torch.sparse_coo:
+            indices, elements = tensors
             # torch makes another tensor of indices that aren't of this dtype, without a look at them
             require(indices.dtype is torch.int64, "indices of another dtype")
-            made = torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=True)
+            made = torch.sparse_coo_tensor(indices, elements, shape, is_coalesced=coalesced, check_invariants=True)
         else:
-            made = torch.sparse_compressed_tensor(*tensors, shape, layout=self.layout, check_invariants=True)
+            made = torch.sparse_compressed_tensor(*tensors, shape, layout=layout, check_invariants=True)
         differentiable = made.is_floating_point() or made.is_complex()
-        require(differentiable or not self.requires_grad, "a gradient of integers")
-        return traits.with_traits(made, traits.Traits(self.kind_of_tensor, self.requires_grad, None))
+        require(differentiable or not requires_grad, "a gradient of integers")
+        return traits.with_traits(made, traits.Traits(kind, requires_grad, None))
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield from self.entries.named(_NAMES[self.layout])
-        yield ("size",), self.about
-
-    def describe(self) -> str:
-        return "sparse tensor"
+    return Container("sparse tensor", make, (*names, "size"), nodes, reads_leaves=True)
 
 
 # --- Nested and quantized tensors ------------------------------------------------------------------------------------
@@ -278,67 +240,35 @@ class SparseNode(Node):
 def flatten_jagged(value: Any, walk: Walk) -> Tree:
     if value.device.type == "meta":
         raise RefusedError("a meta tensor: it has a shape, but no bytes: put a real one")
-    cached = value._metadata_cache
-    bounds = [None if cached.get(key) is None else int(cached[key].shape[0]) for key in ("min_seqlen", "max_seqlen")]
+    values, offsets, lengths, ragged, low, high = _compat.jagged_parts(value)
     # offsets go as they are: a second tensor with the same offsets is found to be tied, and both are of one shape again
-    inner = [value._values.detach(), value._offsets] + ([] if value._lengths is None else [value._lengths])
-    return (
-        *("jagged", value._ragged_idx, *bounds, value.requires_grad),
-        walk.entries(value, ("values", "offsets", "lengths"), inner),
-    )
+    inner = [values, offsets] if lengths is None else [values, offsets, lengths]
+    trees = walk.entries(value, ("values", "offsets", "lengths"), inner)
+    return ("jagged", ragged, low, high, value.requires_grad, trees)
 
 
-@register
-class JaggedNode(Node):
-    __slots__ = ("bounds", "entries", "ragged", "requires_grad")
-    kind = "jagged"
-    reads_leaves = True
+@reads("jagged", int, (NoneType, int), (NoneType, int), bool, list)
+def _read_jagged(
+    reader: TreeReader, ragged: int, low: int | None, high: int | None, requires_grad: bool, trees: list[Tree]
+) -> Container:
+    require(2 <= len(trees) <= 3 and all(tree == TENSOR for tree in trees), "a malformed jagged tensor")
+    require(all(bound is None or 0 <= bound < 1 << 48 for bound in (low, high)), "malformed lengths of a jagged tensor")
+    reader.exact.update(range(reader.tensors + 1, reader.tensors + len(trees)))
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        ragged, low, high, requires_grad, trees = unpack(payload, int, (NoneType, int), (NoneType, int), bool, list)
-        require(2 <= len(trees) <= 3 and all(tree == TENSOR for tree in trees), "a malformed jagged tensor")
-        require(
-            all(bound is None or 0 <= bound < 1 << 48 for bound in (low, high)), "malformed lengths of a jagged tensor"
-        )
-        node = cls()
-        node.ragged = ragged
-        node.bounds = {"min_seqlen": low, "max_seqlen": high}
-        node.requires_grad = requires_grad
-        reader.exact.update(range(reader.tensors + 1, reader.tensors + len(trees)))
-        node.entries = reader.entries(trees)
-        return node
-
-    def build(self, parts: TreeParts) -> Any:
-        with between_forks():
-            from torch.nested._internal.nested_tensor import NestedTensor
-
-            if any(bound is not None for bound in self.bounds.values()):
-                importlib.import_module("torch._dynamo")  # its constructor does, to mark them
-
-        values, offsets, lengths = [*self.entries.build(parts), None][:3]
-        require(1 <= self.ragged <= values.ndim and offsets.ndim == 1 and len(offsets) > 0, "a malformed jagged tensor")
+    def make(found: list[Any], _: torch.device | None) -> Any:
+        values, offsets, lengths = [*found, None][:3]
+        require(1 <= ragged <= values.ndim and offsets.ndim == 1 and len(offsets) > 0, "a malformed jagged tensor")
         require(lengths is None or lengths.shape == (len(offsets) - 1,), "a malformed jagged tensor")
-        _check_offsets(offsets, lengths, values.shape[self.ragged - 1])
-        cache = {key: torch.zeros(bound, 0, device="cpu") for key, bound in self.bounds.items() if bound is not None}
-        return NestedTensor(
-            values,
-            offsets,
-            lengths=lengths,
-            _ragged_idx=self.ragged,
-            requires_grad=self.requires_grad,
-            _metadata_cache=cache,
-        )
+        _check_offsets(offsets, lengths, values.shape[ragged - 1])
+        parts = _compat.JaggedParts(values, offsets, lengths, ragged, low, high)
+        return _compat.make_jagged(parts, requires_grad=requires_grad)
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        return self.entries.named(("values", "offsets", "lengths")[: len(self.entries.nodes)])
-
-    def describe(self) -> str:
-        return "nested tensor"
+    names = ("values", "offsets", "lengths")[: len(trees)]
+    return Container("nested tensor", make, names, reader.nodes(trees), reads_leaves=True)
 
 
 def _check_offsets(offsets: torch.Tensor, lengths: torch.Tensor | None, end: int) -> None:
-    """The rows lie in the values: torch trusts these numbers, and would read beyond."""
+    """Checks that the rows lie in the values: torch trusts these numbers, and would read beyond."""
     for tensor in (offsets,) if lengths is None else (offsets, lengths):
         require(tensor.dtype in (torch.int32, torch.int64), "malformed offsets of a jagged tensor")
         require(not traits.repeats(tensor), "malformed offsets of a jagged tensor")
@@ -356,30 +286,20 @@ def flatten_nested(value: torch.Tensor, walk: Walk) -> Tree:
         if walk.in_place:
             raise RefusedError("a nested tensor that is not contiguous")
         plain = plain.contiguous()
-    sizes = plain._nested_tensor_size()  # type: ignore[attr-defined]
+    sizes = _compat.nested_sizes(plain)
     trees = walk.entries(value, ("values", "sizes"), [plain.values(), sizes])
     return ("nested", value.requires_grad, *trees)
 
 
-@register
-class NestedNode(Node):
-    __slots__ = ("buffer", "requires_grad", "sizes")
-    kind = "nested"
-    reads_leaves = True
+@reads("nested", bool, int, int)
+def _read_nested(reader: TreeReader, requires_grad: bool, buffer_tree: Tree, sizes_tree: Tree) -> Container:
+    require(buffer_tree == TENSOR, "a malformed nested tensor")
+    buffer_node = reader.node(buffer_tree)
+    reader.exact.add(reader.tensors)
+    nodes = [buffer_node, reader.host_tensor(sizes_tree)]
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        requires_grad, buffer, sizes = unpack(payload, bool, int, int)
-        node = cls()
-        node.requires_grad = requires_grad
-        require(buffer == TENSOR, "a malformed nested tensor")
-        node.buffer = reader.node(buffer)
-        reader.exact.add(reader.tensors)
-        node.sizes = reader.host_tensor(sizes)
-        return node
-
-    def build(self, parts: TreeParts) -> Any:
-        buffer, sizes = self.buffer.build(parts), self.sizes.build(parts)
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        buffer, sizes = values
         # torch trusts these numbers, and would read beyond the buffer
         require(sizes.dtype == torch.int64 and sizes.ndim == 2 and buffer.ndim == 1, "a malformed nested tensor")
         require(not traits.repeats(sizes), "a malformed nested tensor")
@@ -389,20 +309,15 @@ class NestedNode(Node):
         require(sum(counts) == buffer.numel(), "a malformed nested tensor")
         strides = [[*itertools.accumulate(row[:0:-1], operator.mul, initial=1)][: len(row)][::-1] for row in rows]
         offsets = [0, *itertools.accumulate(counts)][: len(counts)]
-        made = torch._nested_view_from_buffer(  # type: ignore[attr-defined]
+        made = _compat.make_nested(
             buffer,
             sizes,
             torch.tensor(strides, dtype=torch.int64, device="cpu").reshape(sizes.shape),
             torch.tensor(offsets, dtype=torch.int64, device="cpu"),
-        ).detach()
-        return made.requires_grad_() if self.requires_grad else made
+        )
+        return made.requires_grad_() if requires_grad else made
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield ("values",), self.buffer
-        yield ("sizes",), self.sizes
-
-    def describe(self) -> str:
-        return "nested tensor"
+    return Container("nested tensor", make, ("values", "sizes"), nodes, reads_leaves=True)
 
 
 # -- quantized tensors -----------------------------------------------------------------------------------------------
@@ -427,62 +342,31 @@ def _check_integers(integers: torch.Tensor) -> None:
     require(not traits.repeats(integers), "a malformed quantized tensor")  # torch copies them
 
 
-@register
-class QuantizedNode(Node):
-    __slots__ = ("integers", "parameters")
-    kind = "quantized"
-    reads_leaves = True
+@reads("quantized", int, int)
+def _read_quantized(reader: TreeReader, integers_tree: Tree, parameters_tree: Tree) -> Container:
+    require(integers_tree == TENSOR and parameters_tree != TENSOR, "a malformed quantized tensor")
+    nodes = [reader.fixed_tensor(integers_tree), reader.node(parameters_tree)]
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        integers, parameters = unpack(payload, int, int)
-        require(integers == TENSOR and parameters != TENSOR, "a malformed quantized tensor")
-        node = cls()
-        node.integers = reader.fixed_tensor(integers)
-        node.parameters = reader.node(parameters)
-        return node
-
-    def build(self, parts: TreeParts) -> Any:
-        parameters = self.parameters.build(parts)
-        require(
-            type(parameters) is list and list(map(type, parameters)) == [float, int], "a malformed quantized tensor"
-        )
-        integers = self.integers.build(parts)
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        integers, parameters = values
+        is_pair = type(parameters) is list and list(map(type, parameters)) == [float, int]
+        require(is_pair, "a malformed quantized tensor")
         _check_integers(integers)
-        return torch._make_per_tensor_quantized_tensor(integers, *parameters)
+        return _compat.make_quantized(integers, *parameters)
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield (), self.integers
-        yield ("scale and zero point",), self.parameters
-
-    def describe(self) -> str:
-        return "quantized tensor"
+    return Container("quantized tensor", make, (NAMELESS, "scale and zero point"), nodes, reads_leaves=True)
 
 
-@register
-class ChannelQuantizedNode(Node):
-    __slots__ = ("axis", "entries")
-    kind = "quantized_channels"
-    reads_leaves = True
+@reads("quantized_channels", int, int, int, int)
+def _read_quantized_channels(reader: TreeReader, axis: int, *trees: Tree) -> Container:
+    require(trees == (TENSOR,) * 3, "a malformed quantized tensor")
+    nodes = [reader.fixed_tensor(tree) for tree in trees]
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        axis, *trees = unpack(payload, int, int, int, int)
-        require(trees == [TENSOR] * 3, "a malformed quantized tensor")
-        node = cls()
-        node.axis = axis
-        node.entries = Entries([reader.fixed_tensor(tree) for tree in trees])
-        return node
-
-    def build(self, parts: TreeParts) -> Any:
-        integers, scales, zero_points = self.entries.build(parts)
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        integers, scales, zero_points = values
         _check_integers(integers)
-        require(0 <= self.axis < integers.ndim, "a malformed quantized tensor")
-        require(scales.shape == zero_points.shape == (integers.shape[self.axis],), "a malformed quantized tensor")
-        return torch._make_per_channel_quantized_tensor(integers, scales, zero_points, self.axis)
+        require(0 <= axis < integers.ndim, "a malformed quantized tensor")
+        require(scales.shape == zero_points.shape == (integers.shape[axis],), "a malformed quantized tensor")
+        return _compat.make_channel_quantized(integers, scales, zero_points, axis)
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield from zip(((), ("scales",), ("zero_points",)), self.entries.nodes, strict=True)
-
-    def describe(self) -> str:
-        return "quantized tensor"
+    return Container("quantized tensor", make, (NAMELESS, "scales", "zero_points"), nodes, reads_leaves=True)

@@ -22,13 +22,11 @@ from __future__ import annotations
 import enum
 import types
 from collections import OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable, Iterator
 from types import NoneType
 from typing import Any
 
 import torch
 
-from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.structure.classes import (
     NAMESPACES,
@@ -45,8 +43,8 @@ from memstore.structure.classes import (
     write_attributes,
 )
 from memstore.structure.objects import join_dict, join_list, join_tuple
-from memstore.structure.refusals import RefusedError, require, unpack
-from memstore.structure.tree import Entries, Node, Tree, TreeParts, TreeReader, read_keys, register
+from memstore.structure.refusals import RefusedError, require
+from memstore.structure.tree import Container, Key, Tree, TreeReader, read_keys, reads
 from memstore.structure.walk import Flattener, Walk, flattener, flattens, rule
 
 # --- Builtin containers ----------------------------------------------------------------------------------------------
@@ -75,32 +73,14 @@ def _flatten_tuple(value: tuple[Any, ...], walk: Walk) -> Tree:
     return walk.joined(("tuple", trees), trees, join_tuple)
 
 
-@register
-class ListNode(Node):
-    __slots__ = ("entries",)
-    kind = "list"
-    make: Callable[[list[Any]], Any] = staticmethod(lambda entries: entries)
-
-    def __init__(self, entries: Entries) -> None:
-        self.entries = entries
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        (trees,) = unpack(payload, list)
-        return cls(reader.entries(trees))
-
-    def build(self, parts: TreeParts) -> Any:
-        return self.make(self.entries.build(parts))
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        return self.entries.numbered()
+@reads("list", list)
+def _read_list(reader: TreeReader, trees: list[Tree]) -> Container:
+    return Container("list", lambda values, _: values, range(len(trees)), reader.nodes(trees))
 
 
-@register
-class TupleNode(ListNode):
-    __slots__ = ()
-    kind = "tuple"
-    make = tuple
+@reads("tuple", list)
+def _read_tuple(reader: TreeReader, trees: list[Tree]) -> Container:
+    return Container("tuple", lambda values, _: tuple(values), range(len(trees)), reader.nodes(trees))
 
 
 # -- dicts -----------------------------------------------------------------------------------------------------------
@@ -134,77 +114,37 @@ def _flatten_defaultdict(value: defaultdict[Any, Any], walk: Walk) -> Tree:
     return ("defaultdict", _FACTORY_NAMES[factory], walk.keys(value), trees)
 
 
-@register
-class DictNode(Node):
-    __slots__ = ("keys", "entries")
-    kind = "dict"
-
-    def __init__(self, keys: tuple[Any, ...], entries: Entries) -> None:
-        require(len(keys) == len(entries.nodes), "other keys than entries")
-        self.keys = keys
-        self.entries = entries
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        keys, trees = unpack(payload, list, list)
-        return cls(read_keys(keys), reader.entries(trees))
-
-    def build(self, parts: TreeParts) -> Any:
-        return dict(zip(self.keys, self.entries.build(parts), strict=True))
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        return self.entries.named(self.keys)
+@reads("dict", list, list)
+def _read_dict(reader: TreeReader, written: list[Key], trees: list[Tree]) -> Container:
+    keys = read_keys(written)
+    return Container("dict", lambda values, _: dict(zip(keys, values, strict=True)), keys, reader.nodes(trees))
 
 
-@register
-class OrderedNode(DictNode):
-    __slots__ = ("attributes",)
-    kind = "ordered"
+@reads("ordered", list, list, (NoneType, int, list))
+def _read_ordered(reader: TreeReader, written: list[Key], trees: list[Tree], about: Tree | None) -> Container:
+    nodes, keys = reader.nodes(trees), read_keys(written)
+    if about is None:
+        return Container("OrderedDict", lambda values, _: OrderedDict(zip(keys, values, strict=True)), keys, nodes)
 
-    def __init__(self, keys: tuple[Any, ...], entries: Entries, attributes: Node | None) -> None:
-        super().__init__(keys, entries)
-        self.attributes = attributes
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        keys, trees, attributes = unpack(payload, list, list, (NoneType, int, list))
-        entries = reader.entries(trees)
-        return cls(read_keys(keys), entries, None if attributes is None else reader.node(attributes))
-
-    def build(self, parts: TreeParts) -> Any:
-        built: OrderedDict[Any, Any] = OrderedDict(zip(self.keys, self.entries.build(parts), strict=True))
-        if self.attributes is not None:
-            attributes = self.attributes.build(parts)
-            require(type(attributes) is dict and all(type(key) is str for key in attributes), "malformed attributes")
-            built.__dict__.update(attributes)
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        attributes = values.pop()
+        require(type(attributes) is dict and all(type(key) is str for key in attributes), "malformed attributes")
+        built: OrderedDict[Any, Any] = OrderedDict(zip(keys, values, strict=True))
+        built.__dict__.update(attributes)
         return built
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield from self.entries.named(self.keys)
-        if self.attributes is not None:
-            yield ("__dict__",), self.attributes
-
-    def describe(self) -> str:
-        return "OrderedDict"
+    return Container("OrderedDict", make, (*keys, "__dict__"), [*nodes, reader.node(about)])
 
 
-@register
-class DefaultDictNode(DictNode):
-    __slots__ = ("factory",)
-    kind = "defaultdict"
+@reads("defaultdict", str, list, list)
+def _read_defaultdict(reader: TreeReader, name: str, written: list[Key], trees: list[Tree]) -> Container:
+    require(name in _FACTORIES, "a malformed factory of a defaultdict")
+    factory, keys = _FACTORIES[name], read_keys(written)
 
-    def __init__(self, factory: type | None, keys: tuple[Any, ...], entries: Entries) -> None:
-        super().__init__(keys, entries)
-        self.factory = factory
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        return defaultdict(factory, zip(keys, values, strict=True))
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        factory, keys, trees = unpack(payload, str, list, list)
-        require(factory in _FACTORIES, "a malformed factory of a defaultdict")
-        return cls(_FACTORIES[factory], read_keys(keys), reader.entries(trees))
-
-    def build(self, parts: TreeParts) -> Any:
-        return defaultdict(self.factory, zip(self.keys, self.entries.build(parts), strict=True))
+    return Container("defaultdict", make, keys, reader.nodes(trees))
 
 
 @flattens(torch.Size)
@@ -237,30 +177,15 @@ def _flatten_namespace(value: Any, walk: Walk) -> Tree:
     return walk.joined(("namespace", which, _written_names(attributes, walk), trees), trees)
 
 
-@register
-class NamespaceNode(Node):
-    __slots__ = ("cls", "entries", "names")
-    kind = "namespace"
-    may_be_object = True
+@reads("namespace", str, list, list, may_be_object=True)
+def _read_namespace(reader: TreeReader, which: str, written: list[Any], trees: list[Tree]) -> Container:
+    require(which in NAMESPACES and len(written) == len(trees), "a malformed namespace")
+    kind, names = NAMESPACES[which], _read_names(written)
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        which, names, trees = unpack(payload, str, list, list)
-        require(which in NAMESPACES and len(names) == len(trees), "a malformed namespace")
-        node = cls()
-        node.cls = NAMESPACES[which]
-        node.names = _read_names(names)
-        node.entries = reader.entries(trees)
-        return node
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        return write_attributes(kind(), dict(zip(names, values, strict=True)))
 
-    def build(self, parts: TreeParts) -> Any:
-        return write_attributes(self.cls(), dict(zip(self.names, self.entries.build(parts), strict=True)))
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        return self.entries.named(self.names)
-
-    def describe(self) -> str:
-        return self.cls.__name__
+    return Container(kind.__name__, make, names, reader.nodes(trees))
 
 
 # -- dataclasses -----------------------------------------------------------------------------------------------------
@@ -292,41 +217,23 @@ def _flatten_dataclass(value: Any, walk: Walk) -> Tree:
     return walk.joined(("dataclass", name, there, unset, trees), trees)
 
 
-def _is_dataclass(kind: type) -> bool:
-    return flattener(kind) is _flatten_dataclass
+@reads("dataclass", str, list, list, list, may_be_object=True)
+def _read_dataclass(reader: TreeReader, name: str, names: list[Any], unset: list[Any], trees: list[Tree]) -> Container:
+    stored = set(_read_names([*names, *unset]))
+    require(len(names) == len(trees), "a malformed dataclass")
 
-
-@register
-class DataclassNode(Node):
-    __slots__ = ("entries", "name", "names", "unset")
-    kind = "dataclass"
-    may_be_object = True
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        name, names, unset, trees = unpack(payload, str, list, list, list)
-        _read_names([*names, *unset])
-        require(len(names) == len(trees), "a malformed dataclass")
-        node = cls()
-        node.name, node.names, node.unset = name, tuple(names), frozenset(unset)
-        node.entries = reader.entries(trees)
-        return node
-
-    def build(self, parts: TreeParts) -> Any:
-        kind = find_class(self.name, _is_dataclass, "a dataclass that can be made of its fields")
-        stored, here = {*self.names, *self.unset}, set(field_names(kind))
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        what = "a dataclass that can be made of its fields"
+        kind = find_class(name, lambda found: flattener(found) is _flatten_dataclass, what)
+        here = set(field_names(kind))
         if stored != here:
             raise UnsupportedValueError(
-                f"the dataclass {dotted(self.name)} has other fields here than in the stored value: "
+                f"the dataclass {dotted(name)} has other fields here than in the stored value: "
                 f"{', '.join(sorted(stored ^ here))}"
             )
-        return write_attributes(object.__new__(kind), dict(zip(self.names, self.entries.build(parts), strict=True)))
+        return write_attributes(object.__new__(kind), dict(zip(names, values, strict=True)))
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        return self.entries.named(self.names)
-
-    def describe(self) -> str:
-        return short(self.name)
+    return Container(short(name), make, names, reader.nodes(trees))
 
 
 # -- subclasses of dict, and UserDict --------------------------------------------------------------------------------
@@ -338,7 +245,7 @@ def _mapping_rule(kind: type) -> Flattener | None:
 
 
 def _base_of(kind: type) -> Any:
-    """What makes an object of the class, and holds its items; None where it may hold more."""
+    """Returns the class that makes such an object and holds its items; None where the object may hold more."""
     for base in (OrderedDict, dict, UserDict):
         if issubclass(kind, base):
             new = object if base is UserDict else base
@@ -376,29 +283,18 @@ def _items_of(value: Any) -> dict[Any, Any]:
     return dict(base.items(value))
 
 
-def _is_mapping(kind: type) -> bool:
-    return flattener(kind) is _flatten_mapping
+@reads("mapping", str, list, list, list, may_be_object=True)
+def _read_mapping(
+    reader: TreeReader, name: str, attributes: list[Any], written: list[Key], trees: list[Tree]
+) -> Container:
+    require(len(written) == len(trees), "other keys than entries")
+    names, keys = _read_names(attributes), read_keys(written)
 
-
-@register
-class MappingNode(Node):
-    __slots__ = ("attributes", "keys", "entries", "name")
-    kind = "mapping"
-    may_be_object = True
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        name, attributes, keys, trees = unpack(payload, str, list, list, list)
-        require(len(keys) == len(trees), "other keys than entries")
-        node = cls()
-        node.name, node.attributes, node.keys = name, _read_names(attributes), read_keys(keys)
-        node.entries = reader.entries(trees)
-        return node
-
-    def build(self, parts: TreeParts) -> Any:
-        kind = find_class(self.name, _is_mapping, "a dict or UserDict that can be made of its items")
-        items = dict(zip(self.keys, self.entries.build(parts), strict=True))
-        attributes = {name: items.get(name) for name in self.attributes}
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        what = "a dict or UserDict that can be made of its items"
+        kind = find_class(name, lambda found: flattener(found) is _flatten_mapping, what)
+        items = dict(zip(keys, values, strict=True))
+        attributes = {one: items.get(one) for one in names}
         base = _base_of(kind)
         if base is UserDict:
             return write_attributes(object.__new__(kind), {"data": items} | attributes | {"data": items})
@@ -407,11 +303,7 @@ class MappingNode(Node):
             base.__setitem__(made, key, entry)
         return write_attributes(made, attributes)
 
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        return self.entries.named(self.keys)
-
-    def describe(self) -> str:
-        return short(self.name)
+    return Container(short(name), make, keys, reader.nodes(trees))
 
 
 # --- Other sequences -------------------------------------------------------------------------------------------------
@@ -442,34 +334,19 @@ def _flatten_namedtuple(value: Any, walk: Walk) -> Tree:
     return ("namedtuple", name, walk.entries(value, type(value)._fields, value))
 
 
-@register
-class NamedTupleNode(Node):
-    __slots__ = ("entries", "name")
-    kind = "namedtuple"
+@reads("namedtuple", str, list)
+def _read_namedtuple(reader: TreeReader, name: str, trees: list[Tree]) -> Container:
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        kind = find_class(name, _is_namedtuple, "a namedtuple")
+        _check_fields(name, len(kind._fields), len(values))
+        return tuple.__new__(kind, values)
 
-    def __init__(self, name: str, entries: Entries) -> None:
-        self.name = name
-        self.entries = entries
+    return Container(short(name), make, range(len(trees)), reader.nodes(trees))
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        name, trees = unpack(payload, str, list)
-        return cls(name, reader.entries(trees))
 
-    def build(self, parts: TreeParts) -> Any:
-        kind = find_class(self.name, _is_namedtuple, "a namedtuple")
-        self.check_fields(len(kind._fields))
-        return tuple.__new__(kind, self.entries.build(parts))
-
-    def check_fields(self, count: int) -> None:
-        if count != len(self.entries.nodes):
-            raise UnsupportedValueError(f"the class {self.name} has other fields here than in the stored value")
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        return self.entries.numbered()
-
-    def describe(self) -> str:
-        return short(self.name)
+def _check_fields(name: str, here: int, stored: int) -> None:
+    if here != stored:
+        raise UnsupportedValueError(f"the class {name} has other fields here than in the stored value")
 
 
 # -- what torch's functions return -----------------------------------------------------------------------------------
@@ -488,15 +365,14 @@ def _flatten_structseq(value: Any, walk: Walk) -> Tree:
     return ("structseq", class_name(type(value)), walk.entries(value, range(len(value)), value))
 
 
-@register
-class StructSeqNode(NamedTupleNode):
-    __slots__ = ()
-    kind = "structseq"
+@reads("structseq", str, list)
+def _read_structseq(reader: TreeReader, name: str, trees: list[Tree]) -> Container:
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        kind = find_class(name, _is_structseq, "one of torch.return_types")
+        _check_fields(name, kind.n_sequence_fields, len(values))
+        return kind(values)
 
-    def build(self, parts: TreeParts) -> Any:
-        kind = find_class(self.name, _is_structseq, "one of torch.return_types")
-        self.check_fields(kind.n_sequence_fields)
-        return kind(self.entries.build(parts))
+    return Container(short(name), make, range(len(trees)), reader.nodes(trees))
 
 
 # -- deques ----------------------------------------------------------------------------------------------------------
@@ -508,23 +384,7 @@ def _flatten_deque(value: deque[Any], walk: Walk) -> Tree:
     return walk.joined(("deque", value.maxlen, trees), trees)
 
 
-@register
-class DequeNode(Node):
-    __slots__ = ("entries", "maxlen")
-    kind = "deque"
-    may_be_object = True
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        maxlen, trees = unpack(payload, (NoneType, int), list)
-        require(maxlen is None or len(trees) <= maxlen < 1 << 63, "a malformed length of a deque")
-        node = cls()
-        node.maxlen = maxlen
-        node.entries = reader.entries(trees)
-        return node
-
-    def build(self, parts: TreeParts) -> Any:
-        return deque(self.entries.build(parts), self.maxlen)
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        return self.entries.numbered()
+@reads("deque", (NoneType, int), list, may_be_object=True)
+def _read_deque(reader: TreeReader, maxlen: int | None, trees: list[Tree]) -> Container:
+    require(maxlen is None or len(trees) <= maxlen < 1 << 63, "a malformed length of a deque")
+    return Container("deque", lambda values, _: deque(values, maxlen), range(len(trees)), reader.nodes(trees))

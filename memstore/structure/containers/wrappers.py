@@ -11,39 +11,37 @@ Such a class has `__tensor_flatten__`, which gives the names of the tensors insi
 imported, a subclass of torch.Tensor, and has both; nothing else that a stored name could choose.
 """
 
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from memstore import _compat
 from memstore.engine import Path
 from memstore.errors import MemstoreError, UnsupportedValueError
 from memstore.sharding import (
     Box,
+    Cover,
     ShardedLeaf,
     TensorShard,
     TensorShards,
+    cover_of,
     narrow_to,
-    overlap,
     sharded_leaf,
-    uncovered,
-    whole,
 )
 from memstore.structure import traits
 from memstore.structure.classes import class_name, defines, dotted, find_class, short
-from memstore.structure.refusals import MalformedError, RefusedError, require, sizes, unpack
+from memstore.structure.refusals import MalformedError, RefusedError, require, sizes
 from memstore.structure.tensor_memory import copy_into, why_not_filled
 from memstore.structure.traits import DTYPE_NAMES, DTYPES
-from memstore.structure.tree import Node, Tree, TreeParts, TreeReader, compile_tree, register, to_msgpack
+from memstore.structure.tree import Container, Make, Node, Tree, TreeReader, compile_tree, reads, to_msgpack
 from memstore.structure.walk import Walk, flattener
 
 
 def is_wrapper(kind: type) -> bool:
-    """Whether the class has the protocol; torch.Tensor itself has not."""
+    """Returns whether the class has the protocol; torch.Tensor itself has not."""
     return (
         issubclass(kind, torch.Tensor) and defines(kind, "__tensor_flatten__") and defines(kind, "__tensor_unflatten__")
     )
@@ -67,7 +65,7 @@ def flatten_wrapper(value: Any, walk: Walk) -> Tree:
     if not names or not all(isinstance(one, torch.Tensor) for one in inner):
         raise RefusedError(f"a {kind.__qualname__} whose __tensor_flatten__ names no tensors")
     found = traits.traits_of(value)
-    is_parameter = getattr(value, "_is_param", False)
+    is_parameter = getattr(value, _compat.PARAMETER_MARK, False)
     flags = traits.to_flags(traits.PARAMETER if is_parameter else found.kind, found.requires_grad)
     trees = walk.entries(value, names, inner)
     about = walk.visit([context, list(value.shape), list(value.stride())])
@@ -78,7 +76,7 @@ Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def pair_parts(target: torch.Tensor, source: torch.Tensor) -> Pairs | None:
-    """The plain tensors of a tensor that wraps others, each with the one of `source` that is copied into it.
+    """Pairs the plain tensors of a tensor that wraps others, each with the one of `source` that is copied into it.
 
     None if the two aren't made alike. What isn't in the parts (block sizes, dtypes) stands in the context, which has to
     be equal.
@@ -120,7 +118,7 @@ def fill_parts(target: torch.Tensor, source: torch.Tensor) -> bool:
 
 
 def clone_parts(tensor: Any) -> Any:
-    """A copy of a tensor that wraps others, made by its class of copies of them; of any other tensor its clone."""
+    """Copies a tensor that wraps others: its class makes it of copies of them. Clones any other tensor."""
     if not _is_wrapper(type(tensor)):
         return tensor.detach().clone()
     names, context = tensor.__tensor_flatten__()
@@ -132,61 +130,42 @@ def _is_wrapper(kind: type) -> bool:
     return flattener(kind) is flatten_wrapper
 
 
-@register
-class WrapperNode(Node):
-    __slots__ = ("about", "entries", "kind_of_tensor", "name", "names", "requires_grad")
-    kind = "wrapper"
-    reads_leaves = True
+@reads("wrapper", str, int, list, list, (int, list))
+def _read_wrapper(
+    reader: TreeReader, name: str, flags: int, names: list[Any], trees: list[Tree], about: Tree
+) -> Container:
+    require(len(names) == len(trees) > 0, "malformed wrapped tensors")
+    require(all(type(one) is str for one in names) and len(set(names)) == len(names), "malformed names of tensors")
+    flags_read = traits.read_flags(flags)
+    first = reader.tensors
+    nodes = reader.nodes(trees)
+    reader.fixed.update(range(first, reader.tensors))  # only the class knows what they mean together: no cast
+    nodes.append(reader.node(about))
 
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        name, flags, names, trees, about = unpack(payload, str, int, list, list, (int, list))
-        require(len(names) == len(trees) > 0, "malformed wrapped tensors")
-        require(all(type(one) is str for one in names) and len(set(names)) == len(names), "malformed names of tensors")
-        node = cls()
-        node.name, node.names = name, tuple(names)
-        node.kind_of_tensor, node.requires_grad = traits.read_flags(flags)
-        first = reader.tensors
-        node.entries = reader.entries(trees)
-        reader.fixed.update(
-            range(first, reader.tensors)
-        )  # only the class knows what they mean together, so dtype= leaves them
-        node.about = reader.node(about)
-        return node
-
-    def build(self, parts: TreeParts) -> Any:
-        about = self.about.build(parts)
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        about = values.pop()
         require(type(about) is list and len(about) == 3, "malformed wrapped tensors")
         shape, stride = sizes(about[1]), sizes(about[2])
         require(len(shape) == len(stride), "malformed wrapped tensors")
-        inner = dict(zip(self.names, self.entries.build(parts), strict=True))
-        require(all(isinstance(tensor, torch.Tensor) for tensor in inner.values()), "malformed wrapped tensors")
-        kind = find_class(self.name, _is_wrapper, "a subclass of torch.Tensor that has __tensor_unflatten__")
+        require(all(isinstance(tensor, torch.Tensor) for tensor in values), "malformed wrapped tensors")
+        kind = find_class(name, _is_wrapper, "a subclass of torch.Tensor that has __tensor_unflatten__")
+        inner = dict(zip(names, values, strict=True))
+        refusal = f"the stored value has a {dotted(name)}, which can't be made again here: its __tensor_unflatten__"
         try:
             made = kind.__tensor_unflatten__(inner, about[0], torch.Size(shape), stride)
         except (MemstoreError, MalformedError):
             raise
         except Exception as error:  # the class's own code, which may have changed
-            raise self._refusal(f"its __tensor_unflatten__ fails: {error}") from error
+            raise UnsupportedValueError(f"{refusal} fails: {error}") from error
         if type(made) is not kind or tuple(made.shape) != shape:
-            raise self._refusal(f"its __tensor_unflatten__ makes a {type(made).__qualname__} of another shape or class")
-        return _finished(made, self.kind_of_tensor, self.requires_grad)
+            raise UnsupportedValueError(f"{refusal} makes a {type(made).__qualname__} of another shape or class")
+        return _finished(made, *flags_read)
 
-    def _refusal(self, why: str) -> UnsupportedValueError:
-        return UnsupportedValueError(
-            f"the stored value has a {dotted(self.name)}, which can't be made again here: {why}"
-        )
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        yield from self.entries.named(self.names)
-        yield ("context",), self.about
-
-    def describe(self) -> str:
-        return short(self.name)
+    return Container(short(name), make, (*names, "context"), nodes, reads_leaves=True)
 
 
 def _finished(made: Any, kind: int, requires_grad: bool) -> Any:
-    """A tensor that was just made, as the Parameter or Buffer that was put."""
+    """Makes a tensor that nobody has yet the Parameter or Buffer that was put."""
     if made.requires_grad != requires_grad:
         made = made.detach()
         if requires_grad:
@@ -195,7 +174,7 @@ def _finished(made: Any, kind: int, requires_grad: bool) -> Any:
             except RuntimeError as error:  # of integers
                 raise MalformedError(f"a gradient that can't be: {error}") from None
     if kind == traits.PARAMETER:
-        made._is_param = True  # what isinstance(made, Parameter) looks at
+        setattr(made, _compat.PARAMETER_MARK, True)
         return made
     return traits.with_traits(made, traits.Traits(kind, False, None))
 
@@ -204,10 +183,16 @@ def _finished(made: Any, kind: int, requires_grad: bool) -> Any:
 
 
 def has_wrapped_shards(value: Any) -> bool:
-    """Whether it is a DTensor, or the like, whose local tensor wraps others."""
+    """Returns whether it is a DTensor, or the like, whose local tensor wraps others."""
     if not isinstance(value, (torch.Tensor, TensorShard)) or type(value) in (torch.Tensor, torch.nn.Parameter):
         return False
-    return _is_wrapper(type(getattr(value, "_local_tensor", getattr(value, "local", None))))
+    return _is_wrapper(type(_local_of(value)))
+
+
+def _local_of(value: Any) -> Any:
+    """Returns the local tensor of a DTensor or TensorShard."""
+    local = _compat.local_tensor(value)
+    return getattr(value, "local", None) if local is None else local
 
 
 def flatten_wrapped_shards(value: Any, leaf: ShardedLeaf, flags: int, walk: Walk) -> Tree | None:
@@ -217,18 +202,12 @@ def flatten_wrapped_shards(value: Any, leaf: ShardedLeaf, flags: int, walk: Walk
         value: the DTensor, or whatever `leaf` is made of.
         flags: kind and requires_grad.
     """
-    local = getattr(value, "_local_tensor", getattr(value, "local", None))
-    held = [shard.local for shard in leaf.shards] or [local]
+    held = [shard.local for shard in leaf.shards] or [_local_of(value)]
     if not all(_is_wrapper(type(one)) for one in held):
         return None
-    boxes = tuple(box_name(shard.box) for shard in leaf.shards)
+    boxes = tuple(shard.box.text for shard in leaf.shards)
     trees = walk.entries(leaf, boxes, held if boxes else [])
-    return ("wrapped_shards", tuple(leaf.shape), DTYPE_NAMES[leaf.dtype], flags, boxes, trees)
-
-
-def box_name(box: Box) -> str:
-    """A box as a key: "0:4, 0:8"."""
-    return ", ".join(f"{one.start}:{one.stop}" for one in box.slices)
+    return (_SHARDS, tuple(leaf.shape), DTYPE_NAMES[leaf.dtype], flags, boxes, trees)
 
 
 def _read_box(name: Any) -> Box:
@@ -241,69 +220,72 @@ def _read_box(name: Any) -> Box:
     return box
 
 
-@register
-class WrappedShardsNode(Node):
-    __slots__ = ("boxes", "dtype", "entries", "kind_of_tensor", "names", "requires_grad", "shape")
-    kind = "wrapped_shards"
-    reads_leaves = True
-
-    @classmethod
-    def read(cls, payload: list[Any], reader: TreeReader) -> Node:
-        shape, dtype, flags, names, trees = unpack(payload, list, str, int, list, list)
-        require(dtype in DTYPES, "a dtype that isn't known")
-        node = cls()
-        node.shape, node.dtype = sizes(shape), DTYPES[dtype]
-        node.kind_of_tensor, node.requires_grad = traits.read_flags(flags)
-        node.names, node.boxes = tuple(names), tuple(map(_read_box, names))
-        require(len(names) == len(trees) and len(set(names)) == len(names), "other boxes than entries")
-        require(all(len(box.shape) == len(node.shape) for box in node.boxes), "boxes of other dimensions")
-        node.entries = reader.entries(trees)
-        return node
-
-    def build(self, parts: TreeParts) -> Any:
-        """The whole, if it is one part, or if the class can join the parts; else the parts, as TensorShards."""
-        found = self.entries.build(parts)
-        require(all(isinstance(one, torch.Tensor) for one in found), "malformed wrapped tensors")
-        shapes = [tuple(one.shape) for one in found]
-        require(shapes == [box.shape for box in self.boxes], "parts of other shapes than their boxes")
-        whole_one = self._joined(found)
-        if whole_one is not None:
-            return _finished(whole_one, self.kind_of_tensor, self.requires_grad)
-        held = zip((box.offsets for box in self.boxes), found, strict=True)
-        return TensorShards(self.dtype, self.shape, tuple(held))
-
-    def _joined(self, found: list[Any]) -> Any:
-        if not found or uncovered(whole(self.shape), self.boxes) or overlap(self.boxes) is not None:
-            return None
-        if len(found) == 1:
-            return found[0]
-        dims = [dim for dim, size in enumerate(self.shape) if any(box.shape[dim] != size for box in self.boxes)]
-        if len(dims) != 1:
-            return None
-        in_order = [one for _, one in sorted(zip(self.boxes, found, strict=True), key=lambda pair: pair[0].offsets)]
-        try:
-            with torch.no_grad():
-                made = torch.cat(in_order, dims[0])
-        except Exception:  # of the class's own operators: most can't
-            return None
-        return made if type(made) is type(found[0]) and tuple(made.shape) == self.shape else None
-
-    def children(self) -> Iterator[tuple[Path, Node]]:
-        return self.entries.named(self.names)
-
-    def describe(self) -> str:
-        return "shards of wrapped tensors"
+_SHARDS = "wrapped_shards"
 
 
-def check_wrapped_shards(tree: Tree) -> Iterator[tuple[Path, list[Box], tuple[int, int] | None]]:
-    """For each such tensor of a value: its name, what no part has of it, and two parts that overlap."""
-    if WrappedShardsNode.kind.encode() not in to_msgpack(tree):
+class _WrappedShards(Container):
+    """Attributes:
+    shape: of the whole.
+    boxes: those of the whole that are here, in the order of the entries.
+    """
+
+    __slots__ = ("boxes", "shape")
+
+    def __init__(self, make: Make, shape: tuple[int, ...], boxes: tuple[Box, ...], names: list[Any], nodes: list[Node]):
+        super().__init__("shards of wrapped tensors", make, names, nodes, reads_leaves=True)
+        self.shape, self.boxes = shape, boxes
+
+
+@reads(_SHARDS, list, str, int, list, list)
+def _read_wrapped_shards(
+    reader: TreeReader, written: list[Any], dtype_name: str, flags: int, names: list[Any], trees: list[Tree]
+) -> Container:
+    """Reads what is built as the whole, if it is one part or its class can join the parts; else as TensorShards."""
+    require(dtype_name in DTYPES, "a dtype that isn't known")
+    shape, dtype, flags_read = sizes(written), DTYPES[dtype_name], traits.read_flags(flags)
+    boxes = tuple(map(_read_box, names))
+    require(len(names) == len(trees) and len(set(names)) == len(names), "other boxes than entries")
+    require(all(len(box.shape) == len(shape) for box in boxes), "boxes of other dimensions")
+
+    def make(values: list[Any], _: torch.device | None) -> Any:
+        require(all(isinstance(one, torch.Tensor) for one in values), "malformed wrapped tensors")
+        shapes = [tuple(one.shape) for one in values]
+        require(shapes == [box.shape for box in boxes], "parts of other shapes than their boxes")
+        joined = _joined(shape, boxes, values)
+        if joined is not None:
+            return _finished(joined, *flags_read)
+        return TensorShards(dtype, shape, tuple(zip((box.offsets for box in boxes), values, strict=True)))
+
+    return _WrappedShards(make, shape, boxes, names, reader.nodes(trees))
+
+
+def _joined(shape: tuple[int, ...], boxes: Sequence[Box], parts: list[Any]) -> Any:
+    """Returns the whole of these parts, or None if some of it isn't there or its class can't join them."""
+    if not parts or not cover_of(shape, boxes).is_exact:
+        return None
+    if len(parts) == 1:
+        return parts[0]
+    dims = [dim for dim, size in enumerate(shape) if any(box.shape[dim] != size for box in boxes)]
+    if len(dims) != 1:
+        return None
+    in_order = [one for _, one in sorted(zip(boxes, parts, strict=True), key=lambda pair: pair[0].offsets)]
+    try:
+        with torch.no_grad():
+            made = torch.cat(in_order, dims[0])
+    except Exception:  # of the class's own operators: most can't
+        return None
+    return made if type(made) is type(parts[0]) and tuple(made.shape) == shape else None
+
+
+def check_wrapped_shards(tree: Tree) -> Iterator[tuple[Path, Cover]]:
+    """Iterates over the tensors of a value that ranks hold in parts that wrap others: name, and how these cover it."""
+    if _SHARDS.encode() not in to_msgpack(tree):
         return
     stack: list[tuple[Path, Node]] = [((), compile_tree(tree)[0])]
     while stack:
         name, node = stack.pop()
-        if isinstance(node, WrappedShardsNode):
-            yield name, uncovered(whole(node.shape), node.boxes), overlap(node.boxes)
+        if isinstance(node, _WrappedShards):
+            yield name, cover_of(node.shape, node.boxes)
         else:
             stack += [(name + key, child) for key, child in node.children()]
 
@@ -324,7 +306,7 @@ def pair_shards(target: Any, found: Any) -> Pairs | None:
 
 
 def _part_of(found: Any, box: Box) -> Any:
-    """A part that was stored so, or that the class can cut out of the whole; None if there is none."""
+    """Returns a part that was stored so, or that the class can cut out of the whole; None if there is none."""
     if isinstance(found, TensorShards):
         return next((one for at, one in found.parts if (at, tuple(one.shape)) == box), None)
     if not isinstance(found, torch.Tensor) or len(found.shape) != len(box.shape):
@@ -337,6 +319,6 @@ def _part_of(found: Any, box: Box) -> Any:
 
 
 def are_shards_of(built: Any, target: Any) -> bool:
-    """Whether a value was built of the inner tensors of a DTensor, or the like."""
+    """Returns whether a value was built of the inner tensors of a DTensor, or the like."""
     pairs = pair_shards(target, built)
     return bool(pairs) and all(one.data_ptr() == other.data_ptr() for one, other in pairs)

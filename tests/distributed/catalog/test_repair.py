@@ -15,7 +15,7 @@ from memstore.distributed.rules.calls import answer_again
 from memstore.distributed.rules.messages import Done, Resolve
 from memstore.engine import Change, MembershipChanged, need_cluster, retry_after_sweep, sweep_all
 from memstore.engine.catalog import Transaction, tables
-from memstore.engine.protocols.commit import commit
+from memstore.engine.protocols.put import commit
 from memstore.engine.repair.survey import survey
 from memstore.engine.root import CATALOG
 from memstore.engine.root.roots import Root

@@ -13,7 +13,7 @@ from memstore.distributed.rules.messages import Commit, Never, Remove
 from memstore.engine import Change, MembershipChanged
 from memstore.engine.catalog import Transaction
 from memstore.engine.format import LIVE
-from memstore.engine.protocols.commit import commit, commit_inline
+from memstore.engine.protocols.put import commit
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CrossHostError, KeyNotFoundError, VersionConflictError
 from tests.distributed.catalog.direct import Host, Hosts
@@ -115,7 +115,7 @@ def test_a_local_put_over_a_value_that_lies_elsewhere_owes_its_release(hosts: Ho
         membership = look(home, lambda tables: tables.membership(), deadline_after(10))
         inline = bytes_store.draft(home, key, b"inline").content
         hosts.put(a, key, value(key, 1))
-        commit_inline(home, Change(key, inline), deadline_after(10), membership=membership)
+        commit(home, [Change(key, inline)], deadline_after(10), membership=membership)
         hosts.put(a, key, value(key, 3))
         commit(home, [Change(key, inline), Change(b"beside", inline)], deadline_after(10), membership=membership)
         hosts.put(a, key, value(key, 5))
@@ -225,7 +225,7 @@ def test_commits_of_a_process_that_has_not_heard_of_the_members_change_nothing(h
     filled = fill(a.root, b"k", value(b"k", 1))
     for membership in (0, before.membership - 1, before.membership + 1):
         with pytest.raises(MembershipChanged):
-            commit_inline(a.root, Change(b"k", inline), deadline_after(10), membership=membership)
+            commit(a.root, [Change(b"k", inline)], deadline_after(10), membership=membership)
         for change in (filled.change, Change(b"k", inline), Change(b"nothing", None), Change(b"k", inline, expect=5)):
             with pytest.raises(MembershipChanged):
                 commit(a.root, [change], deadline_after(10), membership=membership)

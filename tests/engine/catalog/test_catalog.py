@@ -20,7 +20,7 @@ from memstore.engine.catalog.environment import STEP
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.records import LIVE, SegmentRow
 from memstore.engine.protocols.change import Change, Content
-from memstore.engine.protocols.commit import commit
+from memstore.engine.protocols.put import commit
 from memstore.engine.protocols.sweep import sweep, sweep_all
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after

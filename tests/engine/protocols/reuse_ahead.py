@@ -14,12 +14,12 @@ AHEAD = ("look", "look away", "lock it", "erase it", "return it", "once more", "
 MUTATIONS_AHEAD = {
     "look before the commit": "a commit locks what it replaces for a moment, to see whether anybody else does",
     "lock before the commit": "a commit locks what it replaces before it is replaced",
-    "erase without the lock": "Booking.settle takes a file that others lock",
-    "keep the put id ahead": "Booking.settle doesn't erase the put id",
-    "leave it booked": "Booking.settle doesn't give the row back of a file that others lock",
-    "book what is leased": "Booking.book doesn't look at leases",
+    "erase without the lock": "ReplacedFile.keep takes a file that others lock",
+    "keep the put id ahead": "ReplacedFile.keep doesn't erase the put id",
+    "leave it booked": "ReplacedFile.keep doesn't give the row back of a file that others lock",
+    "book what is leased": "ReplacedFile.claim doesn't look at leases",
     "no undo": "after_death leaves what was booked ahead as it is",
-    "let go of it": "Booking.settle doesn't keep the lock",
+    "let go of it": "ReplacedFile.keep doesn't keep the lock",
 }
 
 

@@ -1,12 +1,12 @@
 """A model of how segment files are reused: a key or two, a few files, and processes that may be killed at each step.
 
-Its steps are those of `put.py` (claim, fill, abandon), `commit.py` (commit), `sweep.py`, `get.py` (get), `recovery.py`
+Its steps are those of `put.py` (claim, fill, commit, abandon), `sweep.py`, `get.py` (get), `recovery.py`
 and `reuse.py` (leases), and are named after the functions there. What the kernel does for a process that dies is done:
 its locks and mappings drop, and its mutex passes on, with word of its death. LMDB's transactions are taken as atomic.
 
     PUT     _claim_locked | Reuse._ask: lock, erase_put_id, commit row | _create, lock | unlock the mutex | fill | seal
             _commit_locked | note the batch, go_live: write slots, unlock; commit; clear the note;
-                             Booking.settle: lock, vacate, or commit; mark_retired, ring
+                             ReplacedFile.keep: lock, vacate, or commit; mark_retired, ring
             claim, next time | take_kept_file
             abandon, if a call failed | remove_file, commit | unlock the mutex | free_blocks
                      after a lost race | vacate, commit | unlock the mutex | close

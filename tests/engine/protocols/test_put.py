@@ -12,8 +12,7 @@ import pytest
 from memstore.engine.files import SealedSegment, WritableMemory
 from memstore.engine.format.records import FILLING
 from memstore.engine.protocols import Change, Content, Draft, put
-from memstore.engine.protocols.commit import commit
-from memstore.engine.protocols.put import abandon, claim
+from memstore.engine.protocols.put import abandon, claim, commit
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import KeyNotFoundError, StoreFullError, VersionConflictError

@@ -25,13 +25,13 @@ from tests.engine.protocols.reuse_state import check, is_bad_luck, is_end, start
 from tests.examples import one_in
 from tests.support.explore import Explored, Fault, explore
 
-publish, put = (import_module(f"memstore.engine.protocols.{name}") for name in ("commit", "put"))
+put = import_module("memstore.engine.protocols.put")
 
 FULL = pytest.mark.full
 SYSCALLS: list[ModuleType] = [files, mappings]
 MODEL: list[ModuleType] = [reuse_model, reuse_put, reuse_ahead, reuse_get, reuse_state]
 FILES: list[ModuleType] = [headers, mapping, segments]
-CODE = [lookup, publish, put, recovery, reuse, sweep, *FILES, *SYSCALLS]
+CODE = [lookup, put, recovery, reuse, sweep, *FILES, *SYSCALLS]
 
 SCENES: dict[str, dict[str, Any]] = {
     "overwrites under a reader": {"roles": "writer writer reader", "files": 3, "retired": 1, "kills": 2},

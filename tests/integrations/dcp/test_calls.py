@@ -352,7 +352,7 @@ def test_an_asynchronous_save_uses_the_stager_that_it_is_given(scratch: str) -> 
             return super().stage(state_dict, **kwargs)
 
     staged: list[Any] = []
-    done = dcp.async_save({"n": 1}, checkpoint_id=scratch, async_stager=Staging())
+    done: Any = dcp.async_save({"n": 1}, checkpoint_id=scratch, async_stager=Staging())
     assert not isinstance(done, torch_dcp.state_dict_saver.AsyncSaveResponse)
     done.result()
     assert staged == [["n"]]

@@ -17,8 +17,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from memstore.integrations.dcp import StorageWriter
-from memstore.snapshot.planned import new_save
-from memstore.snapshot.publishing import begin_save, sweep_saves
+from memstore.snapshot.publishing import begin_save, new_id, sweep_saves
 from tests.children import in_child
 from tests.integrations.dcp import failing_on_ranks
 from tests.integrations.dcp.states import save
@@ -41,7 +40,7 @@ def touch(path: str, *names: str) -> None:
 def test_only_files_of_saves_that_nobody_takes_part_in_are_removed(scratch: str) -> None:
     save_number(scratch, 1.0)
     published = files(scratch)
-    dead, living, take, unknown = (new_save() for _ in range(4))
+    dead, living, take, unknown = (new_id() for _ in range(4))
     kept = begin_save(scratch, living, durable=False)
     touch(scratch, f"memstore_snapshot.{dead}.save", f"memstore_snapshot.{take}.claim")
     touch(scratch, *(f"state-{one}.safetensors" for one in (dead, living, take, unknown)), f"{dead}.txt")
@@ -64,7 +63,7 @@ def test_what_the_manifest_names_stays_though_a_trace_of_it_is_there(scratch: st
 
 def test_nothing_is_removed_beside_a_manifest_that_cannot_be_read(scratch: str) -> None:
     save_number(scratch, 1.0)
-    dead = new_save()
+    dead = new_id()
     touch(scratch, f"memstore_snapshot.{dead}.save", f"state-{dead}.safetensors")
     Path(scratch, "memstore_snapshot.json").write_bytes(b"{}")
     before = os.listdir(scratch)

@@ -153,7 +153,7 @@ def test_a_save_that_is_killed_before_torchs_metadata_goes_leaves_both_and_reade
     """The state in between; the next save mends it."""
     torch_saves(scratch, 1.0)
     with monkeypatch.context() as patched:
-        patched.setattr("memstore.snapshot.planned.remove_torchs", lambda path, durable: None)
+        patched.setattr("memstore.snapshot.publishing.remove_torchs", lambda path, durable: None)
         save_number(scratch, 2.0)
     assert torch_loads(scratch) == 1.0
     error = failure_of(lambda: load({"n": 0.0}, StorageReader(scratch)))

@@ -357,6 +357,6 @@ def test_a_damaged_state_is_told(scratch: str) -> None:
     with memstore.open(scratch) as store:
         rows = new(store, 6)
         rows.append(batch([1]))
-        rows.journal._state[0] = 99  # pyright: ignore[reportPrivateUsage]
+        rows.journal._state.staged = 99  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(memstore.CorruptionError, match="99 rows are staged"):
             rows.append(batch([2]))

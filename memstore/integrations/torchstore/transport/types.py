@@ -8,7 +8,7 @@ from typing import Any
 
 
 def _numbers(name: str, value: Any) -> tuple[int, ...]:
-    """Of torch.Size, lists and tensors too. Raises TypeError for what is no sequence of whole numbers."""
+    """Returns whole numbers of torch.Size, lists and tensors too. Raises TypeError for anything else."""
     try:
         return tuple(map(operator.index, value))
     except TypeError:

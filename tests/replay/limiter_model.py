@@ -1,7 +1,7 @@
-"""A model of the lines before a rate limiter: writers and samplers of different batches, killed or stopped anywhere.
+"""A model of the queue before a rate limiter: writers and samplers of different batches, killed or stopped anywhere.
 
-The rules are those of docs/decisions/015-mutable-entries.md. Each look is one step, under the mutex. A seat of who was
-killed or stopped becomes void at any time later, by a step of its own; the others may count on it.
+The rules are those of docs/decisions/015-mutable-entries.md. Each look is one step, under the mutex. The place of a
+process that was killed or stopped becomes empty at any time later, by a step of its own; the others may count on it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tests.support.explore import Fault
 INSERT, SAMPLE = "insert", "sample"
 OTHER = {INSERT: SAMPLE, SAMPLE: INSERT}
 MUTATIONS = {
-    "no line": "whom the limiter lets through goes, whoever waits",
-    "seats of the dead stay": "nobody looks whether who has a seat is there still",
-    "nobody passes": "the first of a line is never passed",
+    "no queue": "a process that the limiter lets through goes, whoever waits",
+    "places of the dead stay": "nobody looks whether a process that has a place is there still",
+    "nobody passes": "the first of a queue is never passed",
 }
 
 
@@ -35,7 +35,7 @@ class State(NamedTuple):
     next: int = 1
     inserted: int = 0
     sampled: int = 0
-    void: frozenset[int] = frozenset()  # tickets
+    emptied: frozenset[int] = frozenset()  # tickets
     kills: int = 0
 
 
@@ -67,8 +67,12 @@ class Model:
     def successors(self, state: State) -> Steps:
         for index, process in enumerate(state.processes):
             if process.is_gone:
-                if process.ticket and process.ticket not in state.void and "seats of the dead stay" not in self._broken:
-                    yield f"{index}: its seat is void", state._replace(void=state.void | {process.ticket})
+                if (
+                    process.ticket
+                    and process.ticket not in state.emptied
+                    and "places of the dead stay" not in self._broken
+                ):
+                    yield f"{index}: its place is empty", state._replace(emptied=state.emptied | {process.ticket})
             elif process.batches:
                 yield from self._look(state, index)
                 if state.kills:
@@ -77,12 +81,12 @@ class Model:
 
     def _look(self, state: State, index: int) -> Steps:
         process = state.processes[index]
-        line, others = self._line(state, process.side), self._line(state, OTHER[process.side])
-        is_first = not line or line[0].ticket == process.ticket or "no line" in self._broken
-        is_stuck = not is_first and not _may_go(state, line[0]) and any(not _may_go(state, one) for one in others)
+        queue, others = self._queue(state, process.side), self._queue(state, OTHER[process.side])
+        is_first = not queue or queue[0].ticket == process.ticket or "no queue" in self._broken
+        is_stuck = not is_first and not _may_go(state, queue[0]) and any(not _may_go(state, one) for one in others)
         if _may_go(state, process) and (is_first or (is_stuck and "nobody passes" not in self._broken)):
             first = [
-                one for one in line if one.ticket != process.ticket and one.ticket < (process.ticket or state.next)
+                one for one in queue if one.ticket != process.ticket and one.ticket < (process.ticket or state.next)
             ]
             if first and not is_stuck:
                 raise Fault(f"{process} passes {first[0]}")
@@ -90,7 +94,7 @@ class Model:
             yield name, self._go(state, index)
         elif not process.ticket and state.limiter.may_ever_go(process.rows, is_insert=process.side == INSERT):
             waits = _with(state, index, process._replace(ticket=state.next))
-            yield f"{index}: take a seat", waits._replace(next=state.next + 1)
+            yield f"{index}: take a place", waits._replace(next=state.next + 1)
 
     @staticmethod
     def _go(state: State, index: int) -> State:
@@ -100,8 +104,8 @@ class Model:
             return state._replace(inserted=state.inserted + process.rows)
         return state._replace(sampled=state.sampled + process.rows)
 
-    def _line(self, state: State, side: str) -> list[Process]:
-        found = [one for one in state.processes if one.side == side and one.ticket and one.ticket not in state.void]
+    def _queue(self, state: State, side: str) -> list[Process]:
+        found = [one for one in state.processes if one.side == side and one.ticket and one.ticket not in state.emptied]
         return sorted(found, key=lambda one: one.ticket)
 
 

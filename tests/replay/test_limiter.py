@@ -1,4 +1,4 @@
-"""Who waits for a rate limiter, in turn: by the model, and with real processes."""
+"""Waiting for a rate limiter, in the order in which callers came: by the model, and with real processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memstore import RateLimiter
 from memstore.engine import QUEUE_SIZE, SAMPLES
 from tests.children import Child, Wire
 from tests.replay.rows import SPEC, ring_of, rows
-from tests.replay.turns_model import INSERT, MUTATIONS, SAMPLE, Model, Process, State, is_bad_luck, is_end
+from tests.replay.limiter_model import INSERT, MUTATIONS, SAMPLE, Model, Process, State, is_bad_luck, is_end
 from tests.support.explore import Fault, explore
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_a_waiter_whose_time_is_over_wakes_the_next(store: memstore.Store) -> No
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not ring_of(buffer).seats.line(SAMPLES):
+    while not ring_of(buffer).queue.waiting(SAMPLES):
         time.sleep(0.001)
     buffer.sample(1, timeout=60.0)
     passed = time.monotonic()
@@ -134,7 +134,7 @@ def test_a_waiter_whose_time_is_over_wakes_the_next(store: memstore.Store) -> No
     assert passed - late[0] < 0.5, "it was not woken, and looked by itself a second later"
 
 
-def test_there_are_more_waiters_than_seats(store: memstore.Store) -> None:
+def test_there_are_more_waiters_than_places(store: memstore.Store) -> None:
     buffer = limited(store)
     buffer.extend(rows(0, 8))
     waiting = [threading.Thread(target=buffer.extend, args=(rows(8, 2),)) for _ in range(QUEUE_SIZE + 4)]

@@ -1,7 +1,4 @@
-"""Entries whose rows are written in place: datasets and replay buffers, whose methods are awaited.
-
-What looks at memory alone is called as it is: lengths, and rows that a slice shows where they lie.
-"""
+"""Replay buffers, whose methods are awaited. Lengths and positions, which lie in memory, need no await."""
 
 from __future__ import annotations
 
@@ -10,11 +7,8 @@ from collections.abc import AsyncIterator, Callable, Generator, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from memstore.aio.calls import Awaits, awaited, call, called_as, refusing
-from memstore.aio.opened import OpenedByCalls, check_opened
-from memstore.datasets import Dataset, as_name
+from memstore.aio.store import AsyncStore, check_opened
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError
 from memstore.replay import (
@@ -35,64 +29,7 @@ if TYPE_CHECKING:
 
 
 class _NotOpenedError(MemstoreError, AttributeError):
-    """Also one of attributes, for `hasattr` and what looks at all members."""
-
-
-class AsyncDataset(Awaits[Dataset]):
-    """A `memstore.Dataset`, whose methods are awaited. It is pickled by reference.
-
-    Made by `AsyncStore.create_dataset`, `create_dataset_from` and `open_dataset`.
-
-    Attributes:
-        dataset: the `memstore.Dataset` itself, for code that doesn't await.
-        root: the folder of the store.
-        key: its key in the store.
-        capacity: the most rows that it can have.
-        spec: what a row is: nested dicts of `(shape, dtype)`, or one such pair.
-    """
-
-    def __init__(self, dataset: Dataset, root: str, timeout: float) -> None:
-        self.dataset, self.root, self.timeout = dataset, root, timeout
-        self.key, self.capacity, self.spec = dataset.key, dataset.capacity, dataset.spec
-
-    def blocking(self) -> Dataset:
-        return self.dataset
-
-    def pool_of(self, key: object) -> Hashable:
-        return "rows", self.root, self.key
-
-    @property
-    def batch_size(self) -> torch.Size:
-        """The batch size of a slice of all rows that are there by now."""
-        return self.dataset.batch_size
-
-    def __len__(self) -> int:
-        """The number of complete rows."""
-        return len(self.dataset)
-
-    def __getitem__(self, index: int | slice | str | tuple[str, ...]) -> Any:
-        """Rows over the shared memory, at once, for an int or a slice, or a column, for the name of a leaf.
-
-        For other indices await `read_rows`.
-        """
-        if isinstance(index, int | slice) or as_name(index) is not None:
-            return self.dataset[index]
-        raise TypeError(f"rows by {type(index).__qualname__} are copied: await read_rows(index)")
-
-    read_rows = awaited(Dataset.read_rows)
-    extend = awaited(Dataset.extend)
-    flush = awaited(Dataset.flush)
-    seal = awaited(Dataset.seal)
-
-    async def write_rows(self, index: Any, batch: Any) -> None:
-        """As `dataset[index] = batch`, awaited. A task that is cancelled goes on when nothing is written any more."""
-        await call(self.pool_of(None), lambda _: self.dataset.__setitem__(index, batch), settles=True)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.dataset, self.root, self.timeout)
-
-    def __repr__(self) -> str:
-        return f"<memstore.aio.AsyncDataset {self.key!r}: {len(self):,} of {self.capacity:,} rows>"
+    """An error that is one of attributes too, for `hasattr` and what looks at all members."""
 
 
 class ReplayBuffer(Awaits[BlockingBuffer]):
@@ -127,7 +64,7 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
 
     def __init__(
         self,
-        store: OpenedByCalls,
+        store: AsyncStore,
         key: str,
         spec: Any = None,
         *,
@@ -160,19 +97,19 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
         self.key, self.timeout, self._root, self._buffer = key, timeout, root, buffer
         self._opening = threading.Lock()
 
-    def blocking(self) -> BlockingBuffer:
+    def _blocking(self) -> BlockingBuffer:
         if self._buffer is not None:
             return self._buffer
         with self._opening:
             if self._buffer is None:
-                self._buffer = BlockingBuffer(self._store.blocking(), self.key, **self._options)
+                self._buffer = BlockingBuffer(self._store._blocking(), self.key, **self._options)
             return self._buffer
 
-    def pool_of(self, key: object) -> Hashable:
+    def _pool_of(self, key: object) -> Hashable:
         return "rows", self._root, self.key
 
-    def pool_of_samples(self, _: object) -> Hashable:
-        """Another one: who waits for rows must not keep out who adds them."""
+    def _pool_of_samples(self) -> Hashable:
+        """Returns the pool of samples alone: a call that waits for rows must not keep out one that adds them."""
         return "samples", self._root, self.key
 
     add = awaited(BlockingBuffer.add)
@@ -192,9 +129,9 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         """Copies of the whole rows that are there now, from the oldest on, without those that are overwritten since."""
-        pool = self.pool_of(None)
-        for positions in await call(pool, lambda _: parts_by_age(self.blocking())):
-            read = partial(copied_rows, self.blocking(), positions)
+        pool = self._pool_of(None)
+        for positions in await call(pool, lambda _: parts_by_age(self._blocking())):
+            read = partial(copied_rows, self._blocking(), positions)
             for row in (await call(pool, lambda _, read=read: read(deadline_after(self.timeout)))).unbind(0):
                 yield row
 
@@ -202,11 +139,11 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
         self, sample: Callable[..., Sampled], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         """Awaits a sample. If its task is cancelled, and doesn't get it, its rows are put back."""
-        found = await self.made(
+        found = await self._made(
             sample,
             arguments,
             options,
-            pool=self.pool_of_samples(None),
+            pool=self._pool_of_samples(),
             is_timed=True,
             settles=options.get("out") is not None,
             undo=Sampled.put_back,
@@ -215,7 +152,7 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
 
     @property
     def capacity(self) -> int:
-        """That of the ReplayBuffer. As the following, it is known once this one is opened: by `await buffer`."""
+        """Returns the capacity of the ReplayBuffer. It is known once this one is opened: by `await buffer`."""
         return self._known().capacity
 
     @property
@@ -227,7 +164,7 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
         return self._known().cursor
 
     def __len__(self) -> int:
-        """The number of rows, by now."""
+        """Returns the number of rows, by now."""
         return len(self._known())
 
     def __bool__(self) -> bool:
@@ -240,14 +177,14 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
 
     async def opened(self) -> BlockingBuffer:
         """Returns the `memstore.ReplayBuffer`, for its length, cursor, capacity and spec, which need no await."""
-        return await call(self.pool_of(None), lambda _: self.blocking())
+        return await call(self._pool_of(None), lambda _: self._blocking())
 
     def __await__(self) -> Generator[Any, Any, Self]:
         yield from self.opened().__await__()
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By a reference, as a `memstore.ReplayBuffer`; before it is opened, by its arguments, without the seed."""
+        """Pickles a reference, as `memstore.ReplayBuffer` does; not opened yet, its arguments without the seed."""
         buffer = self._buffer
         if buffer is not None:
             return _receive, (buffer, self._root, self.timeout)
@@ -272,6 +209,6 @@ def _receive(buffer: BlockingBuffer, root: str, timeout: float) -> ReplayBuffer:
     return found
 
 
-def _make(store: OpenedByCalls, key: str, options: dict[str, Any]) -> ReplayBuffer:
+def _make(store: AsyncStore, key: str, options: dict[str, Any]) -> ReplayBuffer:
     """Unpickles a buffer that was not opened yet."""
     return ReplayBuffer(store, key, **options)
