@@ -276,7 +276,7 @@ class Finding(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoadEnd(msgspec.Struct, frozen=True, array_like=True):
-    """Whether a rank has filled its module; and whether all have, as rank 0 says."""
+    """The end of a load: whether a rank has filled its module; and whether all have, as rank 0 says."""
 
     error: RankError | None = None
 
