@@ -132,6 +132,15 @@ def shard_order(dtensor: Any) -> tuple[int, ...] | None:
     return None if entries is None else tuple(mesh_dim for entry in entries for mesh_dim in entry.mesh_dims)
 
 
+def store_of_group(group: Any) -> Any:
+    """Returns the store through which the ranks of a process group found each other."""
+    return torch.distributed.distributed_c10d._get_process_group_store(group)
+
+
+def store_of_default_group() -> Any:
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
 # --- tensordict ------------------------------------------------------------------------------------------------------
 
 

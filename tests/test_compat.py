@@ -148,6 +148,16 @@ def test_classes_of_torch_distributed(module: str, name: str) -> None:
     assert isinstance(getattr(__import__(module, fromlist=[name]), name), type)
 
 
+def test_stores_of_process_groups(dtensor: DTensor) -> None:
+    """The fixture's: so there is a default group."""
+    group = dist.new_group([0])
+    _compat.store_of_default_group().set("word", "of all")
+    _compat.store_of_group(group).set("word", "of these ranks")
+    assert _compat.store_of_default_group().get("word") == b"of all"
+    assert _compat.store_of_group(group).get("word") == b"of these ranks"
+    assert _compat.store_of_group(dist.group.WORLD).get("word") == b"of all"
+
+
 # --- tensordict ------------------------------------------------------------------------------------------------------
 
 
