@@ -150,7 +150,7 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
         with _closed_on_error(use), _replacement_told(root):
             if is_new:
                 # If the last owner died, `run` recovers first, so that what it committed is seen here.
-                root.lock.run(lambda: check_headers(root, LOOKED_AT), deadline)
+                root.lock.run(check_headers, deadline, root, LOOKED_AT)
                 _sweep(root, deadline)
             if creation.capacity is not None:
                 _set_capacity(root, creation.capacity, deadline)

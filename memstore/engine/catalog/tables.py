@@ -210,7 +210,8 @@ class Transaction:
             packed = layout.pack(*numbers)
         except struct.error:  # a damaged row has made a sum negative
             packed = layout.pack(*(max(number, 0) for number in numbers))
-        self._handle.put(b"counters", with_checksum(b"counters", packed), db=self._tables["counters"])
+        row, table = with_checksum(b"counters", packed), self._tables["counters"]
+        self._handle.put(b"counters", row, True, True, False, table)  # by place: each commit comes here
 
     # --- retired segments ---------------------------------------------------------------------------------------------
 

@@ -217,7 +217,7 @@ def retire_part(transaction: Transaction, counters: Counters, part: PendingPart)
 
 def end_expired(root: Root, deadline: float) -> None:
     """Ends all attempts that are over, and drops all outcomes that are. If there are none, nothing is written."""
-    bells = root.mutex.run(lambda: end_expired_locked(root), deadline)
+    bells = root.mutex.run(end_expired_locked, deadline, root)
     for bell in bells:
         root.doorbell.wake(bell)
 

@@ -141,10 +141,10 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
         NotAStoreError: the store was removed or moved.
         CrossHostError, HomeUnavailableError, UnknownOutcomeError, StaleMembershipError: of a store on several hosts.
     """
-    if len(drafts) > 1:
-        check_one_home(root, [draft.key for draft in drafts])
-    key = drafts[0].key.decode() if len(drafts) == 1 else None
-    return retry_after_sweep(_put, root, drafts, deadline, key)
+    if len(drafts) == 1:
+        return retry_after_sweep(_put, root, drafts, deadline, drafts[0].key.decode())
+    check_one_home(root, [draft.key for draft in drafts])
+    return retry_after_sweep(_put, root, drafts, deadline, None)
 
 
 def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
@@ -408,17 +408,15 @@ def commit(
     Raises MembershipChanged, VersionConflictError, KeyNotFoundError or MutableEntryError before anything is changed;
     and NotAStoreError if the store was removed or moved: nothing is acknowledged then.
     """
-    first, content = changes[0], changes[0].content
-    bells: list[int] = []
-    for change in changes:
-        if change.content is not None:  # nobody waits for a deletion
-            bells.append(root.doorbell.bell(change.key))
-    is_plain = first.expect is first.version is publication is None and not first.seals and len(changes) == 1
-    page = root.mutex
+    first, page, bell = changes[0], root.mutex, root.doorbell.bell
+    content, is_alone = first.content, len(changes) == 1 and publication is None
+    goes_over_any = is_alone and first.expect is None and first.version is None and not first.seals
     # 4. Commit. A kill before its transaction is committed leaves headers that say live; one after it, the values.
-    if is_plain and content is not None and content.inline is not None:
+    if goes_over_any and content is not None and content.inline is not None:
+        bells = {bell(first.key)}
         done = page.run(_commit_inline_locked, deadline, root, page, first.key, content, bells, membership)
     else:
+        bells = {bell(change.key) for change in changes if change.content is not None}  # nobody waits for deletions
         done = page.run(_commit_locked, deadline, root, page, changes, bells, publication, membership)
     # 5. After the mutex. A kill leaves waiters asleep, who look again after a second.
     finish(root, bells, done.counters, len(done.retired))

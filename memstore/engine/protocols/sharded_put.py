@@ -9,7 +9,6 @@ something raises MembershipChanged, and the home is asked.
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Sequence
 
@@ -170,7 +169,7 @@ def enter_here(
     root: Root, member: Participant, draft: Draft, segment: SealedSegment | None, content: bytes, deadline: float
 ) -> AttemptOutcome | Participant:
     """Of a store on one host. Raises MembershipChanged if it is served to others."""
-    found, bells = root.mutex.run(lambda: _prepare_locked(root, member, draft, segment, content), deadline)
+    found, bells = root.mutex.run(_prepare_locked, deadline, root, member, draft, segment, content)
     for bell in bells:
         root.doorbell.wake(bell)
     return found if isinstance(found, AttemptOutcome) else member._replace(number=found)
@@ -312,7 +311,7 @@ def outcome_here(
         if look_at <= moment < waits_until:  # whoever should have rung may be dead: who takes the mutex makes up for it
             look_at = moment + LOOK_EVERY
             root.check_in_place()
-            outcome, parts = root.mutex.run(functools.partial(_look_and_renew, root, member), waits_until)
+            outcome, parts = root.mutex.run(_look_and_renew, waits_until, root, member)
         else:
             outcome, parts = root.catalog.view(find_attempt, member)
         if not is_complete:
