@@ -144,7 +144,7 @@ async def _load_given_up(root: str, gives_up: int) -> tuple[str, bool, int]:
 
 
 def _has_a_thread(store: memstore.aio.AsyncStore) -> bool:
-    pool = aio_calls._pools.get(store.pool_of_ranks("run"))
+    pool = aio_calls._pools.get(store._lazy.pool_of_ranks("run"))
     return pool is not None and pool._running > 0
 
 
