@@ -10,8 +10,9 @@ For who works on memstore, the layers; each imports only what stands above it:
 
     errors                what can go wrong
     _threads, _parsing    forks, and the imports that they wait for; documents that anybody may have written
-    _modes, _ranks        torch's modes and transforms, put aside; messages between the ranks of a process group
+    _modes                torch's modes and transforms, put aside
     _wording, _arguments  numbers and names as text; keys and other arguments, checked
+    _ranks                messages between the ranks of a process group
     _info                 what a store tells of itself and its entries
     engine/               bytes and files: segments, the catalog, the protocols of put, get and delete. No torch
     sharding/             boxes: parts of tensors, and which of them a rank holds

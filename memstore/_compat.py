@@ -25,22 +25,25 @@ from memstore._threads import between_forks
 BUFFER_MARK = "_is_buffer"  # the attribute of a torch.nn.Buffer
 PARAMETER_MARK = "_is_param"  # of what isinstance(..., Parameter) is told to be one
 
+_c: Any = torch._C
 make_subclass: Callable[..., Any] = torch.Tensor._make_subclass  # half the time of nn.Parameter(...), and no detach
-without_torch_function: Any = torch._C.DisableTorchFunctionSubclass
-is_in_transform: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+without_torch_function: Any = _c.DisableTorchFunctionSubclass
+is_in_transform: Callable[[torch.Tensor], bool] = _c._functorch.is_functorch_wrapped_tensor
 
 
 def new_shared_storage(nbytes: int) -> torch.UntypedStorage:
-    return torch.UntypedStorage._new_shared(nbytes)
+    kind: Any = torch.UntypedStorage
+    return kind._new_shared(nbytes)
 
 
-def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], *, non_blocking: bool = False) -> None:
+def copy_each(targets: list[torch.Tensor], sources: list[torch.Tensor], *, non_blocking: bool = False) -> None:
     """Copies many tensors in a third of the time that a call each takes. Not in forward-mode differentiation."""
     torch._foreach_copy_(targets, sources, non_blocking=non_blocking)
 
 
 def in_forward_ad() -> bool:
-    return forward_ad._current_level >= 0
+    module: Any = forward_ad
+    return bool(module._current_level >= 0)
 
 
 # --- torch: tensors that are made of several -------------------------------------------------------------------------
@@ -129,6 +132,15 @@ def shard_order(dtensor: Any) -> tuple[int, ...] | None:
     return None if entries is None else tuple(mesh_dim for entry in entries for mesh_dim in entry.mesh_dims)
 
 
+def store_of_group(group: Any) -> Any:
+    """Returns the store through which the ranks of a process group found each other."""
+    return torch.distributed.distributed_c10d._get_process_group_store(group)
+
+
+def store_of_default_group() -> Any:
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
 # --- tensordict ------------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +218,7 @@ empty_stack_names: Callable[[Any], Sequence[str | None] | None] = attrgetter("_e
 batch_size_of: Callable[[Any], torch.Size] = attrgetter("_batch_size")
 
 
-def has_hooks(stack: Any) -> bool:
+def has_hooks(stack: object) -> bool:
     """Returns whether a LazyStackedTensorDict is inside of vmap."""
     # in tensordict 0.15 these names are properties
     is_new = isinstance(getattr(type(stack), "hook_in", None), property)

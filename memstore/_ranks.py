@@ -44,8 +44,6 @@ threads from the store, and Ctrl-C from this one, and when its time is over torc
 processes can't use. It can begin a process group of its own, for which all is made anew.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import hashlib
@@ -61,6 +59,7 @@ import msgspec
 import torch.distributed as dist
 
 from memstore import errors
+from memstore._compat import store_of_group
 from memstore.errors import MemstoreError
 
 _SHORTEST_PAUSE, LONGEST_PAUSE = 50e-6, 0.01  # seconds between looks
@@ -128,8 +127,7 @@ class RankStore:
         rank = dist.get_rank(group)  # raises for a group that was destroyed, also if it is known here
         with _lock:
             if group not in _of_groups:
-                store = dist.distributed_c10d._get_process_group_store(group)
-                _of_groups[group] = cls(store, rank, dist.get_world_size(group))
+                _of_groups[group] = cls(store_of_group(group), rank, dist.get_world_size(group))
             return _of_groups[group]
 
     def next_number(self, name: Hashable) -> int:

@@ -82,7 +82,12 @@ def test_torch_functions_of_classes_are_left_out() -> None:
 
 def test_transforms_are_seen() -> None:
     seen: list[bool] = []
-    torch.func.vmap(lambda one: seen.append(_compat.is_in_transform(one)) or one)(torch.ones(2))
+
+    def look(one: torch.Tensor) -> torch.Tensor:
+        seen.append(_compat.is_in_transform(one))
+        return one
+
+    torch.func.vmap(look)(torch.ones(2))
     assert seen == [True] and not _compat.is_in_transform(torch.ones(2))
 
 
@@ -143,6 +148,16 @@ def test_classes_of_torch_distributed(module: str, name: str) -> None:
     assert isinstance(getattr(__import__(module, fromlist=[name]), name), type)
 
 
+def test_stores_of_process_groups(dtensor: DTensor) -> None:
+    """The fixture's: so there is a default group."""
+    group = dist.new_group([0])
+    _compat.store_of_default_group().set("word", "of all")
+    _compat.store_of_group(group).set("word", "of these ranks")
+    assert _compat.store_of_default_group().get("word") == b"of all"
+    assert _compat.store_of_group(group).get("word") == b"of these ranks"
+    assert _compat.store_of_group(dist.group.WORLD).get("word") == b"of all"
+
+
 # --- tensordict ------------------------------------------------------------------------------------------------------
 
 
@@ -165,7 +180,8 @@ def test_tensordicts_over_entries() -> None:
 
 
 def test_tensorclasses() -> None:
-    value: Any = Pair(torch.ones(2), "text", batch_size=[2])
+    kind: Any = Pair
+    value: Any = kind(torch.ones(2), "text", batch_size=[2])
     assert hasattr(Pair, _compat.TENSORCLASS_MARK)
     others = _compat.other_fields(value)
     assert others is not None and not _compat.is_non_tensor(others)
@@ -198,7 +214,12 @@ def test_lazy_stacks() -> None:
     assert _compat.empty_stack_names(empty) == ["a"] and _compat.empty_stack_names(value) is None
     assert _compat.batch_size_of(empty) == (0, 2)
     seen: list[bool] = []
-    torch.vmap(lambda one: seen.append(_compat.has_hooks(one)) or torch.ones(()), (1,))(value)
+
+    def look(one: Any) -> torch.Tensor:
+        seen.append(_compat.has_hooks(one))
+        return torch.ones(())
+
+    torch.vmap(look, (1,))(value)
     assert seen == [True]
 
 

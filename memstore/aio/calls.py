@@ -6,6 +6,9 @@ for a task; it takes along what torch keeps for the task's thread (`TorchState`)
 cancelled.
 """
 
+# A method of `awaited` calls those that `Awaits` has for its subclasses.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,8 @@
 """Replay buffers, whose methods are awaited. Lengths and positions, which lie in memory, need no await."""
 
+# A buffer opens the store that it is given.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import threading
@@ -205,7 +208,7 @@ for _name, (_what, _instead) in {
 def _receive(buffer: BlockingBuffer, root: str, timeout: float) -> ReplayBuffer:
     """Unpickles a buffer that is open."""
     found = ReplayBuffer.__new__(ReplayBuffer)
-    found._set(buffer.key, root, timeout, buffer)  # pyright: ignore[reportPrivateUsage]
+    found._set(buffer.key, root, timeout, buffer)
     return found
 
 

@@ -1,5 +1,8 @@
 """AsyncStore: what a user calls. Each method of Store, awaited; and memstore's functions, awaited."""
 
+# Functions of this file use what AsyncStore has.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import asyncio

@@ -67,54 +67,47 @@ class NamedLeaf(NamedTuple):
 
 
 def entries(
-    value: Any, refusals: LeafRefusals, *, is_leaf: Callable[[Any], bool] = lambda _: False
+    value: Any, refusals: LeafRefusals, *, is_leaf: Callable[[Any], bool] = lambda _: False, path: Path = ()
 ) -> Iterator[NamedLeaf]:
-    """Returns the leaves of dicts, lists and tuples in one another, as `plain` makes them.
+    """Yields the leaves of dicts, lists and tuples in one another, as `plain` makes them.
 
     Keys that are no texts are refused.
 
     Args:
         is_leaf: whether a list is taken as one leaf.
+        path: of the value.
     """
-    yield from _entries((), value, refusals, is_leaf)
-
-
-def _entries(path: Path, value: Any, refusals: LeafRefusals, is_leaf: Callable[[Any], bool]) -> Iterator[NamedLeaf]:
     if type(value) in (dict, OrderedDict) and value:
         for key, entry in value.items():
             if type(key) is not str:
                 refusals.add((*path, repr(key)), f"its key {key!r:.60} is {an_instance(key)} and no text")
                 continue
-            yield from _entries((*path, key), entry, refusals, is_leaf)
+            yield from entries(entry, refusals, is_leaf=is_leaf, path=(*path, key))
     elif type(value) in (list, tuple) and value and not is_leaf(value):
         for i, entry in enumerate(value):
-            yield from _entries((*path, i), entry, refusals, is_leaf)
+            yield from entries(entry, refusals, is_leaf=is_leaf, path=(*path, i))
     else:
         yield NamedLeaf(path, value)
 
 
-def plain(value: Any, refusals: LeafRefusals) -> Any:
+def plain(value: Any, refusals: LeafRefusals, path: Path = ()) -> Any:
     """Returns TensorDicts as dicts, and what is in their NonTensorData. (Other containers stay what they are.)"""
-    return _plain((), value, refusals)
-
-
-def _plain(path: Path, value: Any, refusals: LeafRefusals) -> Any:
     kind = cast("Any", type(value))  # pyright: ignore[reportUnknownArgumentType]
     make = cast("Callable[[Any], Any]", kind)
     if kind in (dict, OrderedDict):
-        entries = cast("dict[Any, Any]", value).items()
-        found = make((key, _plain((*path, part_of(key)), entry, refusals)) for key, entry in entries)
+        pairs = cast("dict[Any, Any]", value).items()
+        found = make((key, plain(entry, refusals, (*path, part_of(key)))) for key, entry in pairs)
         if hasattr(value, "__dict__"):  # of a module's state dict: `_metadata`
             found.__dict__.update(value.__dict__)
         return found
     if kind in (list, tuple):
         items = cast("list[Any]", value)
-        return make(_plain((*path, i), entry, refusals) for i, entry in enumerate(items))
+        return make(plain(entry, refusals, (*path, i)) for i, entry in enumerate(items))
     if is_collection(value):
         opened = opened_collection(value)
         if opened is None:
             refusals.add(path, f"a {kind.__qualname__}")
-        return _plain(path, opened, refusals)
+        return plain(opened, refusals, path)
     return value
 
 

@@ -102,8 +102,9 @@ def take_of(name: str, claimant: str | None, traced: Set[str]) -> str | None:
         claimant: the id in the folder's claim.
         traced: the ids of takes that have left a trace. A user's file may be called as a take's.
     """
-    if trace_of(name) is not None:
-        return trace_of(name)
+    trace = trace_of(name)
+    if trace is not None:
+        return trace
     file = _FILE.fullmatch(name)
     if file is not None and file[3] is not None:
         return file[3] if file[3] in traced else None

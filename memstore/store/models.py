@@ -271,12 +271,12 @@ class Finding(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def fits(self) -> bool:
-        """Whether the ranks go on and fill their modules, if rank 0 says this."""
+        """Returns whether the ranks go on and fill their modules, if rank 0 says this."""
         return self.error is None and not self.problems and not self.unexpected
 
 
 class LoadEnd(msgspec.Struct, frozen=True, array_like=True):
-    """Whether a rank has filled its module; and whether all have, as rank 0 says."""
+    """The end of a load: whether a rank has filled its module; and whether all have, as rank 0 says."""
 
     error: RankError | None = None
 

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 
@@ -157,11 +157,14 @@ def as_items(items: Any, call: str = "put_many") -> Mapping[str, Any]:
 # --- Files of other programs: attached in place, and exported --------------------------------------------------------
 
 
+AttachedFormat = Literal["safetensors", "memmap", "torch", "npy"]
+
+
 def attach_files(
     root: Root,
     key: str,
     path: str | os.PathLike[str],
-    format: str | None,
+    format: AttachedFormat | None,
     *,
     expect: int | None,
     allow_pickle: bool,
@@ -180,7 +183,9 @@ def attach_files(
     return put(root, [Draft(encode_key(key), content, expect)], deadline)[0]
 
 
-def load_to_copy(root: Root, key: str, path: str | os.PathLike[str], format: str | None, *, allow_pickle: bool) -> Any:
+def load_to_copy(
+    root: Root, key: str, path: str | os.PathLike[str], format: AttachedFormat | None, *, allow_pickle: bool
+) -> Any:
     """Returns the value that files have, for a put of a copy. Raises what `Store.attach` raises."""
     with between_forks():
         if _is_of_snapshot(path, format):
@@ -191,19 +196,19 @@ def load_to_copy(root: Root, key: str, path: str | os.PathLike[str], format: str
         return load_files(key, path, format, allow_pickle=allow_pickle)
 
 
-def _is_of_snapshot(path: object, format: str | None) -> bool:
+def _is_of_snapshot(path: Any, format: str | None) -> bool:
     with between_forks():
         from memstore.snapshot import is_snapshot
 
-    return format is None and isinstance(path, (str, os.PathLike)) and is_snapshot(path)
+    return format is None and isinstance(path, (str, os.PathLike)) and is_snapshot(cast("str | os.PathLike[str]", path))
 
 
 def export(
     root: Root,
     key: str,
     held: MappedEntry,
-    target: Any,
-    format: str,
+    target: str,
+    format: Literal["safetensors", "memmap", "torch"],
     *,
     limit: int | None,
     progress: Callable[[int, int], None] | None,

@@ -458,14 +458,14 @@ class LeafBoxes(StoredLeaf):
             return
         dim = along[0]
         for number in self._meeting(region):
-            box, part = self.stored[number].box, self._parts[number]
-            meet = box.cut(region.ranges)
+            stored, part = self.stored[number].box, self._parts[number]
+            meet = stored.cut(region.ranges)
             if meet is None:
                 continue
             at = meet.inside
             start, step = region.ranges[dim].start, region.ranges[dim].step
-            found = rows * step + (start - box.offsets[dim])
-            inside = found[(found >= 0) & (found < box.shape[dim])]
+            found = rows * step + (start - stored.offsets[dim])
+            inside = found[(found >= 0) & (found < stored.shape[dim])]
             if len(inside):
                 yield part[(*at[:dim], slice(None), *at[dim + 1 :])].movedim(dim, 0), inside
 

@@ -75,9 +75,11 @@ def map_segment(
     fds: list[int] = []
     closing = Cleanup(syscalls.drain, (map(os.close, fds),))  # a file that stays open stays locked, and is never swept
     try:
+        # 2. Open, lock, compare: the numbers are those of a get, see `protocols/get.py`
         syscalls.open_into(fds, path, os.O_RDWR if shared else os.O_RDONLY, 0, dir_fd)
         if not _is_locked_and_fits(path, fds[0], extent, store, live=live):
             return None
+        # 3. Map. The mapping keeps the lock when the file is closed; a kill leaves nothing
         return map_file(fds[0], extent.size, closing if keep_open else None, shared=shared)
     except FileNotFoundError:
         return None

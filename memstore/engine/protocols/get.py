@@ -115,9 +115,11 @@ MISFIT: Any = object()
 def hold_at_once(root: Root, key: bytes) -> MappedEntry | None:
     """Maps the entry of one key, in one try. Returns MISFIT if it was replaced meanwhile, or names several files."""
     with root.guard:
+        # 1. Read the record
         record = root.catalog.read(key)
         if record is None:
             return None
+        # 2. Open, lock and compare the segment, 3. map it: see `map_segment`
         if record.segment:
             return MISFIT if root.shared is not None else map_entry(root, key, record, live=True) or MISFIT
         return MappedEntry(record) if record.adopted is record.parts is None else MISFIT

@@ -9,7 +9,7 @@
    Ranks that still read call a barrier before, as with TorchStore.
 """
 
-# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportPrivateImportUsage=false
+# pyright: reportUnknownMemberType=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ import msgspec
 import torch.distributed as dist
 
 import memstore
+from memstore._compat import store_of_default_group
 from memstore._ranks import RankCall, RankStore
 from memstore.errors import MemstoreError, StoreTimeoutError
 from memstore.integrations.torchstore import folders
@@ -227,7 +228,7 @@ class JoinedHost:
 
 def _store_of_ranks(env: SPMDEnv, timeout: timedelta) -> Any:
     if dist.is_initialized() and dist.get_world_size() == env.world_size:
-        return dist.distributed_c10d._get_default_store()
+        return store_of_default_group()
     url = f"tcp://{env.master_addr}:{env.master_port}"
     found: Any = next(iter(dist.rendezvous(url, env.rank, env.world_size, timeout=timeout)))
     _kept.append(found[0])  # on rank 0 it is the server

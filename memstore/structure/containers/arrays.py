@@ -223,7 +223,10 @@ def _read_sparse(reader: TreeReader, layout_name: str, flags: int, trees: list[T
             require(indices.dtype is torch.int64, "indices of another dtype")
             made = torch.sparse_coo_tensor(indices, elements, shape, is_coalesced=coalesced, check_invariants=True)
         else:
-            made = torch.sparse_compressed_tensor(*tensors, shape, layout=layout, check_invariants=True)
+            compressed, plain, elements = tensors
+            made = torch.sparse_compressed_tensor(
+                compressed, plain, elements, shape, layout=layout, check_invariants=True
+            )
         differentiable = made.is_floating_point() or made.is_complex()
         require(differentiable or not requires_grad, "a gradient of integers")
         return traits.with_traits(made, traits.Traits(kind, requires_grad, None))
@@ -256,7 +259,8 @@ def _read_jagged(
     reader.exact.update(range(reader.tensors + 1, reader.tensors + len(trees)))
 
     def make(found: list[Any], _: torch.device | None) -> Any:
-        values, offsets, lengths = [*found, None][:3]
+        values, offsets, *others = found
+        lengths = others[0] if others else None
         require(1 <= ragged <= values.ndim and offsets.ndim == 1 and len(offsets) > 0, "a malformed jagged tensor")
         require(lengths is None or lengths.shape == (len(offsets) - 1,), "a malformed jagged tensor")
         _check_offsets(offsets, lengths, values.shape[ragged - 1])

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import (
@@ -202,8 +202,8 @@ def _read_empty_lazy(
     lock = locked and not reader.locked
 
     def make(_: list[Any], asked: torch.device | None) -> Any:
-        there = need_device(dimensions.device, instead=asked)
-        built: Any = kind(stack_dim=stack_dim, batch_size=dimensions.batch, device=there, names=dimensions.names)
+        there, names = need_device(dimensions.device, instead=asked), cast(Any, dimensions.names)
+        built: Any = kind(stack_dim=stack_dim, batch_size=dimensions.batch, device=there, names=names)
         return built.lock_() if lock else built
 
     return Container(kind.__name__, make, (), [])
