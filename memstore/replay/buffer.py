@@ -3,7 +3,7 @@
 `sample_rows` and `sample_slices` return a `Sampled`, whose rows can be put back if the caller doesn't get them.
 """
 
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 
 from memstore import listing
 from memstore._arguments import encode_key
-from memstore._wording import an, count_of, names_its_methods
+from memstore._wording import an_instance, count_of, names_its_methods
 from memstore.datasets import EntryReference, Spec, as_row, in_range, opened, reduce, rows_html, rows_text, spec_of
 from memstore.engine import MutableEntry, deadline_after
 from memstore.errors import MemstoreError, ReadOnlyError, StoreTimeoutError, StructureMismatchError
@@ -255,7 +255,7 @@ class ReplayBuffer:
         self._check_writable()
         with modes.put_aside():
             if hasattr(index, "keys"):  # a sample itself
-                raise TypeError(f"index is integers, as batch['index'] of a sample, and not {an(type(index))}")
+                raise TypeError(f"index is integers, as batch['index'] of a sample, and not {an_instance(index)}")
             positions = np.asarray(plain_numbers(index))
             given = self._given(priority, positions.size)
         return update_priorities(self._ring, positions, given, self._deadline(None))

@@ -201,7 +201,8 @@ def _note(ring: Ring, slots: Slots, words: Slots, hashes: NDArray[np.uint64]) ->
 
 def _hashes(ring: Ring, slots: Slots) -> NDArray[np.uint64]:
     """Returns the hashes of rows: xxh3-64 over the leaves of a row, each with the hash before it as its seed."""
-    views = [array.reshape(len(array), -1).view(np.uint8) for array in ring.arrays if array.size]
+    arrays: list[Any] = [array for array in ring.arrays if array.size]
+    views = [array.reshape(len(array), -1).view(np.uint8) for array in arrays]
     found = np.zeros(len(slots), np.uint64)
     for number, slot in enumerate(slots.tolist()):
         value = 0

@@ -72,11 +72,10 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
             )
         rounds += 1
         locked = ring.entry.writable and (rounds > _ROUNDS or not LOADS_IN_ORDER)
-        replace = partial(_replace, ring, picker, picked, wrong, targets, locked=locked)
-        left = ring.run(replace, deadline) if locked else replace()
+        again = partial(_pick_again, ring, picker, picked, wrong, targets, locked=locked)
+        left = ring.run(again, deadline) if locked else again()
         if left is None:
-            others = wait_for_rows(ring, picker, len(wrong), deadline)
-            left = _replace(ring, picker, picked, wrong, targets, locked=False, others=others)
+            left = _replace(ring, picked, wrong, targets, wait_for_rows(ring, picker, len(wrong), deadline))
         wrong = left
     return picked
 
@@ -90,25 +89,19 @@ def copy_picked(ring: Ring, picked: PickedSlots, targets: Targets) -> Numbers:
     return _NONE if same.all() else np.flatnonzero(~same)
 
 
-def _replace(
-    ring: Ring,
-    picker: Picker,
-    picked: PickedSlots,
-    wrong: Numbers,
-    targets: Targets,
-    *,
-    locked: bool,
-    others: PickedSlots | None = None,
+def _pick_again(
+    ring: Ring, picker: Picker, picked: PickedSlots, wrong: Numbers, targets: Targets, *, locked: bool
 ) -> Numbers | None:
-    """Copies other rows in the place of wrong ones. Returns the numbers of those that are wrong again.
+    """Replaces wrong rows by others that it picks. Returns the numbers of rows that are wrong again.
 
-    Args:
-        others: the other rows; None: picks them. Where the picker finds none, the result is None.
+    The result is None if the picker finds too few.
     """
-    if others is None:
-        others = picker.pick(len(wrong), locked=locked)
-    if others is None:
-        return None
+    others = picker.pick(len(wrong), locked=locked)
+    return None if others is None else _replace(ring, picked, wrong, targets, others)
+
+
+def _replace(ring: Ring, picked: PickedSlots, wrong: Numbers, targets: Targets, others: PickedSlots) -> Numbers:
+    """Copies other rows in the place of wrong ones. Returns the numbers of rows that are wrong again."""
     copies = new_targets(ring, len(wrong))
     still = wrong[copy_picked(ring, others, copies)]
     places = torch.as_tensor(wrong)

@@ -209,11 +209,11 @@ class _ControlWords(Structure):
     """
 
     identity: Any
-    gone: int
+    gone: Any
     state: int
     length: int
     flushed: int
-    bell: int
+    bell: Any
     sleeps: int
     _fields_ = (
         ("mutex", _MUTEX),
@@ -233,7 +233,7 @@ class _ControlWords(Structure):
     )
 
 
-GONE_AT = _ControlWords.gone.offset
+GONE_AT: int = _ControlWords.gone.offset
 
 
 class FileIdentity(NamedTuple):
