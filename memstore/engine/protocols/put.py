@@ -158,15 +158,14 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     began = perf_counter() if _logs(logging.DEBUG) else 0.0
     writers: list[SegmentWriter] = []
     changes: list[Change] = []
+    for draft in drafts:  # before anything is claimed or copied
+        if draft.content.nbytes >= _LARGE:
+            change = Change(draft.key, draft.content, draft.expect, seals=draft.seals)
+            check_mutable(change, root.catalog.read(draft.key))
     try:
         # Steps 2 and 3, claim and fill, for each key. An inline value has no header, and needs neither.
         for draft in drafts:
-            change = Change(draft.key, draft.content, draft.expect, seals=draft.seals)
-            if draft.content.nbytes >= _LARGE:
-                check_mutable(change, root.catalog.read(draft.key))
-            if draft.header is not None:
-                change = write(root, draft, writers, deadline)
-            changes.append(change)
+            changes.append(write(root, draft, writers, deadline))
         # 4. Commit, of all keys at one moment; and 5. what follows.
         versions = publish(root, changes, deadline)
     except BaseException as error:
