@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memstore.errors import MemstoreError
-from memstore.formats import Frames, PlacedTensor, locate_tensor
+from memstore.formats import Frames, PlacedTensor
 
 SIMILAR = [  # of one size, as files of torch.save too
     torch.zeros(2, 8),
@@ -43,7 +43,7 @@ def test_tensors_that_look_alike_are_told_apart(tmp_path: Path) -> None:
             found = frames.locate(memory, start, len(part))
             known += found is not None
             found = found or frames.read(str(path), file.fileno(), start, len(part))
-            assert found == locate_tensor(str(path), file.fileno(), start, len(part))
+            assert found == Frames().read(str(path), file.fileno(), start, len(part))
             start += len(part)
     assert known >= len(SIMILAR)
 
@@ -73,7 +73,7 @@ def test_where_any_byte_differs_nothing_else_is_found_than_by_reading_it(tmp_pat
 
 def located(path: Path, fd: int, size: int) -> PlacedTensor | None:
     try:
-        return locate_tensor(str(path), fd, 0, size)
+        return Frames().read(str(path), fd, 0, size)
     except MemstoreError:
         return None
 
