@@ -88,6 +88,10 @@ class Overseer(Actor):
         """Whoever asks the launcher that failed hears of it."""
         return True
 
+    def _handle_undeliverable_message(self, message: Any) -> bool:
+        """Takes back an order to a launcher that could not be made, for which Monarch would end this process."""
+        return True
+
 
 def _has_failed(heard: Heard) -> bool:
     return not heard.report or isinstance(decode_report(heard.report), Failed)
