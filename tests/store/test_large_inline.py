@@ -77,12 +77,16 @@ def test_the_catalog_grows_no_further_for_their_sake(store: memstore.Store, root
     assert store.info("again").kind == "inline"
 
 
-def test_a_batch_that_finds_no_room_is_put_whole(store: memstore.Store, root: str) -> None:
-    items = {f"key/{number}": value(number) for number in range(1500)}
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_batch_that_finds_no_room_is_put_whole(store: memstore.Store, root: str, others: int) -> None:
+    """Also one whose segments were live by then: their headers are put back, and all of it is put once more."""
+    items = {f"segment/{number}": value(number, 200 * KIB) for number in range(others)}
+    items |= {f"key/{number}": value(number) for number in range(1500)}
     versions = store.put_many(items)
     assert catalog_size(root) <= MOST
     assert all(torch.equal(store.get(key), put) for key, put in items.items())
-    assert sorted(versions.values()) == list(range(min(versions.values()), min(versions.values()) + 1500))
+    assert sorted(versions.values()) == list(range(min(versions.values()), min(versions.values()) + len(items)))
+    assert store.verify().damaged == ()
 
 
 def hold_a_moment(wire: Wire, root: str) -> None:
