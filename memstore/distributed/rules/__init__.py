@@ -1,88 +1,109 @@
-"""One store across hosts: the rules of decision 016, without I/O, threads or clocks. No torch, no monarch.
+"""One store across hosts: the rules of decisions 016 and 029, without I/O, threads or clocks. No torch, no monarch.
 
-members    who is a member, and which member is the home of a key
-terms      what messages are made of
-messages   what hosts say to each other; `attempt_messages`: about sharded puts
-tables     what the rules ask of a host's catalog
-steps      how rules of several steps are written, so that anything can drive them
-calls      a call is made once, or never; `sessions`: whose clients are gone
-partition  what a home answers for its keys
-moving     how homes move: adopt, give, take; `giving`: the part of the old home
-seed       who becomes a member
-joining    the keys that a root had before it was served
-lending    how segments are let go that records of other homes name
+messages   the nouns of a cluster, and what hosts say to each other
+steps      how rules of several steps are written, and what they ask of a host's catalog
+owning     what an owner answers for its groups, and calls that are made once, or never
+directory  which member owns a group: grants, denials, and the deputies' copies
+roster     who is a member: admission, removal, a new seed
+handing    how a group goes to another owner
+lending    how segments are let go that records of other owners name
+attempts   sharded puts at the owner of their key
 index      the index process: all of these
-looking    what a process finds in its host's catalog before it asks anybody
-reading    how it reads keys, wherever their homes are; `lookups`: how it asks for many of them
-changing   how it changes them
-sealing    how it is found out what became of a seal that was cut off
-attempts   sharded puts at the home of their key; `attempt_answers`: what ranks of other hosts are answered
-seats      a rank of a sharded put, as its process knows it
-ranks      how it puts its part, or gives up
-turns      how it learns what the put has become, or publishes it
+client     how a process finds the owner of a key, and changes keys
+reading    how it reads keys, waits for them, and lists them
+ranks      how a rank of a sharded put does its share
 """
 
 from __future__ import annotations
 
-from memstore.distributed.rules.attempt_messages import (
+from memstore.distributed.rules.client import Client, DeadlinePassed, Owner, Seen, error_of, failed_of, look_at
+from memstore.distributed.rules.index import Index
+from memstore.distributed.rules.messages import (
+    BATCH_LIMIT,
+    CALL_BYTES_LIMIT,
+    KEY_LIMIT,
     LARGEST_DETAILS,
     LONGEST_TEXT,
-    Failure,
-    GiveUp,
-    Look,
-    Outcome,
-    Part,
-    Pending,
-    Prepare,
-    Publish,
-)
-from memstore.distributed.rules.calls import answer_again, keep_answer, session_of
-from memstore.distributed.rules.changing import Client
-from memstore.distributed.rules.index import Index
-from memstore.distributed.rules.looking import DeadlinePassed, failed_of, one_home
-from memstore.distributed.rules.lookups import look_up_at
-from memstore.distributed.rules.members import Member, Standing, View, group_of
-from memstore.distributed.rules.messages import (
+    LONGEST_WAIT,
+    ROWS_LIMIT,
     Answer,
     Ask,
+    Call,
     Change,
     Commit,
     Done,
     Entry,
     Failed,
+    Failure,
     Found,
+    GiveUp,
+    Grant,
     IsAt,
-    IsView,
+    IsRoster,
     Later,
     List,
+    Look,
     Lookup,
+    Member,
     Named,
+    NotOwner,
     Open,
+    Outcome,
+    Ownership,
+    Part,
+    Pending,
     Place,
+    Prepare,
+    Publish,
     Refused,
     Remove,
     Request,
     Resolve,
+    Roster,
     Stale,
+    Standing,
     Wait,
+    group_of,
+    groups_of,
 )
-from memstore.distributed.rules.ranks import Ranks
-from memstore.distributed.rules.reading import look_up, page, read, read_all, wait, wait_there
-from memstore.distributed.rules.sealing import is_unsealed
-from memstore.distributed.rules.seats import Seat
-from memstore.distributed.rules.seed import found
-from memstore.distributed.rules.steps import NOT_SENT, NotSent, Pause, Send, Steps, Transact, pause, send, view
-from memstore.distributed.rules.tables import Joining, LastCall, Lent, Tables
-from memstore.distributed.rules.terms import BATCH_LIMIT, CALL_BYTES_LIMIT, KEY_LIMIT, LONGEST_WAIT, ROWS_LIMIT
-from memstore.distributed.rules.turns import Merge, turn, waiting
+from memstore.distributed.rules.owning import answer_again, keep_answer, session_of
+from memstore.distributed.rules.ranks import Merge, RankPart, Ranks, turn, waiting
+from memstore.distributed.rules.reading import (
+    is_unsealed,
+    look_up,
+    look_up_at,
+    page,
+    read,
+    read_all,
+    wait,
+    wait_any,
+    wait_there,
+)
+from memstore.distributed.rules.roster import NotPromoted, found, promote
+from memstore.distributed.rules.steps import (
+    NOT_SENT,
+    Kept,
+    LastCall,
+    Leaving,
+    Lent,
+    NotSent,
+    Pause,
+    Race,
+    Send,
+    Steps,
+    Tables,
+    Transact,
+    pause,
+    send,
+    view,
+)
 
 __all__ = [
-    "BATCH_LIMIT",
-    "CALL_BYTES_LIMIT",
-    "KEY_LIMIT",
-    "NOT_SENT",
     "Answer",
     "Ask",
+    "BATCH_LIMIT",
+    "CALL_BYTES_LIMIT",
+    "Call",
     "Change",
     "Client",
     "Commit",
@@ -93,25 +114,33 @@ __all__ = [
     "Failure",
     "Found",
     "GiveUp",
+    "Grant",
     "Index",
     "IsAt",
-    "IsView",
-    "Joining",
+    "IsRoster",
+    "KEY_LIMIT",
+    "Kept",
     "LARGEST_DETAILS",
     "LONGEST_TEXT",
     "LONGEST_WAIT",
     "LastCall",
     "Later",
+    "Leaving",
     "Lent",
     "List",
     "Look",
     "Lookup",
     "Member",
     "Merge",
+    "NOT_SENT",
     "Named",
+    "NotOwner",
+    "NotPromoted",
     "NotSent",
     "Open",
     "Outcome",
+    "Owner",
+    "Ownership",
     "Part",
     "Pause",
     "Pending",
@@ -119,31 +148,36 @@ __all__ = [
     "Prepare",
     "Publish",
     "ROWS_LIMIT",
+    "Race",
+    "RankPart",
     "Ranks",
     "Refused",
     "Remove",
     "Request",
     "Resolve",
-    "Seat",
+    "Roster",
+    "Seen",
     "Send",
     "Stale",
     "Standing",
     "Steps",
     "Tables",
     "Transact",
-    "View",
     "Wait",
     "answer_again",
+    "error_of",
     "failed_of",
     "found",
     "group_of",
+    "groups_of",
     "is_unsealed",
     "keep_answer",
+    "look_at",
     "look_up",
     "look_up_at",
-    "one_home",
     "page",
     "pause",
+    "promote",
     "read",
     "read_all",
     "send",
@@ -151,6 +185,7 @@ __all__ = [
     "turn",
     "view",
     "wait",
+    "wait_any",
     "wait_there",
     "waiting",
 ]

@@ -1,13 +1,13 @@
-"""Sharded puts at the home of their key: the rules of decision 012, with messages in place of holds.
+"""Sharded puts at the owner of their key: the rules of decision 012, with messages in place of holds.
 
-Each function below is one transaction of the home. Ranks of its own host call them so; those of other hosts send a
-message. A part that lies on another host is lent to the home, as what an ordinary put stores; whatever ends the part
-owes it to its host.
+Each function of the first part is one transaction of the owner. Ranks of its own host call them so; those of other
+hosts send a message. A part that lies on another host is lent to the owner, as what an ordinary put stores; whatever
+ends the part owes it to its host.
 
-**An attempt stays where it began.** It ends in the transaction in which its home hears that the key has another home,
-or that a host which has one of its parts is no member any more. So no publication can be under way there afterwards,
+**An attempt stays where it began.** It ends in the transaction in which its owner marks the group for a hand-over, or
+hears that a host which has one of its parts is no member any more. So no publication can be under way there afterwards,
 and its ranks learn it where their parts were. Outcomes do move: a rank that comes late, or again, learns at the new
-home that its attempt is over.
+owner that its attempt is over.
 """
 
 from __future__ import annotations
@@ -19,30 +19,50 @@ from typing import Any
 import msgspec
 
 from memstore._wording import conflict
-from memstore.distributed.rules.attempt_messages import (
+from memstore.distributed.rules.messages import (
     CONTENTS_LIMIT,
+    Answer,
+    Change,
+    Committed,
+    Done,
     Ended,
+    Failed,
     Failure,
     Forgotten,
     GiveUp,
+    Grant,
+    Later,
     Look,
+    NotOwner,
     Outcome,
     Part,
     PartsChanged,
     Pending,
+    Place,
+    Prepare,
     Prepared,
     Publish,
     Renew,
+    Standing,
+    group_of,
 )
-from memstore.distributed.rules.members import Standing
-from memstore.distributed.rules.messages import Change, Committed
-from memstore.distributed.rules.partition import apply, dispose, is_here, passing_over
-from memstore.distributed.rules.tables import Tables
-from memstore.distributed.rules.terms import Place
+from memstore.distributed.rules.owning import (
+    admit,
+    answer_again,
+    apply,
+    are_strange,
+    dispose,
+    is_here,
+    keep_answer,
+    passing_over,
+)
+from memstore.distributed.rules.steps import Tables
 
 SHORTEST_MEMORY = 60_000_000_000  # nanoseconds that an outcome is kept for ranks that ask late
 _DROPPED = 16  # outcomes that a prepare looks at: each attempt leaves one, so more go than come
-_MOVED = "its key has its home on another host since: put it again, as another attempt"
+_LONGEST_TEXT = 4096  # characters, of what an answer may say
+_MOVED = "its key is handed over to another host: put it again, as another attempt"
+_REMOVED = "its host was removed from the cluster"
 _LOST = "a host that has a part of it was removed from the cluster"
 _LATE = "its lease was over before all ranks had put their parts"
 
@@ -118,7 +138,7 @@ def look(tables: Tables, request: Look) -> Ended | Pending | Forgotten:
 
 
 def is_news(request: Look, answer: Any) -> bool:
-    """Whether a rank that looks is to be told at once; else the home may keep its question for a while."""
+    """Whether a rank that looks is to be told at once; else the owner may keep its question for a while."""
     if not isinstance(answer, Pending):
         return True
     return not request.was_complete and is_complete(answer.parts)
@@ -212,17 +232,24 @@ def has_expired(tables: Tables) -> bool:
 
 
 def end_strays(tables: Tables, standing: Standing) -> None:
-    """Ends the attempts that can't be published here any more, since another view is written."""
-    members = standing.view.ids
+    """Ends the attempts that can't be published here any more, since another roster is written."""
+    members = standing.roster.ids
     for parts in _attempts(tables.parts()):
-        if standing.is_removed or not standing.is_home_of(parts[0].key):
-            _end(tables, standing, parts, _given_up(parts, _MOVED))
+        if standing.is_removed:
+            _end(tables, standing, parts, _given_up(parts, _REMOVED))
         elif any(part.place.host not in members for part in parts):
             _end(tables, standing, parts, _given_up(parts, _LOST))
 
 
+def end_attempts_of(tables: Tables, standing: Standing, group: bytes) -> None:
+    """Ends the attempts of a group that leaves this host."""
+    for parts in _attempts(tables.parts()):
+        if group_of(parts[0].key) == group:
+            _end(tables, standing, parts, _given_up(parts, _MOVED))
+
+
 def remember(tables: Tables, outcome: Outcome) -> None:
-    """What the home before this one says of an attempt. Its clock was another."""
+    """Takes in what the owner before this one says of an attempt. Its clock was another."""
     tables.put_outcome(msgspec.structs.replace(outcome, expires=tables.now() + SHORTEST_MEMORY))
 
 
@@ -281,3 +308,85 @@ def _name(part: Part) -> str:
 
 def _text(key: bytes) -> str:
     return repr(key.decode(errors="replace"))
+
+
+# --- what ranks are answered ------------------------------------------------------------------------------------------
+
+
+def answer(tables: Tables, standing: Standing, request: Prepare | Look | Renew | Publish | GiveUp) -> Answer:
+    """Answers a rank of another host."""
+    match request:
+        case Prepare():
+            return _prepare(tables, standing, request)
+        case Look():
+            return look(tables, request)
+        case Renew():
+            renew(tables, request)
+            return Done()
+        case Publish():
+            return publish(tables, standing, request)
+        case GiveUp():
+            return _give_up(tables, standing, request)
+
+
+def prepare_here(
+    tables: Tables, membership: int, part: Part, content: bytes, grant: Grant
+) -> Prepared | Ended | Failed | NotOwner | Later | None:
+    """Takes in a part of a rank of this host. None: the group may have left it, look again.
+
+    Args:
+        membership: under which the rank's process found who owns the group.
+    """
+    standing = tables.standing()
+    if standing is None or tables.membership() != membership:
+        return None
+    refused: Any = admit(tables, standing, [group_of(part.key)], [grant], changes=True)
+    return refused or _told(part, prepare(tables, standing, part, content))
+
+
+def give_up_here(tables: Tables, request: GiveUp) -> Answer:
+    """Gives up for a rank of this host."""
+    standing = tables.standing()
+    if standing is None:
+        return Failed("StaleMembershipError", "nobody serves this store any more", request.key)
+    return _give_up_admitted(tables, standing, request)
+
+
+def _prepare(tables: Tables, standing: Standing, request: Prepare) -> Answer:
+    answered = answer_again(tables, request.call)
+    if answered is not None:
+        return answered
+    part = request.part
+    strange = are_strange(standing, request.call, [part.place], part.key)
+    if isinstance(strange, Later):
+        return strange
+    refused = admit(tables, standing, [group_of(part.key)], [request.grant], changes=strange is None)
+    if refused is not None:
+        return refused
+    return keep_answer(tables, request.call, strange or _told(part, prepare(tables, standing, part, request.content)))
+
+
+def _told(part: Part, found: Prepared | Ended | Failure) -> Prepared | Ended | Failed:
+    return Failed(found.error, found.text[:_LONGEST_TEXT], part.key) if isinstance(found, Failure) else found
+
+
+def _give_up(tables: Tables, standing: Standing, request: GiveUp) -> Answer:
+    call = request.call
+    if request.number:
+        return give_up(tables, standing, request)
+    if call is None or request.grant is None:
+        return Failed("MemstoreError", "who gives up without a number names a call and a grant", request.key)
+    answered = answer_again(tables, call)
+    if answered is not None:
+        return answered
+    found = _give_up_admitted(tables, standing, request)
+    return found if isinstance(found, Later | NotOwner) else keep_answer(tables, call, found)
+
+
+def _give_up_admitted(tables: Tables, standing: Standing, request: GiveUp) -> Answer:
+    """Gives up by name only what may begin here, and has no outcome: what has one has it for good."""
+    if request.grant is not None and find(tables, request.key, request.attempt, 0)[0] is None:
+        refused = admit(tables, standing, [group_of(request.key)], [request.grant], changes=True)
+        if refused is not None:
+            return refused
+    return give_up(tables, standing, request)

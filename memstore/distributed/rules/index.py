@@ -1,40 +1,47 @@
 """The index process as a state machine: what it answers, and what it does by itself.
 
 All that must outlive it stands in the tables. What it has in memory may be lost at any moment: waits, whose clients ask
-again; pins; what the seed has heard; whether this member has settled.
+again; pins; what a seed has heard of the members.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TypeGuard
+from collections.abc import Callable, Collection, Sequence
 
-import msgspec
-
-from memstore.distributed.rules import attempt_answers, attempts, calls, giving, lending, moving, partition
-from memstore.distributed.rules.joining import Registrar
-from memstore.distributed.rules.looking import failed_of
-from memstore.distributed.rules.members import Member
+from memstore.distributed.rules import attempts, directory, handing, lending, owning, roster
+from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
+    LONGEST_WAIT,
+    Announce,
     Answer,
     Ask,
+    Claim,
     Close,
     Commit,
     Done,
+    Finish,
     Give,
-    Given,
     GiveUp,
+    HandOver,
     IsAt,
-    IsView,
+    IsRoster,
     Later,
     List,
+    Locate,
     Look,
     Lookup,
+    Meet,
+    Member,
+    Met,
+    Mirror,
     Named,
+    News,
+    Obey,
     Open,
     Opened,
     Place,
     Prepare,
+    Promise,
     Publish,
     Refused,
     Release,
@@ -42,15 +49,18 @@ from memstore.distributed.rules.messages import (
     Renew,
     Request,
     Resolve,
+    Roster,
+    Serve,
+    Standing,
     Wait,
+    Watch,
 )
-from memstore.distributed.rules.seed import Seed
-from memstore.distributed.rules.sessions import Sessions
-from memstore.distributed.rules.steps import Steps, send, transact, view
-from memstore.distributed.rules.tables import Tables
+from memstore.distributed.rules.steps import Steps, Tables, send, transact, view
 from memstore.errors import CorruptionError
 
 PIN = 10_000_000_000  # nanoseconds that the bytes of a version are kept for a get that was unlucky
+_KEPT_FOR_SEED = 2_000_000_000  # nanoseconds that a seed keeps what it can't tell yet
+_ToSeed = Claim | Locate | Watch | HandOver
 
 
 class Index:
@@ -58,70 +68,95 @@ class Index:
 
     Args:
         member: this host.
-        seed: the seed's address.
+        addresses: of members, that a root without a cluster asks; none: it makes one.
         clock: nanoseconds of this host's clock since boot.
+        moved: this root was served at another address before.
 
     Attributes:
         refusal: the seed's last answer, if it was one: this root can't be a member.
-        settled: the epoch in which this member has given all.
-        heard: the last epoch that the seed has told; 0: none.
     """
 
-    def __init__(self, member: Member, seed: str, clock: Callable[[], int]) -> None:
-        self.member, self._clock = member, clock
-        self._seed_address = seed
-        self._seed = Seed() if seed == member.address else None
+    def __init__(
+        self, member: Member, addresses: Sequence[str], clock: Callable[[], int], *, moved: bool = False
+    ) -> None:
+        self.member, self._clock, self._moved = member, clock, moved
+        self._addresses = list(addresses)
+        self._hint: Roster | None = None
+        self.seed = directory.Directory(clock)
         self._audit = lending.Audit(clock)
-        self._registrar = Registrar()
-        self._sessions = Sessions(clock)
+        self._sessions = owning.Sessions(clock)
         self.refusal: Refused | None = None
-        self.heard = 0
-        self.settled = 0
+        self._swept: frozenset[bytes] = frozenset()  # the members among whom all bytes lie that records here name
+        self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
-        self._waits: dict[int, tuple[Wait | Look, int]] = {}
+        self._waits: dict[int, tuple[Request, int, int | None]] = {}
 
     # --- what it answers ----------------------------------------------------------------------------------------------
 
-    def answer(self, tables: Tables, request: Request) -> Answer:
-        """The answer, in the transaction that makes the change. `may_keep` says whether there is time for it."""
+    def answer(self, tables: Tables, request: Request, question: int | None = None) -> Answer:
+        """Answers in the transaction that makes the change. `may_keep` says whether there is time for it.
+
+        Args:
+            question: of what is kept at a seed: see `Directory.new_question`.
+        """
         standing = tables.standing()
+        if isinstance(request, Meet):
+            return Met(self.member, None if standing is None else standing.roster, tuple(self._addresses))
         if standing is None:
             return Later()
         match request:
             case Lookup():
                 if request.pin:
                     self._pin(tables, request)
-                return partition.look_up(tables, standing, request)
+                return owning.look_up(tables, standing, request)
             case Wait():
-                return partition.version_of(tables, standing, request)
+                return owning.version_of(tables, standing, request)
+            case News():
+                return owning.news(tables, standing, request)
             case List():
-                return partition.list_page(tables, standing, request)
+                return owning.list_page(tables, standing, request)
             case Commit():
-                return partition.commit(tables, standing, request)
+                return owning.commit(tables, standing, request)
             case Named():
-                return partition.are_named(tables, standing, request)
+                return owning.are_named(tables, standing, request)
             case Resolve():
-                return calls.resolve(tables, request)
+                return owning.resolve(tables, request)
             case Open():
-                return Opened(tables.new_session(lasts=request.lasts))
+                return Opened(tables.new_session())
             case Close():
                 tables.end_session(request.session)
                 return Done()
             case Release():
                 return lending.release(tables, standing, request)
-            case Give():
-                return moving.take(tables, standing, request)
-            case Given():
-                return moving.has_given(tables, standing, request)
-            case Ask():
-                return self._seed.answer(tables, standing, request) if self._seed else self._not_the_seed()
-            case Remove():
-                return self._seed.remove(tables, standing, request) if self._seed else self._not_the_seed()
             case Prepare() | Look() | Renew() | Publish() | GiveUp():
-                return attempt_answers.answer(tables, standing, request)
+                return attempts.answer(tables, standing, request)
+            case Claim() | Locate() | Watch() | HandOver():
+                return self.seed.answer(tables, standing, request, question)
+            case Give():
+                return handing.take(tables, standing, request)
+            case Serve():
+                return handing.serve(tables, standing, request)
+            case _:
+                return self._answer_of_roster(tables, standing, request)
 
-    def _not_the_seed(self) -> Refused:
-        return Refused(f"this is not the seed: join {self._seed_address}, which alone adds and removes hosts")
+    def _answer_of_roster(
+        self, tables: Tables, standing: Standing, request: Ask | Remove | Finish | Mirror | Promise | Obey | Announce
+    ) -> Answer:
+        match request:
+            case Ask():
+                return roster.answer_ask(tables, standing, self.seed, request)
+            case Remove():
+                return roster.remove(tables, standing, self.seed, request)
+            case Finish():
+                return roster.finish(tables, standing, self.seed, request)
+            case Mirror():
+                return directory.take_mirror(tables, standing, request)
+            case Promise():
+                return roster.take_promise(tables, standing, request)
+            case Obey():
+                return roster.take_obey(tables, standing, request)
+            case Announce():
+                return roster.announce(tables, standing, request)
 
     def _pin(self, tables: Tables, request: Lookup) -> None:
         now = self._clock()
@@ -140,80 +175,110 @@ class Index:
 
     # --- waits --------------------------------------------------------------------------------------------------------
 
-    def may_keep(self, request: Request, answer: Answer) -> TypeGuard[Wait | Look]:
-        """Whether the request is for news, and this is none."""
-        if isinstance(request, Wait):
-            return answer == IsAt(0) and request.milliseconds > 0
-        return isinstance(request, Look) and request.milliseconds > 0 and not attempts.is_news(request, answer)
+    def may_keep(self, request: Request, answer: Answer) -> bool:
+        """Whether the request is for what isn't there yet, and may wait for it."""
+        match request:
+            case Wait() | News():
+                return answer == IsAt(0) and request.milliseconds > 0
+            case Look():
+                return request.milliseconds > 0 and not attempts.is_news(request, answer)
+            case Ask():
+                return isinstance(answer, Done | Later) and request.milliseconds > 0
+            case Watch():
+                return isinstance(answer, Later) and request.milliseconds > 0
+            case Claim() | Locate() | HandOver() | Remove() | Finish():
+                return isinstance(answer, Later)
+            case _:
+                return False
 
-    def keep(self, ticket: int, wait: Wait | Look) -> None:
-        """A request for news that aren't there yet. `ticket` says whom to answer."""
-        self._waits[ticket] = (wait, self._clock() + wait.milliseconds * 1_000_000)
+    def keep(self, ticket: int, request: Request) -> None:
+        """Keeps a request until there is an answer. `ticket` says whom to answer."""
+        milliseconds: int | None = getattr(request, "milliseconds", None)
+        lasts = _KEPT_FOR_SEED if milliseconds is None else milliseconds * 1_000_000
+        question = self.seed.new_question() if isinstance(request, _ToSeed) else None
+        self._waits[ticket] = (request, self._clock() + lasts, question)
 
     def forget(self, ticket: int) -> None:
-        """Its connection has closed."""
+        """Forgets a request whose connection has closed."""
         self._waits.pop(ticket, None)
 
     def ended_waits(self, tables: Tables, tickets: Collection[int] | None = None) -> list[tuple[int, Answer]]:
-        """Look after each change of the tables, and now and then.
+        """Looks at what is kept: after each change of the tables, after each mirror, and now and then.
 
         Args:
-            tickets: whose waits are looked at: those that the change may have ended, and those whose time is over.
-                None: all.
+            tickets: whose requests are looked at: those that the change may have answered, and those whose time is
+                over. None: all.
         """
         ended: list[tuple[int, Answer]] = []
-        for ticket in self._waits if tickets is None else tickets:
-            wait, until = self._waits[ticket]
-            answer = self._answer_again(tables, wait)
-            if until <= self._clock() or not self.may_keep(wait, answer):
+        for ticket in list(self._waits) if tickets is None else tickets:
+            request, until, question = self._waits[ticket]
+            try:
+                answer = self.answer(tables, request, question)
+            except CorruptionError as error:  # of this key: the others wait for theirs
+                answer = failed_of(error)
+            if until <= self._clock() or not self.may_keep(request, answer):
                 ended.append((ticket, answer))
         for ticket, _ in ended:
             del self._waits[ticket]
         return ended
 
-    def _answer_again(self, tables: Tables, wait: Wait | Look) -> Answer:
-        try:
-            return self.answer(tables, wait)
-        except CorruptionError as error:  # of this key: the others wait for theirs
-            return failed_of(error)
-
     # --- what it does by itself, again and again ----------------------------------------------------------------------
 
-    def ask_the_seed(self) -> Steps[None]:
-        ask = yield from transact(self._ask)
-        if self._seed is not None:
-            answer = yield from transact(lambda tables: self.answer(tables, ask))
-        else:
-            answer = yield from send(self._seed_address, ask)
-        if answer is not None:
-            self.refusal = answer if isinstance(answer, Refused) else None
-        if isinstance(answer, IsView):
-            view = answer.view
-            self.heard = view.epoch
-            if self.member.id in view.ids:
-                yield from transact(lambda tables: moving.adopt(tables, self.member.id, view))
-        elif self.refusal is not None and self.refusal.is_removed:
-            yield from transact(moving.leave)
-
-    def _ask(self, tables: Tables) -> Ask:
-        standing, member = tables.standing(), self.member
-        if moving.has_keys_of_its_own(tables):
-            member = msgspec.structs.replace(member, is_home=False)
-        if standing is None:
-            return Ask(member, None, self.heard, False, tables.version)
-        view = standing.view
-        is_settled = self.settled == view.epoch and not standing.missing
-        return Ask(member, view.cluster, view.epoch, is_settled, tables.version)
+    def ask(self) -> Steps[None]:
+        """Asks the seed for the roster, until there is another one; as a root without a cluster, to be admitted."""
+        standing = yield from view(lambda tables: tables.standing())
+        if standing is not None and (standing.is_removed or standing.is_seed):
+            return
+        known = self._hint if standing is None else standing.roster
+        groups = (yield from view(roster.own_groups)) if standing is None else ()
+        versions = yield from view(lambda tables: tables.version)
+        term, epoch = (0, 0) if known is None else known.position
+        cluster = None if standing is None else standing.roster.cluster
+        request = Ask(self.member, cluster, term, epoch, versions, groups, self._moved, LONGEST_WAIT)
+        seed = None if known is None else known.member(known.seed)
+        if seed is None and not self._addresses:
+            return
+        answer = yield from send(seed or self._addresses[0], request)
+        if answer is None and standing is None:
+            self._hint = None  # another address is asked
+            self._addresses.append(self._addresses.pop(0))
+        elif isinstance(answer, Refused):
+            self.refusal = answer
+            if answer.is_removed:
+                yield from transact(roster.leave)
+        elif isinstance(answer, IsRoster):
+            self.refusal = None
+            if standing is not None:
+                yield from transact(lambda tables: roster.adopt(tables, answer.roster))
+            elif answer.admits:
+                begun = answer.roster, groups, answer.grants
+                yield from transact(lambda tables: roster.begin(tables, self.member.id, *begun))
+            else:
+                self._hint = answer.roster
 
     def settle(self) -> Steps[None]:
+        """Ends what a change of members has begun: joining, and what lay on hosts that are gone."""
         standing = yield from view(lambda tables: tables.standing())
-        if standing is None or standing.is_removed or standing.view.epoch == self.settled:
+        if standing is None or standing.is_removed:
             return
-        if (yield from giving.settle(standing)):
-            self.settled = standing.view.epoch
+        if standing.is_joining:
+            yield from roster.finish_joining(standing)
+        elif not self._swept <= standing.roster.ids or not self._swept:
+            yield from roster.drop_lost()
+        self._swept = standing.roster.ids
+        yield from handing.settle_kept(standing, self._refused)
 
-    def register(self) -> Steps[None]:
-        return (yield from self._registrar.run())
+    def hand_over(self) -> Steps[None]:
+        return (yield from handing.go_on())
+
+    def mirror(self, slot: int) -> Steps[None]:
+        return (yield from self.seed.mirror(slot))
+
+    def appoint(self) -> Steps[None]:
+        """Does what a seed does by itself, but for mirrors."""
+        yield from roster.tell_members(self.seed)
+        yield from roster.rebuild(self.seed)
+        yield from roster.appoint(self.seed)
 
     def pay(self) -> Steps[None]:
         """Ends the sharded puts whose time is over, and tells other hosts what they are owed."""
@@ -225,7 +290,7 @@ class Index:
         return (yield from self._audit.run())
 
     def end_sessions(self, connected: Callable[[], Collection[int]]) -> Steps[None]:
-        """Of clients that have had no connection for an hour.
+        """Ends those of clients that have had no connection for an hour.
 
         Args:
             connected: sessions that have a connection, or had one since this was last called.

@@ -1,8 +1,9 @@
-"""Segments of this host that records of other homes name: how they are let go.
+"""Segments of this host that records of other owners name: how they are let go.
 
-A home that replaces a value owes its host a *release*, and tells it until it is acknowledged. What a client has lent
-for a put and never heard of again, or whose home is gone, is found by an *audit*: the call is resolved, so that it
-can't be made any more, and the key's home asked whether it names the segment.
+An owner that replaces a value owes its host a *release*, and tells it until it is acknowledged. What a client has lent
+for a put and never heard of again, or whose owner is gone, is found by an *audit*: the call is resolved, so that it
+can't be made any more, and the group's owner is asked whether it names the segment. If nobody owns the group, nothing
+names it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from memstore.distributed.rules.calls import resolve
-from memstore.distributed.rules.members import Standing
 from memstore.distributed.rules.messages import (
     ROWS_LIMIT,
     Answer,
-    AreNamed,
     Committed,
     Done,
     Ended,
     Failed,
+    IsNamed,
+    Locate,
+    Located,
     Named,
     Never,
     NoSession,
@@ -27,17 +28,19 @@ from memstore.distributed.rules.messages import (
     Prepared,
     Release,
     Resolve,
+    Standing,
+    group_of,
 )
-from memstore.distributed.rules.partition import is_here, is_named, passing_over
-from memstore.distributed.rules.steps import Steps, send, transact, view
-from memstore.distributed.rules.tables import Lent, Tables
+from memstore.distributed.rules.owning import admit, is_here, is_named, passing_over, resolve
+from memstore.distributed.rules.steps import Lent, Steps, Tables, send, transact, view
 from memstore.errors import MemstoreError
 
 log = logging.getLogger("memstore")
 
 
 def give_back(places: Sequence[Place]) -> Steps[None]:
-    """What was filled, or lent, for a call that has failed. It raises nothing: the real error is the call's."""
+    """Gives back what was filled, or lent, for a call that has failed. It raises nothing: the real error is the
+    call's."""
 
     def retire(tables: Tables) -> None:
         standing = tables.standing()
@@ -52,7 +55,7 @@ def give_back(places: Sequence[Place]) -> Steps[None]:
 
 
 def release(tables: Tables, standing: Standing, request: Release) -> Answer:
-    """What is lent is retired. What records of this host name by now is not: the release is an old one then."""
+    """Retires what is lent. What records of this host name by now is not: the release is an old one then."""
     for place in request.places:
         with passing_over(tables, b"segment %016x" % place.segment):
             if place.host == standing.member and tables.lent(place) is not None:
@@ -67,7 +70,7 @@ def pay(is_pinned: Callable[[Place], bool]) -> Steps[None]:
         return
     for host in sorted({place.host for place in owed}):
         places = tuple(place for place in owed if place.host == host and not is_pinned(place))
-        member = standing.view.member(host)
+        member = standing.roster.member(host)
         answer = Done() if member is None else None
         if member is not None and places:
             answer = yield from send(member, Release(places))
@@ -76,7 +79,7 @@ def pay(is_pinned: Callable[[Place], bool]) -> Steps[None]:
 
 
 class Audit:
-    """Which lent segments the records of their homes really name, since the index process was started.
+    """Which lent segments are really named by records of other owners, since the index process was started.
 
     Args:
         clock: this host's clock since boot.
@@ -84,16 +87,16 @@ class Audit:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        self._epoch = 0
+        self._position = (0, 0)
         self._seen: set[Place] = set()
 
     def run(self) -> Steps[None]:
-        """Looks at what is due, once."""
+        """Looks at what is due, once; at all of it again in each epoch."""
         standing = yield from view(lambda tables: tables.standing())
-        if standing is None or standing.is_removed or standing.missing:
+        if standing is None or standing.is_removed or standing.is_joining:
             return
-        if standing.view.epoch != self._epoch:
-            self._epoch = standing.view.epoch
+        if standing.roster.position != self._position:
+            self._position = standing.roster.position
             self._seen.clear()
         now, after = self._clock(), 0
         while rows := (yield from view(lambda tables, start=after: tables.all_lent(start, ROWS_LIMIT))):
@@ -105,22 +108,29 @@ class Audit:
     def _look_at(self, standing: Standing, place: Place, lent: Lent) -> Steps[None]:
         if lent.session and not (yield from self._resolved(standing, lent)):
             return
-        home = standing.view.home_of(lent.key)
-        if home == standing.member:  # it is home, and no record came that names it
-            yield from transact(lambda tables: tables.standing() == standing and self._retire(tables, place, lent))
+        seed = standing.roster.member(standing.roster.seed)
+        assert seed is not None, "the seed is a member"
+        answer = yield from send(seed, Locate((group_of(lent.key),), (0,)))
+        if not isinstance(answer, Located) or not answer.rows:
             return
-        member = standing.view.member(home)
-        assert member is not None, "a home is a member"
-        answer = yield from send(member, Named(standing.view.epoch, ((lent.key, place),)))
-        if isinstance(answer, AreNamed):
-            if answer.named == (False,):
-                yield from transact(lambda tables: self._retire(tables, place, lent))
-            else:
-                self._seen.add(place)
+        row = answer.rows[0]
+        if row is None:
+            yield from transact(lambda tables: self._retire(tables, place, lent))
+            return
+        request = Named(lent.key, place, row.grant)
+        if row.owner == standing.member:
+            yield from transact(lambda tables: self._retire_here(tables, request, lent))
+            return
+        owner = standing.roster.member(row.owner)
+        answer = None if owner is None else (yield from send(owner, request))
+        if answer == IsNamed(named=False):
+            yield from transact(lambda tables: self._retire(tables, place, lent))
+        elif isinstance(answer, IsNamed):
+            self._seen.add(place)
 
     def _resolved(self, standing: Standing, lent: Lent) -> Steps[bool]:
-        """Whether it is known that the call isn't under way any more."""
-        member = standing.view.member(lent.home)
+        """Returns whether it is known that the call isn't under way any more."""
+        member = standing.roster.member(lent.owner)
         if member is None:
             return True
         if member.id == standing.member:
@@ -130,8 +140,16 @@ class Audit:
         answer = yield from send(member, Resolve(lent.session, lent.lane, lent.number))
         return isinstance(answer, Committed | Failed | Never | NoSession | Prepared | Ended)
 
+    def _retire_here(self, tables: Tables, request: Named, lent: Lent) -> None:
+        """This host is to own the group, and no record came that names the segment."""
+        standing = tables.standing()
+        if standing is not None:
+            refused = admit(tables, standing, [group_of(request.key)], [request.grant], changes=False)
+            if refused is None:
+                self._retire(tables, request.place, lent)
+
     def _retire(self, tables: Tables, place: Place, lent: Lent) -> None:
-        """Unless its client has lent it to another home meanwhile, or a record here may name it, or a part does."""
+        """Retires it, unless its client has lent it anew meanwhile, or a record here names it, or a part does."""
         with passing_over(tables, lent.key):
             if tables.lent(place) == lent and not is_named(tables, lent.key, place):
                 tables.retire(place)

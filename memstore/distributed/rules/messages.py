@@ -1,47 +1,178 @@
-"""What hosts say to each other: requests, and their answers. Decision 016 has the table.
+"""The nouns of a cluster, and what hosts say to each other: requests, and their answers. Decision 029 has the table.
 
-All are msgpack arrays that begin with a number, so that a message is of one kind and has its fields checked, types and
-bounds, when it is decoded. Those of sharded puts stand in `attempt_messages.py`.
+All are msgpack arrays. Messages begin with a number, so that a message is of one kind and has its fields checked, types
+and bounds, when it is decoded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from memstore.distributed.rules.attempt_messages import (
-    OUTCOMES_LIMIT,
-    Ended,
-    Forgotten,
-    GiveUp,
-    Look,
-    Outcome,
-    PartsChanged,
-    Pending,
-    Prepare,
-    Prepared,
-    Publish,
-    Renew,
-)
-from memstore.distributed.rules.members import Member, View
-from memstore.distributed.rules.terms import (
-    BATCH_LIMIT,
-    KEY_LIMIT,
-    LANES,
-    LONGEST_WAIT,
-    ROWS_LIMIT,
-    Call,
-    Id,
-    Key,
-    Number,
-    Place,
-    Prefix,
-    Text,
-)
-
+ROWS_LIMIT = 1024  # rows of one message, where who sends it may send several
+BYTES_LIMIT = 16 << 20  # of the entries of one message, where who sends it may send several; one may have more
+CALL_BYTES_LIMIT = 120 << 20  # of the changes of one call: a message has 128 MiB at most
+BATCH_LIMIT = 1 << 16  # keys of a call, which is one message, of one moment
+KEY_LIMIT = 500  # bytes
+LANES = 256
+LONGEST_WAIT = 10_000  # milliseconds that a host keeps a question
+EPOCH_BITS = 40  # versions that are assigned under a grant are above `epoch << EPOCH_BITS`
+MOST_EPOCHS = 1 << 22  # that a root which joins may have seen: as many are left, of the numbers below 2^63
+CONTENTS_LIMIT = 32 << 20  # bytes of what parts say, of one answer; a part's own may be more
+LARGEST_CONTENT = 64 << 20
+LONGEST_TEXT = 1 << 16  # characters of a sharded put's error
+LARGEST_DETAILS = 1 << 18  # bytes
+OUTCOMES_LIMIT = 64  # of one message
+LONGEST_LEASE = 1_000_000_000_000_000_000  # nanoseconds: 30 years
+TERM_BITS = 40  # a grant's number is its term, and then a counter of this many bits
+_MOST_RANKS = 1 << 16
 _PLACE, _NUMBERS = 40, 64  # bytes, at most
+
+Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Key = Annotated[bytes, Meta(min_length=1, max_length=KEY_LIMIT)]
+Group = Annotated[bytes, Meta(max_length=KEY_LIMIT)]
+Prefix = Annotated[bytes, Meta(max_length=KEY_LIMIT)]
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Text = Annotated[str, Meta(max_length=4096)]
+Milliseconds = Annotated[int, Meta(ge=0, le=LONGEST_WAIT)]
+Limit = Annotated[int, Meta(ge=1, le=ROWS_LIMIT)]
+Lease = Annotated[int, Meta(ge=0, le=LONGEST_LEASE)]  # so a moment that lies so far ahead is a number still
+Name = Annotated[str, Meta(min_length=1, max_length=1 << 16)]
+Rank = Annotated[int, Meta(ge=0, lt=_MOST_RANKS)]
+Body = Annotated[bytes, Meta(max_length=LARGEST_CONTENT)]
+
+
+def group_of(key: bytes) -> bytes:
+    """Returns the part of a key that has one owner."""
+    return key.partition(b"/")[0]
+
+
+def groups_of(keys: Iterable[bytes]) -> tuple[bytes, ...]:
+    """Returns the groups of keys, each once, in the order of their first keys: grants of a message stand in it."""
+    return tuple(dict.fromkeys(map(group_of, keys)))
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """A root that takes part.
+
+    Attributes:
+        id: the store id in its `memstore.json`, 16 bytes. A root that was lost never comes back under the same one.
+        address: where its index process listens.
+        is_owner: False: what its processes put first is owned by another member; their bytes lie here.
+    """
+
+    id: Id
+    address: Annotated[str, Meta(max_length=128)]
+    name: Annotated[str, Meta(max_length=256)] = ""
+    is_owner: bool = True
+
+
+class Roster(msgspec.Struct, frozen=True, array_like=True):
+    """The members of an epoch. Only the seed makes another one.
+
+    Attributes:
+        term: begins with each new seed.
+        epoch: grows with each change, also from term to term.
+        seed: the id of the member that keeps the directory.
+        deputies: ids of the members that have all of the directory, before it says anything of it.
+        voters: ids of the members of the roster before. It counts once a majority of them has it.
+    """
+
+    cluster: bytes
+    term: Number
+    epoch: Number
+    members: tuple[Member, ...]
+    seed: bytes
+    deputies: tuple[bytes, ...] = ()
+    voters: tuple[bytes, ...] = ()
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Of two rosters, the one with the larger position is the newer one."""
+        return self.term, self.epoch
+
+    @property
+    def ids(self) -> frozenset[bytes]:
+        return frozenset(member.id for member in self.members)
+
+    def member(self, member: bytes) -> Member | None:
+        return next((one for one in self.members if one.id == member), None)
+
+    @property
+    def seed_address(self) -> str:
+        seed = self.member(self.seed)
+        return "" if seed is None else seed.address
+
+
+class Standing(msgspec.Struct, frozen=True, array_like=True):
+    """What a member knows of the cluster and of itself: the row `cluster` of its catalog.
+
+    Attributes:
+        floor: a grant whose number is at most this, and that isn't in `owned`, is dead for good.
+        promised: it obeys no seed of an older term.
+        is_joining: the root had keys when it was admitted, and not all of them have their new versions yet.
+        is_removed: the seed has said that this root is no member any more.
+        unheard: of a seed that has no directory: ids of members that have not announced yet what they own.
+    """
+
+    member: bytes
+    roster: Roster
+    floor: int = 0
+    promised: int = 0
+    is_joining: bool = False
+    is_removed: bool = False
+    unheard: tuple[bytes, ...] = ()
+
+    @property
+    def is_seed(self) -> bool:
+        return self.roster.seed == self.member
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True):
+    """The right to own a group.
+
+    Attributes:
+        number: `term << TERM_BITS`, and a counter of the seed on top. It never repeats.
+        epoch: in which it was given. Versions that are assigned under it are above `epoch << EPOCH_BITS`.
+        after: the number of the grant whose records its member was handed; 0: the group was new.
+    """
+
+    number: Number
+    epoch: Number
+    after: Number = 0
+
+    @property
+    def term(self) -> int:
+        return self.number >> TERM_BITS
+
+
+class Ownership(msgspec.Struct, frozen=True, array_like=True):
+    """A row of the directory: who owns a group, by which grant."""
+
+    group: Group
+    owner: Id
+    grant: Grant
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where bytes lie: a segment of a host, known by the put that filled it. Put ids of a host never repeat.
+
+    Attributes:
+        segment: the number of the file, by which its host finds it.
+    """
+
+    host: Id
+    put_id: Number
+    segment: Number = 0
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -61,7 +192,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     @property
     def nbytes(self) -> int:
         """That it takes in a message, with its key, or less."""
-        return _nbytes(self.body, self.places)
+        return len(self.body) + _PLACE * len(self.places) + KEY_LIMIT + _NUMBERS
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -87,30 +218,90 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
         return self.is_mutable and self.seals != 0
 
     @property
+    def may_create(self) -> bool:
+        """Whether it may succeed where there is no such key. Only such a change claims its group."""
+        return self.body is not None and not self.expect and not self.seals
+
+    @property
     def nbytes(self) -> int:
         """That it takes in a message, or less."""
-        return _nbytes(self.body or b"", self.places)
+        return len(self.body or b"") + _PLACE * len(self.places) + KEY_LIMIT + _NUMBERS
 
 
-def _nbytes(body: bytes, places: tuple[Place, ...]) -> int:
-    return len(body) + _PLACE * len(places) + KEY_LIMIT + _NUMBERS
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """What makes a request happen once: see `owning.py`. The epoch is that of its sender, when it was made."""
+
+    session: Number
+    lane: Annotated[int, Meta(ge=0, lt=LANES)]
+    number: Number
+    epoch: Number
 
 
-Rows = Annotated[tuple[tuple[Key, Entry], ...], Meta(max_length=ROWS_LIMIT)]
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank has put in an attempt.
+
+    Attributes:
+        number: of the attempt: it tells those of one name apart. The owner gives it, and `expires`.
+        place: of its segment; with segment 0 it holds no bytes, and the owner has made up the put id.
+        size, start: of the segment's file, and of the data section in it.
+        expect: the version that the key must have when the attempt is published; None: whatever it has.
+        lease: nanoseconds that it waits for the others.
+        expires: on the owner's clock since boot.
+    """
+
+    key: Key
+    attempt: Name
+    number: Number
+    rank: Rank
+    world_size: Annotated[int, Meta(ge=1, le=_MOST_RANKS)]
+    place: Place
+    size: Number = 0
+    start: Number = 0
+    expect: Number | None = None
+    lease: Lease = 0
+    expires: Number = 0
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where its bytes lie, if it has any."""
+        return (self.place,) if self.place.segment else ()
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """The error that every rank of an attempt gets: the name of its class, its text, its attributes as msgpack."""
+
+    error: Annotated[str, Meta(max_length=64)]
+    text: Annotated[str, Meta(max_length=LONGEST_TEXT)]
+    details: Annotated[bytes, Meta(max_length=LARGEST_DETAILS)] = b"\x80"
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What became of an attempt: a version, or with version 0 the error that ended it.
+
+    Attributes:
+        number: 0: it never began.
+        expires: when it may be forgotten, on the owner's clock since boot.
+    """
+
+    key: Key
+    attempt: Name
+    number: Number
+    version: Number
+    failure: Failure | None
+    expires: Number
+
+
 Keys = Annotated[tuple[Key, ...], Meta(min_length=1, max_length=BATCH_LIMIT)]
+Grants = Annotated[tuple[Grant, ...], Meta(max_length=BATCH_LIMIT)]  # in the order of `groups_of` the message's keys
+Groups = Annotated[tuple[Group, ...], Meta(max_length=BATCH_LIMIT)]
+Rows = Annotated[tuple[tuple[Key, Entry], ...], Meta(max_length=ROWS_LIMIT)]
 
 
-# --- requests ---------------------------------------------------------------------------------------------------------
+# --- requests to an owner ---------------------------------------------------------------------------------------------
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A new session. Its answer is `Opened`.
-
-    Attributes:
-        lasts: it doesn't end for want of a connection.
-    """
-
-    lasts: bool = False
+    """Asks for a new session. Its answer is `Opened`."""
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -118,40 +309,50 @@ class Close(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Lookup(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The records of one moment.
+    """Asks for the records of one moment.
 
     Attributes:
         pin: their bytes are to stay for a while.
         brief: only their versions are asked for.
     """
 
-    epoch: Number
     keys: Keys
+    grants: Grants
     pin: bool = False
     brief: bool = False
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    epoch: Number
     key: Key
+    grant: Grant
     newer_than: Number
-    milliseconds: Annotated[int, Meta(ge=0, le=LONGEST_WAIT)]
+    milliseconds: Milliseconds
 
 
 class List(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    epoch: Number
+    """Asks for the next keys that a member owns.
+
+    Attributes:
+        term, epoch: of the listing, which asks all members in one epoch.
+        grant: of the group of a prefix with a "/": its owner alone is asked, in any epoch.
+    """
+
     prefix: Prefix
     after: Prefix
-    limit: Annotated[int, Meta(ge=1, le=ROWS_LIMIT)]
+    limit: Limit
+    term: Number = 0
+    epoch: Number = 0
+    grant: Grant | None = None
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag=6):
     call: Call
     changes: Annotated[tuple[Change, ...], Meta(min_length=1, max_length=BATCH_LIMIT)]
+    grants: Grants
 
 
 class Resolve(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """What became of a call. If it never came, it never will be made."""
+    """Asks what became of a call. If it never came, it never will be made."""
 
     session: Number
     lane: Annotated[int, Meta(ge=0, lt=LANES)]
@@ -159,59 +360,257 @@ class Resolve(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class Named(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Which of these places the records of these keys name. Its answer is `AreNamed`."""
+    """Asks whether the record of this key names this place. Its answer is `IsNamed`."""
 
-    epoch: Number
-    rows: Annotated[tuple[tuple[Key, Place], ...], Meta(max_length=ROWS_LIMIT)]
+    key: Key
+    place: Place
+    grant: Grant
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """To the host of these places: nothing names them any more."""
+    """Tells the host of these places that nothing names them any more."""
 
     places: Annotated[tuple[Place, ...], Meta(max_length=ROWS_LIMIT)]
 
 
-class Ask(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """To the seed: who this is, and how far it has come. Its answer is `IsView`.
+class News(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Waits until a key with this prefix has a version above a number; `term`, `epoch`, `grant` as of `List`."""
+
+    prefix: Prefix
+    newer_than: Number
+    milliseconds: Milliseconds
+    term: Number = 0
+    epoch: Number = 0
+    grant: Grant | None = None
+
+
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """Brings a rank's part, whose segment is lent to the owner. Its answer is `Prepared`, or `Ended`.
+
+    Attributes:
+        content: what the part says of the value, opaque here.
+    """
+
+    call: Call
+    part: Part
+    content: Body
+    grant: Grant
+
+
+class Look(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """Asks what has become of an attempt. Its answer is `Ended`, `Pending` or `Forgotten`.
+
+    Attributes:
+        key, attempt: None: of all keys, or of all attempts of the key.
+        number: 0: whatever attempt has this name.
+        milliseconds: that the owner may wait until the attempt is over, or complete.
+        was_complete: the rank knows that it is; only its end is news.
+        contents: the parts are to come with what they say.
+        rank: the first one whose part is asked for.
+    """
+
+    key: Key | None
+    attempt: Name | None = None
+    number: Number = 0
+    milliseconds: Milliseconds = 0
+    was_complete: bool = False
+    contents: bool = False
+    rank: Rank = 0
+
+
+class Renew(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """Says that this rank still waits: its part's lease begins anew. Its answer is `Done`, whatever there is."""
+
+    key: Key
+    attempt: Name
+    number: Number
+    rank: Rank
+
+
+class Publish(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """Brings all parts, merged. Its answer is `Ended`, `PartsChanged` or `Forgotten`.
+
+    Attributes:
+        parts: the places of those that were merged, by rank.
+        body: of the record.
+    """
+
+    key: Key
+    attempt: Name
+    number: Number
+    parts: Annotated[tuple[Place, ...], Meta(max_length=_MOST_RANKS)]
+    body: Body
+
+
+class GiveUp(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """Ends an attempt, unless it is over. Its answer is `Ended`, `PartsChanged` or `Forgotten`.
+
+    Attributes:
+        number: 0: the rank has no part, or doesn't know. The attempt may have begun all the same, or never will.
+        call, grant: without a number. The call goes by the lane of the part that was sent and never answered: so that
+            one can't come any more.
+        parts: it is to be ended only if its parts are these; None: whatever they are.
+        lease: nanoseconds that the rank would have waited.
+    """
+
+    key: Key
+    attempt: Name
+    number: Number
+    failure: Failure
+    call: Call | None = None
+    parts: Annotated[tuple[Place, ...], Meta(max_length=_MOST_RANKS)] | None = None
+    lease: Lease = 0
+    grant: Grant | None = None
+
+
+# --- requests to the seed ---------------------------------------------------------------------------------------------
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """Says who this is, and which roster it has; kept until there is another one. Its answer is `IsRoster`, or `Done`.
 
     Attributes:
         cluster: that its root belongs to; None: to none yet.
-        is_settled: in `epoch`.
         versions: no version of its root is larger.
+        groups: of the keys that a root had before it was admitted.
+        moved: the root is served at another address from now on.
     """
 
     member: Member
     cluster: Id | None
+    term: Number
     epoch: Number
-    is_settled: bool
-    versions: Number
+    versions: Number = 0
+    groups: tuple[Group, ...] = ()
+    moved: bool = False
+    milliseconds: Milliseconds = 0
 
 
-class Remove(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """To the seed: this member is dead, and won't come back."""
+class Remove(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """Says that this member is dead, and won't come back."""
 
     member: Id
 
 
-class Give(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """To a new home: records of keys that are at home there from this epoch on, and what their sharded puts became.
+class Claim(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """Asks for all of these groups, or none. Its answer is `Located`.
 
     Attributes:
-        damaged: keys whose records can't be read. They stay where they are, and the new home knows that they were.
+        member: that is to own them; None: whoever owns some of them already, else one that the seed chooses.
     """
 
-    epoch: Number
+    groups: Groups
+    member: Id | None
+
+
+class Locate(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """Asks who owns these groups. Its answer is `Located`.
+
+    Attributes:
+        refused: for each group, the number of the grant that its owner has refused; 0: none.
+    """
+
+    groups: Groups
+    refused: Annotated[tuple[Number, ...], Meta(max_length=BATCH_LIMIT)]
+
+
+class Watch(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """Waits until a group has an owner. Its answer is `Located`."""
+
+    group: Group
+    milliseconds: Milliseconds
+
+
+class HandOver(msgspec.Struct, frozen=True, array_like=True, tag=25):
+    """Asks that a group that `giver` owns be owned by `taker`, which has all of its records. Its answer is `Located`.
+
+    Attributes:
+        of: the number of the giver's grant.
+        taker: the giver itself, if the one that was to get it is gone.
+    """
+
+    group: Group
     giver: Id
+    of: Number
+    taker: Id
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True, tag=26):
+    """Asks for an epoch beyond this one, in which a group was handed over. Its answer is `IsRoster`."""
+
+    epoch: Number
+
+
+# --- requests between members -----------------------------------------------------------------------------------------
+
+
+class Mirror(msgspec.Struct, frozen=True, array_like=True, tag=30):
+    """Tells a deputy rows of the directory: all whose numbers are above `after`, and at most `upto`."""
+
+    term: Number
+    after: Number
+    upto: Number
+    rows: Annotated[tuple[Ownership, ...], Meta(max_length=ROWS_LIMIT)]
+
+
+class Promise(msgspec.Struct, frozen=True, array_like=True, tag=31):
+    """Asks a member to obey no seed of an older term any more. Its answer is `Promised`, or `Stale`."""
+
+    cluster: Id
+    term: Number
+
+
+class Obey(msgspec.Struct, frozen=True, array_like=True, tag=32):
+    """Tells a member of a new seed. Its answer is `Promised`, or `Stale`."""
+
+    roster: Roster
+
+
+class Announce(msgspec.Struct, frozen=True, array_like=True, tag=33):
+    """Asks a member of the new term what it owns, by groups beyond `after`. Its answer is `Announced`."""
+
+    term: Number
+    after: Group | None
+
+
+class Give(msgspec.Struct, frozen=True, array_like=True, tag=34):
+    """Brings records of a group that is being handed over, which are kept and not served.
+
+    Attributes:
+        of: the number of the giver's grant.
+        damaged: keys whose records can't be read. They stay where they are, and the new owner knows that they were.
+        version: with the last message: no version of the group is larger. None: more follow.
+    """
+
+    group: Group
+    giver: Id
+    of: Number
     rows: Rows
     outcomes: Annotated[tuple[Outcome, ...], Meta(max_length=OUTCOMES_LIMIT)] = ()
     damaged: Annotated[tuple[Key, ...], Meta(max_length=ROWS_LIMIT)] = ()
+    version: Number | None = None
 
 
-class Given(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """That was all, and the giver has none of them any more."""
+class Serve(msgspec.Struct, frozen=True, array_like=True, tag=35):
+    """Tells the new owner of a group that the old one has none of its records any more.
 
-    epoch: Number
-    giver: Id
+    Its answer is `Later`, or once the group is served `IsAt`, with the epoch of the new owner.
+    """
+
+    group: Group
+    of: Number
+
+
+class Meet(msgspec.Struct, frozen=True, array_like=True, tag=36):
+    """Asks a host who it is, and says which cluster the asker knows. Its answer is `Met`.
+
+    Attributes:
+        roster: of the asker's cluster; None: it has none yet.
+        member: the asker.
+    """
+
+    member: Member
+    roster: Roster | None
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -241,7 +640,10 @@ class IsAt(msgspec.Struct, frozen=True, array_like=True, tag=67):
 
 
 class Listed(msgspec.Struct, frozen=True, array_like=True, tag=68):
+    """Keys in order. `version`: the last one that was assigned there."""
+
     rows: Annotated[tuple[tuple[Key, Number], ...], Meta(max_length=ROWS_LIMIT)]
+    version: Number = 0
 
 
 class Committed(msgspec.Struct, frozen=True, array_like=True, tag=69):
@@ -264,22 +666,32 @@ class Never(msgspec.Struct, frozen=True, array_like=True, tag=71):
     """The call was not made, and never will be."""
 
 
-class AreNamed(msgspec.Struct, frozen=True, array_like=True, tag=72):
-    named: Annotated[tuple[bool, ...], Meta(max_length=ROWS_LIMIT)]
+class IsNamed(msgspec.Struct, frozen=True, array_like=True, tag=72):
+    named: bool
 
 
-class IsView(msgspec.Struct, frozen=True, array_like=True, tag=73):
-    view: View
+class IsRoster(msgspec.Struct, frozen=True, array_like=True, tag=73):
+    """The present roster.
+
+    Attributes:
+        grants: of the groups that a root has asked for which is admitted; None: another one owns it.
+        admits: whether the root is admitted that had no cluster.
+    """
+
+    roster: Roster
+    grants: tuple[Grant | None, ...] = ()
+    admits: bool = False
 
 
 class Stale(msgspec.Struct, frozen=True, array_like=True, tag=74):
-    """The request is of an older epoch than this one. It was not made, and never will be."""
+    """The request is of an older epoch or term than this one. It was not done, and never will be."""
 
-    epoch: Number
+    term: Number
+    epoch: Number = 0
 
 
 class Later(msgspec.Struct, frozen=True, array_like=True, tag=75):
-    """Not yet: the home is of an older epoch, or waits for records. Try again."""
+    """Not yet: this host waits for something. Send the same request again."""
 
 
 class NoSession(msgspec.Struct, frozen=True, array_like=True, tag=76):
@@ -293,11 +705,77 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=77):
     is_removed: bool = False
 
 
+class Prepared(msgspec.Struct, frozen=True, array_like=True, tag=78):
+    """The owner keeps the part. `number` is the attempt's."""
+
+    number: Number
+
+
+class Pending(msgspec.Struct, frozen=True, array_like=True, tag=79):
+    """The parts that are there, by rank; with what they say, as far as one answer has room."""
+
+    parts: Annotated[tuple[Part, ...], Meta(max_length=_MOST_RANKS)]
+    contents: Annotated[tuple[Body, ...], Meta(max_length=_MOST_RANKS)] = ()
+    now: Number = 0  # on the owner's clock since boot
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag=80):
+    outcome: Outcome
+
+
+class PartsChanged(msgspec.Struct, frozen=True, array_like=True, tag=81):
+    """The parts are others than those that were named: look again. Nothing was changed."""
+
+
+class Forgotten(msgspec.Struct, frozen=True, array_like=True, tag=82):
+    """There is neither a part nor an outcome of that number: it is over, and its outcome was dropped."""
+
+
+class NotOwner(msgspec.Struct, frozen=True, array_like=True, tag=83):
+    """One of the grants is dead for good: the request was not done, and never will be. Ask the directory."""
+
+
+class Located(msgspec.Struct, frozen=True, array_like=True, tag=84):
+    """Who owns each of the groups; None: nobody."""
+
+    rows: Annotated[tuple[Ownership | None, ...], Meta(max_length=BATCH_LIMIT)]
+
+
+class Mirrored(msgspec.Struct, frozen=True, array_like=True, tag=85):
+    """The deputy has all rows of this term's seed whose numbers are at most `upto`."""
+
+    upto: Number
+
+
+class Promised(msgspec.Struct, frozen=True, array_like=True, tag=86):
+    """The newest roster that the member has."""
+
+    roster: Roster
+
+
+class Announced(msgspec.Struct, frozen=True, array_like=True, tag=87):
+    """Rows in the order of their groups; no version of the member is above `versions`. No rows: that was all."""
+
+    rows: Annotated[tuple[Ownership, ...], Meta(max_length=ROWS_LIMIT)]
+    versions: Number
+
+
+class Met(msgspec.Struct, frozen=True, array_like=True, tag=88):
+    """Who answers there, and its roster. `names`: the hosts that it was told of, if it has no cluster yet."""
+
+    member: Member
+    roster: Roster | None
+    names: tuple[str, ...] = ()
+
+
 Request = (
-    Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release
-    | Ask | Remove | Give | Given | Prepare | Look | Renew | Publish | GiveUp
+    Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | News
+    | Prepare | Look | Renew | Publish | GiveUp
+    | Ask | Remove | Claim | Locate | Watch | HandOver | Finish
+    | Mirror | Promise | Obey | Announce | Give | Serve | Meet
 )  # fmt: skip
 Answer = (
-    Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | AreNamed
-    | IsView | Stale | Later | NoSession | Refused | Prepared | Pending | Ended | PartsChanged | Forgotten
+    Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession
+    | Refused | Prepared | Pending | Ended | PartsChanged | Forgotten | NotOwner | Located | Mirrored | Promised
+    | Announced | Met
 )  # fmt: skip

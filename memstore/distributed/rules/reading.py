@@ -1,102 +1,215 @@
-"""How a process reads keys, wherever their homes are.
+"""How a process reads keys, wherever they are owned.
+
+A record that is found in this host's catalog is right. One that isn't there, of a group that this host owns, doesn't
+exist. Else the owner is asked; if the directory says that nobody owns the group, the key doesn't exist either.
 
 Whoever drives these steps throws `DeadlinePassed` into them when the call's time is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from memstore.distributed.rules import partition
-from memstore.distributed.rules.looking import (
+from memstore.distributed.rules import owning
+from memstore.distributed.rules.client import (
     AGAIN,
+    Client,
     DeadlinePassed,
+    Owner,
+    Seen,
     look_at,
     not_listed,
-    one_home,
     removed,
     try_again,
     unavailable,
 )
-from memstore.distributed.rules.lookups import look_up_at
-from memstore.distributed.rules.members import Member, Standing
-from memstore.distributed.rules.messages import LONGEST_WAIT, ROWS_LIMIT, Entry, Found, IsAt, List, Listed, Wait
-from memstore.distributed.rules.steps import Steps, pause, send, view
-from memstore.distributed.rules.tables import Tables
-from memstore.errors import StoreTimeoutError
+from memstore.distributed.rules.messages import (
+    BATCH_LIMIT,
+    LONGEST_WAIT,
+    ROWS_LIMIT,
+    Answer,
+    Change,
+    Entry,
+    Found,
+    Grant,
+    IsAt,
+    List,
+    Listed,
+    Located,
+    Lookup,
+    Member,
+    News,
+    NotOwner,
+    Place,
+    Standing,
+    Wait,
+    Watch,
+    group_of,
+    groups_of,
+)
+from memstore.distributed.rules.steps import Race, Send, Steps, Tables, pause, send, transact, view
+from memstore.errors import MutableEntryError, StoreTimeoutError, VersionConflictError
 
 _TRIES_WITHOUT_PIN = 2
 
 Value = TypeVar("Value")
 
 
-def look_up(keys: Sequence[bytes], *, pin: bool = False) -> Steps[tuple[Entry | None, ...]]:
-    """The entries of keys that have one home, at one moment.
+# --- lookups ----------------------------------------------------------------------------------------------------------
+
+
+def look_up(client: Client, keys: Sequence[bytes], *, pin: bool = False) -> Steps[tuple[Entry | None, ...]]:
+    """Returns the entries of keys that have one owner, at one moment.
 
     Raises:
-        CrossHostError: they have several homes.
+        CrossHostError: they have several owners.
         HomeUnavailableError, StaleMembershipError.
         CorruptionError: a record is damaged.
     """
-    home: Member | None = None
+    groups = groups_of(keys)
+    client.asked = None
     try:
         while True:
-            look = yield from view(lambda tables: look_at(tables, keys))
-            standing = look.standing
-            if standing is None:
-                return look.entries
-            if all(entry is not None for entry in look.entries):
-                entries = (yield from _pinned(standing, keys)) if pin else look.entries
+            seen = yield from view(lambda tables: look_at(tables, keys))
+            if seen.standing is None:
+                return seen.entries
+            if None not in seen.entries:
+                entries = (yield from _pinned(client, seen, keys)) if pin else seen.entries
                 if None not in entries:
                     return entries
-                continue  # they were given to another home meanwhile
-            if standing.is_joining:
-                yield from pause(AGAIN)
+                continue  # their group has left this host meanwhile
+            owner = yield from client.owner_of(seen, groups)
+            if owner is None:
                 continue
-            home = one_home(standing, keys)
-            if home.id == standing.member:
-                if all(map(standing.is_ready_for, keys)):
-                    return look.entries
-                home = None
-                yield from pause(AGAIN)
+            if owner.member is None or owner.member.id == seen.standing.member:
+                if len(seen.owned) == len(groups) or owner.member is None:
+                    return seen.entries
+                found = yield from _look_up_here(owner, _owned(keys, owner))
+            else:
+                found = yield from look_up_at(owner.member, owner, _owned(keys, owner), pin=pin)
+            answer = yield from client.heard(found, owner)
+            if not isinstance(answer, Found):
+                yield from try_again(answer, keys[0])
                 continue
-            answer = yield from look_up_at(home, standing.view.epoch, keys, pin=pin)
-            if isinstance(answer, Found):
-                return answer.entries
-            yield from try_again(answer, keys[0])
+            if owner.nobody and not (yield from _are_still_nobodys(client, owner.nobody)):
+                continue
+            found_of = dict(zip(_owned(keys, owner), answer.entries, strict=True))
+            return tuple(found_of.get(key) for key in keys)
     except DeadlinePassed as why:
-        raise unavailable(keys[0], home, why) from None
+        raise unavailable(keys[0], client.asked, why) from None
 
 
-def _pinned(standing: Standing, keys: Sequence[bytes]) -> Steps[tuple[Entry | None, ...]]:
-    """Entries whose home is here. What is pinned this host's index process knows: without it, nothing is."""
-    own = standing.view.member(standing.member)
-    answer = None if own is None else (yield from look_up_at(own, standing.view.epoch, keys, pin=True))
+def _owned(keys: Sequence[bytes], owner: Owner) -> Sequence[bytes]:
+    return [key for key in keys if group_of(key) in owner.grants] if owner.nobody else keys
+
+
+def _look_up_here(owner: Owner, keys: Sequence[bytes]) -> Steps[Answer]:
+    """Reads keys of groups of which this host has grants that it hasn't recorded. Few of them exist."""
+
+    def action(tables: Tables) -> Answer:
+        entries: list[Entry | None] = []
+        while len(entries) < len(keys):
+            some = tuple(keys[len(entries) : len(entries) + BATCH_LIMIT])
+            answer = owning.look_up(tables, _standing(tables), Lookup(some, owner.of(some)))
+            if not isinstance(answer, Found):
+                return answer
+            entries += answer.entries
+        return Found(tuple(entries))
+
+    return (yield from transact(action))
+
+
+def _are_still_nobodys(client: Client, groups: tuple[bytes, ...]) -> Steps[bool]:
+    """Whether keys of groups that nobody owned didn't exist when the others were read, after that.
+
+    A group never loses its owner while no member is removed: so who has none now had none then.
+    """
+    seen = yield from view(lambda tables: look_at(tables, [], groups))
+    owner = None if seen.owned else (yield from client.owner_of(seen, groups))
+    return owner is not None and owner.member is None
+
+
+def _pinned(client: Client, seen: Seen, keys: Sequence[bytes]) -> Steps[tuple[Entry | None, ...]]:
+    """Reads entries that are owned here. What is pinned this host's index process knows: without it, nothing is."""
+    assert seen.standing is not None
+    own = seen.standing.roster.member(seen.standing.member)
+    groups = groups_of(keys)
+    grants = yield from view(lambda tables: {group: tables.owned(group) for group in groups})
+    owned = {group: grant for group, grant in grants.items() if grant is not None}
+    answer: Answer | None = None
+    if own is not None and len(owned) == len(groups):
+        answer = yield from look_up_at(own, Owner(own, owned), keys, pin=True)
     if isinstance(answer, Found):
         return answer.entries
-    look = yield from view(lambda tables: look_at(tables, keys))
-    return look.entries
+    return (yield from view(lambda tables: look_at(tables, keys))).entries
 
 
-def read(key: bytes, fetch: Callable[[Entry], Steps[Value | None]]) -> Steps[tuple[int, Value] | None]:
-    """A version of a key, with what `fetch` makes of its bytes; None if there is no such key.
+def look_up_at(member: Member, owner: Owner, keys: Sequence[bytes], *, pin: bool = False) -> Steps[Answer | None]:
+    """Returns the entries of all keys, in a `Found` of any length; or what the owner says instead.
+
+    Several answers are of several moments. So when all entries are there, the owner is asked for their versions once
+    more: keys that don't exist first. A version never comes again; so what still has its version had it all the time,
+    and then there was a moment when all was as it was found: that of the first of these answers. What has changed is
+    asked for anew. (Beyond 65,536 keys that don't exist, one of them may have been put and deleted in between.)
+    """
+    found: dict[bytes, Entry | None] = {}
+    missing = list(keys)
+    while missing:
+        while missing:
+            answer = yield from _asked(member, owner, missing, pin=pin)
+            if not isinstance(answer, Found):
+                return answer
+            found.update(zip(missing, answer.entries, strict=False))
+            missing = missing[len(answer.entries) :]
+            if len(answer.entries) == len(keys):
+                return answer
+        left = sorted(found, key=lambda key: found[key] is not None)
+        while left:
+            answer = yield from _asked(member, owner, left, brief=True)
+            if not isinstance(answer, Found):
+                return answer
+            pairs = zip(left, answer.entries, strict=False)
+            missing += [key for key, entry in pairs if _version(entry) != _version(found[key])]
+            left = left[len(answer.entries) :]
+    return Found(tuple(found[key] for key in keys))
+
+
+def _asked(
+    member: Member, owner: Owner, keys: Sequence[bytes], *, pin: bool = False, brief: bool = False
+) -> Steps[Answer | None]:
+    """Asks once. A `Found` has one entry at least, and no more than were asked for; else the answer says nothing."""
+    some = tuple(keys[:BATCH_LIMIT])
+    answer = yield from send(member, Lookup(some, owner.of(some), pin, brief))
+    fits = not isinstance(answer, Found) or 0 < len(answer.entries) <= len(some)
+    return answer if fits else None
+
+
+def _version(entry: Entry | None) -> int:
+    return 0 if entry is None else entry.version
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def read(client: Client, key: bytes, fetch: Callable[[Entry], Steps[Value | None]]) -> Steps[tuple[int, Value] | None]:
+    """Returns a version of a key, with what `fetch` makes of its bytes; None if there is no such key.
 
     Args:
         fetch: None as its result: those bytes are there no more, the version was replaced.
     """
-    (found,) = yield from read_all([key], lambda _, entry: fetch(entry))
+    (found,) = yield from read_all(client, [key], lambda _, entry: fetch(entry))
     return found
 
 
 def read_all(
-    keys: Sequence[bytes], fetch: Callable[[bytes, Entry], Steps[Value | None]]
+    client: Client, keys: Sequence[bytes], fetch: Callable[[bytes, Entry], Steps[Value | None]]
 ) -> Steps[tuple[tuple[int, Value] | None, ...]]:
-    """As `read`, of keys that have one home, at one moment. If one of them was replaced, all are looked up again."""
+    """Reads keys that have one owner, at one moment. If one of them was replaced, all are looked up again."""
     tries = 0
     try:
         while True:
-            entries = yield from look_up(keys, pin=tries >= _TRIES_WITHOUT_PIN)
+            entries = yield from look_up(client, keys, pin=tries >= _TRIES_WITHOUT_PIN)
             found: list[tuple[int, Value] | None] = []
             for key, entry in zip(keys, entries, strict=True):
                 value = None if entry is None else (yield from fetch(key, entry))
@@ -111,11 +224,14 @@ def read_all(
         raise unavailable(keys[0], None, why) from None
 
 
-def wait(key: bytes, newer_than: int) -> Steps[int]:
-    """The first version that is newer. Raises StoreTimeoutError, and what `look_up` raises."""
+# --- waits ------------------------------------------------------------------------------------------------------------
+
+
+def wait(client: Client, key: bytes, newer_than: int) -> Steps[int]:
+    """Returns the first version that is newer. Raises StoreTimeoutError, and what `look_up` raises."""
     try:
         while True:
-            version = yield from wait_there(key, newer_than)
+            version = yield from wait_there(client, key, newer_than)
             if version is not None:
                 return version
             yield from pause(AGAIN)  # a process of the store sleeps on the key's doorbell instead
@@ -124,66 +240,115 @@ def wait(key: bytes, newer_than: int) -> Steps[int]:
         raise StoreTimeoutError(f"{name!r}: no version newer than {newer_than}", key=name) from None
 
 
-def wait_there(key: bytes, newer_than: int) -> Steps[int | None]:
-    """As `wait`, as long as the home is elsewhere; None: it is here. It lets DeadlinePassed through."""
+def wait_there(client: Client, key: bytes, newer_than: int) -> Steps[int | None]:
+    """Waits as long as the key is owned elsewhere, or by nobody; None: it is here. It lets DeadlinePassed through."""
+    group = group_of(key)
     while True:
-        look = yield from view(lambda tables: look_at(tables, [key]))
-        standing, entry = look.standing, look.entries[0]
+        seen = yield from view(lambda tables: look_at(tables, [key]))
+        standing, entry = seen.standing, seen.entries[0]
         if entry is not None and entry.version > newer_than:
             return entry.version
-        home = None if standing is None else one_home(standing, [key])
-        if standing is None or home is None or home.id == standing.member:
+        if standing is None or entry is not None or seen.owned:
             return None
-        answer = yield from send(home, Wait(standing.view.epoch, key, newer_than, LONGEST_WAIT))
-        if isinstance(answer, IsAt):
-            if answer.version:
-                return answer.version
+        owner = yield from client.owner_of(seen, [group])
+        if owner is None:
+            continue
+        if owner.member is None:
+            yield from _watch(client, standing, group)
+        elif owner.member.id == standing.member:
+            return None
         else:
-            yield from try_again(answer, key)
+            request = Wait(key, owner.grants[group], newer_than, LONGEST_WAIT)
+            answer = yield from client.heard((yield from send(owner.member, request)), owner)
+            if isinstance(answer, IsAt):
+                if answer.version:
+                    return answer.version
+            elif answer is not None:
+                yield from try_again(answer, key)
 
 
-def page(prefix: bytes, after: bytes, limit: int = ROWS_LIMIT) -> Steps[list[tuple[bytes, int]]]:
-    """The next keys in order, with their versions, of all homes in one epoch. Empty: there are no more.
+def _watch(client: Client, standing: Standing, group: bytes) -> Steps[None]:
+    """Waits until somebody owns a group."""
+    seed = standing.roster.member(standing.roster.seed)
+    assert seed is not None, "the seed is a member"
+    client.asked = seed
+    answer = yield from send(seed, Watch(group, LONGEST_WAIT))
+    if not isinstance(answer, Located):
+        yield from try_again(answer, group)
+
+
+# --- listings ---------------------------------------------------------------------------------------------------------
+
+
+def page(client: Client, prefix: bytes, after: bytes, limit: int = ROWS_LIMIT) -> Steps[list[tuple[bytes, int]]]:
+    """Returns the next keys in order, with their versions, of all members in one epoch. Empty: there are no more.
 
     Keys whose records are damaged are among them, as they are among those of one host, with version 0.
     """
-    silent: Member | None = None
     try:
         while True:
-            look = yield from view(lambda tables: look_at(tables, []))
-            standing = look.standing
-            if standing is None:
-                rows = yield from view(lambda tables: tables.page(after, limit, prefix))
-                return [(key, entry.version if entry else 0) for key, entry in rows]
-            if standing.is_removed:
-                raise removed()
-            if standing.is_joining:  # nobody has all of this host's own keys yet
-                yield from pause(AGAIN)
-                continue
-            pages = yield from _round(standing, List(standing.view.epoch, prefix, after, limit))
-            if not isinstance(pages, Member):
-                return _merge(pages, limit)
-            silent = pages
-            yield from pause(AGAIN)
+            listed = yield from _round(client, prefix, after, limit)
+            if listed is not None:
+                return listed.rows
     except DeadlinePassed as why:
-        raise not_listed(prefix, silent, why) from None
+        raise not_listed(prefix, client.asked, why) from None
 
 
-def _round(standing: Standing, request: List) -> Steps[list[Listed] | Member]:
-    """A page of each home, all of one epoch. Or the home that has none: it is of another epoch, or can't be reached."""
-    homes = standing.view.homes if b"/" not in request.prefix else (standing.view.home_of(request.prefix),)
+class _Listing:
+    """A page of all who were asked, and how to wait for what is newer than it."""
+
+    def __init__(self, standing: Standing | None, rows: list[tuple[bytes, int]]) -> None:
+        self.standing, self.rows = standing, rows
+        self.waits: list[tuple[Member, int, Grant | None]] = []  # whom to ask, what was assigned there last
+
+
+def _round(client: Client, prefix: bytes, after: bytes, limit: int) -> Steps[_Listing | None]:
+    """Asks each member once, or the owner of a prefix with a "/". None, after a pause: they were of several epochs."""
+    groups = [group_of(prefix)] if b"/" in prefix else []
+    seen = yield from view(lambda tables: look_at(tables, [], groups))
+    standing = seen.standing
+    if standing is None:
+        rows = yield from view(lambda tables: tables.page(after, limit, prefix))
+        return _Listing(None, [(key, entry.version if entry else 0) for key, entry in rows])
+    if standing.is_removed:
+        raise removed()
+    owner: Owner | None = None
+    asked: list[tuple[Member, Grant | None]] = [(member, None) for member in standing.roster.members]
+    if groups:
+        owner = yield from client.owner_of(seen, groups)
+        if owner is None:
+            return None
+        if owner.member is None:
+            return _Listing(standing, [])
+        asked = [(owner.member, owner.grants[groups[0]])]
     pages: list[Listed] = []
-    for home in homes:
-        member = standing.view.member(home)
-        assert member is not None, "a home is a member"
-        if home == standing.member:
-            answer = yield from view(lambda tables: partition.list_page(tables, _standing(tables), request))
+    listing = _Listing(standing, [])
+    for member, grant in asked:
+        request = List(prefix, after, limit, *((0, 0) if grant else standing.roster.position), grant)
+        client.asked = member
+        if member.id == standing.member:
+            answer = yield from transact(lambda tables, it=request: owning.list_page(tables, _standing(tables), it))
         else:
             answer = yield from send(member, request)
         if not isinstance(answer, Listed):
-            return member
+            if isinstance(answer, NotOwner) and owner is not None:
+                client.refuse(owner)
+            yield from pause(AGAIN)
+            return None
         pages.append(answer)
-    return pages
+        listing.waits.append((member, answer.version, grant))
+    listing.rows = _merge(pages, limit)
+    return listing
+
+
+def _merge(pages: list[Listed], limit: int) -> list[tuple[bytes, int]]:
+    """Merges in order, up to where every page goes: beyond the last key of a full one there may be more.
+
+    A key that is being handed over may be on two of them.
+    """
+    ends = [page.rows[-1][0] for page in pages if len(page.rows) == limit]
+    rows = sorted(dict(sorted(row for page in pages for row in page.rows)).items())
+    return [row for row in rows if not ends or row[0] <= min(ends)]
 
 
 def _standing(tables: Tables) -> Standing:
@@ -192,8 +357,86 @@ def _standing(tables: Tables) -> Standing:
     return standing
 
 
-def _merge(pages: list[Listed], limit: int) -> list[tuple[bytes, int]]:
-    """In order, up to where every page goes: beyond the last key of a full one there may be more."""
-    ends = [page.rows[-1][0] for page in pages if len(page.rows) == limit]
-    rows = sorted(row for page in pages for row in page.rows)
-    return [row for row in rows if not ends or row[0] <= min(ends)]
+def wait_any(client: Client, prefix: bytes, newer_than: Mapping[bytes, int] | int) -> Steps[dict[bytes, int]]:
+    """Waits until keys with a prefix have newer versions. Returns all that do; raises StoreTimeoutError.
+
+    It lists the keys, and then waits at all members, or at the owner, for a version above the last one that was
+    assigned there: also of groups that they come to own. Where the roster changes, it lists them once more.
+    """
+    try:
+        while True:
+            new: dict[bytes, int] = {}
+            after: bytes = b""
+            first: _Listing | None = None
+            while True:
+                listing = yield from _round(client, prefix, after, ROWS_LIMIT)
+                if listing is None:
+                    continue
+                first = first or listing
+                if not listing.rows:
+                    break
+                after = listing.rows[-1][0]
+                for key, version in listing.rows:
+                    known = newer_than if isinstance(newer_than, int) else newer_than.get(key, 0)
+                    if version > known:
+                        new[key] = version
+            if new:
+                return new
+            yield from _news(client, prefix, first)
+    except DeadlinePassed:
+        name = prefix.decode(errors="replace")
+        raise StoreTimeoutError(f"no key that starts with {name!r} has a newer version") from None
+
+
+def _news(client: Client, prefix: bytes, listing: _Listing) -> Steps[None]:
+    standing = listing.standing
+    if standing is None:
+        yield from pause(AGAIN)  # a process of the store sleeps on the doorbell instead
+    elif not listing.waits:
+        yield from _watch(client, standing, group_of(prefix))
+    else:
+        sends: list[Send] = []
+        for member, version, grant in listing.waits:
+            position = (0, 0) if grant else standing.roster.position
+            request = News(prefix, version, LONGEST_WAIT, *position, grant)
+            sends.append(Send(member.address, member.id, request))
+        answer = yield Race(tuple(sends))
+        if not isinstance(answer, IsAt):
+            yield from pause(AGAIN)
+
+
+# --- seals ------------------------------------------------------------------------------------------------------------
+
+
+def is_unsealed(client: Client, key: bytes, place: Place, until: int) -> Steps[bool]:
+    """Whether the key still has the mutable entry whose rows lie there, and no seal can be made that was begun before.
+
+    It is asked by the host that has the rows, when a sealer died, or had no answer. The seal was a call to the owner,
+    and may be on its way still. It expects the version that the entry had. So the entry gets a new one, under the same
+    name and with the same rows: once that is done, the seal is refused whenever it comes. If this host owns the key,
+    its record says all: a call to an owner before is dead, since its grant is.
+
+    Args:
+        place: on this host.
+        until: as of `Client.commit`.
+
+    Raises:
+        HomeUnavailableError, UnknownOutcomeError: nobody knows.
+        StaleMembershipError.
+    """
+    while True:
+        seen = yield from view(lambda tables: look_at(tables, [key]))
+        entry = seen.entries[0]
+        is_here = seen.standing is None or entry is not None or group_of(key) in seen.owned
+        if not is_here:
+            (entry,) = yield from look_up(client, [key])
+        if entry is None or not entry.is_mutable or entry.places != (place,):
+            return False
+        if is_here:
+            return True
+        renewal = Change(key, b"", expect=entry.version, is_mutable=True, seals=place.put_id)
+        try:
+            yield from client.commit([renewal], until)
+        except (VersionConflictError, MutableEntryError):
+            continue  # it was changed meanwhile
+        return True

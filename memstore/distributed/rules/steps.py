@@ -1,19 +1,33 @@
-"""How rules that take several steps are written: as generators that say what they need, and are given it.
+"""How rules of several steps are written, and what they ask of a host's catalog.
 
-No step does I/O, waits, or looks at a clock: whoever drives it does. A store's processes and the index process drive
-it with links and the catalog; the simulation with a scheduler, which may end it at each step.
+Rules are generators that say what they need, and are given it. No step does I/O, waits, or looks at a clock: whoever
+drives it does. A store's processes and the index process drive it with links and the catalog; the simulation with a
+scheduler, which may end it at each step.
+
+What is done in one `Transact` is one transaction under the store's mutex: it is there wholly or not at all, also after
+a kill. The engine's catalog has `Tables`, and the simulated one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from memstore.distributed.rules.members import Member
-from memstore.distributed.rules.messages import Answer, Request
-from memstore.distributed.rules.tables import Tables
+from memstore.distributed.rules.messages import (
+    Answer,
+    Entry,
+    Grant,
+    Member,
+    Outcome,
+    Ownership,
+    Part,
+    Place,
+    Request,
+    Standing,
+)
+from memstore.errors import CorruptionError
 
 Result = TypeVar("Result")
 
@@ -28,6 +42,12 @@ class Send(msgspec.Struct, frozen=True):
     address: str
     member: bytes | None
     request: Request
+
+
+class Race(msgspec.Struct, frozen=True):
+    """Send several requests at once. What comes first, and its answer, is the answer; the others are given up."""
+
+    sends: tuple[Send, ...]
 
 
 class Transact(msgspec.Struct, frozen=True):
@@ -45,7 +65,7 @@ class Pause(msgspec.Struct, frozen=True):
     seconds: float
 
 
-Steps = Generator[Send | Transact | Pause, Any, Result]
+Steps = Generator[Send | Race | Transact | Pause, Any, Result]
 
 
 class NotSent:
@@ -56,13 +76,13 @@ NOT_SENT = NotSent()
 
 
 def send(to: Member | str, request: Request) -> Steps[Answer | None]:
-    """The answer, if there is one."""
+    """Returns the answer, if there is one."""
     answer = yield from sent(to, request)
     return None if isinstance(answer, NotSent) else answer
 
 
 def sent(to: Member | str, request: Request) -> Steps[Answer | NotSent | None]:
-    """As `send`, for whom it matters whether the request may have come. What it raises says that it hasn't."""
+    """Sends as `send` does, for whom it matters whether the request may have come."""
     if isinstance(to, str):
         return (yield Send(to, None, request))
     return (yield Send(to.address, to.id, request))
@@ -73,9 +93,155 @@ def transact(action: Callable[[Tables], Result]) -> Steps[Result]:
 
 
 def view(action: Callable[[Tables], Result]) -> Steps[Result]:
-    """As `transact`, of what changes nothing."""
+    """Transacts what changes nothing."""
     return (yield Transact(action, is_read=True))
 
 
 def pause(seconds: float) -> Steps[None]:
     yield Pause(seconds)
+
+
+# --- the catalog ------------------------------------------------------------------------------------------------------
+
+
+class Lent(msgspec.Struct, frozen=True, array_like=True):
+    """A segment of this host that a record of another owner names, or may name soon.
+
+    Attributes:
+        owner: the member that was asked to name it.
+        session, lane, number: of the call that asks for it; session 0: there is none, the group was handed over.
+        until: on this host's clock since boot; nobody asks after it before.
+    """
+
+    key: bytes
+    owner: bytes
+    session: int = 0
+    lane: int = 0
+    number: int = 0
+    until: int = 0
+
+
+class LastCall(msgspec.Struct, frozen=True, array_like=True):
+    """The last call of a lane, with what it was answered."""
+
+    number: int
+    answer: Answer
+
+
+class Leaving(msgspec.Struct, frozen=True, array_like=True):
+    """A group of this host that is being handed over: see `handing.py`.
+
+    Attributes:
+        taker: the member that is to own it.
+        of: the number of this host's grant.
+        grant: the taker's, once the records here go; None: they are all here.
+        served: the epoch in which the taker was when it served the group; 0: it doesn't yet.
+    """
+
+    taker: bytes
+    of: int
+    grant: Grant | None = None
+    served: int = 0
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True):
+    """A group that this host is being handed: its records are kept beside those of this host, and not served.
+
+    Attributes:
+        of: the number of the giver's grant.
+        version: as of `Give`; None: more records are to come.
+        is_free: the giver has none of its records any more.
+    """
+
+    giver: bytes
+    of: int
+    version: int | None = None
+    is_free: bool = False
+
+
+class Tables(Protocol):
+    """One transaction."""
+
+    @property
+    def version(self) -> int: ...  # the last one that was assigned here
+    @version.setter
+    def version(self, version: int) -> None: ...
+
+    # the records of the keys that this host owns, sorted
+    def record(self, key: bytes) -> Entry | None: ...
+    def head(self, key: bytes) -> Entry | None: ...  # the record, its body perhaps left out
+    def put_record(self, key: bytes, entry: Entry) -> None: ...
+    def delete_record(self, key: bytes) -> None: ...
+    def page(self, after: bytes, limit: int, prefix: bytes = b"") -> list[tuple[bytes, Entry | None]]: ...
+    # A damaged record is a CorruptionError of `record`, and None in a page
+    def put_damaged(self, key: bytes) -> None: ...  # what came in place of its record, from the owner before
+    def pass_over(self, key: bytes, why: CorruptionError) -> None: ...  # people are told, once
+
+    # the cluster
+    def standing(self) -> Standing | None: ...
+    def put_standing(self, standing: Standing) -> None: ...
+    def membership(self) -> int: ...  # a number that changes when this host begins or ends to own, or a group leaves it
+
+    # what this host owns, and what is on its way from it or to it
+    def owned(self, group: bytes) -> Grant | None: ...
+    def put_owned(self, group: bytes, grant: Grant) -> None: ...
+    def drop_owned(self, group: bytes) -> None: ...  # another `membership`
+    def all_owned(self, after: bytes | None, limit: int) -> list[tuple[bytes, Grant]]: ...  # by group
+    def leaving(self, group: bytes) -> Leaving | None: ...
+    def put_leaving(self, group: bytes, leaving: Leaving) -> None: ...  # another `membership`
+    def drop_leaving(self, group: bytes) -> None: ...
+    def all_leaving(self) -> list[tuple[bytes, Leaving]]: ...
+    def kept(self, group: bytes) -> Kept | None: ...
+    def put_kept(self, group: bytes, kept: Kept) -> None: ...
+    def drop_kept(self, group: bytes) -> None: ...  # with all that is kept of it
+    def all_kept(self) -> list[tuple[bytes, Kept]]: ...
+    def keep(self, key: bytes, entry: Entry | None) -> None: ...  # None: its record is damaged
+    def kept_page(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]: ...
+    def forget_kept(self, key: bytes) -> None: ...
+
+    # the directory, of the seed and its deputies
+    @property
+    def granted(self) -> int: ...  # the last number of a grant that was given here
+    @granted.setter
+    def granted(self, number: int) -> None: ...
+    @property
+    def mirrored(self) -> tuple[int, int]: ...  # a term, and up to which number all of its seed's rows are here
+    @mirrored.setter
+    def mirrored(self, mirrored: tuple[int, int]) -> None: ...
+    def ownership(self, group: bytes) -> Ownership | None: ...
+    def put_ownership(self, row: Ownership) -> None: ...
+    def drop_ownership(self, group: bytes) -> None: ...
+    def ownerships(self, after: int, limit: int) -> list[Ownership]: ...  # by number, beyond that one
+
+    # sessions, and the last call of each of their lanes
+    def new_session(self) -> int: ...
+    def has_session(self, session: int) -> bool: ...
+    def end_session(self, session: int) -> None: ...
+    def sessions(self, after: int, limit: int) -> list[int]: ...  # by number, beyond that one
+    def last_call(self, session: int, lane: int) -> LastCall | None: ...
+    def put_last_call(self, session: int, lane: int, call: LastCall) -> None: ...
+
+    # segments of this host
+    def own(self, place: Place, key: bytes) -> None: ...  # a record here names it: it is live, and lent no more
+    def lend(self, place: Place, lent: Lent) -> None: ...  # a record elsewhere names it: it is live
+    def is_there(self, place: Place) -> bool: ...  # filled, and not retired
+    def retire(self, place: Place) -> None: ...  # nothing names it; nothing happens if it is gone
+    def lent(self, place: Place) -> Lent | None: ...
+    def all_lent(self, after: int, limit: int) -> list[tuple[Place, Lent]]: ...  # beyond a put id
+
+    # segments of other hosts that are to be told that nothing names them
+    def owe(self, place: Place) -> None: ...
+    def settle(self, place: Place) -> None: ...
+    def owed(self, limit: int) -> list[Place]: ...
+
+    # the parts of sharded puts whose keys are owned here, and what became of such puts. Times are those of `now`
+    def now(self) -> int: ...  # nanoseconds of this host's clock since boot
+    def new_number(self) -> int: ...  # that no put, session or attempt of this host has
+    def parts(self, key: bytes | None = None, attempt: str | None = None) -> list[Part]: ...  # by rank
+    def content(self, part: Part) -> bytes: ...
+    def put_part(self, part: Part, content: bytes | None) -> None: ...  # None: as it is. A segment here is kept by it
+    def delete_part(self, part: Part) -> None: ...
+    def outcome(self, key: bytes, attempt: str) -> Outcome | None: ...
+    def outcomes(self) -> list[Outcome]: ...
+    def put_outcome(self, outcome: Outcome) -> None: ...
+    def drop_outcomes(self, limit: int) -> None: ...  # those that are over, of so many rows

@@ -4,19 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memstore.distributed.rules import Place
+from memstore.distributed.rules import Place, group_of
 from tests.distributed.rules.world import Host, World
 from tests.support.explore import Fault
 
 
 def check_settled(world: World, hosts: Sequence[Host]) -> None:
     standings = [host.tables.standing() for host in hosts]
-    epochs = {None if one is None else one.view.epoch for one in standings}
-    if len(epochs) > 1 or None in epochs or any(one is None or one.missing or one.is_removed for one in standings):
+    rosters = {None if one is None else one.roster for one in standings}
+    if len(rosters) > 1 or any(one is None or one.is_joining or one.is_removed or one.unheard for one in standings):
         raise Fault(f"the members don't settle: {standings}", tuple(world.trace))
-    view = next(one.view for one in standings if one is not None)
-    if set(view.ids) != {host.id for host in hosts}:
-        raise Fault(f"not all are members: {view}", tuple(world.trace))
+    roster = next(one.roster for one in standings if one is not None)
+    if set(roster.ids) != {host.id for host in hosts}:
+        raise Fault(f"not all are members: {roster}", tuple(world.trace))
+    if len(roster.deputies) < min(2, len(hosts) - 1):
+        raise Fault(f"too few have the directory: {roster}", tuple(world.trace))
+    on_their_way = [*(host.tables.leaving_groups for host in hosts), *(host.tables.kept_groups for host in hosts)]
+    if any(on_their_way):
+        raise Fault(f"hand-overs don't end: {on_their_way}", tuple(world.trace))
+    check_directory(world, hosts)
+
+
+def check_directory(world: World, hosts: Sequence[Host]) -> None:
+    """Every group that is owned stands in the directory, and deputies have all of it."""
+    standing = hosts[0].tables.standing()
+    assert standing is not None
+    directories = {host.id: host.tables.directory for host in hosts}
+    rows = directories[standing.roster.seed]
+    for host in hosts:
+        for group, grant in host.tables.own_groups.items():
+            row = rows.get(group)
+            if row is None or row.owner != host.id or row.grant.number < grant.number:
+                raise Fault(f"{host.address} owns {group!r} by {grant}, and the directory says {row}", tuple(world.trace))
+    for deputy in standing.roster.deputies:
+        if not rows.items() <= directories[deputy].items():
+            raise Fault(f"{deputy!r} has {directories[deputy]}, and not {rows}", tuple(world.trace))
 
 
 def check_bytes(world: World, hosts: Sequence[Host]) -> None:
@@ -42,16 +64,14 @@ def check_bytes(world: World, hosts: Sequence[Host]) -> None:
     if there - set(named) - filling:
         raise Fault(f"nobody gives back {there - set(named) - filling}", tuple(world.trace))
     for host in hosts:
-        standing = host.tables.standing()
-        assert standing is not None
-        strays = [key for key in host.tables.records if not standing.is_home_of(key)]
+        strays = [key for key in host.tables.records if group_of(key) not in host.tables.own_groups]
         if strays or host.tables.debts:
             raise Fault(f"{host.address} still has {strays}, and owes {host.tables.debts}", tuple(world.trace))
 
 
 def check_sessions(world: World, hosts: Sequence[Host]) -> None:
-    """Each is of a client that is there, but for those that last: a host that was killed may have forgotten some."""
+    """Each is of a client that is there."""
     for host in hosts:
-        stay = host.tables.open_sessions - host.tables.lasting_sessions - world.connected(host)
+        stay = host.tables.open_sessions - world.connected(host)
         if stay:
             raise Fault(f"{host.address} keeps the sessions {stay} of clients that are gone", tuple(world.trace))

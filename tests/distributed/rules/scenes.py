@@ -13,7 +13,7 @@ class Scene:
 
     Attributes:
         hosts: how many in the end; `first` of them from the beginning.
-        owned: keys that each of the others has when it is first served.
+        filled: keys that each of the others has when it is first served.
         kills, losses, cuts: of index processes and clients; of hosts; of links.
     """
 
@@ -26,12 +26,11 @@ class Scene:
     kills: int = 0
     losses: int = 0
     cuts: int = 0
-    owned: int = 0
-    visitors: int = 0  # of the hosts: members that are no homes
-    changing_homes: int = 0  # how often one begins or ends to be a home
+    filled: int = 0
+    visitors: int = 0  # of the hosts: members that are never owners
+    hand_overs: int = 0  # of groups
+    promotions: int = 0  # how often a person tries to make a host the seed
     expiries: int = 0  # how often a home forgets a session
-    silences: int = 0  # how often a host hears nothing more of another one, puts sharded values there, and that is lost
-    ambushes: int = 0  # how often one of several new homes is lost while the others get their share
     interrupts: float = 0  # probability that a change is interrupted
     attempts: int = 0  # sharded puts
     stragglers: float = 1.5  # seconds within which the ranks of one begin
@@ -52,7 +51,7 @@ SCENES = {
     "quiet": Scene(all_must_work=True, weather=CALM),
     "joins": Scene(hosts=4, first=1),
     "roots with keys": Scene(
-        hosts=5, first=1, owned=4, kills=12, seconds=6, weather=Weather(0.2, 0.2, 0, 0, delay=0.1)
+        hosts=5, first=1, filled=4, kills=12, seconds=6, weather=Weather(0.2, 0.2, 0, 0, delay=0.1)
     ),
     "kills": Scene(kills=8),
     "cuts": Scene(cuts=6, kills=2),
@@ -60,16 +59,19 @@ SCENES = {
     "storm": Scene(kills=6, cuts=3, expiries=2, weather=STORM),
     "late duplicates": Scene(calls=20, weather=Weather(0.05, 0.6, 0.4, 0, 0.02)),
     "interrupts": Scene(calls=30, interrupts=0.5, weather=Weather(0.05, 0.3, 0.3, 0, delay=0.02)),
-    "homes": Scene(hosts=4, visitors=1, changing_homes=6, kills=3),
-    "losses": Scene(losses=3, kills=2),
-    "lost while homes move": Scene(hosts=5, first=2, losses=5, kills=2, cuts=2),
-    "ambushes": Scene(hosts=6, first=2, seconds=4, ambushes=2, cuts=2),
-    "stalled moves": Scene(
-        hosts=4, first=2, keys=6, calls=20, changing_homes=6, audit_every=0.2, weather=Weather(stalls=0.2)
+    "visitors": Scene(hosts=4, visitors=2, kills=3, hand_overs=4),
+    "hand-overs": Scene(hosts=4, hand_overs=12, kills=4),
+    "hand-overs in a storm": Scene(hosts=4, hand_overs=20, kills=6, cuts=3, weather=STORM),
+    "hand-overs of stopped hosts": Scene(hosts=4, hand_overs=20, calls=20, weather=Weather(stalls=0.2)),
+    "hand-overs under audits": Scene(
+        hosts=4, keys=8, processes=8, calls=40, hand_overs=20, patience=0, audit_every=0.1, weather=SLOW
     ),
-    "moves under audits": Scene(
-        hosts=4, keys=8, processes=8, calls=40, changing_homes=10, patience=0, audit_every=0.1, weather=SLOW
-    ),
+    "hand-overs to lost hosts": Scene(hosts=5, first=5, hand_overs=20, losses=2, kills=2),
+    "losses": Scene(hosts=4, first=4, losses=3, kills=2),
+    "lost while hosts join": Scene(hosts=5, first=3, losses=3, kills=2, cuts=2),
+    "promotions": Scene(hosts=4, first=3, promotions=6, kills=3, calls=20),
+    "promotions in a storm": Scene(hosts=5, first=5, promotions=8, kills=4, cuts=4, calls=20, weather=STORM),
+    "promotions and hand-overs": Scene(hosts=4, first=4, promotions=5, hand_overs=12, kills=3, cuts=3),
     "long": Scene(seconds=60, calls=40, weather=STORM),
     "slow": Scene(patience=600, all_must_work=True, weather=SLOW),
     "shards": Scene(attempts=10, all_must_work=True, weather=CALM),
@@ -77,12 +79,11 @@ SCENES = {
     "shards in a storm": Scene(attempts=20, kills=6, cuts=3, expiries=2, weather=STORM),
     "shards twice": Scene(attempts=30, calls=2, weather=Weather(0.1, 0.6, 0.4, 0, 0.02)),
     "shards of stopped ranks": Scene(attempts=30, calls=4, patience=1, audit_every=0.3, weather=Weather(stalls=0.1)),
-    "shards while homes move": Scene(hosts=4, attempts=30, changing_homes=8, kills=3, weather=Weather(delay=0.1)),
-    "shards of lost hosts": Scene(attempts=30, losses=4, kills=2, weather=Weather(delay=0.1)),
+    "shards that are handed over": Scene(hosts=4, attempts=30, hand_overs=16, kills=3, weather=Weather(delay=0.1)),
+    "shards of lost hosts": Scene(hosts=4, first=4, attempts=30, losses=3, kills=2, weather=Weather(delay=0.1)),
     "shards of stragglers": Scene(
         attempts=10, calls=2, stragglers=12, lease=4, patience=600, all_must_work=True, weather=CALM
     ),
-    "shards of homes that fall silent": Scene(processes=8, keys=6, calls=20, silences=1, weather=CALM),
     "shards put again": Scene(
         hosts=2, first=2, keys=6, processes=1, calls=2, attempts=40, weather=Weather(0, 0, 0, 0, delay=0.4)
     ),
@@ -90,8 +91,7 @@ SCENES = {
     "sessions of the unlucky": Scene(
         calls=60, seconds=60, sessions_last=10, patience=600, all_must_work=True, weather=Weather(0.2, 0, 0, 0)
     ),
-    "roots with keys, away for long": Scene(
-        hosts=5, first=1, owned=4, kills=12, seconds=6, sessions_last=0.5, weather=Weather(0.3, 0.2, 0, 0, delay=0.1)
+    "all": Scene(
+        hosts=5, first=4, keys=4, processes=6, losses=1, kills=6, cuts=3, hand_overs=6, promotions=2, expiries=3
     ),
-    "all": Scene(hosts=4, first=2, keys=4, processes=6, losses=1, kills=6, cuts=3, changing_homes=2, expiries=3),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from memstore.distributed.rules import View
+from memstore.distributed.rules import handing
 from tests.distributed.rules.checks import check_bytes, check_sessions, check_settled
 from tests.distributed.rules.history import LOSS, Operation, check_history
 from tests.distributed.rules.scenes import CALM, Scene
@@ -26,18 +26,17 @@ class Schedule:
         self.chance = self.world.random
         self.workload = Workload(scene, self.world)
         self.shards = ShardedPuts(self.workload)
-        self.no_homes: set[str] = set()
-        self.ambushes = scene.ambushes
+        self.no_owners: set[str] = set()
 
     def run(self) -> None:
         scene, world = self.scene, self.world
         hosts = [world.add_host(f"h{number}") for number in range(scene.hosts)]
-        self.no_homes = {host.address for host in hosts[scene.hosts - scene.visitors :]}
+        self.no_owners = {host.address for host in hosts[scene.hosts - scene.visitors :]}
         for host in hosts[: scene.first]:
             self.serve(host)
         weather, world.weather = world.weather, CALM
         self.run_until_settled(hosts[: scene.first])
-        self.workload.put_stable(hosts[0])
+        self.workload.put_stable(hosts[: scene.first])
         world.run(1)
         world.weather = weather
         for host in hosts[scene.first :]:
@@ -56,8 +55,9 @@ class Schedule:
         for host in hosts:
             self.serve(host)
         world.run(LATEST)  # what was sent before is here by now, and who was stopped goes on
+        self.find_a_seed(hosts)
         self.run_until_settled(hosts)
-        self.workload.registered()
+        self.workload.admitted()
         for host in hosts:
             process = world.start_process(host)
             for key in self.workload.keys:
@@ -73,7 +73,7 @@ class Schedule:
                 raise Fault(f"{key!r}: {wrong}", tuple(world.trace))
 
     def serve(self, host: Host) -> None:
-        self.world.serve(host, "h0", is_home=host.address not in self.no_homes)
+        self.world.serve(host, "h0", is_owner=host.address not in self.no_owners)
 
     def run_until_settled(self, hosts: list[Host]) -> None:
         last = Fault("nothing settles", tuple(self.world.trace))
@@ -100,16 +100,15 @@ class Schedule:
         for _ in range(scene.kills):
             soon(lambda: self.kill(chance.choice(hosts)))
         for _ in range(scene.losses):
-            soon(lambda: self.lose(chance.choice(hosts[1:])))
+            soon(lambda: self.lose(chance.choice(hosts), hosts))
         for _ in range(scene.cuts):
             soon(lambda: self.cut(hosts))
-        for _ in range(scene.silences):
-            soon(lambda: self.silence(*chance.sample(hosts[1:], 2)))
-        for _ in range(scene.changing_homes):
-            soon(lambda: self.change_home(chance.choice(hosts[1:])))
+        for _ in range(scene.hand_overs):
+            soon(lambda: self.hand_over(chance.choice(hosts), chance.choice(hosts)))
+        for _ in range(scene.promotions):
+            soon(lambda: world.promote(chance.choice(hosts)))
         for _ in range(scene.expiries):
             soon(lambda: self.forget_session(chance.choice(hosts)))
-        self.lie_in_wait()
 
     def kill(self, host: Host) -> None:
         if host.clients and self.chance.random() < 0.3:
@@ -122,61 +121,56 @@ class Schedule:
         self.world.kill_index(host)
         self.world.at(self.chance.choice([0.3, 0.3, 10]), lambda: self.serve(host))
 
-    def lose(self, host: Host) -> None:
-        if host.index is None:
+    def lose(self, host: Host, hosts: list[Host]) -> None:
+        """A host is lost, unless it would be the last one of a majority. A person removes it, and it comes back."""
+        if host.index is None or host.tables.standing() is None or not self.may_be_lost(host, hosts):
             return
         start, lost = self.world.now / SECOND, host.id
+        groups = {*host.tables.own_groups, *host.tables.kept_groups, *host.tables.leaving_groups}
         self.world.lose(host)
         self.shards.lose()
         values = frozenset(value for value, origin in self.workload.origin.items() if lost in origin)
         for key, history in self.workload.histories.items():
-            at_home = values
-            if self.was_home(lost, key):
-                at_home = frozenset(self.workload.origin)
-            history.append(Operation(LOSS, start, math.inf, lost=at_home))
-        self.workload.stable = {key for key in self.workload.stable if not self.was_home(lost, key)}
-        self.world.at(self.chance.uniform(0.5, 5), lambda: self.serve(host))
+            was_owner = key.partition(b"/")[0] in groups
+            history.append(Operation(LOSS, start, math.inf, lost=frozenset(self.workload.origin) if was_owner else values))
+        self.workload.stable = {key for key in self.workload.stable if key.partition(b"/")[0] not in groups}
+        self.world.at(self.chance.uniform(0.2, 5), lambda: self.world.remove(lost))
+        self.world.at(self.chance.uniform(0.2, 5), lambda: self.find_a_seed(hosts))
+        self.world.at(self.chance.uniform(0.5, 8), lambda: self.serve(host))
 
-    def views(self) -> list[View]:
-        standings = [host.tables.standing() for host in self.world.hosts.values()]
-        return [standing.view for standing in standings if standing is not None]
+    def may_be_lost(self, host: Host, hosts: list[Host]) -> bool:
+        """So that a majority of each roster that somebody has lives, and a deputy in it if the seed is lost."""
+        for other in hosts:
+            standing = other.tables.standing()
+            if standing is None or other.id in self.world.gone:
+                continue
+            roster = standing.roster
+            living = {one.id for one in hosts} & roster.ids - {host.id}
+            if 2 * len(living) <= len(roster.ids) or not living & {roster.seed, *roster.deputies}:
+                return False
+        return True
 
-    def lie_in_wait(self) -> None:
-        if not self.ambushes:
+    def find_a_seed(self, hosts: list[Host]) -> None:
+        """A person looks whether there is a seed, and makes one of the hosts in turn."""
+        standings = [standing for host in hosts if (standing := host.tables.standing()) is not None]
+        newest = max((standing.roster for standing in standings), key=lambda roster: roster.position)
+        promised = max(standing.promised for standing in standings)
+        if promised <= newest.term and any(host.id == newest.seed for host in hosts):
             return
-        standing = self.world.hosts["h0"].tables.standing()
-        assert standing is not None
-        new = [one for one in standing.view.members if one.is_home and one.id not in standing.view.before]
-        if len(new) > 1 and self.chance.random() < 0.5:
-            host = self.world.hosts[self.chance.choice(new).address]
-            if host.id in standing.view.homes:
-                self.ambushes -= 1
-                self.lose(host)
-        self.world.at(0.1, self.lie_in_wait)
-
-    def was_home(self, member: bytes, key: bytes) -> bool:
-        """Or has its records still, on their way to the new home."""
-        return any(member in (view.home_of(key), view.home_before(key)) for view in self.views())
+        host = self.chance.choice(hosts)
+        self.world.promote(host, lambda done: None if done else self.world.at(0.5, lambda: self.find_a_seed(hosts)))
 
     def cut(self, hosts: list[Host]) -> None:
         one, other = self.chance.sample(hosts, 2)
         self.world.cut(one.address, other.address, one_way=self.chance.random() < 0.4)
         self.world.at(self.chance.choice([2, 2, 15]), self.world.heal)
 
-    def silence(self, host: Host, other: Host) -> None:
-        standing = host.tables.standing()
-        keys = [key for key in self.workload.keys if standing is not None and standing.is_home_of(key)]
-        self.world.cut(host.address, other.address, one_way=True)
-        for key in keys:
-            self.shards.begin_on(key, [other, self.world.hosts["h0"]])
-        self.world.at(self.chance.uniform(2, 4), lambda: self.lose(host))
-        self.world.at(15, self.world.heal)
-
-    def change_home(self, host: Host) -> None:
-        """It is served again, with the other choice."""
-        self.no_homes ^= {host.address}
-        self.world.kill_index(host)
-        self.serve(host)
+    def hand_over(self, host: Host, taker: Host) -> None:
+        groups = sorted(host.tables.own_groups)
+        if groups and taker is not host:
+            group = self.chance.choice(groups)
+            self.world.note(f"{host.address} hands {group!r} to {taker.address}")
+            handing.begin(host.tables, group, taker.id)
 
     def forget_session(self, host: Host) -> None:
         """As after an hour without a connection of it."""

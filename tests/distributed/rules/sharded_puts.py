@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memstore.distributed.rules import Failure, Outcome, Part, Pending, Place, Ranks, Seat, turn
+from memstore.distributed.rules import Failure, Outcome, Part, Pending, Place, RankPart, Ranks, turn
 from memstore.distributed.rules.attempts import is_complete
 from memstore.errors import (
     HomeUnavailableError,
@@ -68,12 +68,6 @@ class ShardedPuts:
             late = chance.uniform(0, self.scene.stragglers)
             self.world.at(late, functools.partial(self.begin_rank, attempt, rank, host))
 
-    def begin_on(self, key: bytes, hosts: Sequence[Host]) -> None:
-        """One with a rank on each of these hosts, all at once."""
-        attempt = self.attempt(key, len(hosts), None, 20)
-        for rank, host in enumerate(hosts):
-            self.begin_rank(attempt, rank, host)
-
     def attempt(self, key: bytes, world_size: int, expect: int | None, seconds: float) -> Attempt:
         workload = self.workload
         value = next(workload.values)
@@ -90,10 +84,7 @@ class ShardedPuts:
     def start(self, attempt: Attempt, rank: int, host: Host) -> Process | None:
         if host.tables.standing() is None:  # it is another root by now
             return None
-        if self.scene.silences and host.clients:  # it has a session already, and needs no answer before it puts
-            process = max(host.clients, key=lambda one: len(one.client._sessions))  # pyright: ignore
-        else:
-            process = self.world.start_process(host)
+        process = self.world.start_process(host)
         one = OneRank(self, attempt, rank, process)
         if self.scene.all_must_work:
             one.prepare()
@@ -102,7 +93,7 @@ class ShardedPuts:
             one.give_up(MemstoreError("it failed before it had a part"))
         else:
             one.prepare()
-        if self.chance.random() < 0.2 and not self.scene.silences:
+        if self.chance.random() < 0.2:
             self.world.at(self.chance.expovariate(self.chance.choice([5, 0.7])), lambda: self.kill(process))
         self.world.at(self.chance.uniform(0.5, 4), lambda: self.restart(attempt, rank, host, process))
         return process
@@ -118,7 +109,7 @@ class ShardedPuts:
             self.restarted.append(self.start(attempt, rank, host))
 
     def lose(self) -> None:
-        """A home is lost with its outcomes. So a rank that is started again would publish for a second time."""
+        """An owner is lost with its outcomes. So a rank that is started again would publish for a second time."""
         for attempt in self.attempts:
             attempt.may_be_forgotten = True
         for process in self.restarted:
@@ -156,7 +147,7 @@ class OneRank:
         self.until = puts.world.now + int(attempt.seconds * SECOND)
         lease = int((puts.scene.lease or attempt.seconds + chance.choice([1, 10])) * SECOND)
         part = Part(attempt.key, attempt.name, 0, rank, attempt.world_size, place, 0, 0, attempt.expect, lease)
-        self.seat = Seat(part)
+        self.own = RankPart(part)
         self.leaves_early = not puts.scene.all_must_work and chance.random() < 0.2
         self.was_complete = False
         self.complete_since = -1
@@ -166,22 +157,22 @@ class OneRank:
         return max((self.until - self.puts.world.now) / SECOND, 0.0)
 
     def note(self, text: str) -> None:
-        part = self.seat.part
+        part = self.own.part
         self.puts.world.note(f"{self.process.host.address}: rank {part.rank} of {part.attempt}: {text}")
 
     def call(self, steps: Any, seconds: float, ended: Callable[[Any, BaseException | None], None]) -> None:
         self.puts.workload.call(self.process, steps, seconds, ended)
 
     def prepare(self) -> None:
-        self.note(f"puts {self.seat.part.place.put_id} of {self.seat.part.world_size} for {self.attempt.key!r}")
+        self.note(f"puts {self.own.part.place.put_id} of {self.own.part.world_size} for {self.attempt.key!r}")
         scene, host = self.puts.scene, self.process.host
         patience = int(min(self.attempt.seconds, scene.patience) * SECOND)
         until = self.puts.world.now + host.clock_offset + patience
-        steps = self.ranks.prepare(self.seat, str(self.attempt.value).encode(), until)
+        steps = self.ranks.prepare(self.own, str(self.attempt.value).encode(), until)
         self.call(steps, self.left, self.prepared)
 
     def prepared(self, outcome: Outcome | None, error: BaseException | None) -> None:
-        self.note(f"has put it: {self.seat.number} {outcome} {error!r}")
+        self.note(f"has put it: {self.own.number} {outcome} {error!r}")
         if outcome is not None:
             self.end(outcome)
         elif isinstance(error, UnknownOutcomeError):
@@ -192,7 +183,7 @@ class OneRank:
             self.turn(0, publishes=True)
 
     def turn(self, milliseconds: int, *, publishes: bool) -> None:
-        steps = turn(self.seat, self.merge, milliseconds, was_complete=self.was_complete, publishes=publishes)
+        steps = turn(self.own, self.merge, milliseconds, was_complete=self.was_complete, publishes=publishes)
         self.call(steps, max(self.left, 1.0), self.turned)
 
     def merge(self, parts: Sequence[Part], contents: Sequence[bytes]) -> bytes | Failure:
@@ -231,7 +222,7 @@ class OneRank:
             raise error
         self.may_fail(error)
         failure = Failure(type(error).__name__, str(error))
-        self.call(self.ranks.give_up(self.seat, failure), GIVE_UP_WITHIN, self.gave_up)
+        self.call(self.ranks.give_up(self.own, failure), GIVE_UP_WITHIN, self.gave_up)
 
     def gave_up(self, outcome: Outcome | None, error: BaseException | None) -> None:
         self.note(f"gave up: {outcome} {error!r}")
@@ -239,8 +230,8 @@ class OneRank:
             raise error
         if outcome is not None:
             self.end(outcome)
-        if not self.seat.number and self.puts.chance.random() < 0.5:
-            part, host = self.seat.part, self.process.host
+        if not self.own.number and self.puts.chance.random() < 0.5:
+            part, host = self.own.part, self.process.host
             soon = self.puts.chance.uniform(0.1, 3)
             self.puts.world.at(soon, lambda: self.puts.restart(self.attempt, part.rank, host, None))
 

@@ -8,8 +8,20 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from memstore.distributed.rules import Entry, Joining, LastCall, Lent, Outcome, Part, Place, Standing
-from memstore.distributed.rules.members import EPOCH_BITS
+from memstore.distributed.rules import (
+    Entry,
+    Grant,
+    Kept,
+    LastCall,
+    Leaving,
+    Lent,
+    Outcome,
+    Ownership,
+    Part,
+    Place,
+    Standing,
+    group_of,
+)
 from memstore.errors import CorruptionError
 from tests.support.explore import Fault
 
@@ -41,14 +53,19 @@ class SimTables:
     damaged: set[bytes] = field(default_factory=set[bytes])  # keys
     passed_over: list[bytes] = field(default_factory=list[bytes])
     own_standing: Standing | None = None
-    changes_of_standing: int = 0
     open_sessions: set[int] = field(default_factory=set[int])
-    lasting_sessions: set[int] = field(default_factory=set[int])
     ended_sessions: dict[int, int] = field(default_factory=dict[int, int])  # and when
     calls: dict[tuple[int, int], LastCall] = field(default_factory=dict[tuple[int, int], LastCall])
     segments: dict[int, Segment] = field(default_factory=dict[int, Segment])
     lendings: dict[Place, Lent] = field(default_factory=dict[Place, Lent])
-    from_before: dict[bytes, Joining] = field(default_factory=dict[bytes, Joining])
+    own_groups: dict[bytes, Grant] = field(default_factory=dict[bytes, Grant])
+    leaving_groups: dict[bytes, Leaving] = field(default_factory=dict[bytes, Leaving])
+    kept_groups: dict[bytes, Kept] = field(default_factory=dict[bytes, Kept])
+    kept_records: dict[bytes, Entry | None] = field(default_factory=dict[bytes, Entry | None])
+    directory: dict[bytes, Ownership] = field(default_factory=dict[bytes, Ownership])
+    granted: int = 0
+    mirrored: tuple[int, int] = (0, 0)
+    changes: int = 0  # of what this host owns
     debts: dict[Place, None] = field(default_factory=dict[Place, None])
     pending: dict[tuple[bytes, str, int], tuple[Part, bytes]] = field(
         default_factory=dict[tuple[bytes, str, int], tuple[Part, bytes]]
@@ -56,6 +73,7 @@ class SimTables:
     ends: dict[tuple[bytes, str], Outcome] = field(default_factory=dict[tuple[bytes, str], Outcome])
     published: dict[bytes, int] = field(default_factory=dict[bytes, int])  # the latest attempt of each key
     clock: Callable[[], int] = lambda: 0
+    owns: Callable[[bytes], None] = lambda group: None  # told of each group that this host begins to own
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -95,25 +113,91 @@ class SimTables:
         return self.own_standing
 
     def put_standing(self, standing: Standing) -> None:
-        if self.own_standing is not None and self.own_standing.view.epoch > standing.view.epoch:
-            raise Fault(f"the epoch goes back from {self.own_standing.view.epoch} to {standing.view.epoch}")
+        old = self.own_standing
+        if old is not None and (
+            old.roster.position > standing.roster.position
+            or old.floor > standing.floor
+            or old.promised > standing.promised
+        ):
+            raise Fault(f"the standing goes back from {old} to {standing}")
+        if old is None or standing.is_removed or old.is_joining != standing.is_joining:
+            self.changes += 1
         self.own_standing = standing
-        self.changes_of_standing += 1
 
     def membership(self) -> int:
-        return self.changes_of_standing
+        return self.changes
+
+    def owned(self, group: bytes) -> Grant | None:
+        return self.own_groups.get(group)
+
+    def put_owned(self, group: bytes, grant: Grant) -> None:
+        self.own_groups[group] = grant
+        self.owns(group)
+
+    def drop_owned(self, group: bytes) -> None:
+        del self.own_groups[group]
+        self.changes += 1
+
+    def all_owned(self, after: bytes | None, limit: int) -> list[tuple[bytes, Grant]]:
+        return [row for row in sorted(self.own_groups.items()) if after is None or row[0] > after][:limit]
+
+    def leaving(self, group: bytes) -> Leaving | None:
+        return self.leaving_groups.get(group)
+
+    def put_leaving(self, group: bytes, leaving: Leaving) -> None:
+        self.leaving_groups[group] = leaving
+        self.changes += 1
+
+    def drop_leaving(self, group: bytes) -> None:
+        self.leaving_groups.pop(group, None)
+
+    def all_leaving(self) -> list[tuple[bytes, Leaving]]:
+        return list(self.leaving_groups.items())
+
+    def kept(self, group: bytes) -> Kept | None:
+        return self.kept_groups.get(group)
+
+    def put_kept(self, group: bytes, kept: Kept) -> None:
+        self.kept_groups[group] = kept
+
+    def drop_kept(self, group: bytes) -> None:
+        self.kept_groups.pop(group, None)
+        for key in [key for key in self.kept_records if group_of(key) == group]:
+            del self.kept_records[key]
+
+    def all_kept(self) -> list[tuple[bytes, Kept]]:
+        return list(self.kept_groups.items())
+
+    def keep(self, key: bytes, entry: Entry | None) -> None:
+        self.kept_records[key] = entry
+
+    def kept_page(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]:
+        return sorted(row for row in self.kept_records.items() if group_of(row[0]) == group)[:limit]
+
+    def forget_kept(self, key: bytes) -> None:
+        del self.kept_records[key]
+
+    # --- the directory ------------------------------------------------------------------------------------------------
+
+    def ownership(self, group: bytes) -> Ownership | None:
+        return self.directory.get(group)
+
+    def put_ownership(self, row: Ownership) -> None:
+        self.directory[row.group] = row
+
+    def drop_ownership(self, group: bytes) -> None:
+        del self.directory[group]
+
+    def ownerships(self, after: int, limit: int) -> list[Ownership]:
+        rows = [row for row in self.directory.values() if row.grant.number > after]
+        return sorted(rows, key=lambda row: row.grant.number)[:limit]
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def new_session(self, *, lasts: bool = False) -> int:
+    def new_session(self) -> int:
         self.number += 1
         self.open_sessions.add(self.number)
-        if lasts:
-            self.lasting_sessions.add(self.number)
         return self.number
-
-    def lasts(self, session: int) -> bool:
-        return session in self.lasting_sessions
 
     def has_session(self, session: int) -> bool:
         return session in self.open_sessions
@@ -123,7 +207,6 @@ class SimTables:
 
     def end_session(self, session: int) -> None:
         self.open_sessions.discard(session)
-        self.lasting_sessions.discard(session)
         self.ended_sessions[session] = self.clock()
         for lane in [lane for lane in self.calls if lane[0] == session]:
             del self.calls[lane]
@@ -203,7 +286,7 @@ class SimTables:
         return list(self.ends.values())
 
     def put_outcome(self, outcome: Outcome) -> None:
-        if outcome.version > self.version >> EPOCH_BITS << EPOCH_BITS:  # else it is of another home
+        if outcome.version and group_of(outcome.key) in self.own_groups:  # else it is of the owner before
             if outcome.number < self.published.get(outcome.key, 0):
                 raise Fault(f"{outcome} was published after a later one")
             self.published[outcome.key] = outcome.number
@@ -224,14 +307,3 @@ class SimTables:
 
     def owed(self, limit: int) -> list[Place]:
         return list(self.debts)[:limit]
-
-    # --- keys from before ---------------------------------------------------------------------------------------------
-
-    def put_joining(self, key: bytes, row: Joining) -> None:
-        self.from_before[key] = row
-
-    def delete_joining(self, key: bytes) -> None:
-        del self.from_before[key]
-
-    def joining(self, limit: int) -> list[tuple[bytes, Joining]]:
-        return sorted(self.from_before.items(), key=lambda row: row[0])[:limit]

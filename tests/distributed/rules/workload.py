@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from memstore.distributed.rules import Change, Entry, Place, Send, Steps, reading
-from memstore.distributed.rules.members import EPOCH_BITS
+from memstore.distributed.rules.messages import EPOCH_BITS
 from memstore.errors import (
     HomeUnavailableError,
     KeyNotFoundError,
@@ -174,7 +174,7 @@ class Workload:
                 raise Fault(f"a get of {key!r} fails: {error!r}", tuple(self.world.trace))
             ended()
 
-        self.call(process, reading.read(key, lambda entry: self.fetch(process, entry)), 20, end)
+        self.call(process, reading.read(process.client, key, lambda entry: self.fetch(process, entry)), 20, end)
 
     def fetch(self, process: Process, entry: Entry) -> Steps[int | None]:
         if entry.body.startswith(MERGED):
@@ -198,7 +198,7 @@ class Workload:
             segment = host.tables.segments.get(place.put_id)
             return None if segment is None else segment.value
         standing = host.tables.standing()
-        member = None if standing is None else standing.view.member(place.host)
+        member = None if standing is None else standing.roster.member(place.host)
         if member is None:
             return None
         request: Any = Fetch(place)
@@ -221,7 +221,7 @@ class Workload:
                 raise error
             ended()
 
-        self.call(process, reading.wait(key, newer_than), 15, end)
+        self.call(process, reading.wait(process.client, key, newer_than), 15, end)
 
     def fill(self, host: Host) -> None:
         """Keys that the root has before it is served."""
@@ -239,8 +239,8 @@ class Workload:
             self.histories[key] = [Operation(PUT, self.time, math.inf, value)]
             self.owned.append(key)
 
-    def registered(self) -> None:
-        """By now all of them are there, but for those that others had put first."""
+    def admitted(self) -> None:
+        """By now all of them are there."""
         for key in self.owned:
             first, *later = self.histories[key]
             if not any(one.kind in (PUT, DELETE, LOSS) for one in later):
@@ -267,13 +267,13 @@ class Workload:
                 raise error
             ended()
 
-        self.call(process, reading.look_up(PAIR), 5, end)
+        self.call(process, reading.look_up(process.client, PAIR), 5, end)
 
     # --- keys that nobody changes -------------------------------------------------------------------------------------
 
-    def put_stable(self, host: Host) -> None:
-        process = self.world.start_process(host)
-        for key in STABLE:
+    def put_stable(self, hosts: Sequence[Host]) -> None:
+        for number, key in enumerate(STABLE):
+            process = self.world.start_process(hosts[number % len(hosts)])
 
             def end(result: Any, error: BaseException | None, key: bytes = key) -> None:
                 if error is not None:
@@ -285,7 +285,7 @@ class Workload:
     def list_stable(self, process: Process) -> None:
         def listing() -> Steps[list[bytes]]:
             after, found = b"", list[bytes]()
-            while rows := (yield from reading.page(b"stable", after, limit=2)):
+            while rows := (yield from reading.page(process.client, b"stable", after, limit=2)):
                 found += [key for key, _ in rows]
                 after = rows[-1][0]
             return found

@@ -22,24 +22,38 @@ from memstore.distributed.rules import (
     Index,
     Look,
     Member,
+    NotPromoted,
     Pause,
     Place,
+    Race,
+    Remove,
     Request,
     Send,
     Transact,
     failed_of,
     found,
+    promote,
     session_of,
 )
-from memstore.distributed.rules.messages import Wait
-from memstore.distributed.rules.sessions import Sessions
+from memstore.distributed.rules.messages import IsRoster, News, Wait, Watch
+from memstore.distributed.rules.owning import Sessions
 from memstore.errors import CorruptionError, MemstoreError, UnknownOutcomeError
 from tests.distributed.rules.tables import SimTables
+from tests.support.explore import Fault
 
 SECOND = 1_000_000_000
 HOUR = 3600.0  # seconds
 CLUSTER = b"C" * 16
-PERIODS = {"ask_the_seed": 0.25, "settle": 0.25, "pay": 0.5, "register": 0.1}  # seconds
+PERIODS = {  # seconds
+    "ask": 0.05,
+    "settle": 0.25,
+    "hand_over": 0.1,
+    "mirror 0": 0.05,
+    "mirror 1": 0.05,
+    "mirror 2": 0.05,
+    "appoint": 0.25,
+    "pay": 0.5,
+}
 
 AnySteps = Generator[Any, Any, Any]
 
@@ -98,12 +112,15 @@ class World:
         self.now = 0
         self.trace: list[str] = []
         self.hosts: dict[str, Host] = {}
+        self.is_founded = False
         self.answers: set[type[Any]] = set()  # the kinds that were given
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._tickets = itertools.count(1)
         self._replies: dict[int, Callable[[Answer | int | None], None]] = {}
+        self._kept: dict[int, tuple[str, Index]] = {}  # who asked, and who keeps it
         self._cut: set[tuple[str, str]] = set()
+        self.gone: set[bytes] = set()  # roots that are lost, or to be removed
         self._clients: dict[tuple[bytes, int], tuple[str, Callable[[], bool]]] = {}  # by member and session
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -127,21 +144,41 @@ class World:
     def add_host(self, address: str) -> Host:
         offset = self.random.randrange(365 * 24 * 3600) * SECOND
         host = self.hosts[address] = Host(address, offset, SimTables(self._new_id(address, 1)))
-        host.tables.clock = lambda: self.now + offset
+        self._set_up(host)
         return host
+
+    def _set_up(self, host: Host) -> None:
+        tables = host.tables
+        tables.clock = lambda: self.now + host.clock_offset
+        tables.owns = lambda group: self._check_owners(host, tables, group)
+
+    def _check_owners(self, host: Host, tables: SimTables, group: bytes) -> None:
+        """No two members own a group at one time."""
+        if tables.member in self.gone:
+            return
+        for other in self.hosts.values():
+            if other is not host and group in other.tables.own_groups and other.id not in self.gone:
+                raise Fault(f"{group!r} is owned by {host.address} and {other.address}", tuple(self.trace))
 
     def _new_id(self, address: str, root: int) -> bytes:
         return f"{address}/{root}".encode().ljust(16, b"\0")
 
-    def serve(self, host: Host, seed: str, *, is_home: bool = True) -> None:
-        """Starts the index process, as an agent does."""
+    def serve(self, host: Host, seed: str = "", *, is_owner: bool = True) -> None:
+        """Starts the index process, as an agent does.
+
+        Args:
+            seed: a member that a root without a cluster asks; other hosts are asked too. Its own address: it makes a
+                cluster, the first time.
+        """
         if host.index is not None:
             return
-        member = Member(host.id, host.address, host.address, is_home)
+        member = Member(host.id, host.address, host.address, is_owner)
         clock = lambda: self.now + host.clock_offset  # noqa: E731
-        index = host.index = Index(member, seed, clock)
+        others = [address for address in self.hosts if address not in (host.address, seed)]
+        index = host.index = Index(member, [seed, *others] if seed and seed != host.address else others, clock)
         index._sessions = Sessions(clock, last=self.sessions_last)  # pyright: ignore[reportPrivateUsage]
-        if seed == host.address and host.tables.standing() is None:
+        if seed == host.address and host.tables.standing() is None and not self.is_founded:
+            self.is_founded = True
             found(host.tables, member, CLUSTER)
         for task, period in self.periods.items():
             self._repeat(host, index, task, period)
@@ -149,19 +186,22 @@ class World:
 
     def _repeat(self, host: Host, index: Index, task: str, period: float) -> None:
         def again(_: object = None) -> None:
+            if host.index is index:
+                self._look_at_waits(host, index)
             self.at(period * self.random.uniform(0.5, 1.5), start)
 
         def start() -> None:
             if host.index is index:
-                duty = getattr(index, task)
-                steps = duty(lambda: self.connected(host)) if task == "end_sessions" else duty()
+                name, *slots = task.split()
+                duty = getattr(index, name)
+                steps = duty(lambda: self.connected(host)) if task == "end_sessions" else duty(*map(int, slots))
                 Task(self, host, steps, lambda: host.index is index, again).start()
 
         self.at(self.random.uniform(0, period), start)
 
     def kill_index(self, host: Host) -> None:
         self.note(f"the index process of {host.address} is killed")
-        host.index = None
+        self._end(host)
         for member, session in list(self._clients):
             if member == host.id:
                 del self._clients[member, session]
@@ -169,13 +209,49 @@ class World:
     def lose(self, host: Host) -> None:
         """All processes of the host, and its memory. It comes back with another root."""
         self.note(f"{host.address} is lost")
-        host.index = None
+        self.gone.add(host.id)
+        self._end(host)
         for process in host.clients:
             process.is_alive = False
         host.clients.clear()
         host.roots += 1
         host.tables = SimTables(self._new_id(host.address, host.roots))
-        host.tables.clock = lambda: self.now + host.clock_offset
+        self._set_up(host)
+
+    def _end(self, host: Host) -> None:
+        """Its connections break: whoever waits for an answer hears so."""
+        index, host.index = host.index, None
+        for ticket in [ticket for ticket, (_, keeper) in self._kept.items() if keeper is index]:
+            self._give_up(ticket, self.random.uniform(0, 0.5))
+
+    def remove(self, member: bytes) -> None:
+        """A person removes a member, and tries it again until it is done."""
+        self.gone.add(member)
+        for host in self.hosts.values():
+            standing = host.tables.standing()
+            if host.index is not None and standing is not None and standing.is_seed and standing.member != member:
+                answer = self.answer(host, host.index, Remove(member))
+                if isinstance(answer, IsRoster):
+                    self.note(f"{member!r} is removed")
+                    return
+        self.at(0.5, lambda: self.remove(member))
+
+    def promote(self, host: Host, ended: Callable[[bool], None] = lambda done: None, *, forced: bool = False) -> None:
+        """A person makes a host the seed."""
+        index = host.index
+        if index is None or host.tables.standing() is None:
+            return ended(False)
+        self.note(f"{host.address} is to be the seed")
+
+        def end(error: BaseException | None) -> None:
+            self.note(f"{host.address} is the seed: {error!r}")
+            if error is not None and not isinstance(error, NotPromoted):
+                raise error
+            ended(error is None)
+
+        task = Task(self, host, promote(forced=forced), lambda: host.index is index, lambda _: end(None))
+        task.failed = end
+        task.start()
 
     def start_process(self, host: Host) -> Process:
         process = Process(host, Client())
@@ -199,6 +275,9 @@ class World:
         self._cut.add((a, b))
         if not one_way:
             self._cut.add((b, a))
+        for ticket, (asker, keeper) in list(self._kept.items()):
+            if {asker, keeper.member.address} == {a, b}:  # pings get no answer
+                self._give_up(ticket, self.random.uniform(1, 4))
 
     def heal(self) -> None:
         self.note("healed")
@@ -230,10 +309,19 @@ class World:
             self.at(self.random.uniform(0, 1), lambda: self._reply(ticket, NOT_SENT))
             return
         self._carry(host.address, send.address, lambda: self._arrive(host.address, send, ticket, sent, is_alive))
-        patience = 12 if isinstance(request, Wait) else self.random.uniform(0.3, 2)
+        patience = 12 if isinstance(request, Wait | Watch | News) else self.random.uniform(0.3, 2)
         if isinstance(request, Look):
             patience += request.milliseconds / 1000
-        self.at(patience, lambda: self._reply(ticket, None))
+        self._give_up(ticket, patience)
+
+    def _give_up(self, ticket: int, seconds: float) -> None:
+        def give_up() -> None:
+            _, index = self._kept.pop(ticket, ("", None))
+            if index is not None:
+                index.forget(ticket)
+            self._reply(ticket, None)
+
+        self.at(seconds, give_up)
 
     def _arrive(self, sender: str, send: Send, ticket: int, sent: int, is_alive: Callable[[], bool]) -> None:
         host = self.hosts[send.address]
@@ -255,7 +343,9 @@ class World:
         else:
             answer = self.answer(host, index, request)
         if not isinstance(request, Fetch) and index.may_keep(request, answer):
-            index.keep(ticket, request)
+            if ticket in self._replies:
+                index.keep(ticket, request)
+                self._kept[ticket] = sender, index
             return
         self._carry(host.address, sender, lambda: self._reply(ticket, answer))
 
@@ -270,6 +360,7 @@ class World:
 
     def _look_at_waits(self, host: Host, index: Index) -> None:
         for ticket, answer in index.ended_waits(host.tables):
+            self._kept.pop(ticket, None)
             self._carry(host.address, "", lambda ticket=ticket, answer=answer: self._reply(ticket, answer))
 
     def _reply(self, ticket: int, answer: Any) -> None:
@@ -313,7 +404,7 @@ class Task:
     def pass_deadline(self) -> None:
         """Its time is over. A transaction that is under way ends first, and a message has no answer."""
         self._is_late = True
-        if isinstance(self._action, Send):
+        if isinstance(self._action, Send | Race):
             self._resume(self._turn, None)
         elif isinstance(self._action, Pause):
             self._tell()
@@ -363,8 +454,9 @@ class Task:
             return
         if isinstance(action, Pause):
             world.at(action.seconds, lambda: self._resume(turn, None))
-        elif isinstance(action, Send):
-            world.send(self._host, action, self._is_alive, lambda answer: self._resume(turn, answer))
+        elif isinstance(action, Send | Race):
+            for one in action.sends if isinstance(action, Race) else (action,):
+                world.send(self._host, one, self._is_alive, lambda answer: self._resume(turn, answer))
         else:
             stall = world.random.random() < world.weather.stalls
             delay = world.random.uniform(0, 20) if stall else world.random.uniform(0, 0.001)

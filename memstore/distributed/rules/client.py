@@ -1,0 +1,538 @@
+"""How a process finds the owner of a key, and changes keys, wherever they are owned.
+
+A put of a new group claims it for this host. What is owned here is changed in one transaction, which compares
+`membership`: the number changes when a group leaves this host. Owners elsewhere are remembered with their grants, which
+they compare; absence is never remembered.
+
+Whoever drives these steps throws `DeadlinePassed` into them when the call's time is over: in place of a message, which
+isn't sent then, or of a pause. A change that may have been made by then raises UnknownOutcomeError; all other errors
+say that nothing was changed, and won't be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from memstore import errors
+from memstore._wording import conflict, no_key
+from memstore.distributed.rules import owning
+from memstore.distributed.rules.lending import give_back
+from memstore.distributed.rules.messages import (
+    BATCH_LIMIT,
+    KEY_LIMIT,
+    LANES,
+    Answer,
+    Call,
+    Change,
+    Claim,
+    Close,
+    Commit,
+    Committed,
+    Done,
+    Entry,
+    Failed,
+    Grant,
+    Later,
+    Locate,
+    Located,
+    Member,
+    Never,
+    NoSession,
+    NotOwner,
+    Open,
+    Opened,
+    Ownership,
+    Refused,
+    Request,
+    Standing,
+    groups_of,
+)
+from memstore.distributed.rules.steps import Lent, NotSent, Steps, Tables, pause, send, sent, transact, view
+from memstore.errors import (
+    CrossHostError,
+    HomeUnavailableError,
+    MemstoreError,
+    StaleMembershipError,
+    UnknownOutcomeError,
+    VersionConflictError,
+)
+
+AGAIN = 0.01  # seconds
+_REMEMBERED = 1 << 16  # groups
+_LONGEST = 4096  # characters of an error
+
+
+class DeadlinePassed(Exception):
+    """Thrown into the steps of a call whose time is over. Its text is why the last message had no answer, if known."""
+
+
+# --- this host's catalog ----------------------------------------------------------------------------------------------
+
+
+class Seen(msgspec.Struct):
+    """One moment of this host's catalog.
+
+    Attributes:
+        owned: the grants of the groups that this host owns, of those that were asked for.
+        leaving: those of them that are being handed over: they can be read here, and not be changed.
+    """
+
+    entries: tuple[Entry | None, ...]
+    standing: Standing | None
+    membership: int
+    owned: dict[bytes, Grant] = {}
+    leaving: frozenset[bytes] = frozenset()
+
+
+def look_at(tables: Tables, keys: Sequence[bytes], groups: Sequence[bytes] | None = None) -> Seen:
+    """Reads keys, and who owns their groups; or other groups than those of keys."""
+    entries = tuple(tables.record(key) for key in keys)
+    owned: dict[bytes, Grant] = {}
+    standing = tables.standing()
+    if standing is not None and not all(entry is not None for entry in entries or (None,)):
+        for group in groups_of(keys) if groups is None else groups:
+            grant = tables.owned(group)
+            if grant is not None:
+                owned[group] = grant
+    leaving = frozenset(group for group in owned if tables.leaving(group) is not None)
+    return Seen(entries, standing, tables.membership(), owned, leaving)
+
+
+# --- owners -----------------------------------------------------------------------------------------------------------
+
+
+class Owner(msgspec.Struct):
+    """Who owns the groups of a call.
+
+    Attributes:
+        member: None: nobody owns any.
+        grants: of the groups that have an owner.
+        nobody: the groups that have none.
+    """
+
+    member: Member | None
+    grants: dict[bytes, Grant]
+    nobody: tuple[bytes, ...] = ()
+
+    def of(self, keys: Sequence[bytes]) -> tuple[Grant, ...]:
+        """Returns the grants that a message with these keys names."""
+        return tuple(self.grants[group] for group in groups_of(keys))
+
+
+class Client:
+    """One process of a host. It has sessions of its own: a forked child makes another Client.
+
+    Attributes:
+        asked: the member that a question was sent to last, for errors; None: this host.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[bytes, Ownership] = {}
+        self._refused: dict[bytes, int] = {}  # the number of the grant that a group's owner has refused
+        self._sessions: dict[bytes, int] = {}
+        self._numbers = itertools.count(1)
+        self._free_lanes = list(range(LANES))
+        self.asked: Member | None = None
+
+    def owner_of(self, seen: Seen, groups: Sequence[bytes], *, claims: bool = False) -> Steps[Owner | None]:
+        """Finds the one owner of groups: here, as remembered, or by the directory.
+
+        Args:
+            claims: groups that nobody owns are claimed, for this host or the owner of the others.
+
+        Returns:
+            None, after a pause, if it can't be told yet: look at the catalog anew.
+
+        Raises:
+            CrossHostError: they have several owners.
+            StaleMembershipError.
+        """
+        standing = seen.standing
+        assert standing is not None, "who isn't served asks nobody"
+        if standing.is_removed:
+            raise removed()
+        if standing.is_joining:
+            yield from pause(AGAIN)
+            return None
+        rows: dict[bytes, Ownership | None] = {}
+        for group in groups:
+            if group in seen.owned:
+                rows[group] = Ownership(group, standing.member, seen.owned[group])
+            elif (row := self._owners.get(group)) is not None and row.owner in standing.roster.ids:
+                rows[group] = row
+        unknown = tuple(group for group in groups if group not in rows)
+        if unknown:
+            owners = {row.owner for row in rows.values() if row is not None}
+            located = yield from self._ask_directory(standing, unknown, owners, claims=claims)
+            if located is None:
+                return None
+            rows.update(zip(unknown, located.rows, strict=True))
+        owners = {row.owner: row.group for row in rows.values() if row is not None}
+        nobody = tuple(group for group in groups if rows[group] is None)
+        if len(owners) > 1:
+            raise _several(standing, owners)
+        if nobody and claims:
+            return None  # some had owners, and nothing was claimed: the others are claimed for their owner
+        member = next((standing.roster.member(owner) for owner in owners), None)
+        if owners and member is None:
+            yield from pause(AGAIN)  # it is removed, or new, and this host will hear of it
+            return None
+        return Owner(member, {group: row.grant for group, row in rows.items() if row is not None}, nobody)
+
+    def _ask_directory(
+        self, standing: Standing, groups: tuple[bytes, ...], owners: set[bytes], *, claims: bool
+    ) -> Steps[Located | None]:
+        """Asks for all groups, a message for as many as it has room for. None, after a pause: not yet."""
+        own = standing.roster.member(standing.member)
+        seed = standing.roster.member(standing.roster.seed)
+        assert seed is not None, "the seed is a member"
+        is_owner = own is not None and own.is_owner
+        claimer = next(iter(owners)) if owners else (standing.member if is_owner else None)
+        rows: list[Ownership | None] = []
+        for first in range(0, len(groups), BATCH_LIMIT):
+            some = groups[first : first + BATCH_LIMIT]
+            refused = tuple(self._refused.get(group, 0) for group in some)
+            request = Claim(some, claimer) if claims and not any(refused) else Locate(some, refused)
+            self.asked = seed
+            answer = yield from send(seed, request)
+            if not isinstance(answer, Located) or len(answer.rows) != len(some):
+                yield from try_again(answer, b"")
+                return None
+            for group, row in zip(some, answer.rows, strict=True):
+                self._refused.pop(group, None)
+                if row is not None and row.owner != standing.member:
+                    self._remember(row)
+            rows += answer.rows
+        return Located(tuple(rows))
+
+    def _remember(self, row: Ownership) -> None:
+        while len(self._owners) >= _REMEMBERED:
+            self._owners.pop(next(iter(self._owners)), None)
+        self._owners[row.group] = row
+
+    def refuse(self, owner: Owner) -> None:
+        """Forgets an owner that has refused one of the grants; the directory is told so."""
+        for group, grant in owner.grants.items():
+            self._owners.pop(group, None)
+            self._refused[group] = grant.number
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def commit(self, changes: Sequence[Change], until: int) -> Steps[tuple[int, ...]]:
+        """Makes changes of keys that have one owner at one moment, or none of them. Returns the versions.
+
+        Their segments lie on this host, filled. After an error they are given back, at once or by an audit.
+
+        Args:
+            until: when the call's time is over, on this host's clock since boot.
+
+        Raises:
+            UnknownOutcomeError: the changes may have been made, or will be.
+            VersionConflictError, KeyNotFoundError, CrossHostError, HomeUnavailableError, StaleMembershipError.
+        """
+        attempt = _Attempt(changes, until)
+        try:
+            return (yield from self._commit(attempt))
+        except DeadlinePassed as passed:
+            why: Exception = passed
+            error: MemstoreError = unavailable(changes[0].key, attempt.owner or self.asked, passed)
+        except MemstoreError as failure:
+            why = error = failure
+        if attempt.is_sent and attempt.owner is not None and not isinstance(error, UnknownOutcomeError):
+            error = unknown(changes[0].key, attempt.owner, why)
+        if not isinstance(error, UnknownOutcomeError):
+            yield from give_back([place for change in changes for place in change.places])
+        raise error
+
+    def _commit(self, attempt: _Attempt) -> Steps[tuple[int, ...]]:
+        changes = attempt.changes
+        groups = groups_of(change.key for change in changes)
+        claims = any(change.may_create for change in changes)
+        while True:
+            attempt.owner = None
+            seen = yield from view(lambda tables: look_at(tables, [], groups))
+            if seen.standing is None:
+                answer = yield from transact(
+                    lambda tables, now=seen: owning.commit_here(tables, now.membership, changes)
+                )
+            else:
+                owner = yield from self.owner_of(seen, groups, claims=claims)
+                if owner is None:
+                    continue
+                if owner.nobody and owner.member is None:
+                    answer = _of_nothing(changes)
+                elif owner.nobody:  # all of it is to be of one moment
+                    claims = True
+                    continue
+                elif owner.member is not None and owner.member.id == seen.standing.member:
+                    answer = yield from self._commit_here(seen, owner, attempt)
+                else:
+                    answer = yield from self._commit_there(seen, owner, attempt)
+            if isinstance(answer, Committed):
+                return answer.versions
+            if isinstance(answer, Failed):
+                raise error_of(answer, attempt.owner)
+
+    def _commit_here(self, seen: Seen, owner: Owner, attempt: _Attempt) -> Steps[Answer | None]:
+        """A put of a new group records the grant in the transaction of the commit."""
+        if seen.leaving:
+            yield from pause(AGAIN)
+            return None
+        new = [(group, grant) for group, grant in owner.grants.items() if group not in seen.owned]
+        answer = yield from transact(lambda tables: owning.commit_here(tables, seen.membership, attempt.changes, new))
+        return (yield from self.heard(answer, owner))
+
+    def _commit_there(self, seen: Seen, owner: Owner, attempt: _Attempt) -> Steps[Answer | None]:
+        """Returns the definite answer of another host. None: it has not made the changes, and won't: look again."""
+        assert seen.standing is not None and owner.member is not None
+        member, changes = owner.member, tuple(attempt.changes)
+        attempt.owner = member
+        lane = yield from self.take_lane()
+        try:
+            call = yield from self.call(member, lane, seen.standing.roster.epoch)
+            if any(owning.is_here(seen.standing, place) for change in changes for place in change.places):
+                answer = yield from transact(lambda tables: _lend(tables, seen.membership, member.id, call, attempt))
+                if not isinstance(answer, Done):
+                    return answer
+            request = Commit(call, changes, owner.of([change.key for change in changes]))
+            answer = yield from _repeated(member, request, attempt)
+        finally:
+            # Also if nobody knows what became of the call: the lane's next one has a larger number, and once the owner
+            # has heard that, this one is refused.
+            self.free_lane(lane)
+        if isinstance(answer, NoSession):
+            self.forget(member, call)
+            if attempt.is_sent:  # before that, too: it may have been made then, and forgotten with its session
+                raise unknown(changes[0].key, member)
+            yield from pause(AGAIN)
+            return None
+        attempt.is_sent = False
+        if isinstance(answer, Never):
+            return Failed("StoreTimeoutError", "its time was over before its owner had heard of it")
+        return (yield from self.heard(answer, owner))
+
+    def heard(self, answer: Answer | None, owner: Owner) -> Steps[Answer | None]:
+        """Returns a definite answer; None, after a pause, if another owner is to be asked, or this one once more."""
+        if isinstance(answer, Refused):
+            raise removed()
+        if isinstance(answer, NotOwner):
+            self.refuse(owner)
+        elif answer is not None and not isinstance(answer, Later):
+            return answer
+        yield from pause(AGAIN)
+        return None
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def take_lane(self) -> Steps[int]:
+        while True:
+            try:
+                return self._free_lanes.pop()
+            except IndexError:  # other threads have them all
+                yield from pause(AGAIN)
+
+    def free_lane(self, lane: int) -> None:
+        self._free_lanes.append(lane)
+
+    def call(self, owner: Member, lane: int, epoch: int) -> Steps[Call]:
+        """Makes a new call of this process at an owner, in a lane that it has taken."""
+        while (session := self._sessions.get(owner.id)) is None:  # another thread may forget it at any time
+            answer = yield from send(owner, Open())
+            if isinstance(answer, Opened):
+                session = self._sessions[owner.id] = answer.session
+                break
+            yield from try_again(answer, b"")
+        return Call(session, lane, next(self._numbers), epoch)
+
+    def forget(self, owner: Member, call: Call) -> None:
+        """Notes that the owner doesn't know the session of this call any more."""
+        if self._sessions.get(owner.id) == call.session:
+            del self._sessions[owner.id]
+
+    def end(self, members: Callable[[bytes], Member | None]) -> Steps[None]:
+        """Tells owners that nothing more will come. One that doesn't hear it finds out in an hour."""
+        sessions, self._sessions = self._sessions, {}
+        with contextlib.suppress(DeadlinePassed):
+            for owner, session in sessions.items():
+                member = members(owner)
+                if member is not None:
+                    yield from send(member, Close(session))
+
+
+class _Attempt:
+    """A commit under way.
+
+    Attributes:
+        owner: that was asked last; None: this host.
+        is_sent: nobody knows whether its last call was made.
+    """
+
+    def __init__(self, changes: Sequence[Change], until: int) -> None:
+        self.changes, self.until = changes, until
+        self.owner: Member | None = None
+        self.is_sent = False
+
+
+def _repeated(owner: Member, request: Request, attempt: _Attempt) -> Steps[Answer]:
+    """Sends the same call until it is answered for good.
+
+    If the first answer is that there is no such session, the call was not made, and never will be: the session had
+    ended before, since this process had no connection for an hour. `attempt.is_sent` is as it was then.
+    """
+    while True:
+        answer = yield from sent(owner, request)
+        if not isinstance(answer, NotSent | NoSession):
+            attempt.is_sent = True
+        if not (answer is None or isinstance(answer, NotSent | Later)):
+            return answer
+        yield from pause(AGAIN)
+
+
+def _lend(tables: Tables, membership: int, owner: bytes, call: Call, attempt: _Attempt) -> Done | Failed | None:
+    """Notes whom the segments are lent to, and by which call. None: groups may have left this host."""
+    standing = tables.standing()
+    if standing is None or tables.membership() != membership:
+        return None
+    failed = owning.bytes_gone(tables, standing, attempt.changes)
+    if failed is not None:
+        return failed
+    for change in attempt.changes:
+        for place in change.places:
+            lent = Lent(change.key, owner, call.session, call.lane, call.number, attempt.until)
+            if owning.is_here(standing, place):
+                tables.lend(place, lent)
+    return Done()
+
+
+def _of_nothing(changes: Sequence[Change]) -> Answer:
+    """Answers changes of keys of groups that nobody owns, which create none."""
+    refused = next(filter(None, (owning.refused_change(change, None) for change in changes)), None)
+    return refused or Committed((0,) * len(changes))
+
+
+def try_again(answer: Answer | None, key: bytes) -> Steps[None]:
+    if isinstance(answer, Refused):
+        raise removed()
+    if isinstance(answer, Failed):
+        raise error_of(answer)
+    yield from pause(AGAIN)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+_WHAT_TO_DO = (
+    "repeat the call; `memstore status` says which hosts answer, and `memstore remove` gives up one that is lost"
+)
+_KINDS: dict[str, type[MemstoreError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, MemstoreError) and not name.startswith("_")
+}
+
+
+def _several(standing: Standing, owners: dict[bytes, bytes]) -> CrossHostError:
+    def name(owner: bytes, group: bytes) -> str:
+        member = standing.roster.member(owner)
+        where = "a host" if member is None else member.name or member.address
+        return f"{group.decode(errors='replace')!r} to {where}"
+
+    names = ", ".join(name(owner, group) for owner, group in list(owners.items())[:3])
+    return CrossHostError(
+        f"the keys of one call belong to one host, and of these {names}. Keys with the same text before the first '/' "
+        "belong to the host that put one of them first. put_many and delete_many take keys host by host with "
+        "atomic=False; get such keys one by one"
+    )
+
+
+def unavailable(what: bytes, owner: Member | None, why: DeadlinePassed) -> HomeUnavailableError:
+    """Makes what a call ends with that has changed nothing.
+
+    Args:
+        what: the key.
+        owner: that was asked, or waited for; None: this host.
+    """
+    key = what.decode(errors="replace")
+    return HomeUnavailableError(
+        f"{key!r}: {no_answer(owner, why)}, and nothing was changed: {_WHAT_TO_DO}",
+        key=key,
+    )
+
+
+def no_answer(owner: Member | None, why: DeadlinePassed) -> str:
+    """Makes the part of an error that names the host which was waited for. None: this host."""
+    return f"{_name(owner)} did not answer within the timeout{_reason(why)}"
+
+
+def not_listed(prefix: bytes, owner: Member | None, why: DeadlinePassed, what: str = "") -> HomeUnavailableError:
+    """Makes what a listing of the keys with this prefix ends with.
+
+    Args:
+        owner: as of `unavailable`.
+        what: else than keys was to be listed.
+    """
+    keys = what or (f"the keys that start with {prefix.decode(errors='replace')!r}" if prefix else "all keys")
+    who = "this host, if it still gets its keys," if owner is None else f"{owner.name or 'the host'} at {owner.address}"
+    return HomeUnavailableError(
+        f"{keys} can't be listed: {who} may own some, and did not answer within the timeout{_reason(why)}: "
+        f"{_WHAT_TO_DO}"
+    )
+
+
+def unknown(what: bytes, owner: Member, why: Exception | None = None) -> UnknownOutcomeError:
+    key = what.decode()
+    return UnknownOutcomeError(
+        f"{key!r}: {_name(owner)} was asked to change it and gave no answer{_reason(why)}, so nobody knows whether it "
+        "has: look at the version, or repeat the call, which is safe with expect_version",
+        key=key,
+    )
+
+
+def _reason(why: Exception | None) -> str:
+    return f" ({why})" if why is not None and str(why) else ""
+
+
+def _name(owner: Member | None) -> str:
+    if owner is None:
+        return "its owner (this host, if it is being handed over)"
+    return f"its owner, {owner.name or 'the host'} at {owner.address},"
+
+
+def removed() -> StaleMembershipError:
+    return StaleMembershipError("this host was removed from the cluster: serve an empty root")
+
+
+def failed_of(error: Exception) -> Failed:
+    """Makes what another host is told of an error that has changed nothing."""
+    if not isinstance(error, MemstoreError):
+        return Failed("MemstoreError", _sendable(str(error)))
+    key = (error.key or "").encode(errors="backslashreplace")
+    return Failed(type(error).__name__, _sendable(str(error)), key if 0 < len(key) <= KEY_LIMIT else None)
+
+
+def _sendable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()[:_LONGEST]
+
+
+def error_of(failed: Failed, owner: Member | None = None) -> MemstoreError:
+    """Makes the error that an owner has answered. A name that this version doesn't know is a MemstoreError.
+
+    Args:
+        owner: None: this host.
+    """
+    key = None if failed.key is None else failed.key.decode(errors="replace")
+    if failed.error == "VersionConflictError":
+        text = conflict(key or "", failed.expected, failed.found)
+        return VersionConflictError(text, key=key, expected=failed.expected, found=failed.found)
+    if failed.error == "KeyNotFoundError" and key is not None:
+        return errors.KeyNotFoundError(no_key(key), key=key)
+    says_key = key is None or repr(key) in failed.text
+    text = failed.text if says_key else f"{key!r}: {failed.text}"
+    if failed.error == "StoreFullError" and owner is not None:
+        full = errors.StoreFullError(f"{_name(owner)} has no room: {text}; nothing was changed", key=key)
+        full.host = owner.address
+        return full
+    return _KINDS.get(failed.error, MemstoreError)(text, key=key)

@@ -1,0 +1,241 @@
+"""The directory: which member owns a group. The seed keeps it in its catalog, and deputies have a copy.
+
+**Grants.** A claim of groups that nobody owns writes rows, each with a number that never repeats within a term. What a
+row says is told only when all deputies have it. So whichever of them is the next seed knows all that was ever told.
+
+**Denials.** That nobody owns a group is told only when each deputy has said, after the question came, that it obeys
+this seed still. A new seed needs a deputy that doesn't: so none has granted the group meanwhile.
+
+**Mirrors.** Rows are ordered by the numbers of their grants. A deputy takes in whatever rows come, each if its number
+is larger than that of the row it has, and says up to which number it has all of them. So late and repeated messages do
+no harm.
+
+**Rows of members that were removed** count for nothing, wherever they are. Ids never come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from memstore.distributed.rules.messages import (
+    ROWS_LIMIT,
+    TERM_BITS,
+    Answer,
+    Claim,
+    Grant,
+    HandOver,
+    Later,
+    Locate,
+    Located,
+    Mirror,
+    Mirrored,
+    Ownership,
+    Roster,
+    Stale,
+    Standing,
+    Watch,
+)
+from memstore.distributed.rules.steps import Steps, Tables, send, view
+
+IDLE = 1_000_000_000  # nanoseconds after which a deputy is asked though there is nothing to tell
+
+
+def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
+    row = tables.ownership(group)
+    return row if row is not None and row.owner in roster.ids else None
+
+
+class Directory:
+    """What a seed has in memory of its term: what it has heard of the members, and how far its deputies are.
+
+    Args:
+        clock: nanoseconds of this host's clock since boot.
+
+    Attributes:
+        heard: of each member the position of the roster that it has.
+        answered: when each deputy last answered a mirror, or this seed began to ask it.
+        candidate: a member that gets a copy, to be a deputy.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self.clock = clock
+        self.term = 0
+        self.heard: dict[bytes, tuple[int, int]] = {}
+        self.answered: dict[bytes, int] = {}
+        self.candidate: bytes | None = None
+        self._reached: dict[bytes, int] = {}  # the number up to which it has all rows
+        self._confirmed: dict[bytes, int] = {}  # the last question before the mirror that it answered
+        self._questions = 0
+
+    def begin(self, standing: Standing) -> None:
+        """Forgets what was of another term."""
+        if self.term != standing.roster.term:
+            self.__init__(self.clock)
+            self.term = standing.roster.term
+
+    def is_settled(self, standing: Standing) -> bool:
+        """Whether the roster counts: a majority of the one before has it, and each deputy.
+
+        Of one or two members no majority is asked: it would have the seed in it, which has decided.
+        """
+        roster = standing.roster
+        if not standing.is_seed or standing.promised > roster.term:
+            return False
+        have = {member for member, position in self.heard.items() if position == roster.position} | {standing.member}
+        voters = set(roster.voters)
+        return have >= set(roster.deputies) and (len(voters) <= 2 or 2 * len(have & voters) > len(voters))
+
+    def new_question(self) -> int:
+        """Returns the number of a question. A mirror that is sent from now on is sent after it."""
+        self._questions += 1
+        return self._questions
+
+    # --- what it answers ----------------------------------------------------------------------------------------------
+
+    def answer(
+        self, tables: Tables, standing: Standing, request: Claim | Locate | Watch | HandOver, question: int | None
+    ) -> Answer:
+        """Answers a request; `Later` if it can't be told yet.
+
+        Args:
+            question: its number, if it was kept.
+        """
+        self.begin(standing)
+        if standing.unheard or not self.is_settled(standing):
+            return Later()
+        roster = standing.roster
+        match request:
+            case Claim():
+                rows = self._claim(tables, roster, request)
+            case Locate():
+                rows = self._locate(tables, roster, request)
+                if None in rows and not self._is_confirmed(roster, question):
+                    return Later()
+            case Watch():
+                rows = [owner_row(tables, roster, request.group)]
+                if None in rows:
+                    return Later()
+            case HandOver():
+                rows = self._hand_over(tables, roster, request)
+        return Later() if rows is None else self.tell(tables, standing, rows)
+
+    def tell(self, tables: Tables, standing: Standing, rows: Sequence[Ownership | None]) -> Located | Later:
+        """Tells rows that all deputies have."""
+        reached = min((self._reached.get(deputy, 0) for deputy in standing.roster.deputies), default=inf)
+        is_known = all(row is None or row.grant.number <= reached for row in rows)
+        return Located(tuple(rows)) if is_known else Later()
+
+    def _claim(self, tables: Tables, roster: Roster, request: Claim) -> Sequence[Ownership | None] | None:
+        rows = [owner_row(tables, roster, group) for group in request.groups]
+        owners = {row.owner for row in rows if row is not None}
+        member = request.member
+        if member is None:
+            member = owners.copy().pop() if len(owners) == 1 else _stays(roster)
+        if member not in roster.ids:
+            return None  # who claims for it will hear that it was removed
+        if owners <= {member}:
+            groups = zip(request.groups, rows, strict=True)
+            return [row or give(tables, roster, group, member) for group, row in groups]
+        return rows
+
+    def _locate(self, tables: Tables, roster: Roster, request: Locate) -> Sequence[Ownership | None]:
+        rows: list[Ownership | None] = []
+        for group, refused in zip(request.groups, request.refused, strict=True):
+            row = owner_row(tables, roster, group)
+            if row is not None and row.grant.number == refused:  # its owner has forgotten it, and still is the owner
+                row = give(tables, roster, group, row.owner, row.grant.after)
+            rows.append(row)
+        return rows
+
+    def _is_confirmed(self, roster: Roster, question: int | None) -> bool:
+        if question is None:
+            return not roster.deputies
+        return all(self._confirmed.get(deputy, -1) >= question for deputy in roster.deputies)
+
+    def _hand_over(self, tables: Tables, roster: Roster, request: HandOver) -> Sequence[Ownership] | None:
+        """A late duplicate names a grant from before the group was handed to its present owner."""
+        if not {request.giver, request.taker} <= roster.ids:
+            return None
+        row = owner_row(tables, roster, request.group)
+        if row is None:  # the taker was removed, and the giver has all records still
+            is_given = request.taker == request.giver
+        else:
+            is_of_giver = row.owner == request.giver and request.of > row.grant.after
+            is_given = is_of_giver and request.taker != request.giver
+        if is_given:
+            row = give(tables, roster, request.group, request.taker, request.of)
+        return None if row is None else [row]
+
+    # --- mirrors ------------------------------------------------------------------------------------------------------
+
+    def mirror(self, slot: int) -> Steps[None]:
+        """Tells a deputy, or the candidate, what it doesn't have, and asks whether it obeys still."""
+        standing = yield from view(lambda tables: tables.standing())
+        if standing is None or not standing.is_seed or standing.unheard or standing.is_removed:
+            return
+        self.begin(standing)
+        roster = standing.roster
+        asked = list(dict.fromkeys([*roster.deputies, self.candidate or roster.seed]))
+        member = roster.member(asked[slot]) if slot < len(asked) else None
+        if member is None or member.id == standing.member:
+            return
+        question, after, began = self._questions, self._reached.get(member.id), self.clock()
+        rows, upto = (), 0
+        if after is not None:
+            rows, upto = yield from view(lambda tables: _rows_beyond(tables, roster, after))
+            is_due = began - self.answered.get(member.id, 0) >= IDLE
+            if upto == after and self._confirmed.get(member.id) == question and not is_due:
+                return
+        self.answered.setdefault(member.id, began)
+        answer = yield from send(member, Mirror(roster.term, after or 0, upto, rows))
+        if isinstance(answer, Mirrored) and self.term == roster.term:
+            self._reached[member.id] = answer.upto
+            self._confirmed[member.id] = max(question, self._confirmed.get(member.id, 0))
+            self.answered[member.id] = self.clock()
+
+    def has_all(self, tables: Tables, member: bytes) -> bool:
+        return self._reached.get(member, -1) >= max(tables.granted, self.term << TERM_BITS)
+
+
+def give(tables: Tables, roster: Roster, group: bytes, member: bytes, after: int = 0) -> Ownership:
+    """Writes a row with a new grant."""
+    tables.granted = max(tables.granted, roster.term << TERM_BITS) + 1
+    row = Ownership(group, member, Grant(tables.granted, roster.epoch, after))
+    tables.put_ownership(row)
+    return row
+
+
+def take_mirror(tables: Tables, standing: Standing, request: Mirror) -> Answer:
+    """Takes in rows as a deputy."""
+    if request.term < max(standing.promised, standing.roster.term):
+        return Stale(max(standing.promised, standing.roster.term))
+    if request.term > standing.roster.term:
+        return Later()
+    for row in request.rows:
+        old = tables.ownership(row.group)
+        if old is None or old.grant.number < row.grant.number:
+            tables.put_ownership(row)
+    term, upto = tables.mirrored
+    if term != request.term:
+        upto = 0
+    if request.after <= upto:
+        upto = max(upto, request.upto)
+    if tables.mirrored != (request.term, upto):
+        tables.mirrored = (request.term, upto)
+    return Mirrored(upto)
+
+
+def _stays(roster: Roster) -> bytes:
+    """Chooses who owns what a host puts that is never an owner."""
+    seed = roster.member(roster.seed)
+    if seed is not None and seed.is_owner:
+        return seed.id
+    return next((member.id for member in roster.members if member.is_owner), roster.seed)
+
+
+def _rows_beyond(tables: Tables, roster: Roster, after: int) -> tuple[tuple[Ownership, ...], int]:
+    rows = tuple(tables.ownerships(after, ROWS_LIMIT))
+    if len(rows) == ROWS_LIMIT:
+        return rows, rows[-1].grant.number
+    return rows, max(after, tables.granted, roster.term << TERM_BITS)

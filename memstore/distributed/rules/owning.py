@@ -1,0 +1,451 @@
+"""What an owner answers for the groups that it owns, and calls that are made once, or never.
+
+**Ownership.** What an owner's records hold, no other host may change. So a record that is found is right; who finds
+none asks whether this host owns the group. A request from elsewhere names the grant by which its sender knows the
+owner, and `admit` compares numbers:
+
+- the number is that of `owned`: it is the owner;
+- it is larger, of the present term, and above the floor: the directory has given it since, and its claimer may have
+  died. A change records it; a read need not;
+- else it is dead for good, and was not done: `NotOwner`.
+
+**Calls.** A client that wants changes of an owner opens a session there. In each lane of it one call is under way at a
+time, and the owner keeps the last call of each lane with its answer, which is written in the transaction of the change.
+So nothing is kept for longer than the session, and a repeated call finds its answer after any death of the index
+process.
+
+- A call of no session is refused for ever: session numbers never repeat.
+- A call below the last one of its lane is an old duplicate: its client has had an answer, or gave up, since it went on.
+- The last one itself gets its answer again, whoever owns the group by now.
+
+A session ends when its client says so, or when it has had no connection for an hour: no network keeps a message for so
+long. The hour is counted by looks, in memory: an index process that is started again begins anew. Between two looks it
+counts LOOK nanoseconds at most. So a process that was stopped, a host that slept, or a clock that jumps, which all keep
+clients from coming back too, ends nobody's session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+
+import msgspec
+
+from memstore.distributed.rules.messages import (
+    BYTES_LIMIT,
+    EPOCH_BITS,
+    ROWS_LIMIT,
+    Answer,
+    Call,
+    Change,
+    Commit,
+    Committed,
+    Entry,
+    Failed,
+    Found,
+    GiveUp,
+    Grant,
+    IsAt,
+    IsNamed,
+    Later,
+    List,
+    Listed,
+    Lookup,
+    Named,
+    Never,
+    News,
+    NoSession,
+    NotOwner,
+    Place,
+    Prepare,
+    Refused,
+    Request,
+    Resolve,
+    Stale,
+    Standing,
+    Wait,
+    group_of,
+    groups_of,
+)
+from memstore.distributed.rules.steps import LastCall, Steps, Tables, transact, view
+from memstore.errors import CorruptionError
+
+LAST = 3_600_000_000_000  # nanoseconds that a session lasts without a connection
+LOOK = 60_000_000_000  # nanoseconds between two looks, as they are counted
+_ENDED_AT_ONCE = 16  # sessions in one transaction: each has up to 256 calls
+_SEALED_BY_NOBODY = "it was deleted while it was sealed: nothing was put"
+_IS_MUTABLE = "it is a dataset or a replay buffer, whose rows are written in place: open it as such, or delete it"
+REMOVED = Refused("this host was removed from the cluster", is_removed=True)
+
+
+# --- is it the owner --------------------------------------------------------------------------------------------------
+
+
+def admit(
+    tables: Tables, standing: Standing, groups: Iterable[bytes], grants: Iterable[Grant], *, changes: bool
+) -> Answer | None:
+    """Returns why requests with these grants can't be answered here, or not yet; None if they can.
+
+    Args:
+        changes: it is for a change, which a group that leaves this host has none of any more.
+    """
+    if standing.is_removed:
+        return REMOVED
+    if standing.is_joining:
+        return Later()
+    pairs = list(zip(groups, grants, strict=True))
+    for group, grant in pairs:
+        own = tables.owned(group)
+        if own is not None and own.number == grant.number:
+            if changes and tables.leaving(group) is not None:
+                return Later()
+            continue
+        if grant.term > standing.roster.term:
+            return Later()  # it will hear of that seed
+        if grant.term < standing.roster.term or grant.number <= max(standing.floor, own.number if own else 0):
+            return NotOwner()
+        if tables.leaving(group) is not None or not _is_open(tables, standing, group, grant):
+            return Later()
+    if changes:
+        for group, grant in pairs:
+            record_grant(tables, group, grant)
+    return None
+
+
+def record_grant(tables: Tables, group: bytes, grant: Grant) -> None:
+    """Records a group as owned. Versions go on above those of any owner before, also of one that could not be asked."""
+    own = tables.owned(group)
+    if own is None or own.number < grant.number:
+        tables.put_owned(group, grant)
+        tables.version = max(tables.version, grant.epoch << EPOCH_BITS)
+
+
+def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> bool:
+    """Serves a page of what this host was handed of a group. Returns whether that was all, or there is nothing.
+
+    The giver says when it has none of it any more: before that, its own processes may still read records there. One
+    that was removed says nothing, and has nothing to say.
+    """
+    kept = tables.kept(group)
+    if kept is None or tables.owned(group) is not None:
+        return True
+    if kept.of != grant.after:  # what was never handed over to the end
+        tables.drop_kept(group)
+        return True
+    if kept.version is None or not (kept.is_free or kept.giver not in standing.roster.ids):
+        return False
+    page = tables.kept_page(group, ROWS_LIMIT)
+    for key, entry in page:
+        tables.forget_kept(key)
+        if entry is None:
+            tables.put_damaged(key)
+            continue
+        try:
+            tables.put_record(key, entry)
+        except CorruptionError as error:  # one that can't be a record keeps no other from coming
+            tables.pass_over(key, error)
+            tables.put_damaged(key)
+            continue
+        for place in entry.places:
+            if is_here(standing, place):
+                with passing_over(tables, key):
+                    tables.own(place, key)
+    if len(page) == ROWS_LIMIT:
+        return False
+    tables.version = max(tables.version, kept.version)
+    tables.drop_kept(group)
+    record_grant(
+        tables, group, grant
+    )  # also for a read: nothing else says any more that these records were handed over
+    return True
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def look_up(tables: Tables, standing: Standing, request: Lookup) -> Answer:
+    refused = admit(tables, standing, groups_of(request.keys), request.grants, changes=False)
+    if refused is not None:
+        return refused
+    entries: list[Entry | None] = []
+    nbytes = 0
+    for entry in map(tables.record, request.keys):
+        if request.brief:
+            entries.append(entry and Entry(entry.version, b""))
+            continue
+        nbytes += 0 if entry is None else entry.nbytes
+        if nbytes > BYTES_LIMIT and entries:
+            break
+        entries.append(entry)
+    return Found(tuple(entries))
+
+
+def version_of(tables: Tables, standing: Standing, request: Wait) -> Answer:
+    """Returns the version, or 0 if there is none that the wait is for."""
+    refused = admit(tables, standing, [group_of(request.key)], [request.grant], changes=False)
+    if refused is not None:
+        return refused
+    entry = tables.head(request.key)
+    return IsAt(entry.version if entry is not None and entry.version > request.newer_than else 0)
+
+
+def list_page(tables: Tables, standing: Standing, request: List) -> Answer:
+    refused = _admit_listing(tables, standing, request)
+    if refused is not None:
+        return refused
+    page = tables.page(request.after, request.limit, request.prefix)
+    return Listed(tuple((key, entry.version if entry else 0) for key, entry in page), tables.version)
+
+
+def news(tables: Tables, standing: Standing, request: News) -> Answer:
+    """Returns a version of a key with a prefix, or 0 if none is new."""
+    refused = _admit_listing(tables, standing, request)
+    if refused is not None or tables.version <= request.newer_than:
+        return refused or IsAt(0)
+    after: bytes = b""
+    while page := tables.page(after, ROWS_LIMIT, request.prefix):
+        after = page[-1][0]
+        for _, entry in page:
+            if entry is not None and entry.version > request.newer_than:
+                return IsAt(entry.version)
+    return IsAt(0)
+
+
+def _admit_listing(tables: Tables, standing: Standing, request: List | News) -> Answer | None:
+    """Compares the epoch, or with a "/" in the prefix the grant.
+
+    A hand-over ends with an epoch. Until this host has heard of it, what it has given away would be missing here, and
+    may be missing at the new owner, which was perhaps asked before it served it.
+    """
+    if request.grant is not None:
+        return admit(tables, standing, [group_of(request.prefix)], [request.grant], changes=False)
+    if standing.is_removed:
+        return REMOVED
+    position = request.term, request.epoch
+    if position != standing.roster.position:
+        return Stale(*standing.roster.position) if position < standing.roster.position else Later()
+    is_on_its_way = any(leaving.grant is not None for _, leaving in tables.all_leaving())
+    is_left = any(kept.giver not in standing.roster.ids for _, kept in tables.all_kept())
+    return Later() if standing.is_joining or is_on_its_way or is_left else None
+
+
+def are_named(tables: Tables, standing: Standing, request: Named) -> Answer:
+    """Answers whether a record names a place, or a part that waits for others."""
+    refused = admit(tables, standing, [group_of(request.key)], [request.grant], changes=False)
+    return refused or IsNamed(is_named(tables, request.key, request.place))
+
+
+def is_named(tables: Tables, key: bytes, place: Place) -> bool:
+    try:
+        entry = tables.head(key)
+    except CorruptionError as error:  # it may name the place: that stays
+        tables.pass_over(key, error)
+        return True
+    if entry is not None and place in entry.places:
+        return True
+    return any(part.place == place for part in tables.parts(key))
+
+
+def group_page(tables: Tables, group: bytes, after: bytes, limit: int) -> list[tuple[bytes, Entry | None]]:
+    """Returns the next records of a group, in order. A damaged one is None."""
+    found: list[tuple[bytes, Entry | None]] = []
+    if group and not after:
+        found = [row for row in tables.page(b"", 1, group) if row[0] == group]
+    return found + tables.page(after, limit, group + b"/")
+
+
+# --- changing ---------------------------------------------------------------------------------------------------------
+
+
+def commit(tables: Tables, standing: Standing, request: Commit) -> Answer:
+    """Makes a commit that another host has sent."""
+    answered = answer_again(tables, request.call)
+    if answered is not None:
+        return answered
+    keys = [change.key for change in request.changes]
+    places = [place for change in request.changes for place in change.places]
+    strange = are_strange(standing, request.call, places, keys[0])
+    if isinstance(strange, Later):
+        return strange
+    refused = admit(tables, standing, groups_of(keys), request.grants, changes=strange is None)
+    if refused is not None:
+        return refused
+    return keep_answer(tables, request.call, strange or apply(tables, standing, request.changes))
+
+
+def are_strange(standing: Standing, call: Call, places: Iterable[Place], key: bytes) -> Failed | Later | None:
+    """Returns why no record may name these bytes, which another host says that it has lent.
+
+    Those of a host that is no member would stay for ever: what was removed is looked for once, after its removal.
+    """
+    hosts = {place.host for place in places}
+    if standing.member in hosts:
+        return Failed("CorruptionError", "its bytes are said to lie with the owner, which never put them", key)
+    if hosts <= standing.roster.ids:
+        return None
+    if call.epoch > standing.roster.epoch:
+        return Later()  # it will hear of that host
+    return Failed("StaleMembershipError", "its bytes lie on a host that was removed from the cluster", key)
+
+
+def commit_here(
+    tables: Tables, membership: int, changes: Sequence[Change], grants: Sequence[tuple[bytes, Grant]] = ()
+) -> Answer | None:
+    """Makes a commit of a process of this host. Returns None if the groups may have left it: look again.
+
+    Args:
+        membership: under which the process found that this host owns all other groups.
+        grants: of groups that this host is to own from now on.
+    """
+    if tables.membership() != membership:
+        return None
+    standing = tables.standing()
+    if standing is not None and grants:
+        refused = admit(tables, standing, *zip(*grants, strict=True), changes=True)
+        if refused is not None:
+            return refused
+    return apply(tables, standing, changes)
+
+
+def apply(tables: Tables, standing: Standing | None, changes: Sequence[Change]) -> Committed | Failed:
+    """Makes all changes, or none. `standing` is None where nobody serves the root."""
+    found = [tables.head(change.key) for change in changes]
+    refused = next(filter(None, map(refused_change, changes, found)), None) or bytes_gone(tables, standing, changes)
+    if refused is not None:
+        return refused
+    versions: list[int] = []
+    for change, old in zip(changes, found, strict=True):
+        if change.body is None:
+            versions.append(old.version if old is not None else 0)
+            tables.delete_record(change.key)
+        else:
+            tables.version += 1
+            versions.append(tables.version)
+            whole = tables.record(change.key) if change.renews else None
+            if whole is not None:
+                tables.put_record(change.key, msgspec.structs.replace(whole, version=tables.version))
+                continue
+            tables.put_record(change.key, Entry(tables.version, change.body, change.places, change.is_mutable))
+            for place in change.places:
+                if is_here(standing, place):
+                    tables.own(place, change.key)
+        if old is not None:
+            dispose(tables, standing, old.places)
+    return Committed(tuple(versions))
+
+
+def refused_change(change: Change, old: Entry | None) -> Failed | None:
+    """Returns why a change can't be made to what was found."""
+    mutable = old.places[0].put_id if old is not None and old.is_mutable and old.places else 0
+    if change.body is not None and (change.seals or not change.is_mutable) and change.seals != mutable:
+        return Failed("MutableEntryError", _SEALED_BY_NOBODY if change.seals else _IS_MUTABLE, change.key)
+    at = old.version if old is not None else 0
+    if change.expect is not None and change.expect != at:
+        return Failed("VersionConflictError", "", change.key, change.expect, at)
+    if change.body is None and old is None and not change.missing_ok:
+        return Failed("KeyNotFoundError", "", change.key)
+    return None
+
+
+def bytes_gone(tables: Tables, standing: Standing | None, changes: Sequence[Change]) -> Failed | None:
+    """An audit gives back what was lent for longer than its call was to take, also if the client was only stopped."""
+    for change in changes:
+        if not all(tables.is_there(place) for place in change.places if is_here(standing, place)):
+            return Failed("StoreTimeoutError", "its time was over, and its bytes have been given back", change.key)
+    return None
+
+
+def dispose(tables: Tables, standing: Standing | None, places: Sequence[Place]) -> None:
+    """Lets go of bytes that nothing names any more. Other hosts are told later: they are owed it."""
+    for place in places:
+        if is_here(standing, place):
+            tables.retire(place)
+        elif standing is not None and place.host in standing.roster.ids:
+            tables.owe(place)
+
+
+@contextlib.contextmanager
+def passing_over(tables: Tables, key: bytes) -> Generator[None]:
+    """Goes on: what becomes of the bytes of a damaged segment is no reason for other keys to wait. People are told."""
+    try:
+        yield
+    except CorruptionError as error:
+        tables.pass_over(key, error)
+
+
+def is_here(standing: Standing | None, place: Place) -> bool:
+    return standing is None or place.host == standing.member
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def answer_again(tables: Tables, call: Call | Resolve) -> Answer | None:
+    """Returns what a call has been answered, or why it can't be made any more. None: it is a new one."""
+    if not tables.has_session(call.session):
+        return NoSession()
+    last = tables.last_call(call.session, call.lane)
+    if last is None or last.number < call.number:
+        return None
+    return last.answer if last.number == call.number else NoSession()
+
+
+def session_of(request: Request) -> int | None:
+    """Returns the session by which a client asks for a change. (Audits resolve calls of others.)"""
+    call = request.call if isinstance(request, Commit | Prepare | GiveUp) else None
+    return None if call is None else call.session
+
+
+def keep_answer(tables: Tables, call: Call | Resolve, answer: Answer) -> Answer:
+    tables.put_last_call(call.session, call.lane, LastCall(call.number, answer))
+    return answer
+
+
+def resolve(tables: Tables, request: Resolve) -> Answer:
+    """Returns what became of a call. One that never came is over from here on."""
+    return answer_again(tables, request) or keep_answer(tables, request, Never())
+
+
+class Sessions:
+    """Which sessions have had no connection, and for how long, since the index process was started.
+
+    Args:
+        clock: nanoseconds, of a clock that nobody sets.
+        last, look: see LAST and LOOK.
+    """
+
+    def __init__(self, clock: Callable[[], int], *, last: int = LAST, look: int = LOOK) -> None:
+        self._clock, self._last, self._look = clock, last, look
+        self._looked = clock()
+        self._counted = 0  # nanoseconds
+        self._idle_since: dict[int, int] = {}  # in what was counted
+
+    def run(self, connected: Callable[[], Collection[int]]) -> Steps[None]:
+        """Looks once, and ends those whose time is over.
+
+        Args:
+            connected: sessions that have a connection, or had one since this was last called.
+        """
+        now = self._clock()
+        self._counted += min(max(now - self._looked, 0), self._look)
+        self._looked = now
+        found, after = list[int](), 0
+        while page := (yield from view(lambda tables, start=after: tables.sessions(start, ROWS_LIMIT))):
+            found += page
+            after = page[-1]
+        here = connected()
+        self._idle_since = {
+            session: self._idle_since.get(session, self._counted) for session in found if session not in here
+        }
+        over = [session for session, since in self._idle_since.items() if self._counted - since >= self._last]
+        for first in range(0, len(over), _ENDED_AT_ONCE):
+            some = over[first : first + _ENDED_AT_ONCE]
+            yield from transact(lambda tables, some=some: self._end(tables, some, connected()))
+
+    def _end(self, tables: Tables, over: Collection[int], connected: Collection[int]) -> None:
+        """Ends sessions, but for those whose clients have come back just now."""
+        for session in connected:
+            self._idle_since.pop(session, None)
+        for session in over:
+            if session not in connected:
+                tables.end_session(session)

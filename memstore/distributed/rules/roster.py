@@ -1,0 +1,534 @@
+"""The roster: who is a member. The seed alone changes it, one change after the other.
+
+**A change counts** once a majority of the roster before has it, and each deputy (`Directory.is_settled`). Until then
+the seed tells nobody that he is admitted or removed, and grants nothing. So of any majority of a roster somebody knows
+the next one, and nobody can be the seed by an old one.
+
+**A new seed** begins a term. `promote`, at a deputy:
+
+1. It asks all members to obey no seed of an older term any more, and itself first. Each says which roster it has.
+2. It goes on with a majority of the newest roster that it was told, if it is a deputy in that one: then it has all that
+   the directory has ever said.
+3. It writes the same members, under a new term, and tells them. This roster counts as any other does.
+
+If the majority or the directory is lost, a person may force it. Then the members of the new term announce what they
+own, and grants and denials wait until each has, or was removed.
+
+**A root that had keys** is admitted with all of its groups, or refused if another member owns one. Then its records get
+versions of the epoch in which it was admitted, so that none of a key goes down or comes twice.
+
+**Founding.** A root without a cluster that was told of no other host makes one, and admits nobody for three seconds:
+members of another cluster that find it at a member's address tell it, and it joins them. Of hosts that were told of
+each other, and know of no cluster, the one with the lowest id makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from memstore.distributed.rules.attempts import end_strays
+from memstore.distributed.rules.directory import Directory, give, owner_row
+from memstore.distributed.rules.messages import (
+    EPOCH_BITS,
+    MOST_EPOCHS,
+    ROWS_LIMIT,
+    TERM_BITS,
+    Announce,
+    Announced,
+    Answer,
+    Ask,
+    Claim,
+    Done,
+    Finish,
+    Grant,
+    IsRoster,
+    Later,
+    Located,
+    Member,
+    Obey,
+    Ownership,
+    Promise,
+    Promised,
+    Refused,
+    Remove,
+    Roster,
+    Stale,
+    Standing,
+    group_of,
+)
+from memstore.distributed.rules.owning import dispose, group_page, passing_over, record_grant
+from memstore.distributed.rules.steps import Steps, Tables, pause, send, transact, view
+
+MOST_DEPUTIES = 2
+SILENT = 3_000_000_000  # nanoseconds without an answer after which a deputy is replaced
+LOST_EPOCHS = 1024  # that a seed which is lost may have made, and nobody has heard of
+_ROUNDS = 20  # of questions before a promotion gives up
+_BETWEEN = 0.2  # seconds
+
+
+# --- every member -----------------------------------------------------------------------------------------------------
+
+
+def adopt(tables: Tables, roster: Roster) -> bool:
+    """Writes a roster, if it is newer than what this member has and of a seed that it obeys.
+
+    A term ends all grants of older ones that aren't recorded as owned.
+    """
+    standing = tables.standing()
+    if standing is None or roster.position <= standing.roster.position or roster.term < standing.promised:
+        return False
+    floor = standing.floor
+    if roster.term > standing.roster.term:
+        floor = max(floor, roster.term << TERM_BITS)
+    unheard = tuple(one for one in standing.unheard if one in roster.ids and roster.seed == standing.member)
+    standing = msgspec.structs.replace(standing, roster=roster, floor=floor, unheard=unheard)
+    tables.put_standing(standing)
+    end_strays(tables, standing)
+    return True
+
+
+def leave(tables: Tables) -> None:
+    """Writes that this root was removed from the cluster."""
+    standing = tables.standing()
+    if standing is not None and not standing.is_removed:
+        standing = msgspec.structs.replace(standing, is_removed=True)
+        tables.put_standing(standing)
+        end_strays(tables, standing)
+
+
+def found(tables: Tables, member: Member, cluster: bytes) -> None:
+    """Makes a cluster of one member. It owns all of its groups; new versions go on above theirs."""
+    roster = Roster(cluster, 1, (tables.version >> EPOCH_BITS) + 1, (member,), member.id)
+    tables.put_standing(Standing(member.id, roster, 1 << TERM_BITS, 1))
+    for group in own_groups(tables):
+        record_grant(tables, group, give(tables, roster, group, member.id).grant)
+
+
+def begin(
+    tables: Tables, member: bytes, roster: Roster, groups: Sequence[bytes], grants: Sequence[Grant | None]
+) -> None:
+    """Writes the roster that has admitted this root, and what it owns."""
+    if tables.standing() is not None:
+        return
+    before = tables.version
+    tables.put_standing(Standing(member, roster, 0, roster.term, is_joining=bool(tables.page(b"", 1))))
+    for group, grant in zip(groups, grants, strict=True):
+        if grant is not None:
+            record_grant(tables, group, grant)
+    tables.version = (roster.epoch << EPOCH_BITS) + before
+
+
+def own_groups(tables: Tables) -> tuple[bytes, ...]:
+    groups: dict[bytes, None] = {}
+    after: bytes = b""
+    while page := tables.page(after, ROWS_LIMIT):
+        after = page[-1][0]
+        groups.update((group_of(key), None) for key, _ in page)
+    return tuple(groups)
+
+
+def finish_joining(standing: Standing) -> Steps[None]:
+    """Gives the records of a root that was admitted their versions. What was put too late to be asked for is claimed.
+
+    If another member owns a group by then, what it has was put later: this root's own records of it go.
+    """
+    after: bytes | None = b""
+    while after is not None:
+        after, unclaimed = yield from transact(lambda tables, start=after: _raise_page(tables, start))
+        for group in unclaimed:
+            seed = standing.roster.member(standing.roster.seed)
+            assert seed is not None, "the seed is a member"
+            answer = yield from send(seed, Claim((group,), standing.member))
+            row = answer.rows[0] if isinstance(answer, Located) else None
+            if row is None:
+                return  # it is begun again
+            yield from transact(lambda tables, row=row: _take_or_drop(tables, row))
+    yield from transact(_has_joined)
+
+
+def _raise_page(tables: Tables, after: bytes) -> tuple[bytes | None, list[bytes]]:
+    """Returns where the next page begins, and groups that must be claimed before: then this page comes once more."""
+    page = tables.page(after, ROWS_LIMIT)
+    unclaimed: dict[bytes, None] = {}
+    for key, entry in page:
+        grant = tables.owned(group_of(key))
+        if grant is None:
+            unclaimed[group_of(key)] = None
+        elif entry is not None and entry.version < (floor := grant.epoch << EPOCH_BITS):
+            tables.version = max(tables.version, floor + entry.version)
+            tables.put_record(key, msgspec.structs.replace(entry, version=floor + entry.version))
+    if unclaimed:
+        return after, list(unclaimed)
+    return page[-1][0] if page else None, []
+
+
+def _take_or_drop(tables: Tables, row: Ownership) -> None:
+    standing = tables.standing()
+    assert standing is not None
+    if row.owner == standing.member:
+        record_grant(tables, row.group, row.grant)
+        return
+    for key, entry in group_page(tables, row.group, b"", ROWS_LIMIT):
+        tables.delete_record(key)
+        with passing_over(tables, key):
+            dispose(tables, standing, entry.places if entry else ())
+
+
+def _has_joined(tables: Tables) -> None:
+    standing = tables.standing()
+    assert standing is not None
+    tables.put_standing(msgspec.structs.replace(standing, is_joining=False))
+
+
+def drop_lost() -> Steps[None]:
+    """Drops records whose bytes lay on hosts that are no members any more, and rows of the directory that name them."""
+    after: bytes | None = b""
+    while after is not None:
+        after = yield from transact(lambda tables, start=after: _drop_page(tables, start))
+    number: int | None = 0
+    while number is not None:
+        number = yield from transact(lambda tables, start=number: _drop_rows(tables, start))
+
+
+def _drop_page(tables: Tables, after: bytes) -> bytes | None:
+    standing = tables.standing()
+    assert standing is not None
+    page = tables.page(after, ROWS_LIMIT)
+    for key, entry in page:
+        if entry is not None and any(place.host not in standing.roster.ids for place in entry.places):
+            tables.delete_record(key)
+            for place in entry.places:
+                with passing_over(tables, key):
+                    dispose(tables, standing, (place,))
+    return page[-1][0] if page else None
+
+
+def _drop_rows(tables: Tables, after: int) -> int | None:
+    standing = tables.standing()
+    assert standing is not None
+    rows = tables.ownerships(after, ROWS_LIMIT)
+    for row in rows:
+        if row.owner not in standing.roster.ids:
+            tables.drop_ownership(row.group)
+    return rows[-1].grant.number if rows else None
+
+
+# --- the seed ---------------------------------------------------------------------------------------------------------
+
+
+def propose(
+    tables: Tables,
+    standing: Standing,
+    is_settled: bool,
+    *,
+    members: tuple[Member, ...] | None = None,
+    deputies: tuple[bytes, ...] | None = None,
+    epoch: int = 0,
+) -> Roster:
+    """Writes the next roster. It counts when it has settled; only deputies may be left out before the last one has.
+
+    Args:
+        epoch: it is to be later than that.
+    """
+    roster = standing.roster
+    members = roster.members if members is None else members
+    ids = {member.id for member in members}
+    kept = tuple(one for one in (roster.deputies if deputies is None else deputies) if one in ids)
+    voters = tuple(member.id for member in roster.members) if is_settled else roster.voters
+    if standing.unheard:  # a majority is lost, and a person has forced it
+        voters = ()
+    epoch = max(roster.epoch, epoch) + 1
+    roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, kept, voters)
+    adopt(tables, roster)
+    return roster
+
+
+def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) -> Answer:
+    """Answers who asks which roster there is. `Done` says that he has it."""
+    roster, asker = standing.roster, ask.member
+    known, position = roster.member(asker.id), (ask.term, ask.epoch)
+    if not standing.is_seed:
+        return IsRoster(roster) if roster.position > position else Later()
+    seed.begin(standing)
+    if ask.cluster is not None and ask.cluster != roster.cluster:
+        return Refused("the root belongs to another cluster")
+    if ask.cluster is not None and position > roster.position:
+        return Later()  # of another seed, of which this one has not heard yet
+    is_settled = seed.is_settled(standing)
+    if known is None and ask.cluster is not None:
+        why = "the root was removed from this cluster: serve an empty one"
+        return Refused(why, is_removed=True) if is_settled else Later()
+    if known is not None and known.address != asker.address and not ask.moved:
+        return Refused(
+            f"a host at {known.address} has this root: serve it there, remove that host, or say that it has moved"
+        )
+    if ask.versions >> EPOCH_BITS >= MOST_EPOCHS:
+        return Refused(f"its root has a version {ask.versions}, and none can be that large: serve an empty one")
+    if known is not None and ask.cluster is not None:
+        seed.heard[asker.id] = position
+        is_settled = seed.is_settled(standing)
+    if known != asker:
+        if position != roster.position:  # it says what once was, or the asker hasn't heard of this epoch: it asks again
+            return IsRoster(roster)
+        if standing.unheard or not is_settled:
+            return Later()
+        others = [owner_row(tables, roster, group) for group in ask.groups]
+        owned = [row for row in others if row is not None and row.owner != asker.id]
+        if owned and known is None:
+            return Refused(_owned_elsewhere(roster, owned))
+        members = (*(one for one in roster.members if one.id != asker.id), asker)
+        roster = propose(tables, standing, is_settled, members=members, epoch=ask.versions >> EPOCH_BITS)
+        for group in ask.groups:
+            _row_for(tables, roster, group, asker.id)
+        return Later()
+    if ask.cluster is not None:
+        return Done() if position == roster.position else IsRoster(roster)
+    if standing.unheard or not is_settled:
+        return Later()
+    told = seed.tell(tables, standing, [_row_for(tables, roster, group, asker.id) for group in ask.groups])
+    if not isinstance(told, Located):
+        return Later()
+    grants = tuple(row.grant if row is not None and row.owner == asker.id else None for row in told.rows)
+    return IsRoster(roster, grants, admits=True)
+
+
+def _row_for(tables: Tables, roster: Roster, group: bytes, member: bytes) -> Ownership:
+    return owner_row(tables, roster, group) or give(tables, roster, group, member)
+
+
+def _owned_elsewhere(roster: Roster, rows: Sequence[Ownership]) -> str:
+    def name(row: Ownership) -> str:
+        owner = roster.member(row.owner)
+        return f"{row.group.decode(errors='replace')!r} ({owner.name or owner.address if owner else 'nobody'})"
+
+    names = ", ".join(map(name, rows[:3])) + (", ..." if len(rows) > 3 else "")
+    return f"other hosts own what the root has put under {names}: delete or rename it here, or serve an empty root"
+
+
+def remove(tables: Tables, standing: Standing, seed: Directory, request: Remove) -> Answer:
+    if request.member == standing.member:
+        return Refused("the seed can't be removed: promote another host first")
+    seed.begin(standing)
+    roster = standing.roster
+    if roster.member(request.member) is None:
+        return IsRoster(roster) if seed.is_settled(standing) else Later()
+    if seed.is_settled(standing) or standing.unheard:
+        members = tuple(member for member in roster.members if member.id != request.member)
+        propose(tables, standing, is_settled=True, members=members)
+    return Later()
+
+
+def finish(tables: Tables, standing: Standing, seed: Directory, request: Finish) -> Answer:
+    """Makes an epoch in which what a hand-over has moved is at one place for all who list keys."""
+    seed.begin(standing)
+    if standing.roster.epoch > request.epoch:
+        return IsRoster(standing.roster)
+    if standing.is_seed and seed.is_settled(standing) and not standing.unheard:
+        propose(tables, standing, is_settled=True)
+    return Later()
+
+
+def appoint(seed: Directory) -> Steps[None]:
+    """Leaves out a deputy that doesn't answer, and makes one of a member that has all of the directory."""
+    standing = yield from view(lambda tables: tables.standing())
+    if standing is None or not standing.is_seed or standing.is_removed or standing.unheard:
+        return
+    seed.begin(standing)
+    roster, now = standing.roster, seed.clock()
+    silent = {one for one, answered in seed.answered.items() if now - answered > SILENT}
+    if silent & set(roster.deputies):
+        left = tuple(one for one in roster.deputies if one not in silent)
+        yield from transact(lambda tables: _propose_deputies(tables, seed, standing, left))
+        return
+    wanted = min(MOST_DEPUTIES, len(roster.members) - 1)
+    if len(roster.deputies) >= wanted or not seed.is_settled(standing):
+        return
+    candidate = seed.candidate
+    if candidate not in roster.ids or candidate in roster.deputies or candidate in silent:
+        present = [one for one, position in seed.heard.items() if position == roster.position and one in roster.ids]
+        able = [one for one in sorted(present) if one not in (*roster.deputies, standing.member, candidate)]
+        seed.candidate = able[0] if able else None
+        if seed.candidate is not None:
+            seed.answered.pop(seed.candidate, None)
+    elif candidate is not None:
+        found = (*roster.deputies, candidate)
+        yield from transact(lambda tables: _propose_deputies(tables, seed, standing, found, candidate))
+
+
+def _propose_deputies(
+    tables: Tables, seed: Directory, before: Standing, deputies: tuple[bytes, ...], new: bytes | None = None
+) -> None:
+    standing = tables.standing()
+    if standing is None or standing.roster != before.roster or standing.promised > standing.roster.term:
+        return
+    if new is None or (seed.is_settled(standing) and seed.has_all(tables, new)):
+        propose(tables, standing, seed.is_settled(standing), deputies=deputies)
+
+
+# --- a new seed -------------------------------------------------------------------------------------------------------
+
+
+def take_promise(tables: Tables, standing: Standing, request: Promise) -> Answer:
+    if request.cluster != standing.roster.cluster or standing.is_removed:
+        return Refused("this host is no member of that cluster", is_removed=standing.is_removed)
+    if request.term < standing.promised or request.term <= standing.roster.term:
+        return Stale(max(standing.promised, standing.roster.term))
+    if request.term > standing.promised:
+        tables.put_standing(msgspec.structs.replace(standing, promised=request.term))
+    return Promised(standing.roster)
+
+
+def take_obey(tables: Tables, standing: Standing, request: Obey) -> Answer:
+    if request.roster.cluster == standing.roster.cluster and standing.member in request.roster.ids:
+        adopt(tables, request.roster)
+    standing = tables.standing() or standing
+    return Promised(standing.roster)
+
+
+class NotPromoted(Exception):
+    """Says why this member can't be the seed."""
+
+
+def promote(*, forced: bool = False) -> Steps[None]:
+    """Makes this member the seed.
+
+    Args:
+        forced: without a majority, or without the directory: what an old seed has granted since may be granted twice.
+
+    Raises:
+        NotPromoted.
+    """
+    standing = yield from transact(_promise_oneself)
+    if standing is None:
+        raise NotPromoted("this host is no member of a cluster")
+    term, newest = standing.promised, standing.roster
+    promised = {standing.member}
+    for _ in range(_ROUNDS):
+        for member in newest.members:
+            if member.id in promised:
+                continue
+            answer = yield from send(member, Promise(standing.roster.cluster, term))
+            if isinstance(answer, Stale):
+                yield from transact(lambda tables, term=answer.term: _hear_of(tables, term))
+                raise NotPromoted(f"{member.name or member.address} obeys a later seed, or is to: promote it once more")
+            if isinstance(answer, Promised):
+                promised.add(member.id)
+                newest = max(newest, answer.roster, key=lambda roster: roster.position)
+        if forced or 2 * len(promised & newest.ids) > len(newest.members):
+            break
+        yield from pause(_BETWEEN)
+    has_majority = 2 * len(promised & newest.ids) > len(newest.members)
+    has_directory = standing.member in (*newest.deputies, newest.seed)
+    if not forced and not has_majority:
+        raise NotPromoted(f"{len(promised)} of {len(newest.members)} hosts answer: more than half of them are needed")
+    if not forced and not has_directory:
+        raise NotPromoted("this host has no copy of the directory: promote a deputy")
+    if standing.member not in newest.ids:
+        raise NotPromoted("this host was removed from the cluster")
+    is_whole = has_majority and has_directory
+    if not (yield from transact(lambda tables: _begin_term(tables, standing.member, newest, term, is_whole))):
+        raise NotPromoted("another host was promoted meanwhile")
+
+
+def _promise_oneself(tables: Tables) -> Standing | None:
+    standing = tables.standing()
+    if standing is None or standing.is_removed:
+        return None
+    standing = msgspec.structs.replace(standing, promised=max(standing.promised, standing.roster.term) + 1)
+    tables.put_standing(standing)
+    return standing
+
+
+def _hear_of(tables: Tables, term: int) -> None:
+    standing = tables.standing()
+    if standing is not None and standing.promised < term:
+        tables.put_standing(msgspec.structs.replace(standing, promised=term))
+
+
+def _begin_term(tables: Tables, member: bytes, newest: Roster, term: int, is_whole: bool) -> bool:
+    standing = tables.standing()
+    if standing is None or standing.promised != term or standing.roster.term >= term:
+        return False
+    deputies = tuple(one for one in newest.deputies if one != member) if is_whole else ()
+    voters = tuple(one.id for one in newest.members) if is_whole else ()
+    epoch = newest.epoch + (1 if is_whole else LOST_EPOCHS)
+    adopt(tables, Roster(newest.cluster, term, epoch, newest.members, member, deputies, voters))
+    standing = tables.standing()
+    assert standing is not None
+    if not is_whole:
+        unheard = tuple(one.id for one in newest.members)
+        tables.put_standing(msgspec.structs.replace(standing, unheard=unheard))
+    return True
+
+
+def tell_members(seed: Directory) -> Steps[None]:
+    """Tells the members of a new seed, until each has heard of it; they may ask the old one still."""
+    standing = yield from view(lambda tables: tables.standing())
+    if standing is None or not standing.is_seed or standing.is_removed:
+        return
+    seed.begin(standing)
+    for member in standing.roster.members:
+        if member.id == standing.member or member.id in seed.heard:
+            continue
+        answer = yield from send(member, Obey(standing.roster))
+        if isinstance(answer, Promised) and answer.roster.term == seed.term:
+            seed.heard.setdefault(member.id, answer.roster.position)
+
+
+def rebuild(seed: Directory) -> Steps[None]:
+    """Writes down what the members announce, while a seed has no directory."""
+    standing = yield from view(lambda tables: tables.standing())
+    if standing is None or not standing.is_seed or not standing.unheard:
+        return
+    for id in standing.unheard:
+        member, after, versions = standing.roster.member(id), None, 0
+        while member is not None:
+            request = Announce(standing.roster.term, after)
+            if id == standing.member:
+                answer = yield from view(lambda tables, request=request: announce(tables, standing, request))
+            else:
+                answer = yield from send(member, request)
+            if not isinstance(answer, Announced):
+                break
+            versions = answer.versions
+            yield from transact(lambda tables, rows=answer.rows: _write_rows(tables, rows))
+            if not answer.rows:
+                yield from transact(lambda tables, id=id, versions=versions: _has_announced(tables, id, versions))
+                break
+            after = answer.rows[-1].group
+
+
+def announce(tables: Tables, standing: Standing, request: Announce) -> Answer:
+    """Says what this member owns, and what it has handed over and nobody else may know of."""
+    if standing.is_removed or request.term < standing.roster.term:
+        return Stale(standing.roster.term)
+    if request.term > standing.roster.term or standing.is_joining:
+        return Later()
+    owned = [Ownership(group, standing.member, grant) for group, grant in tables.all_owned(request.after, ROWS_LIMIT)]
+    last = owned[-1].group if len(owned) == ROWS_LIMIT else None
+    for group, leaving in tables.all_leaving():
+        is_next = request.after is None or group > request.after
+        if leaving.grant is not None and is_next and (last is None or group <= last):
+            owned.append(Ownership(group, leaving.taker, leaving.grant))
+    owned.sort(key=lambda row: row.group)
+    return Announced(tuple(owned[:ROWS_LIMIT]), tables.version)
+
+
+def _write_rows(tables: Tables, rows: Sequence[Ownership]) -> None:
+    for row in rows:
+        old = tables.ownership(row.group)
+        if old is None or old.grant.number < row.grant.number:
+            tables.put_ownership(row)
+
+
+def _has_announced(tables: Tables, member: bytes, versions: int) -> None:
+    standing = tables.standing()
+    if standing is None or not standing.is_seed:
+        return
+    if versions >> EPOCH_BITS > standing.roster.epoch:
+        propose(tables, standing, is_settled=True, epoch=versions >> EPOCH_BITS)
+        standing = tables.standing() or standing
+    unheard = tuple(one for one in standing.unheard if one != member)
+    tables.put_standing(msgspec.structs.replace(standing, unheard=unheard))
