@@ -8,7 +8,7 @@ this seed still. A new seed needs a deputy that doesn't: so none has granted the
 
 **Mirrors.** Rows are ordered by the numbers of their grants. A deputy takes in whatever rows come, each if its number
 is larger than that of the row it has, and says up to which number it has all of them. So late and repeated messages do
-no harm.
+no harm. A row of an older term gives way to whatever this term's seed has: the old seed may have told one deputy alone.
 
 **Rows of members that were removed** count for nothing, wherever they are. Ids never come back.
 """
@@ -214,7 +214,7 @@ def take_mirror(tables: Tables, standing: Standing, request: Mirror) -> Answer:
         return Later()
     for row in request.rows:
         old = tables.ownership(row.group)
-        if old is None or old.grant.number < row.grant.number:
+        if old is None or old.grant.number < row.grant.number or old.grant.term < request.term:
             tables.put_ownership(row)
     term, upto = tables.mirrored
     if term != request.term:

@@ -58,7 +58,7 @@ class ShardedPuts:
     def begin(self, hosts: Sequence[Host]) -> None:
         workload, chance = self.workload, self.chance
         served = [host for host in hosts if host.tables.standing() is not None]
-        key = chance.choice(workload.keys)
+        key = chance.choice([key for key in workload.keys if key not in workload.filled])
         seen = [one.version for one in workload.histories[key] if one.version]
         expect = chance.choice([None, None, None, chance.choice([None, 0, *seen])])
         seconds = 20 if self.scene.all_must_work else chance.choice([2, 5, 20])

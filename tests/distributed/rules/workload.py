@@ -42,7 +42,7 @@ class Workload:
         self.values = iter(range(1, 1 << 30))
         self.origin: dict[int, set[bytes]] = {}
         self.stable: set[bytes] = set()
-        self.owned: list[bytes] = []
+        self.filled: list[bytes] = []
         self.under_way: list[Process] = []
         self.is_over = False
 
@@ -61,7 +61,8 @@ class Workload:
         if process.host.tables.standing() is None:  # the store of a host that nobody serves is another one
             go_on()
             return
-        key = self.chance.choice(self.keys)
+        admitted = [key for key in self.keys if key not in self.filled or self.is_admitted(key)]
+        key = self.chance.choice(admitted)
         kinds = {"put": 4, "get": 4, "delete": 1, "wait": 1, "list": 0.5, "put_pair": 1, "get_pair": 1}
         kind = self.chance.choices(list(kinds), list(kinds.values()))[0]
         if kind == "put":
@@ -79,6 +80,10 @@ class Workload:
         else:
             self.list_stable(process)
             go_on()
+
+    def is_admitted(self, key: bytes) -> bool:
+        """Whether the root that had a key before is a member: else another host's put of it would keep it away."""
+        return self.world.hosts[key.partition(b"-")[0].decode()].tables.standing() is not None
 
     @property
     def time(self) -> float:
@@ -225,7 +230,7 @@ class Workload:
 
     def fill(self, host: Host) -> None:
         """Keys that the root has before it is served."""
-        for number in range(self.scene.owned):
+        for number in range(self.scene.filled):
             key, value = f"{host.address}-{number}/k".encode(), next(self.values)
             tables = host.tables
             tables.version += 1
@@ -237,11 +242,11 @@ class Workload:
             self.origin[value] = {host.id}
             self.keys.append(key)
             self.histories[key] = [Operation(PUT, self.time, math.inf, value)]
-            self.owned.append(key)
+            self.filled.append(key)
 
     def admitted(self) -> None:
         """By now all of them are there."""
-        for key in self.owned:
+        for key in self.filled:
             first, *later = self.histories[key]
             if not any(one.kind in (PUT, DELETE, LOSS) for one in later):
                 self.histories[key][0] = replace(first, end=self.time)

@@ -35,7 +35,7 @@ from memstore.distributed.rules import (
     promote,
     session_of,
 )
-from memstore.distributed.rules.messages import IsRoster, News, Wait, Watch
+from memstore.distributed.rules.messages import Ask, IsRoster, News, Wait, Watch
 from memstore.distributed.rules.owning import Sessions
 from memstore.errors import CorruptionError, MemstoreError, UnknownOutcomeError
 from tests.distributed.rules.tables import SimTables
@@ -48,9 +48,9 @@ PERIODS = {  # seconds
     "ask": 0.05,
     "settle": 0.25,
     "hand_over": 0.1,
-    "mirror 0": 0.05,
-    "mirror 1": 0.05,
-    "mirror 2": 0.05,
+    "mirror 0": 0.1,
+    "mirror 1": 0.1,
+    "mirror 2": 0.1,
     "appoint": 0.25,
     "pay": 0.5,
 }
@@ -186,18 +186,32 @@ class World:
 
     def _repeat(self, host: Host, index: Index, task: str, period: float) -> None:
         def again(_: object = None) -> None:
-            if host.index is index:
-                self._look_at_waits(host, index)
+            if host.index is index and task.startswith("mirror"):
+                self._look_at_waits(host, index, also_asks=True)
             self.at(period * self.random.uniform(0.5, 1.5), start)
 
         def start() -> None:
-            if host.index is index:
+            if host.index is index and not self._has_work(host, task):
+                again()
+            elif host.index is index:
                 name, *slots = task.split()
                 duty = getattr(index, name)
                 steps = duty(lambda: self.connected(host)) if task == "end_sessions" else duty(*map(int, slots))
                 Task(self, host, steps, lambda: host.index is index, again).start()
 
         self.at(self.random.uniform(0, period), start)
+
+    def _has_work(self, host: Host, task: str) -> bool:
+        """Whether a duty would do anything: most have nothing to do most of the time."""
+        tables, standing = host.tables, host.tables.standing()
+        is_seed = standing is not None and standing.is_seed
+        if task.startswith("mirror") or task == "appoint":
+            return is_seed
+        if task == "ask":
+            return not is_seed
+        if task == "hand_over":
+            return bool(tables.leaving_groups)
+        return task != "pay" or bool(tables.debts or tables.pending)
 
     def kill_index(self, host: Host) -> None:
         self.note(f"the index process of {host.address} is killed")
@@ -358,8 +372,10 @@ class World:
         self._look_at_waits(host, index)
         return answer
 
-    def _look_at_waits(self, host: Host, index: Index) -> None:
-        for ticket, answer in index.ended_waits(host.tables):
+    def _look_at_waits(self, host: Host, index: Index, *, also_asks: bool = False) -> None:
+        waits = index._waits  # pyright: ignore[reportPrivateUsage]
+        tickets = None if also_asks else [one for one, (request, _, _) in waits.items() if not isinstance(request, Ask)]
+        for ticket, answer in index.ended_waits(host.tables, tickets):
             self._kept.pop(ticket, None)
             self._carry(host.address, "", lambda ticket=ticket, answer=answer: self._reply(ticket, answer))
 
@@ -471,6 +487,6 @@ class Task:
             thrown = error
             self._go(lambda: self._steps.throw(thrown))
             return
-        if self._host.index is not None:
+        if self._host.index is not None and not action.is_read:
             self._world._look_at_waits(self._host, self._host.index)  # pyright: ignore[reportPrivateUsage]
         self._resume(turn, result)
