@@ -39,7 +39,6 @@ from memstore.distributed.rules.messages import (
     Failed,
     Failure,
     GiveUp,
-    Grant,
     Later,
     Look,
     Member,
@@ -73,7 +72,6 @@ class RankPart:
     Attributes:
         part: what the rank puts, or would have; without a number.
         owner: the member that has the part, or was asked to keep it; None: nobody was.
-        grant: of the owner, by which it was asked.
         waits_for: whom a message was sent to last, for errors; None: this host.
         number: of the attempt; 0: the rank doesn't know it.
         lane: of the call that asked for it, while nobody knows whether it was made.
@@ -81,7 +79,6 @@ class RankPart:
 
     def __init__(self, part: Part, owner: bytes | None = None, number: int = 0) -> None:
         self.part, self.owner, self.number = part, owner, number
-        self.grant: Grant | None = None
         self.lane: int | None = None
         self.waits_for: Member | None = None
 
@@ -125,7 +122,7 @@ class Ranks:
                 continue
             is_here = owner.member.id == seen.standing.member
             grant = owner.grants[group]
-            own.owner, own.grant, own.waits_for = owner.member.id, grant, None if is_here else owner.member
+            own.owner, own.waits_for = owner.member.id, None if is_here else owner.member
             if is_here:
                 answer: Answer | None = yield from transact(
                     lambda tables, now=seen, by=grant: prepare_here(tables, now.membership, own.part, content, by)
@@ -205,23 +202,21 @@ class Ranks:
         raise _unknown(part, FORGOTTEN)
 
     def _give_up_by_name(self, own: RankPart, request: GiveUp) -> Steps[Answer]:
-        """Gives up by the lane of the part that wasn't answered, if there is one, so that it can't be taken in any
-        more. The owner that was asked to take it in alone knows what became of it."""
+        """Gives up by the lane of the part that wasn't answered, if there is one: then it can't be taken in any more.
+
+        If another member owns the group by now, its grant keeps that part away, and it has the attempt's outcome.
+        """
         lane = own.lane if own.lane is not None else (yield from self._client.take_lane())
         try:
             while True:
                 seen, owner = yield from self._owner(own.part)
                 if seen.standing is None or owner is None or owner.member is None:
                     continue
-                standing, member, grant = seen.standing, owner.member, owner.grants[group_of(own.part.key)]
-                was_asked = own.lane is not None and own.grant is not None
-                if was_asked:
-                    asked = standing.roster.member(own.owner or b"")
-                    if asked is None:
-                        raise _unknown(own.part, "the host that was asked to keep its part was removed")
-                    member, grant = asked, own.grant
+                standing, member = seen.standing, owner.member
+                if own.lane is not None and own.owner is not None and standing.roster.member(own.owner) is None:
+                    raise _unknown(own.part, "the host that was asked to keep its part was removed")
                 own.waits_for = None if member.id == standing.member else member
-                request = msgspec.structs.replace(request, grant=grant)
+                request = msgspec.structs.replace(request, grant=owner.grants[group_of(own.part.key)])
                 if member.id == standing.member:
                     answer: Answer | None = yield from transact(
                         lambda tables, now=seen, it=request: _unless_left(tables, now, it)
@@ -231,9 +226,6 @@ class Ranks:
                     answer, _ = yield from _repeated(member, msgspec.structs.replace(request, call=call))
                     if isinstance(answer, NoSession):
                         self._client.forget(member, call)
-                if was_asked and isinstance(answer, NotOwner | Failed):
-                    own.lane = own.owner = None  # it has not taken in the part, and won't: the owner of today is asked
-                    continue
                 answer = yield from self._client.heard(answer, owner)
                 if answer is None or isinstance(answer, NoSession | Failed):
                     yield from pause(AGAIN)

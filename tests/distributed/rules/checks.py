@@ -35,7 +35,9 @@ def check_directory(world: World, hosts: Sequence[Host]) -> None:
         for group, grant in host.tables.own_groups.items():
             row = rows.get(group)
             if row is None or row.owner != host.id or row.grant.number < grant.number:
-                raise Fault(f"{host.address} owns {group!r} by {grant}, and the directory says {row}", tuple(world.trace))
+                raise Fault(
+                    f"{host.address} owns {group!r} by {grant}, and the directory says {row}", tuple(world.trace)
+                )
     for deputy in standing.roster.deputies:
         missing = {row for row in rows.values() if row.owner in standing.roster.ids} - {*directories[deputy].values()}
         if missing:

@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from memstore.distributed.rules import calls, changing, giving, joining, lending, moving, partition, seed
-from memstore.distributed.rules.index import Index
-from memstore.distributed.rules.members import Standing
-from memstore.distributed.rules.messages import Done, Failed, Given, Listed, NoSession, Open, Stale
-from memstore.distributed.rules.seed import Seed
-from memstore.distributed.rules.sessions import Sessions
+from memstore.distributed.rules import attempts, client, directory, handing, lending, owning, ranks, reading, roster
+from memstore.distributed.rules.directory import Directory
+from memstore.distributed.rules.messages import Done, Failed, IsNamed, Listed, NoSession, NotOwner
+from memstore.distributed.rules.owning import Sessions
 from memstore.distributed.rules.steps import NotSent
 from memstore.errors import HomeUnavailableError
 from tests.distributed.rules.tables import SimTables
@@ -22,6 +20,7 @@ from tests.distributed.rules.world import World
 
 Patch = pytest.MonkeyPatch
 MUTATIONS: dict[str, tuple[str, Callable[[Patch], None]]] = {}  # what is left out -> a scene that finds it, and how
+ANSWER_AGAIN, KEEP_ANSWER = owning.answer_again, owning.keep_answer
 
 
 def mutation(name: str, scene: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
@@ -37,17 +36,17 @@ def mutation(name: str, scene: str) -> Callable[[Callable[[Patch], None]], Calla
 
 @mutation("a repeated call is made again", "cuts")
 def _(patch: Patch) -> None:
-    patch.setattr(partition, "answer_again", lambda tables, call: None)  # pyright: ignore
+    patch.setattr(owning, "answer_again", lambda tables, call: None)  # pyright: ignore
 
 
 @mutation("an old duplicate is made again", "late duplicates")
 def _(patch: Patch) -> None:
     def answer_again(tables: Any, call: Any) -> Any:
-        answer = calls.answer_again(tables, call)
+        answer = ANSWER_AGAIN(tables, call)
         last = tables.last_call(call.session, call.lane)
         return None if isinstance(answer, NoSession) and last is not None and last.number > call.number else answer
 
-    patch.setattr(partition, "answer_again", answer_again)
+    patch.setattr(owning, "answer_again", answer_again)
 
 
 @mutation("outcomes are in memory only", "kills")
@@ -55,7 +54,7 @@ def _(patch: Patch) -> None:
     kill_index = World.kill_index
 
     def forget(world: World, host: Any) -> None:
-        host.tables.calls.clear()
+        host.tables.owning_calls.clear()
         kill_index(world, host)
 
     patch.setattr(World, "kill_index", forget)
@@ -64,24 +63,24 @@ def _(patch: Patch) -> None:
 @mutation("a failure is no outcome", "late duplicates")
 def _(patch: Patch) -> None:
     def keep_answer(tables: Any, call: Any, answer: Any) -> Any:
-        return answer if isinstance(answer, Failed) else calls.keep_answer(tables, call, answer)
+        return answer if isinstance(answer, Failed) else KEEP_ANSWER(tables, call, answer)
 
-    patch.setattr(partition, "keep_answer", keep_answer)
+    patch.setattr(owning, "keep_answer", keep_answer)
 
 
 @mutation("a call that was interrupted leaves its number to the next one", "interrupts")
 def _(patch: Patch) -> None:
-    commit = changing.Client.commit
+    commit = client.Client.commit
 
-    def interrupted(client: Any, *arguments: Any) -> Any:
-        before = copy.copy(client._numbers)
+    def interrupted(one: Any, *arguments: Any) -> Any:
+        before = copy.copy(one._numbers)
         try:
-            return (yield from commit(client, *arguments))
+            return (yield from commit(one, *arguments))
         except GeneratorExit:
-            client._numbers = before
+            one._numbers = before
             raise
 
-    patch.setattr(changing.Client, "commit", interrupted)
+    patch.setattr(client.Client, "commit", interrupted)
 
 
 @mutation("a session that has ended is a new one", "sessions")
@@ -91,34 +90,34 @@ def _(patch: Patch) -> None:
 
 @mutation("a call that wasn't answered is made anew", "cuts")
 def _(patch: Patch) -> None:
-    def once(home: Any, request: Any, attempt: Any) -> Any:
+    def once(owner: Any, request: Any, attempt: Any) -> Any:
         attempt.is_sent = True
-        answer = yield from changing.send(home, request)
-        return Stale(0) if answer is None else answer
+        answer = yield from client.send(owner, request)
+        return NotOwner() if answer is None else answer
 
-    patch.setattr(changing, "_repeated", once)
+    patch.setattr(client, "_repeated", once)
 
 
 @mutation("no answer means that nothing happened", "cuts")
 def _(patch: Patch) -> None:
-    patch.setattr(changing, "UnknownOutcomeError", HomeUnavailableError)
+    patch.setattr(client, "UnknownOutcomeError", HomeUnavailableError)
 
 
 @mutation("a message without an answer was not sent", "cuts")
 def _(patch: Patch) -> None:
-    patch.setattr(changing, "NotSent", NotSent | None)  # pyright: ignore
+    patch.setattr(client, "NotSent", NotSent | None)  # pyright: ignore
 
 
 @mutation("a batch is several commits", "storm")
 def _(patch: Patch) -> None:
-    commit = changing.Client.commit
+    commit = client.Client.commit
 
-    def one_by_one(client: Any, changes: Any, until: int) -> Any:
+    def one_by_one(one: Any, changes: Any, until: int) -> Any:
         for change in changes:
-            versions = yield from commit(client, [change], until)
+            versions = yield from commit(one, [change], until)
         return versions  # pyright: ignore
 
-    patch.setattr(changing.Client, "commit", one_by_one)
+    patch.setattr(client.Client, "commit", one_by_one)
 
 
 @mutation("the sessions of clients that are gone stay", "sessions")
@@ -138,143 +137,337 @@ def _(patch: Patch) -> None:
 
 @mutation("a call of a session that has ended was never made", "sessions")
 def _(patch: Patch) -> None:
-    repeated = changing._repeated  # pyright: ignore[reportPrivateUsage]
+    repeated = client._repeated  # pyright: ignore[reportPrivateUsage]
 
-    def never(home: Any, request: Any, attempt: Any) -> Any:
-        answer = yield from repeated(home, request, attempt)
+    def never(owner: Any, request: Any, attempt: Any) -> Any:
+        answer = yield from repeated(owner, request, attempt)
         attempt.is_sent = attempt.is_sent and not isinstance(answer, NoSession)
         return answer
 
-    patch.setattr(changing, "_repeated", never)
+    patch.setattr(client, "_repeated", never)
 
 
-# --- who is the home --------------------------------------------------------------------------------------------------
+# --- who is the owner ------------------------------------------------------------------------------------------------
 
 
-@mutation("requests of any epoch are answered", "homes")
+@mutation("a grant is good whatever its number", "hand-overs")
 def _(patch: Patch) -> None:
-    refusal = partition.refusal
-    patch.setattr(partition, "refusal", lambda standing, epoch, keys: refusal(standing, standing.view.epoch, ()))  # pyright: ignore
+    admit = owning.admit
+
+    def anyway(tables: Any, standing: Any, groups: Any, grants: Any, *, changes: bool) -> Any:
+        answer = admit(tables, standing, groups, grants, changes=changes)
+        return None if isinstance(answer, NotOwner) else answer
+
+    for module in (owning, attempts, lending, handing):
+        patch.setattr(module, "admit", anyway)
 
 
-@mutation("a local commit doesn't look whether the home is still here", "stalled moves")
+@mutation("a hand-over doesn't raise the floor", "a commit that comes after a hand-over")
 def _(patch: Patch) -> None:
+    put = SimTables.put_standing
+
+    def keep_floor(tables: SimTables, standing: Any) -> None:
+        old = tables.standing()
+        put(tables, msgspec.structs.replace(standing, floor=0 if old is None else old.floor))
+
+    patch.setattr(SimTables, "put_standing", keep_floor)
+
+
+@mutation("a local commit doesn't look whether the group has left this host", "hand-overs of stopped hosts")
+def _(patch: Patch) -> None:
+    patch.setattr(SimTables, "membership", lambda tables: int(tables.own_standing is not None))
+
+
+@mutation("a change doesn't record the grant", "kills")
+def _(patch: Patch) -> None:
+    patch.setattr(owning, "record_grant", lambda tables, group, grant: None)  # pyright: ignore
+
+
+@mutation("versions go on from where the new owner was", "losses")
+def _(patch: Patch) -> None:
+    patch.setattr(owning, "record_grant", lambda tables, group, grant: tables.put_owned(group, grant))  # pyright: ignore
+
+
+@mutation("what a claim was told is told again whoever owns it", "hand-overs")
+def _(patch: Patch) -> None:
+    patch.setattr(client.Client, "refuse", lambda one, owner: None)  # pyright: ignore
+
+
+@mutation("absence is remembered", "quiet")
+def _(patch: Patch) -> None:
+    locate = client.Client._ask_directory  # pyright: ignore[reportPrivateUsage]
+
+    def remembering(one: Any, standing: Any, groups: Any, owners: Any, *, claims: bool) -> Any:
+        known = one.__dict__.setdefault("nobodys", {})
+        if not claims and groups in known:
+            return known[groups]
+        found = yield from locate(one, standing, groups, owners, claims=claims)
+        if found is not None and not any(found.rows):
+            known[groups] = found
+        return found
+
+    patch.setattr(client.Client, "_ask_directory", remembering)
+
+
+@mutation("half of a batch may have no owner yet", "a batch of two groups, one of them new")
+def _(patch: Patch) -> None:
+    def still(one: Any, groups: Any) -> Any:
+        return True
+        yield
+
+    patch.setattr(reading, "_are_still_nobodys", still)
+
+
+@mutation("bytes of any host are put", "bytes of a host that was removed")
+def _(patch: Patch) -> None:
+    patch.setattr(owning, "are_strange", lambda standing, call, places, key: None)  # pyright: ignore
+
+
+# --- the directory ----------------------------------------------------------------------------------------------------
+
+
+@mutation("a claim is answered before the deputies have it", "promotions in a storm")
+def _(patch: Patch) -> None:
+    patch.setattr(Directory, "tell", lambda one, tables, standing, rows: directory.Located(tuple(rows)))  # pyright: ignore
+
+
+@mutation("a denial asks no deputy", "an old seed denies")
+def _(patch: Patch) -> None:
+    patch.setattr(Directory, "_is_confirmed", lambda one, roster, question: True)  # pyright: ignore
+
+
+@mutation("a row of the old seed's stays at a deputy", "hand-overs to lost hosts")
+def _(patch: Patch) -> None:
+    take = directory.take_mirror
+
+    def keep(tables: Any, standing: Any, request: Any) -> Any:
+        rows = tuple(
+            row
+            for row in request.rows
+            if (old := tables.ownership(row.group)) is None or old.grant.number < row.grant.number
+        )
+        return take(tables, standing, msgspec.structs.replace(request, rows=rows))
+
+    patch.setattr(directory, "take_mirror", keep)
+
+
+@mutation("a deputy counts before it has the whole directory", "lost while hosts join")
+def _(patch: Patch) -> None:
+    patch.setattr(Directory, "has_all", lambda one, tables, member: True)  # pyright: ignore
+
+
+@mutation("numbers of grants begin anew when the seed is killed", "kills")
+def _(patch: Patch) -> None:
+    kill_index = World.kill_index
+
+    def forget(world: World, host: Any) -> None:
+        host.tables.granted = 0
+        kill_index(world, host)
+
+    patch.setattr(World, "kill_index", forget)
+
+
+# --- the roster -------------------------------------------------------------------------------------------------------
+
+
+@mutation("a roster counts at once", "a seed that is cut off adds and removes")
+def _(patch: Patch) -> None:
+    patch.setattr(Directory, "is_settled", lambda one, standing: standing.is_seed)  # pyright: ignore
+
+
+@mutation("a member obeys whom it has promised not to", "promotions in a storm")
+def _(patch: Patch) -> None:
+    put = SimTables.put_standing
+
+    def forget(tables: SimTables, standing: Any) -> None:
+        old = tables.standing()
+        is_seed = standing.roster.seed == standing.member
+        promised = standing.promised if is_seed or old is None else old.promised
+        put(tables, msgspec.structs.replace(standing, promised=promised))
+
+    patch.setattr(SimTables, "put_standing", forget)
+
+
+@mutation("anybody may be the seed", "promotions in a storm")
+def _(patch: Patch) -> None:
+    def promote(*, forced: bool = False) -> Any:
+        standing = yield from roster.transact(roster._promise_oneself)  # pyright: ignore[reportPrivateUsage]
+        newest = standing.roster
+        yield from roster.transact(
+            lambda tables: roster._begin_term(tables, standing.member, newest, standing.promised, True)  # pyright: ignore
+        )
+
+    patch.setattr("tests.distributed.rules.world.promote", promote)
+
+
+@mutation("a stranger is heard whatever epoch it names", "lost while hosts join")
+def _(patch: Patch) -> None:
+    answer_ask = roster.answer_ask
+
+    def heard(tables: Any, standing: Any, seed: Any, ask: Any) -> Any:
+        if standing.roster.member(ask.member.id) is None and ask.cluster is None:
+            term, epoch = standing.roster.position
+            ask = msgspec.structs.replace(ask, term=term, epoch=epoch)
+        return answer_ask(tables, standing, seed, ask)
+
+    patch.setattr(roster, "answer_ask", heard)
+
+
+@mutation("what lies on no member stays in the catalog", "losses")
+def _(patch: Patch) -> None:
+    def nothing() -> Any:
+        return
+        yield
+
+    patch.setattr(roster, "drop_lost", nothing)
+
+
+@mutation("records of a root that joins keep their versions", "a root with keys of a host that was removed")
+def _(patch: Patch) -> None:
+    patch.setattr(roster, "_raise_page", lambda tables, after: (None, []))  # pyright: ignore
+
+
+@mutation("a new seed that has no directory waits for nobody", "a directory that is lost")
+def _(patch: Patch) -> None:
+    begin = roster._begin_term  # pyright: ignore[reportPrivateUsage]
+
+    def hasty(tables: Any, *arguments: Any) -> Any:
+        done = begin(tables, *arguments)
+        tables.put_standing(msgspec.structs.replace(tables.standing(), unheard=()))
+        return done
+
+    patch.setattr(roster, "_begin_term", hasty)
+
+
+@mutation("a new term leaves the floor as it was", "a grant of the old term")
+def _(patch: Patch) -> None:
+    put = SimTables.put_standing
+    admit = owning.admit
+
+    def keep_floor(tables: SimTables, standing: Any) -> None:
+        old = tables.standing()
+        put(tables, msgspec.structs.replace(standing, floor=0 if old is None else old.floor))
+
+    def of_any_term(tables: Any, standing: Any, groups: Any, grants: Any, *, changes: bool) -> Any:
+        terms = [grant.term for grant in grants]
+        if any(term < standing.roster.term for term in terms):
+            earlier = msgspec.structs.replace(standing.roster, term=min(terms))
+            standing = msgspec.structs.replace(standing, roster=earlier)
+        return admit(tables, standing, groups, grants, changes=changes)
+
+    patch.setattr(SimTables, "put_standing", keep_floor)
+    patch.setattr(owning, "admit", of_any_term)
+
+
+# --- hand-overs -------------------------------------------------------------------------------------------------------
+
+
+@mutation("a group that leaves can be changed", "hand-overs")
+def _(patch: Patch) -> None:
+    patch.setattr(SimTables, "leaving", lambda tables, group: None)  # pyright: ignore
+
+
+@mutation("the new owner serves before the old one has dropped its records", "a taker that is asked early")
+def _(patch: Patch) -> None:
+    put_kept = SimTables.put_kept
     patch.setattr(
-        partition,
-        "commit_here",
-        lambda tables, membership, changes: partition.apply(tables, tables.standing(), changes),  # pyright: ignore
+        SimTables,
+        "put_kept",
+        lambda tables, group, kept: put_kept(tables, group, msgspec.structs.replace(kept, is_free=True)),  # pyright: ignore
     )
 
 
-@mutation("a new home begins at once", "joins")
+@mutation("records are sent once", "hand-overs in a storm")
 def _(patch: Patch) -> None:
-    patch.setattr(Standing, "is_ready_for", lambda standing, key: True)  # pyright: ignore
+    send = handing.send
+
+    def once(to: Any, request: Any) -> Any:
+        answer = yield from send(to, request)
+        return Done() if isinstance(request, handing.Give) else answer
+
+    patch.setattr(handing, "send", once)
 
 
-@mutation("versions go on from where the new home was", "losses")
+@mutation("what was kept is served to whoever is given the group", "a giver that is lost")
 def _(patch: Patch) -> None:
-    adopt = moving.adopt
+    is_open = owning._is_open  # pyright: ignore[reportPrivateUsage]
 
-    def keep_version(tables: Any, member: bytes, view: Any) -> bool:
-        version = tables.version
-        is_newer = adopt(tables, member, view)
-        tables.version = version
-        return is_newer
+    def whatever(tables: Any, standing: Any, group: bytes, grant: Any) -> bool:
+        kept = tables.kept(group)
+        if kept is not None:
+            tables.put_kept(group, msgspec.structs.replace(kept, of=grant.after, version=kept.version or 0))
+        return is_open(tables, standing, group, grant)
 
-    patch.setattr(moving, "adopt", keep_version)
-    patch.setattr(seed, "adopt", keep_version)
-
-
-# --- moving -----------------------------------------------------------------------------------------------------------
+    patch.setattr(owning, "_is_open", whatever)
 
 
-@mutation("records are written whenever they come", "homes")
+@mutation("a hand-over is asked for again whoever owns the group by now", "a hand-over that is asked for late")
 def _(patch: Patch) -> None:
-    def take(tables: Any, standing: Any, request: Any) -> Any:
-        for key, entry in request.rows:
-            if standing.is_home_of(key):
-                partition.write(tables, standing, key, entry)
-        return Done()
+    hand_over = Directory._hand_over  # pyright: ignore[reportPrivateUsage]
+    latest = (1 << 63) - 1
 
-    patch.setattr(moving, "take", take)
+    def again(one: Any, tables: Any, roster: Any, request: Any) -> Any:
+        row = directory.owner_row(tables, roster, request.group)
+        if row is not None and row.owner == request.giver:
+            request = msgspec.structs.replace(request, of=latest)
+        return hand_over(one, tables, roster, request)
+
+    patch.setattr(Directory, "_hand_over", again)
 
 
-@mutation("'given' is said before the records are deleted", "homes")
+@mutation("an old owner takes part in listings at once", "a listing of a hand-over")
 def _(patch: Patch) -> None:
-    patch.setattr(giving, "_drop_page", lambda tables, view, after: (None,))  # pyright: ignore
+    patch.setattr(SimTables, "all_leaving", _without_granted)
 
 
-@mutation("records are sent once", "homes")
-def _(patch: Patch) -> None:
-    tell = giving._tell  # pyright: ignore[reportPrivateUsage]
+def _without_granted(tables: SimTables) -> Any:
+    import inspect
 
-    def once(standing: Any, home: bytes, request: Any) -> Any:
-        if isinstance(request, Given):
-            return (yield from tell(standing, home, request))
-        yield from giving.send(standing.view.member(home), request)
-        return True
-
-    patch.setattr(giving, "_tell", once)
+    rows = list(tables.leaving_groups.items())
+    is_listing = inspect.currentframe().f_back.f_code.co_name == "_admit_listing"  # type: ignore[union-attr]
+    return [] if is_listing else rows
 
 
-@mutation("what lies on no member stays in the index", "losses")
-def _(patch: Patch) -> None:
-    patch.setattr(giving, "dispose", lambda tables, standing, entry: None)  # pyright: ignore
-    patch.setattr(SimTables, "delete_record", _delete_unless_lost)
-
-
-def _delete_unless_lost(tables: SimTables, key: bytes) -> None:
-    standing = tables.standing()
-    entry = tables.records[key]
-    if standing is None or all(place.host in standing.view.ids for place in entry.places):
-        del tables.records[key]
-
-
-@mutation("a page of keys may be of another epoch, or short", "homes")
+@mutation("a page of keys may be of another epoch", "a listing of a hand-over")
 def _(patch: Patch) -> None:
     def list_page(tables: Any, standing: Any, request: Any) -> Any:
         page = tables.page(request.after, request.limit, request.prefix)
-        return Listed(tuple((key, entry and entry.version) for key, entry in page if standing.is_home_of(key)))
+        return Listed(tuple((key, entry and entry.version) for key, entry in page))
 
-    patch.setattr(partition, "list_page", list_page)
-
-
-# --- the seed ---------------------------------------------------------------------------------------------------------
+    patch.setattr(owning, "list_page", list_page)
 
 
-@mutation("the view changes before all have settled", "joins")
+@mutation("a giver drops its records in whatever term", "a directory that is lost in a hand-over")
 def _(patch: Patch) -> None:
-    patch.setattr(Seed, "_all_settled", lambda seed, view: True)  # pyright: ignore
+    drop = handing._drop  # pyright: ignore[reportPrivateUsage]
+
+    def anyway(tables: Any, before: Any, leaving: Any, row: Any) -> None:
+        drop(tables, tables.standing().roster, leaving, row)
+
+    patch.setattr(handing, "_drop", anyway)
 
 
-@mutation("a removal counts as settled", "lost while homes move")
+@mutation("a giver whose taker is gone goes on by itself", "a taker that is lost")
 def _(patch: Patch) -> None:
-    remove = Seed.remove
+    give = handing._give  # pyright: ignore[reportPrivateUsage]
 
-    def settled(self: Any, tables: Any, standing: Any, request: Any) -> Any:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Seed, "_all_settled", lambda seed, view: True)  # pyright: ignore
-            return remove(self, tables, standing, request)
+    def by_itself(standing: Any, group: bytes, leaving: Any, taker: Any) -> Any:
+        if taker is None:
+            yield from handing.transact(lambda tables: tables.drop_leaving(group))
+            return
+        yield from give(standing, group, leaving, taker)
 
-    patch.setattr(Seed, "remove", settled)
+    patch.setattr(handing, "_give", by_itself)
 
 
-@mutation("a stranger is heard whatever epoch it names", "losses")
+@mutation("the version counter is not handed over", "a hand-over of many versions")
 def _(patch: Patch) -> None:
-    answer = Seed.answer
+    put_kept = SimTables.put_kept
 
-    def heard(self: Any, tables: Any, standing: Any, ask: Any) -> Any:
-        if standing.view.member(ask.member.id) is None:
-            ask = msgspec.structs.replace(ask, epoch=standing.view.epoch)
-        return answer(self, tables, standing, ask)
+    def without(tables: SimTables, group: bytes, kept: Any) -> None:
+        put_kept(tables, group, msgspec.structs.replace(kept, version=None if kept.version is None else 0))
 
-    patch.setattr(Seed, "answer", heard)
-
-
-@mutation("a member says that it has settled before it has", "joins")
-def _(patch: Patch) -> None:
-    ask_of = Index._ask  # pyright: ignore[reportPrivateUsage]
-    patch.setattr(Index, "_ask", lambda self, tables: msgspec.structs.replace(ask_of(self, tables), is_settled=True))  # pyright: ignore
+    patch.setattr(SimTables, "put_kept", without)
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------
@@ -298,14 +491,9 @@ def _(patch: Patch) -> None:
     patch.setattr(lending.Audit, "_resolved", resolved)
 
 
-@mutation("an audit gives back what was lent anew", "moves under audits")
+@mutation("an audit gives back what was lent anew", "hand-overs under audits")
 def _(patch: Patch) -> None:
     patch.setattr(lending.Audit, "_retire", lambda audit, tables, place, lent: tables.retire(place))  # pyright: ignore
-
-
-@mutation("an audit goes by what was at home here before", "stalled moves")
-def _(patch: Patch) -> None:
-    patch.setattr(Standing, "__eq__", lambda one, other: True)  # pyright: ignore
 
 
 @mutation("an audit doesn't wait until a call's time is over", "slow")
@@ -318,10 +506,9 @@ def _(patch: Patch) -> None:
     )
 
 
-@mutation("lent bytes are not looked for before they are used", "stalled moves")
+@mutation("lent bytes are not looked for before they are used", "hand-overs of stopped hosts")
 def _(patch: Patch) -> None:
-    for module in (partition, changing.partition):
-        patch.setattr(module, "bytes_gone", lambda tables, standing, changes: None)  # pyright: ignore
+    patch.setattr(owning, "bytes_gone", lambda tables, standing, changes: None)  # pyright: ignore
 
 
 @mutation("a host isn't told what nothing names any more", "quiet")
@@ -339,7 +526,7 @@ def _(patch: Patch) -> None:
     patch.setattr(lending, "send", once)
 
 
-@mutation("bytes that were given away are nobody's", "homes")
+@mutation("bytes that were given away are nobody's", "hand-overs")
 def _(patch: Patch) -> None:
     lend = SimTables.lend
     patch.setattr(
@@ -355,32 +542,125 @@ def _(patch: Patch) -> None:
 
     def of_one_epoch(audit: Any) -> Any:
         standing = yield from lending.transact(lambda tables: tables.standing())
-        audit._epoch = 0 if standing is None else standing.view.epoch
+        audit._position = (0, 0) if standing is None else standing.roster.position
         return (yield from run(audit))
 
     patch.setattr(lending.Audit, "run", of_one_epoch)
 
 
-# --- roots with keys --------------------------------------------------------------------------------------------------
+# --- sharded puts -----------------------------------------------------------------------------------------------------
 
 
-@mutation("what was being registered is begun anew after a kill", "roots with keys")
+@mutation("a part is taken in though its attempt is over", "shards of stopped ranks")
 def _(patch: Patch) -> None:
-    kill_index = World.kill_index
+    prepare = attempts.prepare
 
-    def forget(world: World, host: Any) -> None:
-        for key, row in host.tables.from_before.items():
-            host.tables.from_before[key] = msgspec.structs.replace(row, session=0)
-        kill_index(world, host)
+    def forgets(tables: Any, standing: Any, part: Any, content: Any) -> Any:
+        with Patch.context() as inner:
+            inner.setattr(SimTables, "outcome", lambda tables, key, attempt: None)  # pyright: ignore
+            return prepare(tables, standing, part, content)
 
-    patch.setattr(World, "kill_index", forget)
+    patch.setattr(attempts, "prepare", forgets)
 
 
-@mutation("what registers keys has sessions as others have", "roots with keys, away for long")
+@mutation("a publication doesn't look whether the parts are those that were merged", "shards put again")
 def _(patch: Patch) -> None:
-    patch.setattr(joining, "Open", lambda lasts: Open())  # pyright: ignore
+    publish = attempts.publish
+
+    def blindly(tables: Any, standing: Any, request: Any) -> Any:
+        _, parts = attempts.find(tables, request.key, request.attempt, request.number)
+        request = msgspec.structs.replace(request, parts=tuple(part.place for part in parts))
+        return publish(tables, standing, request)
+
+    patch.setattr(attempts, "publish", blindly)
 
 
-@mutation("a root with keys becomes a home at once", "roots with keys")
+@mutation("the bytes of parts that are given up are nobody's", "shards")
 def _(patch: Patch) -> None:
-    patch.setattr(moving, "has_keys_of_its_own", lambda tables: False)  # pyright: ignore
+    patch.setattr(attempts, "_drop", lambda tables, standing, part: tables.delete_part(part))  # pyright: ignore
+
+
+@mutation("an attempt goes on when its group leaves", "shards that are handed over")
+def _(patch: Patch) -> None:
+    patch.setattr(handing, "end_attempts_of", lambda tables, standing, group: None)  # pyright: ignore
+
+
+@mutation("outcomes stay where the owner was", "shards that are handed over")
+def _(patch: Patch) -> None:
+    patch.setattr(SimTables, "outcomes", lambda tables: [])  # pyright: ignore
+
+
+@mutation("an audit knows records only", "shards of stopped ranks")
+def _(patch: Patch) -> None:
+    def are_named(tables: Any, standing: Any, request: Any) -> Any:
+        groups = [owning.group_of(request.key)]
+        refused = owning.admit(tables, standing, groups, [request.grant], changes=False)
+        entry = tables.record(request.key)
+        return refused or IsNamed(entry is not None and request.place in entry.places)
+
+    patch.setattr(owning, "are_named", are_named)
+
+
+@mutation("an attempt whose time is over stays", "shards in a storm")
+def _(patch: Patch) -> None:
+    patch.setattr(attempts, "expire", lambda tables, standing: None)  # pyright: ignore
+    patch.setattr(attempts, "has_expired", lambda tables: False)  # pyright: ignore
+
+
+@mutation("older attempts go on after a publication", "shards of stopped ranks")
+def _(patch: Patch) -> None:
+    patch.setattr(attempts, "_end_older", lambda tables, standing, published: None)  # pyright: ignore
+
+
+@mutation("a part is taken in again whenever it comes", "shards twice")
+def _(patch: Patch) -> None:
+    patch.setattr(attempts, "answer_again", lambda tables, call: None)  # pyright: ignore
+
+
+@mutation("a part is taken in whoever the owner is", "shards that are handed over")
+def _(patch: Patch) -> None:
+    patch.setattr(attempts, "admit", lambda tables, standing, groups, grants, changes: None)  # pyright: ignore
+
+
+@mutation("a part is not lent before the owner hears of it", "shards")
+def _(patch: Patch) -> None:
+    lend = ranks._lend  # pyright: ignore[reportPrivateUsage]
+
+    def forget(tables: Any, membership: int, part: Any, lent: Any) -> Any:
+        answer = lend(tables, membership, part, lent)
+        for place in part.places:
+            if tables.lent(place) is not None:
+                tables.lendings.pop(place)
+        return answer
+
+    patch.setattr(ranks, "_lend", forget)
+
+
+@mutation("who gives up without a part leaves no outcome", "shards twice")
+def _(patch: Patch) -> None:
+    put_outcome = SimTables.put_outcome
+    patch.setattr(
+        SimTables,
+        "put_outcome",
+        lambda tables, outcome: put_outcome(tables, outcome) if outcome.number else None,  # pyright: ignore
+    )
+
+
+@mutation("who gives up believes an owner that has heard nothing", "shards of lost hosts")
+def _(patch: Patch) -> None:
+    by_name = ranks.Ranks._give_up_by_name  # pyright: ignore[reportPrivateUsage]
+
+    def believes(self: Any, own: Any, request: Any) -> Any:
+        own.owner = None
+        return (yield from by_name(self, own, request))
+
+    patch.setattr(ranks.Ranks, "_give_up_by_name", believes)
+
+
+@mutation("a part's lease isn't renewed while its rank waits", "shards of stragglers")
+def _(patch: Patch) -> None:
+    def nothing(own: Any, found: Any) -> Any:
+        return
+        yield
+
+    patch.setattr(ranks, "_renew", nothing)

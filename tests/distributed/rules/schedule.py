@@ -132,7 +132,9 @@ class Schedule:
         values = frozenset(value for value, origin in self.workload.origin.items() if lost in origin)
         for key, history in self.workload.histories.items():
             was_owner = key.partition(b"/")[0] in groups
-            history.append(Operation(LOSS, start, math.inf, lost=frozenset(self.workload.origin) if was_owner else values))
+            history.append(
+                Operation(LOSS, start, math.inf, lost=frozenset(self.workload.origin) if was_owner else values)
+            )
         self.workload.stable = {key for key in self.workload.stable if key.partition(b"/")[0] not in groups}
         self.world.at(self.chance.uniform(0.2, 5), lambda: self.world.remove(lost))
         self.world.at(self.chance.uniform(0.2, 5), lambda: self.find_a_seed(hosts))

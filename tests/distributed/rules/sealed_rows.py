@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memstore.distributed.rules import Change, Place, Steps, is_unsealed, look_up
+from memstore.distributed.rules import Change, Place, Steps, group_of, is_unsealed, look_up
 from memstore.errors import HomeUnavailableError, MemstoreError, MutableEntryError, StoreTimeoutError
 from tests.distributed.rules.world import SECOND, Host, Process, World
 from tests.support.explore import Fault
@@ -76,7 +76,7 @@ class SealedRows:
         self.state = SEALED
 
     def _seal(self, process: Process, until: int) -> Steps[None]:
-        (entry,) = yield from look_up([self.key])
+        (entry,) = yield from look_up(process.client, [self.key])
         if entry is None or not entry.is_mutable:
             raise MutableEntryError("it was sealed before")
         places = (Place(self.host.id, self.host.tables.fill(self.rows)),)
@@ -85,14 +85,12 @@ class SealedRows:
 
     def check(self) -> None:
         """Once all is settled: what was acknowledged is there."""
-        standing = self.host.tables.standing()
-        assert standing is not None
-        home = next(one for one in self.world.hosts.values() if one.id == standing.view.home_of(self.key))
-        entry = home.tables.record(self.key)
+        owner = next(one for one in self.world.hosts.values() if group_of(self.key) in one.tables.own_groups)
+        entry = owner.tables.record(self.key)
         if entry is None or self.state == SEALING:
             raise self._fault(f"state {self.state}, and its record is {entry}")
         if entry.is_mutable != (self.state == OPEN):
-            raise self._fault(f"its processes say state {self.state}, and its home {entry}")
+            raise self._fault(f"its processes say state {self.state}, and its owner {entry}")
         if not entry.is_mutable and int(entry.body) != self.rows:
             raise self._fault(f"{self.rows} rows were acknowledged, and {int(entry.body)} are sealed")
         if entry.places[0].host == self.host.id and not self.host.tables.is_there(entry.places[0]):

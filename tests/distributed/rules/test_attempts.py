@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.rules import Change, Client, Failure, Outcome, Part, Pending, Place, Ranks, Seat, turn
-from memstore.distributed.rules.attempt_messages import Forgotten, GiveUp, Look, PartsChanged, Publish
+from memstore.distributed.rules import Change, Client, Failure, Outcome, Part, Pending, Place, RankPart, Ranks, turn
+from memstore.distributed.rules.messages import Forgotten, GiveUp, Look, PartsChanged, Publish
 from memstore.errors import HomeUnavailableError, ShardMismatchError, UnknownOutcomeError
 from tests.distributed.rules.test_membership import cluster, key_at, run
 from tests.distributed.rules.world import SECOND, Host, Process, World
@@ -15,21 +15,21 @@ from tests.distributed.rules.world import SECOND, Host, Process, World
 LEASE = 10 * SECOND
 
 
-def seat_of(host: Host, key: bytes, rank: int = 0, world_size: int = 2) -> Seat:
+def part_of(host: Host, key: bytes, rank: int = 0, world_size: int = 2) -> RankPart:
     put_id = host.tables.fill(7)
-    return Seat(Part(key, "a", 0, rank, world_size, Place(host.id, put_id, put_id), lease=LEASE))
+    return RankPart(Part(key, "a", 0, rank, world_size, Place(host.id, put_id, put_id), lease=LEASE))
 
 
-def prepare(world: World, process: Process, seat: Seat) -> Outcome | None:
+def prepare(world: World, process: Process, own: RankPart) -> Outcome | None:
     until = process.host.tables.now() + 5 * SECOND
-    return run(world, process, Ranks(process.client).prepare(seat, b"said", until), seconds=0.5)
+    return run(world, process, Ranks(process.client).prepare(own, b"said", until), seconds=0.5)
 
 
-def look(world: World, process: Process, seat: Seat) -> Outcome | Pending:
+def look(world: World, process: Process, own: RankPart) -> Outcome | Pending:
     def merge(parts: Any, contents: Any) -> bytes:
         return b"7"
 
-    return run(world, process, turn(seat, merge, 0, was_complete=False, publishes=True), seconds=0.5)
+    return run(world, process, turn(own, merge, 0, was_complete=False, publishes=True), seconds=0.5)
 
 
 def asked(host: Host, world: World, request: Any) -> Any:
@@ -40,31 +40,31 @@ def asked(host: Host, world: World, request: Any) -> Any:
 def test_a_rank_that_looks_later_than_outcomes_are_kept_is_told_so() -> None:
     world = cluster(2)
     home, rank = world.hosts["h0"], world.start_process(world.hosts["h1"])
-    seat = seat_of(rank.host, key_at(home))
-    assert prepare(world, rank, seat) is None
+    own = part_of(rank.host, key_at(world, home))
+    assert prepare(world, rank, own) is None
     world.run(20)  # the part's lease is over
-    ended = look(world, rank, seat)
+    ended = look(world, rank, own)
     assert isinstance(ended, Outcome) and ended.failure is not None and "lease was over" in ended.failure.text
     home.tables.ends.clear()
-    part = seat.part
-    assert asked(home, world, Look(part.key, "a", seat.number)) == Forgotten()
+    part = own.part
+    assert asked(home, world, Look(part.key, "a", own.number)) == Forgotten()
     with pytest.raises(UnknownOutcomeError):
-        look(world, rank, seat)
+        look(world, rank, own)
     with pytest.raises(UnknownOutcomeError):
-        run(world, rank, Ranks(rank.client).give_up(seat, Failure("PartialCommitError", "")))
-    again = seat_of(rank.host, part.key)
-    assert prepare(world, rank, again) is None and again.number != seat.number
-    assert asked(home, world, Look(part.key, "a", seat.number)) == Forgotten()  # that one is another
+        run(world, rank, Ranks(rank.client).give_up(own, Failure("PartialCommitError", "")))
+    again = part_of(rank.host, part.key)
+    assert prepare(world, rank, again) is None and again.number != own.number
+    assert asked(home, world, Look(part.key, "a", own.number)) == Forgotten()  # that one is another
 
 
 def test_parts_that_were_not_merged_are_neither_published_nor_given_up() -> None:
     world = cluster(2)
     home, rank = world.hosts["h0"], world.start_process(world.hosts["h1"])
-    key = key_at(home)
-    first, second = seat_of(rank.host, key), seat_of(rank.host, key)
-    for seat in (first, second):
-        prepare(world, rank, seat)
-    third = seat_of(rank.host, key, rank=1)
+    key = key_at(world, home)
+    first, second = part_of(rank.host, key), part_of(rank.host, key)
+    for own in (first, second):
+        prepare(world, rank, own)
+    third = part_of(rank.host, key, rank=1)
     prepare(world, rank, third)
     merged = (first.part.place, third.part.place)  # by somebody who had looked before the first was put again
     number = third.number
@@ -81,31 +81,31 @@ def test_parts_that_were_not_merged_are_neither_published_nor_given_up() -> None
 def test_another_number_of_ranks_is_refused_and_the_attempt_goes_on() -> None:
     world = cluster(2)
     home, rank = world.hosts["h0"], world.start_process(world.hosts["h1"])
-    key = key_at(home)
-    seat = seat_of(rank.host, key)
-    prepare(world, rank, seat)
-    other = seat_of(rank.host, key, rank=2, world_size=3)
+    key = key_at(world, home)
+    own = part_of(rank.host, key)
+    prepare(world, rank, own)
+    other = part_of(rank.host, key, rank=2, world_size=3)
     with pytest.raises(ShardMismatchError, match="2 ranks by rank 0, and 3 by rank 2"):
         prepare(world, rank, other)
     assert other.part.place.put_id not in rank.host.tables.segments
-    assert isinstance(look(world, rank, seat), Pending)
+    assert isinstance(look(world, rank, own), Pending)
 
 
 def test_a_part_that_was_never_answered_can_not_come_after_its_rank_has_given_up() -> None:
     world = cluster(2)
     home, rank = world.hosts["h0"], world.start_process(world.hosts["h1"])
-    key = key_at(home)
+    key = key_at(world, home)
     run(world, rank, rank.client.commit([Change(key, b"x")], 1 << 62))  # it has a session there
     world.cut("h1", "h0", one_way=True)
-    seat = seat_of(rank.host, key)
+    own = part_of(rank.host, key)
     with pytest.raises(HomeUnavailableError):
-        prepare(world, rank, seat)
-    assert seat.lane is not None
+        prepare(world, rank, own)
+    assert own.lane is not None
     world.heal()
-    ended = run(world, rank, Ranks(rank.client).give_up(seat, Failure("StoreTimeoutError", "too late")))
+    ended = run(world, rank, Ranks(rank.client).give_up(own, Failure("StoreTimeoutError", "too late")))
     assert ended.failure == Failure("StoreTimeoutError", "too late") and ended.number == 0
     home.tables.ends.clear()
-    assert seat.lane is None and isinstance(rank.client, Client)
+    assert own.lane is None and isinstance(rank.client, Client)
     world.run(20)
     assert not home.tables.pending
     assert not rank.host.tables.segments  # the audit has asked

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.rules import Answer, Change, Entry, Send, Transact, lookups, partition, reading
+from memstore.distributed.rules import Answer, Change, Entry, Send, Transact, owning, reading
 from memstore.distributed.rules.messages import Found, Lookup
 from memstore.errors import HomeUnavailableError
 from tests.distributed.rules.test_membership import cluster, key_at, run
@@ -26,7 +26,7 @@ class Reading:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world = cluster(2)
         self.home, self.process = self.world.hosts["h0"], self.world.start_process(self.world.hosts["h1"])
-        group = key_at(self.home)
+        group = key_at(self.world, self.home)
         self.keys = [group + b"/%02d" % number for number in range(COUNT)]
         self.before: Callable[[int], None] = lambda number: None
         self.lookups: list[Lookup] = []
@@ -44,14 +44,16 @@ class Reading:
         """At once, as a process of the home's host does."""
         tables = self.home.tables
         changes = [Change(key, body) for key in keys or self.keys]
-        partition.apply(tables, tables.standing(), changes)
+        owning.apply(tables, tables.standing(), changes)
 
     def delete(self, *keys: bytes) -> None:
         tables = self.home.tables
-        partition.apply(tables, tables.standing(), [Change(key, None) for key in keys])
+        owning.apply(tables, tables.standing(), [Change(key, None) for key in keys])
 
     def get(self, seconds: float = 5) -> list[bytes | None]:
-        entries: tuple[Entry | None, ...] = run(self.world, self.process, reading.look_up(self.keys), seconds)
+        entries: tuple[Entry | None, ...] = run(
+            self.world, self.process, reading.look_up(self.process.client, self.keys), seconds
+        )
         return [None if entry is None else entry.body for entry in entries]
 
 
@@ -61,8 +63,8 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Reading:
 
 
 def limit(monkeypatch: pytest.MonkeyPatch, *, keys: int = 1 << 16, nbytes: int = 1 << 24) -> None:
-    monkeypatch.setattr(lookups, "BATCH_LIMIT", keys)
-    monkeypatch.setattr(partition, "BYTES_LIMIT", nbytes)
+    monkeypatch.setattr(reading, "BATCH_LIMIT", keys)
+    monkeypatch.setattr(owning, "BYTES_LIMIT", nbytes)
 
 
 def test_what_fits_is_one_message(reader: Reading) -> None:
@@ -140,8 +142,9 @@ def test_a_key_that_is_given_away_while_it_is_to_be_pinned_is_looked_for_again(r
     """A schedule has found that: it was called missing."""
     reader.put(b"x")
     tables, key = reader.home.tables, reader.keys[0]
-    steps: Any = reading.look_up([key], pin=True)
-    request = steps.send(next(steps).action(tables))
+    steps: Any = reading.look_up(reader.process.client, [key], pin=True)
+    grants = steps.send(next(steps).action(tables))
+    request = steps.send(grants.action(tables))
     assert isinstance(request, Send)
     again = steps.send(None)  # the index process was killed
     tables.delete_record(key)
@@ -154,6 +157,6 @@ def test_keys_whose_home_is_here_are_pinned_in_several_messages(
     limit(monkeypatch, keys=6)
     reader.put(b"x")
     process: Process = reader.world.start_process(reader.home)
-    entries = run(reader.world, process, reading.look_up(reader.keys, pin=True))
+    entries = run(reader.world, process, reading.look_up(process.client, reader.keys, pin=True))
     assert [entry.body for entry in entries] == [b"x"] * COUNT
     assert sum(one.pin for one in reader.lookups) == 4 and isinstance(reader.world, World)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.rules import Change, Entry, Member, Place, Send, Steps, giving, joining, reading
-from memstore.distributed.rules.messages import Ask, Commit, Give, IsView, Lookup, Open, Refused, Release, Remove
-from memstore.errors import HomeUnavailableError, StaleMembershipError
+from memstore.distributed.rules import Change, Entry, Member, Place, Send, Steps, handing, reading
+from memstore.distributed.rules.messages import Ask, Give, IsRoster, Lookup, Refused, Release, Remove
+from memstore.errors import CrossHostError, HomeUnavailableError, StaleMembershipError, StoreTimeoutError
 from tests.distributed.rules.scenes import CALM
 from tests.distributed.rules.world import Host, Process, World
 
@@ -16,7 +16,9 @@ from tests.distributed.rules.world import Host, Process, World
 def cluster(hosts: int) -> World:
     world = World(0, CALM)
     for number in range(hosts):
-        world.serve(world.add_host(f"h{number}"), "h0")
+        world.add_host(f"h{number}")
+    for host in world.hosts.values():
+        world.serve(host, "h0")
     world.run(10)
     return world
 
@@ -32,120 +34,201 @@ def run(world: World, process: Process, steps: Any, seconds: float = 5) -> Any:
     return result
 
 
-def key_at(host: Host) -> bytes:
-    """A key whose home it is, wherever it is asked."""
-    standing = host.tables.standing()
-    assert standing is not None
-    return next(key for key in (f"g{number}".encode() for number in range(1000)) if standing.is_home_of(key))
-
-
 def put(process: Process, key: bytes, body: bytes = b"x") -> Steps[tuple[int, ...]]:
     return process.client.commit([Change(key, body)], 1 << 62)
 
 
-def test_members_that_come_and_go_know_the_same_view() -> None:
+def get(world: World, process: Process, key: bytes) -> Entry | None:
+    return run(world, process, reading.look_up(process.client, [key]), seconds=1)[0]
+
+
+def key_at(world: World, host: Host) -> bytes:
+    """A key that was first put there, and is there no more."""
+    key, process = f"of-{host.address}".encode(), world.start_process(host)
+    run(world, process, put(process, key), seconds=1)
+    run(world, process, process.client.commit([Change(key, None)], 1 << 62), seconds=1)
+    assert key in host.tables.own_groups
+    return key
+
+
+def remove(world: World, host: Host) -> None:
+    world.remove(host.id)
+    world.run(2)
+
+
+def test_members_that_come_know_the_same_roster_and_two_are_deputies() -> None:
     world = cluster(4)
     standings = [host.tables.standing() for host in world.hosts.values()]
-    views = {one.view for one in standings if one is not None}
-    assert len(views) == 1
-    assert [member.address for member in views.pop().members] == ["h0", "h1", "h2", "h3"] or len(standings) == 4
+    rosters = {one.roster for one in standings if one is not None}
+    (roster,) = rosters
+    assert len(standings) == 4 and sorted(member.address for member in roster.members) == ["h0", "h1", "h2", "h3"]
+    assert len(roster.deputies) == 2 and roster.seed not in roster.deputies
 
 
-def test_keys_whose_home_is_here_go_on_when_nobody_else_answers() -> None:
+def test_a_key_is_owned_where_it_was_first_put_and_nobody_is_asked_again() -> None:
     world = cluster(3)
     host = world.hosts["h1"]
-    process, key = world.start_process(host), key_at(host)
+    process = world.start_process(host)
+    (version,) = run(world, process, put(process, b"a/b"))
     for one in world.hosts.values():
         world.kill_index(one)
-    (version,) = run(world, process, put(process, key))
-    (entry,) = run(world, process, reading.look_up([key]))
-    assert entry == Entry(version, b"x")
-    with pytest.raises(HomeUnavailableError):
-        run(world, process, reading.look_up([key_at(world.hosts["h2"])]))
-    for prefix, keys in ((b"", "^all keys"), (key_at(world.hosts["h2"]) + b"/", "^the keys that start with '")):
-        with pytest.raises(HomeUnavailableError, match=f"{keys}.* can't be listed: h. at h. is the home of some"):
-            run(world, process, reading.page(prefix, b""))
+    (later,) = run(world, process, put(process, b"a/c"))
+    assert later > version >> 40 > 0
+    assert get(world, process, b"a/c") == Entry(later, b"x")
+    assert get(world, process, b"a/none") is None
 
 
-def test_a_host_that_was_removed_hears_of_it_and_the_others_have_its_keys() -> None:
+def test_who_is_waited_for_is_named() -> None:
+    world = cluster(3)
+    process, key = world.start_process(world.hosts["h1"]), key_at(world, world.hosts["h2"])
+    for one in world.hosts.values():
+        world.kill_index(one)
+    for steps in (reading.look_up(process.client, [b"unknown"]), put(process, b"new"), put(process, key)):
+        with pytest.raises(HomeUnavailableError, match=r"h0 at h0"):
+            run(world, process, steps)
+    for prefix, keys in ((b"", "^all keys"), (b"of-h2/", "^the keys that start with '")):
+        with pytest.raises(HomeUnavailableError, match=f"{keys}.* can't be listed: h. at h. may own some"):
+            run(world, process, reading.page(process.client, prefix, b""))
+
+
+def test_gets_waits_deletes_and_puts_that_fail_claim_nothing() -> None:
+    world = cluster(3)
+    process = world.start_process(world.hosts["h1"])
+    client = process.client
+    assert get(world, process, b"g/k") is None
+    with pytest.raises(StoreTimeoutError):
+        run(world, process, reading.wait(client, b"g/k", 0))
+    assert run(world, process, client.commit([Change(b"g/k", None, missing_ok=True)], 1 << 62)) == (0,)
+    for change in (Change(b"g/k", b"x", expect=5), Change(b"g/k", None), Change(b"g/k", b"x", seals=3)):
+        with pytest.raises(Exception, match="g/k"):
+            run(world, process, client.commit([change], 1 << 62))
+    assert not any(b"g" in host.tables.directory for host in world.hosts.values())
+
+
+def test_a_wait_begins_before_its_group_has_an_owner() -> None:
+    world = cluster(3)
+    waiting, putting = world.start_process(world.hosts["h1"]), world.start_process(world.hosts["h2"])
+    ends: list[Any] = []
+    for steps in (reading.wait(waiting.client, b"g/k", 0), reading.wait_any(waiting.client, b"g/", {})):
+        world.call(waiting, steps, 20, lambda result, error: ends.append((world.now, result, error)))
+    anything = reading.wait_any(waiting.client, b"g", 0)
+    world.call(waiting, anything, 20, lambda result, error: ends.append((world.now, result, error)))
+    world.run(3)
+    began = world.now
+    (version,) = run(world, putting, put(putting, b"g/k"), seconds=2)
+    assert sorted(str(result) for _, result, _ in ends) == sorted([str(version), *[str({b"g/k": version})] * 2])
+    assert all(now - began < 1_000_000_000 for now, _, _ in ends)
+
+
+def test_two_owners_in_one_call_are_named_and_what_has_none_is_claimed_for_the_other() -> None:
+    world = cluster(3)
+    first, second = key_at(world, world.hosts["h1"]), key_at(world, world.hosts["h2"])
+    process = world.start_process(world.hosts["h0"])
+    for steps in (
+        process.client.commit([Change(first, b"1"), Change(second, b"2"), Change(b"new", b"3")], 1 << 62),
+        reading.look_up(process.client, [first, second]),
+    ):
+        with pytest.raises(CrossHostError, match="'of-h1' to h1, 'of-h2' to h2"):
+            run(world, process, steps)
+    assert b"new" not in world.hosts["h0"].tables.directory
+    run(world, process, process.client.commit([Change(first, b"1"), Change(b"new", b"3")], 1 << 62))
+    assert b"new" in world.hosts["h1"].tables.own_groups
+
+
+def test_a_host_that_is_never_an_owner_puts_for_one_that_stays() -> None:
+    world = World(0, CALM)
+    for number in range(3):
+        world.add_host(f"h{number}")
+    for host in world.hosts.values():
+        world.serve(host, "h0", is_owner=host.address != "h2")
+    world.run(10)
+    process = world.start_process(world.hosts["h2"])
+    place = Place(process.host.id, process.host.tables.fill(7))
+    (version,) = run(world, process, process.client.commit([Change(b"g/k", b"", (place,))], 1 << 62))
+    assert world.hosts["h0"].tables.records[b"g/k"] == Entry(version, b"", (place,))
+    assert not process.host.tables.own_groups
+
+
+def test_a_host_that_was_removed_hears_of_it_and_its_keys_can_be_put_anew() -> None:
     world = cluster(3)
     removed, other = world.hosts["h1"], world.start_process(world.hosts["h2"])
-    process, key = world.start_process(removed), key_at(removed)
+    process, key = world.start_process(removed), key_at(world, removed)
     (before,) = run(world, other, put(other, key))
     world.cut("h0", "h1")
     world.cut("h1", "h2")
-    seed = world.hosts["h0"]
-    assert seed.index is not None
-    answer = world.answer(seed, seed.index, Remove(removed.id))
-    assert isinstance(answer, IsView) and removed.id not in answer.view.ids
-    world.run(5)
-    run(world, process, put(process, key))  # it can't know
+    remove(world, removed)
+    (unheard,) = run(world, process, put(process, key))  # it can't know
     (after,) = run(world, other, put(other, key))
-    assert after > before
+    assert after > unheard > before
 
     world.heal()
     world.run(5)
-    for steps in (put(process, key), reading.look_up([b"nothing"]), put(process, key_at(seed))):
+    for steps in (put(process, key), reading.look_up(process.client, [b"nothing"]), put(process, b"new")):
         with pytest.raises(StaleMembershipError):
             run(world, process, steps)
-    (entry,) = run(world, other, reading.look_up([key]))
-    assert entry == Entry(after, b"x")
+    assert get(world, other, key) == Entry(after, b"x")
 
 
-def test_a_removed_host_stays_away_whatever_it_had_asked_for() -> None:
+def test_bytes_of_a_host_that_was_removed_are_not_put_any_more() -> None:
     world = cluster(4)
-    seed, leaver = world.hosts["h0"], world.hosts["h1"]
-    assert seed.index is not None
-    for other in ("h0", "h2", "h3"):
-        world.cut(other, "h1")
-    first = world.answer(seed, seed.index, Remove(world.hosts["h3"].id))  # so that changes wait until all have settled
-    assert isinstance(first, IsView)
-    member = first.view.member(leaver.id)
-    assert member is not None
-    member = Member(member.id, member.address, member.name, is_home=False)
-    world.answer(seed, seed.index, Ask(member, first.view.cluster, first.view.epoch, True, 0))
-    world.answer(seed, seed.index, Remove(leaver.id))
+    removed, owner = world.hosts["h1"], world.hosts["h2"]
+    key, process = key_at(world, owner), world.start_process(removed)
+    run(world, process, put(process, key))
+    world.cut("h0", "h1")  # so it doesn't hear of it
+    remove(world, removed)
     world.run(10)
-    standing = seed.tables.standing()
-    assert standing is not None and [one.address for one in standing.view.members] == ["h0", "h2"]
+    place = Place(removed.id, removed.tables.fill(7))
+    with pytest.raises(StaleMembershipError):
+        run(world, process, process.client.commit([Change(key, b"", (place,))], 1 << 62))
 
 
 def test_who_is_no_member_any_more_is_told_so_and_the_seed_stays() -> None:
-    world = cluster(2)
+    world = cluster(3)
     seed, other = world.hosts["h0"], world.hosts["h1"]
     assert seed.index is not None and other.index is not None
     assert isinstance(world.answer(seed, seed.index, Remove(seed.id)), Refused)
-    assert isinstance(world.answer(other, other.index, Remove(seed.id)), Refused)
-    world.answer(seed, seed.index, Remove(other.id))
-    asked = Ask(other.index.member, b"C" * 16, 2, True, 0)
-    answer = world.answer(seed, seed.index, asked)
+    remove(world, other)
+    answer = world.answer(seed, seed.index, Ask(other.index.member, b"C" * 16, 1, 2))
     assert isinstance(answer, Refused) and answer.is_removed
+    world.run(10)
+    standing = seed.tables.standing()
+    assert standing is not None and other.id not in standing.roster.ids
 
 
-def test_a_root_of_another_cluster_and_a_copied_root_are_refused() -> None:
+def test_a_root_of_another_cluster_and_a_copied_root_are_refused_and_one_that_has_moved_is_not() -> None:
     world = cluster(2)
     seed, other = world.hosts["h0"], world.hosts["h1"]
     assert seed.index is not None and other.index is not None
-    member = other.index.member
-    for ask in (
-        Ask(member, b"D" * 16, 2, True, 0),
-        Ask(type(member)(member.id, "elsewhere"), b"C" * 16, 2, True, 0),
-        Ask(type(member)(seed.id, "h0", is_home=False), b"C" * 16, 2, True, 0),
-    ):
+    standing = seed.tables.standing()
+    assert standing is not None
+    member, position = other.index.member, standing.roster.position
+    for ask in (Ask(member, b"D" * 16, *position), Ask(Member(member.id, "elsewhere"), b"C" * 16, *position)):
         answer = world.answer(seed, seed.index, ask)
         assert isinstance(answer, Refused) and not answer.is_removed
+    world.answer(seed, seed.index, Ask(Member(member.id, "elsewhere"), b"C" * 16, *position, moved=True))
+    standing = seed.tables.standing()
+    assert standing is not None and {one.address for one in standing.roster.members} == {"h0", "elsewhere"}
+
+
+def test_a_stranger_at_a_dead_members_address_removes_nobody() -> None:
+    world = cluster(3)
+    host = world.hosts["h1"]
+    old = host.id
+    world.lose(host)
+    world.serve(host, "h0")
+    world.run(10)
+    standing = world.hosts["h0"].tables.standing()
+    assert standing is not None and {old, host.id} <= standing.roster.ids
 
 
 def test_bytes_that_are_pinned_stay_until_the_pin_is_over() -> None:
     world = cluster(2)
-    home, data = world.hosts["h0"], world.hosts["h1"]
-    assert home.index is not None
-    process, key = world.start_process(data), key_at(home)
+    owner, data = world.hosts["h0"], world.hosts["h1"]
+    assert owner.index is not None
+    process, key = world.start_process(data), key_at(world, owner)
     place = Place(data.id, data.tables.fill(7))
     run(world, process, process.client.commit([Change(key, b"", (place,))], 1 << 62))
-    standing = home.tables.standing()
-    assert standing is not None
-    world.answer(home, home.index, Lookup(standing.view.epoch, (key,), pin=True))
+    world.answer(owner, owner.index, Lookup((key,), (owner.tables.own_groups[key],), pin=True))
     run(world, process, put(process, key), seconds=2)
     assert place.put_id in data.tables.segments
     world.run(12)
@@ -154,144 +237,114 @@ def test_bytes_that_are_pinned_stay_until_the_pin_is_over() -> None:
 
 def test_a_late_release_leaves_alone_what_is_owned() -> None:
     world = cluster(2)
-    home = world.hosts["h0"]
-    assert home.index is not None
-    process, key = world.start_process(home), key_at(home)
-    place = Place(home.id, home.tables.fill(7))
+    owner = world.hosts["h0"]
+    assert owner.index is not None
+    process, key = world.start_process(owner), key_at(world, owner)
+    place = Place(owner.id, owner.tables.fill(7))
     run(world, process, process.client.commit([Change(key, b"", (place,))], 1 << 62))
-    world.answer(home, home.index, Release((place,)))
-    assert place.put_id in home.tables.segments
+    world.answer(owner, owner.index, Release((place,)))
+    assert place.put_id in owner.tables.segments
 
 
 def test_a_get_that_meets_replaced_bytes_looks_again_and_then_pins() -> None:
     world = cluster(2)
-    home, reader = world.hosts["h0"], world.start_process(world.hosts["h1"])
-    key, tries = key_at(home), list[Entry]()
+    reader, key, tries = world.start_process(world.hosts["h1"]), key_at(world, world.hosts["h0"]), list[Entry]()
     run(world, reader, put(reader, key))
 
     def fetch(entry: Entry) -> Steps[bytes | None]:
         tries.append(entry)
         return entry.body if len(tries) > 3 else None
-        yield Send("", None, Lookup(0, (key,)))  # a generator
+        yield Send("", None, Release(()))  # a generator
 
-    assert run(world, reader, reading.read(key, fetch)) == (tries[-1].version, b"x")
+    assert run(world, reader, reading.read(reader.client, key, fetch)) == (tries[-1].version, b"x")
     assert len(tries) == 4
 
 
-def test_keys_that_a_root_had_are_registered_unless_others_have_put_them() -> None:
+# --- roots with keys --------------------------------------------------------------------------------------------------
+
+
+def root_with(world: World, address: str, *keys: bytes) -> Host:
+    host = world.add_host(address)
+    for key in keys:
+        host.tables.version += 1
+        place = Place(host.id, host.tables.fill(7))
+        host.tables.put_record(key, Entry(host.tables.version, b"ours", (place,)))
+        host.tables.own(place, key)
+    return host
+
+
+def test_a_root_with_keys_is_admitted_with_all_of_them_in_new_versions() -> None:
     world = cluster(2)
-    joining, other = world.add_host("h2"), world.start_process(world.hosts["h0"])
-    (version,) = run(world, other, put(other, b"both", b"theirs"))
-    for key in (b"both", b"ours"):
-        place = Place(joining.id, joining.tables.fill(7))
-        joining.tables.put_record(key, Entry(1, b"ours", (place,)))
-        joining.tables.own(place, key)
+    joining = root_with(world, "h2", b"a/1", b"a/2", b"b")
     world.serve(joining, "h0")
     world.run(10)
-    theirs, ours = (run(world, other, reading.look_up([key]))[0] for key in (b"both", b"ours"))
-    assert theirs == Entry(version, b"theirs")
-    assert ours is not None and ours.body == b"ours" and ours.version > 1
-    assert [Place(joining.id, put_id) for put_id in joining.tables.segments] == list(ours.places)
+    process = world.start_process(world.hosts["h0"])
     standing = joining.tables.standing()
-    assert standing is not None and joining.id in standing.view.homes
+    assert standing is not None and not standing.is_joining and set(joining.tables.own_groups) == {b"a", b"b"}
+    for key in (b"a/1", b"a/2", b"b"):
+        entry = get(world, process, key)
+        assert entry is not None and entry.body == b"ours" and entry.version >> 40 >= 2
+    (version,) = run(world, process, put(process, b"b"))
+    assert version > max(entry.version for entry in joining.tables.records.values() if entry.body == b"ours")
 
 
-def test_a_home_that_has_forgotten_what_it_registered_has_it_once() -> None:
-    """As after a repair of its catalog, while the host that registers is away."""
-    world = cluster(1)
-    home, coming = world.hosts["h0"], world.add_host("h1")
-    places = {key: Place(coming.id, coming.tables.fill(7)) for key in (b"a", b"b")}
-    for key, place in places.items():
-        coming.tables.put_record(key, Entry(1, b"ours", (place,)))
-        coming.tables.own(place, key)
-    forgotten, answer = list[Any](), world.answer
-
-    def answered(host: Host, index: Any, request: Any) -> Any:
-        found = answer(host, index, request)
-        if isinstance(request, Commit) and not forgotten:
-            forgotten.append(request)
-            for session in list(home.tables.lasting_sessions):
-                home.tables.end_session(session)
-            world.cut("h0", "h1")  # its answer is lost
-            world.at(5, world.heal)
-        return found
-
-    world.answer = answered
-    world.serve(coming, "h0")
-    world.run(30)
-    standing = coming.tables.standing()
-    assert standing is not None and not standing.is_joining
-    process = world.start_process(home)
-    for key, place in places.items():
-        (entry,) = run(world, process, reading.look_up([key]))
-        assert entry is not None and entry.places == (place,) and place.put_id in coming.tables.segments
-
-
-def test_what_registered_keys_closes_its_sessions() -> None:
+def test_a_root_with_a_group_that_another_host_owns_is_refused_and_nothing_changes() -> None:
     world = cluster(2)
-    coming = world.add_host("h2")
-    for number in range(8):
-        coming.tables.put_record(f"own{number}".encode(), Entry(1, b"y"))
-    world.serve(coming, "h0")
-    opened, answer = list[str](), world.answer
-
-    def answered(host: Host, index: Any, request: Any) -> Any:
-        opened.extend([host.address] * (isinstance(request, Open) and request.lasts))
-        return answer(host, index, request)
-
-    world.answer = answered
-    world.run(20)
-    assert opened and set(opened) <= {"h0", "h1"}
-    assert not any(host.tables.lasting_sessions for host in world.hosts.values())
+    key = key_at(world, world.hosts["h1"])
+    joining = root_with(world, "h2", b"ours", key)
+    world.serve(joining, "h0")
+    world.run(10)
+    assert joining.index is not None and joining.tables.standing() is None
+    assert isinstance(joining.index.refusal, Refused) and "'of-h1' (h1)" in joining.index.refusal.why
+    assert set(joining.tables.records) == {b"ours", key} and b"ours" not in world.hosts["h0"].tables.directory
+    joining.tables.delete_record(key)
+    world.run(10)
+    assert set(joining.tables.own_groups) == {b"ours"}
 
 
-def test_large_records_are_given_and_registered_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One message of them all would be more than a link takes: the member would never settle."""
-    for module in (giving, joining):
-        monkeypatch.setattr(module, "BYTES_LIMIT", 5000)
+def test_a_root_is_a_store_by_itself_until_it_is_admitted_and_what_it_put_meanwhile_comes_with_it() -> None:
     world = cluster(1)
-    first, process = world.hosts["h0"], world.start_process(world.hosts["h0"])
-    keys = [f"g{number}".encode() for number in range(20)]
-    for key in keys:
-        run(world, process, put(process, key, b"x" * (6000 if key == b"g0" else 2000)))
-    coming = world.add_host("h1")
-    for number in range(10):
-        coming.tables.put_record(f"own{number}".encode(), Entry(1, b"y" * 2000))
-    world.serve(coming, "h0")
-    sent = list[int]()
-    answer = world.answer
-
-    def answered(host: Host, index: Any, request: Any) -> Any:
-        if isinstance(request, Give | Commit):
-            entries = [entry for _, entry in request.rows] if isinstance(request, Give) else request.changes
-            sent.append(sum(entry.nbytes for entry in entries))
-            assert len(entries) == 1 or sent[-1] <= 5000
-        return answer(host, index, request)
-
-    monkeypatch.setattr(world, "answer", answered)
-    world.run(20)
-    assert len(sent) > 5 + 2
-    for host in (first, coming):
-        standing = host.tables.standing()
-        assert standing is not None and standing.view.homes == tuple(one.id for one in standing.view.members)
-        assert not standing.missing and not standing.is_joining
-    for key in [*keys, *[f"own{number}".encode() for number in range(10)]]:
-        assert run(world, process, reading.look_up([key]))[0] is not None
-
-
-def test_a_root_is_a_store_by_itself_until_it_is_admitted() -> None:
-    world = cluster(1)
-    joining = world.add_host("h1")
-    joining.tables.put_record(b"ours", Entry(1, b"ours"))
-    joining.tables.version = 1
+    joining = root_with(world, "h1", b"ours")
     process = world.start_process(joining)
     world.cut("h0", "h1", one_way=True)
     world.serve(joining, "h0")
-    (version,) = run(world, process, put(process, b"ours", b"2"))  # nobody serves it yet: it is a store by itself
-    assert version == 2
+    for key in (b"ours", b"late"):
+        (version,) = run(world, process, put(process, key, b"2"))  # nobody has admitted it
+        assert not version >> 40
     world.heal()
+    admits, answer = list[Any](), world.answer
+
+    def answered(host: Host, index: Any, request: Any) -> Any:
+        found = answer(host, index, request)
+        if isinstance(found, IsRoster) and found.admits and not admits:
+            admits.append(found)
+            joining.tables.put_record(b"later", Entry(9, b"3"))
+        return found
+
+    world.answer = answered
     world.run(10)
     (version,) = run(world, process, put(process, b"ours", b"3"))
-    assert version >> 40
-    (entry,) = run(world, process, reading.look_up([b"ours"]))
-    assert entry == Entry(version, b"3")
+    assert version >> 40 and set(joining.tables.own_groups) == {b"ours", b"late", b"later"} and admits
+    assert get(world, process, b"ours") == Entry(version, b"3")
+
+
+def test_large_records_are_handed_over_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handing, "BYTES_LIMIT", 5000)
+    world = cluster(2)
+    first, second = world.hosts["h0"], world.hosts["h1"]
+    process = world.start_process(first)
+    keys = [f"g/{number}".encode() for number in range(20)]
+    changes = [Change(key, b"x" * (6000 if key == b"g/0" else 2000)) for key in keys]
+    run(world, process, process.client.commit(changes, 1 << 62))
+    sent, answer = list[int](), world.answer
+
+    def answered(host: Host, index: Any, request: Any) -> Any:
+        if isinstance(request, Give):
+            sent.append(sum(entry.nbytes for _, entry in request.rows))
+            assert len(request.rows) <= 1 or sent[-1] <= 5000
+        return answer(host, index, request)
+
+    monkeypatch.setattr(world, "answer", answered)
+    handing.begin(first.tables, b"g", second.id)
+    world.run(20)
+    assert len(sent) > 10 and set(second.tables.records) == set(keys) and not first.tables.records

@@ -14,9 +14,11 @@ from memstore.distributed.rules.messages import (
     Answer,
     Call,
     Change,
+    Claim,
     Commit,
     Found,
     Give,
+    Grant,
     List,
     Lookup,
     Place,
@@ -30,12 +32,13 @@ encode = msgspec.msgpack.encode
 REQUESTS = msgspec.msgpack.Decoder(Request)
 ANSWERS = msgspec.msgpack.Decoder(Answer)
 CALL = Call(1, 0, 1, 1)
+GRANT = Grant(1 << 40, 1)
 
 
 def test_every_kind_has_a_number_of_its_own() -> None:
     kinds = [*get_args(Request), *get_args(Answer)]
     numbers = [kind.__struct_config__.tag for kind in kinds]
-    assert len(set(numbers)) == len(kinds) == 37
+    assert len(set(numbers)) == len(kinds) == 54
     assert {kind.__name__ for kind in kinds} <= set(vars(messages))
 
 
@@ -48,8 +51,8 @@ def test_every_kind_has_a_number_of_its_own() -> None:
 def test_requests_arrive_as_they_were_sent(keys: list[bytes], body: bytes | None, expect: int | None) -> None:
     places = (Place(b"m" * 16, 7),)
     for request in (
-        Commit(CALL, tuple(Change(key, body, places, expect) for key in keys)),
-        Lookup(3, tuple(keys), pin=True),
+        Commit(CALL, tuple(Change(key, body, places, expect) for key in keys), (GRANT,)),
+        Lookup(tuple(keys), (GRANT,), pin=True),
     ):
         assert REQUESTS.decode(encode(request)) == request
 
@@ -57,21 +60,22 @@ def test_requests_arrive_as_they_were_sent(keys: list[bytes], body: bytes | None
 @pytest.mark.parametrize(
     "request_",
     [
-        Lookup(1, ()),
-        Lookup(1, (b"",)),
-        Lookup(1, (b"k" * 501,)),
-        Lookup(1, (b"k",) * 65_537),
-        Lookup(-1, (b"k",)),
-        Lookup(2**63, (b"k",)),
-        Wait(1, b"k", 0, 10_001),
-        List(1, b"", b"", 0),
-        List(1, b"", b"", 1025),
-        Commit(CALL, ()),
-        Commit(Call(1, 256, 1, 1), (Change(b"k", None),)),
-        Commit(CALL, (Change(b"k", None, (Place(b"short", 1),)),)),
-        Commit(CALL, (Change(b"k", None, expect=-1),)),
+        Lookup((), ()),
+        Lookup((b"",), (GRANT,)),
+        Lookup((b"k" * 501,), (GRANT,)),
+        Lookup((b"k",) * 65_537, (GRANT,)),
+        Lookup((b"k",), (Grant(-1, 1),)),
+        Lookup((b"k",), (Grant(2**63, 1),)),
+        Wait(b"k", GRANT, 0, 10_001),
+        List(b"", b"", 0),
+        List(b"", b"", 1025),
+        Commit(CALL, (), ()),
+        Commit(Call(1, 256, 1, 1), (Change(b"k", None),), (GRANT,)),
+        Commit(CALL, (Change(b"k", None, (Place(b"short", 1),)),), (GRANT,)),
+        Commit(CALL, (Change(b"k", None, expect=-1),), (GRANT,)),
         Release((Place(b"m" * 16, 2**64 - 1),)),
-        Give(1, b"m" * 17, ()),
+        Give(b"g", b"m" * 17, 1, ()),
+        Claim((b"k" * 501,), None),
     ],
     ids=repr,
 )
@@ -84,7 +88,7 @@ def test_an_answer_is_no_request() -> None:
     with pytest.raises(msgspec.ValidationError):
         REQUESTS.decode(encode(Found(())))
     with pytest.raises(msgspec.ValidationError):
-        ANSWERS.decode(encode(Lookup(1, (b"k",))))
+        ANSWERS.decode(encode(Lookup((b"k",), (GRANT,))))
 
 
 @hypothesis.settings(max_examples=examples(300))

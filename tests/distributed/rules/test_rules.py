@@ -1,4 +1,4 @@
-"""The rules of decision 016 under a scheduler: what must hold holds in all schedules, and broken rules are found."""
+"""The rules of decisions 016 and 029 under a scheduler: what must hold holds in all schedules, and broken rules are found."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ import random
 from typing import Any, get_args
 
 import pytest
+from memstore.distributed.rules.attempt_messages import Forgotten, PartsChanged
 
 from memstore.distributed.rules import Answer
-from memstore.distributed.rules.attempt_messages import Forgotten, PartsChanged
-from tests.distributed.rules import attempt_mutations
+from memstore.distributed.rules.messages import Announced, Forgotten, Met, PartsChanged
 from tests.distributed.rules.mutations import MUTATIONS
 from tests.distributed.rules.scenes import SCENES
 from tests.distributed.rules.schedule import Schedule
+from tests.distributed.rules.scripts import SCRIPTS
 from tests.examples import one_in
 from tests.support.explore import Fault
 
-assert attempt_mutations, "it adds to MUTATIONS"
 FULL = [pytest.mark.full, pytest.mark.timeout(1800)]
 QUICK, MANY = 3, 300  # schedules of each scene
 TRIES = 3000  # schedules in which a broken rule has to be found
 SOON = 60  # the same in the fast run, where those are tried that are found soon
 FOUND_SOON = {
     "a repeated call is made again",
-    "requests of any epoch are answered",
-    "'given' is said before the records are deleted",
-    "the view changes before all have settled",
     "a host isn't told what nothing names any more",
     "older attempts go on after a publication",
     "who gives up without a part leaves no outcome",
@@ -50,21 +47,32 @@ def test_many_schedules(scene: str) -> None:
         Schedule(SCENES[scene], seed).run()
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_schedules_seldom_come_to(name: str) -> None:
+    SCRIPTS[name]()
+
+
 @pytest.mark.parametrize(
-    "mutation", [pytest.param(name, marks=() if name in FOUND_SOON else FULL) for name in MUTATIONS]
+    "mutation",
+    [
+        pytest.param(name, marks=() if name in FOUND_SOON or scene in SCRIPTS else FULL)
+        for name, (scene, _) in MUTATIONS.items()
+    ],
 )
 def test_a_rule_that_is_left_out_would_be_found(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene, leave_out = MUTATIONS[mutation]
     leave_out(monkeypatch)
     with pytest.raises(Fault) as found:
-        for seed in range(SOON if mutation in FOUND_SOON else TRIES):
+        if scene in SCRIPTS:
+            SCRIPTS[scene]()
+        for seed in range(0 if scene in SCRIPTS else SOON if mutation in FOUND_SOON else TRIES):
             Schedule(SCENES[scene], seed).run()
     print(found.value)
 
 
 def test_schedules_reach_every_answer() -> None:
-    seen: set[type[Any]] = {Forgotten, PartsChanged}  # of these, test_attempts.py has the schedules
-    scenes = ("storm", "homes", "losses", "roots with keys", "shards in a storm", "shards while homes move")
+    seen: set[type[Any]] = {Forgotten, PartsChanged, Announced, Met}  # of these there are scripts and tests
+    scenes = ("storm", "hand-overs", "losses", "promotions", "roots with keys", "shards in a storm")
     for seed, scene in itertools.product(range(8), scenes):
         schedule = Schedule(SCENES[scene], seed)
         schedule.run()

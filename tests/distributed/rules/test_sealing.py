@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.rules import partition
-from memstore.distributed.rules.looking import look_at
+from memstore.distributed.rules import handing, owning
+from memstore.distributed.rules.client import look_at
 from memstore.distributed.rules.messages import Change
 from memstore.distributed.rules.reading import look_up
 from memstore.distributed.rules.steps import view
 from tests.distributed.rules.scenes import CALM
 from tests.distributed.rules.sealed_rows import SealedRows
-from tests.distributed.rules.world import Weather, World
+from tests.distributed.rules.world import Host, Weather, World
 from tests.support.explore import Fault
 
 BAD = Weather(loss=0.05, twice=0.1, late=0.3, stalls=0.01)
@@ -23,18 +23,20 @@ QUICK, MANY = 10, 1000
 
 
 def run(seed: int) -> None:
-    """One dataset, homes that move, kills, and a network that is cut now and then."""
+    """One dataset, an owner that changes, kills, and a network that is cut now and then."""
     world = World(seed, CALM)
     chance = world.random
     hosts = [world.add_host(f"h{number}") for number in range(3)]
     world.serve(hosts[0], "h0")
-    world.serve(hosts[1], "h0", is_home=chance.random() < 0.5)
+    world.serve(hosts[1], "h0")
     world.run(10)
     rows = SealedRows(world, hosts[1], b"rows/k")
     rows.create()
     world.run(5)
     world.weather = BAD
-    world.at(chance.uniform(0, SECONDS), lambda: world.serve(hosts[2], "h0"))
+    world.at(chance.uniform(0, SECONDS / 4), lambda: world.serve(hosts[2], "h0"))
+    for _ in range(6):
+        world.at(chance.uniform(0, SECONDS), lambda: hand_over(world, chance.choice(hosts)))
     for _ in range(60):
         seals, seconds = chance.random() < 0.3, chance.choice([0.5, 3, 20])
         world.at(
@@ -57,6 +59,11 @@ def run(seed: int) -> None:
     rows.check()
 
 
+def hand_over(world: World, taker: Host) -> None:
+    for host in world.hosts.values():
+        handing.begin(host.tables, b"rows", taker.id)
+
+
 def test_rows_are_acknowledged_until_they_are_sealed_and_none_is_lost() -> None:
     for seed in range(QUICK):
         print(f"seed {seed}")
@@ -73,7 +80,7 @@ def test_many_schedules() -> None:
 
 
 def _only_look(client: Any, key: bytes, place: Any, until: int) -> Any:
-    (entry,) = yield from look_up([key])
+    (entry,) = yield from look_up(client, [key])
     return entry is not None and entry.is_mutable
 
 
@@ -93,12 +100,12 @@ def test_a_rule_that_is_left_out_would_be_found(broken: Any, monkeypatch: pytest
 
 @pytest.mark.full  # it takes 75 schedules, 8 s
 def test_a_seal_that_names_no_version_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = partition._refused  # pyright: ignore[reportPrivateUsage]
+    real = owning.refused_change
 
     def refused(change: Change, old: Any) -> Any:
         return real(change if change.renews or not change.seals else _of_any_version(change), old)
 
-    monkeypatch.setattr(partition, "_refused", refused)
+    monkeypatch.setattr(owning, "refused_change", refused)
     with pytest.raises(Fault):
         for seed in range(300):
             run(seed)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memstore.distributed.rules import Change
-from memstore.distributed.rules.sessions import LAST, LOOK, Sessions
+from memstore.distributed.rules.owning import LAST, LOOK, Sessions
 from memstore.errors import UnknownOutcomeError
 from tests.distributed.rules.tables import SimTables
 from tests.distributed.rules.test_membership import cluster, key_at, put, run
@@ -135,7 +135,7 @@ def forget_sessions(world: World) -> None:
 def test_a_client_whose_session_has_ended_begins_another_and_its_user_hears_nothing() -> None:
     world = cluster(2)
     home, process = world.hosts["h0"], world.start_process(world.hosts["h1"])
-    key = key_at(home)
+    key = key_at(world, home)
     run(world, process, put(process, key, b"1"))
     forget_sessions(world)
     (version,) = run(world, process, put(process, key, b"2"))
@@ -145,7 +145,7 @@ def test_a_client_whose_session_has_ended_begins_another_and_its_user_hears_noth
 def test_nobody_knows_what_became_of_a_call_that_was_sent_before_its_session_ended() -> None:
     world = cluster(2)
     home, process = world.hosts["h0"], world.start_process(world.hosts["h1"])
-    key = key_at(home)
+    key = key_at(world, home)
     run(world, process, put(process, key, b"1"))
     world.cut("h0", "h1", one_way=True)  # no answer comes
     ends: list[Any] = []

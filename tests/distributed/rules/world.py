@@ -254,7 +254,8 @@ class World:
         """A person makes a host the seed."""
         index = host.index
         if index is None or host.tables.standing() is None:
-            return ended(False)
+            ended(False)
+            return
         self.note(f"{host.address} is to be the seed")
 
         def end(error: BaseException | None) -> None:

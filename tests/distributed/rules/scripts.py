@@ -1,0 +1,440 @@
+"""Schedules by hand, each for a rule that random ones seldom need. A script raises Fault if the rule is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memstore.distributed.rules import Change, Entry, Place, handing, owning, reading
+from memstore.distributed.rules.directory import give
+from memstore.distributed.rules.messages import (
+    Claim,
+    Commit,
+    Give,
+    Grant,
+    HandOver,
+    IsAt,
+    List,
+    Located,
+    Lookup,
+    NotOwner,
+    Serve,
+)
+from memstore.errors import MemstoreError
+from tests.distributed.rules.test_membership import cluster, get, put, remove, root_with, run
+from tests.distributed.rules.world import Host, Process, World
+from tests.support.explore import Fault
+
+SCRIPTS: dict[str, Callable[[], None]] = {}
+
+
+def script(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def add(play: Callable[[], None]) -> Callable[[], None]:
+        SCRIPTS[name] = play
+        return play
+
+    return add
+
+
+class Play:
+    """A cluster of a few hosts and a process on each. `before` is called with each request before it is answered."""
+
+    def __init__(self, hosts: int) -> None:
+        self.world: World = cluster(hosts)
+        self.hosts = list(self.world.hosts.values())
+        self.processes = [self.world.start_process(host) for host in self.hosts]
+        self.before: Callable[[Host, Any], None] = lambda host, request: None
+        self.after: Callable[[Host, Any, Any], None] = lambda host, request, answer: None
+        answer = self.world.answer
+
+        def answered(host: Host, index: Any, request: Any) -> Any:
+            self.before(host, request)
+            found = answer(host, index, request)
+            self.after(host, request, found)
+            return found
+
+        self.world.answer = answered
+
+    def put(self, host: int, key: bytes, body: bytes = b"x") -> int:
+        return run(self.world, self.processes[host], put(self.processes[host], key, body), seconds=2)[0]
+
+    def get(self, host: int, key: bytes) -> Entry | None:
+        return get(self.world, self.processes[host], key)
+
+    def begin(self, process: Process, steps: Any, seconds: float = 60) -> list[Any]:
+        ends: list[Any] = []
+        self.world.call(process, steps, seconds, lambda result, error: ends.append(error or result))
+        return ends
+
+    def hand_over(self, group: bytes, giver: int, taker: int, seconds: float = 5) -> None:
+        handing.begin(self.hosts[giver].tables, group, self.hosts[taker].id)
+        self.world.run(seconds)
+
+    def cut_off(self, host: int) -> None:
+        for other in self.hosts:
+            if other is not self.hosts[host]:
+                self.world.cut(other.address, self.hosts[host].address)
+
+    def answer(self, host: int, request: Any) -> Any:
+        index = self.hosts[host].index
+        assert index is not None
+        return self.world.answer(self.hosts[host], index, request)
+
+    def claim(self, group: bytes, host: int) -> Grant:
+        """A claim whose client dies before it commits."""
+        seed = next(at for at, one in enumerate(self.hosts) if (it := one.tables.standing()) and it.is_seed)
+        for _ in range(100):
+            answer = self.answer(seed, Claim((group,), self.hosts[host].id))
+            if isinstance(answer, Located):
+                row = answer.rows[0]
+                assert row is not None
+                return row.grant
+            self.world.run(0.1)
+        raise Fault("a claim isn't answered", tuple(self.world.trace))
+
+    def commit(self, host: int, key: bytes, grant: Grant) -> Any:
+        """A call of another host, in a session of its own."""
+        tables = self.hosts[host].tables
+        call = owning.Call(tables.new_session(), 0, 1, 1)
+        return self.answer(host, Commit(call, (Change(key, b"late"),), (grant,)))
+
+    def must(self, holds: object, what: str) -> None:
+        if not holds:
+            raise Fault(what, tuple(self.world.trace))
+
+
+@script("a commit that comes after a hand-over")
+def _() -> None:
+    play = Play(3)
+    grant = play.claim(b"g", 1)
+    play.put(1, b"g/k")
+    play.hand_over(b"g", 1, 2)
+    play.must(isinstance(play.commit(1, b"g/late", grant), NotOwner), "a grant from before is good")
+
+
+@script("a batch of two groups, one of them new")
+def _() -> None:
+    play = Play(3)
+    play.put(1, b"one/k", b"old")
+    owner, seed = play.hosts[1].tables, play.hosts[0].tables
+    lookups = list[Lookup]()
+
+    def batch(host: Host, request: Any) -> None:
+        if isinstance(request, Lookup) and not lookups:
+            lookups.append(request)
+            standing = seed.standing()
+            assert standing is not None
+            owning.record_grant(owner, b"two", give(seed, standing.roster, b"two", play.hosts[1].id).grant)
+            owning.apply(owner, standing, [Change(b"one/k", b"new"), Change(b"two/k", b"new")])
+
+    play.before = batch
+    client = play.processes[2].client
+    entries = run(play.world, play.processes[2], reading.look_up(client, [b"one/k", b"two/k"]))
+    play.must(lookups and len({entry and entry.body for entry in entries}) == 1, f"half of a batch: {entries}")
+
+
+@script("bytes of a host that was removed")
+def _() -> None:
+    play = Play(4)
+    play.put(2, b"g/k")
+    play.put(1, b"g/k")  # so that it knows the owner
+    play.world.cut("h0", "h1")
+    remove(play.world, play.hosts[1])
+    play.world.run(10)
+    place = Place(play.hosts[1].id, play.hosts[1].tables.fill(7))
+    play.begin(play.processes[1], play.processes[1].client.commit([Change(b"g/k", b"", (place,))], 1 << 62))
+    play.world.run(5)
+    play.must(play.hosts[2].tables.records[b"g/k"].places != (place,), "a record names what is gone for ever")
+
+
+def promote(play: Play, host: int, *, forced: bool = False) -> None:
+    done = list[bool]()
+    for _ in range(20):
+        play.world.promote(play.hosts[host], done.append, forced=forced)
+        play.world.run(6)
+        if done and done[-1]:
+            return
+    raise Fault("nobody can be the seed", tuple(play.world.trace))
+
+
+def deputies(play: Play) -> list[int]:
+    standing = play.hosts[0].tables.standing()
+    assert standing is not None
+    return [at for at, host in enumerate(play.hosts) if host.id in standing.roster.deputies]
+
+
+@script("an old seed denies")
+def _() -> None:
+    """It is cut off from all but the host of one client."""
+    play = Play(5)
+    new = deputies(play)[0]
+    others = [at for at in range(1, 5) if at != new]
+    silent = others[-1]
+    for at in range(1, 5):
+        if at != silent:
+            play.world.cut("h0", f"h{at}")
+            play.world.cut(f"h{silent}", f"h{at}")
+    promote(play, new)
+    play.put(others[0], b"g/k")
+    client = play.processes[silent].client
+    ends = play.begin(play.processes[silent], reading.look_up(client, [b"g/k"]), 5)
+    play.world.run(8)
+    play.must(ends and not (isinstance(ends[0], tuple) and ends[0] == (None,)), f"a put is lost: {ends}")
+
+
+@script("a seed that is cut off adds and removes")
+def _() -> None:
+    play = Play(3)
+    play.cut_off(0)
+    for host in play.hosts[1:]:
+        play.world.remove(host.id)
+    play.world.gone.clear()
+    play.world.run(8)
+    promote(play, deputies(play)[0] if deputies(play) else 1)
+    first = play.begin(play.processes[0], put(play.processes[0], b"g/k"), 5)
+    play.put(1, b"g/k")
+    play.world.run(5)
+    play.must(isinstance(first[0], MemstoreError), f"two hosts own a group: {first}")
+
+
+@script("a root with keys of a host that was removed")
+def _() -> None:
+    play = Play(3)
+    play.put(1, b"g/k")
+    before = play.put(1, b"g/k")
+    play.world.lose(play.hosts[1])
+    play.world.remove(play.world.hosts["h1"].id)
+    play.world.remove(next(iter(play.world.gone)))
+    play.world.run(5)
+    joining = root_with(play.world, "h3", b"g/k")
+    play.world.serve(joining, "h0")
+    play.world.run(10)
+    entry = play.get(0, b"g/k")
+    play.must(entry is not None and entry.version > before, f"a version goes down from {before}: {entry}")
+
+
+def others_than_deputies(play: Play) -> int:
+    return next(at for at in range(1, len(play.hosts)) if at not in deputies(play))
+
+
+@script("a directory that is lost")
+def _() -> None:
+    """A host announces late what it owns."""
+    play = Play(4)
+    new = others_than_deputies(play)
+    late = deputies(play)[0]
+    play.put(late, b"g/k")
+    play.world.kill_index(play.hosts[0])
+    play.cut_off(late)
+    promote(play, new, forced=True)
+    ends = play.begin(play.processes[new], put(play.processes[new], b"g/k"), 5)
+    play.world.run(8)
+    play.must(ends and isinstance(ends[0], MemstoreError), f"what another host owns is granted: {ends}")
+    play.world.heal()
+    play.world.serve(play.hosts[0], "h0")
+    play.world.run(20)
+    play.put(new, b"g/k")
+    play.must(b"g" in play.hosts[late].tables.own_groups, "it isn't the owner any more")
+
+
+@script("a grant of the old term")
+def _() -> None:
+    """It was never recorded, and the directory is lost."""
+    play = Play(4)
+    new = others_than_deputies(play)
+    claimed, other = deputies(play)
+    grant = play.claim(b"g", claimed)
+    play.world.kill_index(play.hosts[0])
+    promote(play, new, forced=True)
+    play.world.serve(play.hosts[0], "h0")
+    play.world.run(10)
+    play.put(other, b"g/k")
+    play.commit(claimed, b"g/k", grant)
+
+
+@script("a taker that is asked early")
+def _() -> None:
+    """The giver doesn't hear that the directory has the new owner, and has its records still."""
+    play = Play(3)
+    play.put(1, b"g/k", b"old")
+
+    def silence(host: Host, request: Any, answer: Any) -> None:
+        if isinstance(request, HandOver) and host is play.hosts[0]:
+            play.world.cut("h0", "h1", one_way=True)
+
+    play.after = silence
+    play.hand_over(b"g", 1, 2)
+    ends = play.begin(play.processes[2], put(play.processes[2], b"g/k", b"new"), 5)
+    play.world.run(8)
+    entry = play.get(1, b"g/k")
+    play.must(isinstance(ends[0], MemstoreError) or entry is None or entry.body == b"new", f"an old value: {entry}")
+
+
+@script("a giver that is lost")
+def _() -> None:
+    """Half of its records are at the taker, which is given the group anew."""
+    play = Play(4)
+    keys = [b"g/1", b"g/2"]
+    run(play.world, play.processes[1], play.processes[1].client.commit([Change(key, b"x") for key in keys], 1 << 62))
+    gives = list[Give]()
+
+    def lose(host: Host, request: Any) -> None:
+        if isinstance(request, Give):
+            gives.append(request)
+            if request.version is not None and play.hosts[1].id not in play.world.gone:
+                play.world.cut("h1", "h2")
+
+    play.before = lose
+    play.hosts[2].tables.put_kept(b"g", handing.Kept(play.hosts[1].id, play.hosts[1].tables.own_groups[b"g"].number))
+    play.hosts[2].tables.keep(b"g/1", play.hosts[1].tables.records[b"g/1"])
+    removed = play.hosts[1].id
+    play.world.lose(play.hosts[1])
+    play.world.remove(removed)
+    settle = handing.settle_kept
+    handing.settle_kept = _nothing  # it doesn't come to ask before the group is put
+    try:
+        play.world.run(3)
+        play.put(2, b"g/3")
+    finally:
+        handing.settle_kept = settle
+    play.must(play.get(2, b"g/1") is None, "half of a batch comes back")
+
+
+def _nothing(*arguments: Any) -> Any:
+    return
+    yield
+
+
+@script("a hand-over that is asked for late")
+def _() -> None:
+    play = Play(3)
+    play.put(1, b"g/k")
+    asked = list[HandOver]()
+
+    def note(host: Host, request: Any) -> None:
+        if isinstance(request, HandOver):
+            asked.append(request)
+
+    play.before = note
+    play.hand_over(b"g", 1, 2)
+    play.hand_over(b"g", 2, 1)
+    play.answer(0, asked[0])
+    play.world.run(2)
+    owner = play.hosts[0].tables.directory[b"g"].owner
+    play.must(owner == play.hosts[1].id, "the group is given to a host that has nothing of it")
+
+
+@script("a listing of a hand-over")
+def _() -> None:
+    """The new owner is asked for its page before it serves, and the old one after it has dropped the records."""
+    play = Play(3)
+    play.put(1, b"g/k")
+    lister = play.processes[0]
+    order = sorted(play.hosts, key=lambda host: host.id != play.hosts[2].id)  # the taker is asked first
+    for host in play.hosts:
+        standing = host.tables.standing()
+        assert standing is not None
+        members = tuple(one for first in order for one in standing.roster.members if one.id == first.id)
+        host.tables.own_standing = handing.msgspec.structs.replace(
+            standing, roster=handing.msgspec.structs.replace(standing.roster, members=members)
+        )
+    lists = list[Host]()
+
+    def wait(host: Host, request: Any) -> None:
+        """The page of the giver is made only when the hand-over is over, but for its last step."""
+        if isinstance(request, List):
+            if host is play.hosts[1] and play.hosts[2] in lists and host not in lists:
+                for _ in range(200):
+                    if b"g" in play.hosts[2].tables.own_groups and not play.hosts[1].tables.records:
+                        break
+                    play.world.run(0.05)
+            lists.append(host)
+
+    play.before = wait
+    ends = play.begin(lister, reading.page(lister.client, b"g", b""), 30)
+    handing.begin(play.hosts[1].tables, b"g", play.hosts[2].id)
+    play.world.run(30)
+    play.must(ends and [key for key, _ in ends[0]] == [b"g/k"], f"a key is missing: {ends}")
+
+
+@script("a directory that is lost in a hand-over")
+def _() -> None:
+    """The giver hears that the taker has the grant, and then of a seed that knows nothing of it."""
+    play = Play(4)
+    new = others_than_deputies(play)
+    giver, taker = deputies(play)
+    play.put(giver, b"g/k", b"old")
+    drop, late = handing._drop, list[Any]()  # pyright: ignore[reportPrivateUsage]
+
+    def later(*arguments: Any) -> None:
+        late.append(arguments)
+
+    handing._drop = later  # pyright: ignore[reportPrivateUsage]
+    try:
+        play.hand_over(b"g", giver, taker, 2)
+        play.world.kill_index(play.hosts[0])
+        promote(play, new, forced=True)
+        play.world.serve(play.hosts[0], "h0")
+        play.world.run(10)
+    finally:
+        handing._drop = drop  # pyright: ignore[reportPrivateUsage]
+    handing._drop(*late[0])  # pyright: ignore[reportPrivateUsage]
+    play.world.run(0.01)
+    play.put(new, b"g/other")
+    play.world.run(5)
+    play.must(play.get(new, b"g/k") is not None, "what was put is lost")
+
+
+@script("a taker that is lost")
+def _() -> None:
+    """The directory has given it the group, and the giver has not heard of it."""
+    play = Play(4)
+    play.put(1, b"g/k")
+
+    def silence(host: Host, request: Any, answer: Any) -> None:
+        if isinstance(request, HandOver) and host is play.hosts[0] and request.taker != request.giver:
+            play.world.cut("h0", "h1", one_way=True)
+
+    play.after = silence
+    play.hand_over(b"g", 1, 2, 3)
+    lost = play.hosts[2].id
+    play.world.lose(play.hosts[2])
+    play.world.remove(lost)
+    play.world.run(5)
+    play.world.heal()
+    play.world.run(0.2)
+    play.world.cut("h0", "h1", one_way=True)
+    ends = play.begin(play.processes[3], put(play.processes[3], b"g/k"), 20)
+    play.world.run(2)
+    play.world.heal()
+    play.world.run(10)
+    play.must(ends and not isinstance(ends[0], MemstoreError), f"{ends}")
+
+
+@script("a hand-over of many versions")
+def _() -> None:
+    play = Play(3)
+    for _ in range(5):
+        before = play.put(1, b"g/k")
+    play.hand_over(b"g", 1, 2)
+    after = play.put(2, b"g/k")
+    play.must(after > before, f"versions go from {before} to {after}")
+
+
+@script("a group that comes back before its giver is done")
+def _() -> None:
+    """The answer that the taker serves is lost, and the giver deletes its records once more."""
+    play = Play(3)
+    play.put(1, b"g/k")
+
+    def lose_it(host: Host, request: Any, answer: Any) -> None:
+        if isinstance(request, Serve) and isinstance(answer, IsAt) and host is play.hosts[2]:
+            play.world.cut("h2", "h1", one_way=True)
+
+    play.after = lose_it
+    play.hand_over(b"g", 1, 2, 3)
+    play.hand_over(b"g", 2, 1, 3)
+    play.after = lambda host, request, answer: None
+    play.world.heal()
+    play.world.run(15)
+    play.must(play.get(0, b"g/k") is not None, "what was put is lost")
