@@ -79,7 +79,7 @@ from memstore.distributed.rules.reading import (
     wait_any,
     wait_there,
 )
-from memstore.distributed.rules.roster import NotPromoted, found, promote
+from memstore.distributed.rules.roster import NotPromoted, found
 from memstore.distributed.rules.steps import (
     NOT_SENT,
     Kept,
@@ -177,7 +177,6 @@ __all__ = [
     "look_up_at",
     "page",
     "pause",
-    "promote",
     "read",
     "read_all",
     "send",

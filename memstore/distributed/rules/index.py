@@ -280,6 +280,10 @@ class Index:
         yield from roster.rebuild(self.seed)
         yield from roster.appoint(self.seed)
 
+    def promote(self, *, forced: bool = False) -> Steps[None]:
+        """Makes this member the seed, because a person says so: see `roster.promote`."""
+        return (yield from roster.promote(self.seed, forced=forced))
+
     def pay(self) -> Steps[None]:
         """Ends the sharded puts whose time is over, and tells other hosts what they are owed."""
         if (yield from view(attempts.has_expired)):

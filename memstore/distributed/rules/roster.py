@@ -391,10 +391,11 @@ class NotPromoted(Exception):
     """Says why this member can't be the seed."""
 
 
-def promote(*, forced: bool = False) -> Steps[None]:
+def promote(seed: Directory, *, forced: bool = False) -> Steps[None]:
     """Makes this member the seed.
 
     Args:
+        seed: this member's.
         forced: without a majority, or without the directory: what an old seed has granted since may be granted twice.
 
     Raises:
@@ -430,6 +431,7 @@ def promote(*, forced: bool = False) -> Steps[None]:
     is_whole = has_majority and has_directory
     if not (yield from transact(lambda tables: _begin_term(tables, standing.member, newest, term, is_whole))):
         raise NotPromoted("another host was promoted meanwhile")
+    yield from tell_members(seed, [member for member in newest.members if member.id in promised])
 
 
 def _promise_oneself(tables: Tables) -> Standing | None:
@@ -463,13 +465,13 @@ def _begin_term(tables: Tables, member: bytes, newest: Roster, term: int, is_who
     return True
 
 
-def tell_members(seed: Directory) -> Steps[None]:
-    """Tells the members of a new seed, until each has heard of it; they may ask the old one still."""
+def tell_members(seed: Directory, members: Sequence[Member] | None = None) -> Steps[None]:
+    """Tells members of a new seed, until each has heard of it; they may ask the old one still. None: all."""
     standing = yield from view(lambda tables: tables.standing())
     if standing is None or not standing.is_seed or standing.is_removed:
         return
     seed.begin(standing)
-    for member in standing.roster.members:
+    for member in standing.roster.members if members is None else members:
         if member.id == standing.member or member.id in seed.heard:
             continue
         answer = yield from send(member, Obey(standing.roster))

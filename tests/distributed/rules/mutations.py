@@ -290,14 +290,14 @@ def _(patch: Patch) -> None:
 
 @mutation("anybody may be the seed", "promotions in a storm")
 def _(patch: Patch) -> None:
-    def promote(*, forced: bool = False) -> Any:
+    def promote(seed: Any, *, forced: bool = False) -> Any:
         standing = yield from roster.transact(roster._promise_oneself)  # pyright: ignore[reportPrivateUsage]
         newest = standing.roster
         yield from roster.transact(
             lambda tables: roster._begin_term(tables, standing.member, newest, standing.promised, True)  # pyright: ignore
         )
 
-    patch.setattr("tests.distributed.rules.world.promote", promote)
+    patch.setattr(roster, "promote", promote)
 
 
 @mutation("a stranger is heard whatever epoch it names", "lost while hosts join")

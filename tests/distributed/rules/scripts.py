@@ -18,6 +18,7 @@ from memstore.distributed.rules.messages import (
     Located,
     Lookup,
     NotOwner,
+    Remove,
     Serve,
 )
 from memstore.errors import MemstoreError
@@ -186,11 +187,11 @@ def _() -> None:
 def _() -> None:
     play = Play(3)
     play.cut_off(0)
-    for host in play.hosts[1:]:
-        play.world.remove(host.id)
-    play.world.gone.clear()
-    play.world.run(8)
+    for host in play.hosts[1:] * 2:
+        play.answer(0, Remove(host.id))
+        play.world.run(4)
     promote(play, deputies(play)[0] if deputies(play) else 1)
+    play.world.run(5)
     first = play.begin(play.processes[0], put(play.processes[0], b"g/k"), 5)
     play.put(1, b"g/k")
     play.world.run(5)
@@ -202,9 +203,9 @@ def _() -> None:
     play = Play(3)
     play.put(1, b"g/k")
     before = play.put(1, b"g/k")
+    removed = play.hosts[1].id
     play.world.lose(play.hosts[1])
-    play.world.remove(play.world.hosts["h1"].id)
-    play.world.remove(next(iter(play.world.gone)))
+    play.world.remove(removed)
     play.world.run(5)
     joining = root_with(play.world, "h3", b"g/k")
     play.world.serve(joining, "h0")

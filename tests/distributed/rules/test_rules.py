@@ -1,4 +1,4 @@
-"""The rules of decisions 016 and 029 under a scheduler: what must hold holds in all schedules, and broken rules are found."""
+"""The rules under a scheduler: what must hold holds in all schedules, and broken rules are found."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 from typing import Any, get_args
 
 import pytest
-from memstore.distributed.rules.attempt_messages import Forgotten, PartsChanged
 
 from memstore.distributed.rules import Answer
 from memstore.distributed.rules.messages import Announced, Forgotten, Met, PartsChanged

@@ -32,7 +32,6 @@ from memstore.distributed.rules import (
     Transact,
     failed_of,
     found,
-    promote,
     session_of,
 )
 from memstore.distributed.rules.messages import Ask, IsRoster, News, Wait, Watch
@@ -264,7 +263,7 @@ class World:
                 raise error
             ended(error is None)
 
-        task = Task(self, host, promote(forced=forced), lambda: host.index is index, lambda _: end(None))
+        task = Task(self, host, index.promote(forced=forced), lambda: host.index is index, lambda _: end(None))
         task.failed = end
         task.start()
 
@@ -377,8 +376,8 @@ class World:
         waits = index._waits  # pyright: ignore[reportPrivateUsage]
         tickets = None if also_asks else [one for one, (request, _, _) in waits.items() if not isinstance(request, Ask)]
         for ticket, answer in index.ended_waits(host.tables, tickets):
-            self._kept.pop(ticket, None)
-            self._carry(host.address, "", lambda ticket=ticket, answer=answer: self._reply(ticket, answer))
+            asker, _ = self._kept.pop(ticket, ("", index))
+            self._carry(host.address, asker, lambda ticket=ticket, answer=answer: self._reply(ticket, answer))
 
     def _reply(self, ticket: int, answer: Any) -> None:
         reply = self._replies.pop(ticket, None)
