@@ -42,8 +42,15 @@ IDLE = 1_000_000_000  # nanoseconds after which a deputy is asked though there i
 
 
 def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
+    """Returns the row of a group, if its owner is a member.
+
+    A group whose owner was removed is its giver's again: that one may not have heard yet that it was handed over, and
+    have all of its records, which its own processes read.
+    """
     row = tables.ownership(group)
-    return row if row is not None and row.owner in roster.ids else None
+    if row is None or row.owner in roster.ids:
+        return row
+    return None if row.giver not in roster.ids else give(tables, roster, group, row.giver, row.grant.after)
 
 
 class Directory:
@@ -144,7 +151,7 @@ class Directory:
         for group, refused in zip(request.groups, request.refused, strict=True):
             row = owner_row(tables, roster, group)
             if row is not None and row.grant.number == refused:  # its owner has forgotten it, and still is the owner
-                row = give(tables, roster, group, row.owner, row.grant.after)
+                row = give(tables, roster, group, row.owner, row.grant.after, row.giver)
             rows.append(row)
         return rows
 
@@ -158,14 +165,12 @@ class Directory:
         if not {request.giver, request.taker} <= roster.ids:
             return None
         row = owner_row(tables, roster, request.group)
-        if row is None:  # the taker was removed, and the giver has all records still
-            is_given = request.taker == request.giver
-        else:
-            is_of_giver = row.owner == request.giver and request.of > row.grant.after
-            is_given = is_of_giver and request.taker != request.giver
-        if is_given:
-            row = give(tables, roster, request.group, request.taker, request.of)
-        return None if row is None else [row]
+        if row is None:
+            return None
+        is_of_giver = row.owner == request.giver and request.of > row.grant.after
+        if is_of_giver and request.taker != request.giver:
+            row = give(tables, roster, request.group, request.taker, request.of, request.giver)
+        return [row]
 
     # --- mirrors ------------------------------------------------------------------------------------------------------
 
@@ -198,10 +203,12 @@ class Directory:
         return self._reached.get(member, -1) >= max(tables.granted, self.term << TERM_BITS)
 
 
-def give(tables: Tables, roster: Roster, group: bytes, member: bytes, after: int = 0) -> Ownership:
+def give(
+    tables: Tables, roster: Roster, group: bytes, member: bytes, after: int = 0, giver: bytes | None = None
+) -> Ownership:
     """Writes a row with a new grant."""
     tables.granted = max(tables.granted, roster.term << TERM_BITS) + 1
-    row = Ownership(group, member, Grant(tables.granted, roster.epoch, after))
+    row = Ownership(group, member, Grant(tables.granted, roster.epoch, after), giver)
     tables.put_ownership(row)
     return row
 

@@ -4,7 +4,7 @@
    since each commit compares `membership`. Its sharded puts end. It is read here still.
 2. *Give*: A sends the records, the outcomes of sharded puts, and at last its largest version. B keeps them beside its
    own, unserved.
-3. *Grant*: the seed writes a row for B, whose grant names A's. If B was removed before that, A asks for the group back.
+3. *Grant*: the seed writes a row for B, whose grant names A's. If B is removed, the group is A's again.
 4. *Drop*: A forgets that it owns the group, and raises its floor to B's grant: no request with an older one is done any
    more. Then it deletes the records, and lends their bytes to B. This must be of the term in which step 3 was answered:
    a later seed may have no directory, and hear from A alone what A still owns.

@@ -251,8 +251,7 @@ class Index:
             if standing is not None:
                 yield from transact(lambda tables: roster.adopt(tables, answer.roster))
             elif answer.admits:
-                begun = answer.roster, groups, answer.grants
-                yield from transact(lambda tables: roster.begin(tables, self.member.id, *begun))
+                yield from transact(lambda tables: roster.begin(tables, self.member.id, answer.roster))
             else:
                 self._hint = answer.roster
 

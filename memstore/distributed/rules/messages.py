@@ -153,11 +153,16 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ownership(msgspec.Struct, frozen=True, array_like=True):
-    """A row of the directory: who owns a group, by which grant."""
+    """A row of the directory: who owns a group, by which grant.
+
+    Attributes:
+        giver: who has handed it over, and may have it still. If the owner is removed, it is the giver's again.
+    """
 
     group: Group
     owner: Id
     grant: Grant
+    giver: Id | None = None
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
@@ -526,7 +531,7 @@ class HandOver(msgspec.Struct, frozen=True, array_like=True, tag=25):
 
     Attributes:
         of: the number of the giver's grant.
-        taker: the giver itself, if the one that was to get it is gone.
+        taker: the giver itself, if the one that was to get it was removed.
     """
 
     group: Group
@@ -671,15 +676,9 @@ class IsNamed(msgspec.Struct, frozen=True, array_like=True, tag=72):
 
 
 class IsRoster(msgspec.Struct, frozen=True, array_like=True, tag=73):
-    """The present roster.
-
-    Attributes:
-        grants: of the groups that a root has asked for which is admitted; None: another one owns it.
-        admits: whether the root is admitted that had no cluster.
-    """
+    """The present roster. `admits`: the root that had no cluster is in it for good."""
 
     roster: Roster
-    grants: tuple[Grant | None, ...] = ()
     admits: bool = False
 
 

@@ -140,6 +140,10 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
         if entry is None:
             tables.put_damaged(key)
             continue
+        if any(place.host not in standing.roster.ids for place in entry.places):
+            with passing_over(tables, key):  # that host was removed while the group was on its way
+                dispose(tables, standing, entry.places)
+            continue
         try:
             tables.put_record(key, entry)
         except CorruptionError as error:  # one that can't be a record keeps no other from coming

@@ -44,7 +44,6 @@ from memstore.distributed.rules.messages import (
     Member,
     Never,
     NoSession,
-    NotOwner,
     Outcome,
     Part,
     Pending,

@@ -42,7 +42,6 @@ from memstore.distributed.rules.messages import (
     Claim,
     Done,
     Finish,
-    Grant,
     IsRoster,
     Later,
     Located,
@@ -106,18 +105,10 @@ def found(tables: Tables, member: Member, cluster: bytes) -> None:
         record_grant(tables, group, give(tables, roster, group, member.id).grant)
 
 
-def begin(
-    tables: Tables, member: bytes, roster: Roster, groups: Sequence[bytes], grants: Sequence[Grant | None]
-) -> None:
-    """Writes the roster that has admitted this root, and what it owns."""
-    if tables.standing() is not None:
-        return
-    before = tables.version
-    tables.put_standing(Standing(member, roster, 0, roster.term, is_joining=bool(tables.page(b"", 1))))
-    for group, grant in zip(groups, grants, strict=True):
-        if grant is not None:
-            record_grant(tables, group, grant)
-    tables.version = (roster.epoch << EPOCH_BITS) + before
+def begin(tables: Tables, member: bytes, roster: Roster) -> None:
+    """Writes the roster that has admitted this root."""
+    if tables.standing() is None:
+        tables.put_standing(Standing(member, roster, 0, roster.term, is_joining=bool(tables.page(b"", 1))))
 
 
 def own_groups(tables: Tables) -> tuple[bytes, ...]:
@@ -130,22 +121,33 @@ def own_groups(tables: Tables) -> tuple[bytes, ...]:
 
 
 def finish_joining(standing: Standing) -> Steps[None]:
-    """Gives the records of a root that was admitted their versions. What was put too late to be asked for is claimed.
+    """Claims the groups of a root that was admitted, and gives its records their versions.
 
-    If another member owns a group by then, what it has was put later: this root's own records of it go.
+    The seed has kept those for it that the root had when it asked. If another member owns one that was put later, this
+    root's own records of it go.
     """
+    seed = standing.roster.member(standing.roster.seed)
+    assert seed is not None, "the seed is a member"
     after: bytes | None = b""
     while after is not None:
         after, unclaimed = yield from transact(lambda tables, start=after: _raise_page(tables, start))
-        for group in unclaimed:
-            seed = standing.roster.member(standing.roster.seed)
-            assert seed is not None, "the seed is a member"
-            answer = yield from send(seed, Claim((group,), standing.member))
-            row = answer.rows[0] if isinstance(answer, Located) else None
-            if row is None:
-                return  # it is begun again
-            yield from transact(lambda tables, row=row: _take_or_drop(tables, row))
+        if unclaimed and not (yield from _claim(seed, standing.member, unclaimed)):
+            return  # it is begun again
     yield from transact(_has_joined)
+
+
+def _claim(seed: Member, member: bytes, groups: Sequence[bytes]) -> Steps[bool]:
+    """Claims groups at once; if others own some of them, each by itself. Returns whether all were answered."""
+    answer = yield from send(seed, Claim(tuple(groups), member))
+    some = [(group,) for group in groups] if isinstance(answer, Located) and None in answer.rows else []
+    for group in some:
+        yield from transact(lambda tables, rows=answer.rows: _take_or_drop(tables, rows))
+        answer = yield from send(seed, Claim(group, member))
+        if not isinstance(answer, Located):
+            return False
+    if isinstance(answer, Located):
+        yield from transact(lambda tables: _take_or_drop(tables, answer.rows))
+    return isinstance(answer, Located)
 
 
 def _raise_page(tables: Tables, after: bytes) -> tuple[bytes | None, list[bytes]]:
@@ -164,16 +166,19 @@ def _raise_page(tables: Tables, after: bytes) -> tuple[bytes | None, list[bytes]
     return page[-1][0] if page else None, []
 
 
-def _take_or_drop(tables: Tables, row: Ownership) -> None:
+def _take_or_drop(tables: Tables, rows: Sequence[Ownership | None]) -> None:
     standing = tables.standing()
-    assert standing is not None
-    if row.owner == standing.member:
-        record_grant(tables, row.group, row.grant)
-        return
-    for key, entry in group_page(tables, row.group, b"", ROWS_LIMIT):
-        tables.delete_record(key)
-        with passing_over(tables, key):
-            dispose(tables, standing, entry.places if entry else ())
+    assert standing is not None, "a member stays one"
+    for row in rows:
+        if row is None:
+            continue
+        if row.owner == standing.member:
+            record_grant(tables, row.group, row.grant)
+            continue
+        for key, entry in group_page(tables, row.group, b"", ROWS_LIMIT):
+            tables.delete_record(key)
+            with passing_over(tables, key):
+                dispose(tables, standing, entry.places if entry else ())
 
 
 def _has_joined(tables: Tables) -> None:
@@ -210,7 +215,7 @@ def _drop_rows(tables: Tables, after: int) -> int | None:
     assert standing is not None
     rows = tables.ownerships(after, ROWS_LIMIT)
     for row in rows:
-        if row.owner not in standing.roster.ids:
+        if not {row.owner, row.giver} & standing.roster.ids:
             tables.drop_ownership(row.group)
     return rows[-1].grant.number if rows else None
 
@@ -281,21 +286,13 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
         members = (*(one for one in roster.members if one.id != asker.id), asker)
         roster = propose(tables, standing, is_settled, members=members, epoch=ask.versions >> EPOCH_BITS)
         for group in ask.groups:
-            _row_for(tables, roster, group, asker.id)
+            if owner_row(tables, roster, group) is None:
+                give(tables, roster, group, asker.id)
         return Later()
     if ask.cluster is not None:
         return Done() if position == roster.position else IsRoster(roster)
-    if standing.unheard or not is_settled:
-        return Later()
-    told = seed.tell(tables, standing, [_row_for(tables, roster, group, asker.id) for group in ask.groups])
-    if not isinstance(told, Located):
-        return Later()
-    grants = tuple(row.grant if row is not None and row.owner == asker.id else None for row in told.rows)
-    return IsRoster(roster, grants, admits=True)
-
-
-def _row_for(tables: Tables, roster: Roster, group: bytes, member: bytes) -> Ownership:
-    return owner_row(tables, roster, group) or give(tables, roster, group, member)
+    # It is in the roster before, too, which counts: else it could not help this one to count.
+    return IsRoster(roster, admits=True) if is_settled or asker.id in roster.voters else Later()
 
 
 def _owned_elsewhere(roster: Roster, rows: Sequence[Ownership]) -> str:
@@ -513,7 +510,7 @@ def announce(tables: Tables, standing: Standing, request: Announce) -> Answer:
     for group, leaving in tables.all_leaving():
         is_next = request.after is None or group > request.after
         if leaving.grant is not None and is_next and (last is None or group <= last):
-            owned.append(Ownership(group, leaving.taker, leaving.grant))
+            owned.append(Ownership(group, leaving.taker, leaving.grant, standing.member))
     owned.sort(key=lambda row: row.group)
     return Announced(tuple(owned[:ROWS_LIMIT]), tables.version)
 

@@ -54,7 +54,7 @@ def _(patch: Patch) -> None:
     kill_index = World.kill_index
 
     def forget(world: World, host: Any) -> None:
-        host.tables.owning_calls.clear()
+        host.tables.calls.clear()
         kill_index(world, host)
 
     patch.setattr(World, "kill_index", forget)

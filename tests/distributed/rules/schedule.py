@@ -147,8 +147,11 @@ class Schedule:
             if standing is None or other.id in self.world.gone:
                 continue
             roster = standing.roster
-            living = {one.id for one in hosts} & roster.ids - {host.id}
-            if 2 * len(living) <= len(roster.ids) or not living & {roster.seed, *roster.deputies}:
+            living = {one.id for one in hosts if one.tables.standing() is not None} - {host.id}
+            for ids in (roster.ids, frozenset(roster.voters)):
+                if ids and 2 * len(living & ids) <= len(ids):
+                    return False
+            if not living & {roster.seed, *roster.deputies}:
                 return False
         return True
 

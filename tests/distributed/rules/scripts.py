@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memstore.distributed.rules import Change, Entry, Place, handing, owning, reading
+from memstore.distributed.rules import Change, Entry, Place, handing, owning, reading, roster
 from memstore.distributed.rules.directory import give
 from memstore.distributed.rules.messages import (
     Claim,
@@ -175,8 +175,12 @@ def _() -> None:
         if at != silent:
             play.world.cut("h0", f"h{at}")
             play.world.cut(f"h{silent}", f"h{at}")
-    promote(play, new)
-    play.put(others[0], b"g/k")
+    silent_after, roster.SILENT = roster.SILENT, 1 << 62  # the old seed doesn't look whether its deputies answer
+    try:
+        promote(play, new)
+        play.put(others[0], b"g/k")
+    finally:
+        roster.SILENT = silent_after
     client = play.processes[silent].client
     ends = play.begin(play.processes[silent], reading.look_up(client, [b"g/k"]), 5)
     play.world.run(8)
@@ -365,10 +369,11 @@ def _() -> None:
     new = others_than_deputies(play)
     giver, taker = deputies(play)
     play.put(giver, b"g/k", b"old")
-    drop, late = handing._drop, list[Any]()  # pyright: ignore[reportPrivateUsage]
+    drop, go_on, late = handing._drop, handing.go_on, list[Any]()  # pyright: ignore[reportPrivateUsage]
 
     def later(*arguments: Any) -> None:
         late.append(arguments)
+        handing.go_on = _nothing
 
     handing._drop = later  # pyright: ignore[reportPrivateUsage]
     try:
@@ -378,12 +383,18 @@ def _() -> None:
         play.world.serve(play.hosts[0], "h0")
         play.world.run(10)
     finally:
-        handing._drop = drop  # pyright: ignore[reportPrivateUsage]
-    handing._drop(*late[0])  # pyright: ignore[reportPrivateUsage]
-    play.world.run(0.01)
-    play.put(new, b"g/other")
-    play.world.run(5)
-    play.must(play.get(new, b"g/k") is not None, "what was put is lost")
+        handing._drop, handing.go_on = drop, go_on  # pyright: ignore[reportPrivateUsage]
+    drop(*late[0])
+    play.world.run(15)
+    try:
+        found = play.get(new, b"g/k")
+    except MemstoreError as error:
+        found = raise_fault(play, error)
+    play.must(found is not None, "what was put is lost")
+
+
+def raise_fault(play: Play, error: MemstoreError) -> None:
+    raise Fault(f"a key can't be read: {error}", tuple(play.world.trace))
 
 
 @script("a taker that is lost")
