@@ -50,7 +50,9 @@ def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
     row = tables.ownership(group)
     if row is None or row.owner in roster.ids:
         return row
-    return None if row.giver not in roster.ids else give(tables, roster, group, row.giver, row.grant.after)
+    if row.giver is None or row.giver not in roster.ids:
+        return None
+    return give(tables, roster, group, row.giver, row.grant.after)
 
 
 class Directory:

@@ -241,16 +241,19 @@ def settle_kept(standing: Standing, refused: dict[bytes, int]) -> Steps[None]:
     for group, row in zip(groups, answer.rows, strict=True):
         kept = kept_of[group]
         if row is not None and row.owner == standing.member and row.grant.after == kept.of:
-            opened = yield from transact(lambda tables, row=row: _open(tables, row))
+            opened = yield from transact(lambda tables, row=row, kept=kept: _open(tables, row, kept))
             if isinstance(opened, NotOwner):
                 refused[group] = row.grant.number
-        elif row is None or row.owner != kept.giver:
+        elif row is None or row.owner != kept.giver or kept.of <= row.grant.after:  # a late duplicate has brought it
             yield from transact(lambda tables, group=group, kept=kept: _forget(tables, group, kept))
 
 
-def _open(tables: Tables, row: Ownership) -> Answer | None:
+def _open(tables: Tables, row: Ownership, kept: Kept) -> Answer | None:
     standing = tables.standing()
     assert standing is not None, "a member stays one"
+    if tables.owned(row.group) is not None:
+        _forget(tables, row.group, kept)
+        return None
     return admit(tables, standing, [row.group], [row.grant], changes=False)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from memstore.distributed.rules import attempts, client, directory, handing, lending, owning, ranks, reading, roster
 from memstore.distributed.rules.directory import Directory
-from memstore.distributed.rules.messages import Done, Failed, IsNamed, Listed, NoSession, NotOwner
+from memstore.distributed.rules.messages import Done, Failed, IsNamed, IsRoster, Later, Listed, NoSession, NotOwner
 from memstore.distributed.rules.owning import Sessions
 from memstore.distributed.rules.steps import NotSent
 from memstore.errors import HomeUnavailableError
@@ -447,7 +447,7 @@ def _(patch: Patch) -> None:
     patch.setattr(handing, "_drop", anyway)
 
 
-@mutation("a giver whose taker is gone goes on by itself", "a taker that is lost")
+@mutation("a giver whose taker is gone goes on by itself", "a taker whose removal doesn't count")
 def _(patch: Patch) -> None:
     give = handing._give  # pyright: ignore[reportPrivateUsage]
 
@@ -458,6 +458,44 @@ def _(patch: Patch) -> None:
         yield from give(standing, group, leaving, taker)
 
     patch.setattr(handing, "_give", by_itself)
+
+
+@mutation("a group whose taker is removed is nobody's", "a taker that is lost")
+def _(patch: Patch) -> None:
+    put = SimTables.put_ownership
+    patch.setattr(
+        SimTables,
+        "put_ownership",
+        lambda tables, row: put(tables, msgspec.structs.replace(row, giver=None)),  # pyright: ignore
+    )
+
+
+@mutation("what was kept names bytes of hosts that are gone", "hand-overs to lost hosts")
+def _(patch: Patch) -> None:
+    is_open = owning._is_open  # pyright: ignore[reportPrivateUsage]
+
+    def blindly(tables: Any, standing: Any, group: bytes, grant: Any) -> bool:
+        places = [place for entry in tables.kept_records.values() for place in (entry.places if entry else ())]
+        strange = [roster.Member(place.host, "") for place in places if place.host not in standing.roster.ids]
+        members = (*standing.roster.members, *strange) if tables.kept(group) else standing.roster.members
+        giver = tables.kept(group) and tables.kept(group).giver
+        members = tuple(one for one in members if one.address or one.id != giver)
+        wider = msgspec.structs.replace(standing, roster=msgspec.structs.replace(standing.roster, members=members))
+        return is_open(tables, wider, group, grant)
+
+    patch.setattr(owning, "_is_open", blindly)
+
+
+@mutation("a root that was admitted is told so only when all has settled", "roots with keys")
+def _(patch: Patch) -> None:
+    answer_ask = roster.answer_ask
+
+    def late(tables: Any, standing: Any, seed: Any, ask: Any) -> Any:
+        answer = answer_ask(tables, standing, seed, ask)
+        is_hasty = isinstance(answer, IsRoster) and answer.admits and not seed.is_settled(standing)
+        return Later() if is_hasty else answer
+
+    patch.setattr(roster, "answer_ask", late)
 
 
 @mutation("the version counter is not handed over", "a hand-over of many versions")

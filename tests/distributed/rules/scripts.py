@@ -423,6 +423,42 @@ def _() -> None:
     play.must(ends and not isinstance(ends[0], MemstoreError), f"{ends}")
 
 
+@script("a taker whose removal doesn't count")
+def _() -> None:
+    """The giver alone hears of it, from a seed that is cut off from all others."""
+    play = Play(5)
+    new = deputies(play)[0]
+    giver, taker, other = (at for at in range(1, 5) if at != new)
+    play.put(giver, b"g/k")
+    asked = list[HandOver]()
+
+    def silence(host: Host, request: Any, answer: Any) -> None:
+        if isinstance(request, HandOver) and not asked:
+            asked.append(request)
+            play.world.cut("h0", f"h{giver}", one_way=True)
+
+    play.after = silence
+    play.hand_over(b"g", giver, taker, 3)
+    go_on, handing.go_on = handing.go_on, _nothing
+    play.world.run(4)
+    play.world.heal()
+    for at in (new, taker, other):
+        play.world.cut("h0", f"h{at}")
+        play.world.cut(f"h{giver}", f"h{at}")
+    play.answer(0, Remove(play.hosts[taker].id))
+    play.world.run(2)
+    handing.go_on = go_on
+    play.world.run(5)
+    promote(play, new)
+    play.world.heal()
+    play.world.run(20)
+    try:
+        found = play.get(other, b"g/k")
+    except MemstoreError as error:
+        found = raise_fault(play, error)
+    play.must(found is not None, "what was put is lost")
+
+
 @script("a hand-over of many versions")
 def _() -> None:
     play = Play(3)
