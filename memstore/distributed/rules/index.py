@@ -59,6 +59,8 @@ from memstore.distributed.rules.steps import Steps, Tables, send, transact, view
 from memstore.errors import CorruptionError
 
 PIN = 10_000_000_000  # nanoseconds that the bytes of a version are kept for a get that was unlucky
+ALONE = 3_000_000_000  # nanoseconds that a root without a cluster waits for members of one to find it
+_MOST_NAMED = 64  # hosts, of a first boot
 _KEPT_FOR_SEED = 2_000_000_000  # nanoseconds that a seed keeps what it can't tell yet
 _ToSeed = Claim | Locate | Watch | HandOver
 
@@ -68,8 +70,10 @@ class Index:
 
     Args:
         member: this host.
-        addresses: of members, that a root without a cluster asks; none: it makes one.
+        addresses: that a root without a cluster was told of; none: it makes a cluster.
         clock: nanoseconds of this host's clock since boot.
+        cluster: the id of a cluster that it makes.
+        is_new: it makes one at once.
         moved: this root was served at another address before.
 
     Attributes:
@@ -77,10 +81,19 @@ class Index:
     """
 
     def __init__(
-        self, member: Member, addresses: Sequence[str], clock: Callable[[], int], *, moved: bool = False
+        self,
+        member: Member,
+        addresses: Sequence[str],
+        clock: Callable[[], int],
+        *,
+        cluster: bytes,
+        is_new: bool = False,
+        moved: bool = False,
     ) -> None:
         self.member, self._clock, self._moved = member, clock, moved
         self._addresses = list(addresses)
+        self._cluster, self._is_new = cluster, is_new
+        self._began = clock()
         self._hint: Roster | None = None
         self.seed = directory.Directory(clock)
         self._audit = lending.Audit(clock)
@@ -101,7 +114,7 @@ class Index:
         """
         standing = tables.standing()
         if isinstance(request, Meet):
-            return Met(self.member, None if standing is None else standing.roster, tuple(self._addresses))
+            return self._met(standing, request)
         if standing is None:
             return Later()
         match request:
@@ -157,6 +170,13 @@ class Index:
                 return roster.take_obey(tables, standing, request)
             case Announce():
                 return roster.announce(tables, standing, request)
+
+    def _met(self, standing: Standing | None, request: Meet) -> Met:
+        """Says who this is. A root without a cluster goes where a member of one has found it."""
+        if standing is None and request.roster is not None and not self._is_new:
+            self._hint = request.roster
+            self._addresses = [one.address for one in request.roster.members if one.address != self.member.address]
+        return Met(self.member, None if standing is None else standing.roster, tuple(self._addresses))
 
     def _pin(self, tables: Tables, request: Lookup) -> None:
         now = self._clock()
@@ -239,7 +259,10 @@ class Index:
         if seed is None and not self._addresses:
             return
         answer = yield from send(seed or self._addresses[0], request)
-        if answer is None and standing is None:
+        if answer is None and standing is not None and seed is not None:
+            # Whoever answers at its address now is told where it belongs: a root that came back empty, perhaps.
+            yield from send(seed.address, Meet(self.member, standing.roster))
+        elif answer is None and self._addresses:
             self._hint = None  # another address is asked
             self._addresses.append(self._addresses.pop(0))
         elif isinstance(answer, Refused):
@@ -254,6 +277,47 @@ class Index:
                 yield from transact(lambda tables: roster.begin(tables, self.member.id, answer.roster))
             else:
                 self._hint = answer.roster
+
+    def found(self) -> Steps[None]:
+        """Makes a cluster, if this root has none and was told of none."""
+        if self._hint is None and (yield from view(lambda tables: tables.standing())) is None:
+            if self._addresses and not self._is_new:
+                is_first = yield from self._is_first()
+            else:
+                is_first = self._is_new or self._clock() - self._began >= ALONE
+            if is_first and self._hint is None:
+                yield from transact(lambda tables: roster.found(tables, self.member, self._cluster))
+
+    def _is_first(self) -> Steps[bool]:
+        """Whether this host makes the cluster of hosts that were told of each other, at their first boot.
+
+        All of them must answer, know of no cluster, and have been told, one by the other, of this host: so each of them
+        meets the same hosts. The lowest id makes the cluster.
+        """
+        told_of: dict[bytes, set[bytes]] = {self.member.id: set()}
+        met: dict[str, Met] = {}
+        left = [(self.member.id, address) for address in self._addresses]
+        while left and len(told_of) <= _MOST_NAMED:
+            teller, address = left.pop()
+            if address not in met:
+                answer = yield from send(address, Meet(self.member, None))
+                if not isinstance(answer, Met) or not answer.names:
+                    return False  # it makes a cluster itself, or gives no answer
+                if answer.roster is not None:
+                    self._hint = answer.roster
+                    return False
+                met[address] = answer
+            host = met[address].member.id
+            told_of[teller].add(host)
+            if host not in told_of:
+                told_of[host] = set()
+                left += [(host, name) for name in met[address].names]
+        if self.member.id != min(told_of):
+            return False
+        tellers = {self.member.id}  # of this host, or of one that was told of it
+        while more := {host for host, told in told_of.items() if told & tellers} - tellers:
+            tellers |= more
+        return tellers == set(told_of)
 
     def settle(self) -> Steps[None]:
         """Ends what a change of members has begun: joining, and what lay on hosts that are gone."""

@@ -132,7 +132,10 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
     if kept.of != grant.after:  # what was never handed over to the end
         tables.drop_kept(group)
         return True
-    if kept.version is None or not (kept.is_free or kept.giver not in standing.roster.ids):
+    is_free = kept.is_free or kept.giver not in standing.roster.ids
+    if (
+        kept.version is None or not is_free or grant.epoch > standing.roster.epoch
+    ):  # records may name hosts that are new
         return False
     page = tables.kept_page(group, ROWS_LIMIT)
     for key, entry in page:

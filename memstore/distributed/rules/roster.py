@@ -17,9 +17,9 @@ own, and grants and denials wait until each has, or was removed.
 **A root that had keys** is admitted with all of its groups, or refused if another member owns one. Then its records get
 versions of the epoch in which it was admitted, so that none of a key goes down or comes twice.
 
-**Founding.** A root without a cluster that was told of no other host makes one, and admits nobody for three seconds:
-members of another cluster that find it at a member's address tell it, and it joins them. Of hosts that were told of
-each other, and know of no cluster, the one with the lowest id makes it.
+**Founding** stands in `Index.found`. A root without a cluster that was told of no other host waits three seconds, and
+then makes one: members of another cluster that find it at the address of their seed tell it, and it joins them. Of
+hosts that were told of each other, and know of no cluster, the one with the lowest id makes it.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ def leave(tables: Tables) -> None:
 
 def found(tables: Tables, member: Member, cluster: bytes) -> None:
     """Makes a cluster of one member. It owns all of its groups; new versions go on above theirs."""
+    if tables.standing() is not None:
+        return
     roster = Roster(cluster, 1, (tables.version >> EPOCH_BITS) + 1, (member,), member.id)
     tables.put_standing(Standing(member.id, roster, 1 << TERM_BITS, 1))
     for group in own_groups(tables):
@@ -215,7 +217,8 @@ def _drop_rows(tables: Tables, after: int) -> int | None:
     assert standing is not None
     rows = tables.ownerships(after, ROWS_LIMIT)
     for row in rows:
-        if not {row.owner, row.giver} & standing.roster.ids:
+        is_known = row.grant.epoch <= standing.roster.epoch  # else its owner may be a member that is new
+        if is_known and not {row.owner, row.giver} & standing.roster.ids:
             tables.drop_ownership(row.group)
     return rows[-1].grant.number if rows else None
 

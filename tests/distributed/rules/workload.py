@@ -259,7 +259,7 @@ class Workload:
 
         def end(_: object, error: BaseException | None) -> None:
             if error is not None and not isinstance(error, HomeUnavailableError | UnknownOutcomeError):
-                raise error
+                raise Fault(f"a put of a batch fails: {error!r}", tuple(self.world.trace))
             ended()
 
         self.call(process, process.client.commit(changes, 1 << 62), 5, end)

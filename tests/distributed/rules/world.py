@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,6 @@ from memstore.distributed.rules import (
     Send,
     Transact,
     failed_of,
-    found,
     session_of,
 )
 from memstore.distributed.rules.messages import Ask, IsRoster, News, Wait, Watch
@@ -45,6 +44,7 @@ HOUR = 3600.0  # seconds
 CLUSTER = b"C" * 16
 PERIODS = {  # seconds
     "ask": 0.05,
+    "found": 0.1,
     "settle": 0.25,
     "hand_over": 0.1,
     "mirror 0": 0.1,
@@ -162,23 +162,26 @@ class World:
     def _new_id(self, address: str, root: int) -> bytes:
         return f"{address}/{root}".encode().ljust(16, b"\0")
 
-    def serve(self, host: Host, seed: str = "", *, is_owner: bool = True) -> None:
+    def serve(self, host: Host, seed: str = "", *, is_owner: bool = True, names: Sequence[str] | None = None) -> None:
         """Starts the index process, as an agent does.
 
         Args:
             seed: a member that a root without a cluster asks; other hosts are asked too. Its own address: it makes a
                 cluster, the first time.
+            names: the hosts that it is told of instead.
         """
         if host.index is not None:
             return
         member = Member(host.id, host.address, host.address, is_owner)
         clock = lambda: self.now + host.clock_offset  # noqa: E731
         others = [address for address in self.hosts if address not in (host.address, seed)]
-        index = host.index = Index(member, [seed, *others] if seed and seed != host.address else others, clock)
+        if names is None:
+            names = [seed, *others] if seed and seed != host.address else others
+        is_new = seed == host.address and not self.is_founded
+        self.is_founded |= is_new
+        cluster = CLUSTER if is_new else host.id
+        index = host.index = Index(member, names, clock, cluster=cluster, is_new=is_new)
         index._sessions = Sessions(clock, last=self.sessions_last)  # pyright: ignore[reportPrivateUsage]
-        if seed == host.address and host.tables.standing() is None and not self.is_founded:
-            self.is_founded = True
-            found(host.tables, member, CLUSTER)
         for task, period in self.periods.items():
             self._repeat(host, index, task, period)
         self._look_at_waits(host, index)
@@ -208,6 +211,8 @@ class World:
             return is_seed
         if task == "ask":
             return not is_seed
+        if task == "found":
+            return standing is None
         if task == "hand_over":
             return bool(tables.leaving_groups)
         return task != "pay" or bool(tables.debts or tables.pending)
@@ -318,7 +323,7 @@ class World:
         request: Any = send.request
         sent = self.now
         is_cut = (host.address, send.address) in self._cut or (send.address, host.address) in self._cut
-        is_away = is_cut or self.hosts[send.address].index is None
+        is_away = is_cut or send.address not in self.hosts or self.hosts[send.address].index is None
         if is_away and not isinstance(request, Fetch) and self.random.random() < 0.5:
             self.at(self.random.uniform(0, 1), lambda: self._reply(ticket, NOT_SENT))
             return
@@ -338,9 +343,9 @@ class World:
         self.at(seconds, give_up)
 
     def _arrive(self, sender: str, send: Send, ticket: int, sent: int, is_alive: Callable[[], bool]) -> None:
-        host = self.hosts[send.address]
-        index = host.index
-        if index is None or (send.member is not None and send.member != host.id):
+        host = self.hosts.get(send.address)
+        index = None if host is None else host.index
+        if host is None or index is None or (send.member is not None and send.member != host.id):
             return
         request: Any = send.request
         session = None if isinstance(request, Fetch) else session_of(request)
