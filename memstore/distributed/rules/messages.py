@@ -572,9 +572,10 @@ class Obey(msgspec.Struct, frozen=True, array_like=True, tag=32):
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, tag=33):
-    """Asks a member of the new term what it owns, by groups beyond `after`. Its answer is `Announced`."""
+    """Asks a member that has the new seed what it owns, by groups beyond `after`. Its answer is `Announced`."""
 
     term: Number
+    seed: Id
     after: Group | None
 
 

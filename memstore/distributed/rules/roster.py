@@ -487,7 +487,7 @@ def rebuild(seed: Directory) -> Steps[None]:
     for id in standing.unheard:
         member, after, versions = standing.roster.member(id), None, 0
         while member is not None:
-            request = Announce(standing.roster.term, after)
+            request = Announce(standing.roster.term, standing.member, after)
             if id == standing.member:
                 answer = yield from view(lambda tables, request=request: announce(tables, standing, request))
             else:
@@ -506,7 +506,7 @@ def announce(tables: Tables, standing: Standing, request: Announce) -> Answer:
     """Says what this member owns, and what it has handed over and nobody else may know of."""
     if standing.is_removed or request.term < standing.roster.term:
         return Stale(standing.roster.term)
-    if request.term > standing.roster.term or standing.is_joining:
+    if (request.term, request.seed) != (standing.roster.term, standing.roster.seed) or standing.is_joining:
         return Later()
     owned = [Ownership(group, standing.member, grant) for group, grant in tables.all_owned(request.after, ROWS_LIMIT)]
     last = owned[-1].group if len(owned) == ROWS_LIMIT else None

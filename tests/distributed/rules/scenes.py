@@ -30,6 +30,8 @@ class Scene:
     visitors: int = 0  # of the hosts: members that are never owners
     hand_overs: int = 0  # of groups
     promotions: int = 0  # how often a person tries to make a host the seed
+    forced: int = 0  # of them: also without a majority, or without the directory
+    splits: int = 0  # how often a host is cut off from all others, while one of those is promoted
     expiries: int = 0  # how often a home forgets a session
     interrupts: float = 0  # probability that a change is interrupted
     attempts: int = 0  # sharded puts
@@ -72,6 +74,12 @@ SCENES = {
     "promotions": Scene(hosts=4, first=3, promotions=6, kills=3, calls=20),
     "promotions in a storm": Scene(hosts=5, first=5, promotions=8, kills=4, cuts=4, calls=20, weather=STORM),
     "promotions and hand-overs": Scene(hosts=4, first=4, promotions=5, hand_overs=12, kills=3, cuts=3),
+    "splits": Scene(hosts=5, first=5, splits=2, kills=2, calls=20, keys=5),
+    "splits and hand-overs": Scene(hosts=4, first=4, splits=2, hand_overs=12, kills=2, weather=Weather(delay=0.02)),
+    "forced promotions": Scene(hosts=4, first=4, forced=3, hand_overs=12, kills=3, cuts=3, calls=20),
+    "forced promotions in a storm": Scene(
+        hosts=5, first=4, forced=3, promotions=2, hand_overs=12, kills=4, cuts=4, calls=20, weather=STORM
+    ),
     "long": Scene(seconds=60, calls=40, weather=STORM),
     "slow": Scene(patience=600, all_must_work=True, weather=SLOW),
     "shards": Scene(attempts=10, all_must_work=True, weather=CALM),

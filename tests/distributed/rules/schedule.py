@@ -27,6 +27,7 @@ class Schedule:
         self.workload = Workload(scene, self.world)
         self.shards = ShardedPuts(self.workload)
         self.no_owners: set[str] = set()
+        self.is_promoting = False
 
     def run(self) -> None:
         scene, world = self.scene, self.world
@@ -55,6 +56,7 @@ class Schedule:
         for host in hosts:
             self.serve(host)
         world.run(LATEST)  # what was sent before is here by now, and who was stopped goes on
+        self.is_promoting = False
         self.find_a_seed(hosts)
         self.run_until_settled(hosts)
         self.workload.admitted()
@@ -106,7 +108,11 @@ class Schedule:
         for _ in range(scene.hand_overs):
             soon(lambda: self.hand_over(chance.choice(hosts), chance.choice(hosts)))
         for _ in range(scene.promotions):
-            soon(lambda: world.promote(chance.choice(hosts)))
+            soon(lambda: self.promote(chance.choice(hosts)))
+        for _ in range(scene.forced):
+            soon(lambda: self.promote(chance.choice(hosts), forced=True))
+        for _ in range(scene.splits):
+            soon(lambda: self.split(chance.choice(hosts), hosts))
         for _ in range(scene.expiries):
             soon(lambda: self.forget_session(chance.choice(hosts)))
 
@@ -162,8 +168,33 @@ class Schedule:
         promised = max(standing.promised for standing in standings)
         if promised <= newest.term and any(host.id == newest.seed for host in hosts):
             return
-        host = self.chance.choice(hosts)
-        self.world.promote(host, lambda done: None if done else self.world.at(0.5, lambda: self.find_a_seed(hosts)))
+        self.promote(self.chance.choice(hosts))
+        self.world.at(3, lambda: self.find_a_seed(hosts))
+
+    def promote(self, host: Host, *, forced: bool = False) -> None:
+        """One after the other: a person who forces it makes sure that nobody else does."""
+
+        def ended(done: bool) -> None:
+            self.is_promoting = False
+
+        if not self.is_promoting:
+            self.is_promoting = True
+            self.world.promote(host, ended, forced=forced)
+
+    def split(self, host: Host, hosts: list[Host]) -> None:
+        """Cuts off a host, most often the seed, and promotes another one."""
+        seeds = [one for one in hosts if (it := one.tables.standing()) is not None and it.is_seed]
+        host = self.chance.choice([host, *seeds, *seeds])
+        near = self.chance.choice([one for one in hosts if one is not host])
+        for other in hosts:
+            if other is not host and (other is not near or self.chance.random() < 0.5):
+                self.world.cut(host.address, other.address)
+                if other is not near:
+                    self.world.cut(near.address, other.address)
+        rest = [one for one in hosts if one not in (host, near)]
+        self.world.at(0.2, lambda: self.promote(self.chance.choice(rest)))
+        self.world.at(1.5, lambda: self.promote(self.chance.choice(rest)))
+        self.world.at(self.chance.choice([4, 8]), self.world.heal)
 
     def cut(self, hosts: list[Host]) -> None:
         one, other = self.chance.sample(hosts, 2)

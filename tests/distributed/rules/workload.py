@@ -10,6 +10,7 @@ from typing import Any
 from memstore.distributed.rules import Change, Entry, Place, Send, Steps, reading
 from memstore.distributed.rules.messages import EPOCH_BITS
 from memstore.errors import (
+    CrossHostError,
     HomeUnavailableError,
     KeyNotFoundError,
     StoreTimeoutError,
@@ -23,7 +24,7 @@ from tests.distributed.rules.world import SECOND, AnySteps, Fetch, Host, Process
 from tests.support.explore import Fault
 
 STABLE = [f"stable{number}/x".encode() for number in range(12)]
-PAIR = [b"pair/one", b"pair/two"]
+PAIRS = [[b"pair/one", b"pair/two"], [b"one/of", b"two/of"]]  # of one group, and of two
 
 
 class Workload:
@@ -63,7 +64,7 @@ class Workload:
             return
         admitted = [key for key in self.keys if key not in self.filled or self.is_admitted(key)]
         key = self.chance.choice(admitted)
-        kinds = {"put": 4, "get": 4, "delete": 1, "wait": 1, "list": 0.5, "put_pair": 1, "get_pair": 1}
+        kinds = {"wait_any": 0.5, "put": 4, "get": 4, "delete": 1, "wait": 1, "list": 0.5, "put_pair": 1, "get_pair": 1}
         kind = self.chance.choices(list(kinds), list(kinds.values()))[0]
         if kind == "put":
             self.put(process, key, go_on)
@@ -73,6 +74,8 @@ class Workload:
             self.delete(process, key, go_on)
         elif kind == "wait":
             self.wait(process, key, go_on)
+        elif kind == "wait_any":
+            self.wait_any(process, key, go_on)
         elif kind == "put_pair":
             self.put_pair(process, go_on)
         elif kind == "get_pair":
@@ -228,6 +231,25 @@ class Workload:
 
         self.call(process, reading.wait(process.client, key, newer_than), 15, end)
 
+    def wait_any(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
+        """All keys, or those of one group; of the other keys it is enough that they exist."""
+        start, prefix = self.time, self.chance.choice([b"group", key[:-1]])
+        newer_than = {one: max((it.version or 0 for it in self.histories[one]), default=0) for one in self.keys}
+
+        def end(found: dict[bytes, int] | None, error: BaseException | None) -> None:
+            if error is None:
+                assert found is not None
+                for one, version in found.items():
+                    if not one.startswith(prefix) or version <= newer_than[one]:
+                        raise Fault(f"a wait for {prefix!r} newer than {newer_than} ended with {found}")
+                    if version >> EPOCH_BITS:
+                        self.histories[one].append(Operation(GET, start, self.time, version=version))
+            elif not isinstance(error, StoreTimeoutError):
+                raise error
+            ended()
+
+        self.call(process, reading.wait_any(process.client, prefix, newer_than), 15, end)
+
     def fill(self, host: Host) -> None:
         """Keys that the root has before it is served."""
         for number in range(self.scene.filled):
@@ -255,10 +277,10 @@ class Workload:
 
     def put_pair(self, process: Process, ended: Callable[[], None]) -> None:
         body = str(next(self.values)).encode()
-        changes = [Change(key, body) for key in PAIR]
+        changes = [Change(key, body) for key in self.chance.choice(PAIRS)]
 
         def end(_: object, error: BaseException | None) -> None:
-            if error is not None and not isinstance(error, HomeUnavailableError | UnknownOutcomeError):
+            if error is not None and not isinstance(error, HomeUnavailableError | UnknownOutcomeError | CrossHostError):
                 raise Fault(f"a put of a batch fails: {error!r}", tuple(self.world.trace))
             ended()
 
@@ -268,11 +290,11 @@ class Workload:
         def end(found: tuple[Entry | None, ...] | None, error: BaseException | None) -> None:
             if found is not None and len({entry and entry.body for entry in found}) > 1:
                 raise Fault(f"half of a batch: {found}", tuple(self.world.trace))
-            if error is not None and not isinstance(error, HomeUnavailableError):
+            if error is not None and not isinstance(error, HomeUnavailableError | CrossHostError):
                 raise error
             ended()
 
-        self.call(process, reading.look_up(process.client, PAIR), 5, end)
+        self.call(process, reading.look_up(process.client, self.chance.choice(PAIRS)), 5, end)
 
     # --- keys that nobody changes -------------------------------------------------------------------------------------
 

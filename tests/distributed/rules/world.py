@@ -271,6 +271,7 @@ class World:
         task = Task(self, host, index.promote(forced=forced), lambda: host.index is index, lambda _: end(None))
         task.failed = end
         task.start()
+        self.at(30, lambda: ended(False))  # it may have been killed
 
     def start_process(self, host: Host) -> Process:
         process = Process(host, Client())
