@@ -16,7 +16,15 @@ ranks      how a rank of a sharded put does its share
 
 from __future__ import annotations
 
-from memstore.distributed.rules.client import Client, DeadlinePassed, Owner, Seen, error_of, failed_of, look_at
+from memstore.distributed.rules.client import (
+    CatalogView,
+    Client,
+    DeadlinePassed,
+    GroupOwner,
+    error_of,
+    failed_of,
+    look_at,
+)
 from memstore.distributed.rules.index import Index
 from memstore.distributed.rules.messages import (
     BATCH_LIMIT,
@@ -67,7 +75,7 @@ from memstore.distributed.rules.messages import (
     groups_of,
 )
 from memstore.distributed.rules.owning import answer_again, keep_answer, session_of
-from memstore.distributed.rules.ranks import Merge, RankPart, Ranks, turn, waiting
+from memstore.distributed.rules.ranks import Merge, PutPart, Ranks, turn, waiting
 from memstore.distributed.rules.reading import (
     is_unsealed,
     look_up,
@@ -82,9 +90,9 @@ from memstore.distributed.rules.reading import (
 from memstore.distributed.rules.roster import NotPromoted, found
 from memstore.distributed.rules.steps import (
     NOT_SENT,
-    Kept,
+    KeptGroup,
     LastCall,
-    Leaving,
+    LeavingGroup,
     Lent,
     NotSent,
     Pause,
@@ -119,13 +127,13 @@ __all__ = [
     "IsAt",
     "IsRoster",
     "KEY_LIMIT",
-    "Kept",
+    "KeptGroup",
     "LARGEST_DETAILS",
     "LONGEST_TEXT",
     "LONGEST_WAIT",
     "LastCall",
     "Later",
-    "Leaving",
+    "LeavingGroup",
     "Lent",
     "List",
     "Look",
@@ -139,7 +147,7 @@ __all__ = [
     "NotSent",
     "Open",
     "Outcome",
-    "Owner",
+    "GroupOwner",
     "Ownership",
     "Part",
     "Pause",
@@ -149,14 +157,14 @@ __all__ = [
     "Publish",
     "ROWS_LIMIT",
     "Race",
-    "RankPart",
+    "PutPart",
     "Ranks",
     "Refused",
     "Remove",
     "Request",
     "Resolve",
     "Roster",
-    "Seen",
+    "CatalogView",
     "Send",
     "Stale",
     "Standing",

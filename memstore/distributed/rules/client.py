@@ -28,23 +28,23 @@ from memstore.distributed.rules.messages import (
     Answer,
     Call,
     Change,
-    Claim,
+    ClaimGroups,
     Close,
     Commit,
     Committed,
     Done,
     Entry,
     Failed,
+    FindOwners,
     Grant,
     Later,
-    Locate,
-    Located,
     Member,
     Never,
     NoSession,
     NotOwner,
     Open,
     Opened,
+    Owners,
     Ownership,
     Refused,
     Request,
@@ -73,7 +73,7 @@ class DeadlinePassed(Exception):
 # --- this host's catalog ----------------------------------------------------------------------------------------------
 
 
-class Seen(msgspec.Struct):
+class CatalogView(msgspec.Struct):
     """One moment of this host's catalog.
 
     Attributes:
@@ -88,7 +88,7 @@ class Seen(msgspec.Struct):
     leaving: frozenset[bytes] = frozenset()
 
 
-def look_at(tables: Tables, keys: Sequence[bytes], groups: Sequence[bytes] | None = None) -> Seen:
+def look_at(tables: Tables, keys: Sequence[bytes], groups: Sequence[bytes] | None = None) -> CatalogView:
     """Reads keys, and who owns their groups; or other groups than those of keys."""
     entries = tuple(tables.record(key) for key in keys)
     owned: dict[bytes, Grant] = {}
@@ -99,13 +99,13 @@ def look_at(tables: Tables, keys: Sequence[bytes], groups: Sequence[bytes] | Non
             if grant is not None:
                 owned[group] = grant
     leaving = frozenset(group for group in owned if tables.leaving(group) is not None)
-    return Seen(entries, standing, tables.membership(), owned, leaving)
+    return CatalogView(entries, standing, tables.membership(), owned, leaving)
 
 
 # --- owners -----------------------------------------------------------------------------------------------------------
 
 
-class Owner(msgspec.Struct):
+class GroupOwner(msgspec.Struct):
     """Who owns the groups of a call.
 
     Attributes:
@@ -138,7 +138,7 @@ class Client:
         self._free_lanes = list(range(LANES))
         self.asked: Member | None = None
 
-    def owner_of(self, seen: Seen, groups: Sequence[bytes], *, claims: bool = False) -> Steps[Owner | None]:
+    def owner_of(self, seen: CatalogView, groups: Sequence[bytes], *, claims: bool = False) -> Steps[GroupOwner | None]:
         """Finds the one owner of groups: here, as remembered, or by the directory.
 
         Args:
@@ -181,11 +181,11 @@ class Client:
         if owners and member is None:
             yield from pause(AGAIN)  # it is removed, or new, and this host will hear of it
             return None
-        return Owner(member, {group: row.grant for group, row in rows.items() if row is not None}, nobody)
+        return GroupOwner(member, {group: row.grant for group, row in rows.items() if row is not None}, nobody)
 
     def _ask_directory(
         self, standing: Standing, groups: tuple[bytes, ...], owners: set[bytes], *, claims: bool
-    ) -> Steps[Located | None]:
+    ) -> Steps[Owners | None]:
         """Asks for all groups, a message for as many as it has room for. None, after a pause: not yet."""
         own = standing.roster.member(standing.member)
         seed = standing.roster.member(standing.roster.seed)
@@ -196,25 +196,25 @@ class Client:
         for first in range(0, len(groups), BATCH_LIMIT):
             some = groups[first : first + BATCH_LIMIT]
             refused = tuple(self._refused.get(group, 0) for group in some)
-            request = Claim(some, claimer) if claims and not any(refused) else Locate(some, refused)
+            request = ClaimGroups(some, claimer) if claims and not any(refused) else FindOwners(some, refused)
             self.asked = seed
             answer = yield from send(seed, request)
-            if not isinstance(answer, Located) or len(answer.rows) != len(some):
-                yield from try_again(answer, b"")
+            if not isinstance(answer, Owners) or len(answer.rows) != len(some):
+                yield from try_again(answer)
                 return None
             for group, row in zip(some, answer.rows, strict=True):
                 self._refused.pop(group, None)
                 if row is not None and row.owner != standing.member:
                     self._remember(row)
             rows += answer.rows
-        return Located(tuple(rows))
+        return Owners(tuple(rows))
 
     def _remember(self, row: Ownership) -> None:
         while len(self._owners) >= _REMEMBERED:
             self._owners.pop(next(iter(self._owners)), None)
         self._owners[row.group] = row
 
-    def refuse(self, owner: Owner) -> None:
+    def refuse(self, owner: GroupOwner) -> None:
         """Forgets an owner that has refused one of the grants; the directory is told so."""
         for group, grant in owner.grants.items():
             self._owners.pop(group, None)
@@ -277,7 +277,7 @@ class Client:
             if isinstance(answer, Failed):
                 raise error_of(answer, attempt.owner)
 
-    def _commit_here(self, seen: Seen, owner: Owner, attempt: _Attempt) -> Steps[Answer | None]:
+    def _commit_here(self, seen: CatalogView, owner: GroupOwner, attempt: _Attempt) -> Steps[Answer | None]:
         """A put of a new group records the grant in the transaction of the commit."""
         if seen.leaving:
             yield from pause(AGAIN)
@@ -286,7 +286,7 @@ class Client:
         answer = yield from transact(lambda tables: owning.commit_here(tables, seen.membership, attempt.changes, new))
         return (yield from self.heard(answer, owner))
 
-    def _commit_there(self, seen: Seen, owner: Owner, attempt: _Attempt) -> Steps[Answer | None]:
+    def _commit_there(self, seen: CatalogView, owner: GroupOwner, attempt: _Attempt) -> Steps[Answer | None]:
         """Returns the definite answer of another host. None: it has not made the changes, and won't: look again."""
         assert seen.standing is not None and owner.member is not None
         member, changes = owner.member, tuple(attempt.changes)
@@ -315,11 +315,9 @@ class Client:
             return Failed("StoreTimeoutError", "its time was over before its owner had heard of it")
         return (yield from self.heard(answer, owner))
 
-    def heard(self, answer: Answer | None, owner: Owner) -> Steps[Answer | None]:
+    def heard(self, answer: Answer | None, owner: GroupOwner) -> Steps[Answer | None]:
         """Returns a definite answer; None, after a pause, if another owner is to be asked, or this one once more."""
-        if isinstance(answer, Refused):
-            raise removed()
-        if isinstance(answer, NotOwner):
+        if isinstance(answer, NotOwner | Refused):  # or it was removed, of which this host will hear
             self.refuse(owner)
         elif answer is not None and not isinstance(answer, Later):
             return answer
@@ -345,7 +343,7 @@ class Client:
             if isinstance(answer, Opened):
                 session = self._sessions[owner.id] = answer.session
                 break
-            yield from try_again(answer, b"")
+            yield from try_again(answer)
         return Call(session, lane, next(self._numbers), epoch)
 
     def forget(self, owner: Member, call: Call) -> None:
@@ -414,9 +412,7 @@ def _of_nothing(changes: Sequence[Change]) -> Answer:
     return refused or Committed((0,) * len(changes))
 
 
-def try_again(answer: Answer | None, key: bytes) -> Steps[None]:
-    if isinstance(answer, Refused):
-        raise removed()
+def try_again(answer: Answer | None) -> Steps[None]:
     if isinstance(answer, Failed):
         raise error_of(answer)
     yield from pause(AGAIN)

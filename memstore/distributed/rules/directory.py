@@ -22,19 +22,19 @@ from memstore.distributed.rules.messages import (
     ROWS_LIMIT,
     TERM_BITS,
     Answer,
-    Claim,
+    ClaimGroups,
+    FindOwners,
     Grant,
     HandOver,
     Later,
-    Locate,
-    Located,
     Mirror,
     Mirrored,
+    Owners,
     Ownership,
     Roster,
     Stale,
     Standing,
-    Watch,
+    WatchGroup,
 )
 from memstore.distributed.rules.steps import Steps, Tables, send, view
 
@@ -103,7 +103,11 @@ class Directory:
     # --- what it answers ----------------------------------------------------------------------------------------------
 
     def answer(
-        self, tables: Tables, standing: Standing, request: Claim | Locate | Watch | HandOver, question: int | None
+        self,
+        tables: Tables,
+        standing: Standing,
+        request: ClaimGroups | FindOwners | WatchGroup | HandOver,
+        question: int | None,
     ) -> Answer:
         """Answers a request; `Later` if it can't be told yet.
 
@@ -115,13 +119,13 @@ class Directory:
             return Later()
         roster = standing.roster
         match request:
-            case Claim():
+            case ClaimGroups():
                 rows = self._claim(tables, roster, request)
-            case Locate():
+            case FindOwners():
                 rows = self._locate(tables, roster, request)
                 if None in rows and not self._is_confirmed(roster, question):
                     return Later()
-            case Watch():
+            case WatchGroup():
                 rows = [owner_row(tables, roster, request.group)]
                 if None in rows:
                     return Later()
@@ -129,13 +133,13 @@ class Directory:
                 rows = self._hand_over(tables, roster, request)
         return Later() if rows is None else self.tell(tables, standing, rows)
 
-    def tell(self, tables: Tables, standing: Standing, rows: Sequence[Ownership | None]) -> Located | Later:
+    def tell(self, tables: Tables, standing: Standing, rows: Sequence[Ownership | None]) -> Owners | Later:
         """Tells rows that all deputies have."""
         reached = min((self._reached.get(deputy, 0) for deputy in standing.roster.deputies), default=inf)
         is_known = all(row is None or row.grant.number <= reached for row in rows)
-        return Located(tuple(rows)) if is_known else Later()
+        return Owners(tuple(rows)) if is_known else Later()
 
-    def _claim(self, tables: Tables, roster: Roster, request: Claim) -> Sequence[Ownership | None] | None:
+    def _claim(self, tables: Tables, roster: Roster, request: ClaimGroups) -> Sequence[Ownership | None] | None:
         rows = [owner_row(tables, roster, group) for group in request.groups]
         owners = {row.owner for row in rows if row is not None}
         member = request.member
@@ -148,7 +152,7 @@ class Directory:
             return [row or give(tables, roster, group, member) for group, row in groups]
         return rows
 
-    def _locate(self, tables: Tables, roster: Roster, request: Locate) -> Sequence[Ownership | None]:
+    def _locate(self, tables: Tables, roster: Roster, request: FindOwners) -> Sequence[Ownership | None]:
         rows: list[Ownership | None] = []
         for group, refused in zip(request.groups, request.refused, strict=True):
             row = owner_row(tables, roster, group)

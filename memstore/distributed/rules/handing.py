@@ -28,15 +28,15 @@ from memstore.distributed.rules.messages import (
     Answer,
     Done,
     Entry,
+    FindOwners,
     Finish,
     Give,
     HandOver,
     IsAt,
     Later,
-    Locate,
-    Located,
     Member,
     NotOwner,
+    Owners,
     Ownership,
     Roster,
     Serve,
@@ -45,7 +45,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import REMOVED, admit, group_page, passing_over, record_grant
-from memstore.distributed.rules.steps import Kept, Leaving, Lent, Steps, Tables, send, transact, view
+from memstore.distributed.rules.steps import KeptGroup, LeavingGroup, Lent, Steps, Tables, send, transact, view
 
 Rows = list[tuple[bytes, Entry | None]]  # None: the record is damaged
 
@@ -56,7 +56,7 @@ def begin(tables: Tables, group: bytes, taker: bytes) -> None:
     if standing is None or own is None or standing.is_removed or tables.leaving(group) is not None:
         return
     if taker in standing.roster.ids and taker != standing.member:
-        tables.put_leaving(group, Leaving(taker, own.number))
+        tables.put_leaving(group, LeavingGroup(taker, own.number))
         end_attempts_of(tables, standing, group)
 
 
@@ -80,7 +80,7 @@ def go_on() -> Steps[None]:
             yield from send(_seed(standing), Finish(leaving.served))
 
 
-def _give(standing: Standing, group: bytes, leaving: Leaving, taker: Member | None) -> Steps[None]:
+def _give(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member | None) -> Steps[None]:
     """Steps 2 to 4."""
     after: bytes | None = b"" if taker is not None else None
     while taker is not None and after is not None:
@@ -92,12 +92,12 @@ def _give(standing: Standing, group: bytes, leaving: Leaving, taker: Member | No
                 return
     to = standing.member if taker is None else taker.id
     answer = yield from send(_seed(standing), HandOver(group, standing.member, leaving.of, to))
-    if isinstance(answer, Located) and answer.rows and (row := answer.rows[0]) is not None:
+    if isinstance(answer, Owners) and answer.rows and (row := answer.rows[0]) is not None:
         yield from transact(lambda tables: _drop(tables, standing.roster, leaving, row))
 
 
 def _page(
-    tables: Tables, giver: bytes, group: bytes, leaving: Leaving, after: bytes
+    tables: Tables, giver: bytes, group: bytes, leaving: LeavingGroup, after: bytes
 ) -> tuple[list[Give], bytes | None]:
     """Makes messages of the next records, as many as they need: what a record says of a value may be megabytes.
 
@@ -123,13 +123,13 @@ def _page(
     return found, page[-1][0] if page else None
 
 
-def _message(giver: bytes, group: bytes, leaving: Leaving, rows: Rows, version: int | None) -> Give:
+def _message(giver: bytes, group: bytes, leaving: LeavingGroup, rows: Rows, version: int | None) -> Give:
     whole = tuple((key, entry) for key, entry in rows if entry is not None)
     damaged = tuple(key for key, entry in rows if entry is None)
     return Give(group, giver, leaving.of, whole, (), damaged, version)
 
 
-def _drop(tables: Tables, roster: Roster, leaving: Leaving, row: Ownership) -> None:
+def _drop(tables: Tables, roster: Roster, leaving: LeavingGroup, row: Ownership) -> None:
     standing = tables.standing()
     if standing is None or standing.is_removed or standing.roster.term != roster.term:
         return
@@ -145,7 +145,7 @@ def _drop(tables: Tables, roster: Roster, leaving: Leaving, row: Ownership) -> N
         tables.put_standing(msgspec.structs.replace(standing, floor=row.grant.number))
 
 
-def _hand(standing: Standing, group: bytes, leaving: Leaving, taker: Member | None) -> Steps[None]:
+def _hand(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member | None) -> Steps[None]:
     """The rest of step 4, and step 5."""
     after: bytes | None = b""
     while after is not None:
@@ -159,7 +159,7 @@ def _hand(standing: Standing, group: bytes, leaving: Leaving, taker: Member | No
         yield from transact(lambda tables: tables.put_leaving(group, served))
 
 
-def _drop_page(tables: Tables, group: bytes, leaving: Leaving, after: bytes) -> bytes | None:
+def _drop_page(tables: Tables, group: bytes, leaving: LeavingGroup, after: bytes) -> bytes | None:
     """Deletes records. Bytes that lie here are lent to the new owner. What is damaged stays."""
     standing = tables.standing()
     if standing is None or tables.leaving(group) != leaving:  # it may be owned here once more
@@ -197,7 +197,7 @@ def take(tables: Tables, standing: Standing, request: Give) -> Answer:
     if kept is not None and kept.of < request.of:
         tables.drop_kept(request.group)
         kept = None
-    kept = kept or Kept(request.giver, request.of)
+    kept = kept or KeptGroup(request.giver, request.of)
     if kept.version is None:
         for key, entry in request.rows:
             if group_of(key) == request.group:
@@ -235,8 +235,8 @@ def settle_kept(standing: Standing, refused: dict[bytes, int]) -> Steps[None]:
     if not groups:
         return
     numbers = tuple(refused.get(group, 0) for group in groups)
-    answer = yield from send(_seed(standing), Locate(groups, numbers))
-    if not isinstance(answer, Located):
+    answer = yield from send(_seed(standing), FindOwners(groups, numbers))
+    if not isinstance(answer, Owners):
         return
     for group, row in zip(groups, answer.rows, strict=True):
         kept = kept_of[group]
@@ -248,7 +248,7 @@ def settle_kept(standing: Standing, refused: dict[bytes, int]) -> Steps[None]:
             yield from transact(lambda tables, group=group, kept=kept: _forget(tables, group, kept))
 
 
-def _open(tables: Tables, row: Ownership, kept: Kept) -> Answer | None:
+def _open(tables: Tables, row: Ownership, kept: KeptGroup) -> Answer | None:
     standing = tables.standing()
     assert standing is not None, "a member stays one"
     if tables.owned(row.group) is not None:
@@ -257,7 +257,7 @@ def _open(tables: Tables, row: Ownership, kept: Kept) -> Answer | None:
     return admit(tables, standing, [row.group], [row.grant], changes=False)
 
 
-def _forget(tables: Tables, group: bytes, kept: Kept) -> None:
+def _forget(tables: Tables, group: bytes, kept: KeptGroup) -> None:
     now = tables.kept(group)
     if now is not None and now.of == kept.of:
         tables.drop_kept(group)

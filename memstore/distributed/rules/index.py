@@ -15,10 +15,11 @@ from memstore.distributed.rules.messages import (
     Announce,
     Answer,
     Ask,
-    Claim,
+    ClaimGroups,
     Close,
     Commit,
     Done,
+    FindOwners,
     Finish,
     Give,
     GiveUp,
@@ -27,7 +28,6 @@ from memstore.distributed.rules.messages import (
     IsRoster,
     Later,
     List,
-    Locate,
     Look,
     Lookup,
     Meet,
@@ -35,7 +35,6 @@ from memstore.distributed.rules.messages import (
     Met,
     Mirror,
     Named,
-    News,
     Obey,
     Open,
     Opened,
@@ -53,7 +52,8 @@ from memstore.distributed.rules.messages import (
     Serve,
     Standing,
     Wait,
-    Watch,
+    WaitAny,
+    WatchGroup,
 )
 from memstore.distributed.rules.steps import Steps, Tables, send, transact, view
 from memstore.errors import CorruptionError
@@ -62,7 +62,7 @@ PIN = 10_000_000_000  # nanoseconds that the bytes of a version are kept for a g
 ALONE = 3_000_000_000  # nanoseconds that a root without a cluster waits for members of one to find it
 _MOST_NAMED = 64  # hosts, of a first boot
 _KEPT_FOR_SEED = 2_000_000_000  # nanoseconds that a seed keeps what it can't tell yet
-_ToSeed = Claim | Locate | Watch | HandOver
+_ToSeed = ClaimGroups | FindOwners | WatchGroup | HandOver
 
 
 class Index:
@@ -124,7 +124,7 @@ class Index:
                 return owning.look_up(tables, standing, request)
             case Wait():
                 return owning.version_of(tables, standing, request)
-            case News():
+            case WaitAny():
                 return owning.news(tables, standing, request)
             case List():
                 return owning.list_page(tables, standing, request)
@@ -143,7 +143,7 @@ class Index:
                 return lending.release(tables, standing, request)
             case Prepare() | Look() | Renew() | Publish() | GiveUp():
                 return attempts.answer(tables, standing, request)
-            case Claim() | Locate() | Watch() | HandOver():
+            case ClaimGroups() | FindOwners() | WatchGroup() | HandOver():
                 return self.seed.answer(tables, standing, request, question)
             case Give():
                 return handing.take(tables, standing, request)
@@ -198,15 +198,15 @@ class Index:
     def may_keep(self, request: Request, answer: Answer) -> bool:
         """Whether the request is for what isn't there yet, and may wait for it."""
         match request:
-            case Wait() | News():
+            case Wait() | WaitAny():
                 return answer == IsAt(0) and request.milliseconds > 0
             case Look():
                 return request.milliseconds > 0 and not attempts.is_news(request, answer)
             case Ask():
                 return isinstance(answer, Done | Later) and request.milliseconds > 0
-            case Watch():
+            case WatchGroup():
                 return isinstance(answer, Later) and request.milliseconds > 0
-            case Claim() | Locate() | HandOver() | Remove() | Finish():
+            case ClaimGroups() | FindOwners() | HandOver() | Remove() | Finish():
                 return isinstance(answer, Later)
             case _:
                 return False

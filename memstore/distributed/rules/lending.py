@@ -18,12 +18,12 @@ from memstore.distributed.rules.messages import (
     Done,
     Ended,
     Failed,
+    FindOwners,
     IsNamed,
-    Locate,
-    Located,
     Named,
     Never,
     NoSession,
+    Owners,
     Place,
     Prepared,
     Release,
@@ -87,17 +87,17 @@ class Audit:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        self._position = (0, 0)
+        self._members: frozenset[bytes] = frozenset()
         self._seen: set[Place] = set()
 
     def run(self) -> Steps[None]:
-        """Looks at what is due, once; at all of it again in each epoch."""
+        """Looks at what is due, once; at all of it again when a member was removed."""
         standing = yield from view(lambda tables: tables.standing())
         if standing is None or standing.is_removed or standing.is_joining:
             return
-        if standing.roster.position != self._position:
-            self._position = standing.roster.position
+        if not self._members <= standing.roster.ids:
             self._seen.clear()
+        self._members = standing.roster.ids
         now, after = self._clock(), 0
         while rows := (yield from view(lambda tables, start=after: tables.all_lent(start, ROWS_LIMIT))):
             after = rows[-1][0].put_id
@@ -110,8 +110,8 @@ class Audit:
             return
         seed = standing.roster.member(standing.roster.seed)
         assert seed is not None, "the seed is a member"
-        answer = yield from send(seed, Locate((group_of(lent.key),), (0,)))
-        if not isinstance(answer, Located) or not answer.rows:
+        answer = yield from send(seed, FindOwners((group_of(lent.key),), (0,)))
+        if not isinstance(answer, Owners) or not answer.rows:
             return
         row = answer.rows[0]
         if row is None:

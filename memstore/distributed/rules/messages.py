@@ -378,7 +378,7 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag=9):
     places: Annotated[tuple[Place, ...], Meta(max_length=ROWS_LIMIT)]
 
 
-class News(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class WaitAny(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """Waits until a key with this prefix has a version above a number; `term`, `epoch`, `grant` as of `List`."""
 
     prefix: Prefix
@@ -497,8 +497,8 @@ class Remove(msgspec.Struct, frozen=True, array_like=True, tag=21):
     member: Id
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True, tag=22):
-    """Asks for all of these groups, or none. Its answer is `Located`.
+class ClaimGroups(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """Asks for all of these groups, or none. Its answer is `Owners`.
 
     Attributes:
         member: that is to own them; None: whoever owns some of them already, else one that the seed chooses.
@@ -508,8 +508,8 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, tag=22):
     member: Id | None
 
 
-class Locate(msgspec.Struct, frozen=True, array_like=True, tag=23):
-    """Asks who owns these groups. Its answer is `Located`.
+class FindOwners(msgspec.Struct, frozen=True, array_like=True, tag=23):
+    """Asks who owns these groups. Its answer is `Owners`.
 
     Attributes:
         refused: for each group, the number of the grant that its owner has refused; 0: none.
@@ -519,15 +519,15 @@ class Locate(msgspec.Struct, frozen=True, array_like=True, tag=23):
     refused: Annotated[tuple[Number, ...], Meta(max_length=BATCH_LIMIT)]
 
 
-class Watch(msgspec.Struct, frozen=True, array_like=True, tag=24):
-    """Waits until a group has an owner. Its answer is `Located`."""
+class WatchGroup(msgspec.Struct, frozen=True, array_like=True, tag=24):
+    """Waits until a group has an owner. Its answer is `Owners`."""
 
     group: Group
     milliseconds: Milliseconds
 
 
 class HandOver(msgspec.Struct, frozen=True, array_like=True, tag=25):
-    """Asks that a group that `giver` owns be owned by `taker`, which has all of its records. Its answer is `Located`.
+    """Asks that a group that `giver` owns be owned by `taker`, which has all of its records. Its answer is `Owners`.
 
     Attributes:
         of: the number of the giver's grant.
@@ -735,7 +735,7 @@ class NotOwner(msgspec.Struct, frozen=True, array_like=True, tag=83):
     """One of the grants is dead for good: the request was not done, and never will be. Ask the directory."""
 
 
-class Located(msgspec.Struct, frozen=True, array_like=True, tag=84):
+class Owners(msgspec.Struct, frozen=True, array_like=True, tag=84):
     """Who owns each of the groups; None: nobody."""
 
     rows: Annotated[tuple[Ownership | None, ...], Meta(max_length=BATCH_LIMIT)]
@@ -769,13 +769,13 @@ class Met(msgspec.Struct, frozen=True, array_like=True, tag=88):
 
 
 Request = (
-    Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | News
+    Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
-    | Ask | Remove | Claim | Locate | Watch | HandOver | Finish
+    | Ask | Remove | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish
     | Mirror | Promise | Obey | Announce | Give | Serve | Meet
 )  # fmt: skip
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession
-    | Refused | Prepared | Pending | Ended | PartsChanged | Forgotten | NotOwner | Located | Mirrored | Promised
+    | Refused | Prepared | Pending | Ended | PartsChanged | Forgotten | NotOwner | Owners | Mirrored | Promised
     | Announced | Met
 )  # fmt: skip

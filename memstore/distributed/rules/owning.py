@@ -53,7 +53,6 @@ from memstore.distributed.rules.messages import (
     Lookup,
     Named,
     Never,
-    News,
     NoSession,
     NotOwner,
     Place,
@@ -64,6 +63,7 @@ from memstore.distributed.rules.messages import (
     Stale,
     Standing,
     Wait,
+    WaitAny,
     group_of,
     groups_of,
 )
@@ -204,7 +204,7 @@ def list_page(tables: Tables, standing: Standing, request: List) -> Answer:
     return Listed(tuple((key, entry.version if entry else 0) for key, entry in page), tables.version)
 
 
-def news(tables: Tables, standing: Standing, request: News) -> Answer:
+def news(tables: Tables, standing: Standing, request: WaitAny) -> Answer:
     """Returns a version of a key with a prefix, or 0 if none is new."""
     refused = _admit_listing(tables, standing, request)
     if refused is not None or tables.version <= request.newer_than:
@@ -218,7 +218,7 @@ def news(tables: Tables, standing: Standing, request: News) -> Answer:
     return IsAt(0)
 
 
-def _admit_listing(tables: Tables, standing: Standing, request: List | News) -> Answer | None:
+def _admit_listing(tables: Tables, standing: Standing, request: List | WaitAny) -> Answer | None:
     """Compares the epoch, or with a "/" in the prefix the grant.
 
     A hand-over ends with an epoch. Until this host has heard of it, what it has given away would be missing here, and

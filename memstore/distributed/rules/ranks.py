@@ -19,15 +19,14 @@ from memstore.distributed.rules import attempts
 from memstore.distributed.rules.attempts import give_up_here, prepare_here
 from memstore.distributed.rules.client import (
     AGAIN,
+    CatalogView,
     Client,
     DeadlinePassed,
-    Owner,
-    Seen,
+    GroupOwner,
     error_of,
     look_at,
     no_answer,
     not_listed,
-    removed,
     try_again,
     unavailable,
 )
@@ -50,7 +49,6 @@ from memstore.distributed.rules.messages import (
     Prepare,
     Prepared,
     Publish,
-    Refused,
     Renew,
     Request,
     Standing,
@@ -65,7 +63,7 @@ Merge = Callable[[Sequence[Part], Sequence[bytes]], "bytes | Failure"]
 """Makes the body of a record of all parts, by rank, and of what they say; or says why they are no value."""
 
 
-class RankPart:
+class PutPart:
     """A rank's part of an attempt, as its process knows it.
 
     Attributes:
@@ -90,7 +88,7 @@ class Ranks:
 
     # --- a part is put ------------------------------------------------------------------------------------------------
 
-    def prepare(self, own: RankPart, content: bytes, until: int) -> Steps[Outcome | None]:
+    def prepare(self, own: PutPart, content: bytes, until: int) -> Steps[Outcome | None]:
         """Puts a part, whose segment lies on this host, filled. Returns the outcome that the attempt has already.
 
         After an error, or if there is an outcome, the segment is given back, at once or by an audit. Then the rank
@@ -113,7 +111,7 @@ class Ranks:
             yield from give_back(own.part.places)
         raise error
 
-    def _prepare(self, own: RankPart, content: bytes, until: int) -> Steps[Outcome | None]:
+    def _prepare(self, own: PutPart, content: bytes, until: int) -> Steps[Outcome | None]:
         group = group_of(own.part.key)
         while True:
             seen, owner = yield from self._owner(own.part)
@@ -139,7 +137,7 @@ class Ranks:
                 case _:
                     own.owner = None
 
-    def _owner(self, part: Part) -> Steps[tuple[Seen, Owner | None]]:
+    def _owner(self, part: Part) -> Steps[tuple[CatalogView, GroupOwner | None]]:
         """Finds or claims the owner. None, after a pause: not yet."""
         group = group_of(part.key)
         seen = yield from view(lambda tables: look_at(tables, [], [group]))
@@ -149,7 +147,7 @@ class Ranks:
         return seen, (yield from self._client.owner_of(seen, [group], claims=True))
 
     def _prepare_there(
-        self, own: RankPart, seen: Seen, owner: Owner, content: bytes, until: int
+        self, own: PutPart, seen: CatalogView, owner: GroupOwner, content: bytes, until: int
     ) -> Steps[Answer | None]:
         """Returns the definite answer of another host. None: it has not taken the part, and won't: look again."""
         assert seen.standing is not None and owner.member is not None
@@ -180,7 +178,7 @@ class Ranks:
 
     # --- it is given up -----------------------------------------------------------------------------------------------
 
-    def give_up(self, own: RankPart, failure: Failure) -> Steps[Outcome]:
+    def give_up(self, own: PutPart, failure: Failure) -> Steps[Outcome]:
         """Ends an attempt with an error, unless it has an outcome. Returns the outcome that it has then.
 
         Raises:
@@ -200,7 +198,7 @@ class Ranks:
             return answer.outcome
         raise _unknown(part, FORGOTTEN)
 
-    def _give_up_by_name(self, own: RankPart, request: GiveUp) -> Steps[Answer]:
+    def _give_up_by_name(self, own: PutPart, request: GiveUp) -> Steps[Answer]:
         """Gives up by the lane of the part that wasn't answered, if there is one: then it can't be taken in any more.
 
         If another member owns the group by now, its grant keeps that part away, and it has the attempt's outcome.
@@ -246,7 +244,7 @@ def _repeated(member: Member, request: Request) -> Steps[tuple[Answer, bool]]:
         if answer is not None and not isinstance(answer, Later):
             return answer, is_first
         is_first = False
-        yield from try_again(answer, b"")
+        yield from try_again(answer)
 
 
 def _lend(tables: Tables, membership: int, part: Part, lent: Lent) -> Done | Failed | None:
@@ -261,12 +259,12 @@ def _lend(tables: Tables, membership: int, part: Part, lent: Lent) -> Done | Fai
     return Done()
 
 
-def _unless_left(tables: Tables, seen: Seen, request: GiveUp) -> Answer | None:
+def _unless_left(tables: Tables, seen: CatalogView, request: GiveUp) -> Answer | None:
     return give_up_here(tables, request) if tables.membership() == seen.membership else None
 
 
 def _ask_owner(
-    own: RankPart, request: Request, here: Callable[[Tables], object], *, is_read: bool = False
+    own: PutPart, request: Request, here: Callable[[Tables], object], *, is_read: bool = False
 ) -> Steps[object]:
     """Returns the answer of the owner where the attempt began, which may be this host."""
     while True:
@@ -278,8 +276,6 @@ def _ask_owner(
         if owner.id == standing.member:
             return (yield from view(here)) if is_read else (yield from transact(here))
         answer = yield from send(owner, request)
-        if isinstance(answer, Refused):
-            raise removed()
         if answer is not None and not isinstance(answer, Later):
             return answer
         yield from pause(AGAIN)
@@ -296,7 +292,7 @@ def _unknown(part: Part, why: str) -> UnknownOutcomeError:
 
 
 def turn(
-    own: RankPart, merge: Merge, milliseconds: int, *, was_complete: bool, publishes: bool
+    own: PutPart, merge: Merge, milliseconds: int, *, was_complete: bool, publishes: bool
 ) -> Steps[Outcome | Pending]:
     """One look at an attempt of which this process has a part.
 
@@ -363,7 +359,7 @@ def waiting(client: Client, key: bytes | None) -> Steps[list[Pending]]:
         raise unavailable(key, client.asked, passed) from None
 
 
-def _looked(own: RankPart, look: Look) -> Steps[Outcome | Pending]:
+def _looked(own: PutPart, look: Look) -> Steps[Outcome | Pending]:
     answer = yield from _ask_owner(own, look, lambda tables: attempts.look(tables, look), is_read=True)
     if isinstance(answer, Ended):
         return answer.outcome
@@ -372,7 +368,7 @@ def _looked(own: RankPart, look: Look) -> Steps[Outcome | Pending]:
     raise _unknown(own.part, FORGOTTEN)
 
 
-def _publish(own: RankPart, merge: Merge) -> Steps[Outcome | None]:
+def _publish(own: PutPart, merge: Merge) -> Steps[Outcome | None]:
     """The outcome. None: the parts are others by now."""
     part = own.part
     found = yield from _contents(own)
@@ -395,7 +391,7 @@ def _publish(own: RankPart, merge: Merge) -> Steps[Outcome | None]:
     return answer.outcome if isinstance(answer, Ended) else None
 
 
-def _contents(own: RankPart) -> Steps[Outcome | tuple[list[Part], list[bytes]]]:
+def _contents(own: PutPart) -> Steps[Outcome | tuple[list[Part], list[bytes]]]:
     """All parts with what they say; not all of them, if they change meanwhile."""
     part = own.part
     parts: list[Part] = []
@@ -412,7 +408,7 @@ def _contents(own: RankPart) -> Steps[Outcome | tuple[list[Part], list[bytes]]]:
             return parts, contents
 
 
-def _renew(own: RankPart, found: Pending) -> Steps[None]:
+def _renew(own: PutPart, found: Pending) -> Steps[None]:
     """Takes this rank's part on by a lease, when half of that is over."""
     mine = next((part for part in found.parts if part.rank == own.part.rank), None)
     if mine is not None and mine.expires - found.now < mine.lease // 2:

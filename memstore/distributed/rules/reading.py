@@ -14,10 +14,10 @@ from typing import TypeVar
 from memstore.distributed.rules import owning
 from memstore.distributed.rules.client import (
     AGAIN,
+    CatalogView,
     Client,
     DeadlinePassed,
-    Owner,
-    Seen,
+    GroupOwner,
     look_at,
     not_listed,
     removed,
@@ -36,15 +36,15 @@ from memstore.distributed.rules.messages import (
     IsAt,
     List,
     Listed,
-    Located,
     Lookup,
     Member,
-    News,
     NotOwner,
+    Owners,
     Place,
     Standing,
     Wait,
-    Watch,
+    WaitAny,
+    WatchGroup,
     group_of,
     groups_of,
 )
@@ -90,7 +90,7 @@ def look_up(client: Client, keys: Sequence[bytes], *, pin: bool = False) -> Step
                 found = yield from look_up_at(owner.member, owner, _owned(keys, owner), pin=pin)
             answer = yield from client.heard(found, owner)
             if not isinstance(answer, Found):
-                yield from try_again(answer, keys[0])
+                yield from try_again(answer)
                 continue
             if owner.nobody and not (yield from _are_still_nobodys(client, owner.nobody)):
                 continue
@@ -100,11 +100,11 @@ def look_up(client: Client, keys: Sequence[bytes], *, pin: bool = False) -> Step
         raise unavailable(keys[0], client.asked, why) from None
 
 
-def _owned(keys: Sequence[bytes], owner: Owner) -> Sequence[bytes]:
+def _owned(keys: Sequence[bytes], owner: GroupOwner) -> Sequence[bytes]:
     return [key for key in keys if group_of(key) in owner.grants] if owner.nobody else keys
 
 
-def _look_up_here(owner: Owner, keys: Sequence[bytes]) -> Steps[Answer]:
+def _look_up_here(owner: GroupOwner, keys: Sequence[bytes]) -> Steps[Answer]:
     """Reads keys of groups of which this host has grants that it hasn't recorded. Few of them exist."""
 
     def action(tables: Tables) -> Answer:
@@ -130,7 +130,7 @@ def _are_still_nobodys(client: Client, groups: tuple[bytes, ...]) -> Steps[bool]
     return owner is not None and owner.member is None
 
 
-def _pinned(client: Client, seen: Seen, keys: Sequence[bytes]) -> Steps[tuple[Entry | None, ...]]:
+def _pinned(client: Client, seen: CatalogView, keys: Sequence[bytes]) -> Steps[tuple[Entry | None, ...]]:
     """Reads entries that are owned here. What is pinned this host's index process knows: without it, nothing is."""
     assert seen.standing is not None
     own = seen.standing.roster.member(seen.standing.member)
@@ -139,13 +139,13 @@ def _pinned(client: Client, seen: Seen, keys: Sequence[bytes]) -> Steps[tuple[En
     owned = {group: grant for group, grant in grants.items() if grant is not None}
     answer: Answer | None = None
     if own is not None and len(owned) == len(groups):
-        answer = yield from look_up_at(own, Owner(own, owned), keys, pin=True)
+        answer = yield from look_up_at(own, GroupOwner(own, owned), keys, pin=True)
     if isinstance(answer, Found):
         return answer.entries
     return (yield from view(lambda tables: look_at(tables, keys))).entries
 
 
-def look_up_at(member: Member, owner: Owner, keys: Sequence[bytes], *, pin: bool = False) -> Steps[Answer | None]:
+def look_up_at(member: Member, owner: GroupOwner, keys: Sequence[bytes], *, pin: bool = False) -> Steps[Answer | None]:
     """Returns the entries of all keys, in a `Found` of any length; or what the owner says instead.
 
     Several answers are of several moments. So when all entries are there, the owner is asked for their versions once
@@ -176,7 +176,7 @@ def look_up_at(member: Member, owner: Owner, keys: Sequence[bytes], *, pin: bool
 
 
 def _asked(
-    member: Member, owner: Owner, keys: Sequence[bytes], *, pin: bool = False, brief: bool = False
+    member: Member, owner: GroupOwner, keys: Sequence[bytes], *, pin: bool = False, brief: bool = False
 ) -> Steps[Answer | None]:
     """Asks once. A `Found` has one entry at least, and no more than were asked for; else the answer says nothing."""
     some = tuple(keys[:BATCH_LIMIT])
@@ -264,7 +264,7 @@ def wait_there(client: Client, key: bytes, newer_than: int) -> Steps[int | None]
                 if answer.version:
                     return answer.version
             elif answer is not None:
-                yield from try_again(answer, key)
+                yield from try_again(answer)
 
 
 def _watch(client: Client, standing: Standing, group: bytes) -> Steps[None]:
@@ -272,9 +272,9 @@ def _watch(client: Client, standing: Standing, group: bytes) -> Steps[None]:
     seed = standing.roster.member(standing.roster.seed)
     assert seed is not None, "the seed is a member"
     client.asked = seed
-    answer = yield from send(seed, Watch(group, LONGEST_WAIT))
-    if not isinstance(answer, Located):
-        yield from try_again(answer, group)
+    answer = yield from send(seed, WatchGroup(group, LONGEST_WAIT))
+    if not isinstance(answer, Owners):
+        yield from try_again(answer)
 
 
 # --- listings ---------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def _round(client: Client, prefix: bytes, after: bytes, limit: int) -> Steps[_Li
         return _Listing(None, [(key, entry.version if entry else 0) for key, entry in rows])
     if standing.is_removed:
         raise removed()
-    owner: Owner | None = None
+    owner: GroupOwner | None = None
     asked: list[tuple[Member, Grant | None]] = [(member, None) for member in standing.roster.members]
     if groups:
         owner = yield from client.owner_of(seen, groups)
@@ -398,7 +398,7 @@ def _news(client: Client, prefix: bytes, listing: _Listing) -> Steps[None]:
         sends: list[Send] = []
         for member, version, grant in listing.waits:
             position = (0, 0) if grant else standing.roster.position
-            request = News(prefix, version, LONGEST_WAIT, *position, grant)
+            request = WaitAny(prefix, version, LONGEST_WAIT, *position, grant)
             sends.append(Send(member.address, member.id, request))
         answer = yield Race(tuple(sends))
         if not isinstance(answer, IsAt):

@@ -39,14 +39,14 @@ from memstore.distributed.rules.messages import (
     Announced,
     Answer,
     Ask,
-    Claim,
+    ClaimGroups,
     Done,
     Finish,
     IsRoster,
     Later,
-    Located,
     Member,
     Obey,
+    Owners,
     Ownership,
     Promise,
     Promised,
@@ -140,16 +140,16 @@ def finish_joining(standing: Standing) -> Steps[None]:
 
 def _claim(seed: Member, member: bytes, groups: Sequence[bytes]) -> Steps[bool]:
     """Claims groups at once; if others own some of them, each by itself. Returns whether all were answered."""
-    answer = yield from send(seed, Claim(tuple(groups), member))
-    some = [(group,) for group in groups] if isinstance(answer, Located) and None in answer.rows else []
+    answer = yield from send(seed, ClaimGroups(tuple(groups), member))
+    some = [(group,) for group in groups] if isinstance(answer, Owners) and None in answer.rows else []
     for group in some:
         yield from transact(lambda tables, rows=answer.rows: _take_or_drop(tables, rows))
-        answer = yield from send(seed, Claim(group, member))
-        if not isinstance(answer, Located):
+        answer = yield from send(seed, ClaimGroups(group, member))
+        if not isinstance(answer, Owners):
             return False
-    if isinstance(answer, Located):
+    if isinstance(answer, Owners):
         yield from transact(lambda tables: _take_or_drop(tables, answer.rows))
-    return isinstance(answer, Located)
+    return isinstance(answer, Owners)
 
 
 def _raise_page(tables: Tables, after: bytes) -> tuple[bytes | None, list[bytes]]:

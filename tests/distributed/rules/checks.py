@@ -64,8 +64,14 @@ def check_bytes(world: World, hosts: Sequence[Host]) -> None:
     }
     if set(named) - there:
         raise Fault(f"bytes are missing: {set(named) - there}", tuple(world.trace))
-    if there - set(named) - filling:
-        raise Fault(f"nobody gives back {there - set(named) - filling}", tuple(world.trace))
+    left = {
+        place: (host.address, host.tables.segments[place.put_id].state, host.tables.lendings.get(place))
+        for host in hosts
+        for place in there - set(named) - filling
+        if place.host == host.id
+    }
+    if left:
+        raise Fault(f"nobody gives back {left}", tuple(world.trace))
     for host in hosts:
         strays = [key for key in host.tables.records if group_of(key) not in host.tables.own_groups]
         if strays or host.tables.debts:

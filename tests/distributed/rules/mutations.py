@@ -173,7 +173,9 @@ def _(patch: Patch) -> None:
     patch.setattr(SimTables, "put_standing", keep_floor)
 
 
-@mutation("a local commit doesn't look whether the group has left this host", "hand-overs of stopped hosts")
+@mutation(
+    "a local commit doesn't look whether the group has left this host", "a process that is stopped during a hand-over"
+)
 def _(patch: Patch) -> None:
     patch.setattr(SimTables, "membership", lambda tables: int(tables.own_standing is not None))
 
@@ -228,7 +230,7 @@ def _(patch: Patch) -> None:
 
 @mutation("a claim is answered before the deputies have it", "promotions in a storm")
 def _(patch: Patch) -> None:
-    patch.setattr(Directory, "tell", lambda one, tables, standing, rows: directory.Located(tuple(rows)))  # pyright: ignore
+    patch.setattr(Directory, "tell", lambda one, tables, standing, rows: directory.Owners(tuple(rows)))  # pyright: ignore
 
 
 @mutation("a denial asks no deputy", "an old seed denies")
@@ -236,7 +238,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Directory, "_is_confirmed", lambda one, roster, question: True)  # pyright: ignore
 
 
-@mutation("a row of the old seed's stays at a deputy", "hand-overs to lost hosts")
+@mutation("a row of the old seed's stays at a deputy", "a row that one deputy knows")
 def _(patch: Patch) -> None:
     take = directory.take_mirror
 
@@ -275,17 +277,9 @@ def _(patch: Patch) -> None:
     patch.setattr(Directory, "is_settled", lambda one, standing: standing.is_seed)  # pyright: ignore
 
 
-@mutation("a member obeys whom it has promised not to", "promotions in a storm")
+@mutation("a member obeys whom it has promised not to", "a promise that was given in between")
 def _(patch: Patch) -> None:
-    put = SimTables.put_standing
-
-    def forget(tables: SimTables, standing: Any) -> None:
-        old = tables.standing()
-        is_seed = standing.roster.seed == standing.member
-        promised = standing.promised if is_seed or old is None else old.promised
-        put(tables, msgspec.structs.replace(standing, promised=promised))
-
-    patch.setattr(SimTables, "put_standing", forget)
+    patch.setattr(roster, "take_promise", lambda tables, standing, request: roster.Promised(standing.roster))  # pyright: ignore
 
 
 @mutation("anybody may be the seed", "promotions in a storm")
@@ -364,7 +358,14 @@ def _(patch: Patch) -> None:
 
 @mutation("a group that leaves can be changed", "hand-overs")
 def _(patch: Patch) -> None:
-    patch.setattr(SimTables, "leaving", lambda tables, group: None)  # pyright: ignore
+    look_at = client.look_at
+
+    def blind(tables: Any, keys: Any, groups: Any = None) -> Any:
+        view = look_at(tables, keys, groups)
+        view.leaving = frozenset()
+        return view
+
+    patch.setattr(client, "look_at", blind)
 
 
 @mutation("the new owner serves before the old one has dropped its records", "a taker that is asked early")
@@ -579,8 +580,7 @@ def _(patch: Patch) -> None:
     run = lending.Audit.run
 
     def of_one_epoch(audit: Any) -> Any:
-        standing = yield from lending.transact(lambda tables: tables.standing())
-        audit._position = (0, 0) if standing is None else standing.roster.position
+        audit._members = frozenset()
         return (yield from run(audit))
 
     patch.setattr(lending.Audit, "run", of_one_epoch)

@@ -8,16 +8,16 @@ from typing import Any
 from memstore.distributed.rules import Change, Entry, Place, handing, owning, reading, roster
 from memstore.distributed.rules.directory import give
 from memstore.distributed.rules.messages import (
-    Claim,
+    ClaimGroups,
     Commit,
     Give,
     Grant,
     HandOver,
     IsAt,
     List,
-    Located,
     Lookup,
     NotOwner,
+    Owners,
     Remove,
     Serve,
 )
@@ -85,8 +85,8 @@ class Play:
         """A claim whose client dies before it commits."""
         seed = next(at for at, one in enumerate(self.hosts) if (it := one.tables.standing()) and it.is_seed)
         for _ in range(100):
-            answer = self.answer(seed, Claim((group,), self.hosts[host].id))
-            if isinstance(answer, Located):
+            answer = self.answer(seed, ClaimGroups((group,), self.hosts[host].id))
+            if isinstance(answer, Owners):
                 row = answer.rows[0]
                 assert row is not None
                 return row.grant
@@ -111,6 +111,18 @@ def _() -> None:
     play.put(1, b"g/k")
     play.hand_over(b"g", 1, 2)
     play.must(isinstance(play.commit(1, b"g/late", grant), NotOwner), "a grant from before is good")
+
+
+@script("a process that is stopped during a hand-over")
+def _() -> None:
+    """It has seen that the group is owned here, and commits when it is another host's."""
+    play = Play(3)
+    play.put(1, b"g/k")
+    tables, client = play.hosts[1].tables, play.processes[1].client
+    steps: Any = client.commit([Change(b"g/k", b"late")], 1 << 62)
+    commit = steps.send(next(steps).action(tables))
+    play.hand_over(b"g", 1, 2)
+    play.must(commit.action(tables) is None and not tables.records, "a record is put where the group isn't owned")
 
 
 @script("a batch of two groups, one of them new")
@@ -185,6 +197,58 @@ def _() -> None:
     ends = play.begin(play.processes[silent], reading.look_up(client, [b"g/k"]), 5)
     play.world.run(8)
     play.must(ends and not (isinstance(ends[0], tuple) and ends[0] == (None,)), f"a put is lost: {ends}")
+
+
+@script("a row that one deputy knows")
+def _() -> None:
+    """The old seed has told it of a hand-over, and nobody else; the other deputy is promoted."""
+    play = Play(4)
+    one, new = deputies(play)
+    giver = others_than_deputies(play)
+    play.put(giver, b"g/k")
+    play.world.run(2)
+    play.world.cut("h0", f"h{new}")
+    handing.begin(play.hosts[giver].tables, b"g", play.hosts[one].id)
+    while play.hosts[one].tables.directory[b"g"].owner != play.hosts[one].id:
+        play.world.run(0.01)
+    play.world.kill_index(play.hosts[0])
+    go_on, handing.go_on = handing.go_on, _nothing
+    try:
+        promote(play, new)
+        play.world.run(10)
+    finally:
+        handing.go_on = go_on
+    rows = [play.hosts[at].tables.directory[b"g"] for at in (one, new)]
+    play.must(rows[0] == rows[1], f"a deputy keeps what the seed hasn't: {rows}")
+
+
+@script("a promise that was given in between")
+def _() -> None:
+    """The old seed leaves out the candidate, after that has its majority and before it begins."""
+    play = Play(5)
+    new, other = deputies(play)
+    first, second = (at for at in range(1, 5) if at not in (new, other))
+    play.world.cut("h0", f"h{new}")
+    play.world.cut(f"h{other}", f"h{new}")
+    begin, held = roster._begin_term, list[Any]()  # pyright: ignore[reportPrivateUsage]
+
+    def hold(*arguments: Any) -> bool:
+        held.append(arguments)
+        return False
+
+    roster._begin_term = hold  # pyright: ignore[reportPrivateUsage]
+    try:
+        play.world.promote(play.hosts[new])
+        play.world.run(12)  # the old seed finds that its deputy is silent
+    finally:
+        roster._begin_term = begin  # pyright: ignore[reportPrivateUsage]
+    play.begin(play.processes[first], put(play.processes[first], b"g/k"), 5)
+    play.world.run(5)
+    begin(*held[0])
+    play.world.run(5)
+    play.begin(play.processes[second], put(play.processes[second], b"g/k"), 5)
+    play.world.run(5)
+    play.must(sum(b"g" in host.tables.own_groups for host in play.hosts) == 1, "nobody, or two own a group")
 
 
 @script("a seed that is cut off adds and removes")
@@ -290,7 +354,9 @@ def _() -> None:
                 play.world.cut("h1", "h2")
 
     play.before = lose
-    play.hosts[2].tables.put_kept(b"g", handing.Kept(play.hosts[1].id, play.hosts[1].tables.own_groups[b"g"].number))
+    play.hosts[2].tables.put_kept(
+        b"g", handing.KeptGroup(play.hosts[1].id, play.hosts[1].tables.own_groups[b"g"].number)
+    )
     play.hosts[2].tables.keep(b"g/1", play.hosts[1].tables.records[b"g/1"])
     removed = play.hosts[1].id
     play.world.lose(play.hosts[1])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memstore.distributed.rules import Failure, Outcome, Part, Pending, Place, RankPart, Ranks, turn
+from memstore.distributed.rules import Failure, Outcome, Part, Pending, Place, PutPart, Ranks, turn
 from memstore.distributed.rules.attempts import is_complete
 from memstore.errors import (
     HomeUnavailableError,
@@ -147,7 +147,7 @@ class OneRank:
         self.until = puts.world.now + int(attempt.seconds * SECOND)
         lease = int((puts.scene.lease or attempt.seconds + chance.choice([1, 10])) * SECOND)
         part = Part(attempt.key, attempt.name, 0, rank, attempt.world_size, place, 0, 0, attempt.expect, lease)
-        self.own = RankPart(part)
+        self.own = PutPart(part)
         self.leaves_early = not puts.scene.all_must_work and chance.random() < 0.2
         self.was_complete = False
         self.complete_since = -1

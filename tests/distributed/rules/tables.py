@@ -11,9 +11,9 @@ import msgspec
 from memstore.distributed.rules import (
     Entry,
     Grant,
-    Kept,
+    KeptGroup,
     LastCall,
-    Leaving,
+    LeavingGroup,
     Lent,
     Outcome,
     Ownership,
@@ -59,8 +59,8 @@ class SimTables:
     segments: dict[int, Segment] = field(default_factory=dict[int, Segment])
     lendings: dict[Place, Lent] = field(default_factory=dict[Place, Lent])
     own_groups: dict[bytes, Grant] = field(default_factory=dict[bytes, Grant])
-    leaving_groups: dict[bytes, Leaving] = field(default_factory=dict[bytes, Leaving])
-    kept_groups: dict[bytes, Kept] = field(default_factory=dict[bytes, Kept])
+    leaving_groups: dict[bytes, LeavingGroup] = field(default_factory=dict[bytes, LeavingGroup])
+    kept_groups: dict[bytes, KeptGroup] = field(default_factory=dict[bytes, KeptGroup])
     kept_records: dict[bytes, Entry | None] = field(default_factory=dict[bytes, Entry | None])
     directory: dict[bytes, Ownership] = field(default_factory=dict[bytes, Ownership])
     granted: int = 0
@@ -141,23 +141,23 @@ class SimTables:
     def all_owned(self, after: bytes | None, limit: int) -> list[tuple[bytes, Grant]]:
         return [row for row in sorted(self.own_groups.items()) if after is None or row[0] > after][:limit]
 
-    def leaving(self, group: bytes) -> Leaving | None:
+    def leaving(self, group: bytes) -> LeavingGroup | None:
         return self.leaving_groups.get(group)
 
-    def put_leaving(self, group: bytes, leaving: Leaving) -> None:
+    def put_leaving(self, group: bytes, leaving: LeavingGroup) -> None:
         self.leaving_groups[group] = leaving
         self.changes += 1
 
     def drop_leaving(self, group: bytes) -> None:
         self.leaving_groups.pop(group, None)
 
-    def all_leaving(self) -> list[tuple[bytes, Leaving]]:
+    def all_leaving(self) -> list[tuple[bytes, LeavingGroup]]:
         return list(self.leaving_groups.items())
 
-    def kept(self, group: bytes) -> Kept | None:
+    def kept(self, group: bytes) -> KeptGroup | None:
         return self.kept_groups.get(group)
 
-    def put_kept(self, group: bytes, kept: Kept) -> None:
+    def put_kept(self, group: bytes, kept: KeptGroup) -> None:
         self.kept_groups[group] = kept
 
     def drop_kept(self, group: bytes) -> None:
@@ -165,7 +165,7 @@ class SimTables:
         for key in [key for key in self.kept_records if group_of(key) == group]:
             del self.kept_records[key]
 
-    def all_kept(self) -> list[tuple[bytes, Kept]]:
+    def all_kept(self) -> list[tuple[bytes, KeptGroup]]:
         return list(self.kept_groups.items())
 
     def keep(self, key: bytes, entry: Entry | None) -> None:

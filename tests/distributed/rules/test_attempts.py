@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.rules import Change, Client, Failure, Outcome, Part, Pending, Place, RankPart, Ranks, turn
+from memstore.distributed.rules import Change, Client, Failure, Outcome, Part, Pending, Place, PutPart, Ranks, turn
 from memstore.distributed.rules.messages import Forgotten, GiveUp, Look, PartsChanged, Publish
 from memstore.errors import HomeUnavailableError, ShardMismatchError, UnknownOutcomeError
 from tests.distributed.rules.test_membership import cluster, key_at, run
@@ -15,17 +15,17 @@ from tests.distributed.rules.world import SECOND, Host, Process, World
 LEASE = 10 * SECOND
 
 
-def part_of(host: Host, key: bytes, rank: int = 0, world_size: int = 2) -> RankPart:
+def part_of(host: Host, key: bytes, rank: int = 0, world_size: int = 2) -> PutPart:
     put_id = host.tables.fill(7)
-    return RankPart(Part(key, "a", 0, rank, world_size, Place(host.id, put_id, put_id), lease=LEASE))
+    return PutPart(Part(key, "a", 0, rank, world_size, Place(host.id, put_id, put_id), lease=LEASE))
 
 
-def prepare(world: World, process: Process, own: RankPart) -> Outcome | None:
+def prepare(world: World, process: Process, own: PutPart) -> Outcome | None:
     until = process.host.tables.now() + 5 * SECOND
     return run(world, process, Ranks(process.client).prepare(own, b"said", until), seconds=0.5)
 
 
-def look(world: World, process: Process, own: RankPart) -> Outcome | Pending:
+def look(world: World, process: Process, own: PutPart) -> Outcome | Pending:
     def merge(parts: Any, contents: Any) -> bytes:
         return b"7"
 

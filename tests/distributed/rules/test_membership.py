@@ -169,6 +169,23 @@ def test_a_host_that_was_removed_hears_of_it_and_its_keys_can_be_put_anew() -> N
     assert get(world, other, key) == Entry(after, b"x")
 
 
+def test_who_asks_a_host_that_was_removed_was_not_removed_itself() -> None:
+    world = cluster(5)
+    removed, other = world.hosts["h1"], world.start_process(world.hosts["h2"])
+    key = key_at(world, removed)
+    run(world, other, put(other, key))
+    world.cut("h0", "h2", one_way=True)  # so it doesn't hear of it
+    remove(world, removed)
+    world.run(15)
+    standing = removed.tables.standing()
+    assert standing is not None and standing.is_removed
+    with pytest.raises(HomeUnavailableError):
+        run(world, other, put(other, key))
+    world.heal()
+    world.run(5)
+    run(world, other, put(other, key))
+
+
 def test_bytes_of_a_host_that_was_removed_are_not_put_any_more() -> None:
     world = cluster(4)
     removed, owner = world.hosts["h1"], world.hosts["h2"]

@@ -14,7 +14,7 @@ from memstore.distributed.rules.messages import (
     Answer,
     Call,
     Change,
-    Claim,
+    ClaimGroups,
     Commit,
     Found,
     Give,
@@ -75,7 +75,7 @@ def test_requests_arrive_as_they_were_sent(keys: list[bytes], body: bytes | None
         Commit(CALL, (Change(b"k", None, expect=-1),), (GRANT,)),
         Release((Place(b"m" * 16, 2**64 - 1),)),
         Give(b"g", b"m" * 17, 1, ()),
-        Claim((b"k" * 501,), None),
+        ClaimGroups((b"k" * 501,), None),
     ],
     ids=repr,
 )

@@ -33,7 +33,7 @@ from memstore.distributed.rules import (
     failed_of,
     session_of,
 )
-from memstore.distributed.rules.messages import Ask, IsRoster, News, Wait, Watch
+from memstore.distributed.rules.messages import Ask, IsRoster, Wait, WaitAny, WatchGroup
 from memstore.distributed.rules.owning import Sessions
 from memstore.errors import CorruptionError, MemstoreError, UnknownOutcomeError
 from tests.distributed.rules.tables import SimTables
@@ -329,7 +329,7 @@ class World:
             self.at(self.random.uniform(0, 1), lambda: self._reply(ticket, NOT_SENT))
             return
         self._carry(host.address, send.address, lambda: self._arrive(host.address, send, ticket, sent, is_alive))
-        patience = 12 if isinstance(request, Wait | Watch | News) else self.random.uniform(0.3, 2)
+        patience = 12 if isinstance(request, Wait | WatchGroup | WaitAny) else self.random.uniform(0.3, 2)
         if isinstance(request, Look):
             patience += request.milliseconds / 1000
         self._give_up(ticket, patience)
