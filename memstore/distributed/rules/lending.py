@@ -23,6 +23,7 @@ from memstore.distributed.rules.messages import (
     Named,
     Never,
     NoSession,
+    NotOwner,
     Owners,
     Place,
     Prepared,
@@ -31,7 +32,7 @@ from memstore.distributed.rules.messages import (
     Standing,
     group_of,
 )
-from memstore.distributed.rules.owning import admit, is_here, is_named, passing_over, resolve
+from memstore.distributed.rules.owning import are_named, is_here, is_named, passing_over, resolve
 from memstore.distributed.rules.steps import Lent, Steps, Tables, send, transact, view
 from memstore.errors import MemstoreError
 
@@ -89,6 +90,7 @@ class Audit:
         self._clock = clock
         self._members: frozenset[bytes] = frozenset()
         self._seen: set[Place] = set()
+        self._refused: dict[bytes, int] = {}  # of groups, the number of the grant that their owner has refused
 
     def run(self) -> Steps[None]:
         """Looks at what is due, once; at all of it again when a member was removed."""
@@ -110,7 +112,8 @@ class Audit:
             return
         seed = standing.roster.member(standing.roster.seed)
         assert seed is not None, "the seed is a member"
-        answer = yield from send(seed, FindOwners((group_of(lent.key),), (0,)))
+        group = group_of(lent.key)
+        answer = yield from send(seed, FindOwners((group,), (self._refused.pop(group, 0),)))
         if not isinstance(answer, Owners) or not answer.rows:
             return
         row = answer.rows[0]
@@ -118,12 +121,14 @@ class Audit:
             yield from transact(lambda tables: self._retire(tables, place, lent))
             return
         request = Named(lent.key, place, row.grant)
-        if row.owner == standing.member:
-            yield from transact(lambda tables: self._retire_here(tables, request, lent))
-            return
         owner = standing.roster.member(row.owner)
-        answer = None if owner is None else (yield from send(owner, request))
-        if answer == IsNamed(named=False):
+        if row.owner == standing.member:
+            answer = yield from transact(lambda tables: _are_named_here(tables, request))
+        else:
+            answer = None if owner is None else (yield from send(owner, request))
+        if isinstance(answer, NotOwner):  # it was never recorded, and others since
+            self._refused[group] = row.grant.number
+        elif answer == IsNamed(named=False):
             yield from transact(lambda tables: self._retire(tables, place, lent))
         elif isinstance(answer, IsNamed):
             self._seen.add(place)
@@ -140,16 +145,14 @@ class Audit:
         answer = yield from send(member, Resolve(lent.session, lent.lane, lent.number))
         return isinstance(answer, Committed | Failed | Never | NoSession | Prepared | Ended)
 
-    def _retire_here(self, tables: Tables, request: Named, lent: Lent) -> None:
-        """This host is to own the group, and no record came that names the segment."""
-        standing = tables.standing()
-        if standing is not None:
-            refused = admit(tables, standing, [group_of(request.key)], [request.grant], changes=False)
-            if refused is None:
-                self._retire(tables, request.place, lent)
-
     def _retire(self, tables: Tables, place: Place, lent: Lent) -> None:
         """Retires it, unless its client has lent it anew meanwhile, or a record here names it, or a part does."""
         with passing_over(tables, lent.key):
             if tables.lent(place) == lent and not is_named(tables, lent.key, place):
                 tables.retire(place)
+
+
+def _are_named_here(tables: Tables, request: Named) -> Answer:
+    standing = tables.standing()
+    assert standing is not None, "a member stays one"
+    return are_named(tables, standing, request)

@@ -535,6 +535,11 @@ def _(patch: Patch) -> None:
     patch.setattr(lending.Audit, "_retire", lambda audit, tables, place, lent: tables.retire(place))  # pyright: ignore
 
 
+@mutation("an audit doesn't say that a grant was refused", "bytes that are lent by a grant that is dead")
+def _(patch: Patch) -> None:
+    patch.setattr(lending, "NotOwner", Done)
+
+
 @mutation("an audit doesn't wait until a call's time is over", "slow")
 def _(patch: Patch) -> None:
     lend = SimTables.lend
@@ -555,7 +560,7 @@ def _(patch: Patch) -> None:
     patch.setattr(SimTables, "owe", lambda tables, place: None)  # pyright: ignore
 
 
-@mutation("a host is told once", "long")
+@mutation("a host is told once", "a release that is lost")
 def _(patch: Patch) -> None:
     send = lending.send
 

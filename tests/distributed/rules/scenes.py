@@ -64,7 +64,9 @@ SCENES = {
     "visitors": Scene(hosts=4, visitors=2, kills=3, hand_overs=4),
     "hand-overs": Scene(hosts=4, hand_overs=12, kills=4),
     "hand-overs in a storm": Scene(hosts=4, hand_overs=20, kills=6, cuts=3, weather=STORM),
-    "hand-overs of stopped hosts": Scene(hosts=4, hand_overs=20, calls=20, weather=Weather(stalls=0.2)),
+    "hand-overs of stopped hosts": Scene(
+        hosts=4, hand_overs=20, calls=20, patience=0, audit_every=0.2, weather=Weather(stalls=0.2)
+    ),
     "hand-overs under audits": Scene(
         hosts=4, keys=8, processes=8, calls=40, hand_overs=20, patience=0, audit_every=0.1, weather=SLOW
     ),

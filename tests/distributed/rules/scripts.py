@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memstore.distributed.rules import Change, Entry, Place, handing, owning, reading, roster
+from memstore.distributed.rules import Change, Entry, Lent, Place, handing, owning, reading, roster
 from memstore.distributed.rules.directory import give
 from memstore.distributed.rules.messages import (
     ClaimGroups,
@@ -158,6 +158,37 @@ def _() -> None:
     play.begin(play.processes[1], play.processes[1].client.commit([Change(b"g/k", b"", (place,))], 1 << 62))
     play.world.run(5)
     play.must(play.hosts[2].tables.records[b"g/k"].places != (place,), "a record names what is gone for ever")
+
+
+@script("bytes that are lent by a grant that is dead")
+def _() -> None:
+    """The call never came, so the owner has not recorded the group; it has handed over another one since."""
+    play = Play(3)
+    play.put(1, b"other")
+    grant = play.claim(b"g", 1)
+    data = play.hosts[2].tables
+    place = Place(data.member, data.fill(7))
+    play.hand_over(b"other", 1, 0)
+    data.lend(place, Lent(b"g/k", play.hosts[1].id))
+    play.must(grant.number < play.hosts[1].tables.standing().floor, "the floor")  # pyright: ignore
+    play.world.run(10)
+    play.must(not data.is_there(place), "nobody gives back bytes that nothing names")
+
+
+@script("a release that is lost")
+def _() -> None:
+    play = Play(3)
+    play.put(1, b"g/k")
+    data = play.hosts[2].tables
+    place = Place(data.member, data.fill(7))
+    run(play.world, play.processes[2], play.processes[2].client.commit([Change(b"g/k", b"", (place,))], 1 << 62))
+    play.world.run(5)  # an audit finds that it is named
+    play.world.cut("h1", "h2")
+    play.put(1, b"g/k")
+    play.world.run(5)
+    play.world.heal()
+    play.world.run(5)
+    play.must(not data.is_there(place), "nobody gives back bytes that nothing names")
 
 
 def promote(play: Play, host: int, *, forced: bool = False) -> None:

@@ -33,7 +33,7 @@ from memstore.distributed.rules import (
     failed_of,
     session_of,
 )
-from memstore.distributed.rules.messages import Ask, IsRoster, Wait, WaitAny, WatchGroup
+from memstore.distributed.rules.messages import Ask, ClaimGroups, FindOwners, IsRoster, Wait, WaitAny, WatchGroup
 from memstore.distributed.rules.owning import Sessions
 from memstore.errors import CorruptionError, MemstoreError, UnknownOutcomeError
 from tests.distributed.rules.tables import SimTables
@@ -330,6 +330,8 @@ class World:
             return
         self._carry(host.address, send.address, lambda: self._arrive(host.address, send, ticket, sent, is_alive))
         patience = 12 if isinstance(request, Wait | WatchGroup | WaitAny) else self.random.uniform(0.3, 2)
+        if isinstance(request, ClaimGroups | FindOwners):
+            patience += 1  # the seed asks its deputies first
         if isinstance(request, Look):
             patience += request.milliseconds / 1000
         self._give_up(ticket, patience)
