@@ -294,19 +294,21 @@ class Client:
         lane = yield from self.take_lane()
         try:
             call = yield from self.call(member, lane, seen.standing.roster.epoch)
+            if call is None:
+                return None
             if any(owning.is_here(seen.standing, place) for change in changes for place in change.places):
                 answer = yield from transact(lambda tables: _lend(tables, seen.membership, member.id, call, attempt))
                 if not isinstance(answer, Done):
                     return answer
             request = Commit(call, changes, owner.of([change.key for change in changes]))
-            answer = yield from _repeated(member, request, attempt)
+            answer = yield from repeated(member, request, attempt)
         finally:
             # Also if nobody knows what became of the call: the lane's next one has a larger number, and once the owner
             # has heard that, this one is refused.
             self.free_lane(lane)
-        if isinstance(answer, NoSession):
+        if answer is None or isinstance(answer, NoSession):
             self.forget(member, call)
-            if attempt.is_sent:  # before that, too: it may have been made then, and forgotten with its session
+            if attempt.is_sent:  # it may have been made, and forgotten with its session, or with the owner
                 raise unknown(changes[0].key, member)
             yield from pause(AGAIN)
             return None
@@ -336,14 +338,15 @@ class Client:
     def free_lane(self, lane: int) -> None:
         self._free_lanes.append(lane)
 
-    def call(self, owner: Member, lane: int, epoch: int) -> Steps[Call]:
-        """Makes a new call of this process at an owner, in a lane that it has taken."""
-        while (session := self._sessions.get(owner.id)) is None:  # another thread may forget it at any time
+    def call(self, owner: Member, lane: int, epoch: int) -> Steps[Call | None]:
+        """Makes a new call of this process at an owner, in a lane that it has taken. None, after a pause: not yet."""
+        session = self._sessions.get(owner.id)
+        if session is None:
             answer = yield from send(owner, Open())
-            if isinstance(answer, Opened):
-                session = self._sessions[owner.id] = answer.session
-                break
-            yield from try_again(answer)
+            if not isinstance(answer, Opened):
+                yield from try_again(answer)
+                return None
+            session = self._sessions[owner.id] = answer.session
         return Call(session, lane, next(self._numbers), epoch)
 
     def forget(self, owner: Member, call: Call) -> None:
@@ -361,33 +364,38 @@ class Client:
                     yield from send(member, Close(session))
 
 
-class _Attempt:
-    """A commit under way.
+class Delivery:
+    """A call on its way. `is_sent`: nobody knows whether it was made."""
 
-    Attributes:
-        owner: that was asked last; None: this host.
-        is_sent: nobody knows whether its last call was made.
-    """
-
-    def __init__(self, changes: Sequence[Change], until: int) -> None:
-        self.changes, self.until = changes, until
-        self.owner: Member | None = None
+    def __init__(self) -> None:
         self.is_sent = False
 
 
-def _repeated(owner: Member, request: Request, attempt: _Attempt) -> Steps[Answer]:
-    """Sends the same call until it is answered for good.
+class _Attempt(Delivery):
+    """A commit under way. `owner`: that was asked last; None: this host."""
+
+    def __init__(self, changes: Sequence[Change], until: int) -> None:
+        super().__init__()
+        self.changes, self.until = changes, until
+        self.owner: Member | None = None
+
+
+def repeated(owner: Member, request: Request, delivery: Delivery) -> Steps[Answer | None]:
+    """Sends the same call until it is answered for good. None: the owner was removed before.
 
     If the first answer is that there is no such session, the call was not made, and never will be: the session had
-    ended before, since this process had no connection for an hour. `attempt.is_sent` is as it was then.
+    ended before, since this process had no connection for an hour. `delivery.is_sent` is as it was then.
     """
     while True:
         answer = yield from sent(owner, request)
         if not isinstance(answer, NotSent | NoSession):
-            attempt.is_sent = True
+            delivery.is_sent = True
         if not (answer is None or isinstance(answer, NotSent | Later)):
             return answer
         yield from pause(AGAIN)
+        standing = yield from view(lambda tables: tables.standing())
+        if standing is None or standing.roster.member(owner.id) is None:
+            return None
 
 
 def _lend(tables: Tables, membership: int, owner: bytes, call: Call, attempt: _Attempt) -> Done | Failed | None:

@@ -22,12 +22,13 @@ from memstore.distributed.rules.client import (
     CatalogView,
     Client,
     DeadlinePassed,
+    Delivery,
     GroupOwner,
     error_of,
     look_at,
     no_answer,
     not_listed,
-    try_again,
+    repeated,
     unavailable,
 )
 from memstore.distributed.rules.lending import give_back
@@ -54,7 +55,7 @@ from memstore.distributed.rules.messages import (
     Standing,
     group_of,
 )
-from memstore.distributed.rules.steps import Lent, NotSent, Steps, Tables, pause, send, sent, transact, view
+from memstore.distributed.rules.steps import Lent, Steps, Tables, pause, send, transact, view
 from memstore.errors import MemstoreError, UnknownOutcomeError
 
 FORGOTTEN = "nothing is known of it any more: this rank looked later than its lease, or the owner was repaired since"
@@ -155,19 +156,23 @@ class Ranks:
         lane = yield from self._client.take_lane()
         try:
             call = yield from self._client.call(member, lane, seen.standing.roster.epoch)
+            if call is None:
+                return None
             lent = Lent(part.key, member.id, call.session, call.lane, call.number, until)
             answer = yield from transact(lambda tables: _lend(tables, seen.membership, part, lent))
             if not isinstance(answer, Done):
                 return answer
             own.lane = lane  # from here on, nobody knows whether it was made
             request = Prepare(call, part, content, owner.grants[group_of(part.key)])
-            answer, is_first = yield from _repeated(member, request)
-            if isinstance(answer, NoSession):
+            delivery = Delivery()
+            answer = yield from repeated(member, request, delivery)
+            if answer is None or isinstance(answer, NoSession):
                 self._client.forget(member, call)
-                if is_first:
+                if not delivery.is_sent:
                     own.lane = None
                     return None
-                raise unavailable(part.key, member, DeadlinePassed("it has forgotten this process"))
+                why = "it was removed" if answer is None else "it has forgotten this process"
+                raise unavailable(part.key, member, DeadlinePassed(why))
             own.lane = None
         finally:
             if own.lane is None:
@@ -220,7 +225,9 @@ class Ranks:
                     )
                 else:
                     call = yield from self._client.call(member, lane, standing.roster.epoch)
-                    answer, _ = yield from _repeated(member, msgspec.structs.replace(request, call=call))
+                    if call is None:
+                        continue
+                    answer = yield from repeated(member, msgspec.structs.replace(request, call=call), Delivery())
                     if isinstance(answer, NoSession):
                         self._client.forget(member, call)
                 answer = yield from self._client.heard(answer, owner)
@@ -231,20 +238,6 @@ class Ranks:
         finally:
             own.lane = None
             self._client.free_lane(lane)
-
-
-def _repeated(member: Member, request: Request) -> Steps[tuple[Answer, bool]]:
-    """Sends the same call until it is answered for good. Returns also whether it was sent once only."""
-    is_first = True
-    while True:
-        answer = yield from sent(member, request)
-        if isinstance(answer, NotSent):
-            yield from pause(AGAIN)
-            continue
-        if answer is not None and not isinstance(answer, Later):
-            return answer, is_first
-        is_first = False
-        yield from try_again(answer)
 
 
 def _lend(tables: Tables, membership: int, part: Part, lent: Lent) -> Done | Failed | None:

@@ -95,7 +95,7 @@ def _(patch: Patch) -> None:
         answer = yield from client.send(owner, request)
         return NotOwner() if answer is None else answer
 
-    patch.setattr(client, "_repeated", once)
+    patch.setattr(client, "repeated", once)
 
 
 @mutation("no answer means that nothing happened", "cuts")
@@ -137,14 +137,14 @@ def _(patch: Patch) -> None:
 
 @mutation("a call of a session that has ended was never made", "sessions")
 def _(patch: Patch) -> None:
-    repeated = client._repeated  # pyright: ignore[reportPrivateUsage]
+    repeated = client.repeated  # pyright: ignore[reportPrivateUsage]
 
     def never(owner: Any, request: Any, attempt: Any) -> Any:
         answer = yield from repeated(owner, request, attempt)
         attempt.is_sent = attempt.is_sent and not isinstance(answer, NoSession)
         return answer
 
-    patch.setattr(client, "_repeated", never)
+    patch.setattr(client, "repeated", never)
 
 
 # --- who is the owner ------------------------------------------------------------------------------------------------

@@ -516,7 +516,7 @@ def _() -> None:
     ends = play.begin(play.processes[3], put(play.processes[3], b"g/k"), 20)
     play.world.run(2)
     play.world.heal()
-    play.world.run(10)
+    play.world.run(25)
     play.must(ends and not isinstance(ends[0], MemstoreError), f"{ends}")
 
 
