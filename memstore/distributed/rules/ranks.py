@@ -325,18 +325,18 @@ def waiting(client: Client, key: bytes | None) -> Steps[list[Pending]]:
     client.asked = None
     try:
         groups = [] if key is None else [group_of(key)]
-        members: list[Member] | None = None
-        while members is None:
+        owner: GroupOwner | None = None
+        while True:
             seen = yield from view(lambda tables: look_at(tables, [], groups))
-            if seen.standing is None:
+            standing = seen.standing
+            if standing is None:
                 return found
-            if key is None:
-                members = list(seen.standing.roster.members)
-            elif (owner := (yield from client.owner_of(seen, groups))) is not None:
-                members = [owner.member] if owner.member is not None else []
+            if key is None or (owner := (yield from client.owner_of(seen, groups))) is not None:
+                break
+        members = list(standing.roster.members) if owner is None else [owner.member] if owner.member else []
         while members:
             client.asked = members[-1]
-            if members[-1].id == seen.standing.member:
+            if members[-1].id == standing.member:
                 answer = yield from view(lambda tables: attempts.look(tables, look))
             else:
                 answer = yield from send(members[-1], look)

@@ -140,16 +140,15 @@ def finish_joining(standing: Standing) -> Steps[None]:
 
 def _claim(seed: Member, member: bytes, groups: Sequence[bytes]) -> Steps[bool]:
     """Claims groups at once; if others own some of them, each by itself. Returns whether all were answered."""
-    answer = yield from send(seed, ClaimGroups(tuple(groups), member))
-    some = [(group,) for group in groups] if isinstance(answer, Owners) and None in answer.rows else []
-    for group in some:
-        yield from transact(lambda tables, rows=answer.rows: _take_or_drop(tables, rows))
-        answer = yield from send(seed, ClaimGroups(group, member))
+    for some in (tuple(groups), *((group,) for group in groups)):
+        answer = yield from send(seed, ClaimGroups(some, member))
         if not isinstance(answer, Owners):
             return False
-    if isinstance(answer, Owners):
-        yield from transact(lambda tables: _take_or_drop(tables, answer.rows))
-    return isinstance(answer, Owners)
+        rows = answer.rows
+        yield from transact(lambda tables, rows=rows: _take_or_drop(tables, rows))
+        if len(some) == len(groups) and None not in rows:
+            break
+    return True
 
 
 def _raise_page(tables: Tables, after: bytes) -> tuple[bytes | None, list[bytes]]:
@@ -346,13 +345,13 @@ def appoint(seed: Directory) -> Steps[None]:
     if len(roster.deputies) >= wanted or not seed.is_settled(standing):
         return
     candidate = seed.candidate
-    if candidate not in roster.ids or candidate in roster.deputies or candidate in silent:
+    if candidate is None or candidate not in roster.ids or candidate in (*roster.deputies, *silent):
         present = [one for one, position in seed.heard.items() if position == roster.position and one in roster.ids]
         able = [one for one in sorted(present) if one not in (*roster.deputies, standing.member, candidate)]
         seed.candidate = able[0] if able else None
         if seed.candidate is not None:
             seed.answered.pop(seed.candidate, None)
-    elif candidate is not None:
+    else:
         found = (*roster.deputies, candidate)
         yield from transact(lambda tables: _propose_deputies(tables, seed, standing, found, candidate))
 

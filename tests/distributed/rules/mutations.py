@@ -177,7 +177,7 @@ def _(patch: Patch) -> None:
     "a local commit doesn't look whether the group has left this host", "a process that is stopped during a hand-over"
 )
 def _(patch: Patch) -> None:
-    patch.setattr(SimTables, "membership", lambda tables: int(tables.own_standing is not None))
+    patch.setattr(SimTables, "membership", lambda tables: int(tables.own_standing is not None))  # pyright: ignore
 
 
 @mutation("a change doesn't record the grant", "kills")
@@ -286,6 +286,7 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     def promote(seed: Any, *, forced: bool = False) -> Any:
         standing = yield from roster.transact(roster._promise_oneself)  # pyright: ignore[reportPrivateUsage]
+        assert standing is not None
         newest = standing.roster
         yield from roster.transact(
             lambda tables: roster._begin_term(tables, standing.member, newest, standing.promised, True)  # pyright: ignore

@@ -559,8 +559,7 @@ def _() -> None:
 @script("a hand-over of many versions")
 def _() -> None:
     play = Play(3)
-    for _ in range(5):
-        before = play.put(1, b"g/k")
+    before = [play.put(1, b"g/k") for _ in range(5)][-1]
     play.hand_over(b"g", 1, 2)
     after = play.put(2, b"g/k")
     play.must(after > before, f"versions go from {before} to {after}")

@@ -8,7 +8,13 @@ import pytest
 
 from memstore.distributed.rules import Change, Entry, Member, Place, Send, Steps, handing, reading
 from memstore.distributed.rules.messages import Ask, Give, Lookup, Refused, Release, Remove
-from memstore.errors import CrossHostError, HomeUnavailableError, StaleMembershipError, StoreTimeoutError
+from memstore.errors import (
+    CrossHostError,
+    HomeUnavailableError,
+    StaleMembershipError,
+    StoreTimeoutError,
+    UnknownOutcomeError,
+)
 from tests.distributed.rules.scenes import CALM
 from tests.distributed.rules.world import Host, Process, World
 
@@ -184,6 +190,25 @@ def test_who_asks_a_host_that_was_removed_was_not_removed_itself() -> None:
     world.heal()
     world.run(5)
     run(world, other, put(other, key))
+
+
+def test_a_call_whose_owner_is_removed_ends_then() -> None:
+    """Nobody knows whether it was made; what hadn't been sent is made by the next owner."""
+    world = cluster(4)
+    removed, process, late = world.hosts["h1"], *(world.start_process(world.hosts["h2"]) for _ in range(2))
+    key = key_at(world, removed)
+    run(world, process, put(process, key))
+    world.cut("h1", "h2", one_way=True)
+    ends: list[Any] = []
+    for one in (process, late):  # the second has no session there
+        world.call(one, put(one, key), 60, lambda result, error: ends.append(error or result))
+    world.run(3)
+    assert not ends
+    world.kill_index(removed)
+    remove(world, removed)
+    world.run(10)
+    assert sorted(type(end) is UnknownOutcomeError for end in ends) == [False, True]
+    assert key in world.hosts["h2"].tables.own_groups
 
 
 def test_bytes_of_a_host_that_was_removed_are_not_put_any_more() -> None:
