@@ -65,6 +65,7 @@ class Directory:
         heard: of each member the position of the roster that it has.
         answered: when each deputy last answered a mirror, or this seed began to ask it.
         candidate: a member that gets a copy, to be a deputy.
+        rival: a later term that a member has promised to wait for, and since when that is known.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
@@ -73,6 +74,7 @@ class Directory:
         self.heard: dict[bytes, tuple[int, int]] = {}
         self.answered: dict[bytes, int] = {}
         self.candidate: bytes | None = None
+        self.rival = (0, 0)
         self._reached: dict[bytes, int] = {}  # the number up to which it has all rows
         self._confirmed: dict[bytes, int] = {}  # the last question before the mirror that it answered
         self._questions = 0
@@ -82,6 +84,11 @@ class Directory:
         if self.term != standing.roster.term:
             self.__init__(self.clock)
             self.term = standing.roster.term
+
+    def hear_of(self, term: int) -> None:
+        """Notes that somebody is to be the seed of a term, or was to be."""
+        if term > max(self.term, self.rival[0]):
+            self.rival = (term, self.rival[1] or self.clock())
 
     def is_settled(self, standing: Standing) -> bool:
         """Whether the roster counts: a majority of the one before has it, and each deputy.
@@ -200,6 +207,8 @@ class Directory:
                 return
         self.answered.setdefault(member.id, began)
         answer = yield from send(member, Mirror(roster.term, after or 0, upto, rows))
+        if isinstance(answer, Stale):
+            self.hear_of(answer.term)
         if isinstance(answer, Mirrored) and self.term == roster.term:
             self._reached[member.id] = answer.upto
             self._confirmed[member.id] = max(question, self._confirmed.get(member.id, 0))

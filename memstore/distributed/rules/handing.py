@@ -68,6 +68,7 @@ def go_on() -> Steps[None]:
     standing, all_leaving = yield from view(lambda tables: (tables.standing(), tables.all_leaving()))
     if standing is None or standing.is_removed:
         return
+    served = 0
     for group, leaving in all_leaving:
         taker = standing.roster.member(leaving.taker)
         if leaving.grant is None:
@@ -77,7 +78,9 @@ def go_on() -> Steps[None]:
         elif standing.roster.epoch > leaving.served:
             yield from transact(lambda tables, group=group: tables.drop_leaving(group))
         else:
-            yield from send(_seed(standing), Finish(leaving.served))
+            served = max(served, leaving.served)
+    if served:  # one epoch for all of them
+        yield from send(_seed(standing), Finish(served))
 
 
 def _give(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member | None) -> Steps[None]:

@@ -254,7 +254,8 @@ class Index:
         versions = yield from view(lambda tables: tables.version)
         term, epoch = (0, 0) if known is None else known.position
         cluster = None if standing is None else standing.roster.cluster
-        request = Ask(self.member, cluster, term, epoch, versions, groups, self._moved, LONGEST_WAIT)
+        promised = 0 if standing is None else standing.promised
+        request = Ask(self.member, cluster, term, epoch, versions, promised, groups, self._moved, LONGEST_WAIT)
         seed = None if known is None else known.member(known.seed)
         if seed is None and not self._addresses:
             return

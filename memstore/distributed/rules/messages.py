@@ -27,7 +27,8 @@ LONGEST_TEXT = 1 << 16  # characters of a sharded put's error
 LARGEST_DETAILS = 1 << 18  # bytes
 OUTCOMES_LIMIT = 64  # of one message
 LONGEST_LEASE = 1_000_000_000_000_000_000  # nanoseconds: 30 years
-TERM_BITS = 40  # a grant's number is its term, and then a counter of this many bits
+TERM_BITS = 36  # a grant's number is its term, and then a counter of this many bits
+SEED_BITS = 12  # a term is a counter, and then this many bits that tell one member from another
 _MOST_RANKS = 1 << 16
 _PLACE, _NUMBERS = 40, 64  # bytes, at most
 
@@ -77,7 +78,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     """The members of an epoch. Only the seed makes another one.
 
     Attributes:
-        term: begins with each new seed.
+        term: begins with each new seed. No two members of a roster make the same one.
         epoch: grows with each change, also from term to term.
         seed: the id of the member that keeps the directory.
         deputies: ids of the members that have all of the directory, before it says anything of it.
@@ -477,6 +478,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=20):
     Attributes:
         cluster: that its root belongs to; None: to none yet.
         versions: no version of its root is larger.
+        promised: as of `Standing`.
         groups: of the keys that a root had before it was admitted.
         moved: the root is served at another address from now on.
     """
@@ -486,6 +488,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=20):
     term: Number
     epoch: Number
     versions: Number = 0
+    promised: Number = 0
     groups: tuple[Group, ...] = ()
     moved: bool = False
     milliseconds: Milliseconds = 0

@@ -24,6 +24,7 @@ hosts that were told of each other, and know of no cluster, the one with the low
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import msgspec
@@ -34,6 +35,7 @@ from memstore.distributed.rules.messages import (
     EPOCH_BITS,
     MOST_EPOCHS,
     ROWS_LIMIT,
+    SEED_BITS,
     TERM_BITS,
     Announce,
     Announced,
@@ -259,6 +261,7 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
     if not standing.is_seed:
         return IsRoster(roster) if roster.position > position else Later()
     seed.begin(standing)
+    seed.hear_of(ask.promised if ask.cluster == roster.cluster else 0)
     if ask.cluster is not None and ask.cluster != roster.cluster:
         return Refused("the root belongs to another cluster")
     if ask.cluster is not None and position > roster.position:
@@ -330,12 +333,23 @@ def finish(tables: Tables, standing: Standing, seed: Directory, request: Finish)
 
 
 def appoint(seed: Directory) -> Steps[None]:
-    """Leaves out a deputy that doesn't answer, and makes one of a member that has all of the directory."""
+    """Leaves out a deputy that doesn't answer, and makes one of a member that has all of the directory.
+
+    It begins a term itself if a promotion was cut off: members that have promised obey no older one.
+    """
     standing = yield from view(lambda tables: tables.standing())
     if standing is None or not standing.is_seed or standing.is_removed or standing.unheard:
         return
     seed.begin(standing)
     roster, now = standing.roster, seed.clock()
+    seed.hear_of(standing.promised)
+    rival, since = seed.rival
+    if rival:
+        if now - since > SILENT:  # nothing came of it, and who has promised obeys nobody: a new term is needed
+            yield from transact(lambda tables: _hear_of(tables, rival))
+            with contextlib.suppress(NotPromoted):
+                yield from promote(seed)
+        return
     silent = {one for one, answered in seed.answered.items() if now - answered > SILENT}
     if silent & set(roster.deputies):
         left = tuple(one for one in roster.deputies if one not in silent)
@@ -434,10 +448,13 @@ def promote(seed: Directory, *, forced: bool = False) -> Steps[None]:
 
 
 def _promise_oneself(tables: Tables) -> Standing | None:
+    """Chooses a term: above all that this member has heard of, and of nobody else who is forced at the same time."""
     standing = tables.standing()
     if standing is None or standing.is_removed:
         return None
-    standing = msgspec.structs.replace(standing, promised=max(standing.promised, standing.roster.term) + 1)
+    own = sorted(standing.roster.ids | {standing.member}).index(standing.member) % (1 << SEED_BITS)
+    counter = (max(standing.promised, standing.roster.term) >> SEED_BITS) + 1
+    standing = msgspec.structs.replace(standing, promised=counter << SEED_BITS | own)
     tables.put_standing(standing)
     return standing
 

@@ -282,6 +282,16 @@ def _(patch: Patch) -> None:
     patch.setattr(roster, "take_promise", lambda tables, standing, request: roster.Promised(standing.roster))  # pyright: ignore
 
 
+@mutation("who has promised waits until a person comes", "promotions")
+def _(patch: Patch) -> None:
+    patch.setattr(Directory, "hear_of", lambda one, term: None)  # pyright: ignore
+
+
+@mutation("two terms may have one number", "forced promotions in a storm")
+def _(patch: Patch) -> None:
+    patch.setattr(roster, "SEED_BITS", 0)
+
+
 @mutation("anybody may be the seed", "promotions in a storm")
 def _(patch: Patch) -> None:
     def promote(seed: Any, *, forced: bool = False) -> Any:
@@ -551,7 +561,7 @@ def _(patch: Patch) -> None:
     )
 
 
-@mutation("lent bytes are not looked for before they are used", "hand-overs of stopped hosts")
+@mutation("lent bytes are not looked for before they are used", "a process that is stopped between two owners")
 def _(patch: Patch) -> None:
     patch.setattr(owning, "bytes_gone", lambda tables, standing, changes: None)  # pyright: ignore
 

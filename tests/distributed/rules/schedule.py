@@ -162,11 +162,10 @@ class Schedule:
         return True
 
     def find_a_seed(self, hosts: list[Host]) -> None:
-        """A person looks whether there is a seed, and makes one of the hosts in turn."""
+        """A person looks whether the seed's host is there, and else makes others the seed in turn."""
         standings = [standing for host in hosts if (standing := host.tables.standing()) is not None]
         newest = max((standing.roster for standing in standings), key=lambda roster: roster.position)
-        promised = max(standing.promised for standing in standings)
-        if promised <= newest.term and any(host.id == newest.seed for host in hosts):
+        if any(host.id == newest.seed for host in hosts):
             return
         self.promote(self.chance.choice(hosts))
         self.world.at(3, lambda: self.find_a_seed(hosts))

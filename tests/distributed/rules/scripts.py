@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memstore.distributed.rules import Change, Entry, Lent, Place, handing, owning, reading, roster
+from memstore.distributed.rules import Change, Entry, Lent, Place, Send, Transact, handing, owning, reading, roster
 from memstore.distributed.rules.directory import give
 from memstore.distributed.rules.messages import (
     ClaimGroups,
     Commit,
+    Committed,
     Give,
     Grant,
     HandOver,
@@ -21,7 +22,7 @@ from memstore.distributed.rules.messages import (
     Remove,
     Serve,
 )
-from memstore.errors import MemstoreError
+from memstore.errors import MemstoreError, StoreTimeoutError
 from tests.distributed.rules.test_membership import cluster, get, put, remove, root_with, run
 from tests.distributed.rules.world import Host, Process, World
 from tests.support.explore import Fault
@@ -123,6 +124,34 @@ def _() -> None:
     commit = steps.send(next(steps).action(tables))
     play.hand_over(b"g", 1, 2)
     play.must(commit.action(tables) is None and not tables.records, "a record is put where the group isn't owned")
+
+
+@script("a process that is stopped between two owners")
+def _() -> None:
+    """The first one has refused its call, and an audit has given its bytes back."""
+    play = Play(3)
+    play.put(1, b"g/k")
+    play.put(2, b"g/k")  # so that it has a session there
+    tables, client = play.hosts[2].tables, play.processes[2].client
+    place, commits = Place(tables.member, tables.fill(7)), 0
+    steps: Any = client.commit([Change(b"g/k", b"", (place,))], 1 << 62)
+    value: Any = None
+    try:
+        while True:
+            step = steps.send(value)
+            value = None
+            if isinstance(step, Transact):
+                value = step.action(tables)
+            elif isinstance(step, Send) and isinstance(step.request, Commit):
+                commits += 1
+                tables.retire(place)
+                value = NotOwner() if commits == 1 else Committed((1,))
+            elif isinstance(step, Send):
+                value = Owners((play.hosts[0].tables.directory[b"g"],))
+    except StopIteration:
+        raise Fault("bytes are put that were given back", tuple(play.world.trace)) from None
+    except StoreTimeoutError:
+        pass
 
 
 @script("a batch of two groups, one of them new")
