@@ -552,7 +552,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag=26):
 # --- requests between members -----------------------------------------------------------------------------------------
 
 
-class Mirror(msgspec.Struct, frozen=True, array_like=True, tag=30):
+class Mirror(msgspec.Struct, frozen=True, array_like=True, tag=40):
     """Tells a deputy rows of the directory: all whose numbers are above `after`, and at most `upto`."""
 
     term: Number
@@ -561,20 +561,20 @@ class Mirror(msgspec.Struct, frozen=True, array_like=True, tag=30):
     rows: Annotated[tuple[Ownership, ...], Meta(max_length=ROWS_LIMIT)]
 
 
-class Promise(msgspec.Struct, frozen=True, array_like=True, tag=31):
+class Promise(msgspec.Struct, frozen=True, array_like=True, tag=41):
     """Asks a member to obey no seed of an older term any more. Its answer is `Promised`, or `Stale`."""
 
     cluster: Id
     term: Number
 
 
-class Obey(msgspec.Struct, frozen=True, array_like=True, tag=32):
+class Obey(msgspec.Struct, frozen=True, array_like=True, tag=42):
     """Tells a member of a new seed. Its answer is `Promised`, or `Stale`."""
 
     roster: Roster
 
 
-class Announce(msgspec.Struct, frozen=True, array_like=True, tag=33):
+class Announce(msgspec.Struct, frozen=True, array_like=True, tag=43):
     """Asks a member that has the new seed what it owns, by groups beyond `after`. Its answer is `Announced`."""
 
     term: Number
@@ -582,7 +582,7 @@ class Announce(msgspec.Struct, frozen=True, array_like=True, tag=33):
     after: Group | None
 
 
-class Give(msgspec.Struct, frozen=True, array_like=True, tag=34):
+class Give(msgspec.Struct, frozen=True, array_like=True, tag=44):
     """Brings records of a group that is being handed over, which are kept and not served.
 
     Attributes:
@@ -600,7 +600,7 @@ class Give(msgspec.Struct, frozen=True, array_like=True, tag=34):
     version: Number | None = None
 
 
-class Serve(msgspec.Struct, frozen=True, array_like=True, tag=35):
+class Serve(msgspec.Struct, frozen=True, array_like=True, tag=45):
     """Tells the new owner of a group that the old one has none of its records any more.
 
     Its answer is `Later`, or once the group is served `IsAt`, with the epoch of the new owner.
@@ -610,7 +610,7 @@ class Serve(msgspec.Struct, frozen=True, array_like=True, tag=35):
     of: Number
 
 
-class Meet(msgspec.Struct, frozen=True, array_like=True, tag=36):
+class Meet(msgspec.Struct, frozen=True, array_like=True, tag=46):
     """Asks a host who it is, and says which cluster the asker knows. Its answer is `Met`.
 
     Attributes:
