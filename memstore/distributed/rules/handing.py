@@ -60,6 +60,13 @@ def begin(tables: Tables, group: bytes, taker: bytes) -> None:
         end_attempts_of(tables, standing, group)
 
 
+def cancel(tables: Tables, group: bytes) -> None:
+    """Keeps a group here that was to go to another member, if the directory doesn't have that one yet."""
+    standing, leaving = tables.standing(), tables.leaving(group)
+    if standing is not None and leaving is not None and leaving.grant is None:
+        tables.put_leaving(group, msgspec.structs.replace(leaving, taker=standing.member))
+
+
 # --- the old owner ----------------------------------------------------------------------------------------------------
 
 
@@ -72,7 +79,8 @@ def go_on() -> Steps[None]:
     for group, leaving in all_leaving:
         taker = standing.roster.member(leaving.taker)
         if leaving.grant is None:
-            yield from _give(standing, group, leaving, taker)
+            stays = taker is None or taker.id == standing.member
+            yield from _give(standing, group, leaving, None if stays else taker)
         elif not leaving.served:
             yield from _hand(standing, group, leaving, taker)
         elif standing.roster.epoch > leaving.served:

@@ -71,6 +71,15 @@ SCENES = {
         hosts=4, keys=8, processes=8, calls=40, hand_overs=20, patience=0, audit_every=0.1, weather=SLOW
     ),
     "hand-overs to lost hosts": Scene(hosts=5, first=5, hand_overs=20, losses=2, kills=2),
+    "hand-overs twice": Scene(
+        hosts=3, hand_overs=30, keys=2, calls=20, kills=2, weather=Weather(0.05, 0.6, 0.4, 0, 0.02)
+    ),
+    "promotions twice": Scene(
+        hosts=4, first=3, hand_overs=20, promotions=5, forced=1, calls=20, weather=Weather(0.05, 0.6, 0.4, 0, 0.02)
+    ),
+    "losses twice": Scene(
+        hosts=5, first=4, filled=2, hand_overs=20, losses=2, calls=20, weather=Weather(0.05, 0.6, 0.4, 0, 0.02)
+    ),
     "losses": Scene(hosts=4, first=4, losses=3, kills=2),
     "lost while hosts join": Scene(hosts=5, first=3, losses=3, kills=2, cuts=2),
     "promotions": Scene(hosts=4, first=3, promotions=6, kills=3, calls=20),

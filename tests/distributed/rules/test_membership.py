@@ -385,3 +385,19 @@ def test_large_records_are_handed_over_in_several_messages(monkeypatch: pytest.M
     handing.begin(first.tables, b"g", second.id)
     world.run(20)
     assert len(sent) > 10 and set(second.tables.records) == set(keys) and not first.tables.records
+
+
+def test_a_hand_over_to_a_host_that_gives_no_answer_can_be_cancelled() -> None:
+    world = cluster(3)
+    owner = world.hosts["h1"]
+    process = world.start_process(owner)
+    run(world, process, put(process, b"g/k"))
+    world.kill_index(world.hosts["h2"])
+    handing.begin(owner.tables, b"g", world.hosts["h2"].id)
+    world.run(3)
+    with pytest.raises(HomeUnavailableError):
+        run(world, process, put(process, b"g/k"), seconds=1)
+    handing.cancel(owner.tables, b"g")
+    world.run(3)
+    run(world, process, put(process, b"g/k"), seconds=1)
+    assert not owner.tables.leaving_groups
