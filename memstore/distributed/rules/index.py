@@ -341,8 +341,15 @@ class Index:
     def appoint(self) -> Steps[None]:
         """Does what a seed does by itself, but for mirrors."""
         yield from roster.tell_members(self.seed)
+        if (yield from view(self._is_another)):
+            yield from transact(lambda tables: roster.change_oneself(tables, self.seed, self.member, moved=self._moved))
         yield from roster.rebuild(self.seed)
         yield from roster.appoint(self.seed)
+
+    def _is_another(self, tables: Tables) -> bool:
+        standing = tables.standing()
+        is_seed = standing is not None and standing.is_seed
+        return is_seed and standing.roster.member(self.member.id) != self.member
 
     def promote(self, *, forced: bool = False) -> Steps[None]:
         """Makes this member the seed, because a person says so: see `roster.promote`."""

@@ -158,12 +158,15 @@ def _raise_page(tables: Tables, after: bytes) -> tuple[bytes | None, list[bytes]
     page = tables.page(after, ROWS_LIMIT)
     unclaimed: dict[bytes, None] = {}
     for key, entry in page:
+        if entry is None:  # what is damaged stays as it is
+            continue
         grant = tables.owned(group_of(key))
         if grant is None:
             unclaimed[group_of(key)] = None
-        elif entry is not None and entry.version < (floor := grant.epoch << EPOCH_BITS):
-            tables.version = max(tables.version, floor + entry.version)
-            tables.put_record(key, msgspec.structs.replace(entry, version=floor + entry.version))
+        elif entry.version < (floor := grant.epoch << EPOCH_BITS):
+            version = floor + entry.version % (1 << EPOCH_BITS)
+            tables.version = max(tables.version, version)
+            tables.put_record(key, msgspec.structs.replace(entry, version=version))
     if unclaimed:
         return after, list(unclaimed)
     return page[-1][0] if page else None, []
@@ -298,6 +301,18 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
         return Done() if position == roster.position else IsRoster(roster)
     # It is in the roster before, too, which counts: else it could not help this one to count.
     return IsRoster(roster, admits=True) if is_settled or asker.id in roster.voters else Later()
+
+
+def change_oneself(tables: Tables, seed: Directory, member: Member, *, moved: bool) -> None:
+    """Writes what the seed itself is served as now, as `answer_ask` does for others."""
+    standing = tables.standing()
+    known = None if standing is None else standing.roster.member(member.id)
+    if standing is None or known is None or known == member or not seed.is_settled(standing):
+        return
+    if moved or known.address == member.address:
+        members = (*(one for one in standing.roster.members if one != known), member)
+        propose(tables, standing, is_settled=True, members=members)
+        seed.heard.clear()  # so all are told: they may ask at the old address
 
 
 def _owned_elsewhere(roster: Roster, rows: Sequence[Ownership]) -> str:

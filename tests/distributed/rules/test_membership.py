@@ -252,6 +252,28 @@ def test_a_root_of_another_cluster_and_a_copied_root_are_refused_and_one_that_ha
     assert standing is not None and {one.address for one in standing.roster.members} == {"h0", "elsewhere"}
 
 
+@pytest.mark.parametrize("address", ["h0", "h1"], ids=["the seed", "another member"])
+def test_a_host_that_is_served_at_another_address_is_found_there(address: str) -> None:
+    world = cluster(3)
+    host = world.hosts[address]
+    key = key_at(world, host)
+    world.kill_index(host)
+    host.address = "elsewhere"
+    world.hosts["elsewhere"] = world.hosts.pop(address)
+    world.serve(host, names=())
+    world.run(10)
+    process = world.start_process(world.hosts["h2"])
+    with pytest.raises(HomeUnavailableError):
+        run(world, process, put(process, key), seconds=1)
+    world.kill_index(host)
+    world.serve(host, names=(), moved=True)
+    world.run(20)
+    run(world, process, put(process, key))
+    for one in world.hosts.values():
+        standing = one.tables.standing()
+        assert standing is not None and {member.address for member in standing.roster.members} == set(world.hosts)
+
+
 def test_a_stranger_at_a_dead_members_address_removes_nobody() -> None:
     world = cluster(3)
     host = world.hosts["h1"]

@@ -162,7 +162,15 @@ class World:
     def _new_id(self, address: str, root: int) -> bytes:
         return f"{address}/{root}".encode().ljust(16, b"\0")
 
-    def serve(self, host: Host, seed: str = "", *, is_owner: bool = True, names: Sequence[str] | None = None) -> None:
+    def serve(
+        self,
+        host: Host,
+        seed: str = "",
+        *,
+        is_owner: bool = True,
+        names: Sequence[str] | None = None,
+        moved: bool = False,
+    ) -> None:
         """Starts the index process, as an agent does.
 
         Args:
@@ -180,7 +188,7 @@ class World:
         is_new = seed == host.address and not self.is_founded
         self.is_founded |= is_new
         cluster = CLUSTER if is_new else host.id
-        index = host.index = Index(member, names, clock, cluster=cluster, is_new=is_new)
+        index = host.index = Index(member, names, clock, cluster=cluster, is_new=is_new, moved=moved)
         index._sessions = Sessions(clock, last=self.sessions_last)  # pyright: ignore[reportPrivateUsage]
         for task, period in self.periods.items():
             self._repeat(host, index, task, period)
