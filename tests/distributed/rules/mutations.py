@@ -225,6 +225,22 @@ def _(patch: Patch) -> None:
     patch.setattr(owning, "are_strange", lambda standing, call, places, key: None)  # pyright: ignore
 
 
+@mutation("who waits for a new group isn't told", "quiet")
+def _(patch: Patch) -> None:
+    def watch(one: Any, standing: Any, group: bytes) -> Any:
+        yield from reading.pause(60)
+
+    patch.setattr(reading, "_watch", watch)
+
+
+@mutation("who waits for any key is told of those that were there", "quiet")
+def _(patch: Patch) -> None:
+    def news(one: Any, prefix: bytes, listing: Any) -> Any:
+        yield from reading.pause(60)
+
+    patch.setattr(reading, "_news", news)
+
+
 # --- the directory ----------------------------------------------------------------------------------------------------
 
 

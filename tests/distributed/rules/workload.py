@@ -227,9 +227,18 @@ class Workload:
                     self.histories[key].append(Operation(GET, start, self.time, version=version))
             elif not isinstance(error, StoreTimeoutError):
                 raise error
+            else:
+                self.check_wait(key, newer_than)
             ended()
 
         self.call(process, reading.wait(process.client, key, newer_than), 15, end)
+
+    def check_wait(self, key: bytes, newer_than: int) -> None:
+        """Where nothing is wrong, no wait misses a version."""
+        puts = [one for one in self.histories[key] if one.kind == PUT and (one.version or 0) > newer_than]
+        deletes = [one for one in self.histories[key] if one.kind == DELETE]
+        if self.scene.all_must_work and not deletes and any(one.end < self.time - 5 for one in puts):
+            raise Fault(f"a wait for {key!r} newer than {newer_than} misses {puts}", tuple(self.world.trace))
 
     def wait_any(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
         """All keys, or those of one group; of the other keys it is enough that they exist."""
@@ -246,6 +255,10 @@ class Workload:
                         self.histories[one].append(Operation(GET, start, self.time, version=version))
             elif not isinstance(error, StoreTimeoutError):
                 raise error
+            else:
+                for one in self.keys:
+                    if one.startswith(prefix):
+                        self.check_wait(one, newer_than[one])
             ended()
 
         self.call(process, reading.wait_any(process.client, prefix, newer_than), 15, end)
