@@ -348,8 +348,7 @@ class Index:
 
     def _is_another(self, tables: Tables) -> bool:
         standing = tables.standing()
-        is_seed = standing is not None and standing.is_seed
-        return is_seed and standing.roster.member(self.member.id) != self.member
+        return standing is not None and standing.is_seed and standing.roster.member(self.member.id) != self.member
 
     def promote(self, *, forced: bool = False) -> Steps[None]:
         """Makes this member the seed, because a person says so: see `roster.promote`."""
