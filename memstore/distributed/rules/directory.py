@@ -70,7 +70,10 @@ class Directory:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self.clock = clock
-        self.term = 0
+        self._forget(0)
+
+    def _forget(self, term: int) -> None:
+        self.term = term
         self.heard: dict[bytes, tuple[int, int]] = {}
         self.answered: dict[bytes, int] = {}
         self.candidate: bytes | None = None
@@ -82,8 +85,11 @@ class Directory:
     def begin(self, standing: Standing) -> None:
         """Forgets what was of another term."""
         if self.term != standing.roster.term:
-            self.__init__(self.clock)
-            self.term = standing.roster.term
+            self._forget(standing.roster.term)
+
+    def hear(self, member: bytes, position: tuple[int, int]) -> None:
+        """Notes which roster a member has. What comes late says what it had."""
+        self.heard[member] = max(position, self.heard.get(member, position))
 
     def hear_of(self, term: int) -> None:
         """Notes that somebody is to be the seed of a term, or was to be."""

@@ -280,7 +280,7 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
     if ask.versions >> EPOCH_BITS >= MOST_EPOCHS:
         return Refused(f"its root has a version {ask.versions}, and none can be that large: serve an empty one")
     if known is not None and ask.cluster is not None:
-        seed.heard[asker.id] = position
+        seed.hear(asker.id, position)
         is_settled = seed.is_settled(standing)
     if known != asker:
         if position != roster.position:  # it says what once was, or the asker hasn't heard of this epoch: it asks again
@@ -507,7 +507,7 @@ def tell_members(seed: Directory, members: Sequence[Member] | None = None) -> St
             continue
         answer = yield from send(member, Obey(standing.roster))
         if isinstance(answer, Promised) and answer.roster.term == seed.term:
-            seed.heard.setdefault(member.id, answer.roster.position)
+            seed.hear(member.id, answer.roster.position)
 
 
 def rebuild(seed: Directory) -> Steps[None]:
