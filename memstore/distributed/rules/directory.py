@@ -66,6 +66,7 @@ class Directory:
         answered: when each deputy last answered a mirror, or this seed began to ask it.
         candidate: a member that gets a copy, to be a deputy.
         rival: a later term that a member has promised to wait for, and since when that is known.
+        is_over: another member is the seed, by what others said.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
@@ -78,6 +79,7 @@ class Directory:
         self.answered: dict[bytes, int] = {}
         self.candidate: bytes | None = None
         self.rival = (0, 0)
+        self.is_over = False
         self._reached: dict[bytes, int] = {}  # the number up to which it has all rows
         self._confirmed: dict[bytes, int] = {}  # the last question before the mirror that it answered
         self._questions = 0

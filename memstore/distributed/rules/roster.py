@@ -353,17 +353,17 @@ def appoint(seed: Directory) -> Steps[None]:
     It begins a term itself if a promotion was cut off: members that have promised obey no older one.
     """
     standing = yield from view(lambda tables: tables.standing())
-    if standing is None or not standing.is_seed or standing.is_removed or standing.unheard:
+    if standing is None or not standing.is_seed or standing.is_removed:
         return
     seed.begin(standing)
     roster, now = standing.roster, seed.clock()
     seed.hear_of(standing.promised)
     rival, since = seed.rival
-    if rival:
-        if now - since > SILENT:  # nothing came of it, and who has promised obeys nobody: a new term is needed
-            yield from transact(lambda tables: _hear_of(tables, rival))
-            with contextlib.suppress(NotPromoted):
-                yield from promote(seed)
+    if rival and now - since > SILENT and not seed.is_over:  # nothing came of it, and who has promised obeys nobody
+        yield from transact(lambda tables: _hear_of(tables, rival))
+        with contextlib.suppress(NotPromoted):
+            yield from promote(seed)
+    if rival or standing.unheard:
         return
     silent = {one for one, answered in seed.answered.items() if now - answered > SILENT}
     if silent & set(roster.deputies):
@@ -448,6 +448,7 @@ def promote(seed: Directory, *, forced: bool = False) -> Steps[None]:
         if forced or 2 * len(promised & newest.ids) > len(newest.members):
             break
         yield from pause(_BETWEEN)
+    seed.is_over = newest.seed != standing.member
     has_majority = 2 * len(promised & newest.ids) > len(newest.members)
     has_directory = standing.member in (*newest.deputies, newest.seed)
     if not forced and not has_majority:
@@ -468,9 +469,11 @@ def _promise_oneself(tables: Tables) -> Standing | None:
     if standing is None or standing.is_removed:
         return None
     own = sorted(standing.roster.ids | {standing.member}).index(standing.member) % (1 << SEED_BITS)
-    counter = (max(standing.promised, standing.roster.term) >> SEED_BITS) + 1
-    standing = msgspec.structs.replace(standing, promised=counter << SEED_BITS | own)
-    tables.put_standing(standing)
+    is_own = standing.promised > standing.roster.term and standing.promised % (1 << SEED_BITS) == own
+    if not is_own:  # else it has tried with that one before
+        counter = (max(standing.promised, standing.roster.term) >> SEED_BITS) + 1
+        standing = msgspec.structs.replace(standing, promised=counter << SEED_BITS | own)
+        tables.put_standing(standing)
     return standing
 
 
