@@ -19,7 +19,7 @@ class Scene:
 
     hosts: int = 3
     first: int = 3
-    keys: int = 3
+    keys: int = 4  # two of each group
     processes: int = 4
     calls: int = 12  # of each process
     seconds: float = 15

@@ -38,7 +38,7 @@ class Schedule:
         weather, world.weather = world.weather, CALM
         self.run_until_settled(hosts[: scene.first])
         self.workload.put_stable(hosts[: scene.first])
-        world.run(1)
+        self.run_until_settled(hosts[: scene.first])
         world.weather = weather
         for host in hosts[scene.first :]:
             self.workload.fill(host)

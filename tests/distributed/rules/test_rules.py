@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from memstore.distributed.rules import Answer
+from memstore.distributed.rules import Answer, directory, handing, lending, owning, roster
 from memstore.distributed.rules.messages import Announced, Forgotten, Met, PartsChanged
 from tests.distributed.rules.mutations import MUTATIONS
 from tests.distributed.rules.scenes import SCENES
@@ -31,6 +31,15 @@ FOUND_SOON = {
 
 @pytest.mark.parametrize("scene", one_in(2, SCENES))
 def test_histories_are_linearizable_and_no_byte_is_lost_or_left(scene: str) -> None:
+    for seed in range(QUICK):
+        print(f"scene {scene!r}, seed {seed}")
+        Schedule(SCENES[scene], seed).run()
+
+
+@pytest.mark.parametrize("scene", ["hand-overs twice", "forced promotions", "losses twice", "roots with keys"])
+def test_pages_may_have_one_row(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (directory, handing, lending, owning, roster):
+        monkeypatch.setattr(module, "ROWS_LIMIT", 1)
     for seed in range(QUICK):
         print(f"scene {scene!r}, seed {seed}")
         Schedule(SCENES[scene], seed).run()
