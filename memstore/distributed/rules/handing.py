@@ -51,9 +51,14 @@ Rows = list[tuple[bytes, Entry | None]]  # None: the record is damaged
 
 
 def begin(tables: Tables, group: bytes, taker: bytes) -> None:
-    """Marks a group: it goes to another member. Nothing happens if it isn't owned here, or goes already."""
+    """Marks a group: it goes to another member. Nothing happens if it isn't owned here, or goes already.
+
+    A root that joins hands over nothing: it takes records of groups that it doesn't own for such as it must claim.
+    """
     standing, own = tables.standing(), tables.owned(group)
-    if standing is None or own is None or standing.is_removed or tables.leaving(group) is not None:
+    if standing is None or own is None or tables.leaving(group) is not None:
+        return
+    if standing.is_removed or standing.is_joining:
         return
     if taker in standing.roster.ids and taker != standing.member:
         tables.put_leaving(group, LeavingGroup(taker, own.number))
