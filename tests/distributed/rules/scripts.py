@@ -296,12 +296,15 @@ def _() -> None:
         held.append(arguments)
         return False
 
+    silent_after, roster.SILENT = roster.SILENT, 1 << 62
     roster._begin_term = hold  # pyright: ignore[reportPrivateUsage]
     try:
         play.world.promote(play.hosts[new])
-        play.world.run(12)  # the old seed finds that its deputy is silent
+        while not held:
+            play.world.run(0.1)
     finally:
-        roster._begin_term = begin  # pyright: ignore[reportPrivateUsage]
+        roster._begin_term, roster.SILENT = begin, silent_after  # pyright: ignore[reportPrivateUsage]
+    play.world.run(6)  # the old seed finds that its deputy is silent
     play.begin(play.processes[first], put(play.processes[first], b"g/k"), 5)
     play.world.run(5)
     begin(*held[0])

@@ -23,6 +23,13 @@ TRIES = 3000  # schedules in which a broken rule has to be found
 SOON = 60  # the same in the fast run, where those are tried that are found soon
 FOUND_SOON = {
     "a repeated call is made again",
+    "a grant is good whatever its number",
+    "absence is remembered",
+    "who waits for any key is told of those that were there",
+    "a claim is answered before the deputies have it",
+    "numbers of grants begin anew when the seed is killed",
+    "anybody may be the seed",
+    "records are sent once",
     "a host isn't told what nothing names any more",
     "older attempts go on after a publication",
     "who gives up without a part leaves no outcome",
