@@ -43,6 +43,7 @@ from memstore.distributed.rules.messages import (
     Ask,
     ClaimGroups,
     Done,
+    FindOwners,
     Finish,
     IsRoster,
     Later,
@@ -141,13 +142,17 @@ def finish_joining(standing: Standing) -> Steps[None]:
 
 
 def _claim(seed: Member, member: bytes, groups: Sequence[bytes]) -> Steps[bool]:
-    """Claims groups at once; if others own some of them, each by itself. Returns whether all were answered."""
+    """Claims groups at once; if others own some of them, each by itself. Returns whether all are settled."""
     for some in (tuple(groups), *((group,) for group in groups)):
         answer = yield from send(seed, ClaimGroups(some, member))
         if not isinstance(answer, Owners):
             return False
         rows = answer.rows
-        yield from transact(lambda tables, rows=rows: _take_or_drop(tables, rows))
+        dead = yield from transact(lambda tables, rows=rows: _take_or_drop(tables, rows))
+        if dead:
+            refused = tuple(row.grant.number for row in dead)
+            yield from send(seed, FindOwners(tuple(row.group for row in dead), refused))
+            return False
         if len(some) == len(groups) and None not in rows:
             break
     return True
@@ -172,19 +177,24 @@ def _raise_page(tables: Tables, after: bytes) -> tuple[bytes | None, list[bytes]
     return page[-1][0] if page else None, []
 
 
-def _take_or_drop(tables: Tables, rows: Sequence[Ownership | None]) -> None:
+def _take_or_drop(tables: Tables, rows: Sequence[Ownership | None]) -> list[Ownership]:
+    """Records what this root owns, and drops what others do. Returns rows whose grants are dead: a new term began."""
     standing = tables.standing()
     assert standing is not None, "a member stays one"
+    dead: list[Ownership] = []
     for row in rows:
         if row is None:
             continue
-        if row.owner == standing.member:
+        if row.owner != standing.member:
+            for key, entry in group_page(tables, row.group, b"", ROWS_LIMIT):
+                tables.delete_record(key)
+                with passing_over(tables, key):
+                    dispose(tables, standing, entry.places if entry else ())
+        elif row.grant.term == standing.roster.term and row.grant.number > standing.floor:
             record_grant(tables, row.group, row.grant)
-            continue
-        for key, entry in group_page(tables, row.group, b"", ROWS_LIMIT):
-            tables.delete_record(key)
-            with passing_over(tables, key):
-                dispose(tables, standing, entry.places if entry else ())
+        else:
+            dead.append(row)
+    return dead
 
 
 def _has_joined(tables: Tables) -> None:
@@ -540,7 +550,7 @@ def announce(tables: Tables, standing: Standing, request: Announce) -> Answer:
     """Says what this member owns, and what it has handed over and nobody else may know of."""
     if standing.is_removed or request.term < standing.roster.term:
         return Stale(standing.roster.term)
-    if (request.term, request.seed) != (standing.roster.term, standing.roster.seed) or standing.is_joining:
+    if (request.term, request.seed) != (standing.roster.term, standing.roster.seed):
         return Later()
     owned = [Ownership(group, standing.member, grant) for group, grant in tables.all_owned(request.after, ROWS_LIMIT)]
     last = owned[-1].group if len(owned) == ROWS_LIMIT else None

@@ -85,6 +85,8 @@ SCENES = {
     "promotions": Scene(hosts=4, first=3, promotions=6, kills=3, calls=20),
     "promotions in a storm": Scene(hosts=5, first=5, promotions=8, kills=4, cuts=4, calls=20, weather=STORM),
     "promotions and hand-overs": Scene(hosts=4, first=4, promotions=5, hand_overs=12, kills=3, cuts=3),
+    "two hosts": Scene(hosts=2, first=2, kills=4, cuts=3, hand_overs=8, promotions=4, forced=1),
+    "joins while seeds change": Scene(hosts=5, first=1, filled=2, kills=4, promotions=6, forced=1, hand_overs=8),
     "splits": Scene(hosts=5, first=5, splits=2, kills=2, calls=20, keys=5),
     "splits and hand-overs": Scene(hosts=4, first=4, splits=2, hand_overs=12, kills=2, weather=Weather(delay=0.02)),
     "forced promotions": Scene(hosts=4, first=4, forced=3, hand_overs=12, kills=3, cuts=3, calls=20),
