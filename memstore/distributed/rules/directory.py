@@ -98,17 +98,19 @@ class Directory:
         if term > max(self.term, self.rival[0]):
             self.rival = (term, self.rival[1] or self.clock())
 
-    def is_settled(self, standing: Standing) -> bool:
-        """Whether the roster counts: a majority of the one before has it, and each deputy.
+    def counts(self, standing: Standing) -> bool:
+        """Whether a majority of the roster before has the present one, and each deputy: then it counts for good.
 
         Of one or two members no majority is asked: it would have the seed in it, which has decided.
         """
         roster = standing.roster
-        if not standing.is_seed or standing.promised > roster.term:
-            return False
         have = {member for member, position in self.heard.items() if position == roster.position} | {standing.member}
         voters = set(roster.voters)
         return have >= set(roster.deputies) and (len(voters) <= 2 or 2 * len(have & voters) > len(voters))
+
+    def is_settled(self, standing: Standing) -> bool:
+        """Whether the roster counts, and this seed may make another one, and grant and deny."""
+        return standing.is_seed and standing.promised <= standing.roster.term and self.counts(standing)
 
     def new_question(self) -> int:
         """Returns the number of a question. A mirror that is sent from now on is sent after it."""

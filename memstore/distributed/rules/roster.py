@@ -1,6 +1,6 @@
 """The roster: who is a member. The seed alone changes it, one change after the other.
 
-**A change counts** once a majority of the roster before has it, and each deputy (`Directory.is_settled`). Until then
+**A change counts** once a majority of the roster before has it, and each deputy (`Directory.counts`). Until then
 the seed tells nobody that he is admitted or removed, and grants nothing. So of any majority of a roster somebody knows
 the next one, and nobody can be the seed by an old one.
 
@@ -279,10 +279,9 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
         return Refused("the root belongs to another cluster")
     if ask.cluster is not None and position > roster.position:
         return Later()  # of another seed, of which this one has not heard yet
-    is_settled = seed.is_settled(standing)
     if known is None and ask.cluster is not None:
         why = "the root was removed from this cluster: serve an empty one"
-        return Refused(why, is_removed=True) if is_settled else Later()
+        return Refused(why, is_removed=True) if seed.counts(standing) else Later()
     if known is not None and known.address != asker.address and not ask.moved:
         return Refused(
             f"a host at {known.address} has this root: serve it there, remove that host, or say that it has moved"
@@ -291,18 +290,17 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
         return Refused(f"its root has a version {ask.versions}, and none can be that large: serve an empty one")
     if known is not None and ask.cluster is not None:
         seed.hear(asker.id, position)
-        is_settled = seed.is_settled(standing)
     if known != asker:
         if position != roster.position:  # it says what once was, or the asker hasn't heard of this epoch: it asks again
             return IsRoster(roster)
-        if standing.unheard or not is_settled:
+        if standing.unheard or not seed.is_settled(standing):
             return Later()
         others = [owner_row(tables, roster, group) for group in ask.groups]
         owned = [row for row in others if row is not None and row.owner != asker.id]
         if owned and known is None:
             return Refused(_owned_elsewhere(roster, owned))
         members = (*(one for one in roster.members if one.id != asker.id), asker)
-        roster = propose(tables, standing, is_settled, members=members, epoch=ask.versions >> EPOCH_BITS)
+        roster = propose(tables, standing, is_settled=True, members=members, epoch=ask.versions >> EPOCH_BITS)
         for group in ask.groups:
             if owner_row(tables, roster, group) is None:
                 give(tables, roster, group, asker.id)
@@ -310,7 +308,7 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
     if ask.cluster is not None:
         return Done() if position == roster.position else IsRoster(roster)
     # It is in the roster before, too, which counts: else it could not help this one to count.
-    return IsRoster(roster, admits=True) if is_settled or asker.id in roster.voters else Later()
+    return IsRoster(roster, admits=True) if seed.counts(standing) or asker.id in roster.voters else Later()
 
 
 def change_oneself(tables: Tables, seed: Directory, member: Member, *, moved: bool) -> None:
