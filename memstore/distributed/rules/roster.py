@@ -514,7 +514,8 @@ def tell_members(seed: Directory, members: Sequence[Member] | None = None) -> St
         return
     seed.begin(standing)
     for member in standing.roster.members if members is None else members:
-        if member.id == standing.member or member.id in seed.heard:
+        has_heard = seed.heard.get(member.id, (0, 0))[0] == seed.term
+        if member.id == standing.member or has_heard:
             continue
         answer = yield from send(member, Obey(standing.roster))
         if isinstance(answer, Promised) and answer.roster.term == seed.term:
