@@ -43,7 +43,7 @@ from memstore.structure.containers import (
     tensor_of_array,
     why_parts_not_filled,
 )
-from memstore.structure.copying import CopyPlan, FlatValue, GatheredCopy, PlainCopy, contents, copy_tensors, fill
+from memstore.structure.copying import CopyPlan, GatheredCopy, PlainCopy, copy_tensors
 from memstore.structure.descriptions import (
     ExternalValue,
     describe_external_tree,
@@ -57,7 +57,7 @@ from memstore.structure.descriptions import (
     stored_bytes,
     structure_text,
 )
-from memstore.structure.flattening import flatten
+from memstore.structure.flattening import FlatValue, contents, fill, flatten
 from memstore.structure.objects import PICKLED, decode_objects, show_objects, written_objects
 from memstore.structure.pickled import read_known_pickle, read_pickle
 from memstore.structure.plans import (

@@ -17,14 +17,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from memstore import _compat
 from memstore import _modes as modes
 from memstore.structure import traits
-from memstore.structure.plans import Memory, Plan
-from memstore.structure.tensor_memory import over
+from memstore.structure.tensor_memory import Memory, over
 from memstore.structure.traits import Packing
 
 _LARGE = 16 << 20  # bytes
@@ -36,6 +34,8 @@ _WORD = torch.int32  # what large leaves are copied as: by bytes, torch takes an
 _memmove = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ctypes.cast(ctypes.memmove, ctypes.c_void_p).value or 0
 )
+
+bytes_at = ctypes.string_at  # of an address: so many bytes
 
 # A copy by bits, where the dtype has no copy kernel (uint4) or one that could change a NaN.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -109,35 +109,6 @@ class CopyPlan:
         self.small_sizes = [copy.nbytes for copy in small]
         self.small_whole = self.small_leaves == list(range(count))  # all tensors, in order
         self.alone = raw[0].nbytes if count == len(small) == 1 and not raw[0].offset else 0  # one tensor is all
-
-
-class FlatValue:
-    """A value taken apart: its plan, its tensors (no copies), its other leaves as msgpack, and what to copy where."""
-
-    __slots__ = ("copies", "objects", "plan", "tensors")
-
-    def __init__(self, plan: Plan, tensors: list[torch.Tensor], encoded: bytes, copies: CopyPlan) -> None:
-        self.plan = plan
-        self.tensors = tensors
-        self.objects = encoded
-        self.copies = copies
-
-
-def contents(flat: FlatValue) -> bytes:
-    """Returns what `fill` would write, for values of a few bytes."""
-    nbytes = flat.plan.nbytes
-    if flat.copies.alone == nbytes > 0:
-        return ctypes.string_at(flat.tensors[0].data_ptr(), nbytes)
-    memory = np.zeros(nbytes, np.uint8)
-    fill(flat, memory)
-    return memory.tobytes()
-
-
-def fill(flat: FlatValue, memory: Memory) -> None:
-    """Copies every leaf to its place in `memory`, a writable array of `flat.plan.nbytes` bytes. Pads are left alone."""
-    if memory.nbytes < flat.plan.nbytes:
-        raise ValueError(f"{flat.plan.nbytes} bytes don't fit into {memory.nbytes}")
-    copy_tensors(flat.copies, flat.tensors, memory)
 
 
 def copy_tensors(copies: CopyPlan, tensors: Sequence[torch.Tensor], memory: Memory) -> None:

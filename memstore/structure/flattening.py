@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from memstore import _modes as modes
@@ -24,11 +25,11 @@ from memstore._wording import an
 from memstore.engine import ALIGNMENT, Leaf, Path, lay_out
 from memstore.errors import UnsupportedValueError
 from memstore.structure import ties, traits
-from memstore.structure.copying import ONE_CORE, CastCopy, CopyPlan, FlatValue, GatheredCopy, PlainCopy
+from memstore.structure.copying import ONE_CORE, CastCopy, CopyPlan, GatheredCopy, PlainCopy, bytes_at, copy_tensors
 from memstore.structure.objects import encode_objects
 from memstore.structure.plans import Plan, check_extent, describe, plan_of, spans_of, storage_range
 from memstore.structure.refusals import MalformedError, RefusedError, render_path
-from memstore.structure.tensor_memory import FREED
+from memstore.structure.tensor_memory import FREED, Memory
 from memstore.structure.ties import NO_TIES, Footprints, Group, Locations, Ties, locate_tensors
 from memstore.structure.traits import DTYPE_NAMES, DTYPES, PLAIN, Packing, has_gaps, pack
 from memstore.structure.tree import TensorNode, Tree, compile_tree, leaf_names, walk_names
@@ -39,6 +40,35 @@ from memstore.structure.walk import Facts, Walk, take_apart
 
 _CACHED_PLANS = 256
 _CACHED_LEAVES = 1 << 18  # of all these plans
+
+
+class FlatValue:
+    """A value taken apart: its plan, its tensors (no copies), its other leaves as msgpack, and what to copy where."""
+
+    __slots__ = ("copies", "objects", "plan", "tensors")
+
+    def __init__(self, plan: Plan, tensors: list[torch.Tensor], encoded: bytes, copies: CopyPlan) -> None:
+        self.plan = plan
+        self.tensors = tensors
+        self.objects = encoded
+        self.copies = copies
+
+
+def contents(flat: FlatValue) -> bytes:
+    """Returns what `fill` would write, for values of a few bytes."""
+    nbytes = flat.plan.nbytes
+    if flat.copies.alone == nbytes > 0:
+        return bytes_at(flat.tensors[0].data_ptr(), nbytes)
+    memory = np.zeros(nbytes, np.uint8)
+    fill(flat, memory)
+    return memory.tobytes()
+
+
+def fill(flat: FlatValue, memory: Memory) -> None:
+    """Copies every leaf to its place in `memory`, a writable array of `flat.plan.nbytes` bytes. Pads are left alone."""
+    if memory.nbytes < flat.plan.nbytes:
+        raise ValueError(f"{flat.plan.nbytes} bytes don't fit into {memory.nbytes}")
+    copy_tensors(flat.copies, flat.tensors, memory)
 
 
 class _Structure:

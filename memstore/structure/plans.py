@@ -44,9 +44,6 @@ from memstore.structure.tree import (
 # --- Plans -----------------------------------------------------------------------------------------------------------
 
 
-Memory = np.ndarray[Any, np.dtype[np.uint8]]  # a data section, or as much of one as a plan needs
-
-
 class Plan:
     """The layout of values of one structure in memory, and what builds them from it. Immutable.
 

@@ -30,9 +30,9 @@ from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueErro
 from memstore.sharding import Box, Boxes, Shard, StoredBox, narrow_to, uncovered, whole
 from memstore.structure import traits
 from memstore.structure.objects import decode_objects
-from memstore.structure.plans import Memory, Plan, Recipe, suits_numpy
+from memstore.structure.plans import Plan, Recipe, suits_numpy
 from memstore.structure.refusals import MalformedError, require
-from memstore.structure.tensor_memory import over
+from memstore.structure.tensor_memory import Memory, over
 from memstore.structure.traits import (
     DTYPES,
     NO_DEVICE,

@@ -16,7 +16,7 @@ import torch
 from memstore.sharding import NO_BOXES, Boxes, Shard, StoredBox, allocate_like, copies, sharded_leaf, whole
 from memstore.structure import ties, traits
 from memstore.structure.objects import decode_objects
-from memstore.structure.plans import Memory, Plan
+from memstore.structure.plans import Plan
 from memstore.structure.rebuilding import (
     Checks,
     assemble_one,
@@ -35,7 +35,7 @@ from memstore.structure.target_matching import (
     plan_settings,
     raise_differences,
 )
-from memstore.structure.tensor_memory import copy_all, over
+from memstore.structure.tensor_memory import Memory, copy_all, over
 from memstore.structure.ties import ByteRange
 from memstore.structure.traits import has_gaps
 from memstore.structure.tree import TreeParts

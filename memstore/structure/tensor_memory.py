@@ -32,7 +32,7 @@ from memstore.structure import traits
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Memory = np.ndarray[Any, np.dtype[np.uint8]]  # a data section, or the bytes of a tensor
 
 FREED = "a tensor whose storage was freed or cut: its bytes aren't there: put it while it has them"
 _FAKE = "a fake tensor: it has a shape, but no bytes: give a real one, which materialize_module makes of a deferred one"
@@ -103,7 +103,7 @@ def is_readable(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and why_no_memory(tensor) is None and not tensor.is_conj() and not tensor.is_neg()
 
 
-def memory_of(tensor: torch.Tensor) -> Bytes:
+def memory_of(tensor: torch.Tensor) -> Memory:
     """Returns the bytes of a tensor on the CPU that is contiguous. Raises UnsupportedValueError if it has none."""
     reason = why_no_memory(tensor)
     if reason is not None:
