@@ -54,10 +54,10 @@ LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in part
 
 # Modules that one file, or package, alone may import: what is dangerous or unportable is looked for in one place.
 SOLE_IMPORTERS = {
-    "pickle": {"memstore/structure/pickled.py"},
+    "pickle": {"memstore/structure/classes.py"},
     "lmdb": {"memstore/engine/catalog/"},
     "zipfile": {"memstore/formats/torch_save.py"},
-    "ctypes": {"memstore/engine/syscalls/", "memstore/structure/copying.py"},  # fill: memmove only
+    "ctypes": {"memstore/engine/syscalls/", "memstore/structure/memory.py"},  # fill: memmove only
 }
 NOT_IN_ENGINE = {"torch", "tensordict", "numpy", "monarch"}
 

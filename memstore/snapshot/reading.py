@@ -53,7 +53,7 @@ def read_into(
     *,
     check_narrow: bool = True,
 ) -> None:
-    """Fills the shards, which may be filled (see structure/tensor_memory.py). Autograd isn't told of it.
+    """Fills the shards, which may be filled (see structure/memory.py). Autograd isn't told of it.
 
     Args:
         check_narrow: False: chunks of which less than half is wanted are neither read whole nor compared.

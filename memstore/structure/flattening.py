@@ -6,33 +6,65 @@
     3. check that the storages still have the bytes of all tensors
     4. `make_plan`, only if it is new: lay the leaves out and write the description
 
-Steps 1 to 3 take 0.8 µs a leaf.
+Steps 1 to 3 take 0.8 µs a leaf. What one rank holds of a sharded value is taken apart here too (`take_shards_apart`),
+and values are described that no put writes: those in external files, and rows in place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
+from memstore import _compat
 from memstore import _modes as modes
-from memstore._compat import BUFFER_MARK
+from memstore._compat import BUFFER_MARK, PARAMETER_MARK
+from memstore._parsing import UNDECODABLE
 from memstore._wording import an
-from memstore.engine import ALIGNMENT, Leaf, Path, lay_out
-from memstore.errors import UnsupportedValueError
-from memstore.structure import ties, traits
-from memstore.structure.copying import ONE_CORE, CastCopy, CopyPlan, GatheredCopy, PlainCopy, bytes_at, copy_tensors
+from memstore.engine import ALIGNMENT, Leaf, Path, Span, lay_out
+from memstore.errors import CorruptionError, UnsupportedValueError
+from memstore.sharding import MOST_DIMENSIONS, Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
+from memstore.structure import memory, traits
+from memstore.structure.classes import shown_attributes
+from memstore.structure.containers import flatten_wrapped_shards
+from memstore.structure.memory import (
+    FREED,
+    NO_TIES,
+    ONE_CORE,
+    CastCopy,
+    CopyPlan,
+    Footprints,
+    GatheredCopy,
+    Group,
+    Locations,
+    Memory,
+    PlainCopy,
+    Ties,
+    bytes_at,
+    copy_tensors,
+    locate_tensors,
+    why_no_memory,
+)
 from memstore.structure.objects import encode_objects
-from memstore.structure.plans import Plan, check_extent, describe, plan_of, spans_of, storage_range
+from memstore.structure.plans import Plan, check_extent, cluster_leaves, describe, plan_of, spans_of, storage_range
 from memstore.structure.refusals import MalformedError, RefusedError, render_path
-from memstore.structure.tensor_memory import FREED, Memory
-from memstore.structure.ties import NO_TIES, Footprints, Group, Locations, Ties, locate_tensors
-from memstore.structure.traits import DTYPE_NAMES, DTYPES, PLAIN, Packing, has_gaps, pack
-from memstore.structure.tree import TensorNode, Tree, compile_tree, leaf_names, walk_names
+from memstore.structure.traits import DTYPE_NAMES, DTYPES, PLAIN, Packing, Traits, has_gaps, pack
+from memstore.structure.tree import (
+    TENSOR,
+    TensorNode,
+    Tree,
+    compile_tree,
+    from_msgpack,
+    leaf_names,
+    name_of,
+    walk_names,
+)
 from memstore.structure.walk import Facts, Walk, take_apart
 
 # --- Flattening ------------------------------------------------------------------------------------------------------
@@ -139,10 +171,10 @@ def flatten(
                 missing[0],
                 FREED,
             )
-        overlapping = ties.overlapping(addresses, footprints.spans)
+        overlapping = memory.overlapping(addresses, footprints.spans)
         if overlapping:
             alone = facts.resolve or (False,) * len(tensors)
-            found = ties.find_ties(tensors, addresses, footprints, alone, overlapping, structure.kinds)
+            found = memory.find_ties(tensors, addresses, footprints, alone, overlapping, structure.kinds)
         structure.apart = None if overlapping else locations
     planned = structure.plans.get(found)
     if planned is None:
@@ -360,3 +392,397 @@ def _can_cast(source: torch.dtype, target: torch.dtype) -> bool:
         except (RuntimeError, NotImplementedError):
             return False
     return True
+
+
+# --- Values in external files: their leaves are where those files have them ------------------------------------------
+
+
+class ExternalValue(NamedTuple):
+    plan: Plan
+    objects: bytes  # the leaves that are no tensors, encoded
+
+
+def describe_external_tree(
+    tree: Tree,
+    leaves: Sequence[Leaf],
+    written: Sequence[Any] = (),
+    leaf_traits: Sequence[Traits] | None = None,
+    same: dict[int, int] | None = None,
+) -> ExternalValue:
+    """Describes a value by its tree (see tree.py), the places of its tensors, and its objects as they are written.
+
+    Raises CorruptionError for what no value is.
+    """
+    found = (PLAIN,) * len(leaves) if leaf_traits is None else leaf_traits
+    plan = plan_of(describe(tree, leaves, found, same or {}, False))
+    return ExternalValue(plan, encode_objects(list(written)))
+
+
+def raw_objects(data: bytes, count: int) -> list[msgspec.Raw]:
+    """Cuts a value's objects apart, and reads none of them. Raises CorruptionError if they aren't `count`."""
+    if not data and not count:
+        return []
+    try:
+        found = msgspec.msgpack.decode(data, type=list[msgspec.Raw])
+    except UNDECODABLE as error:
+        raise CorruptionError(detail=f"the non-tensor leaves can't be read: {error}") from error
+    if len(found) != count:
+        raise CorruptionError(detail=f"it has {count} non-tensor leaves, but others are stored")
+    return found
+
+
+def join_external(keys: Sequence[str], values: Sequence[ExternalValue], places: Sequence[int]) -> ExternalValue:
+    """Joins values that were described before to a dict of them, with their leaves at other places.
+
+    Raises:
+        CorruptionError: as `plan_of`, or the objects of a value aren't those that its structure has.
+    """
+    trees: list[Tree] = []
+    leaves: list[Leaf] = []
+    leaf_traits: list[Traits] = []
+    same: dict[int, int] = {}
+    written: list[Any] = []
+    for key, value in zip(keys, values, strict=True):
+        plan = value.plan
+        trees.append(from_msgpack(plan.description)[0])
+        same |= {i + len(leaves): first + len(leaves) for i, first in plan.same.items()}
+        leaf_traits += plan.traits
+        leaves += plan.leaves
+        try:
+            written += raw_objects(value.objects, plan.object_count)
+        except CorruptionError as error:
+            raise CorruptionError(detail=f"the value {key!r:.100}: {error.detail}") from error
+    moved = [msgspec.structs.replace(leaf, offset=place) for leaf, place in zip(leaves, places, strict=True)]
+    return describe_external_tree(("dict", list(keys), trees), moved, written, leaf_traits, same)
+
+
+def describe_external_value(
+    value: Any, locate: Callable[[Sequence[int]], Sequence[int]], *, allow_pickle: bool
+) -> ExternalValue:
+    """Describes a value whose tensors lie in mappings of files.
+
+    Args:
+        locate: from addresses of tensors to offsets in the files; for those of all tensors at once.
+    """
+    try:
+        tree, walk, facts, addresses = take_apart(value, lambda careful: Walk(allow_pickle, careful))
+    except RefusedError as error:
+        raise UnsupportedValueError(error.message()) from None
+    if facts.resolve is not None:
+        raise UnsupportedValueError(
+            "it has a tensor that is stored conjugated or negated, so that its bytes are other values: attach it with "
+            "copy=True"
+        )
+    leaves: list[Leaf] = []
+    same: dict[int, int] = {}
+    firsts: dict[int, int] = {}
+    places = iter(locate([address for address, tensor in zip(addresses, walk.tensors, strict=True) if tensor.numel()]))
+    for i, (tensor, dtype, shape, stride) in enumerate(
+        zip(walk.tensors, facts.dtypes, facts.shapes, facts.strides, strict=True)
+    ):
+        reach = traits.reach(shape, stride)
+        kept = None if stride == traits.contiguous_stride(shape) else tuple(stride)
+        offset = next(places) if reach else 0
+        leaves.append(Leaf((), DTYPE_NAMES[dtype], tuple(shape), kept, offset, reach * dtype.itemsize))
+        first = firsts.setdefault(id(tensor), i)
+        if first != i:
+            same[i] = first
+    return describe_external_tree(tree, leaves, walk.objects, facts.traits, same)
+
+
+# --- Values whose leaves lie contiguous, in memory that is there already ---------------------------------------------
+
+
+def plan_dense(value: Any, ahead: Span) -> tuple[Plan, bytes]:
+    """Lays out a value of which structure, shapes and dtypes count, behind bytes of somebody else's.
+
+    Returns the plan, and the entries of the safetensors header, with that of `ahead`. Raises UnsupportedValueError.
+    """
+    tree, leaves = _leaves_of(value)
+    spans = [Span(leaf.name, leaf.dtype, _itemsize(leaf), leaf.shape, leaf.nbytes) for leaf in leaves]
+    layout = lay_out([ahead, *spans], first=1)
+    return _plan(tree, leaves, layout.offsets[1:]), layout.header
+
+
+def plan_at(value: Any, offsets: Sequence[int]) -> Plan:
+    """Makes the plan of a value whose leaves lie at these offsets, in their order."""
+    tree, leaves = _leaves_of(value)
+    return _plan(tree, leaves, offsets)
+
+
+def _leaves_of(value: Any) -> tuple[Tree, list[Leaf]]:
+    try:
+        tree, walk, facts, _ = take_apart(value, lambda careful: Walk(False, careful))
+    except RefusedError as error:
+        raise UnsupportedValueError(error.message()) from None
+    root, _ = compile_tree(tree)
+    names = [name for name, node in leaf_names(root) if isinstance(node, TensorNode)]
+    if walk.objects:
+        raise UnsupportedValueError("rows are of tensors, and nothing else")
+    leaves: list[Leaf] = []
+    for name, dtype, shape in zip(names, facts.dtypes, facts.shapes, strict=True):
+        try:
+            nbytes = check_extent(shape, None, dtype) * dtype.itemsize
+        except MalformedError as error:
+            raise UnsupportedValueError(f"{render_path(name)}: {error}: shape {list(shape)}") from None
+        leaves.append(Leaf(name, DTYPE_NAMES[dtype], tuple(shape), None, 0, nbytes))
+    return tree, leaves
+
+
+def _itemsize(leaf: Leaf) -> int:
+    return leaf.nbytes // max(traits.count(leaf.shape), 1) or 1
+
+
+def _plan(tree: Tree, leaves: Sequence[Leaf], offsets: Sequence[int]) -> Plan:
+    placed = [
+        Leaf(leaf.name, leaf.dtype, leaf.shape, None, offset, leaf.nbytes)
+        for leaf, offset in zip(leaves, offsets, strict=True)
+    ]
+    return plan_of(describe(tree, placed, [PLAIN] * len(placed), {}, False))
+
+
+# --- A stored value, described for people; the tensors of a value, by name -------------------------------------------
+
+
+def leaf_table(plan: Plan) -> list[tuple[Path, torch.dtype, tuple[int, ...], int]]:
+    """Lists name, dtype, shape and bytes of each tensor. A nested tensor is several: values, offsets, lengths."""
+    return [(leaf.name, DTYPES[leaf.dtype], leaf.shape, leaf.nbytes) for leaf in plan.leaves]
+
+
+def stored_bytes(plan: Plan) -> int:
+    """Bytes of the tensors; shared bytes are counted once."""
+    ranges = [storage_range(plan.leaves, cluster) for cluster in cluster_leaves(plan.leaves, plan.same)]
+    return sum(stop - start for start, stop in ranges)
+
+
+def structure_text(plan: Plan) -> str:
+    """Describes a structure: "TensorDict[3] of 12 leaves", "dict of 300 leaves and 2 objects", "Tensor"."""
+    name = plan.root.title
+    tensors, others = len(plan.leaves), plan.object_count
+    if not any(True for _ in plan.root.children()):
+        return name if tensors or others else f"empty {name}"
+    text = f"{name} of {tensors} {'leaf' if tensors == 1 else 'leaves'}"
+    return f"{text} and {others} {'object' if others == 1 else 'objects'}" if others else text
+
+
+def iter_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Iterates over the tensors of a value, with their names. Nested and unbatched tensors are given whole."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, (list, tuple, deque)):
+        for i, entry in enumerate(value):
+            yield from iter_tensors(entry, (*path, i))
+    elif hasattr(value, "tensordicts"):
+        yield from iter_tensors(value.tensordicts, path)  # a lazy stack
+    elif _compat.inner_tensordict(value) is not None and not isinstance(value, Mapping):
+        yield from iter_tensors(_compat.inner_tensordict(value), path)  # a tensorclass
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from iter_tensors(entry, (*path, name_of(key)))
+    else:
+        for name, entry in (shown_attributes(value) or {}).items():
+            yield from iter_tensors(entry, (*path, name))
+
+
+# --- What one rank holds of a sharded value --------------------------------------------------------------------------
+# Shards: what one rank holds of a sharded value, taken apart: the tree of the whole value, and the rank's tensors.
+#
+# DTensors, TensorShards and ShardedTensors are leaves of the whole value; what this rank has of them are boxes. Dicts
+# in
+# which no tensor lies stay dicts here, since those of several ranks are merged by key.
+
+
+# --- A rank's part of a value ----------------------------------------------------------------------------------------
+
+
+class HeldLeaf(NamedTuple):
+    """A leaf of the whole value, and what this rank holds of it.
+
+    Attributes:
+        shape: of the whole tensor.
+        shards: empty ones left out; a plain tensor is one shard that has all of it.
+        traits: without a device: each rank has its own.
+    """
+
+    name: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    shards: tuple[Shard, ...]
+    traits: Traits
+    is_plain: bool
+    is_primary: bool
+    is_replicated: bool
+    is_fixed: bool  # only its container knows what it means, so that no cast concerns it
+
+
+class HeldValue(NamedTuple):
+    tree: Tree
+    leaves: tuple[HeldLeaf, ...]
+    objects: bytes  # the leaves that are no tensors, encoded
+    object_names: tuple[Path, ...]
+
+
+class _ShardedWalk(Walk):
+    """Attributes:
+    sharded: by number of the tensor, what this rank holds of it.
+    has_shards: whether there was one, though it may have been refused.
+    """
+
+    __slots__ = ("has_shards", "sharded")
+
+    def __init__(self, allow_pickle: bool, careful: bool = False) -> None:
+        super().__init__(allow_pickle, careful)
+        self.sharded: dict[int, tuple[ShardedLeaf, Traits]] = {}
+        self.has_shards = False
+
+    def visit(self, value: Any) -> Tree:
+        try:
+            found = sharded_leaf(value)
+        except UnsupportedValueError as error:
+            self.has_shards = True
+            raise RefusedError(error.message) from None
+        if found is None:
+            return super().visit(value)
+        described = value.local if isinstance(value, TensorShard) else value
+        kind = traits.traits_of(described) if isinstance(described, torch.Tensor) else PLAIN
+        if getattr(value, PARAMETER_MARK, False):
+            kind = kind._replace(kind=traits.PARAMETER)
+        wrapped = flatten_wrapped_shards(value, found, traits.to_flags(kind.kind, kind.requires_grad), self)
+        if wrapped is not None:
+            self.has_shards = True
+            return wrapped
+        found = held_in_memory(found)
+        _check_size(found)
+        self.sharded[len(self.tensors)] = found, kind._replace(device=None)
+        # in its place stands what has its dtype, for the facts of all tensors
+        self.tensors.append(found.shards[0].local if found.shards else torch.empty(0, dtype=found.dtype))
+        return TENSOR
+
+    def joined(self, tree: Tree, trees: tuple[Tree, ...], join: Callable[[list[Any]], Any] | None = None) -> Tree:
+        return tree if tree[0] in ("dict", "ordered") else super().joined(tree, trees, join)
+
+
+def _check_size(leaf: ShardedLeaf) -> None:
+    """Raises RefusedError for what no box can be stored of."""
+    if len(leaf.shape) > MOST_DIMENSIONS:
+        raise RefusedError(
+            f"a shard of a tensor of {len(leaf.shape)} dimensions; {MOST_DIMENSIONS} is the most that ranks can put: "
+            "put a view of fewer"
+        )
+    try:
+        check_extent(leaf.shape, None, leaf.dtype)
+    except MalformedError:
+        raise RefusedError(
+            f"a shard of a tensor of shape {list(leaf.shape)}, which is more than any memory has: global_shape is in "
+            "elements"
+        ) from None
+
+
+def take_shards_apart(value: Any, *, allow_pickle: bool = False) -> HeldValue:
+    """Takes apart what this rank holds, copying no tensor. Raises UnsupportedValueError, which names the leaf."""
+    try:
+        tree, walk, facts, _ = take_apart(value, lambda careful: _ShardedWalk(allow_pickle, careful))
+        root, reader = compile_tree(tree)
+        names: dict[bool, list[Path]] = {True: [], False: []}
+        for name, node in leaf_names(root):
+            names[isinstance(node, TensorNode)].append(name)
+    except (RefusedError, MalformedError) as error:
+        text = error.message() if isinstance(error, RefusedError) else f"value: {error}"
+        raise UnsupportedValueError(text) from None
+    _check_names(names[True] + names[False])
+    leaves: list[HeldLeaf] = []
+    for i, (name, tensor) in enumerate(zip(names[True], walk.tensors, strict=True)):
+        is_plain = i not in walk.sharded
+        if is_plain:
+            kind = (PLAIN if facts.traits is None else facts.traits[i])._replace(device=None)
+            shape = tuple(tensor.shape)
+            shards = (Shard(whole(shape), tensor),) if tensor.numel() else ()
+            found = ShardedLeaf(shape, tensor.dtype, shards, is_primary=True, is_replicated=True)
+        else:
+            found, kind = walk.sharded[i]
+        leaves.append(HeldLeaf(name, *found[:3], kind, is_plain, *found[3:], i in reader.fixed))
+    return HeldValue(tree, tuple(leaves), encode_objects(walk.objects), tuple(names[False]))
+
+
+def has_shards(value: Any) -> bool:
+    """Returns whether a value that `flatten` refuses has leaves of which a rank holds a part."""
+    walk = _FirstShardWalk(allow_pickle=True)
+    aside = modes.put_aside(entirely=True) if modes.are_active() else contextlib.nullcontext()
+    with aside, contextlib.suppress(RefusedError, RuntimeError, NotImplementedError):
+        walk.visit(value)
+    return walk.has_shards or bool(walk.sharded)
+
+
+class _FirstShardWalk(_ShardedWalk):
+    """A walk that ends at the first leaf of which a rank holds a part: a model has thousands."""
+
+    __slots__ = ()
+
+    def visit(self, value: Any) -> Tree:
+        tree = super().visit(value)
+        if self.has_shards or self.sharded:
+            raise RefusedError("a leaf of which a rank holds a part")
+        return tree
+
+
+def _check_names(names: list[Path]) -> None:
+    seen: set[Path] = set()
+    for name in names:
+        if name in seen:
+            raise UnsupportedValueError(f"{render_path(name)}: two leaves have this name, by which ranks tell leaves")
+        seen.add(name)
+
+
+# --- Tensors that are stored by address ------------------------------------------------------------------------------
+# Tensors that are stored by address, outside of a walk's facts: a rank's shards, the items of others' plans.
+#
+# What a walk makes of such a tensor decides: a lazy leaf is read, and what a walk refuses, or would store as several
+# tensors, is refused in the same words.
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor, or a lazy leaf's values, in memory. Raises RefusedError where it is made of several."""
+    if type(tensor) in _PLAIN and why_no_memory(tensor) is None:
+        return tensor
+    walk = Walk(allow_pickle=False, careful=True)
+    with modes.put_aside():
+        tree = walk.visit(tensor)
+    if tree != TENSOR:
+        reason = why_no_memory(tensor)
+        raise RefusedError(reason or f"a {type(tensor).__qualname__}, which is made of several tensors")
+    (found,) = walk.tensors
+    reason = why_no_memory(found)
+    if reason is not None:
+        raise RefusedError(reason)
+    return found
+
+
+def check_held(leaf: ShardedLeaf) -> None:
+    """Raises RefusedError for shards that can't be filled: they have no memory, or more than bytes."""
+    if leaf.dtype in traits.QUANTIZED:
+        raise RefusedError("a shard of a quantized tensor; put a shard of its dequantize()")
+    for _, local in leaf.shards:
+        reason = why_no_memory(local)
+        if reason is not None:
+            raise _refused(reason)
+
+
+def _refused(reason: str) -> RefusedError:
+    if reason == FREED:
+        return RefusedError("a shard whose storage was freed or cut: its bytes aren't there: put it while it has them")
+    return RefusedError(f"a shard that is {reason}")
+
+
+def held_in_memory(leaf: ShardedLeaf) -> ShardedLeaf:
+    """Returns the leaf with its shards in memory. Raises RefusedError for parts that have none, or more than bytes."""
+    if leaf.dtype in traits.QUANTIZED:
+        raise RefusedError("a shard of a quantized tensor; put a shard of its dequantize()")
+    if all(type(local) in _PLAIN and why_no_memory(local) is None for _, local in leaf.shards):
+        return leaf
+    try:
+        return leaf._replace(shards=tuple(one._replace(local=in_memory(one.local)) for one in leaf.shards))
+    except RefusedError as error:
+        raise _refused(error.reason) from None

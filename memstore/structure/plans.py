@@ -27,8 +27,8 @@ from memstore._parsing import UNDECODABLE, nests_too_deeply
 from memstore.engine import CONTROL_SIZE, Leaf, Path, Span, decode_mutable, lay_out
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
+from memstore.structure.memory import ByteRange, clusters_of
 from memstore.structure.refusals import MalformedError, as_list, require, sizes, unpack
-from memstore.structure.ties import ByteRange, clusters_of
 from memstore.structure.traits import DTYPES, NUMPY_DTYPES, PARAMETER, PLAIN, Traits, read_device, read_flags, to_flags
 from memstore.structure.tree import (
     Container,

@@ -29,10 +29,10 @@ from memstore.engine import Leaf, watch
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 from memstore.sharding import Box, Boxes, Shard, StoredBox, narrow_to, uncovered, whole
 from memstore.structure import traits
+from memstore.structure.memory import Memory, over
 from memstore.structure.objects import decode_objects
 from memstore.structure.plans import Plan, Recipe, suits_numpy
 from memstore.structure.refusals import MalformedError, require
-from memstore.structure.tensor_memory import Memory, over
 from memstore.structure.traits import (
     DTYPES,
     NO_DEVICE,

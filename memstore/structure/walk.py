@@ -22,8 +22,8 @@ import torch
 from memstore import _modes as modes
 from memstore._compat import BUFFER_MARK
 from memstore.structure import traits
+from memstore.structure.classes import alternative
 from memstore.structure.objects import NATIVE, join_tree, write_object
-from memstore.structure.pickled import alternative
 from memstore.structure.refusals import RefusedError, SharedTooOftenError, TooDeepError
 from memstore.structure.traits import Traits
 from memstore.structure.tree import MAX_DEPTH, OBJECT, TENSOR, Tree, load_late_containers, write_key

@@ -14,9 +14,8 @@ from memstore.structure.refusals import MalformedError
 HOME = Path(__file__).parent.parent.parent / "memstore/structure"
 PREFIX = "memstore.structure."
 FLOORS = (  # from the bottom
-    *("refusals", "traits", "tensor_memory", "ties", "tree", "classes", "pickled", "extensions", "objects", "plans"),
-    *("walk", "containers", "copying", "flattening", "shards", "descriptions", "rebuilding"),
-    *("target_matching", "target_filling", "transport"),
+    *("refusals", "traits", "memory", "tree", "classes", "objects", "plans", "walk", "containers", "flattening"),
+    *("rebuilding", "targets"),
 )
 
 

@@ -9,18 +9,19 @@ tensordicts  TensorDict and its relatives: imported once a value needs them
 from __future__ import annotations
 
 from memstore._threads import between_forks
-from memstore.structure.containers import arrays, python  # each registers its containers
-from memstore.structure.containers.arrays import is_made_of_several, tensor_of_array
-from memstore.structure.containers.wrappers import (
+from memstore.structure.containers import python, tensors  # each registers its containers
+from memstore.structure.containers.tensors import (
     are_shards_of,
     check_wrapped_shards,
     clone_parts,
     fill_parts,
     flatten_wrapped_shards,
     has_wrapped_shards,
+    is_made_of_several,
     is_wrapper,
     pair_parts,
     pair_shards,
+    tensor_of_array,
     why_parts_not_filled,
 )
 from memstore.structure.tree import loads_containers
@@ -34,7 +35,7 @@ def load_tensordicts() -> None:
 
 __all__ = [
     "are_shards_of",
-    "arrays",
+    "tensors",
     "python",
     "check_wrapped_shards",
     "clone_parts",
