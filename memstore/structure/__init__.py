@@ -18,7 +18,9 @@ The modules, from the top floor down; a module imports only those below it:
 
 from __future__ import annotations
 
+import memstore.structure.containers.python  # noqa: F401 - registers its containers
 from memstore import _modes as modes
+from memstore._threads import between_forks
 from memstore.structure import traits
 from memstore.structure.classes import class_name, read_known_pickle, read_pickle, shown_attributes
 from memstore.structure.containers import (
@@ -128,6 +130,7 @@ from memstore.structure.tree import (
     LeafNames,
     Tree,
     TreesDifferError,
+    loads_containers,
     merge_trees,
     name_of,
     tree_names,
@@ -135,6 +138,13 @@ from memstore.structure.tree import (
 from memstore.structure.walk import Walk, check_nesting, flattens, take_apart
 
 _register_transport()
+
+
+@loads_containers
+def _load_tensordicts() -> None:
+    with between_forks():
+        import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
 
 __all__ = [
     "CopyPlan",

@@ -8,8 +8,6 @@ tensordicts  TensorDict and its relatives: imported once a value needs them
 
 from __future__ import annotations
 
-from memstore._threads import between_forks
-from memstore.structure.containers import python, tensors  # each registers its containers
 from memstore.structure.containers.tensors import (
     are_shards_of,
     check_wrapped_shards,
@@ -24,19 +22,9 @@ from memstore.structure.containers.tensors import (
     tensor_of_array,
     why_parts_not_filled,
 )
-from memstore.structure.tree import loads_containers
-
-
-@loads_containers
-def load_tensordicts() -> None:
-    with between_forks():
-        import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
 
 __all__ = [
     "are_shards_of",
-    "tensors",
-    "python",
     "check_wrapped_shards",
     "clone_parts",
     "fill_parts",
@@ -44,7 +32,6 @@ __all__ = [
     "has_wrapped_shards",
     "is_made_of_several",
     "is_wrapper",
-    "load_tensordicts",
     "pair_parts",
     "pair_shards",
     "tensor_of_array",
