@@ -5,7 +5,9 @@ The modules, from the top floor down; a module imports only those below it:
     targets       get with out= and like=
     rebuilding    a stored value, built again
     flattening    a value, taken apart: its plan, its tensors and its objects
-    containers/   each kind of container: how it is flattened, and the node that builds it again
+    tensordicts   TensorDict and its relatives: imported once a value needs them
+    tensors       arrays, and tensors that are not plain: how each kind is flattened, and the node that builds it again
+    containers    the containers of Python, likewise
     walk          one walk over a value: its tree, its tensors, its other leaves
     plans         how the values of one structure are laid out in memory; the same as bytes
     objects       leaves that are no tensors, as bytes
@@ -18,25 +20,11 @@ The modules, from the top floor down; a module imports only those below it:
 
 from __future__ import annotations
 
-import memstore.structure.containers.python  # noqa: F401 - registers its containers
+import memstore.structure.containers  # noqa: F401 - registers its containers
 from memstore import _modes as modes
 from memstore._threads import between_forks
 from memstore.structure import traits
 from memstore.structure.classes import class_name, read_known_pickle, read_pickle, shown_attributes
-from memstore.structure.containers import (
-    are_shards_of,
-    check_wrapped_shards,
-    clone_parts,
-    fill_parts,
-    flatten_wrapped_shards,
-    has_wrapped_shards,
-    is_made_of_several,
-    is_wrapper,
-    pair_parts,
-    pair_shards,
-    tensor_of_array,
-    why_parts_not_filled,
-)
 from memstore.structure.flattening import (
     ExternalValue,
     FlatValue,
@@ -106,6 +94,20 @@ from memstore.structure.refusals import (
     require,
 )
 from memstore.structure.targets import can_cast, get_into, get_like
+from memstore.structure.tensors import (
+    are_shards_of,
+    check_wrapped_shards,
+    clone_parts,
+    fill_parts,
+    flatten_wrapped_shards,
+    has_wrapped_shards,
+    is_made_of_several,
+    is_wrapper,
+    pair_parts,
+    pair_shards,
+    tensor_of_array,
+    why_parts_not_filled,
+)
 from memstore.structure.traits import (
     DTYPE_NAMES,
     DTYPES,
@@ -143,7 +145,7 @@ _register_transport()
 @loads_containers
 def _load_tensordicts() -> None:
     with between_forks():
-        import memstore.structure.containers.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        import memstore.structure.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 __all__ = [

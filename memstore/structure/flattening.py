@@ -32,7 +32,6 @@ from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.sharding import MOST_DIMENSIONS, Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
 from memstore.structure import memory, traits
 from memstore.structure.classes import shown_attributes
-from memstore.structure.containers import flatten_wrapped_shards
 from memstore.structure.memory import (
     FREED,
     NO_TIES,
@@ -54,6 +53,7 @@ from memstore.structure.memory import (
 from memstore.structure.objects import encode_objects
 from memstore.structure.plans import Plan, check_extent, cluster_leaves, describe, plan_of, spans_of, storage_range
 from memstore.structure.refusals import MalformedError, RefusedError, render_path
+from memstore.structure.tensors import flatten_wrapped_shards
 from memstore.structure.traits import DTYPE_NAMES, DTYPES, PLAIN, Packing, Traits, has_gaps, pack
 from memstore.structure.tree import (
     TENSOR,

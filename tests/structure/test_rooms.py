@@ -14,8 +14,8 @@ from memstore.structure.refusals import MalformedError
 HOME = Path(__file__).parent.parent.parent / "memstore/structure"
 PREFIX = "memstore.structure."
 FLOORS = (  # from the bottom
-    *("refusals", "traits", "memory", "tree", "classes", "objects", "plans", "walk", "containers", "flattening"),
-    *("rebuilding", "targets"),
+    *("refusals", "traits", "memory", "tree", "classes", "objects", "plans", "walk", "containers", "tensors"),
+    *("tensordicts", "flattening", "rebuilding", "targets"),
 )
 
 

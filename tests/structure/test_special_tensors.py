@@ -13,7 +13,7 @@ from tensordict import LazyStackedTensorDict, MetaData, TensorDict, TypedTensorD
 import memstore
 from memstore.errors import CorruptionError, StructureMismatchError, UnsupportedValueError
 from memstore.structure import flatten, get_into, get_like, rebuild
-from memstore.structure.containers.tensors import is_wrapper
+from memstore.structure.tensors import is_wrapper
 from tests.structure import classes
 from tests.structure.roundtrip import round_trip, stored
 from tests.support.equality import assert_same, is_same
