@@ -56,6 +56,21 @@ def test_marks_of_parameters_and_buffers() -> None:
     assert isinstance(marked, torch.nn.Parameter)
 
 
+def test_tensors_alike() -> None:
+    ones = [torch.ones(2, 3), torch.nn.Parameter(torch.ones(())), torch.ones(2, dtype=torch.complex64)]
+    alike = _compat.alike(ones)
+    assert alike is not None
+    assert alike(*[one.detach().clone().as_subclass(type(one)).requires_grad_(one.requires_grad) for one in ones])
+    for i, other in (
+        *((0, torch.ones(3, 3)), (0, torch.ones(3, 2).t()), (0, torch.ones(2, 3, dtype=torch.float64))),
+        *((0, torch.ones(2, 3, requires_grad=True)), (0, torch.nn.Parameter(torch.ones(2, 3), requires_grad=False))),
+        *((0, torch._neg_view(torch.ones(2, 3))), (0, torch.ones(2, 3, device="meta"))),
+        *((1, torch.nn.Parameter(torch.ones(()), requires_grad=False)), (2, ones[2].conj())),
+    ):
+        assert not alike(*ones[:i], other, *ones[i + 1 :]), other
+    assert _compat.alike([ones[0], ones[0]]) is None  # which is refused too if it comes twice
+
+
 def test_subclasses() -> None:
     plain = torch.ones(2)
     made = _compat.make_subclass(torch.nn.Parameter, plain, True)

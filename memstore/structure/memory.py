@@ -47,7 +47,7 @@ Memory = np.ndarray[Any, np.dtype[np.uint8]]  # a data section, or the bytes of 
 
 FREED = "a tensor whose storage was freed or cut: its bytes aren't there: put it while it has them"
 _FAKE = "a fake tensor: it has a shape, but no bytes: give a real one, which materialize_module makes of a deferred one"
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def why_no_memory(tensor: torch.Tensor) -> str | None:
@@ -56,11 +56,11 @@ def why_no_memory(tensor: torch.Tensor) -> str | None:
     It may be on any device. Takes 1 µs for a contiguous plain tensor on the CPU, and 2 for others.
     """
     try:
-        if type(tensor) in _PLAIN and _is_usual(tensor):
+        if type(tensor) in PLAIN_TYPES and _is_usual(tensor):
             return None
     except (RuntimeError, NotImplementedError):  # of a transform: the same is told below
         pass
-    if type(tensor) not in _PLAIN and any(base.__name__ == "FakeTensor" for base in type(tensor).__mro__):
+    if type(tensor) not in PLAIN_TYPES and any(base.__name__ == "FakeTensor" for base in type(tensor).__mro__):
         return _FAKE
     if tensor.is_meta:
         return "a meta tensor: it has a shape, but no bytes: put a real one"
@@ -100,7 +100,7 @@ def _why_not_there(tensor: torch.Tensor) -> str | None:
     storage, start = tensor.untyped_storage(), int(tensor.storage_offset()) * tensor.itemsize
     if storage.device != tensor.device:  # a fake one, whose class says what it stands for
         return _FAKE
-    is_plain = type(tensor) in _PLAIN
+    is_plain = type(tensor) in PLAIN_TYPES
     if storage.nbytes() < start + elements * tensor.itemsize:
         return FREED if is_plain else f"{an(type(tensor))}, whose bytes aren't there: put its clone()"
     # A storage without memory has the address 0, to which torch adds the offset.
@@ -181,7 +181,7 @@ def why_not_filled(tensor: torch.Tensor) -> str | None:
 
     Takes 1 µs for a contiguous tensor on the CPU. Of a DTensor give the local tensor.
     """
-    if type(tensor) not in _PLAIN:
+    if type(tensor) not in PLAIN_TYPES:
         reason = _why_not_of_class(type(tensor)) or (_LAZY if _refuses_pointers(tensor) else None)
         if reason is not None:
             return reason
@@ -252,22 +252,6 @@ def copy_all(
                 _compat.copy_each(into, out_of, non_blocking=non_blocking)
 
 
-# --- Ties ------------------------------------------------------------------------------------------------------------
-# Ties: which tensors share bytes. Ties are stored once, and share one storage again when they are got.
-#
-# By address: tensors whose bytes overlap are tied, also when torch holds them in two storages (two `from_numpy` of one
-# array). Tensors of one storage that don't overlap are not.
-#
-# Bytes that were never put are never stored, and ties never take more than the elements would. So a tensor with gaps,
-# like a column of a matrix, is tied only to tensors without gaps that cover all of its span (the matrix), or to others
-# of
-# the very same elements. Else it is stored apart, without its gaps: a column, and that column and its neighbour, become
-# two.
-#
-# A put that casts ties the leaves that it casts from one dtype with one another: element by element they lie to each
-# other as before. With leaves of other dtypes, or that it leaves as they are, they have no bytes in common any more.
-
-
 # --- Footprints: the bytes that tensors reach over, and whether their storages still have them -----------------------
 
 
@@ -323,7 +307,19 @@ class Footprints:
         return np.flatnonzero((short | nowhere) & (self.spans > 0)).tolist()
 
 
-# --- Ties ------------------------------------------------------------------------------------------------------------
+# --- Ties: which tensors share bytes ---------------------------------------------------------------------------------
+# Ties are stored once, and share one storage again when they are got.
+#
+# By address: tensors whose bytes overlap are tied, also when torch holds them in two storages (two `from_numpy` of one
+# array). Tensors of one storage that don't overlap are not.
+#
+# Bytes that were never put are never stored, and ties never take more than the elements would. So a tensor with gaps,
+# like a column of a matrix, is tied only to tensors without gaps that cover all of its span (the matrix), or to others
+# of the very same elements. Else it is stored apart, without its gaps: a column, and that column and its neighbour,
+# become two.
+#
+# A put that casts ties the leaves that it casts from one dtype with one another: element by element they lie to each
+# other as before. With leaves of other dtypes, or that it leaves as they are, they have no bytes in common any more.
 
 
 class Group(NamedTuple):
@@ -443,19 +439,15 @@ def _group(cluster: list[ByteRange], tensors: Sequence[torch.Tensor]) -> Group |
     return Group(first - start, end - start, tuple(members), packed=False)
 
 
-# --- Copies into a data section --------------------------------------------------------------------------------------
-# A value that was taken apart, and its tensors into a data section: one pass over the bytes.
-#
+# --- Copies into a data section: one pass over the bytes -------------------------------------------------------------
 # Leaves go by memmove, which costs 0.25 µs where `copy_` takes 0.9; large ones by `copy_`, which uses all cores. It
 # waits for all of them: where another process keeps one busy, 1 MiB takes 10 ms in two threads and 24 µs in one. Leaves
 # of other devices are copied asynchronously, with one wait for each device at the end.
 #
 # Leaves that are cast go by torch's kernel straight into their places, also in one pass. Their targets are cut out of
-# one
-# tensor, and filled by one call: 1.6 µs a leaf of 64x64, where a call each into tensors of their own takes 3.8. Those
-# of
-# less than 16 MiB go in pieces that torch leaves to one core, for the reason above. What lies on another device is cast
-# there, and then copied.
+# one tensor, and filled by one call: 1.6 µs a leaf of 64x64, where a call each into tensors of their own takes 3.8.
+# Those of less than 16 MiB go in pieces that torch leaves to one core, for the reason above. What lies on another
+# device is cast there, and then copied.
 
 
 _LARGE = 16 << 20  # bytes
@@ -621,25 +613,18 @@ def _wait_for(devices: Iterable[torch.device]) -> None:
 
 
 # --- Sending, through multiprocessing --------------------------------------------------------------------------------
-# Leaves through multiprocessing: what lies in a mapping is copied into fresh shared memory before torch sends it.
-#
-# torch sends a tensor by moving its storage to shared memory that the receiver may write, and swaps it under the
-# sender:
-# a held value would change, and memory of its numpy aliases would go. So a sent leaf is copied once, just its own
-# bytes,
-# or those of the view that is sent, anew at each send. Tensors elsewhere go torch's way, unchanged.
+# What lies in a mapping is copied into fresh shared memory before torch sends it: torch sends a tensor by moving its
+# storage to shared memory that the receiver may write, and swaps it under the sender. A held value would change, and
+# memory of its numpy aliases would go. So a sent leaf is copied once, just its own bytes, or those of the view that is
+# sent, anew at each send. Tensors elsewhere go torch's way, unchanged.
 #
 # A copy is shared by its file descriptor, which must live until the receiver has one. A queue duplicates it at once.
-# For
-# the arguments of a process that is being started (spawn, forkserver) multiprocessing only notes its number, and passes
-# it on when all of them are pickled; torch's own tensors keep it open all the while. So the copies that such a process
-# gets belong to its Popen: until the same thread starts another process, and no longer than the Popen lives. 300 leaves
-# and 8 workers would else hold 2400 descriptors.
+# For the arguments of a process that is being started (spawn, forkserver) multiprocessing only notes its number, and
+# passes it on when all of them are pickled; torch's own tensors keep it open all the while. So the copies that such a
+# process gets belong to its Popen: until the same thread starts another process, and no longer than the Popen lives.
+# 300 leaves and 8 workers would else hold 2400 descriptors.
 #
 # What a DataLoader's worker has read lies in memory that it lends: there a reference is sent, and nothing is copied.
-
-
-# pyright: reportPrivateUsage=false
 
 
 def register() -> None:
