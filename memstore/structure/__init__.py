@@ -40,12 +40,9 @@ from memstore.structure.flattening import (
     in_memory,
     iter_tensors,
     join_external,
-    leaf_table,
     plan_at,
     plan_dense,
     raw_objects,
-    stored_bytes,
-    structure_text,
     take_shards_apart,
 )
 from memstore.structure.memory import (
@@ -68,9 +65,12 @@ from memstore.structure.plans import (
     Plan,
     capacity_of,
     check_extent,
+    leaf_table,
     plan_of,
     plan_of_rows,
     read_leaf,
+    stored_bytes,
+    structure_text,
 )
 from memstore.structure.rebuilding import (
     assemble,

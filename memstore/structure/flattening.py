@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,12 +30,13 @@ from memstore._wording import an
 from memstore.engine import ALIGNMENT, Leaf, Path, Span, lay_out
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.sharding import MOST_DIMENSIONS, Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
-from memstore.structure import memory, traits
+from memstore.structure import traits
 from memstore.structure.classes import shown_attributes
 from memstore.structure.memory import (
     FREED,
     NO_TIES,
     ONE_CORE,
+    PLAIN_TYPES,
     CastCopy,
     CopyPlan,
     Footprints,
@@ -47,29 +48,31 @@ from memstore.structure.memory import (
     Ties,
     bytes_at,
     copy_tensors,
+    find_ties,
     locate_tensors,
+    overlapping,
     why_no_memory,
 )
 from memstore.structure.objects import encode_objects
-from memstore.structure.plans import Plan, check_extent, cluster_leaves, describe, plan_of, spans_of, storage_range
+from memstore.structure.plans import Plan, check_extent, describe, plan_of, spans_of, storage_range
 from memstore.structure.refusals import MalformedError, RefusedError, render_path
 from memstore.structure.tensors import flatten_wrapped_shards
 from memstore.structure.traits import DTYPE_NAMES, DTYPES, PLAIN, Packing, Traits, has_gaps, pack
 from memstore.structure.tree import (
     TENSOR,
-    TensorNode,
     Tree,
     compile_tree,
     from_msgpack,
-    leaf_names,
     name_of,
-    walk_names,
+    names_of,
+    tree_names,
 )
-from memstore.structure.walk import Facts, Walk, take_apart
+from memstore.structure.walk import Facts, TakenApart, Walk, take_apart
 
 # --- Flattening ------------------------------------------------------------------------------------------------------
 
 
+_WalkT = TypeVar("_WalkT", bound=Walk)
 _CACHED_PLANS = 256
 _CACHED_LEAVES = 1 << 18  # of all these plans
 
@@ -166,16 +169,12 @@ def flatten(
     if locations != structure.apart:  # after an optimizer's step all tensors lie where they lay at the last put
         missing = footprints.missing(locations)
         if missing:
-            raise unsupported(
-                tree,
-                missing[0],
-                FREED,
-            )
-        overlapping = memory.overlapping(addresses, footprints.spans)
-        if overlapping:
+            raise _unsupported(tree, missing[0], FREED)
+        candidates = overlapping(addresses, footprints.spans)
+        if candidates:
             alone = facts.resolve or (False,) * len(tensors)
-            found = memory.find_ties(tensors, addresses, footprints, alone, overlapping, structure.kinds)
-        structure.apart = None if overlapping else locations
+            found = find_ties(tensors, addresses, footprints, alone, candidates, structure.kinds)
+        structure.apart = None if candidates else locations
     planned = structure.plans.get(found)
     if planned is None:
         planned = make_plan(tree, facts, structure.stored, found, inline_limit)
@@ -240,15 +239,15 @@ def _remember(key: Any, structure: _Structure, found: Ties, planned: tuple[Plan,
 def make_plan(
     tree: Tree, facts: Facts, stored: Sequence[torch.dtype], found: Ties, inline_limit: int
 ) -> tuple[Plan, CopyPlan]:
-    """Args: stored: the dtypes that the leaves are stored as; see `stored_dtypes`."""
-    root, _ = compile_tree(tree)
-    try:
-        names = [name for name, leaf in leaf_names(root) if isinstance(leaf, TensorNode)]
-    except MalformedError as error:
-        raise UnsupportedValueError(f"value: {error}") from None
+    """Lays the leaves out, and plans their copies. `stored` is of `stored_dtypes`."""
     same = dict(found.same)
-    leaves, packings = _provisional_leaves(names, facts, stored, found)
-    _check_extents(tree, leaves)
+    leaves, packings = _provisional_leaves(_tensor_names(tree), facts, stored, found)
+    for leaf in leaves:
+        try:
+            check_extent(leaf.shape, leaf.stride, DTYPES[leaf.dtype])
+        except MalformedError as error:
+            about = f"{error}: shape {list(leaf.shape)}, strides {leaf.stride}"
+            raise UnsupportedValueError(f"{render_path(leaf.name)}: {about}") from None
     spans = spans_of(leaves, same)
     layout = lay_out([span for span, _ in spans], aligned=False)
     inline = layout.nbytes <= inline_limit
@@ -260,21 +259,24 @@ def make_plan(
             leaves[i] = msgspec.structs.replace(leaves[i], offset=offset + leaves[i].offset - start)
     leaf_traits = facts.traits or (PLAIN,) * len(leaves)
     plan = plan_of(describe(tree, leaves, leaf_traits, same, inline))
-    on_cpu = [trait.device is None for trait in leaf_traits]
-    return plan, _copies(leaves, packings, facts, found, on_cpu)
+    return plan, _copies(leaves, packings, facts, found, [trait.device is None for trait in leaf_traits])
 
 
-def _check_extents(tree: Tree, leaves: Sequence[Leaf]) -> None:
-    for i, leaf in enumerate(leaves):
-        try:
-            check_extent(leaf.shape, leaf.stride, DTYPES[leaf.dtype])
-        except MalformedError as error:
-            raise unsupported(tree, i, f"{error}: shape {list(leaf.shape)}, strides {leaf.stride}") from None
+def _tensor_names(tree: Tree) -> tuple[Path, ...]:
+    """Returns the names of a value's tensors. Raises UnsupportedValueError where they would fill the memory."""
+    try:
+        return tree_names(tree).tensors
+    except MalformedError as error:
+        raise UnsupportedValueError(f"value: {error}") from None
 
 
-def unsupported(tree: Tree, leaf: int, reason: str) -> UnsupportedValueError:
-    names = [name for name, node in walk_names(compile_tree(tree)[0]) if isinstance(node, TensorNode)]
-    return UnsupportedValueError(f"{render_path(names[leaf])}: {reason}")
+def _unsupported(tree: Tree, leaf: int, reason: str) -> UnsupportedValueError:
+    return UnsupportedValueError(f"{render_path(_tensor_names(tree)[leaf])}: {reason}")
+
+
+def _leaf(name: Path, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int) -> Leaf:
+    kept = None if stride == traits.contiguous_stride(shape) else tuple(stride)
+    return Leaf(name, DTYPE_NAMES[dtype], tuple(shape), kept, offset, traits.reach(shape, stride) * dtype.itemsize)
 
 
 def _provisional_leaves(
@@ -291,17 +293,14 @@ def _provisional_leaves(
     leaves: list[Leaf] = []
     packings: dict[int, Packing] = {}
     for i, (name, dtype, shape, stride) in enumerate(zip(names, stored, facts.shapes, facts.strides, strict=True)):
-        reach = traits.reach(shape, stride)
         offset, group = places.get(i, (end, None))
         resolve = facts.resolve is not None and facts.resolve[i]
-        if reach and (resolve or (has_gaps(shape, stride) if group is None else group.packed)):
-            packings[i] = packing = pack(shape, stride)
-            stride, reach = packing.kept, packing.elements
-        kept = None if stride == traits.contiguous_stride(shape) else tuple(stride)
-        nbytes = reach * dtype.itemsize
-        leaves.append(Leaf(name, DTYPE_NAMES[dtype], tuple(shape), kept, offset, nbytes))
+        if 0 not in shape and (resolve or (has_gaps(shape, stride) if group is None else group.packed)):
+            packings[i] = pack(shape, stride)
+            stride = packings[i].kept
+        leaves.append(_leaf(name, dtype, shape, stride, offset))
         if group is None:
-            end += -(-nbytes // ALIGNMENT) * ALIGNMENT
+            end += -(-leaves[i].nbytes // ALIGNMENT) * ALIGNMENT
     for i, first in found.same:
         leaves[i] = msgspec.structs.replace(leaves[first], name=names[i])
     return leaves, packings
@@ -370,16 +369,14 @@ def stored_dtypes(tree: Tree, facts: Facts, dtype: torch.dtype | None, below: Pa
     """
     if dtype is None:
         return facts.dtypes
-    root, reader = compile_tree(tree)
-    kept = reader.fixed
+    kept = compile_tree(tree)[1].fixed
     if below:
-        names = (name for name, node in leaf_names(root) if isinstance(node, TensorNode))
-        kept = kept | {i for i, name in enumerate(names) if name[: len(below)] != below}
+        kept |= {i for i, name in enumerate(_tensor_names(tree)) if name[: len(below)] != below}
     stored = list(facts.dtypes)
     for i, found in enumerate(facts.dtypes):
         if found is not dtype and found.is_floating_point and i not in kept:
             if not _can_cast(found, dtype):
-                raise unsupported(tree, i, f"torch can't convert {found} to {dtype}; put it without dtype=")
+                raise _unsupported(tree, i, f"torch can't convert {found} to {dtype}; put it without dtype=")
             stored[i] = dtype
     return tuple(stored)
 
@@ -395,6 +392,14 @@ def _can_cast(source: torch.dtype, target: torch.dtype) -> bool:
 
 
 # --- Values in external files: their leaves are where those files have them ------------------------------------------
+
+
+def _take_apart(value: Any, kind: type[_WalkT], allow_pickle: bool) -> TakenApart[_WalkT]:
+    """Takes a value apart with a walk of this kind. Raises UnsupportedValueError, which names the leaf."""
+    try:
+        return take_apart(value, lambda careful: kind(allow_pickle, careful))
+    except RefusedError as error:
+        raise UnsupportedValueError(error.message()) from None
 
 
 class ExternalValue(NamedTuple):
@@ -464,10 +469,7 @@ def describe_external_value(
     Args:
         locate: from addresses of tensors to offsets in the files; for those of all tensors at once.
     """
-    try:
-        tree, walk, facts, addresses = take_apart(value, lambda careful: Walk(allow_pickle, careful))
-    except RefusedError as error:
-        raise UnsupportedValueError(error.message()) from None
+    tree, walk, facts, addresses = _take_apart(value, Walk, allow_pickle)
     if facts.resolve is not None:
         raise UnsupportedValueError(
             "it has a tensor that is stored conjugated or negated, so that its bytes are other values: attach it with "
@@ -480,10 +482,7 @@ def describe_external_value(
     for i, (tensor, dtype, shape, stride) in enumerate(
         zip(walk.tensors, facts.dtypes, facts.shapes, facts.strides, strict=True)
     ):
-        reach = traits.reach(shape, stride)
-        kept = None if stride == traits.contiguous_stride(shape) else tuple(stride)
-        offset = next(places) if reach else 0
-        leaves.append(Leaf((), DTYPE_NAMES[dtype], tuple(shape), kept, offset, reach * dtype.itemsize))
+        leaves.append(_leaf((), dtype, shape, stride, 0 if 0 in shape else next(places)))
         first = firsts.setdefault(id(tensor), i)
         if first != i:
             same[i] = first
@@ -499,70 +498,36 @@ def plan_dense(value: Any, ahead: Span) -> tuple[Plan, bytes]:
     Returns the plan, and the entries of the safetensors header, with that of `ahead`. Raises UnsupportedValueError.
     """
     tree, leaves = _leaves_of(value)
-    spans = [Span(leaf.name, leaf.dtype, _itemsize(leaf), leaf.shape, leaf.nbytes) for leaf in leaves]
+    spans = [Span(leaf.name, leaf.dtype, DTYPES[leaf.dtype].itemsize, leaf.shape, leaf.nbytes) for leaf in leaves]
     layout = lay_out([ahead, *spans], first=1)
-    return _plan(tree, leaves, layout.offsets[1:]), layout.header
+    return _plan_at(tree, leaves, layout.offsets[1:]), layout.header
 
 
 def plan_at(value: Any, offsets: Sequence[int]) -> Plan:
     """Makes the plan of a value whose leaves lie at these offsets, in their order."""
-    tree, leaves = _leaves_of(value)
-    return _plan(tree, leaves, offsets)
+    return _plan_at(*_leaves_of(value), offsets)
 
 
-def _leaves_of(value: Any) -> tuple[Tree, list[Leaf]]:
-    try:
-        tree, walk, facts, _ = take_apart(value, lambda careful: Walk(False, careful))
-    except RefusedError as error:
-        raise UnsupportedValueError(error.message()) from None
-    root, _ = compile_tree(tree)
-    names = [name for name, node in leaf_names(root) if isinstance(node, TensorNode)]
-    if walk.objects:
-        raise UnsupportedValueError("rows are of tensors, and nothing else")
-    leaves: list[Leaf] = []
-    for name, dtype, shape in zip(names, facts.dtypes, facts.shapes, strict=True):
-        try:
-            nbytes = check_extent(shape, None, dtype) * dtype.itemsize
-        except MalformedError as error:
-            raise UnsupportedValueError(f"{render_path(name)}: {error}: shape {list(shape)}") from None
-        leaves.append(Leaf(name, DTYPE_NAMES[dtype], tuple(shape), None, 0, nbytes))
-    return tree, leaves
-
-
-def _itemsize(leaf: Leaf) -> int:
-    return leaf.nbytes // max(traits.count(leaf.shape), 1) or 1
-
-
-def _plan(tree: Tree, leaves: Sequence[Leaf], offsets: Sequence[int]) -> Plan:
-    placed = [
-        Leaf(leaf.name, leaf.dtype, leaf.shape, None, offset, leaf.nbytes)
-        for leaf, offset in zip(leaves, offsets, strict=True)
-    ]
+def _plan_at(tree: Tree, leaves: Sequence[Leaf], offsets: Sequence[int]) -> Plan:
+    placed = [msgspec.structs.replace(leaf, offset=offset) for leaf, offset in zip(leaves, offsets, strict=True)]
     return plan_of(describe(tree, placed, [PLAIN] * len(placed), {}, False))
 
 
-# --- A stored value, described for people; the tensors of a value, by name -------------------------------------------
+def _leaves_of(value: Any) -> tuple[Tree, list[Leaf]]:
+    tree, walk, facts, _ = _take_apart(value, Walk, False)
+    if walk.objects:
+        raise UnsupportedValueError("rows are of tensors, and nothing else")
+    leaves: list[Leaf] = []
+    for name, dtype, shape in zip(_tensor_names(tree), facts.dtypes, facts.shapes, strict=True):
+        try:
+            check_extent(shape, None, dtype)
+        except MalformedError as error:
+            raise UnsupportedValueError(f"{render_path(name)}: {error}: shape {list(shape)}") from None
+        leaves.append(_leaf(name, dtype, shape, traits.contiguous_stride(shape), 0))
+    return tree, leaves
 
 
-def leaf_table(plan: Plan) -> list[tuple[Path, torch.dtype, tuple[int, ...], int]]:
-    """Lists name, dtype, shape and bytes of each tensor. A nested tensor is several: values, offsets, lengths."""
-    return [(leaf.name, DTYPES[leaf.dtype], leaf.shape, leaf.nbytes) for leaf in plan.leaves]
-
-
-def stored_bytes(plan: Plan) -> int:
-    """Bytes of the tensors; shared bytes are counted once."""
-    ranges = [storage_range(plan.leaves, cluster) for cluster in cluster_leaves(plan.leaves, plan.same)]
-    return sum(stop - start for start, stop in ranges)
-
-
-def structure_text(plan: Plan) -> str:
-    """Describes a structure: "TensorDict[3] of 12 leaves", "dict of 300 leaves and 2 objects", "Tensor"."""
-    name = plan.root.title
-    tensors, others = len(plan.leaves), plan.object_count
-    if not any(True for _ in plan.root.children()):
-        return name if tensors or others else f"empty {name}"
-    text = f"{name} of {tensors} {'leaf' if tensors == 1 else 'leaves'}"
-    return f"{text} and {others} {'object' if others == 1 else 'objects'}" if others else text
+# --- The tensors of a value, by name ---------------------------------------------------------------------------------
 
 
 def iter_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
@@ -584,15 +549,9 @@ def iter_tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tens
             yield from iter_tensors(entry, (*path, name))
 
 
-# --- What one rank holds of a sharded value --------------------------------------------------------------------------
-# Shards: what one rank holds of a sharded value, taken apart: the tree of the whole value, and the rank's tensors.
-#
+# --- What one rank holds of a sharded value: the tree of the whole, and the rank's tensors ---------------------------
 # DTensors, TensorShards and ShardedTensors are leaves of the whole value; what this rank has of them are boxes. Dicts
-# in
-# which no tensor lies stay dicts here, since those of several ranks are merged by key.
-
-
-# --- A rank's part of a value ----------------------------------------------------------------------------------------
+# in which no tensor lies stay dicts here, since those of several ranks are merged by key.
 
 
 class HeldLeaf(NamedTuple):
@@ -680,18 +639,17 @@ def _check_size(leaf: ShardedLeaf) -> None:
 
 def take_shards_apart(value: Any, *, allow_pickle: bool = False) -> HeldValue:
     """Takes apart what this rank holds, copying no tensor. Raises UnsupportedValueError, which names the leaf."""
+    tree, walk, facts, _ = _take_apart(value, _ShardedWalk, allow_pickle)
     try:
-        tree, walk, facts, _ = take_apart(value, lambda careful: _ShardedWalk(allow_pickle, careful))
         root, reader = compile_tree(tree)
-        names: dict[bool, list[Path]] = {True: [], False: []}
-        for name, node in leaf_names(root):
-            names[isinstance(node, TensorNode)].append(name)
-    except (RefusedError, MalformedError) as error:
-        text = error.message() if isinstance(error, RefusedError) else f"value: {error}"
-        raise UnsupportedValueError(text) from None
-    _check_names(names[True] + names[False])
+        names, object_names = names_of(root)
+    except MalformedError as error:
+        raise UnsupportedValueError(f"value: {error}") from None
+    twice = [name for name, times in Counter((*names, *object_names)).items() if times > 1]
+    if twice:
+        raise UnsupportedValueError(f"{render_path(twice[0])}: two leaves have this name, by which ranks tell leaves")
     leaves: list[HeldLeaf] = []
-    for i, (name, tensor) in enumerate(zip(names[True], walk.tensors, strict=True)):
+    for i, (name, tensor) in enumerate(zip(names, walk.tensors, strict=True)):
         is_plain = i not in walk.sharded
         if is_plain:
             kind = (PLAIN if facts.traits is None else facts.traits[i])._replace(device=None)
@@ -701,7 +659,7 @@ def take_shards_apart(value: Any, *, allow_pickle: bool = False) -> HeldValue:
         else:
             found, kind = walk.sharded[i]
         leaves.append(HeldLeaf(name, *found[:3], kind, is_plain, *found[3:], i in reader.fixed))
-    return HeldValue(tree, tuple(leaves), encode_objects(walk.objects), tuple(names[False]))
+    return HeldValue(tree, tuple(leaves), encode_objects(walk.objects), object_names)
 
 
 def has_shards(value: Any) -> bool:
@@ -725,27 +683,12 @@ class _FirstShardWalk(_ShardedWalk):
         return tree
 
 
-def _check_names(names: list[Path]) -> None:
-    seen: set[Path] = set()
-    for name in names:
-        if name in seen:
-            raise UnsupportedValueError(f"{render_path(name)}: two leaves have this name, by which ranks tell leaves")
-        seen.add(name)
-
-
-# --- Tensors that are stored by address ------------------------------------------------------------------------------
-# Tensors that are stored by address, outside of a walk's facts: a rank's shards, the items of others' plans.
-#
+# --- Tensors that are stored by address, outside of a walk's facts: a rank's shards, the items of others' plans ------
 # What a walk makes of such a tensor decides: a lazy leaf is read, and what a walk refuses, or would store as several
 # tensors, is refused in the same words.
-
-
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor, or a lazy leaf's values, in memory. Raises RefusedError where it is made of several."""
-    if type(tensor) in _PLAIN and why_no_memory(tensor) is None:
+    if type(tensor) in PLAIN_TYPES and why_no_memory(tensor) is None:
         return tensor
     walk = Walk(allow_pickle=False, careful=True)
     with modes.put_aside():
@@ -780,7 +723,7 @@ def held_in_memory(leaf: ShardedLeaf) -> ShardedLeaf:
     """Returns the leaf with its shards in memory. Raises RefusedError for parts that have none, or more than bytes."""
     if leaf.dtype in traits.QUANTIZED:
         raise RefusedError("a shard of a quantized tensor; put a shard of its dequantize()")
-    if all(type(local) in _PLAIN and why_no_memory(local) is None for _, local in leaf.shards):
+    if all(type(local) in PLAIN_TYPES and why_no_memory(local) is None for _, local in leaf.shards):
         return leaf
     try:
         return leaf._replace(shards=tuple(one._replace(local=in_memory(one.local)) for one in leaf.shards))

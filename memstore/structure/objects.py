@@ -21,11 +21,12 @@ import uuid
 import zoneinfo
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,8 +35,8 @@ from msgspec.msgpack import Ext
 
 from memstore._parsing import UNDECODABLE, nests_too_deeply
 from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.structure.classes import class_name, find_class, read_pickle, why_refused, write_pickle
-from memstore.structure.refusals import MalformedError, RefusedError, as_list, require, unpack
+from memstore.structure.classes import class_name, find_class, read_pickle, write_pickle
+from memstore.structure.refusals import MalformedError, RefusedError, as_list, require, unpack, why_refused
 from memstore.structure.traits import may_be_dtype, need_device, read_device
 from memstore.structure.tree import (
     KINDS,
@@ -48,7 +49,7 @@ from memstore.structure.tree import (
     to_msgpack,
 )
 
-# --- Codes -----------------------------------------------------------------------------------------------------------
+# --- The codes of extensions: a part of the format, so no code is ever used for something else ------------------------
 
 
 # Containers.
@@ -68,9 +69,7 @@ PATH, DECIMAL, FRACTION, UUID, ENUM_MEMBER = 45, 46, 47, 48, 49
 PICKLE = 100
 
 
-# --- numpy and torch -------------------------------------------------------------------------------------------------
-# numpy's scalars and arrays, and torch's sizes, devices and constants, as bytes.
-#
+# --- numpy's scalars and arrays, and torch's sizes, devices and constants, as bytes ----------------------------------
 # An array comes here only if no tensor can hold it: one of text, dates or foreign byte order.
 
 
@@ -79,7 +78,7 @@ _NUMPY_KINDS = frozenset("biufcSUmMV")
 # -- numpy: [dtype, shape, bytes] ------------------------------------------------------------------------------------
 
 
-def write_numpy_scalar(value: np.generic) -> bytes:
+def _write_scalar(value: np.generic) -> bytes:
     return _write_numpy("scalar", value)
 
 
@@ -132,6 +131,10 @@ def _read_size(data: bytes) -> torch.Size:
     return torch.Size(sizes)
 
 
+def _read_device(data: bytes) -> torch.device | None:
+    return need_device(read_device(data.decode()))
+
+
 def _write_constant(value: Any) -> bytes:
     return str(value).removeprefix("torch.").encode()
 
@@ -143,24 +146,6 @@ def _read_constant(data: bytes) -> Any:
         raise UnsupportedValueError(f"the stored value has torch.{name}, which torch {torch.__version__} hasn't")
     require(isinstance(value, (torch.dtype, torch.layout, torch.memory_format)), "a malformed constant of torch")
     return value
-
-
-# -- the tables for objects.py ---------------------------------------------------------------------------------------
-
-NUMPY_AND_TORCH_WRITERS: dict[type, tuple[int, Callable[[Any], bytes]]] = {
-    np.ndarray: (NUMPY_ARRAY, _write_array),
-    torch.Size: (TORCH_SIZE, lambda value: to_msgpack(list(value))),
-    torch.device: (TORCH_DEVICE, lambda value: str(value).encode()),
-    **dict.fromkeys((torch.dtype, torch.layout, torch.memory_format), (TORCH_CONSTANT, _write_constant)),
-}
-
-NUMPY_AND_TORCH_READERS: dict[int, Callable[[bytes], Any]] = {
-    NUMPY_SCALAR: _read_scalar,
-    NUMPY_ARRAY: _read_array,
-    TORCH_SIZE: _read_size,
-    TORCH_DEVICE: lambda data: need_device(read_device(data.decode())),
-    TORCH_CONSTANT: _read_constant,
-}
 
 
 # --- The standard library --------------------------------------------------------------------------------------------
@@ -211,6 +196,10 @@ def _span_of(parts: Any) -> datetime.timedelta:
     return datetime.timedelta(*unpack(as_list(parts), int, int, int))
 
 
+def _read_span(data: bytes) -> datetime.timedelta:
+    return _span_of(from_msgpack(data))
+
+
 def _write_datetime(value: datetime.datetime) -> bytes:
     zone = _zone_parts(value.tzinfo)
     parts = [value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond]
@@ -234,8 +223,16 @@ def _read_time(data: bytes) -> datetime.time:
     return datetime.time(*parts, tzinfo=_zone_of(zone), fold=fold)
 
 
+def _write_date(value: datetime.date) -> bytes:
+    return to_msgpack([value.year, value.month, value.day])
+
+
 def _read_date(data: bytes) -> datetime.date:
     return datetime.date(*unpack(as_list(from_msgpack(data)), int, int, int))
+
+
+def _write_zone(value: datetime.tzinfo) -> bytes:
+    return to_msgpack(_zone_parts(value))
 
 
 def _read_zone(data: bytes) -> datetime.tzinfo:
@@ -265,13 +262,17 @@ def _write_fraction(value: Fraction) -> bytes:
     parts = (value.numerator, value.denominator)
     if max(part.bit_length() for part in parts) > _FRACTION_BITS:
         raise RefusedError(f"a Fraction of more than {_FRACTION_BITS:,} bits; put its numerator and its denominator")
-    return to_msgpack([part.to_bytes(part.bit_length() // 8 + 1, "little", signed=True) for part in parts])
+    return to_msgpack(list(map(_write_long, parts)))
 
 
 def _read_fraction(data: bytes) -> Fraction:
     parts = unpack(as_list(from_msgpack(data)), bytes, bytes)
     require(all(len(part) <= _FRACTION_BITS // 8 + 1 for part in parts), "a Fraction of too many digits")
     return Fraction(*(int.from_bytes(part, "little", signed=True) for part in parts))
+
+
+def _write_uuid(value: uuid.UUID) -> bytes:
+    return to_msgpack([value.bytes, value.is_safe.value])
 
 
 def _read_uuid(data: bytes) -> uuid.UUID:
@@ -282,7 +283,7 @@ def _read_uuid(data: bytes) -> uuid.UUID:
 # -- members of enumerations -----------------------------------------------------------------------------------------
 
 
-def write_enum_member(value: enum.Enum) -> bytes:
+def _write_enum_member(value: enum.Enum) -> bytes:
     """Writes a member by its name; a Flag by the names of all that it is made of."""
     kind: Any = type(value)
     name = class_name(kind)
@@ -313,35 +314,6 @@ def _combined(kind: Any, members: list[Any]) -> Any:
     return functools.reduce(enum.Flag.__or__, members) if members else kind(0)
 
 
-# -- the tables for objects.py ---------------------------------------------------------------------------------------
-
-STDLIB_WRITERS: dict[type, tuple[int, Callable[[Any], bytes]]] = {
-    datetime.datetime: (DATETIME, _write_datetime),
-    datetime.date: (DATE, lambda value: to_msgpack([value.year, value.month, value.day])),
-    datetime.time: (TIME, _write_time),
-    datetime.timedelta: (TIMEDELTA, lambda value: to_msgpack(_span_parts(value))),
-    datetime.timezone: (TIMEZONE, lambda value: to_msgpack(_zone_parts(value))),
-    zoneinfo.ZoneInfo: (TIMEZONE, lambda value: to_msgpack(_zone_parts(value))),
-    **dict.fromkeys(_PATHS.values(), (PATH, _write_path)),
-    Decimal: (DECIMAL, lambda value: str(value).encode()),
-    Fraction: (FRACTION, _write_fraction),
-    uuid.UUID: (UUID, lambda value: to_msgpack([value.bytes, value.is_safe.value])),
-}
-
-STDLIB_READERS: dict[int, Callable[[bytes], Any]] = {
-    DATETIME: _read_datetime,
-    DATE: _read_date,
-    TIME: _read_time,
-    TIMEDELTA: lambda data: _span_of(from_msgpack(data)),
-    TIMEZONE: _read_zone,
-    PATH: _read_path,
-    DECIMAL: lambda data: Decimal(data.decode()),
-    FRACTION: _read_fraction,
-    UUID: _read_uuid,
-    ENUM_MEMBER: _read_enum_member,
-}
-
-
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -351,14 +323,19 @@ _NESTED_BYTES = 1 << 22  # of a tuple in a set or slice: what such tuples share 
 
 def write_object(value: Any, allow_pickle: bool) -> Any:
     """Returns a leaf in the form that `encode_objects` takes. Raises RefusedError."""
+    kind = type(value)
     try:
-        writer = _WRITERS.get(type(value))
-        if writer is not None:
-            return writer(value)
-        if isinstance(value, np.generic) and type(value).__module__ == "numpy":
-            return Ext(NUMPY_SCALAR, write_numpy_scalar(value))
-        if isinstance(value, enum.Enum):
-            return Ext(ENUM_MEMBER, write_enum_member(value))
+        if kind in NATIVE:
+            return _write_int(value) if kind is int else _write_str(value) if kind is str else value
+        if kind is tuple:  # in a set or slice; elsewhere tuples are containers
+            return Ext(TUPLE, _write_nested(value))
+        extension = _BY_TYPE.get(kind)
+        if extension is None and isinstance(value, np.generic) and kind.__module__ == "numpy":
+            extension = _BY_CODE[NUMPY_SCALAR]
+        elif extension is None and isinstance(value, enum.Enum):
+            extension = _BY_CODE[ENUM_MEMBER]
+        if extension is not None:
+            return Ext(extension.code, extension.write(value))
     except RefusedError:
         if not allow_pickle:
             raise
@@ -412,7 +389,23 @@ def join_tree(tree: Tree, items: list[Any]) -> Any:
 def _write_int(value: int) -> Any:
     if -(1 << 63) <= value < 1 << 64:
         return value
-    return Ext(INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+    return Ext(INT, _write_long(value))
+
+
+def _write_long(value: int) -> bytes:
+    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+
+
+def _write_complex(value: complex) -> bytes:
+    return struct.pack("<dd", value.real, value.imag)
+
+
+def _write_range(value: range) -> bytes:
+    return to_msgpack([_write_int(number) for number in (value.start, value.stop, value.step)])
+
+
+def _write_slice(value: slice) -> bytes:
+    return _write_nested((value.start, value.stop, value.step))
 
 
 def _write_str(value: str) -> str:
@@ -437,30 +430,6 @@ def _write_nested(items: Sequence[Any]) -> bytes:
     return packed
 
 
-_EXTENSIONS: dict[type, tuple[int, Callable[[Any], bytes]]] = {
-    bytearray: (BYTEARRAY, bytes),
-    complex: (COMPLEX, lambda value: struct.pack("<dd", value.real, value.imag)),
-    range: (RANGE, lambda value: to_msgpack([_write_int(n) for n in (value.start, value.stop, value.step)])),
-    slice: (SLICE, lambda value: _write_nested((value.start, value.stop, value.step))),
-    type(...): (ELLIPSIS, lambda value: b""),
-    tuple: (TUPLE, _write_nested),  # in sets and slices; elsewhere tuples are containers
-    set: (SET, _write_set),
-    frozenset: (FROZENSET, _write_set),
-    **NUMPY_AND_TORCH_WRITERS,
-    **STDLIB_WRITERS,
-}
-
-_WRITERS: dict[type, Callable[[Any], Any]] = {
-    **dict.fromkeys((type(None), bool, float, bytes), lambda value: value),
-    int: _write_int,
-    str: _write_str,
-    **{
-        kind: lambda value, code=code, write=write: Ext(code, write(value))
-        for kind, (code, write) in _EXTENSIONS.items()
-    },
-}
-
-
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -468,19 +437,11 @@ class _PickleRefused(Exception):
     pass
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class Pickled:
     """Stands for an object that only pickle could read, where nobody said that its writer is to be trusted."""
 
-    __slots__ = ("data",)
-
-    def __init__(self, data: bytes = b"") -> None:
-        self.data = data
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Pickled) and self.data == other.data
-
-    def __hash__(self) -> int:
-        return hash(self.data)
+    data: bytes = b""
 
     def __repr__(self) -> str:
         return "<stored with pickle>"
@@ -555,18 +516,45 @@ def _read_list(data: bytes, length: int | None = None) -> list[Any]:
     return items
 
 
-_READERS: dict[int, Callable[[bytes], Any]] = {
-    SET: lambda data: {_SAFE.decode(item) for item in _read_list(data)},
-    FROZENSET: lambda data: frozenset(_SAFE.decode(item) for item in _read_list(data)),
-    INT: lambda data: int.from_bytes(data, "little", signed=True),
-    COMPLEX: lambda data: complex(*struct.unpack("<dd", data)),
-    BYTEARRAY: bytearray,
-    RANGE: lambda data: range(*_read_list(data, 3)),
-    SLICE: lambda data: slice(*_read_list(data, 3)),
-    ELLIPSIS: lambda data: ...,
-    **NUMPY_AND_TORCH_READERS,
-    **STDLIB_READERS,
-}
+class _Extension(NamedTuple):
+    """An extension: the types of its values, and how these become its bytes, and its bytes a value.
+
+    Of NUMPY_SCALAR and ENUM_MEMBER, `write_object` finds the types.
+    """
+
+    code: int
+    types: tuple[type, ...]
+    write: Callable[[Any], bytes]
+    read: Callable[[bytes], Any]
+
+
+_EXTENSIONS = (
+    _Extension(SET, (set,), _write_set, lambda data: {_SAFE.decode(item) for item in _read_list(data)}),
+    _Extension(FROZENSET, (frozenset,), _write_set, lambda data: frozenset(map(_SAFE.decode, _read_list(data)))),
+    _Extension(INT, (), _write_long, lambda data: int.from_bytes(data, "little", signed=True)),
+    _Extension(COMPLEX, (complex,), _write_complex, lambda data: complex(*struct.unpack("<dd", data))),
+    _Extension(BYTEARRAY, (bytearray,), bytes, bytearray),
+    _Extension(RANGE, (range,), _write_range, lambda data: range(*_read_list(data, 3))),
+    _Extension(SLICE, (slice,), _write_slice, lambda data: slice(*_read_list(data, 3))),
+    _Extension(ELLIPSIS, (type(...),), lambda value: b"", lambda data: ...),
+    _Extension(NUMPY_SCALAR, (), _write_scalar, _read_scalar),
+    _Extension(NUMPY_ARRAY, (np.ndarray,), _write_array, _read_array),
+    _Extension(TORCH_SIZE, (torch.Size,), lambda value: to_msgpack(list(value)), _read_size),
+    _Extension(TORCH_CONSTANT, (torch.dtype, torch.layout, torch.memory_format), _write_constant, _read_constant),
+    _Extension(TORCH_DEVICE, (torch.device,), lambda value: str(value).encode(), _read_device),
+    _Extension(DATETIME, (datetime.datetime,), _write_datetime, _read_datetime),
+    _Extension(DATE, (datetime.date,), _write_date, _read_date),
+    _Extension(TIME, (datetime.time,), _write_time, _read_time),
+    _Extension(TIMEDELTA, (datetime.timedelta,), lambda value: to_msgpack(_span_parts(value)), _read_span),
+    _Extension(TIMEZONE, (datetime.timezone, zoneinfo.ZoneInfo), _write_zone, _read_zone),
+    _Extension(PATH, tuple(_PATHS.values()), _write_path, _read_path),
+    _Extension(DECIMAL, (Decimal,), lambda value: str(value).encode(), lambda data: Decimal(data.decode())),
+    _Extension(FRACTION, (Fraction,), _write_fraction, _read_fraction),
+    _Extension(UUID, (uuid.UUID,), _write_uuid, _read_uuid),
+    _Extension(ENUM_MEMBER, (), _write_enum_member, _read_enum_member),
+)
+_BY_CODE = {one.code: one for one in _EXTENSIONS}
+_BY_TYPE = {kind: one for one in _EXTENSIONS for kind in one.types}
 
 
 def _extension_hook(pickles: Literal["refuse", "load", "show"]) -> Callable[[int, memoryview], Any]:
@@ -587,10 +575,10 @@ def _extension_hook(pickles: Literal["refuse", "load", "show"]) -> Callable[[int
             if pickles == "refuse":
                 raise _PickleRefused
             return read_pickle(data) if pickles == "load" else Pickled(data)
-        reader = _READERS.get(code)
-        if reader is None:
+        extension = _BY_CODE.get(code)
+        if extension is None:
             raise MalformedError(f"no extension has the code {code}")
-        return reader(data)
+        return extension.read(data)
 
     return read
 

@@ -31,7 +31,7 @@ from memstore.sharding import Box, Boxes, Shard, StoredBox, narrow_to, uncovered
 from memstore.structure import traits
 from memstore.structure.memory import Memory, over
 from memstore.structure.objects import decode_objects
-from memstore.structure.plans import Plan, Recipe, suits_numpy
+from memstore.structure.plans import Plan, Recipe, strides_of, suits_numpy
 from memstore.structure.refusals import MalformedError, require
 from memstore.structure.traits import (
     DTYPES,
@@ -205,7 +205,8 @@ def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Te
     for part, copy in copies:
         tensors[part.leaf] = over(from_numpy(copy).untyped_storage(), part.dtype, 0, part.shape, part.stride)
     for i in recipe.empty:
-        tensors[i] = _empty(plan.leaves[i])
+        leaf = plan.leaves[i]
+        tensors[i] = torch.empty_strided(leaf.shape, strides_of(leaf), dtype=DTYPES[leaf.dtype], device="cpu")
     for i, source in recipe.same:
         tensors[i] = tensors[source]
     if keep is not None:
@@ -236,26 +237,16 @@ def in_own_storage(view: torch.Tensor, memory: Memory, keep: object) -> torch.Te
 def bare_array(plan: Plan, memory: bytearray | Memory, start: int) -> np.ndarray[Any, Any] | None:
     """Returns the array to make the value of, over the bytes from `start`; None if it isn't a single plain tensor."""
     if plan.bare is None:
-        plan.bare = _dtype_and_shape(plan)
+        bare: tuple[np.dtype[Any], tuple[int, ...]] | tuple[()] = ()
+        if type(plan.root) is TensorNode and not plan.marked and plan.nbytes:
+            (leaf,) = plan.leaves
+            if suits_numpy(leaf) and not leaf.offset:
+                bare = NUMPY_DTYPES[leaf.dtype], leaf.shape
+        plan.bare = bare
     if not plan.bare:
         return None
     dtype, shape = plan.bare
     return np.ndarray(shape, dtype, memory, start)
-
-
-def _dtype_and_shape(plan: Plan) -> tuple[np.dtype[Any], tuple[int, ...]] | tuple[()]:
-    """Returns dtype and shape of a value that is a single plain tensor; else nothing."""
-    if type(plan.root) is not TensorNode or plan.marked or not plan.nbytes:
-        return ()
-    (leaf,) = plan.leaves
-    return (NUMPY_DTYPES[leaf.dtype], leaf.shape) if suits_numpy(leaf) and not leaf.offset else ()
-
-
-def _empty(leaf: Leaf) -> torch.Tensor:
-    dtype = DTYPES[leaf.dtype]
-    if leaf.stride is None:
-        return torch.empty(leaf.shape, dtype=dtype, device="cpu")
-    return torch.empty_strided(leaf.shape, leaf.stride, dtype=dtype, device="cpu")
 
 
 def finish(

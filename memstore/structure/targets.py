@@ -20,10 +20,10 @@ import torch
 
 from memstore import _compat
 from memstore._wording import an
-from memstore.engine import Path
+from memstore.engine import Leaf, Path
 from memstore.errors import StructureMismatchError, UnsupportedValueError
 from memstore.sharding import NO_BOXES, Boxes, Shard, ShardedLeaf, StoredBox, allocate_like, copies, sharded_leaf, whole
-from memstore.structure import memory, traits
+from memstore.structure import traits
 from memstore.structure.classes import shown_attributes
 from memstore.structure.flattening import check_held
 from memstore.structure.memory import (
@@ -32,16 +32,18 @@ from memstore.structure.memory import (
     ByteRange,
     Footprints,
     Memory,
+    clusters_of,
     copy_all,
     locate_tensors,
     over,
+    overlapping,
     why_no_memory,
     why_not_filled,
 )
 from memstore.structure.objects import decode_objects
 from memstore.structure.plans import Plan
 from memstore.structure.rebuilding import Checks, assemble_one, box_tensor, boxes_of_leaf, parts_of, tensors_of
-from memstore.structure.refusals import RefusedError, render_path
+from memstore.structure.refusals import MalformedError, RefusedError, render_path
 from memstore.structure.traits import has_gaps
 from memstore.structure.tree import (
     TENSOR,
@@ -52,7 +54,7 @@ from memstore.structure.tree import (
     TreeParts,
     compile_tree,
     name_of,
-    walk_names,
+    names_of,
 )
 from memstore.structure.walk import Facts, Walk, take_apart
 
@@ -101,56 +103,47 @@ class StructureMatch:
         cast: bool,
     ) -> None:
         self.root, reader = compile_tree(tree)
+        self.tensor_names, self.object_names = names_of(self.root)
         self.resolved = frozenset(i for i, resolve in enumerate(facts.resolve or ()) if resolve)
         self.apart: list[int] | None = None
         self.footprints = Footprints(facts.dtypes, facts.shapes, facts.strides)
-        self.tensor_names: list[Path] = []
-        self.object_names: list[Path] = []
-        for name, node in walk_names(self.root):
-            if isinstance(node, TensorNode):
-                self.tensor_names.append(name)
-            elif isinstance(node, ObjectNode):
-                self.object_names.append(name)
         self.split = list(_containers(plan.root, (), set(self.object_names))) if self.object_names else []
         self.differences: list[str] = []
-        self.pairs: list[tuple[int, int]] = []
-        self._match(plan, what, strict, leaves_may_lack=bool(sharded))
-        compare = _why_not_fillable if what == "out" else _why_not_convertible
-        for have, want in self.pairs:
-            problem = compare(plan, have, _target_tensor(facts, want, sharded.get(want)), cast)
-            if problem:
-                self.differences.append(f"{render_path(self.tensor_names[want])}: {problem}")
-        self.exact = [(have, want) for have, want in self.pairs if what == "out" and want in reader.exact]
-        self.pairs = [pair for pair in self.pairs if pair not in self.exact]
-        if what == "like" and strict:
-            self._match_objects(plan, leaves_may_lack=bool(sharded))
-
-    def _match(self, plan: Plan, what: str, strict: bool, leaves_may_lack: bool) -> None:
-        """Pairs leaves and tensors of one name. `leaves_may_lack`: other ranks may hold what the target lacks."""
         stored = [leaf.name for leaf in plan.leaves]
         for names in (stored, self.tensor_names, plan.object_names, self.object_names):
             # the keys 1.0 and "1.0" make one name
             twice = [name for name, count in Counter(names).items() if count > 1]
             self.differences += [f"{render_path(name)}: two leaves have this name" for name in twice]
-        wanted = {name: i for i, name in enumerate(self.tensor_names)}
-        for i, name in enumerate(stored):
-            want = wanted.pop(name, None)
-            if want is not None:
-                self.pairs.append((i, want))
-            elif strict and not leaves_may_lack:
-                self.differences.append(f"{render_path(name)}: a tensor is stored, but there is none in {what}")
+        may_lack = bool(sharded)  # other ranks may hold what the target lacks
         if strict:
-            self.differences += [f"{render_path(name)}: a tensor in {what}, but none is stored" for name in wanted]
+            self._compare_names("a tensor", what, stored, self.tensor_names, may_lack)
+        wanted = {name: i for i, name in enumerate(self.tensor_names)}
+        pairs = [(i, wanted[name]) for i, name in enumerate(stored) if name in wanted]
+        for have, want in pairs:
+            problem = _why_not_copied(plan.leaves[have], _target_tensor(facts, want, sharded.get(want)), what, cast)
+            if problem:
+                self.differences.append(f"{render_path(self.tensor_names[want])}: {problem}")
+        self.exact = [(have, want) for have, want in pairs if what == "out" and want in reader.exact]
+        self.pairs = [pair for pair in pairs if pair not in self.exact]
+        if strict:
+            have_names, want_names = (
+                [name for name in names if not _is_optional(name)] for names in (plan.object_names, self.object_names)
+            )
+            self._compare_names("an object", what, have_names, want_names, may_lack)
 
-    def _match_objects(self, plan: Plan, leaves_may_lack: bool) -> None:
-        have, want = (
-            {name for name in names if not is_optional(name)} for names in (plan.object_names, self.object_names)
-        )
-        for names, text in (
-            (set[Path]() if leaves_may_lack else have - want, "an object is stored, but there is none in like"),
-            (want - have, "an object in like, but none is stored"),
-        ):
-            self.differences += [f"{render_path(name)}: {text}" for name in sorted(names, key=repr)]
+    def _compare_names(
+        self, noun: str, what: str, stored: Sequence[Path], wanted: Sequence[Path], may_lack: bool
+    ) -> None:
+        have, want = set(stored), set(wanted)
+        missing = [] if may_lack else [name for name in stored if name not in want]
+        self.differences += [f"{render_path(name)}: {noun} is stored, but there is none in {what}" for name in missing]
+        extra = [name for name in wanted if name not in have]
+        self.differences += [f"{render_path(name)}: {noun} in {what}, but none is stored" for name in extra]
+
+
+def _is_optional(name: Path) -> bool:
+    """Tells attributes of an OrderedDict, like a state_dict's versions: a target may lack them, or have its own."""
+    return "__dict__" in name
 
 
 def _containers(node: Node, name: Path, objects: set[Path], inside: bool = False) -> Iterator[Path]:
@@ -179,36 +172,24 @@ def _target_tensor(facts: Facts, want: int, sharded: ShardedTarget | None) -> _T
     return _TargetTensor(leaf.shape, leaf.dtype, tuple((one.local.shape, one.local.stride()) for one in leaf.shards))
 
 
-def _why_not_fillable(plan: Plan, have: int, target: _TargetTensor, cast: bool) -> str | None:
-    stored = plan.leaves[have]
-    source = traits.DTYPES[stored.dtype]
+def _why_not_copied(stored: Leaf, target: _TargetTensor, what: str, cast: bool) -> str | None:
+    source, dtype = traits.DTYPES[stored.dtype], target.dtype
     if target.shape != stored.shape:
         return f"stored with shape {list(stored.shape)}, here {list(target.shape)}"
-    if target.dtype != source and not (cast and can_cast(source, target.dtype)):
-        advice = "; cast=True casts it" if can_cast(source, target.dtype) else ""
-        return f"stored as torch.{stored.dtype}, here {target.dtype}{advice}"
-    if any(traits.overlaps_itself(shape, stride) for shape, stride in target.held):
-        return EXPANDED
-    return None
+    if what == "like":
+        if source.is_complex and not dtype.is_complex:
+            return f"stored complex, here {dtype}"
+        alike = dtype == source or traits.WITHOUT_COPY.isdisjoint((dtype, source))
+        return None if alike else f"{source} can't become {dtype}"
+    if dtype != source and not (cast and can_cast(source, dtype)):
+        advice = "; cast=True casts it" if can_cast(source, dtype) else ""
+        return f"stored as torch.{stored.dtype}, here {dtype}{advice}"
+    return EXPANDED if any(traits.overlaps_itself(shape, stride) for shape, stride in target.held) else None
 
 
 def can_cast(source: torch.dtype, target: torch.dtype) -> bool:
     """Returns whether cast=True fills a tensor of `target` with elements of `source`: both are floating dtypes."""
-    if not (source.is_floating_point and target.is_floating_point):
-        return False
-    return _UNCAST.isdisjoint((source, target))
-
-
-def _why_not_convertible(plan: Plan, have: int, target: _TargetTensor, _: bool) -> str | None:
-    stored, dtype = plan.leaves[have], target.dtype
-    source = traits.DTYPES[stored.dtype]
-    if target.shape != stored.shape:
-        return f"stored with shape {list(stored.shape)}, here {list(target.shape)}"
-    if source.is_complex and not dtype.is_complex:
-        return f"stored complex, here {dtype}"
-    if dtype != source and not traits.WITHOUT_COPY.isdisjoint((dtype, source)):
-        return f"{source} can't become {dtype}"
-    return None
+    return source.is_floating_point and target.is_floating_point and _UNCAST.isdisjoint((source, target))
 
 
 _matches: dict[Any, StructureMatch] = {}
@@ -250,7 +231,11 @@ def match_target(plan: Plan, value: Any, what: str, strict: bool, cast: bool = F
 def _match(
     plan: Plan, value: Any, what: str, strict: bool, cast: bool, split: dict[int, Any]
 ) -> tuple[StructureMatch, TargetWalk, list[int]]:
-    """Pairs leaves and tensors of one name. `leaves_may_lack`: others may hold what this rank's target lacks."""
+    """Walks over the target, and matches it; in a cache, by all that a match depends on.
+
+    Args:
+        split: containers of the target in which no tensor lies, which are matched entry by entry, by their ids.
+    """
 
     def walk_with(careful: bool) -> TargetWalk:
         walk = SplittingWalk(True, careful, split) if split else TargetWalk(True, careful)
@@ -264,7 +249,10 @@ def _match(
     key = (plan, tree, facts, _key_of(walk.sharded), what, strict, cast)
     match = _matches.get(key)
     if match is None:
-        match = StructureMatch(plan, tree, facts, walk.sharded, what, strict, cast)
+        try:
+            match = StructureMatch(plan, tree, facts, walk.sharded, what, strict, cast)
+        except MalformedError as error:
+            raise StructureMismatchError(f"{what}: {error}") from None
         if len(_matches) >= _CACHED_MATCHES:
             _matches.clear()
         _matches[key] = match
@@ -272,7 +260,10 @@ def _match(
 
 
 def _key_of(sharded: dict[int, ShardedTarget]) -> tuple[Any, ...]:
-    """Returns what matters of them to a match, beside the facts of their only shards."""
+    """Returns the part of a match's key that says how the target's tensors are cut.
+
+    Of a tensor with one shard the facts have its shape and strides.
+    """
     return tuple(
         (
             i,
@@ -382,40 +373,33 @@ class SplittingWalk(TargetWalk):
 # --- The objects of a target: where they stand, and how they are set -------------------------------------------------
 
 
-Setting = Callable[[], None]
 _ABSENT = (LookupError, TypeError, AttributeError, StopIteration)  # raised where a target has no such entry
 
 
-def plan_settings(
-    target: Any,
-    names: Sequence[Path],
-    values: Sequence[Any],
-    present: set[Path],
-    strict: bool,
-    differences: list[str],
-    *,
-    may_lack: bool = False,
-) -> list[Setting]:
-    """Returns the functions that set the values, to be called later, and adds what can't be set to `differences`.
+class Setting(NamedTuple):
+    """A value to be set in the dict or sequence that holds it, once all is compared."""
 
-    `may_lack`: the target need not have all that is stored.
-    """
+    holder: Any
+    key: Any
+    value: Any
+
+
+def plan_settings(
+    target: Any, match: StructureMatch, names: Sequence[Path], values: Sequence[Any], differences: list[str]
+) -> list[Setting]:
+    """Says what is to be set in a target that has some of these names, and adds what can't be set to `differences`."""
     settings: list[Setting] = []
+    present = set(match.object_names)
     for name, value in zip(names, values, strict=True):
         if name not in present:
-            if strict and not may_lack and not is_optional(name):
-                differences.append(f"{render_path(name)}: an object is stored, but there is none in out")
             continue
-        setting, current = _setting(target, name, value)
-        if setting is not None:
-            settings.append(setting)
+        found, current = _settings(target, name, value)
+        if found is not None:
+            settings += found
         elif not _equal(current, value):
             differences.append(
                 f"{render_path(name)}: {value!r:.80} is stored, but the object there can't be set in place"
             )
-    if strict:
-        extra = sorted((name for name in present - set(names) if not is_optional(name)), key=repr)
-        differences += [f"{render_path(name)}: an object in out, but none is stored" for name in extra]
     return settings
 
 
@@ -454,13 +438,8 @@ def _unboxed(current: Any) -> Any:
     return current if members is None else list(map(_unboxed, members))
 
 
-def is_optional(name: Path) -> bool:
-    """Attributes of an OrderedDict, like the versions in a state_dict: a target may lack them, or have its own."""
-    return "__dict__" in name
-
-
-def _setting(target: Any, name: Path, value: Any) -> tuple[Setting | None, Any]:
-    """Returns what sets `value` at `name`, and what is there now. None where its holder can't be changed."""
+def _settings(target: Any, name: Path, value: Any) -> tuple[list[Setting] | None, Any]:
+    """Returns what is to be set to have `value` at `name`, and what is there now. None: its holder can't be changed."""
     if not name:
         return _boxed(target, value), target
     above = target
@@ -472,7 +451,7 @@ def _setting(target: Any, name: Path, value: Any) -> tuple[Setting | None, Any]:
         current = holder[key]
         if _compat.is_tensorclass_object(current) or hasattr(current, "tensordicts"):
             return _boxed(current, value), current
-        return lambda: holder.__setitem__(key, value), current
+        return [Setting(holder, key, value)], current
     return None, _entry(above, name[-1])
 
 
@@ -510,24 +489,21 @@ def _key(holder: dict[Any, Any], name: str | int) -> Any:
     return next(key for key in holder if name_of(key) == name and isinstance(key, bool) == isinstance(name, bool))
 
 
-def _boxed(current: Any, value: Any) -> Setting | None:
-    """Returns what sets the value of a NonTensorData or MetaData, or those of a stack of them of as many members."""
+def _boxed(current: Any, value: Any) -> list[Setting] | None:
+    """Returns what is to be set in a NonTensorData or MetaData, or in all members of a stack of them."""
     fields = _compat.other_fields(current)
     if fields is not None and "data" in fields:
-        return lambda: fields.__setitem__("data", value)
+        return [Setting(fields, "data", value)]
     members = getattr(current, "tensordicts", None)
     if members is None or not isinstance(value, list) or len(members) != len(value):
         return None
-    settings = [_boxed(member, entry) for member, entry in zip(members, value, strict=True)]
-    if None in settings:
-        return None
-
-    def set_all() -> None:
-        for setting in settings:
-            if setting is not None:
-                setting()
-
-    return set_all
+    settings: list[Setting] = []
+    for member, entry in zip(members, value, strict=True):
+        found = _boxed(member, entry)
+        if found is None:
+            return None
+        settings += found
+    return settings
 
 
 def _equal(current: Any, value: Any) -> bool:
@@ -584,12 +560,7 @@ def get_into(
         if alike and not torch.equal(target.cpu(), source):
             name = render_path(match.tensor_names[want])
             differences.append(f"{name}: the lengths of the stored nested tensor are others")
-    settings: list[Setting] = []
-    if values or match.object_names:
-        present = set(match.object_names)
-        settings = plan_settings(
-            out, plan.object_names, values, present, strict, differences, may_lack=bool(found.sharded)
-        )
+    settings = plan_settings(out, match, plan.object_names, values, differences)
     pieces: list[TargetPiece] = []
     if not differences:  # those that overlap can be compared then
         pieces = sources.pieces(found)
@@ -598,8 +569,8 @@ def get_into(
     raise_differences(differences, "out", out)
     # 2. Write: from here on only a device can fail.
     _copy(pieces, one_by_one=bool(match.resolved or found.sharded), non_blocking=non_blocking)
-    for setting in settings:
-        setting()
+    for holder, key, value in settings:
+        holder[key] = value
     sources.count(found, pieces, count)
     return out
 
@@ -798,9 +769,7 @@ def disagreements(plan: Plan, found: MatchedTarget, pieces: Sequence[TargetPiece
         return []
     stored = {want: have for have, want in match.pairs}
     wants = list(stored)
-    if not found.sharded and not memory.overlapping(
-        [found.addresses[want] for want in wants], match.footprints.spans[wants]
-    ):
+    if not found.sharded and not overlapping([found.addresses[want] for want in wants], match.footprints.spans[wants]):
         match.apart = found.addresses
         return []
     on_devices: dict[torch.device, list[ByteRange]] = {}
@@ -810,9 +779,7 @@ def disagreements(plan: Plan, found: MatchedTarget, pieces: Sequence[TargetPiece
     shared = False
     for ranges in on_devices.values():
         spans = np.array([one.stop - one.start for one in ranges], np.int64)
-        for cluster in memory.clusters_of(
-            [ranges[i] for i in memory.overlapping([one.start for one in ranges], spans)]
-        ):
+        for cluster in clusters_of([ranges[i] for i in overlapping([one.start for one in ranges], spans)]):
             # where the stored ones lie to each other as the targets do, both show the same bytes
             if len({_relation(plan, found, stored[one.leaf], one) for one in cluster}) > 1:
                 shared = True

@@ -227,22 +227,31 @@ class TreeReader:
         return nodes, locked and not above
 
 
-def walk_names(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
-    """Iterates over the leaves below `node`, tensors and objects, in order, with their names."""
-    if isinstance(node, (TensorNode, ObjectNode)):
-        yield prefix, node
-        return
-    for name, child in node.children():
-        yield from walk_names(child, prefix + name)
+class LeafNames(NamedTuple):
+    """The names of a value's leaves, in their order."""
+
+    tensors: tuple[Path, ...]
+    objects: tuple[Path, ...]
 
 
-def leaf_names(root: Node) -> Iterator[tuple[Path, Node]]:
-    """Iterates over all leaves of a value. Raises MalformedError where the names would fill the memory."""
+def names_of(root: Node) -> LeafNames:
+    """Returns the names of all leaves. Raises MalformedError where they would fill the memory."""
     parts = 0
-    for name, node in walk_names(root):
+    tensors: list[Path] = []
+    objects: list[Path] = []
+    for name, node in _walk(root, ()):
         parts += len(name)
         require(parts <= MAX_NAME_PARTS, "too many leaves on too many levels: their names would fill the memory")
+        (objects if isinstance(node, ObjectNode) else tensors).append(name)
+    return LeafNames(tuple(tensors), tuple(objects))
+
+
+def _walk(node: Node, name: Path) -> Iterator[tuple[Path, Node]]:
+    if isinstance(node, (TensorNode, ObjectNode)):
         yield name, node
+    else:
+        for step, child in node.children():
+            yield from _walk(child, name + step)
 
 
 # --- Late containers -------------------------------------------------------------------------------------------------
@@ -368,6 +377,11 @@ def compile_tree(tree: Tree) -> tuple[Node, TreeReader]:
         ) from None
 
 
+def tree_names(tree: Tree) -> LeafNames:
+    """Returns the names of the leaves of a tree. Raises MalformedError."""
+    return names_of(compile_tree(tree)[0])
+
+
 # --- The trees of several processes, merged --------------------------------------------------------------------------
 
 
@@ -388,23 +402,6 @@ class TreesDifferError(Exception):
         super().__init__(found)
         self.path: list[Any] = []
         self.found = found
-
-
-class LeafNames(NamedTuple):
-    """The names of a value's leaves, in their order."""
-
-    tensors: tuple[Path, ...]
-    objects: tuple[Path, ...]
-
-
-def tree_names(tree: Tree) -> LeafNames:
-    """Raises MalformedError."""
-    root, _ = compile_tree(tree)
-    tensors: list[Path] = []
-    objects: list[Path] = []
-    for name, node in leaf_names(root):
-        (tensors if isinstance(node, TensorNode) else objects).append(name)
-    return LeafNames(tuple(tensors), tuple(objects))
 
 
 def merge_trees(first: Tree, second: Tree) -> Tree:

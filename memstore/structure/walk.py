@@ -23,10 +23,9 @@ from memstore import _compat
 from memstore import _modes as modes
 from memstore._compat import BUFFER_MARK
 from memstore.structure import traits
-from memstore.structure.classes import alternative
 from memstore.structure.memory import PLAIN_TYPES
 from memstore.structure.objects import NATIVE, join_tree, write_object
-from memstore.structure.refusals import RefusedError, SharedTooOftenError, TooDeepError
+from memstore.structure.refusals import RefusedError, SharedTooOftenError, TooDeepError, alternative
 from memstore.structure.traits import Traits
 from memstore.structure.tree import MAX_DEPTH, OBJECT, TENSOR, Tree, load_late_containers, write_key
 
@@ -310,11 +309,12 @@ class Facts(NamedTuple):
     resolve: tuple[bool, ...] | None  # conj or neg bit set: the bytes in memory aren't the values. None: of none
 
 
-def take_apart(value: Any, walk_with: Callable[[bool], _WalkT]) -> tuple[Tree, _WalkT, Facts, list[int]]:
-    """Walks over a value: in the fast way, and only if that fails carefully.
+# Tree, the walk that has tensors and objects, the facts of these tensors, and their addresses.
+TakenApart = tuple[Tree, _WalkT, Facts, list[int]]
 
-    Returns: its tree, the walk, the facts of its tensors, and their addresses. Raises RefusedError.
-    """
+
+def take_apart(value: Any, walk_with: Callable[[bool], _WalkT]) -> TakenApart[_WalkT]:
+    """Walks over a value: in the fast way, and only if that fails carefully. Raises RefusedError."""
     hindered = bool(_dispatch_modes()) or _transform() is not None
     found = None if hindered else _try(value, walk_with(False))
     if found is not None:
@@ -326,7 +326,7 @@ def take_apart(value: Any, walk_with: Callable[[bool], _WalkT]) -> tuple[Tree, _
     return found
 
 
-def _try(value: Any, walk: _WalkT) -> tuple[Tree, _WalkT, Facts, list[int]] | None:
+def _try(value: Any, walk: _WalkT) -> TakenApart[_WalkT] | None:
     """Walks once; None if the value has to be walked carefully."""
     try:
         tree = walk.visit(value)
@@ -358,7 +358,7 @@ class _KnownFacts:
 
 
 _known: dict[Tree, _KnownFacts] = {}
-_CACHED_FACTS = 64  # trees
+_CACHED_FACTS, _CACHED_LEAVES = 64, 1 << 18  # trees, and leaves of all of them
 _USUAL = 4  # times; to make `alike` takes as long as to take the facts twice
 
 
@@ -374,7 +374,8 @@ def _known_facts(tree: Tree, tensors: Sequence[torch.Tensor]) -> Facts | None:
     if facts is None:
         return None
     if known is None or known.facts != facts:
-        if len(_known) >= _CACHED_FACTS:
+        leaves = sum(len(one.facts.dtypes) for one in _known.values())
+        if len(_known) >= _CACHED_FACTS or leaves > _CACHED_LEAVES:
             _known.clear()
         _known[tree] = _KnownFacts(facts)
     else:
