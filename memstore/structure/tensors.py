@@ -81,10 +81,8 @@ def flatten_wrapper(value: Any, walk: Walk) -> Tree:
         raise RefusedError(f"a {kind.__qualname__} can't be filled in place; get it without out=")
     try:
         name = class_name(kind)
-    except RefusedError:
-        if walk.allow_pickle:
-            return walk.object(value)
-        raise
+    except RefusedError as error:
+        return walk.pickled(value, error)
     try:
         names, context = value.__tensor_flatten__()
         inner = [getattr(value, one) for one in names]

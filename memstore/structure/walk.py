@@ -122,6 +122,12 @@ class Walk:
         self.objects.append(self.write_leaf(value))
         return OBJECT
 
+    def pickled(self, value: Any, refused: RefusedError) -> Tree:
+        """Takes an object that only pickle can store, where that is allowed. Else raises the error."""
+        if self.allow_pickle:
+            return self.object(value)
+        raise refused
+
     def take_objects(self, count: int) -> list[Any]:
         """Removes and returns the last `count` objects, for the container that becomes one object of them."""
         start = len(self.objects) - count
@@ -275,13 +281,8 @@ def refuse(reason: str) -> Flattener:
 
 def refuse_unless_pickled(reason: str) -> Flattener:
     """Returns a flattener for what only pickle can store."""
-
-    def refused(value: Any, walk: Walk) -> Tree:
-        if walk.allow_pickle:
-            return walk.object(value)
-        raise RefusedError(f"{reason}, which only allow_pickle=True can store")
-
-    return refused
+    refused = f"{reason}, which only allow_pickle=True can store"
+    return lambda value, walk: walk.pickled(value, RefusedError(refused))
 
 
 # --- The facts of all tensors ----------------------------------------------------------------------------------------
