@@ -227,12 +227,12 @@ class LeafMerger:
     """Merges the leaves of one value. Leaves that look alike on every rank are cut alike, which is worked out once."""
 
     def __init__(self, key: str, differing: dict[str, list[int]]) -> None:
-        """Args: differing: gets the names of plain leaves of which ranks have other bytes, with these ranks."""
+        """Begins with no leaf. `differing` gets the names of plain leaves of which ranks have other bytes, and who."""
         self._key, self._differing = key, differing
         self._cuts: dict[tuple[int, ...], _Cut] = {}
 
     def merge(self, name: Path, found: Sequence[LeafOfRank]) -> MergedLeaf:
-        """Args: found: by rank, what those say of the leaf that have it."""
+        """Merges what the ranks that have a leaf say of it, in the order of the ranks."""
         looks = tuple([id(held.look) for held in found])
         cut = self._cuts.get(looks)
         if cut is None:

@@ -582,9 +582,11 @@ class HeldValue(NamedTuple):
 
 
 class _ShardedWalk(Walk):
-    """Attributes:
-    sharded: by number of the tensor, what this rank holds of it.
-    has_shards: whether there was one, though it may have been refused.
+    """The walk of a sharded put.
+
+    Attributes:
+        sharded: by number of the tensor, what this rank holds of it.
+        has_shards: whether there was one, though it may have been refused.
     """
 
     __slots__ = ("has_shards", "sharded")
@@ -686,6 +688,8 @@ class _FirstShardWalk(_ShardedWalk):
 # --- Tensors that are stored by address, outside of a walk's facts: a rank's shards, the items of others' plans ------
 # What a walk makes of such a tensor decides: a lazy leaf is read, and what a walk refuses, or would store as several
 # tensors, is refused in the same words.
+
+
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor, or a lazy leaf's values, in memory. Raises RefusedError where it is made of several."""
     if type(tensor) in PLAIN_TYPES and why_no_memory(tensor) is None:

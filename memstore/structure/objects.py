@@ -372,7 +372,7 @@ def join_tuple(items: list[Any]) -> Any:
 
 
 def join_dict(keys: Sequence[Any], items: list[Any], ordered: bool) -> Any:
-    """Args: keys: as `write_key` made them."""
+    """Writes a dict as one object. The keys are as `write_key` made them."""
     if not ordered and all(type(key) is str or type(key) is int for key in keys):
         return dict(zip(keys, items, strict=True))
     return Ext(ORDERED_DICT if ordered else DICT, to_msgpack([list(keys), items]))

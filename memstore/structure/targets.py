@@ -665,9 +665,11 @@ def _allocate_tensor(template: torch.Tensor) -> torch.Tensor:
 
 
 class TargetPiece(NamedTuple):
-    """Attributes:
-    want: the target's tensor that it is a part of.
-    target, source: as many elements of both, of one shape.
+    """A part of what is stored, and its place.
+
+    Attributes:
+        want: the target's tensor that it is a part of.
+        target, source: as many elements of both, of one shape.
     """
 
     want: int

@@ -65,7 +65,7 @@ def _read_dimensions(batch: Any, device: Any, names: Any) -> _Dimensions:
 def _make_tensordict(
     entries: dict[str, Any], dimensions: _Dimensions, asked: torch.device | None, **options: Any
 ) -> TensorDict:
-    """Args: asked: the device that the caller asked for."""
+    """Makes a TensorDict on its own device, or the one that the caller asked for."""
     return _compat.new_tensordict(
         TensorDict,
         entries,

@@ -250,9 +250,11 @@ _SHARDS = "wrapped_shards"
 
 
 class _WrappedShards(Container):
-    """Attributes:
-    shape: of the whole.
-    boxes: those of the whole that are here, in the order of the entries.
+    """The parts of a tensor that wraps others.
+
+    Attributes:
+        shape: of the whole.
+        boxes: those of the whole that are here, in the order of the entries.
     """
 
     __slots__ = ("boxes", "shape")
