@@ -148,7 +148,7 @@ class NotAStoreError(MemstoreError):
 
 
 class AlreadyExistsError(MemstoreError, FileExistsError):
-    """A thing that the call would create exists already: a store (mode "x"), a dataset, a snapshot, an export's target."""
+    """The thing that the call would create exists: a store (mode "x"), a dataset, a snapshot, an export's target."""
 
 
 class FormatVersionError(MemstoreError):

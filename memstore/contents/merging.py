@@ -147,11 +147,7 @@ def _check_wrapped_shards(key: str, tree: Any) -> None:
                 f"{key!r}: {text}: two ranks hold parts that overlap and are not the same", key=key
             )
         if missing:
-            raise PartialCommitError(
-                f"{key!r}: all ranks have put their parts, and none holds {missing[0]} of {text}",
-                key=key,
-                missing_boxes=tuple((text, box.offsets, box.shape) for box in missing),
-            )
+            raise _missing(key, text, missing)
 
 
 def _merge_objects(parts: Sequence[RankPart], names: Sequence[Path], differing: dict[str, list[int]]) -> list[Any]:
@@ -265,21 +261,17 @@ def _stored(held: LeafOfRank, box: Box, number: int) -> StoredBox:
 
 
 def _check_agreement(key: str, name: str, found: Sequence[LeafOfRank]) -> None:
-    first = found[0]
+    first, kinds = found[0], ("shard", "whole tensor")
     for other in found[1:]:
         for what, one, two in (
             ("shape", list(first.look.shape), list(other.look.shape)),
             ("dtype", first.look.dtype, other.look.dtype),
-            ("kind", _kind(first.look), _kind(other.look)),
+            ("kind", kinds[first.look.is_plain], kinds[other.look.is_plain]),
         ):
             if one != two:
                 raise ShardMismatchError(
                     f"{key!r}: {name} has {what} {one} on rank {first.rank} and {two} on rank {other.rank}", key=key
                 )
-
-
-def _kind(look: LeafSignature) -> str:
-    return "whole tensor" if look.is_plain else "shard"
 
 
 def _cut(key: str, name: str, found: Sequence[LeafOfRank]) -> _Cut:
@@ -304,7 +296,7 @@ def _cut(key: str, name: str, found: Sequence[LeafOfRank]) -> _Cut:
             key=key,
         )
     if missing:
-        raise _missing(key, [(name, box) for box in missing])
+        raise _missing(key, name, missing)
     shared = tuple((box, same) for box, same in holders.items() if len(same) > 1)
     return _Cut(tuple((box, *chosen[box]) for box in boxes), shared)
 
@@ -323,14 +315,14 @@ def _check_equal(key: str, name: Path, box: Box, same: Sequence[tuple[LeafOfRank
             )
 
 
-def _missing(key: str, boxes: Sequence[tuple[str, Box]]) -> PartialCommitError:
-    shown = ", ".join(f"{name}[{box.text}]" for name, box in boxes[:_SHOWN_BOXES])
+def _missing(key: str, name: str, boxes: Sequence[Box]) -> PartialCommitError:
+    shown = ", ".join(f"{name}[{box.text}]" for box in boxes[:_SHOWN_BOXES])
     more = f" and {len(boxes) - _SHOWN_BOXES} more" if len(boxes) > _SHOWN_BOXES else ""
     return PartialCommitError(
         f"{key!r}: all ranks have put their parts, and none holds {shown}{more}: the offsets and shapes of "
         "the shards must cover the whole tensor",
         key=key,
-        missing_boxes=tuple((name, box.offsets, box.shape) for name, box in boxes),
+        missing_boxes=tuple((name, box.offsets, box.shape) for box in boxes),
     )
 
 

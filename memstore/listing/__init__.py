@@ -8,7 +8,7 @@ entries     what the catalog says of each entry; keys drawn as a tree
 
 from __future__ import annotations
 
-from memstore.listing.absent import absent, absent_many, near, no_value, no_values
+from memstore.listing.absent import absent, near, no_value, no_values
 from memstore.listing.entries import COLUMNS, KeyTree, ListedEntry, cells, entries, key_tree, value_bytes
 from memstore.listing.keyspace import (
     GLOB,
@@ -39,7 +39,6 @@ __all__ = [
     "UnknownKindError",
     "WhileRead",
     "absent",
-    "absent_many",
     "cells",
     "check_store",
     "entries",

@@ -157,7 +157,7 @@ class Keyspace:
         self._opened()
         found = map(bytes.decode, index.keys_from(self._opened, encoded, self._timeout))
         warning = found if GLOB.isdisjoint(prefix) else warned_if_none(found, prefix)
-        return WhileRead(warning, call_of_keys(prefix), self.root)
+        return WhileRead(warning, f"keys({short(prefix) if prefix else ''})", self.root)
 
     def version(self, key: str) -> int:
         """Returns the version of `key`.
@@ -475,11 +475,6 @@ class WhileRead(Iterator[_T]):
 
     def _all(self) -> str:
         return f"{self._kind}(store.{self._call})"
-
-
-def call_of_keys(prefix: str) -> str:
-    """Returns the text of a call: "keys('a/')"."""
-    return f"keys({short(prefix) if prefix else ''})"
 
 
 # --- Prefixes that look like patterns --------------------------------------------------------------------------------

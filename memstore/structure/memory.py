@@ -552,7 +552,8 @@ def copy_tensors(copies: CopyPlan, tensors: Sequence[torch.Tensor], memory: Memo
             _fill_with_torch(copies, tensors, memory)
             if has_casts:
                 _cast(copies, tensors, memory)
-            _wait_for({tensors[leaf].device for leaf in copies.remote})
+            for device in {tensors[leaf].device for leaf in copies.remote}:
+                torch.get_device_module(device).current_stream(device).synchronize()
 
 
 def _fill_with_torch(copies: CopyPlan, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
@@ -605,11 +606,6 @@ def _sources_of(copies: Sequence[CastCopy], tensors: Sequence[torch.Tensor]) -> 
         else tensors[copy.leaf].as_strided(copy.shape, copy.source_stride)
         for copy in copies
     ]
-
-
-def _wait_for(devices: Iterable[torch.device]) -> None:
-    for device in devices:
-        torch.get_device_module(device).current_stream(device).synchronize()
 
 
 # --- Sending, through multiprocessing --------------------------------------------------------------------------------
