@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import memstore.structure.containers  # noqa: F401 - registers its containers
 from memstore import _modes as modes
-from memstore._threads import between_forks
 from memstore.structure import traits
 from memstore.structure.classes import class_name, read_known_pickle, read_pickle, shown_attributes
 from memstore.structure.flattening import (
@@ -132,7 +131,6 @@ from memstore.structure.tree import (
     LeafNames,
     Tree,
     TreesDifferError,
-    loads_containers,
     merge_trees,
     name_of,
     tree_names,
@@ -140,12 +138,6 @@ from memstore.structure.tree import (
 from memstore.structure.walk import Walk, check_nesting, flattens, take_apart
 
 _register_transport()
-
-
-@loads_containers
-def _load_tensordicts() -> None:
-    with between_forks():
-        import memstore.structure.tensordicts  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 __all__ = [

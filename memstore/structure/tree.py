@@ -7,9 +7,6 @@
 The leaves are numbered in the order of one walk, containers before their entries, so that no index is stored. While a
 value is flattened the tree is made of tuples, and is the key of the cache of plans.
 
-Containers of tensordict are registered late: it takes a second to import it, and values without them don't need it.
-The walk and the reader of trees ask `load_late_containers`, and so need not know those modules.
-
 In keys of dicts, str and int stand for themselves. The others are tagged, so that True, 1 and 1.0, which Python holds
 equal, stay three keys, in a description and in the cache of plans.
 
@@ -21,6 +18,7 @@ has its own.
 
 from __future__ import annotations
 
+import importlib
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import torch
 
+from memstore._threads import between_forks
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.structure.refusals import MalformedError, as_list, require, unpack
@@ -257,18 +256,10 @@ def _walk(node: Node, name: Path) -> Iterator[tuple[Path, Node]]:
 # --- Late containers -------------------------------------------------------------------------------------------------
 
 
-_loaders: list[Callable[[], None]] = []
-
-
-def loads_containers(load: Callable[[], None]) -> Callable[[], None]:
-    """Registers a function that imports modules with containers. It is called each time one is looked for."""
-    _loaders.append(load)
-    return load
-
-
 def load_late_containers() -> None:
-    for load in _loaders:
-        load()
+    """Registers the containers of tensordict. It takes a second to import that, and most values have none of them."""
+    with between_forks():
+        importlib.import_module("memstore.structure.tensordicts")
 
 
 # --- Keys of dicts ---------------------------------------------------------------------------------------------------

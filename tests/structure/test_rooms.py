@@ -65,7 +65,7 @@ def test_containers_that_come_late_are_asked_for_before_a_kind_is_unknown(monkey
     def load() -> None:
         monkeypatch.setitem(tree.KINDS, "late", tree.KINDS["list"])
 
-    monkeypatch.setattr(tree, "_loaders", [load])
+    monkeypatch.setattr(tree, "load_late_containers", load)
     assert tree.find_kind("late") is tree.KINDS["list"]
     with pytest.raises(MalformedError, match="no container is called 'later'"):
         tree.find_kind("later")
