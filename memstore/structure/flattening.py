@@ -51,6 +51,7 @@ from memstore.structure.memory import (
     find_ties,
     locate_tensors,
     overlapping,
+    stack_copies,
     why_no_memory,
 )
 from memstore.structure.objects import encode_objects
@@ -313,11 +314,16 @@ def _copies(
     is_cast = [DTYPES[leaf.dtype] is not dtype for leaf, dtype in zip(leaves, facts.dtypes, strict=True)]
     plain = _plain_leaves(leaves, packings, found)
     gathered = list({leaves[i].offset: i for i in sorted(packings, reverse=True)}.values())  # the first at each place
+    raw = [PlainCopy(i, leaves[i].offset, leaves[i].nbytes) for i in plain if not is_cast[i]]
+    contiguous = [copy for copy in raw if leaves[copy.leaf].stride is None and on_cpu[copy.leaf]]
+    stacked = stack_copies(contiguous, facts.dtypes, [leaf.shape for leaf in leaves])
+    in_stacks = {i for one in stacked for i in one.leaves}
     return CopyPlan(
-        [PlainCopy(i, leaves[i].offset, leaves[i].nbytes) for i in plain if not is_cast[i]],
+        [copy for copy in raw if copy.leaf not in in_stacks],
         [GatheredCopy(i, leaves[i].offset, resolve[i], packings[i]) for i in gathered if not is_cast[i]],
         [_cast_copy(i, leaves[i], packings.get(i)) for i in (*plain, *gathered) if is_cast[i]],
         on_cpu,
+        stacked,
     )
 
 

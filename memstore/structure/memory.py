@@ -440,7 +440,8 @@ def _group(cluster: list[ByteRange], tensors: Sequence[torch.Tensor]) -> Group |
 
 
 # --- Copies into a data section: one pass over the bytes -------------------------------------------------------------
-# Leaves go by memmove, which costs 0.25 µs where `copy_` takes 0.9; large ones by `copy_`, which uses all cores. It
+# Leaves go by memmove, which costs 0.35 µs where `copy_` takes 0.9. Many of one dtype and shape go by a `torch.stack`,
+# which costs 10 µs and 0.1 µs each: 300 of 64x64 take 165 µs instead of 280. Large ones go by `copy_`, on all cores. It
 # waits for all of them: where another process keeps one busy, 1 MiB takes 10 ms in two threads and 24 µs in one. Leaves
 # of other devices are copied asynchronously, with one wait for each device at the end.
 #
@@ -453,6 +454,10 @@ def _group(cluster: list[ByteRange], tensors: Sequence[torch.Tensor]) -> Group |
 _LARGE = 16 << 20  # bytes
 _SMALL = 1 << 18  # bytes: up to here no other thread of Python runs meanwhile
 ONE_CORE = (1 << 15) - 16  # elements that torch's kernels leave to one core
+_STACKED = 64  # leaves in a row; of fewer, memmove takes less
+_STACKED_DTYPES = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.uint8}
+)
 _WORD = torch.int32  # what large leaves are copied as: by bytes, torch takes an eighth longer
 
 # With PYFUNCTYPE the GIL stays held: giving it up and taking it back costs more than the copy of a small leaf.
@@ -472,6 +477,16 @@ class PlainCopy(NamedTuple):
     leaf: int
     offset: int
     nbytes: int
+
+
+class StackedCopies(NamedTuple):
+    """Leaves of one dtype and shape whose bytes are stored one behind the other: they are the rows of one tensor."""
+
+    leaves: tuple[int, ...]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int  # of one
 
 
 class GatheredCopy(NamedTuple):
@@ -509,12 +524,19 @@ class CopyPlan:
         "small_offsets",
         "small_sizes",
         "small_whole",
+        "stacked",
     )
 
     def __init__(
-        self, raw: list[PlainCopy], gathered: list[GatheredCopy], cast: list[CastCopy], on_cpu: Sequence[bool]
+        self,
+        raw: list[PlainCopy],
+        gathered: list[GatheredCopy],
+        cast: list[CastCopy],
+        on_cpu: Sequence[bool],
+        stacked: Sequence[StackedCopies] = (),
     ) -> None:
         count = len(on_cpu)
+        self.stacked = stacked
         self.large = [copy for copy in raw if copy.nbytes >= _LARGE or not on_cpu[copy.leaf]]
         self.gathered = gathered
         self.cast_in_pieces = [
@@ -536,6 +558,26 @@ class CopyPlan:
         self.alone = raw[0].nbytes if count == len(small) == 1 and not raw[0].offset else 0  # one tensor is all
 
 
+def stack_copies(
+    raw: Sequence[PlainCopy], dtypes: Sequence[torch.dtype], shapes: Sequence[tuple[int, ...]]
+) -> list[StackedCopies]:
+    """Finds the copies of contiguous tensors on the CPU that make long runs of one dtype and shape."""
+    found: list[StackedCopies] = []
+    run: list[PlainCopy] = []
+    for copy in [*raw, None]:
+        last = run[-1] if run else None
+        if copy is not None and last is not None and copy.offset == last.offset + last.nbytes:
+            if (dtypes[copy.leaf], shapes[copy.leaf]) == (dtypes[last.leaf], shapes[last.leaf]):
+                run.append(copy)
+                continue
+        if last is not None and len(run) >= _STACKED and dtypes[last.leaf] in _STACKED_DTYPES:
+            if last.nbytes < min(_SMALL, ONE_CORE * dtypes[last.leaf].itemsize):
+                leaves = tuple(one.leaf for one in run)
+                found.append(StackedCopies(leaves, dtypes[last.leaf], shapes[last.leaf], run[0].offset, last.nbytes))
+        run = [] if copy is None else [copy]
+    return found
+
+
 def copy_tensors(copies: CopyPlan, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
     """Copies tensors to their places in `memory`."""
     small = tensors if copies.small_whole else [tensors[i] for i in copies.small_leaves]
@@ -547,7 +589,7 @@ def copy_tensors(copies: CopyPlan, tensors: Sequence[torch.Tensor], memory: Memo
     for leaf, offset, nbytes in copies.medium:
         ctypes.memmove(memory.ctypes.data + offset, tensors[leaf].data_ptr(), nbytes)
     has_casts = bool(copies.cast or copies.cast_in_pieces)
-    if copies.large or copies.gathered or has_casts:
+    if copies.large or copies.gathered or copies.stacked or has_casts:
         with modes.put_aside(), torch.no_grad():
             _fill_with_torch(copies, tensors, memory)
             if has_casts:
@@ -557,6 +599,14 @@ def copy_tensors(copies: CopyPlan, tensors: Sequence[torch.Tensor], memory: Memo
 
 
 def _fill_with_torch(copies: CopyPlan, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
+    for leaves, dtype, shape, offset, nbytes in copies.stacked:
+        rows = torch.from_numpy(memory[offset : offset + len(leaves) * nbytes]).view(dtype).view(len(leaves), *shape)
+        sources = [tensors[i] for i in leaves]
+        if not _compat.in_forward_ad():
+            torch.stack(sources, out=rows)
+        else:  # it has no kernel there
+            for row, source in zip(rows, sources, strict=True):
+                row.copy_(source)
     for leaf, offset, nbytes in copies.large:
         source = tensors[leaf]
         start = source.storage_offset() * source.dtype.itemsize
