@@ -45,17 +45,18 @@ from memstore.structure.memory import (
     Locations,
     Memory,
     PlainCopy,
+    StackedCopies,
     Ties,
+    are_stacked,
     bytes_at,
     copy_tensors,
     find_ties,
     locate_tensors,
     overlapping,
-    stack_copies,
     why_no_memory,
 )
 from memstore.structure.objects import encode_objects
-from memstore.structure.plans import Plan, check_extent, describe, plan_of, spans_of, storage_range
+from memstore.structure.plans import Plan, check_extent, describe, plan_of, runs_of, spans_of, storage_range
 from memstore.structure.refusals import MalformedError, RefusedError, render_path
 from memstore.structure.tensors import flatten_wrapped_shards
 from memstore.structure.traits import DTYPE_NAMES, DTYPES, PLAIN, Packing, Traits, has_gaps, pack
@@ -315,8 +316,12 @@ def _copies(
     plain = _plain_leaves(leaves, packings, found)
     gathered = list({leaves[i].offset: i for i in sorted(packings, reverse=True)}.values())  # the first at each place
     raw = [PlainCopy(i, leaves[i].offset, leaves[i].nbytes) for i in plain if not is_cast[i]]
-    contiguous = [copy for copy in raw if leaves[copy.leaf].stride is None and on_cpu[copy.leaf]]
-    stacked = stack_copies(contiguous, facts.dtypes, [leaf.shape for leaf in leaves])
+    rows = runs_of(leaves, [copy.leaf for copy in raw if leaves[copy.leaf].stride is None and on_cpu[copy.leaf]])
+    stacked = [
+        StackedCopies(tuple(run), facts.dtypes[run[0]], (len(run), *first.shape), first.offset)
+        for run in rows
+        if are_stacked(len(run), facts.dtypes[run[0]], (first := leaves[run[0]]).nbytes)
+    ]
     in_stacks = {i for one in stacked for i in one.leaves}
     return CopyPlan(
         [copy for copy in raw if copy.leaf not in in_stacks],
@@ -587,11 +592,22 @@ class HeldValue(NamedTuple):
     object_names: tuple[Path, ...]
 
 
-class _ShardedWalk(Walk):
-    """The walk of a sharded put.
+_WHOLE = PLAIN_TYPES | {dict, list, tuple, int, float, str, bool, type(None)}  # types of what is no part of a leaf
+
+
+class HeldShards(NamedTuple):
+    """A DTensor or the like of which this rank holds parts; and its value or its traits, as the walk needs."""
+
+    about: Any
+    leaf: ShardedLeaf
+
+
+class ShardWalk(Walk):
+    """A walk over a value that may have leaves of which this rank holds a part.
 
     Attributes:
-        sharded: by number of the tensor, what this rank holds of it.
+        sharded: what is held of them, by where they stand among the tensors. There stands the only shard, or an empty
+            tensor where there are several or none.
         has_shards: whether there was one, though it may have been refused.
     """
 
@@ -599,31 +615,47 @@ class _ShardedWalk(Walk):
 
     def __init__(self, allow_pickle: bool, careful: bool = False) -> None:
         super().__init__(allow_pickle, careful)
-        self.sharded: dict[int, tuple[ShardedLeaf, Traits]] = {}
+        self.sharded: dict[int, HeldShards] = {}
         self.has_shards = False
 
     def visit(self, value: Any) -> Tree:
+        if type(value) in _WHOLE:
+            return super().visit(value)
         try:
-            found = sharded_leaf(value)
+            leaf = sharded_leaf(value)
         except UnsupportedValueError as error:
             self.has_shards = True
             raise RefusedError(error.message) from None
-        if found is None:
-            return super().visit(value)
+        return super().visit(value) if leaf is None else self.take_shards(value, leaf)
+
+    def take_shards(self, value: Any, leaf: ShardedLeaf) -> Tree:
+        """Takes what this rank holds of a DTensor, TensorShard or ShardedTensor."""
+        raise NotImplementedError
+
+    def append(self, about: Any, leaf: ShardedLeaf) -> Tree:
+        self.sharded[len(self.tensors)] = HeldShards(about, leaf)
+        is_one = len(leaf.shards) == 1
+        self.tensors.append(leaf.shards[0].local if is_one else torch.empty(0, dtype=leaf.dtype, device="cpu"))
+        return TENSOR
+
+
+class _ShardedWalk(ShardWalk):
+    """The walk of a sharded put. Beside each leaf that it holds parts of stand the traits."""
+
+    __slots__ = ()
+
+    def take_shards(self, value: Any, leaf: ShardedLeaf) -> Tree:
         described = value.local if isinstance(value, TensorShard) else value
         kind = traits.traits_of(described) if isinstance(described, torch.Tensor) else PLAIN
         if getattr(value, PARAMETER_MARK, False):
             kind = kind._replace(kind=traits.PARAMETER)
-        wrapped = flatten_wrapped_shards(value, found, traits.to_flags(kind.kind, kind.requires_grad), self)
+        wrapped = flatten_wrapped_shards(value, leaf, traits.to_flags(kind.kind, kind.requires_grad), self)
         if wrapped is not None:
             self.has_shards = True
             return wrapped
-        found = held_in_memory(found)
-        _check_size(found)
-        self.sharded[len(self.tensors)] = found, kind._replace(device=None)
-        # in its place stands what has its dtype, for the facts of all tensors
-        self.tensors.append(found.shards[0].local if found.shards else torch.empty(0, dtype=found.dtype))
-        return TENSOR
+        leaf = held_in_memory(leaf)
+        _check_size(leaf)
+        return self.append(kind._replace(device=None), leaf)
 
     def joined(self, tree: Tree, trees: tuple[Tree, ...], join: Callable[[list[Any]], Any] | None = None) -> Tree:
         return tree if tree[0] in ("dict", "ordered") else super().joined(tree, trees, join)
@@ -665,7 +697,7 @@ def take_shards_apart(value: Any, *, allow_pickle: bool = False) -> HeldValue:
             shards = (Shard(whole(shape), tensor),) if tensor.numel() else ()
             found = ShardedLeaf(shape, tensor.dtype, shards, is_primary=True, is_replicated=True)
         else:
-            found, kind = walk.sharded[i]
+            kind, found = walk.sharded[i]
         leaves.append(HeldLeaf(name, *found[:3], kind, is_plain, *found[3:], i in reader.fixed))
     return HeldValue(tree, tuple(leaves), encode_objects(walk.objects), object_names)
 

@@ -484,9 +484,8 @@ class StackedCopies(NamedTuple):
 
     leaves: tuple[int, ...]
     dtype: torch.dtype
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # with the number of leaves in front
     offset: int
-    nbytes: int  # of one
 
 
 class GatheredCopy(NamedTuple):
@@ -558,24 +557,9 @@ class CopyPlan:
         self.alone = raw[0].nbytes if count == len(small) == 1 and not raw[0].offset else 0  # one tensor is all
 
 
-def stack_copies(
-    raw: Sequence[PlainCopy], dtypes: Sequence[torch.dtype], shapes: Sequence[tuple[int, ...]]
-) -> list[StackedCopies]:
-    """Finds the copies of contiguous tensors on the CPU that make long runs of one dtype and shape."""
-    found: list[StackedCopies] = []
-    run: list[PlainCopy] = []
-    for copy in [*raw, None]:
-        last = run[-1] if run else None
-        if copy is not None and last is not None and copy.offset == last.offset + last.nbytes:
-            if (dtypes[copy.leaf], shapes[copy.leaf]) == (dtypes[last.leaf], shapes[last.leaf]):
-                run.append(copy)
-                continue
-        if last is not None and len(run) >= _STACKED and dtypes[last.leaf] in _STACKED_DTYPES:
-            if last.nbytes < min(_SMALL, ONE_CORE * dtypes[last.leaf].itemsize):
-                leaves = tuple(one.leaf for one in run)
-                found.append(StackedCopies(leaves, dtypes[last.leaf], shapes[last.leaf], run[0].offset, last.nbytes))
-        run = [] if copy is None else [copy]
-    return found
+def are_stacked(count: int, dtype: torch.dtype, nbytes: int) -> bool:
+    """Returns whether so many leaves of this size are copied fastest as the rows of one tensor."""
+    return count >= _STACKED and dtype in _STACKED_DTYPES and nbytes < min(_SMALL, ONE_CORE * dtype.itemsize)
 
 
 def copy_tensors(copies: CopyPlan, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
@@ -599,8 +583,9 @@ def copy_tensors(copies: CopyPlan, tensors: Sequence[torch.Tensor], memory: Memo
 
 
 def _fill_with_torch(copies: CopyPlan, tensors: Sequence[torch.Tensor], memory: Memory) -> None:
-    for leaves, dtype, shape, offset, nbytes in copies.stacked:
-        rows = torch.from_numpy(memory[offset : offset + len(leaves) * nbytes]).view(dtype).view(len(leaves), *shape)
+    for leaves, dtype, shape, offset in copies.stacked:
+        stop = offset + traits.count(shape) * dtype.itemsize
+        rows = torch.from_numpy(memory[offset:stop]).view(dtype).view(shape)
         sources = [tensors[i] for i in leaves]
         if not _compat.in_forward_ad():
             torch.stack(sources, out=rows)

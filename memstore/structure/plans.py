@@ -16,7 +16,7 @@ one behind the other are the rows of one array.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -400,20 +400,30 @@ class Recipe:
                 self.buffers.append((first, dtype, sizes, leaf.nbytes // dtype.itemsize, leaf.offset))
             else:
                 self.storages.append(_shared_storage(leaves, cluster))
-        self._add_runs(leaves, rows)
+        for run in runs_of(leaves, rows):
+            leaf, dtype = leaves[run[0]], NUMPY_DTYPES[leaves[run[0]].dtype]
+            if len(run) == 1:
+                self.alone.append((run[0], dtype, leaf.shape, leaf.offset))
+            else:
+                self.runs.append(ArrayRun(dtype, (len(run), *leaf.shape), leaf.offset, tuple(run)))
 
-    def _add_runs(self, leaves: Sequence[Leaf], rows: list[int]) -> None:
-        run: list[int] = []
-        for i in [*rows, -1]:
-            if run and (i < 0 or not _continues(leaves[run[-1]], leaves[i])):
-                first = leaves[run[0]]
-                dtype = NUMPY_DTYPES[first.dtype]
-                if len(run) == 1:
-                    self.alone.append((run[0], dtype, first.shape, first.offset))
-                else:
-                    self.runs.append(ArrayRun(dtype, (len(run), *first.shape), first.offset, tuple(run)))
-                run = []
-            run.append(i)
+
+def runs_of(leaves: Sequence[Leaf], members: Iterable[int]) -> list[list[int]]:
+    """Groups leaves, each with those of its dtype and shape that lie right behind it."""
+    runs: list[list[int]] = []
+    for i in members:
+        before = leaves[runs[-1][-1]] if runs else None
+        if (
+            before is not None
+            and before.dtype == leaves[i].dtype
+            and before.shape == leaves[i].shape
+            and before.shape != ()  # the rows of a one-dimensional array are scalars, not arrays
+            and before.offset + before.nbytes == leaves[i].offset
+        ):
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return runs
 
 
 def strides_of(leaf: Leaf) -> tuple[int, ...]:
@@ -423,15 +433,6 @@ def strides_of(leaf: Leaf) -> tuple[int, ...]:
 def suits_numpy(leaf: Leaf) -> bool:
     """Returns whether a leaf can be a numpy array over the memory, which costs least."""
     return leaf.stride is None and leaf.dtype in NUMPY_DTYPES and len(leaf.shape) < _NUMPY_DIMENSIONS
-
-
-def _continues(before: Leaf, leaf: Leaf) -> bool:
-    return (
-        before.dtype == leaf.dtype
-        and before.shape == leaf.shape
-        and leaf.shape != ()  # the rows of a one-dimensional array are scalars, not arrays
-        and before.offset + before.nbytes == leaf.offset
-    )
 
 
 def _shared_storage(leaves: Sequence[Leaf], cluster: Sequence[int]) -> tuple[int, int, tuple[StoragePart, ...]]:

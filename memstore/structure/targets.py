@@ -21,11 +21,11 @@ import torch
 from memstore import _compat
 from memstore._wording import an
 from memstore.engine import Leaf, Path
-from memstore.errors import StructureMismatchError, UnsupportedValueError
+from memstore.errors import StructureMismatchError
 from memstore.sharding import NO_BOXES, Boxes, Shard, ShardedLeaf, StoredBox, allocate_like, copies, sharded_leaf, whole
 from memstore.structure import traits
 from memstore.structure.classes import shown_attributes
-from memstore.structure.flattening import check_held
+from memstore.structure.flattening import HeldShards, ShardWalk, check_held
 from memstore.structure.memory import (
     EXPANDED,
     GONE,
@@ -46,7 +46,6 @@ from memstore.structure.rebuilding import Checks, assemble_one, box_tensor, boxe
 from memstore.structure.refusals import MalformedError, RefusedError, render_path
 from memstore.structure.traits import has_gaps
 from memstore.structure.tree import (
-    TENSOR,
     Node,
     ObjectNode,
     TensorNode,
@@ -56,7 +55,7 @@ from memstore.structure.tree import (
     name_of,
     names_of,
 )
-from memstore.structure.walk import Facts, Walk, take_apart
+from memstore.structure.walk import Facts, take_apart
 
 # --- The match -------------------------------------------------------------------------------------------------------
 
@@ -97,7 +96,7 @@ class StructureMatch:
         plan: Plan,
         tree: Tree,
         facts: Facts,
-        sharded: dict[int, ShardedTarget],
+        sharded: dict[int, HeldShards],
         what: str,
         strict: bool,
         cast: bool,
@@ -164,7 +163,7 @@ class _TargetTensor(NamedTuple):
     held: tuple[tuple[Sequence[int], Sequence[int]], ...]
 
 
-def _target_tensor(facts: Facts, want: int, sharded: ShardedTarget | None) -> _TargetTensor:
+def _target_tensor(facts: Facts, want: int, sharded: HeldShards | None) -> _TargetTensor:
     if sharded is None:
         shape = tuple(facts.shapes[want])
         return _TargetTensor(shape, facts.dtypes[want], ((shape, facts.strides[want]),))
@@ -209,7 +208,7 @@ class MatchedTarget(NamedTuple):
     addresses: list[int]
     missing: frozenset[int]
     differences: list[str]
-    sharded: dict[int, ShardedTarget]
+    sharded: dict[int, HeldShards]
 
 
 def match_target(plan: Plan, value: Any, what: str, strict: bool, cast: bool = False) -> MatchedTarget:
@@ -259,7 +258,7 @@ def _match(
     return match, walk, addresses
 
 
-def _key_of(sharded: dict[int, ShardedTarget]) -> tuple[Any, ...]:
+def _key_of(sharded: dict[int, HeldShards]) -> tuple[Any, ...]:
     """Returns the part of a match's key that says how the target's tensors are cut.
 
     Of a tensor with one shard the facts have its shape and strides.
@@ -295,52 +294,17 @@ def raise_differences(differences: Sequence[str], what: str, value: Any) -> None
 # --- The walk over a target: its tensors stay as they are, its objects are left out ----------------------------------
 
 
-_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, dict, list, tuple, int, float, str, bool, type(None)})
+class TargetWalk(ShardWalk):
+    """The walk over a target. Beside each leaf that is spread over ranks stands its value."""
 
+    __slots__ = ()
 
-class ShardedTarget(NamedTuple):
-    """A DTensor, TensorShard or ShardedTensor in a target, and what this rank holds of it."""
-
-    value: Any
-    leaf: ShardedLeaf
-
-
-class TargetWalk(Walk):
-    """The walk over a target.
-
-    Attributes:
-        sharded: what is spread over ranks, by where it stands among the tensors. There stands this rank's only shard,
-            or an empty tensor where there are several or none.
-    """
-
-    __slots__ = ("sharded",)
-
-    def __init__(self, allow_pickle: bool, careful: bool = False) -> None:
-        super().__init__(allow_pickle, careful)
-        self.sharded: dict[int, ShardedTarget] = {}
-
-    def visit(self, value: Any) -> Tree:
-        if type(value) not in _PLAIN_TYPES:
-            try:
-                leaf = sharded_leaf(value)
-            except UnsupportedValueError as error:
-                raise RefusedError(str(error)) from None
-            if leaf is not None:
-                check_held(leaf)
-                if self.in_place:
-                    self._check_shards(leaf)
-                self.sharded[len(self.tensors)] = ShardedTarget(value, leaf)
-                is_one = len(leaf.shards) == 1
-                self.tensors.append(leaf.shards[0].local if is_one else torch.empty(0, dtype=leaf.dtype, device="cpu"))
-                return TENSOR
-        return super().visit(value)
-
-    def _check_shards(self, leaf: ShardedLeaf) -> None:
-        """Raises RefusedError where a match, which tells what is wrong with memory and strides, can't look further."""
-        for _, local in leaf.shards:
-            why = why_not_filled(local)
-            if why is not None and why not in (GONE, EXPANDED):
-                raise RefusedError(why)
+    def take_shards(self, value: Any, leaf: ShardedLeaf) -> Tree:
+        check_held(leaf)
+        for why in [why_not_filled(local) for _, local in leaf.shards] if self.in_place else ():
+            if why not in (None, GONE, EXPANDED):  # of these a match tells, which looks at memory and strides
+                raise RefusedError(str(why))
+        return self.append(value, leaf)
 
     def write_leaf(self, value: Any) -> Any:
         return None
@@ -626,7 +590,7 @@ def get_like(
         # 3. Fill it, and put it into its containers.
         _copy(pieces, one_by_one=bool(match.resolved or found.sharded), non_blocking=non_blocking)
         sources.count(found, [piece for piece in pieces if piece.want in stored], count)
-        values = [made.sharded[i].value if i in made.sharded else tensor for i, tensor in enumerate(made.tensors)]
+        values = [made.sharded[i].about if i in made.sharded else tensor for i, tensor in enumerate(made.tensors)]
         return match.root.build(TreeParts(values, chosen, None))
 
 
@@ -634,19 +598,19 @@ def _allocate(template: MatchedTarget) -> MatchedTarget:
     """Returns a match of new tensors, which are not filled yet. Those that are one tensor are one here, too."""
     made: dict[int, Any] = {}
     tensors: list[torch.Tensor] = []
-    sharded: dict[int, ShardedTarget] = {}
+    sharded: dict[int, HeldShards] = {}
     for want, tensor in enumerate(template.tensors):
         if want not in template.sharded:
             if id(tensor) not in made:
                 made[id(tensor)] = _allocate_tensor(tensor)
             tensors.append(made[id(tensor)])
             continue
-        value = template.sharded[want].value
+        value = template.sharded[want].about
         if id(value) not in made:
             new = allocate_like(value)
             leaf = sharded_leaf(new)
             assert leaf is not None, "no DTensor or the like was allocated"
-            made[id(value)] = ShardedTarget(new, leaf)
+            made[id(value)] = HeldShards(new, leaf)
         sharded[want] = made[id(value)]
         tensors.append(tensor)
     return template._replace(tensors=tensors, sharded=sharded)
