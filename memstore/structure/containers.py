@@ -99,7 +99,7 @@ def _flatten_ordered(value: OrderedDict[Any, Any], walk: Walk) -> Tree:
     keys = walk.keys(value)
     attributes = vars(value)
     if attributes:
-        return ("ordered", keys, trees, walk.entry("__dict__", attributes))
+        return ("ordered", keys, trees, *walk.entries(value, ("__dict__",), [attributes]))
     return walk.joined(("ordered", keys, trees, None), trees, lambda items: join_dict(keys, items, ordered=True))
 
 

@@ -39,6 +39,7 @@ from memstore.structure.traits import (
     NUMPY_DTYPES,
     has_device,
     lacks_device,
+    lacks_own_device,
     to_device,
     with_traits,
 )
@@ -151,7 +152,12 @@ def rebuild_lazily(
             if i in plan.same:
                 tensors[i] = tensors[plan.same[i]]
             elif i in plan.loaded:
-                tensors[i] = finish_one(plan, i, tensor, device)
+                found = plan.traits[i]
+                if device is not None and i not in plan.host:
+                    tensor = to_device(tensor, device)
+                elif device is None and found.device is not None:
+                    tensor = _to_own_device(tensor, found.device, non_blocking=False)
+                tensors[i] = with_traits(tensor, found)
             else:
                 tensors[i] = make_leaf(i, tensor)
         return plan.root.build(TreeParts(tensors, values, device))
@@ -286,19 +292,7 @@ def _to_own_device(tensor: torch.Tensor, device: str, non_blocking: bool) -> tor
     try:
         return tensor.to(device, non_blocking=non_blocking)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UnsupportedValueError(
-            f"the value was put from the device {device!r}, which this process can't use ({error}); pass device='cpu'"
-        ) from error
-
-
-def finish_one(plan: Plan, i: int, tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
-    """Does what `finish` does for one leaf that is not the same as another."""
-    found = plan.traits[i]
-    if device is not None and i not in plan.host:
-        tensor = to_device(tensor, device)
-    elif device is None and found.device is not None:
-        tensor = _to_own_device(tensor, found.device, non_blocking=False)
-    return with_traits(tensor, found)
+        raise lacks_own_device(device, error) from error
 
 
 # --- Leaves in boxes -------------------------------------------------------------------------------------------------

@@ -283,11 +283,15 @@ def need_device(device: torch.device | str | None, instead: torch.device | None 
         try:
             return torch.device(device)
         except RuntimeError as error:
-            raise UnsupportedValueError(
-                f"the value was put from the device {device!r}, which this process can't use ({error}); "
-                "pass device='cpu', or import what registers it"
-            ) from error
+            raise lacks_own_device(device, error) from error
     return device
+
+
+def lacks_own_device(device: str, error: Exception) -> UnsupportedValueError:
+    return UnsupportedValueError(
+        f"the value was put from the device {device!r}, which this process can't use ({error}); pass device='cpu', or "
+        "import what registers it"
+    )
 
 
 def to_device(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:

@@ -77,16 +77,6 @@ class Walk:
         self.depth -= 1
         return tree
 
-    def entry(self, key: Any, value: Any) -> Tree:
-        """Visits one entry of a container, whose key an error is told."""
-        try:
-            return self.visit(value)
-        except RefusedError as error:
-            error.path.append(key)
-            if isinstance(error, TooDeepError):
-                error.containers.append(object())  # one level of the path, and no container that could come twice
-            raise
-
     def entries(self, container: Any, keys: Iterable[Any], values: Collection[Any]) -> tuple[Tree, ...]:
         """Returns the trees of a container's entries, in order."""
         self._walked += len(values)
