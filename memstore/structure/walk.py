@@ -5,8 +5,9 @@ container in which no tensor lies becomes a single object: so the description, w
 same when a list of losses grows or an optimizer's `lr` becomes an int.
 
 `take_apart` walks, and takes the facts of all tensors (dtypes, shapes, strides, traits), each by one map over C
-functions. If any fact can't be taken so (sparse, nested, quantized, meta tensors), the value is walked again,
-carefully: tensor by tensor, for special forms and for errors that name the leaf.
+functions; or all by one call, if they are those of the last value of this tree. If any fact can't be taken so (sparse,
+nested, quantized, meta tensors), the value is walked again, carefully: tensor by tensor, for special forms and for
+errors that name the leaf.
 """
 
 from __future__ import annotations
