@@ -20,7 +20,7 @@ The modules, from the top floor down; a module imports only those below it:
 
 from __future__ import annotations
 
-import memstore.structure.containers  # noqa: F401 - registers its containers
+import memstore.structure.containers  # noqa: F401  # pyright: ignore[reportUnusedImport] - registers its containers
 from memstore import _modes as modes
 from memstore.structure import traits
 from memstore.structure.classes import class_name, read_known_pickle, read_pickle, shown_attributes
