@@ -333,6 +333,35 @@ def test_objects_that_change_keep_the_plan() -> None:
     assert flatten(state(3, 0.1)).plan is flatten(state(8, "auto")).plan is flatten(state(1, None)).plan
 
 
+OTHERS = {
+    "dtype": lambda: torch.randn(4, 4).double(),
+    "shape": lambda: torch.randn(4, 5),
+    "strides": lambda: torch.randn(4, 4).t(),
+    "expanded": lambda: torch.randn(4, 1).expand(4, 4),
+    "a gradient": lambda: torch.randn(4, 4, requires_grad=True),
+    "a parameter": lambda: torch.nn.Parameter(torch.randn(4, 4)),
+    "a buffer": lambda: torch.nn.Buffer(torch.randn(4, 4)),
+    "negated lazily": lambda: torch._neg_view(torch.randn(4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_value_that_differs_from_many_of_its_tree(name: str) -> None:
+    """What is known of the last values of a tree isn't taken for what a value of it is that differs."""
+    for _ in range(8):
+        value = check({name: torch.randn(4, 4), "b": torch.zeros(3)})
+    check({name: OTHERS[name](), "b": torch.zeros(3)})
+    same = torch.randn(4, 4)
+    for _ in range(8):
+        check({name: torch.randn(4, 4), "b": torch.randn(4, 4)})
+    check({name: same, "b": same})
+    value[name].requires_grad_()
+    value["b"].resize_(2)
+    check(value)
+    value[name].data = torch.randn(2, 2).double()
+    check(value)
+
+
 # -- objects ---------------------------------------------------------------------------------------------------------
 
 OBJECTS = [
