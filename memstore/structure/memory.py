@@ -243,8 +243,9 @@ def copy_all(
     for is_inference, chosen in groups.items():
         aside = modes.put_aside(entirely=True) if is_inference else nullcontext()
         with aside, torch.inference_mode(is_inference), torch.no_grad():  # inference_mode(False) would turn autograd on
-            into = [traits.copyable(targets[i]) for i in chosen]
-            out_of = [traits.copyable(sources[i]) for i in chosen]
+            into, out_of = [targets[i] for i in chosen], [sources[i] for i in chosen]
+            if not traits.WITHOUT_COPY.isdisjoint(map(_dtype, (*into, *out_of))):
+                into, out_of = list(map(traits.copyable, into)), list(map(traits.copyable, out_of))
             if one_by_one:  # the other has no kernel for some of these
                 for target, source in zip(into, out_of, strict=True):
                     target.copy_(source, non_blocking=non_blocking)
@@ -255,6 +256,7 @@ def copy_all(
 # --- Footprints: the bytes that tensors reach over, and whether their storages still have them -----------------------
 
 
+_dtype = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
 _storage = torch.Tensor.untyped_storage
 _storage_size = torch.UntypedStorage.nbytes
 _offset: Any = torch.Tensor.storage_offset  # an int, or in a trace a symbol

@@ -44,7 +44,6 @@ from memstore.structure.objects import decode_objects
 from memstore.structure.plans import Plan
 from memstore.structure.rebuilding import Checks, assemble_one, box_tensor, boxes_of_leaf, parts_of, tensors_of
 from memstore.structure.refusals import MalformedError, RefusedError, render_path
-from memstore.structure.traits import has_gaps
 from memstore.structure.tree import (
     Node,
     ObjectNode,
@@ -74,6 +73,7 @@ class StructureMatch:
         footprints: of the target's tensors.
         resolved: target's tensors with a conj or neg bit: their bytes aren't their values.
         apart: addresses at which the target's tensors were found to share no memory, or as the stored ones do.
+        traits, strides: of new tensors like the target's; no traits: all are plain tensors on the CPU.
         split: stored containers of which the target has one object: no tensor lies in them. A sharded put stores dicts
             so, since those of its ranks are merged by key.
     """
@@ -88,7 +88,9 @@ class StructureMatch:
         "resolved",
         "root",
         "split",
+        "strides",
         "tensor_names",
+        "traits",
     )
 
     def __init__(
@@ -105,6 +107,11 @@ class StructureMatch:
         self.tensor_names, self.object_names = names_of(self.root)
         self.resolved = frozenset(i for i, resolve in enumerate(facts.resolve or ()) if resolve)
         self.apart: list[int] | None = None
+        self.traits = facts.traits
+        self.strides = [
+            traits.contiguous_stride(shape) if traits.repeats_or_has_gaps(shape, stride) else stride
+            for shape, stride in zip(facts.shapes, facts.strides, strict=True)
+        ]
         self.footprints = Footprints(facts.dtypes, facts.shapes, facts.strides)
         self.split = list(_containers(plan.root, (), set(self.object_names))) if self.object_names else []
         self.differences: list[str] = []
@@ -602,7 +609,10 @@ def _allocate(template: MatchedTarget) -> MatchedTarget:
     for want, tensor in enumerate(template.tensors):
         if want not in template.sharded:
             if id(tensor) not in made:
-                made[id(tensor)] = _allocate_tensor(tensor)
+                stride, device = template.match.strides[want], tensor.device
+                new = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=device)
+                kinds = template.match.traits
+                made[id(tensor)] = new if kinds is None else traits.with_traits(new, kinds[want])
             tensors.append(made[id(tensor)])
             continue
         value = template.sharded[want].about
@@ -614,15 +624,6 @@ def _allocate(template: MatchedTarget) -> MatchedTarget:
         sharded[want] = made[id(value)]
         tensors.append(tensor)
     return template._replace(tensors=tensors, sharded=sharded)
-
-
-def _allocate_tensor(template: torch.Tensor) -> torch.Tensor:
-    """Returns memory like a template's, with its traits."""
-    stride = template.stride()
-    if traits.reach(template.shape, stride) != template.numel() or has_gaps(template.shape, stride):
-        stride = traits.contiguous_stride(template.shape)
-    tensor = torch.empty_strided(template.shape, stride, dtype=template.dtype, device=template.device)
-    return traits.with_traits(tensor, traits.traits_of(template))
 
 
 # --- Pieces: parts of what is stored, and the places that they fill --------------------------------------------------

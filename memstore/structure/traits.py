@@ -164,6 +164,10 @@ def repeats(tensor: torch.Tensor) -> bool:
     return reach(tensor.shape, tensor.stride()) < tensor.numel()
 
 
+def repeats_or_has_gaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    return reach(shape, stride) != count(shape) or has_gaps(shape, stride)
+
+
 def expanded_bytes(tensor: torch.Tensor) -> int:
     """Counts the bytes that elements take when each is written by itself, beyond those that they have in memory."""
     if tensor.layout is not torch.strided or tensor.is_nested:
