@@ -24,14 +24,15 @@ from memstore.datasets import EntryReference, Spec, as_row, in_range, opened, re
 from memstore.engine import MutableEntry, deadline_after
 from memstore.errors import MemstoreError, ReadOnlyError, StoreTimeoutError, StructureMismatchError
 from memstore.replay.entry import RateLimiter, capacity_of, checked_alpha, open_or_create, options_for
-from memstore.replay.picking import Dice, PickedSlots, Picker, Slices
+from memstore.replay.picking import ConsumingPicker, Dice, PickedSlots, Picker, Slices
 from memstore.replay.priorities import GivenPriorities, plain_numbers
 from memstore.replay.ring import Ring, flush, keep_whole
-from memstore.replay.samples import INDEX, WEIGHT, Samples
 from memstore.replay.sampling import (
-    ConsumingPicker,
+    INDEX,
+    WEIGHT,
     Sampler,
     SamplerOptions,
+    Samples,
     copy_rows_at,
     hand_out,
     new_targets,

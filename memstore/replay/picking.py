@@ -1,8 +1,7 @@
-"""Pickers: which slots a sample gets. With equal probabilities, once a pass, by priorities, or as slices of episodes.
+"""Pickers: which slots a sample gets. With equal probabilities, once a pass, by priorities, as slices, or once at all.
 
-`Uniform`, `EachOnce`, `Prioritized` and `Slices` implement `Picker`. (`ConsumingPicker`, which hands out each row once,
-is in sampling.py.) A picked slot was whole in that moment; it is copied, and looked at again. The rules:
-docs/decisions/015.
+`Uniform`, `EachOnce`, `Prioritized`, `Slices` and `ConsumingPicker` implement `Picker`. A picked slot was whole in that
+moment; it is copied, and looked at again. The rules: docs/decisions/015.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from memstore._arguments import whole_number
 from memstore._threads import Hooks, around_forks
 from memstore.replay.priorities import Priorities
-from memstore.replay.ring import READABLE, WHOLE, Ring, positions_of, words_of
+from memstore.replay.ring import READABLE, STATE, WHOLE, Ring, positions_of, words_of
 
 # --- Single rows -----------------------------------------------------------------------------------------------------
 
@@ -323,3 +322,97 @@ class EpisodeEnds:
         if self._are_floats:
             bits = bits << 1  # -0.0 is 0 too
         return (bits != 0).any(-1)
+
+
+# --- Rows that are handed out once -----------------------------------------------------------------------------------
+
+
+_WORDS_AT_ONCE = 4  # times as many words are looked at as rows are wanted
+
+
+class ConsumingPicker:
+    """Picks rows that wait to be handed out, and takes them.
+
+    The word of a row says whether it was handed out. The cursor, or the top, says where to look.
+    """
+
+    together = 1
+
+    def __init__(self, ring: Ring, *, newest: bool) -> None:
+        self._ring, self._newest = ring, newest
+
+    def never(self, rows: int) -> str | None:
+        if rows <= self._ring.capacity:
+            return None
+        return f"{rows:,} rows never wait in it to be handed out: sample fewer at a time"
+
+    def wants(self, rows: int) -> str:
+        return f"no {rows:,} rows wait to be handed out" if rows > 1 else "no row waits to be handed out"
+
+    # --- pick ---------------------------------------------------------------------------------------------------------
+
+    def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
+        """Picks rows. Returns None if fewer wait, or if it seems so without the mutex."""
+        ring = self._ring
+        late = self._late(locked=locked)[:rows] if ring.numbers.late else np.empty(0, np.int64)
+        found = late if len(late) == rows else np.concatenate([late, self._search(rows - len(late))])
+        if len(found) < rows:
+            return None
+        return PickedSlots(found % ring.capacity, words_of(found, ring.capacity, WHOLE))
+
+    def _late(self, *, locked: bool) -> Positions:
+        """Returns the positions of rows that were published after the ring had passed over them."""
+        ring = self._ring
+        words: Any = np.array(ring.words)
+        slots = np.flatnonzero(words & STATE == WHOLE)
+        positions: Positions = positions_of(words[slots], slots, ring.capacity)
+        late = np.sort(positions[positions < ring.numbers.head - ring.capacity])
+        if locked and not len(late):
+            ring.numbers.late = False
+        return late[::-1] if self._newest else late
+
+    def _search(self, rows: int) -> Positions:
+        """Finds rows from the cursor up, or from the top down. It looks at one part of the words after the other."""
+        ring, numbers = self._ring, self._ring.numbers
+        head = numbers.head
+        low, high = max(head - ring.capacity, 0), head
+        if self._newest:
+            high = min(head, numbers.top)
+        else:
+            low = max(low, numbers.cursor)
+        found, width = np.empty(0, np.int64), max(_WORDS_AT_ONCE * rows, 64)
+        while len(found) < rows and low < high:
+            if self._newest:
+                part = np.arange(max(high - width, low), high)[::-1]
+                high -= len(part)
+            else:
+                part = np.arange(low, min(low + width, high))
+                low += len(part)
+            found = np.concatenate([found, self._waiting(part)[: rows - len(found)]])
+            width *= 2
+        return found
+
+    def _waiting(self, positions: Positions) -> Positions:
+        ring = self._ring
+        words: Any = ring.words.take(positions % ring.capacity)
+        return positions[words == words_of(positions, ring.capacity, WHOLE)]
+
+    # --- take ---------------------------------------------------------------------------------------------------------
+
+    def take(self, picked: PickedSlots) -> bool:
+        """Takes rows, under the mutex. Returns False if one of them doesn't wait any more; then it takes none."""
+        ring = self._ring
+        if not np.array_equal(ring.words.take(picked.slots), picked.words):
+            return False
+        ring.words[picked.slots] = picked.words | 1
+        # The cursor, or the top, moves behind them, but over no row that waits: some may be published there meanwhile.
+        positions = positions_of(picked.words, picked.slots, ring.capacity)
+        lowest, highest, numbers = int(positions.min()), int(positions.max()), ring.numbers
+        oldest = max(numbers.head - ring.capacity, 0)
+        if self._newest:
+            waiting = self._waiting(np.arange(max(lowest, oldest), min(numbers.top, numbers.head)))
+            numbers.top = min(numbers.top, int(waiting[-1]) + 1 if len(waiting) else lowest)
+        else:
+            waiting = self._waiting(np.arange(max(numbers.cursor, oldest), highest))
+            numbers.cursor = max(numbers.cursor, int(waiting[0]) if len(waiting) else highest + 1)
+        return True

@@ -2,14 +2,18 @@
 
 `sample` fills tensors with rows for the samplers that take nothing. `hand_out` does so for "fifo" and "lifo", which
 give each row once to all processes together; `put_back` undoes that. `picker_for` chooses the picker of an opener.
-`look_at_rows`, `rows_by_age` and `copy_rows_at` read rows without a sampler. The rules: docs/decisions/015.
+`look_at_rows`, `rows_by_age` and `copy_rows_at` read rows without a sampler. `Samples` makes the TensorDicts that a
+user gets: of new memory, or of the caller's. The rules: docs/decisions/015.
 """
+
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import math
 import platform
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -17,18 +21,20 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tensordict import TensorDict, is_tensor_collection
 
 from memstore import structure
 from memstore._arguments import flag
 from memstore._threads import ABANDONED, is_abandoned
+from memstore._wording import an_instance
+from memstore.datasets import NoLeafError
 from memstore.engine import SAMPLES, Path, RingNumbers, Root, deadline_after, open_mutable, resource_errors
-from memstore.errors import ReadOnlyError, StoreTimeoutError
+from memstore.errors import ReadOnlyError, StoreTimeoutError, StructureMismatchError
 from memstore.replay.entry import capacity_of
-from memstore.replay.picking import Dice, EachOnce, PickedSlots, Picker, Prioritized, Uniform
-from memstore.replay.ring import READABLE, STATE, WHOLE, Ring, are_same, positions_of, words_of
-from memstore.replay.waiting import LimiterWait, pause, wait_for
-from memstore.rows import copy_rows
-from memstore.structure import modes
+from memstore.replay.picking import ConsumingPicker, Dice, EachOnce, PickedSlots, Picker, Prioritized, Uniform
+from memstore.replay.ring import READABLE, WHOLE, LimiterWait, Ring, are_same, pause, positions_of, wait_for, words_of
+from memstore.rows import copy_rows, is_kept
+from memstore.structure import DTYPES, copy_into, modes, takes_bytes, to_device, traits, why_not_filled
 
 # --- Samples that take nothing ---------------------------------------------------------------------------------------
 
@@ -154,95 +160,6 @@ def _reason(picker: Picker, rows: int, wait: LimiterWait) -> str:
 
 Positions = NDArray[np.int64]
 _HAND_OUT_ROUNDS = 3
-_WORDS_AT_ONCE = 4  # times as many words are looked at as rows are wanted
-
-
-class ConsumingPicker:
-    """Picks rows that wait to be handed out, and takes them.
-
-    The word of a row says whether it was handed out. The cursor, or the top, says where to look.
-    """
-
-    together = 1
-
-    def __init__(self, ring: Ring, *, newest: bool) -> None:
-        self._ring, self._newest = ring, newest
-
-    def never(self, rows: int) -> str | None:
-        if rows <= self._ring.capacity:
-            return None
-        return f"{rows:,} rows never wait in it to be handed out: sample fewer at a time"
-
-    def wants(self, rows: int) -> str:
-        return f"no {rows:,} rows wait to be handed out" if rows > 1 else "no row waits to be handed out"
-
-    # --- pick ---------------------------------------------------------------------------------------------------------
-
-    def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
-        """Picks rows. Returns None if fewer wait, or if it seems so without the mutex."""
-        ring = self._ring
-        late = self._late(locked=locked)[:rows] if ring.numbers.late else np.empty(0, np.int64)
-        found = late if len(late) == rows else np.concatenate([late, self._search(rows - len(late))])
-        if len(found) < rows:
-            return None
-        return PickedSlots(found % ring.capacity, words_of(found, ring.capacity, WHOLE))
-
-    def _late(self, *, locked: bool) -> Positions:
-        """Returns the positions of rows that were published after the ring had passed over them."""
-        ring = self._ring
-        words: Any = np.array(ring.words)
-        slots = np.flatnonzero(words & STATE == WHOLE)
-        positions: Positions = positions_of(words[slots], slots, ring.capacity)
-        late = np.sort(positions[positions < ring.numbers.head - ring.capacity])
-        if locked and not len(late):
-            ring.numbers.late = False
-        return late[::-1] if self._newest else late
-
-    def _search(self, rows: int) -> Positions:
-        """Finds rows from the cursor up, or from the top down. It looks at one part of the words after the other."""
-        ring, numbers = self._ring, self._ring.numbers
-        head = numbers.head
-        low, high = max(head - ring.capacity, 0), head
-        if self._newest:
-            high = min(head, numbers.top)
-        else:
-            low = max(low, numbers.cursor)
-        found, width = np.empty(0, np.int64), max(_WORDS_AT_ONCE * rows, 64)
-        while len(found) < rows and low < high:
-            if self._newest:
-                part = np.arange(max(high - width, low), high)[::-1]
-                high -= len(part)
-            else:
-                part = np.arange(low, min(low + width, high))
-                low += len(part)
-            found = np.concatenate([found, self._waiting(part)[: rows - len(found)]])
-            width *= 2
-        return found
-
-    def _waiting(self, positions: Positions) -> Positions:
-        ring = self._ring
-        words: Any = ring.words.take(positions % ring.capacity)
-        return positions[words == words_of(positions, ring.capacity, WHOLE)]
-
-    # --- take ---------------------------------------------------------------------------------------------------------
-
-    def take(self, picked: PickedSlots) -> bool:
-        """Takes rows, under the mutex. Returns False if one of them doesn't wait any more; then it takes none."""
-        ring = self._ring
-        if not np.array_equal(ring.words.take(picked.slots), picked.words):
-            return False
-        ring.words[picked.slots] = picked.words | 1
-        # The cursor, or the top, moves behind them, but over no row that waits: some may be published there meanwhile.
-        positions = positions_of(picked.words, picked.slots, ring.capacity)
-        lowest, highest, numbers = int(positions.min()), int(positions.max()), ring.numbers
-        oldest = max(numbers.head - ring.capacity, 0)
-        if self._newest:
-            waiting = self._waiting(np.arange(max(lowest, oldest), min(numbers.top, numbers.head)))
-            numbers.top = min(numbers.top, int(waiting[-1]) + 1 if len(waiting) else lowest)
-        else:
-            waiting = self._waiting(np.arange(max(numbers.cursor, oldest), highest))
-            numbers.cursor = max(numbers.cursor, int(waiting[0]) if len(waiting) else highest + 1)
-        return True
 
 
 def hand_out(ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, deadline: float) -> PickedSlots:
@@ -427,3 +344,200 @@ def copy_rows_at(ring: Ring, positions: Positions, deadline: float) -> tuple[Tar
         targets = [target[torch.as_tensor(left)] for target in targets]
         picked = PickedSlots(picked.slots[left], picked.words[left])
     return targets, picked
+
+
+# --- The TensorDict of a sample --------------------------------------------------------------------------------------
+
+
+INDEX, WEIGHT = "index", "weight"
+ONLY = "data"  # the name of the leaf of a spec that is one tensor
+
+Name = tuple[str, ...]
+
+
+class Samples:
+    """The form of a buffer's samples.
+
+    Attributes:
+        names: of the leaves, in their order.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.names: list[Name] = [tuple(map(str, leaf.name)) or (ONLY,) for leaf in ring.plan.leaves]
+        self._dtypes = [DTYPES[leaf.dtype] for leaf in ring.plan.leaves]
+        self._apart: list[Any] | None = None  # where the leaves of the last `out` lay, which share no memory
+
+    def number_of_end(self, key: Any) -> int:
+        """Returns the number of the leaf that says where episodes end. Raises KeyError, TypeError."""
+        name = (key,) if isinstance(key, str) else key
+        if name not in self.names:
+            names = ", ".join(map(_shown, self.names))
+            text = f"end_key: {self._ring.key!r} has no leaf {key!r}, but {names}; None: slices run over all"
+            raise NoLeafError(text)
+        number = self.names.index(name)
+        if self._dtypes[number].is_complex or not self._ring.tensors[number].numel():
+            shape = list(self._ring.plan.leaves[number].shape[1:])
+            raise TypeError(f"end_key: {key!r} is of {self._dtypes[number]} {shape}, which tells no end")
+        return number
+
+    def index_of(self, picked: PickedSlots, shape: tuple[int, ...]) -> torch.Tensor:
+        """Returns the positions of rows, as the caller gets them."""
+        return torch.as_tensor(positions_of(picked.words, picked.slots, self._ring.capacity)).view(shape)
+
+    def weights_of(self, picked: PickedSlots, beta: float) -> torch.Tensor:
+        """Returns the weights of rows that were drawn by priorities, over the largest of them."""
+        odds = np.ones(len(picked.slots)) if picked.odds is None else picked.odds
+        weights = odds**-beta
+        return torch.as_tensor(weights / weights.max() if len(weights) else weights, dtype=torch.float32)
+
+    def build(self, targets: Targets, extra: dict[str, torch.Tensor], device: torch.device | None) -> TensorDict:
+        """Makes a TensorDict of copied rows, and of `extra`, whose shapes begin with its batch size."""
+        shape = extra[INDEX].shape
+        entries: dict[Any, Any] = {}
+        for name, dtype, target in zip(self.names, self._dtypes, targets, strict=True):
+            tensor: Any = target.view(dtype)
+            if len(shape) > 1:
+                tensor = tensor.unflatten(0, shape)
+            at: Any = entries
+            for part in name[:-1]:
+                at = at.setdefault(part, {})
+            at[name[-1]] = _moved(tensor, device)
+        entries |= {name: _moved(tensor, device) for name, tensor in extra.items()}
+        return _collected(entries, shape, device)
+
+    # --- out= ---------------------------------------------------------------------------------------------------------
+
+    def targets(self, out: Any, rows: int, extra: tuple[str, ...]) -> Targets:
+        """Returns the leaves of `out` that rows can be copied to at once, and new tensors for the others.
+
+        Called before rows are picked: none are handed out for what can't be filled.
+
+        Raises:
+            StructureMismatchError: lists what is wrong.
+        """
+        wrong: list[str] = []
+        targets: Targets = []
+        places: list[Any] = []
+        for found, row, dtype, name in self._pairs(out):
+            shape = (rows, *row.shape[1:])
+            if not is_kept(found, _found(out, name)):
+                wrong.append(f"{_shown(name)} is a copy, which {an_instance(out)} makes when it is asked for it")
+            elif (why := _why_not(found, shape, dtype)) is not None:
+                wrong.append(f"{_shown(name)} is {why}")
+            elif _is_plain(found):
+                places.append(found.data_ptr())
+                targets.append(found.detach().view(row.dtype))
+            else:
+                places.append((found.data_ptr(), found.stride()))
+                targets.append(torch.empty(shape, dtype=row.dtype))
+        for name in extra:
+            dtype = torch.int64 if name == INDEX else torch.float32
+            found = out.get(name, None)
+            if (why := _why_not(found, (rows,), dtype)) is not None:
+                wrong.append(f"{name!r} is {why}")
+            else:
+                places.append((found.data_ptr(), found.stride()))
+        places.append(rows)
+        if not wrong and places != self._apart:
+            wrong = _shared({name: _found(out, name) for name in (*self.names, *((name,) for name in extra))})
+            self._apart = None if wrong else places
+        if wrong:
+            key = self._ring.key
+            raise StructureMismatchError(f"{key!r}: out doesn't fit a sample: {'; '.join(wrong)}", key=key)
+        return targets
+
+    def fill(self, out: Any, targets: Targets, extra: dict[str, torch.Tensor]) -> Any:
+        """Copies what was not copied to `out` at once."""
+        for (found, _, dtype, _), target in zip(self._pairs(out), targets, strict=True):
+            if not _is_plain(found):
+                copy_into(found, target.view(dtype))
+        with torch.no_grad():
+            for name, tensor in extra.items():
+                found = out.get(name)
+                if found.is_inference():
+                    copy_into(found, tensor)
+                else:
+                    found.copy_(tensor)  # a third of the time
+        return out
+
+    def _pairs(self, out: Any) -> Iterator[tuple[Any, torch.Tensor, torch.dtype, Name]]:
+        if isinstance(out, type) or not is_tensor_collection(out):
+            raise TypeError(f"out is {an_instance(out)}, and not the TensorDict that a sample is")
+        for name, tensor, dtype in zip(self.names, self._ring.tensors, self._dtypes, strict=True):
+            yield _found(out, name), tensor, dtype, name
+
+
+def _found(out: Any, name: Name) -> Any:
+    return out.get(name if len(name) != 1 else name[0], None)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether rows can be copied to it as bytes; its class and autograd, if any, have no say in that."""
+    is_plain = type(tensor) is torch.Tensor and tensor.is_contiguous() and not tensor.is_inference()
+    return is_plain and takes_bytes(tensor)
+
+
+def _moved(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    if device is None or device.type == "cpu":
+        return tensor
+    if device.type == "cuda" and torch.cuda.is_available():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return to_device(tensor, device)
+
+
+def _collected(entries: dict[Any, Any], shape: torch.Size, device: torch.device | None) -> TensorDict:
+    for key, value in entries.items():
+        if not isinstance(value, torch.Tensor):
+            entries[key] = _collected(value, shape, device)
+    return TensorDict._new_unsafe(entries, batch_size=shape, device=device, nested=False)
+
+
+def _shown(name: Name) -> str:
+    return repr(name[0] if len(name) == 1 else name)
+
+
+def _shared(leaves: dict[Name, torch.Tensor]) -> list[str]:
+    """Lists leaves that share memory, for an error: a sample has values of its own for each.
+
+    Leaves that are columns of one tensor lie between each other, and share none: of such each byte is looked at.
+    """
+    wrong: list[str] = []
+    near: dict[torch.device, list[tuple[int, int, Name]]] = {}  # leaves, each of which begins before others end
+    for name, leaf in sorted(leaves.items(), key=lambda one: one[1].data_ptr()):
+        start, nbytes = leaf.data_ptr(), traits.reach(leaf.shape, leaf.stride()) * leaf.itemsize
+        others = near.setdefault(leaf.device, [])
+        if all(end <= start for _, end, _ in others):
+            others.clear()
+        others.append((start, start + nbytes, name))
+        if len(others) > 1 and (other := _that_shares(leaves, others)) is not None:
+            wrong.append(f"{_shown(name)} is a tensor that shares memory with {_shown(other)}: give each its own")
+    return wrong
+
+
+def _that_shares(leaves: dict[Name, torch.Tensor], near: list[tuple[int, int, Name]]) -> Name | None:
+    """Returns the first of the leaves that has bytes of the last one."""
+    begin = near[0][0]
+    bytes_of = torch.zeros(max(end for _, end, _ in near) - begin, dtype=torch.bool, device="cpu")
+
+    def shown(name: Name, start: int) -> torch.Tensor:
+        leaf = leaves[name]
+        stride = [step * leaf.itemsize for step in leaf.stride()]
+        return bytes_of.as_strided((*leaf.shape, leaf.itemsize), (*stride, 1), start - begin)
+
+    start, _, last = near[-1]
+    shown(last, start).fill_(True)
+    return next((name for start, _, name in near[:-1] if bool(shown(name, start).any())), None)
+
+
+def _why_not(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+    """Says why an entry of `out` can't be filled with a tensor of this shape and dtype; None if it can."""
+    if not isinstance(found, torch.Tensor):
+        what = "missing" if found is None else type(found).__qualname__
+        return f"{what}, and takes {dtype} of shape {list(shape)}"
+    why = why_not_filled(found)
+    if why is None and found.is_inference() and not torch.is_inference_mode_enabled():
+        why = "an inference tensor, which is written in inference mode only: sample inside of torch.inference_mode()"
+    if why is None and (tuple(found.shape) != shape or found.dtype != dtype):
+        why = f"{found.dtype} of shape {list(found.shape)}, and takes {dtype} of shape {list(shape)}"
+    return why

@@ -36,14 +36,16 @@ from memstore.replay.ring import (
     STATE,
     WHOLE,
     WRITING,
+    LimiterWait,
     Ring,
     claims_of,
     give_back,
     give_back_the_dead,
     positions_of,
+    rows_under_way,
+    wait_for,
     words_of,
 )
-from memstore.replay.waiting import LimiterWait, rows_under_way, wait_for
 from memstore.structure import DTYPES, is_readable, modes
 
 # --- Convert ---------------------------------------------------------------------------------------------------------
