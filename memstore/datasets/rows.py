@@ -7,27 +7,23 @@ and open it again. The rules: docs/decisions/015. The control page, the mutex an
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Literal, cast
 
-import msgspec
 import numpy as np
 import torch
 
 from memstore import structure
 from memstore._threads import call_late
-from memstore._wording import count_of
-from memstore.datasets.spec import NUMPY_SAME_SIZE, Array, Batch, Spec, naming, rows_of_spec, spec_of_batch, take_batch
+from memstore.datasets.spec import NUMPY_SAME_SIZE, Array, Batch
 from memstore.engine import (
     CONTROL_SIZE,
     Content,
     Creation,
     Draft,
     Header,
-    MappedEntry,
     MutableDescription,
     MutableEntry,
     Record,
@@ -209,17 +205,6 @@ class Rows:
         sync_rows(self._entry, 0, CONTROL_SIZE)
 
 
-def as_held(entry: MutableEntry) -> MappedEntry:
-    """Makes an ordinary entry of the rows that are there by now, for a view.
-
-    It is of the same file, while that is mapped.
-    """
-    rows, length = Rows(entry), entry.length
-    plan = structure.plan_at(rows.value[:length], [leaf.offset for leaf in rows.plan.leaves])
-    record = msgspec.structs.replace(entry.record, description=plan.description, nbytes=plan.nbytes)
-    return MappedEntry(record, entry.mapping)
-
-
 # --- Create an entry -------------------------------------------------------------------------------------------------
 
 
@@ -235,52 +220,12 @@ def control_of(size: int) -> Span:
     return Span(("__control__",), "uint8", 1, (size,), size)
 
 
-_CONTROL = control_of(CONTROL_SIZE)
-
-
-def put_dataset(root: Root, key: str, spec: Spec, capacity: int, length: int, deadline: float) -> int:
-    """Creates a dataset of zeros. Returns its put's version."""
-    _check_absent(root, key, deadline)
-    if type(length) is not int or length < 0:
-        kind = ValueError if type(length) is int else TypeError
-        raise kind(f"length is a number of rows, 0 or more, and not {length!r:.100}")
-    with naming(key):
-        value = rows_of_spec(spec, capacity)
-        if length > capacity:
-            raise ValueError(f"length is {length:,} rows, and capacity {capacity:,}")
-        plan, entries = structure.plan_dense(value, _CONTROL)
-    return _put_dataset(root, key, plan, entries, length, None, deadline)
-
-
-def put_dataset_from(root: Root, key: str, value: Any, capacity: int | None, deadline: float) -> int:
-    """Creates a dataset of a batch. Returns its put's version."""
-    _check_absent(root, key, deadline)
-    with naming(key):
-        spec = spec_of_batch(value)
-        one, _ = structure.plan_dense(rows_of_spec(spec, 1), _CONTROL)
-        batch = take_batch(key, one, value)
-        room = batch.rows if capacity is None else capacity
-        if capacity is None and not batch.rows:
-            raise ValueError("value has no rows: say a capacity")
-        plan, entries = structure.plan_dense(rows_of_spec(spec, room), _CONTROL)
-        if batch.rows > room:
-            raise ValueError(f"value has {count_of(batch.rows, 'row', 'rows')}, and capacity is {room:,}")
-    return _put_dataset(root, key, plan, entries, batch.rows, batch, deadline)
-
-
-def _check_absent(root: Root, key: str, deadline: float) -> None:
+def check_absent(root: Root, key: str, deadline: float) -> None:
     """Raises AlreadyExistsError before room is reserved: beside a large dataset there may be none for another."""
     record = index.find(root, key.encode(), max(deadline - time.monotonic(), 0))
     if record is not None:
         advice = _OPENED_BY[record.mutable_kind].format(key=key) if record.is_mutable else _A_VALUE
         raise AlreadyExistsError(f"{key!r} is there already, at version {record.version}: {advice}", key=key)
-
-
-def _put_dataset(
-    root: Root, key: str, plan: Plan, entries: bytes, length: int, batch: Batch | None, deadline: float
-) -> int:
-    mutable = MutableDescription("dataset", plan.description)
-    return put_entry(root, key, mutable, plan, entries, functools.partial(_fill, plan, length, batch), deadline)
 
 
 def put_entry(
@@ -289,14 +234,15 @@ def put_entry(
     mutable: MutableDescription,
     plan: Plan,
     entries: bytes,
-    fill: Callable[[WritableMemory], None],
     deadline: float,
+    length: int = 0,
+    batch: Batch | None = None,
 ) -> int:
     """Puts a new mutable entry. Returns the version.
 
     Args:
         plan, entries: of all rows, with `control_of`; the entries of the header.
-        fill: writes into the new file, which is zeros, the control page at least.
+        length: how many rows are whole from the beginning. They are zeros, or those of a `batch`.
 
     Raises:
         AlreadyExistsError, StoreFullError: as `Store.create_dataset`.
@@ -305,23 +251,22 @@ def put_entry(
     description = encode_mutable(mutable)
     header = Header(key, root.settings.store, description, b"", entries)
     content = Content(description, b"", plan.nbytes)
+
+    def fill(memory: WritableMemory) -> None:
+        data = np.asarray(memory)  # zeros
+        data[:CONTROL_SIZE] = np.frombuffer(new_page(length), np.uint8)
+        if batch is not None:
+            for array, source in zip(arrays_over(plan, data), batch.arrays, strict=True):
+                array[:length] = source
+
     try:
         (version,) = put(root, [Draft(key.encode(), content, 0, header, fill)], deadline)
     except VersionConflictError as error:
         found = error.found
     else:
         return version
-    _check_absent(root, key, deadline)
+    check_absent(root, key, deadline)
     raise AlreadyExistsError(f"{key!r} was there, at version {found}, and was deleted meanwhile: try again", key=key)
-
-
-def _fill(plan: Plan, length: int, batch: Batch | None, memory: WritableMemory) -> None:
-    """Fills a new file, where what isn't written is zeros."""
-    data = np.asarray(memory)
-    data[:CONTROL_SIZE] = np.frombuffer(new_page(length), np.uint8)
-    if batch is not None:
-        for array, source in zip(arrays_over(plan, data), batch.arrays, strict=True):
-            array[:length] = source
 
 
 # --- References in pickles -------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from memstore import structure
 from memstore.datasets import Spec, check_capacity, control_of, put_entry, rows_of_spec, spec_of
@@ -25,10 +24,8 @@ from memstore.engine import (
     MutableEntry,
     Record,
     Root,
-    WritableMemory,
     deadline_after,
     decode_mutable,
-    new_page,
     open_mutable,
     resource_errors,
 )
@@ -219,12 +216,7 @@ def create_buffer(root: Root, key: str, spec: Spec, options: RingOptions, capaci
     """Makes an empty buffer. Raises AlreadyExistsError, StoreFullError, and as `plan_of_spec`."""
     plan, entries = plan_of_spec(key, spec, options, capacity)
     mutable = MutableDescription("buffer", plan.description, encode_options(options))
-    put_entry(root, key, mutable, plan, entries, _fill, deadline)
-
-
-def _fill(memory: WritableMemory) -> None:
-    """Fills a new file, where what isn't written is zeros."""
-    np.asarray(memory)[:CONTROL_SIZE] = np.frombuffer(new_page(0), np.uint8)
+    put_entry(root, key, mutable, plan, entries, deadline)
 
 
 # --- Open ------------------------------------------------------------------------------------------------------------

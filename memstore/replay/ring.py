@@ -3,8 +3,7 @@
 The functions at the top read and make the words of slots. `Ring` maps the parts of one buffer, and `Ring.run` calls a
 function under the buffer's mutex. `flush` notes which rows are on the disk, and `restore` finds them after a crash of
 the host. The next owner of the mutex calls `_recover` when the last one died or failed in the middle of a change.
-`wait_for` looks under the mutex, and sleeps until another process changes something; `LimiterWait` is the wait of one
-call for the rate limiter. The rules: docs/decisions/015.
+`Wait` is the wait of one call for rows, for room, or for the rate limiter. The rules: docs/decisions/015.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from memstore import structure
-from memstore._threads import ABANDONED, AbandonedError, check_abandoned, is_abandoned
+from memstore._threads import ABANDONED, AbandonedError, is_abandoned
 from memstore._wording import count_of
 from memstore.datasets import arrays_over
 from memstore.engine import (
@@ -62,6 +61,8 @@ _CLAIM_AT, _LAP_AT = 2, 16
 _CLAIM = (1 << _LAP_AT - _CLAIM_AT) - 1
 
 Words = NDArray[np.int64]
+Slots = NDArray[np.int64]
+Notes = NDArray[np.uint64]
 
 
 def words_of(positions: Any, capacity: int, state: int, claim: int = 0) -> Any:
@@ -136,27 +137,34 @@ class Ring:
         if self.options.alpha is not None:
             nodes: Any = np.ndarray(SumTree.nodes(capacity), np.float64, memory, layout.tree)
             self.priorities = Priorities(SumTree(nodes, capacity), self.numbers, self.options.alpha)
-        self.notes: NDArray[np.uint64] | None = None
+        self.notes: Notes | None = None
         if self.options.is_noted:
             self.notes = np.ndarray((capacity, 2), np.uint64, memory, layout.notes)
         self.layout = layout
         self.numbers.check(capacity)
 
-    def run(self, action: Callable[[], T], deadline: float) -> T:
-        """Calls `action` under the buffer's mutex. Raises StoreTimeoutError; ValueError for a NeverFitsError.
+    def run(self, action: Callable[..., T], deadline: float, *arguments: Any, **options: Any) -> T:
+        """Calls `action` under the buffer's mutex, and wakes whom it rang for.
 
-        Unlike `MutableEntry.run` it doesn't look for an unfinished seal: a buffer is never sealed.
+        It doesn't look for an unfinished seal, as `MutableEntry.run` does: a buffer is never sealed.
+
+        Raises:
+            StoreTimeoutError: the deadline has passed.
+            ValueError: for a NeverFitsError.
         """
-        entry = self.entry
+        entry, page = self.entry, self.page
         try:
-            if self.page.forks and entry.root.catalog.is_released:
+            if page.forks and entry.root.catalog.is_released:
                 reopen_root(entry.root, deadline)
-            return self.page.run(action, deadline)
+            return page.run(action, deadline, *arguments, **options)
         except NeverFitsError as error:
             raise ValueError(str(error)) from None
         except Exception:
             with entry.errors:  # here, and not around the call: a hold takes 2 us, and that 0.4
                 raise
+        finally:
+            if page.owes_wake:
+                page.wake()
 
 
 # --- Flush and restore -----------------------------------------------------------------------------------------------
@@ -166,7 +174,6 @@ class Ring:
 # hash of its row; in another boot a slot is whole if both fit. The rules: docs/decisions/015.
 
 
-Slots = NDArray[np.int64]
 _A_HOLD = 1 << 16  # notes that are written in one hold of the mutex
 _HASH, _WORD = 0, 1
 
@@ -190,15 +197,12 @@ def flush(ring: Ring, deadline: float) -> None:
     hashes = _hashes(ring, slots)
     for start in range(0, len(slots), _A_HOLD):
         part = slice(start, start + _A_HOLD)
-        ring.run(partial(_note, ring, slots[part], words[part], hashes[part]), deadline)
+        ring.run(_note, deadline, ring, ring.notes, slots[part], words[part], hashes[part])
     sync_rows(ring.entry, 0, ring.layout.size)
 
 
-def _note(ring: Ring, slots: Slots, words: Slots, hashes: NDArray[np.uint64]) -> None:
+def _note(ring: Ring, notes: Notes, slots: Slots, words: Slots, hashes: Notes) -> None:
     """Notes rows that lie there still. The mutex is held, so that no later note is written over."""
-    notes = ring.notes
-    if notes is None:
-        return
     there = are_same(words, ring.words[slots])
     chosen = slots[there]
     notes[chosen, _WORD] = 0  # a note that is cut off fits nothing
@@ -206,7 +210,7 @@ def _note(ring: Ring, slots: Slots, words: Slots, hashes: NDArray[np.uint64]) ->
     notes[chosen, _WORD] = words[there].astype(np.uint64)
 
 
-def _hashes(ring: Ring, slots: Slots) -> NDArray[np.uint64]:
+def _hashes(ring: Ring, slots: Slots) -> Notes:
     """Returns the hashes of rows: xxh3-64 over the leaves of a row, each with the hash before it as its seed."""
     arrays: list[Any] = [array for array in ring.arrays if array.size]
     views = [array.reshape(len(array), -1).view(np.uint8) for array in arrays]
@@ -330,10 +334,16 @@ def give_back_the_dead(ring: Ring) -> bool:
     return bool(dead)
 
 
-# --- The queue before the rate limiter -------------------------------------------------------------------------------
-# The first that came goes first, so that small batches don't pass a large one for ever. Inserts and samples have a
-# queue each. If the first of a queue can't go, and somebody in the other can't either, nobody would ever go on. Then
-# any caller that can go may pass. That doesn't happen where the limiter's tolerance is as large as it is to be.
+# --- Waiting ---------------------------------------------------------------------------------------------------------
+# A caller looks under the mutex, and sleeps until another process changes something.
+#
+# Before the rate limiter callers wait in a queue; inserts and samples have one each. The first that came goes first, so
+# that small batches don't pass a large one for ever. If the first of a queue can't go, and somebody in the other can't
+# either, nobody would ever go on. Then any caller that can go may pass. That doesn't happen where the limiter's
+# tolerance is as large as it is to be.
+
+
+_TO_LEAVE = 1.0  # seconds
 
 
 def rows_under_way(ring: Ring) -> int:
@@ -351,14 +361,64 @@ def is_permitted(ring: Ring, side: int, rows: int) -> bool:
     return limiter.may_sample(numbers.added, numbers.sampled, rows)
 
 
-class LimiterWait:
-    """The wait of one call for the rate limiter. All methods are called under the mutex."""
+class Wait:
+    """The wait of one call: until there are rows or room for it, and the rate limiter lets it through.
 
-    def __init__(self, ring: Ring, side: int, rows: int) -> None:
-        self._ring, self._side, self._rows = ring, side, rows
+    `until` calls a function under the mutex. That asks `may_go`, and calls `leave` where it goes on.
+    """
+
+    __slots__ = ("_deadline", "_is_behind", "_ring", "_rows", "_seen", "_side", "_ticket", "_wants")
+
+    def __init__(self, ring: Ring, side: int, rows: int, deadline: float, wants: Callable[[int], str]) -> None:
+        """Begins the wait of a call on a side, INSERTS or SAMPLES.
+
+        Args:
+            wants: says what so many rows wait for, for an error, where it isn't the rate limiter.
+        """
+        self._ring, self._side, self._rows, self._deadline, self._wants = ring, side, rows, deadline, wants
         self._ticket = 0
-        self._has_left = False
         self._is_behind = False  # others
+        self._seen: int | None = None  # the bell's word; None: the call was cancelled
+
+    def until(self, look: Callable[..., T | None], *arguments: Any) -> T:
+        """Calls `look` under the mutex until it returns something, and returns that.
+
+        Raises:
+            StoreTimeoutError: the deadline has passed.
+            NotAStoreError: the store was removed meanwhile.
+            AbandonedError: whoever awaited the call was cancelled. `look` isn't called any more.
+        """
+        ring, deadline = self._ring, self._deadline
+        root, page = ring.entry.root, ring.page
+        while True:
+            now = time.monotonic()
+            if now > root.look_again:  # as `Root.glance`
+                try:
+                    root.check_in_place()
+                except MemstoreError:  # it was moved, and others may go on in it
+                    with contextlib.suppress(MemstoreError):  # otherwise the place is empty after some seconds
+                        ring.run(self.leave, now + _TO_LEAVE)
+                    raise
+            found = ring.run(self._look, deadline, look, arguments, is_last := now >= deadline)
+            if found is not None:
+                return found
+            if self._seen is None:
+                raise AbandonedError("whoever awaited this was cancelled")
+            if is_last:
+                raise StoreTimeoutError(f"{ring.key!r}: {self._reason() or self._wants(self._rows)}", key=ring.key)
+            page.sleep(self._seen, deadline)
+
+    def _look(self, look: Callable[..., T | None], arguments: tuple[Any, ...], is_last: bool) -> T | None:
+        if ABANDONED and is_abandoned():
+            self.leave()
+            self._seen = None
+            return None
+        found = look(*arguments)
+        if found is None:
+            if is_last:
+                self.leave()
+            self._seen = 0 if is_last else self._ring.page.listen()
+        return found
 
     def may_go(self) -> bool:
         """Whether the limiter permits it, and nobody came first. If so, go on, and `leave`; if not, it queues now.
@@ -387,15 +447,11 @@ class LimiterWait:
         return any(not is_permitted(ring, other, place.rows) for place in ring.queue.waiting(other))
 
     def leave(self) -> None:
-        """Leaves the queue. The next one in it is to be woken: see `has_left`."""
+        """Leaves the queue, under the mutex. The next one in it is woken after the hold."""
         if self._ticket:
             self._ring.queue.leave(self._side, self._ticket)
-            self._ticket, self._has_left = 0, True
-
-    def has_left(self) -> bool:
-        """Whether it left the queue since this was asked last."""
-        left, self._has_left = self._has_left, False
-        return left
+            self._ticket = 0
+            self._ring.page.ring()
 
     def _never(self, limiter: RateLimiter) -> str:
         is_insert = self._side == INSERTS
@@ -404,7 +460,7 @@ class LimiterWait:
         after = f" beyond the first {limiter.min_size:,}" if is_insert and limiter.min_size > 1 else ""
         return f"{self._ring.key!r}: {limiter} lets {most} through at once{after}, and never {self._rows:,}: {advice}"
 
-    def reason(self) -> str | None:
+    def _reason(self) -> str | None:
         """Says why the limiter lets it not through, for an error; None if it does."""
         ring, rows = self._ring, self._rows
         counts = f"{ring.limiter}, {ring.numbers.added:,} rows added, {ring.numbers.sampled:,} sampled"
@@ -415,78 +471,3 @@ class LimiterWait:
         if self._side == INSERTS:
             return f"its rate limiter lets no {rows:,} rows in until others are sampled: {counts}"
         return f"its rate limiter lets nobody sample {rows:,} rows until more are added: {counts}"
-
-
-# --- Look and sleep --------------------------------------------------------------------------------------------------
-
-
-_PAUSE = 0.002  # seconds
-_TO_LEAVE = 1.0  # seconds
-_GIVEN_UP = -1  # in place of the bell's word
-
-
-def wait_for(
-    ring: Ring,
-    look: Callable[[], T | None],
-    deadline: float,
-    reason: Callable[[], str],
-    wait: LimiterWait | None = None,
-) -> T:
-    """Calls `look` under the mutex until it returns something, and returns that.
-
-    Args:
-        reason: says what it waits for, for the error.
-        wait: the wait for the rate limiter, which `look` asks. A caller that was cancelled meanwhile leaves the queue,
-            and `look` isn't called.
-
-    Raises:
-        StoreTimeoutError: the deadline has passed.
-        NotAStoreError: the store was removed meanwhile.
-        AbandonedError: whoever awaited the call was cancelled.
-    """
-    while True:
-        try:
-            ring.entry.root.glance()
-        except MemstoreError:
-            if wait is not None:  # the store was moved, and others may go on in it
-                with contextlib.suppress(MemstoreError):  # otherwise its place is empty after some seconds
-                    ring.run(wait.leave, time.monotonic() + _TO_LEAVE)
-            raise
-        is_last = time.monotonic() >= deadline
-        found, seen, sleeps = ring.run(partial(_look, ring, look, wait, is_last), deadline)
-        if sleeps:
-            ring.page.wake()
-        if found is not None:
-            return found
-        if seen == _GIVEN_UP:
-            raise AbandonedError("whoever awaited this was cancelled")
-        if is_last:
-            raise StoreTimeoutError(f"{ring.key!r}: {reason()}", key=ring.key)
-        ring.page.sleep(seen, deadline)
-
-
-def _look(
-    ring: Ring, look: Callable[[], T | None], wait: LimiterWait | None, is_last: bool
-) -> tuple[T | None, int, bool]:
-    """Returns what `look` found, the bell, and whether somebody is to be woken who is next in the queue."""
-    is_given_up = bool(ABANDONED) and is_abandoned()
-    found = None if is_given_up else look()
-    if wait is not None and (is_last or is_given_up):
-        wait.leave()
-    sleeps = wait is not None and wait.has_left() and ring.page.ring()
-    if is_given_up:
-        return None, _GIVEN_UP, sleeps
-    return found, 0 if found is not None or is_last else ring.page.listen(), sleeps
-
-
-def pause(look: Callable[[], T | None], ring: Ring, deadline: float, reason: Callable[[], str]) -> T:
-    """Waits like `wait_for`, for a process that may only read: it can't take the mutex, nor say that it sleeps."""
-    while (found := look()) is None:
-        if ABANDONED:
-            check_abandoned()
-        ring.entry.check_in_place()
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise StoreTimeoutError(f"{ring.key!r}: {reason()}", key=ring.key)
-        time.sleep(min(_PAUSE, left))
-    return found

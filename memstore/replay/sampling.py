@@ -15,34 +15,31 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tensordict import TensorDict, is_tensor_collection
 
-from memstore import structure
 from memstore._arguments import flag
-from memstore._threads import ABANDONED, is_abandoned
+from memstore._threads import ABANDONED, check_abandoned, is_abandoned
 from memstore._wording import an_instance
 from memstore.datasets import NoLeafError
-from memstore.engine import SAMPLES, Path, RingNumbers, Root, deadline_after, open_mutable, resource_errors
+from memstore.engine import SAMPLES, Path, Root, deadline_after, open_mutable, resource_errors
 from memstore.errors import ReadOnlyError, StoreTimeoutError, StructureMismatchError
 from memstore.replay.entry import capacity_of
 from memstore.replay.picking import ConsumingPicker, Dice, EachOnce, PickedSlots, Picker, Prioritized, Uniform
-from memstore.replay.ring import READABLE, WHOLE, LimiterWait, Ring, are_same, pause, positions_of, wait_for, words_of
-from memstore.rows import copy_rows, is_kept
-from memstore.structure import DTYPES, copy_into, modes, takes_bytes, to_device, traits, why_not_filled
+from memstore.replay.ring import READABLE, WHOLE, Ring, Slots, Wait, are_same, positions_of, words_of
+from memstore.rows import copy_rows, is_kept, sharing
+from memstore.structure import DTYPES, copy_into, modes, takes_bytes, to_device, why_not_filled
 
 # --- Samples that take nothing ---------------------------------------------------------------------------------------
 
 
-Numbers = NDArray[np.int64]
 Targets = list[torch.Tensor]
 
 _ROUNDS = 16  # before the rest is copied under the mutex
+_PAUSE = 0.002  # seconds
 _NONE = np.empty(0, np.int64)
 LOADS_IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere all is copied under the mutex
 
@@ -60,7 +57,7 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
     # 1. Pick slots, and load their words.
     picked = picker.pick(rows, locked=False) if ring.limiter is None else None
     if picked is None:
-        picked = wait_for_rows(ring, picker, rows, deadline, count=True)
+        picked = wait_for_rows(ring, picker, rows, deadline, counts=True)
     # 2. Copy the rows, without a lock.
     # 3. Load the words again: rows that were overwritten meanwhile are wrong.
     wrong = copy_picked(ring, picked, targets) if LOADS_IN_ORDER else np.arange(rows)
@@ -77,16 +74,17 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
                 f"{ring.key!r}: rows were written over faster than they could be copied", key=ring.key
             )
         rounds += 1
-        locked = ring.entry.writable and (rounds > _ROUNDS or not LOADS_IN_ORDER)
-        again = partial(_pick_again, ring, picker, picked, wrong, targets, locked=locked)
-        left = ring.run(again, deadline) if locked else again()
+        if ring.entry.writable and (rounds > _ROUNDS or not LOADS_IN_ORDER):
+            left = ring.run(_pick_again, deadline, ring, picker, picked, wrong, targets, locked=True)
+        else:
+            left = _pick_again(ring, picker, picked, wrong, targets, locked=False)
         if left is None:
             left = _replace(ring, picked, wrong, targets, wait_for_rows(ring, picker, len(wrong), deadline))
         wrong = left
     return picked
 
 
-def copy_picked(ring: Ring, picked: PickedSlots, targets: Targets) -> Numbers:
+def copy_picked(ring: Ring, picked: PickedSlots, targets: Targets) -> Slots:
     """Copies rows. Returns the numbers of the rows that were overwritten meanwhile."""
     rows = torch.as_tensor(picked.slots)
     for tensor, target in zip(ring.tensors, targets, strict=True):
@@ -96,8 +94,8 @@ def copy_picked(ring: Ring, picked: PickedSlots, targets: Targets) -> Numbers:
 
 
 def _pick_again(
-    ring: Ring, picker: Picker, picked: PickedSlots, wrong: Numbers, targets: Targets, *, locked: bool
-) -> Numbers | None:
+    ring: Ring, picker: Picker, picked: PickedSlots, wrong: Slots, targets: Targets, *, locked: bool
+) -> Slots | None:
     """Replaces wrong rows by others that it picks. Returns the numbers of rows that are wrong again.
 
     The result is None if the picker finds too few.
@@ -106,7 +104,7 @@ def _pick_again(
     return None if others is None else _replace(ring, picked, wrong, targets, others)
 
 
-def _replace(ring: Ring, picked: PickedSlots, wrong: Numbers, targets: Targets, others: PickedSlots) -> Numbers:
+def _replace(ring: Ring, picked: PickedSlots, wrong: Slots, targets: Targets, others: PickedSlots) -> Slots:
     """Copies other rows in the place of wrong ones. Returns the numbers of rows that are wrong again."""
     copies = new_targets(ring, len(wrong))
     still = wrong[copy_picked(ring, others, copies)]
@@ -119,46 +117,51 @@ def _replace(ring: Ring, picked: PickedSlots, wrong: Numbers, targets: Targets, 
     return still
 
 
-def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, count: bool = False) -> PickedSlots:
+def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, counts: bool = False) -> PickedSlots:
     """Picks rows as soon as there are some, and the rate limiter permits it. Raises StoreTimeoutError.
 
     Args:
-        count: whether the rate limiter counts them. It doesn't where some rows of a sample are replaced, and then it
+        counts: whether the rate limiter counts them. It doesn't where some rows of a sample are replaced, and then it
             stops nobody either.
     """
-    if not ring.entry.writable:
-        return pause(partial(picker.pick, rows, locked=False), ring, deadline, partial(picker.wants, rows))
-    wait = LimiterWait(ring, SAMPLES, rows)
-    look = partial(_look_for_rows, ring, picker, rows, wait if count else None)
-    picked, sleeps = wait_for(ring, look, deadline, partial(_reason, picker, rows, wait), wait)
-    if sleeps:
-        ring.page.wake()
-    return picked
+    if ring.entry.writable:
+        wait = Wait(ring, SAMPLES, rows, deadline, picker.wants)
+        return wait.until(_pick_locked, ring, picker, rows, wait if counts else None)
+    # A process that may only read can't take the mutex, nor say that it sleeps.
+    while (found := picker.pick(rows, locked=False)) is None:
+        if ABANDONED:
+            check_abandoned()
+        ring.entry.check_in_place()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise StoreTimeoutError(f"{ring.key!r}: {picker.wants(rows)}", key=ring.key)
+        time.sleep(min(_PAUSE, left))
+    return found
 
 
-def _look_for_rows(ring: Ring, picker: Picker, rows: int, wait: LimiterWait | None) -> tuple[PickedSlots, bool] | None:
-    """Picks rows under the mutex. Also returns whether somebody is to be woken after it."""
+def _pick_locked(ring: Ring, picker: Picker, rows: int, wait: Wait | None) -> PickedSlots | None:
+    """Picks rows under the mutex. With a `wait` the rate limiter counts them, once it lets them through."""
     if wait is not None:
         if not wait.may_go():
             return None
         wait.leave()
     picked = picker.pick(rows, locked=True)
-    if picked is None or wait is None or ring.limiter is None:
-        return None if picked is None else (picked, False)
-    ring.numbers.sampled += rows
-    return picked, ring.page.ring()
+    if picked is not None and wait is not None:
+        _count_sampled(ring, rows)
+    return picked
 
 
-def _reason(picker: Picker, rows: int, wait: LimiterWait) -> str:
-    """Says why there is nothing, for an error."""
-    return wait.reason() or picker.wants(rows)
+def _count_sampled(ring: Ring, rows: int) -> None:
+    """Counts rows for the rate limiter, under the mutex; below 0 those that are put back."""
+    if ring.limiter is not None:
+        ring.numbers.sampled = max(ring.numbers.sampled + rows, 0)
+        ring.page.ring()
 
 
 # --- Rows that are handed out once -----------------------------------------------------------------------------------
 # Each row is handed out once, to all openers together, the oldest first or the newest. See docs/decisions/015.
 
 
-Positions = NDArray[np.int64]
 _HAND_OUT_ROUNDS = 3
 
 
@@ -167,7 +170,7 @@ def hand_out(ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, d
 
     A consumer that dies, or whose rows are overwritten, has taken only rows that it has got.
     """
-    wait = LimiterWait(ring, SAMPLES, rows)
+    wait = Wait(ring, SAMPLES, rows, deadline, picker.wants)
     for _ in range(_HAND_OUT_ROUNDS if LOADS_IN_ORDER else 0):
         # 1. Pick rows that wait, and copy them, without the mutex. Killed up to here, it has taken nothing.
         picked = picker.pick(rows, locked=False) if ring.limiter is None else None
@@ -175,44 +178,32 @@ def hand_out(ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, d
             picked = wait_for_rows(ring, picker, rows, deadline)
         copy_picked(ring, picked, targets)
         # 2. Take them, under the mutex, if they wait still. Otherwise another consumer was faster: begin anew.
-        taken, sleeps = ring.run(partial(_take, ring, picker, picked, wait), deadline)
-        if sleeps:
-            ring.page.wake()
-        if taken:
+        if ring.run(_take, deadline, ring, picker, picked, wait):
             return picked
     # 3. After some rounds, do all of it under the mutex.
-    look = partial(_pick_and_take, ring, picker, rows, targets, wait)
-    picked, sleeps = wait_for(ring, look, deadline, partial(_reason, picker, rows, wait), wait)
-    if sleeps:
-        ring.page.wake()
-    return picked
+    return wait.until(_pick_and_take, ring, picker, rows, targets, wait)
 
 
-def _take(ring: Ring, picker: ConsumingPicker, picked: PickedSlots, wait: LimiterWait) -> tuple[bool, bool]:
-    """Takes rows under the mutex. Returns whether they were taken, and whether somebody is to be woken after it."""
-    if ABANDONED and is_abandoned():  # they would be taken for nobody; `wait_for` raises
+def _take(ring: Ring, picker: ConsumingPicker, picked: PickedSlots, wait: Wait) -> bool:
+    """Takes rows under the mutex. Returns whether they were taken."""
+    if ABANDONED and is_abandoned():  # they would be taken for nobody; `Wait.until` raises
         wait.leave()
-        return False, wait.has_left() and ring.page.ring()
+        return False
     if not wait.may_go() or not picker.take(picked):
-        return False, False
+        return False
     wait.leave()
-    if ring.limiter is None:
-        return True, False
-    ring.numbers.sampled += len(picked.slots)
-    return True, ring.page.ring()
+    _count_sampled(ring, len(picked.slots))
+    return True
 
 
-def _pick_and_take(
-    ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, wait: LimiterWait
-) -> tuple[PickedSlots, bool] | None:
-    """Picks, copies and takes rows, under the mutex. Also returns whether somebody is to be woken after it."""
+def _pick_and_take(ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, wait: Wait) -> PickedSlots | None:
+    """Picks, copies and takes rows, under the mutex."""
     picked = picker.pick(rows, locked=True)
     if picked is None:
         wait.leave()
         return None
     copy_picked(ring, picked, targets)
-    taken, sleeps = _take(ring, picker, picked, wait)
-    return (picked, sleeps) if taken else None
+    return picked if _take(ring, picker, picked, wait) else None
 
 
 def put_back(ring: Ring, picked: PickedSlots, deadline: float, *, are_taken: bool) -> None:
@@ -221,30 +212,26 @@ def put_back(ring: Ring, picked: PickedSlots, deadline: float, *, are_taken: boo
     Args:
         are_taken: whether the sample took rows; else it was only counted.
     """
-    if not len(picked.slots) or not (are_taken or ring.limiter is not None):
-        return
-    if ring.run(partial(_put_back, ring, picked, are_taken=are_taken), deadline):
-        ring.page.wake()
+    if len(picked.slots) and (are_taken or ring.limiter is not None):
+        ring.run(_put_back, deadline, ring, picked, are_taken=are_taken)
 
 
-def _put_back(ring: Ring, picked: PickedSlots, *, are_taken: bool) -> bool:
-    """Puts rows back under the mutex. Returns whether somebody is to be woken after it.
+def _put_back(ring: Ring, picked: PickedSlots, *, are_taken: bool) -> None:
+    """Puts rows back under the mutex.
 
     Killed in between, it leaves rows that are handed out, and a cursor before them, where no row waits.
     """
-    numbers = ring.numbers
     if are_taken:
         still: Any = ring.words.take(picked.slots) == picked.words | 1
         slots, words = picked.slots[still], picked.words[still]
         if len(slots):
             # 1. Cursor, top and late: consumers look there again.
-            positions = positions_of(words, slots, ring.capacity)
+            positions, numbers = positions_of(words, slots, ring.capacity), ring.numbers
             numbers.count_published(int(positions.min()), int(positions.max()) + 1, numbers.added, ring.capacity)
             # 2. The rows wait, unless the ring has overwritten them.
             ring.words[slots] = words
-    if ring.limiter is not None:
-        numbers.sampled = max(numbers.sampled - len(picked.slots), 0)
-    return ring.page.ring()
+        ring.page.ring()
+    _count_sampled(ring, -len(picked.slots))
 
 
 # --- The sampler of an opener ----------------------------------------------------------------------------------------
@@ -308,27 +295,23 @@ class BufferRows(NamedTuple):
 def look_at_rows(root: Root, key: str, timeout: float) -> BufferRows:
     """Returns all slots where they lie. Raises KeyNotFoundError, MutableEntryError, CorruptionError."""
     with resource_errors(root.path, key, root), torch.inference_mode(False):
-        entry = open_mutable(root, key, "buffer", capacity_of, deadline_after(timeout), writable=False)
-        record, mapping = entry.record, entry.mapping
-        plan = structure.plan_of_rows(record.description, record.nbytes)
-        numbers = RingNumbers.in_page(mapping.address + record.start)
-        capacity = capacity_of(record)
-        written = min(numbers.head, capacity)
-        memory = np.asarray(mapping)[record.start : record.start + record.nbytes]
-        tensors = {leaf.name: structure.leaf_tensor(leaf, memory)[:written] for leaf in plan.leaves}
-        return BufferRows(min(numbers.rows, capacity), capacity, tensors)
+        ring = Ring(open_mutable(root, key, "buffer", capacity_of, deadline_after(timeout), writable=False))
+        written = min(ring.numbers.head, ring.capacity)
+        leaves = zip(ring.plan.leaves, ring.tensors, strict=True)
+        tensors = {leaf.name: tensor[:written].view(DTYPES[leaf.dtype]) for leaf, tensor in leaves}
+        return BufferRows(ring.numbers.rows, ring.capacity, tensors)
 
 
-def rows_by_age(ring: Ring) -> Positions:
+def rows_by_age(ring: Ring) -> Slots:
     """Returns the positions of all whole rows, in their order, also of those that were handed out."""
     words: Any = np.array(ring.words)
     slots = np.flatnonzero(words & READABLE)
-    found: Positions = positions_of(words[slots], slots, ring.capacity)
+    found: Slots = positions_of(words[slots], slots, ring.capacity)
     found.sort()
     return found
 
 
-def copy_rows_at(ring: Ring, positions: Positions, deadline: float) -> tuple[Targets, PickedSlots]:
+def copy_rows_at(ring: Ring, positions: Slots, deadline: float) -> tuple[Targets, PickedSlots]:
     """Copies rows, without those that were overwritten. Raises StoreTimeoutError where it takes the mutex.
 
     A row is copied as a sample's is: its word is loaded again after the copy.
@@ -338,7 +321,7 @@ def copy_rows_at(ring: Ring, positions: Positions, deadline: float) -> tuple[Tar
     if LOADS_IN_ORDER or not ring.entry.writable:
         gone = copy_picked(ring, picked, targets)
     else:
-        gone = ring.run(partial(copy_picked, ring, picked, targets), deadline)
+        gone = ring.run(copy_picked, deadline, ring, picked, targets)
     if len(gone):
         left = np.delete(np.arange(len(positions)), gone)
         targets = [target[torch.as_tensor(left)] for target in targets]
@@ -440,7 +423,10 @@ class Samples:
                 places.append((found.data_ptr(), found.stride()))
         places.append(rows)
         if not wrong and places != self._apart:
-            wrong = _shared({name: _found(out, name) for name in (*self.names, *((name,) for name in extra))})
+            names = [*self.names, *((name,) for name in extra)]
+            for one, other in sharing([_found(out, name) for name in names]):
+                text = f"{_shown(names[one])} is a tensor that shares memory with {_shown(names[other])}"
+                wrong.append(f"{text}: give each its own")
             self._apart = None if wrong else places
         if wrong:
             key = self._ring.key
@@ -495,39 +481,6 @@ def _collected(entries: dict[Any, Any], shape: torch.Size, device: torch.device 
 
 def _shown(name: Name) -> str:
     return repr(name[0] if len(name) == 1 else name)
-
-
-def _shared(leaves: dict[Name, torch.Tensor]) -> list[str]:
-    """Lists leaves that share memory, for an error: a sample has values of its own for each.
-
-    Leaves that are columns of one tensor lie between each other, and share none: of such each byte is looked at.
-    """
-    wrong: list[str] = []
-    near: dict[torch.device, list[tuple[int, int, Name]]] = {}  # leaves, each of which begins before others end
-    for name, leaf in sorted(leaves.items(), key=lambda one: one[1].data_ptr()):
-        start, nbytes = leaf.data_ptr(), traits.reach(leaf.shape, leaf.stride()) * leaf.itemsize
-        others = near.setdefault(leaf.device, [])
-        if all(end <= start for _, end, _ in others):
-            others.clear()
-        others.append((start, start + nbytes, name))
-        if len(others) > 1 and (other := _that_shares(leaves, others)) is not None:
-            wrong.append(f"{_shown(name)} is a tensor that shares memory with {_shown(other)}: give each its own")
-    return wrong
-
-
-def _that_shares(leaves: dict[Name, torch.Tensor], near: list[tuple[int, int, Name]]) -> Name | None:
-    """Returns the first of the leaves that has bytes of the last one."""
-    begin = near[0][0]
-    bytes_of = torch.zeros(max(end for _, end, _ in near) - begin, dtype=torch.bool, device="cpu")
-
-    def shown(name: Name, start: int) -> torch.Tensor:
-        leaf = leaves[name]
-        stride = [step * leaf.itemsize for step in leaf.stride()]
-        return bytes_of.as_strided((*leaf.shape, leaf.itemsize), (*stride, 1), start - begin)
-
-    start, _, last = near[-1]
-    shown(last, start).fill_(True)
-    return next((name for start, _, name in near[:-1] if bool(shown(name, start).any())), None)
 
 
 def _why_not(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:

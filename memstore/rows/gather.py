@@ -10,7 +10,7 @@ import itertools
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -365,11 +365,9 @@ def check_target(out: Any, shape: tuple[int, ...], dtype: torch.dtype, path: Pat
 
 def check_overlaps(targets: Sequence[tuple[Path, torch.Tensor]], read: Sequence[torch.Tensor]) -> None:
     """Raises StructureMismatchError if a target that is to be filled overlaps another one, or what is read."""
-    ranges = sorted((*_range(target), i) for i, (_, target) in enumerate(targets))
-    for (_, stop, i), (start, _, j) in zip(ranges, ranges[1:], strict=False):
-        if start < stop and _share_elements([target for _, target in targets], ranges):
-            both = f"{name_of(targets[i][0])} and {name_of(targets[j][0])}"
-            raise StructureMismatchError(f"{both} of out overlap in memory")
+    for one, other in sharing([target for _, target in targets]):
+        both = f"{name_of(targets[other][0])} and {name_of(targets[one][0])}"
+        raise StructureMismatchError(f"{both} of out overlap in memory")
     reads = {device: _Ranges(read, device) for device in {target.device for _, target in targets}}
     for path, target in targets:
         if reads[target.device].meet(*_range(target)):
@@ -394,15 +392,31 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + traits.reach(tensor.shape, tensor.stride()) * tensor.dtype.itemsize
 
 
-def _share_elements(targets: Sequence[torch.Tensor], ranges: Sequence[tuple[int, int, int]]) -> bool:
-    """Returns whether targets whose ranges cross, as columns of one matrix do, have a byte in common: counts each."""
-    start = ranges[0][0]
-    counts = torch.zeros(max(stop for _, stop, _ in ranges) - start, dtype=torch.uint8)
-    for first, _, i in ranges:
-        target = targets[i]
-        item = target.dtype.itemsize
-        counts.as_strided((*target.shape, item), (*[step * item for step in target.stride()], 1), first - start).add_(1)
-    return bool(counts.max() > 1)
+def sharing(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
+    """Finds tensors that have bytes of others: yields the number of each, and that of the first such other one.
+
+    Columns of one matrix lie between each other, and share nothing. So where ranges cross, each byte is looked at.
+    """
+    near: list[tuple[int, int, int]] = []  # the ranges that reach beyond the start of the next one
+    for start, stop, number in sorted((*_range(tensor), number) for number, tensor in enumerate(tensors)):
+        device = tensors[number].device
+        near = [one for one in near if one[1] > start]
+        same = [one for one in near if tensors[one[2]].device == device]
+        near.append((start, stop, number))
+        if same:
+            begin = min(one[0] for one in same)
+            taken = torch.zeros(max(stop, *(one[1] for one in same)) - begin, dtype=torch.bool, device="cpu")
+            _bytes_of(tensors[number], taken, start - begin).fill_(True)
+            for first, _, other in same:
+                if _bytes_of(tensors[other], taken, first - begin).any():
+                    yield number, other
+                    break
+
+
+def _bytes_of(tensor: torch.Tensor, memory: torch.Tensor, offset: int) -> torch.Tensor:
+    """Returns the part of `memory`, of which an element stands for a byte, where the bytes of a tensor lie."""
+    item = tensor.itemsize
+    return memory.as_strided((*tensor.shape, item), (*[step * item for step in tensor.stride()], 1), offset)
 
 
 # --- How rows are copied ---------------------------------------------------------------------------------------------
