@@ -41,6 +41,7 @@ from memstore.engine import (
     open_mutable,
     put,
     resource_errors,
+    sync_rows,
 )
 from memstore.errors import (
     ReadOnlyError,
@@ -133,8 +134,8 @@ class Dataset(_RowsForLoaders):
         return rows.shared(in_range(row, length, self.key))
 
     def _ipython_key_completions_(self) -> list[str]:
-        """Lists what notebooks offer behind `dataset["`: the columns."""
-        return self._rows.names()
+        """Lists what notebooks offer behind `dataset["`: the columns; of nested leaves the first part of the name."""
+        return list(dict.fromkeys(str(leaf.name[0]) for leaf in self._rows.plan.leaves if leaf.name))
 
     @modes.unaffected
     def __getitems__(self, index: Sequence[int]) -> list[BatchRow]:
@@ -275,12 +276,15 @@ class Dataset(_RowsForLoaders):
         start, stop, step = rows.indices(len(self))
         if step != 1:
             raise ValueError(f"rows are flushed in slices of step 1, and not {step}")
-        self._entry.check_in_place()
+        entry = self._entry
+        entry.check_in_place()
         if start >= stop:
             return
-        self._rows.sync(start, stop)
-        self._entry.run(functools.partial(self._note_flushed, start, stop), deadline_after(self._timeout))
-        self._rows.sync_control_page()
+        for leaf in self._rows.plan.leaves:
+            row = leaf.nbytes // leaf.shape[0]
+            sync_rows(entry, leaf.offset + start * row, leaf.offset + stop * row)
+        entry.run(functools.partial(self._note_flushed, start, stop), deadline_after(self._timeout))
+        sync_rows(entry, 0, CONTROL_SIZE)
 
     def _note_flushed(self, start: int, stop: int) -> None:
         page = self._entry.page

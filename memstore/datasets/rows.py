@@ -42,7 +42,6 @@ from memstore.engine import (
     open_root,
     put,
     resource_errors,
-    sync_rows,
 )
 from memstore.errors import AlreadyExistsError, CrossHostError, VersionConflictError, VersionGoneError
 from memstore.listing import open_elsewhere
@@ -150,16 +149,18 @@ class Rows:
         self.value: Any = structure.rebuild(self.plan, b"", self._memory, entry.mapping)
 
     def shared(self, index: int | slice, value: Any = None) -> Any:
-        """Returns rows as tensors over the memory that the processes share.
-
-        They are of the part `value` of all, or of all.
+        """Returns rows of the part `value`, or of all, as tensors over the memory that the processes share.
 
         Each has a storage of its own: `share_memory_` moves a storage elsewhere, with all tensors over it, and torch
         saves it whole.
         """
+
+        def own(view: torch.Tensor) -> torch.Tensor:
+            return structure.in_own_storage(view, self._memory, self._entry.mapping)
+
         with torch.inference_mode(False):
             rows = (self.value if value is None else value)[index]
-            return self._own(rows) if isinstance(rows, torch.Tensor) else rows.apply(self._own)
+            return own(rows) if isinstance(rows, torch.Tensor) else rows.apply(own)
 
     def column(self, names: tuple[str, ...], length: int) -> Any:
         """Returns so many rows of a leaf or a part of the spec, as `shared` does.
@@ -171,38 +172,16 @@ class Rows:
             found = None if isinstance(found, torch.Tensor) else found.get(name, None)
             if found is None:
                 asked = names[0] if len(names) == 1 else names
-                raise NoLeafError(f"{self._entry.key!r} has no leaf {asked!r}, but {self._leaves()}")
+                leaves = [tuple(map(str, leaf.name)) for leaf in self.plan.leaves]
+                there = ", ".join(repr(name[0] if len(name) == 1 else name) for name in leaves if name)
+                there = there or "rows of one tensor: dataset[:] is all of them"
+                raise NoLeafError(f"{self._entry.key!r} has no leaf {asked!r}, but {there}")
         return self.shared(slice(length), found)
-
-    def names(self) -> list[str]:
-        """Returns the names of the columns; of nested leaves the first part.
-
-        It is empty if the rows are of one tensor.
-        """
-        return list(dict.fromkeys(str(leaf.name[0]) for leaf in self.plan.leaves if leaf.name))
-
-    def _leaves(self) -> str:
-        names = [tuple(map(str, leaf.name)) for leaf in self.plan.leaves]
-        if names == [()]:
-            return "rows of one tensor: dataset[:] is all of them"
-        return ", ".join(repr(name[0] if len(name) == 1 else name) for name in names)
-
-    def _own(self, view: torch.Tensor) -> torch.Tensor:
-        return structure.in_own_storage(view, self._memory, self._entry.mapping)
 
     def store(self, batch: Batch, index: Any) -> None:
         """Copies a batch to its rows, by this thread alone: no helper of torch's stores on when its caller is dead."""
         for array, source in zip(self.arrays, batch.arrays, strict=True):
             array[index] = source
-
-    def sync(self, start: int, stop: int) -> None:
-        """Brings rows to the disk, if there is one."""
-        for leaf in self.plan.leaves:
-            row = leaf.nbytes // leaf.shape[0]
-            sync_rows(self._entry, leaf.offset + start * row, leaf.offset + stop * row)
-
-    def sync_control_page(self) -> None:
-        sync_rows(self._entry, 0, CONTROL_SIZE)
 
 
 # --- Create an entry -------------------------------------------------------------------------------------------------
