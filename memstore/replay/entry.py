@@ -3,8 +3,7 @@
 1. `RateLimiter` and `RingOptions` are the choices that are stored with a buffer.
 2. `layout_of` places the parts in the control area, before the rows. Each part starts on a page: the control page, the
    claims, a word a slot, the sum tree, and on a disk the notes of `flush`.
-3. `create_buffer` puts the entry of a new buffer.
-4. `open_or_create` opens a buffer, compares it with what the caller asked for, and creates it if it doesn't exist.
+3. `open_or_create` opens a buffer, compares it with what the caller asked for, and creates it if it doesn't exist.
 """
 
 from __future__ import annotations
@@ -117,7 +116,6 @@ class RateLimiter:
 # --- Options and layout ----------------------------------------------------------------------------------------------
 
 
-_PAGE = CONTROL_SIZE
 NOTE_SIZE = 16  # bytes a slot: its word, and the xxh3 of its row
 
 
@@ -141,10 +139,6 @@ class RingOptions(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decode = msgspec.msgpack.Decoder(RingOptions).decode
-
-
-def encode_options(options: RingOptions) -> bytes:
-    return msgspec.msgpack.encode(options)
 
 
 def options_of(record: Record) -> RingOptions:
@@ -181,6 +175,10 @@ def layout_of(options: RingOptions, capacity: int) -> RingLayout:
     return RingLayout(CONTROL_SIZE, words, tree, notes, end)
 
 
+def _pages(size: int) -> int:
+    return -(-size // CONTROL_SIZE) * CONTROL_SIZE
+
+
 def capacity_of(record: Record) -> int:
     """Returns the number of slots. Raises CorruptionError where the rows would lie in the control area."""
     plan: Any = structure.plan_of_rows(record.description, record.nbytes)
@@ -191,14 +189,13 @@ def capacity_of(record: Record) -> int:
     return capacity
 
 
-def _pages(size: int) -> int:
-    return -(-size // _PAGE) * _PAGE
-
-
-# --- Create ----------------------------------------------------------------------------------------------------------
+# --- Open or create --------------------------------------------------------------------------------------------------
 
 
 _OURS = ("index", "weight")  # what samples have besides
+_NO_PRIORITIES = "it was made without priorities"
+DEFAULT_ALPHA = 0.6  # of the contract: who says nothing else takes the buffer's
+BufferMode = Literal["a", "r+", "x"]
 
 
 def plan_of_spec(key: str, spec: Spec, options: RingOptions, capacity: int) -> tuple[Plan, bytes]:
@@ -210,20 +207,6 @@ def plan_of_spec(key: str, spec: Spec, options: RingOptions, capacity: int) -> t
     if taken:
         raise ValueError(f"{key!r}: spec has the key {taken[0]!r}, which samples have of their own: rename it")
     return structure.plan_dense(rows_of_spec(pairs, capacity), control)
-
-
-def create_buffer(root: Root, key: str, spec: Spec, options: RingOptions, capacity: int, deadline: float) -> None:
-    """Makes an empty buffer. Raises AlreadyExistsError, StoreFullError, and as `plan_of_spec`."""
-    plan, entries = plan_of_spec(key, spec, options, capacity)
-    mutable = MutableDescription("buffer", plan.description, encode_options(options))
-    put_entry(root, key, mutable, plan, entries, deadline)
-
-
-# --- Open ------------------------------------------------------------------------------------------------------------
-
-
-_NO_PRIORITIES = "it was made without priorities"
-BufferMode = Literal["a", "r+", "x"]
 
 
 def checked_alpha(alpha: Any) -> float:
@@ -286,8 +269,10 @@ def open_or_create(
                     return entry
             if spec is None or capacity is None:
                 raise _not_there(root, key, mode, writable=writable)
+            plan, entries = plan_of_spec(key, spec, options, capacity)
+            mutable = MutableDescription("buffer", plan.description, msgspec.msgpack.encode(options))
             try:
-                create_buffer(root, key, spec, options, capacity, deadline)
+                put_entry(root, key, mutable, plan, entries, deadline)
             except AlreadyExistsError:
                 if mode == "x":
                     raise
@@ -341,9 +326,6 @@ def _compare(entry: MutableEntry, spec: Spec, capacity: int | None, options: Rin
         if wrong == [_NO_PRIORITIES]:
             advice = "leave sampler= out to take the buffer as it is, or make one under another key"
         raise StructureMismatchError(f"{key!r} is there already, and {'; '.join(wrong)}: {advice}", key=key)
-
-
-DEFAULT_ALPHA = 0.6  # of the contract: who says nothing else takes the buffer's
 
 
 def _rows(plan: structure.Plan) -> dict[object, object]:
