@@ -167,7 +167,7 @@ class LentBlock(SharedBlock):
         return OUT in self._own or OUT in tickets or HELD in tickets
 
     def is_lost(self) -> bool:
-        """Whether another process than its receiver may have a batch of it, too."""
+        """Returns whether another process than its receiver may have a batch of it, too."""
         return LOST in self._own or LOST in self.tickets.tobytes()
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ def begin_batch() -> Allocate:
 
 
 def _may_be_opened() -> bool:
-    """Whether other processes of this user may open this one's files, as `receive` does."""
+    """Returns whether other processes of this user may open this one's files, as `receive` does."""
     try:
         return os.stat("/proc/self").st_uid == os.geteuid()
     except OSError:

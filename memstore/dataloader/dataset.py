@@ -266,7 +266,7 @@ def _leaves(value: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
 
 
 def _is_collection(value: Any) -> bool:
-    """Whether it is a TensorDict or a tensorclass. Those whose rows lie apart, or are no tensors, are not."""
+    """Returns whether it is a TensorDict or a tensorclass, and neither a lazy stack nor a value that is no tensor."""
     tensordict: Any = sys.modules.get("tensordict")
     if tensordict is None or not tensordict.is_tensor_collection(value):
         return False

@@ -91,7 +91,7 @@ class RateLimiter:
         object.__setattr__(self, "tolerance", tolerance)
 
     def may_ever_go(self, rows: int, *, is_insert: bool) -> bool:
-        """Whether a batch of that many rows fits between the bounds at all (but for inserts up to `min_size`)."""
+        """Returns whether a batch of that many rows fits between the bounds at all (but for inserts up to `min_size`)."""
         return rows * (self.samples_per_insert if is_insert else 1.0) <= 2 * self.tolerance
 
     def most_at_once(self, *, is_insert: bool) -> int:
@@ -99,14 +99,14 @@ class RateLimiter:
         return int(2 * self.tolerance / (self.samples_per_insert if is_insert else 1.0))
 
     def may_insert(self, inserted: int, sampled: int, rows: int) -> bool:
-        """Whether `rows` more may be inserted."""
+        """Returns whether `rows` more may be inserted."""
         if inserted + rows <= self.min_size:
             return True
         difference = (inserted + rows) * self.samples_per_insert - sampled
         return difference <= self.samples_per_insert * self.min_size + self.tolerance
 
     def may_sample(self, inserted: int, sampled: int, rows: int) -> bool:
-        """Whether `rows` more may be sampled."""
+        """Returns whether `rows` more may be sampled."""
         if inserted < self.min_size:
             return False
         difference = inserted * self.samples_per_insert - (sampled + rows)

@@ -307,7 +307,7 @@ class EpisodeEnds:
         self._are_floats = "float" in dtype
 
     def between(self, slots: Any, following: Any) -> Bools:
-        """Whether an episode ends between a row and the one behind it."""
+        """Returns whether an episode ends between a row and the one behind it."""
         bits = self._bits[slots]
         if self._are_numbers:
             return (bits != self._bits[following]).any(-1)

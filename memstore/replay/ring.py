@@ -86,7 +86,7 @@ def claims_of(words: Any) -> Any:
 
 
 def are_same(before: Words, after: Words) -> NDArray[np.bool_]:
-    """Whether rows that could be read lie there still. They may have been taken meanwhile."""
+    """Returns whether rows that could be read lie there still. They may have been taken meanwhile."""
     return (before | 1) == (after | 1)
 
 
@@ -352,7 +352,7 @@ def rows_under_way(ring: Ring) -> int:
 
 
 def is_permitted(ring: Ring, side: int, rows: int) -> bool:
-    """Whether the rate limiter lets so many rows through, whoever waits. The mutex is held."""
+    """Returns whether the rate limiter lets so many rows through, whoever waits. The mutex is held."""
     numbers, limiter = ring.numbers, ring.limiter
     if limiter is None:
         return True
@@ -421,7 +421,7 @@ class Wait:
         return found
 
     def may_go(self) -> bool:
-        """Whether the limiter permits it, and nobody came first. If so, go on, and `leave`; if not, it queues now.
+        """Returns whether the limiter permits it, and nobody came first. If so, `leave`; if not, it queues now.
 
         Raises NeverFitsError: so many rows never fit between the limiter's bounds.
         """
@@ -440,7 +440,7 @@ class Wait:
         return False
 
     def _may_pass(self, rows_of_first: int) -> bool:
-        """Whether the queues block each other: the first of this one can't go, and some caller of the other can't."""
+        """Returns whether the queues block each other: neither the first of this one, nor one of the other, can go."""
         ring, other = self._ring, SAMPLES if self._side == INSERTS else INSERTS
         if is_permitted(ring, self._side, rows_of_first):
             return False

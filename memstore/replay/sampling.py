@@ -459,7 +459,7 @@ def _found(out: Any, name: Name) -> Any:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether rows can be copied to it as bytes; its class and autograd, if any, have no say in that."""
+    """Returns whether rows can be copied to it as bytes; its class and autograd, if any, have no say in that."""
     is_plain = type(tensor) is torch.Tensor and tensor.is_contiguous() and not tensor.is_inference()
     return is_plain and takes_bytes(tensor)
 

@@ -117,7 +117,7 @@ class WholeRows:
             raise ReadOnlyError(f"the store of {self.data.key!r} was opened with mode 'r'", key=self.data.key)
 
     def lacks_entries(self, rows: Any) -> bool:
-        """Whether it is a TensorDict that has not all entries of a row."""
+        """Returns whether it is a TensorDict that has not all entries of a row."""
         if not isinstance(rows, TensorDictBase):
             return False
         return not set(self.names) <= set(rows.keys(include_nested=True, leaves_only=True))

@@ -417,7 +417,7 @@ class MemstoreStorage(TensorStorage):
         return row[None]
 
     def _set_rows(self, slots: Words, data: Any, *, corrects: bool) -> None:
-        """Rows that are there may be corrected by some of their entries."""
+        """Writes rows. Those that are there may be corrected by some of their entries."""
         rows = self.rows
         are_there = len(set(slots.tolist())) == len(slots) and bool((slots < len(rows)).all())
         if corrects and are_there and rows.lacks_entries(data):
@@ -561,7 +561,7 @@ def _check_shapes(key: str, rows: Sequence[Any], path: tuple[str, ...]) -> None:
 
 
 def _is_basic(index: Any) -> bool:
-    """Whether tensors give a part of themselves for it, and no copy."""
+    """Returns whether tensors give a part of themselves for it, and no copy."""
     parts = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
     return all(part is None or part is Ellipsis or isinstance(part, (int, slice, str)) for part in parts)
 
