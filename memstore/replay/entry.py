@@ -91,7 +91,7 @@ class RateLimiter:
         object.__setattr__(self, "tolerance", tolerance)
 
     def may_ever_go(self, rows: int, *, is_insert: bool) -> bool:
-        """Returns whether a batch of that many rows fits between the bounds at all (but for inserts up to `min_size`)."""
+        """Returns whether a batch of so many rows fits between the bounds at all (but for inserts up to `min_size`)."""
         return rows * (self.samples_per_insert if is_insert else 1.0) <= 2 * self.tolerance
 
     def most_at_once(self, *, is_insert: bool) -> int:
