@@ -196,10 +196,11 @@ class Prioritized(Picker):
             before = self._priorities.sequence
             if before & 1 and not locked:
                 continue
-            total, there = tree.total(), ring.numbers.rows
+            sums, there = tree.sums(), ring.numbers.rows
+            total = sums[-1]
             if not (total > 0 and there):
                 return None
-            slots = tree.draw(rows, self._dice.generator)
+            slots = tree.draw(rows, self._dice.generator, sums)
             leaves, words = tree.priorities.take(slots), ring.words.take(slots)
             wrong: Any = np.flatnonzero((leaves <= 0) | (words & READABLE == 0))  # by rounding, or while it changes
             if locked and len(wrong):

@@ -59,7 +59,7 @@ class SumTree:
         array([1, 2, 2, 2])
     """
 
-    __slots__ = ("_levels", "_pairs", "_top", "capacity", "priorities")
+    __slots__ = ("_levels", "_top", "_up", "capacity", "priorities")
 
     def __init__(self, memory: Floats, capacity: int) -> None:
         """Takes the sums that stand there: zeros are those of priorities of 0.
@@ -83,7 +83,8 @@ class SumTree:
         self.capacity = capacity
         self.priorities: Floats = levels[-1][:capacity]
         self._top, self._levels = levels[0], levels
-        self._pairs = [np.reshape(level, (-1, 2)) for level in levels[1:]]
+        above = zip(levels[-2::-1], levels[:0:-1], strict=True)
+        self._up = [(level, np.reshape(below, (-1, 2))) for level, below in above]  # each level, and the pairs below
 
     @staticmethod
     def nodes(capacity: int) -> int:
@@ -112,17 +113,28 @@ class SumTree:
             self.rebuild()
             return
         nodes = chosen
-        for level, pairs in zip(self._levels[-2::-1], reversed(self._pairs), strict=True):
+        for level, pairs in self._up:
             nodes = nodes >> 1
             both = pairs.take(nodes, 0)
             level[nodes] = both[:, 0] + both[:, 1]
 
+    def set_one(self, slot: int, priority: float) -> None:
+        """Changes the priority of one slot, as `set` does, without its checks and in a tenth of its time."""
+        self.priorities[slot] = priority
+        for level, pairs in self._up:
+            slot >>= 1
+            level[slot] = pairs.item(slot, 0) + pairs.item(slot, 1)
+
     def rebuild(self) -> None:
         """Adds up everything anew: after a change that was cut off."""
-        for level, pairs in zip(self._levels[-2::-1], reversed(self._pairs), strict=True):
+        for level, pairs in self._up:
             np.add(pairs[:, 0], pairs[:, 1], out=level)
 
-    def draw(self, count: int, generator: np.random.Generator) -> Slots:
+    def sums(self) -> Floats:
+        """Returns the running sums of the top level, for `draw`. The last one is `total`, give or take rounding."""
+        return self._top.cumsum()
+
+    def draw(self, count: int, generator: np.random.Generator, sums: Floats | None = None) -> Slots:
         """Slots with probabilities proportional to their priorities: one of each of `count` equal shares of the sum.
 
         The shares make draws more even than independent ones (Schaul et al., "Prioritized Experience Replay", 2016,
@@ -132,6 +144,7 @@ class SumTree:
         Args:
             count: how many slots.
             generator: of numpy's.
+            sums: the `sums` of just now, if they are known.
 
         Returns:
             int64 [count], in growing order. By rounding, or where another process changes priorities meanwhile, a slot
@@ -140,7 +153,7 @@ class SumTree:
         Raises:
             ValueError: all priorities are 0.
         """
-        sums = self._top.cumsum()
+        sums = self.sums() if sums is None else sums
         if not sums[-1] > 0:
             raise ValueError("all priorities are 0: there is nothing to draw")
         shares = generator.random(count)
@@ -157,7 +170,7 @@ class SumTree:
         Returns:
             int64 [n].
         """
-        return self._descend(self._top.cumsum(), np.array(places, np.float64, ndmin=1))
+        return self._descend(self.sums(), np.array(places, np.float64, ndmin=1))
 
     def _descend(self, sums: Floats, rest: Floats) -> Slots:
         """Goes down from the top, whose running sums are `sums`. It overwrites `rest`."""
@@ -221,11 +234,15 @@ class Priorities:
     # --- under the mutex ----------------------------------------------------------------------------------------------
 
     def set(self, slots: Any, leaves: Any) -> None:
-        """Changes leaves: one number for all, or one for each."""
+        """Changes leaves, of one slot or of an array of them: one number for all, or an array with one for each."""
         numbers = self._numbers
-        numbers.sequence |= 1  # odd already, where a change was cut off
-        self.tree.set(slots, leaves)
-        numbers.sequence += 1
+        sequence = numbers.sequence | 1  # odd already, where a change was cut off
+        numbers.sequence = sequence
+        if isinstance(slots, int):
+            self.tree.set_one(slots, leaves.item() if isinstance(leaves, np.ndarray) else leaves)
+        else:
+            self.tree.set(slots, leaves)
+        numbers.sequence = sequence + 1
 
     def note_largest(self, priority: float) -> None:
         """Notes a priority that was given, if it is the largest."""

@@ -266,7 +266,7 @@ class BufferWriter:
             else:
                 covered += int(np.count_nonzero(ring.words[slots] & READABLE))
             if ring.priorities is not None:
-                ring.priorities.set(np.atleast_1d(words), 0.0)
+                ring.priorities.set(words, 0.0)
             ring.words[words] = words_of(position, capacity, WRITING, number)
         numbers.rows -= covered
         numbers.head = claim.end
@@ -339,7 +339,7 @@ class BufferWriter:
         for position, start, stop, _, words in runs:
             if priorities is not None:
                 leaves: Any = priorities.of_new_rows if given is None else given.leaves
-                priorities.set(np.atleast_1d(words), leaves[start:stop] if np.ndim(leaves) else leaves)
+                priorities.set(words, leaves[start:stop] if np.ndim(leaves) else leaves)
             ring.words[words] = words_of(position, ring.capacity, WHOLE)
         # 3. They are counted, and may be handed out.
         numbers.count_published(claim.first, claim.end, claim.before + claim.rows, ring.capacity)
