@@ -16,8 +16,7 @@ import memstore
 from memstore.engine import INSERTS, deadline_after
 from memstore.replay.ring import LimiterWait
 from tests.children import Child, Wire
-from tests.replay.interfere import in_the_copy
-from tests.replay.rows import SPEC, check_whole, numbers_of, ring_of, rows, there, writer_of
+from tests.replay.rows import SPEC, check_whole, in_the_copy, numbers_of, ring_of, rows, there, writer_of
 from tests.support import faults
 
 
