@@ -366,7 +366,10 @@ class ReplayBuffer:
         """
         if modes.are_active():
             with modes.put_aside():
-                return self._sample(picker, shape, out, device, deadline)
+                return self._sampled(picker, shape, out, device, deadline)
+        return self._sampled(picker, shape, out, device, deadline)
+
+    def _sampled(self, picker: Picker, shape: tuple[int, ...], out: Any, device: Any, deadline: float) -> Sampled:
         ring, samples, rows = self._ring, self._samples, math.prod(shape)
         # 1. Check that such a sample is possible, and that `out` can be filled, before rows are handed out.
         ring.entry.check_in_place()

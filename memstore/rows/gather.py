@@ -45,11 +45,6 @@ class LeafRows(NamedTuple):
     target: torch.Tensor
     is_given: bool
 
-    @property
-    def nbytes(self) -> int:
-        """Counts the bytes of the rows as they are stored: the target may have another dtype."""
-        return self.target.numel() * self.real.dtype.itemsize
-
     def prefetch(self) -> None:
         if self.stored is not None:
             self.stored.prefetch(self.box, self.rows)
@@ -59,33 +54,51 @@ class LeafRows(NamedTuple):
         is_new = not self.is_given and self.target.device.type == "cpu"
         return is_new and isinstance(self.stored, LeafBytes) and self.stored.receive(self.real, self.rows, self.target)
 
+    def fill(self, *, is_mapped: bool) -> None:
+        """Copies rows, one copy each; for a device by pinned memory, which torch keeps as long as the stream needs it.
+
+        Rows that are cast are copied first, too: `index_select(out=)` and `take` have no dtype but their source's.
+        """
+        target, dtype = self.target.detach(), self.real.dtype
+        is_direct = takes_bytes(target) and target.dtype == dtype
+        if not is_direct and target.device.type == "meta":
+            return
+        copies = target
+        if not is_direct:
+            copies = torch.empty(target.shape, dtype=dtype, pin_memory=target.device.type == "cuda")
+        if not isinstance(self.stored, LeafBoxes):
+            copy_rows(self.real.cpu(), self.rows, copies, is_mapped=is_mapped)
+        elif self.stored.pick(self.box, Points([self.rows]), copies) is None:
+            copy_rows(self.stored.read(self.box).cpu(), self.rows, copies, is_mapped=is_mapped)
+        if not is_direct:
+            copy_into(target, copies, non_blocking=True)
+
 
 class Gather:
     """One batch: `reading.plan` adds its leaves, `check`, then `read` fills their targets.
 
     Args:
-        device: where new targets are made.
+        device: where new targets are made; None: where their leaves are.
         allocate: makes them, of a shape and a dtype; None: torch does, on the device.
         cast: targets that are given may have other floating dtypes.
+
+    Attributes:
+        device: as given.
+        later: steps that are taken once all was checked: for what is no tensor.
     """
 
     def __init__(
         self, index: RowIndex, device: torch.device | None, allocate: Allocate | None = None, *, cast: bool = False
     ) -> None:
-        self._index, self._device, self._allocate, self._cast = index, device, allocate, cast
+        self._index, self.device, self._allocate, self._cast = index, device, allocate, cast
         self._jobs: list[LeafRows] = []
-        self._later: list[Callable[[], object]] = []
+        self.later: list[Callable[[], object]] = []
         self._has_rows = False
-
-    @property
-    def device(self) -> torch.device | None:
-        """Returns where new values go; None: where their leaves are."""
-        return self._device
 
     def of_picked(self) -> Gather:
         """Returns a batch that adds leaves to this one of which all rows are wanted: they were picked before."""
-        whole = Gather(RowIndex(slice(None)), self._device, self._allocate, cast=self._cast)
-        whole._jobs, whole._later = self._jobs, self._later
+        whole = Gather(RowIndex(slice(None)), self.device, self._allocate, cast=self._cast)
+        whole._jobs, whole.later = self._jobs, self.later
         return whole
 
     def rows(self, count: int, path: Path) -> torch.Tensor:
@@ -112,16 +125,12 @@ class Gather:
         if out is None and self._allocate is not None:
             target = self._allocate(shape, real.dtype)
         elif out is None:
-            target = torch.empty(shape, dtype=real.dtype, device=self._device or source.device)
+            target = torch.empty(shape, dtype=real.dtype, device=self.device or source.device)
         else:
             check_target(out, shape, real.dtype, path, self._cast)
             target = out
         self._jobs.append(LeafRows(path, box, real, stored, rows, target, out is not None))
         return target
-
-    def add_later(self, action: Callable[[], object]) -> None:
-        """Adds a step that is done once all was checked: for what is no tensor."""
-        self._later.append(action)
 
     def check(self, source: Any) -> None:
         """Looks at what can only be said once all leaves were added.
@@ -152,10 +161,11 @@ class Gather:
                     continue
                 is_mapped = i not in cold
                 if isinstance(job.stored, LeafBytes):
-                    job.stored.use(job.nbytes)
-                    is_mapped = is_mapped and job.stored.populate(job.nbytes)
-                _fill(job, is_mapped)
-        for action in self._later:
+                    nbytes = job.target.numel() * job.real.dtype.itemsize  # as stored: a target may cast them
+                    job.stored.use(nbytes)
+                    is_mapped = is_mapped and job.stored.populate(nbytes)
+                job.fill(is_mapped=is_mapped)
+        for action in self.later:
             action()
 
 
@@ -168,29 +178,6 @@ def _no_rows(source: Any) -> str:
         f"a value of type {kind.__qualname__} without a tensor has no rows: they are read from a view, a lazy leaf, a "
         "tensor, and TensorDicts, dicts, lists and tuples of these"
     )
-
-
-def _fill(job: LeafRows, is_mapped: bool) -> None:
-    """Copies rows, one copy each; for a device by pinned memory, which torch keeps until the stream has done with it.
-
-    Rows that are cast are copied first, too: `index_select(out=)` and `take` have no dtype but that of their source.
-    """
-    target, dtype = job.target.detach(), job.real.dtype
-    if takes_bytes(target) and target.dtype == dtype:
-        _copy_leaf_rows(job, target, is_mapped)
-    elif target.device.type != "meta":
-        staged = torch.empty(target.shape, dtype=dtype, pin_memory=target.device.type == "cuda")
-        _copy_leaf_rows(job, staged, is_mapped)
-        copy_into(target, staged, non_blocking=True)
-
-
-def _copy_leaf_rows(job: LeafRows, target: torch.Tensor, is_mapped: bool) -> None:
-    real = job.real
-    if isinstance(job.stored, LeafBoxes):
-        if job.stored.pick(job.box, Points([job.rows]), target) is not None:
-            return
-        real = job.stored.read(job.box)
-    copy_rows(real.cpu(), job.rows, target, is_mapped=is_mapped)
 
 
 # --- Which rows are asked for ----------------------------------------------------------------------------------------

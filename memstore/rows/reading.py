@@ -208,7 +208,7 @@ def _made_when_asked(gather: Gather, picked: Any, out: Any, path: Path) -> Any:
     for one, other in zip(members, outs, strict=True):
         keys = [key for key in _keys_of_others(one) if key in _keys_of_others(other)]
         if keys:
-            gather.add_later(partial(other.update_, one.select(*keys)))
+            gather.later.append(partial(other.update_, one.select(*keys)))
             one, other = one.exclude(*keys), other.exclude(*keys)
         plan(whole, one.unsqueeze(0), other.unsqueeze(0), path)
     return out
