@@ -364,7 +364,7 @@ def is_permitted(ring: Ring, side: int, rows: int) -> bool:
 class Wait:
     """The wait of one call: until there are rows or room for it, and the rate limiter lets it through.
 
-    `until` calls a function under the mutex. That asks `may_go`, and calls `leave` where it goes on.
+    `until` calls a function under the mutex, which asks whether it `goes_on`.
     """
 
     __slots__ = ("_deadline", "_is_behind", "_ring", "_rows", "_seen", "_side", "_ticket", "_wants")
@@ -445,6 +445,13 @@ class Wait:
         if is_permitted(ring, self._side, rows_of_first):
             return False
         return any(not is_permitted(ring, other, place.rows) for place in ring.queue.waiting(other))
+
+    def goes_on(self) -> bool:
+        """Leaves the queue if it may go. Returns whether it may."""
+        may_go = self.may_go()
+        if may_go:
+            self.leave()
+        return may_go
 
     def leave(self) -> None:
         """Leaves the queue, under the mutex. The next one in it is woken after the hold."""

@@ -141,10 +141,8 @@ def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, cou
 
 def _pick_locked(ring: Ring, picker: Picker, rows: int, wait: Wait | None) -> PickedSlots | None:
     """Picks rows under the mutex. With a `wait` the rate limiter counts them, once it lets them through."""
-    if wait is not None:
-        if not wait.may_go():
-            return None
-        wait.leave()
+    if wait is not None and not wait.goes_on():
+        return None
     picked = picker.pick(rows, locked=True)
     if picked is not None and wait is not None:
         _count_sampled(ring, rows)

@@ -245,8 +245,7 @@ class BufferWriter:
         # 1. Find slots, and a free claim. The first look may find neither, until claims of the dead are given back.
         while True:
             runs = number = None
-            if ring.limiter is None or wait.may_go():
-                wait.leave()  # also if there is no room, which others may have
+            if ring.limiter is None or wait.goes_on():  # also if there is no room, which others may have
                 runs = self._next_slots(rows)
             if runs is not None:
                 number = claims.find_free() if is_small else claims.take()
