@@ -301,12 +301,7 @@ _mapped: weakref.WeakValueDictionary[bytes, SharedBlock] = weakref.WeakValueDict
 # What stays mapped between two batches, as long as anybody has the Process of the worker: its loader has.
 _kept: weakref.WeakKeyDictionary[Any, list[SharedBlock]] = weakref.WeakKeyDictionary()
 
-
-def _let_go_before_fork() -> None:
-    _kept.clear()  # the child would keep it in memory, and so would the parent what is lost by the fork
-
-
-around_forks(Hooks(before=_let_go_before_fork))
+around_forks(Hooks(before=_kept.clear))  # a child would keep it in memory, and so would the parent what the fork loses
 
 
 def receive(reference: BlockReference, place: PlaceInBlock, shown: TensorForm) -> torch.Tensor:
