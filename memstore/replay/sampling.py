@@ -38,6 +38,7 @@ from memstore.structure import DTYPES, copy_into, modes, takes_bytes, to_device,
 
 Targets = list[torch.Tensor]
 
+_SMALL = 64 << 10  # bytes of a leaf's rows; from there on torch may be faster
 _ROUNDS = 16  # before the rest is copied under the mutex
 _PAUSE = 0.002  # seconds
 _NONE = np.empty(0, np.int64)
@@ -86,11 +87,16 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
 
 def copy_picked(ring: Ring, picked: PickedSlots, targets: Targets) -> Slots:
     """Copies rows. Returns the numbers of the rows that were overwritten meanwhile."""
-    rows = torch.as_tensor(picked.slots)
-    for tensor, target in zip(ring.tensors, targets, strict=True):
-        copy_rows(tensor, rows, target, is_mapped=True)
-    same = are_same(picked.words, ring.words.take(picked.slots))
-    return _NONE if same.all() else np.flatnonzero(~same)
+    slots = picked.slots
+    for array, tensor, target in zip(ring.arrays, ring.tensors, targets, strict=True):
+        if target.nbytes < _SMALL:  # by numpy at once: `copy_rows` would do the same, with twice as many calls
+            array.take(slots, 0, target.numpy(), "clip")
+        else:
+            copy_rows(tensor, torch.from_numpy(slots), target, is_mapped=True)
+    words: Any = ring.words.take(slots)
+    if (words == picked.words).all():
+        return _NONE
+    return np.flatnonzero(~are_same(picked.words, words))
 
 
 def _pick_again(
@@ -364,7 +370,8 @@ class Samples:
 
     def index_of(self, picked: PickedSlots, shape: tuple[int, ...]) -> torch.Tensor:
         """Returns the positions of rows, as the caller gets them."""
-        return torch.as_tensor(positions_of(picked.words, picked.slots, self._ring.capacity)).view(shape)
+        positions = torch.from_numpy(positions_of(picked.words, picked.slots, self._ring.capacity))
+        return positions if len(shape) == 1 else positions.view(shape)
 
     def weights_of(self, picked: PickedSlots, beta: float) -> torch.Tensor:
         """Returns the weights of rows that were drawn by priorities, over the largest of them."""
@@ -377,7 +384,7 @@ class Samples:
         shape = extra[INDEX].shape
         entries: dict[Any, Any] = {}
         for name, dtype, target in zip(self.names, self._dtypes, targets, strict=True):
-            tensor: Any = target.view(dtype)
+            tensor: Any = target if target.dtype is dtype else target.view(dtype)
             if len(shape) > 1:
                 tensor = tensor.unflatten(0, shape)
             at: Any = entries
