@@ -21,7 +21,6 @@ from memstore.replay.buffer import (
     sample_slices,
 )
 from memstore.replay.entry import RateLimiter
-from memstore.replay.priorities import SumTree
 from memstore.replay.sampling import BufferRows, Sampler, SamplerOptions, look_at_rows
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "Sampled",
     "Sampler",
     "SamplerOptions",
-    "SumTree",
     "copied_rows",
     "look_at_rows",
     "parts_by_age",

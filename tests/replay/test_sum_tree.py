@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.replay import SumTree
-from memstore.replay.priorities import LARGEST
+from memstore.replay.priorities import LARGEST, SumTree
 
 CAPACITIES = st.one_of(st.integers(1, 50), st.sampled_from([2047, 2048, 2049, 4096, 4097, 10_000]))
 SEEDS = st.integers(0, 2**32 - 1)
