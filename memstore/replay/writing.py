@@ -55,9 +55,9 @@ Level = dict[str, "Level | int"]  # the names of a level, with the numbers of th
 
 class _Leaf(NamedTuple):
     dtype: torch.dtype
-    shape: torch.Size  # of a row
-    bits: Any  # numpy's dtype of the ring's array
-    viewed: torch.dtype | None  # how it is viewed first, where numpy has no such dtype
+    shape: tuple[int, ...]  # of a row
+    viewed: torch.dtype | None  # how it is viewed for numpy, which has no such dtype
+    bits: Any  # as what numpy views it, to have the dtype of the ring's array; None: it has it
 
 
 class Intake:
@@ -69,12 +69,13 @@ class Intake:
         self._leaves: list[_Leaf] = []
         for number, (leaf, array, tensor) in enumerate(zip(ring.plan.leaves, ring.arrays, ring.tensors, strict=True)):
             dtype = DTYPES[leaf.dtype]
-            viewed = None
+            viewed, bits = None, array.dtype
             try:
-                torch.empty(0, dtype=dtype).numpy()
+                if torch.empty(0, dtype=dtype).numpy().dtype == bits:
+                    bits = None
             except TypeError:
-                viewed = tensor.dtype
-            self._leaves.append(_Leaf(dtype, torch.Size(leaf.shape[1:]), array.dtype, viewed))
+                viewed, bits = tensor.dtype, None
+            self._leaves.append(_Leaf(dtype, tuple(leaf.shape[1:]), viewed, bits))
             at: Any = self._level
             if not leaf.name:
                 self._level = number
@@ -112,22 +113,33 @@ class Intake:
                 if count < 0:
                     return -1
                 continue
-            leaf = self._leaves[inner]
-            if type(tensor) is not torch.Tensor or tensor.dtype is not leaf.dtype or not is_readable(tensor):
+            dtype, shape, viewed, bits = self._leaves[inner]
+            if type(tensor) is not torch.Tensor or tensor.dtype is not dtype:
                 return -1
-            shape = tensor.shape
-            if single:
-                rows = 1 if shape == leaf.shape else -1
-            else:
-                rows = shape[0] if shape and shape[1:] == leaf.shape else -1
-            if rows < 0 or (count >= 0 and rows != count):
+            try:
+                plain = tensor.detach() if tensor.requires_grad else tensor
+                array: Any = (plain if viewed is None else plain.view(viewed)).numpy()
+            except (RuntimeError, TypeError):  # elsewhere, of another layout, conjugated, or of a transform
+                return -1
+            if not _has_bytes(tensor):  # for which numpy doesn't look
+                return -1
+            found = array.shape
+            rows = 1 if single else found[0] if found else -1
+            if (found if single else found[1:]) != shape or rows < 0 or (count >= 0 and rows != count):
                 return -1
             count = rows
-            plain = tensor.detach() if tensor.requires_grad else tensor
-            array: Any = plain.numpy() if leaf.viewed is None else plain.view(leaf.viewed).numpy()
-            array = array.view(leaf.bits)
+            array = array if bits is None else array.view(bits)
             arrays[inner] = array[None] if single else array
         return count
+
+
+def _has_bytes(tensor: torch.Tensor) -> bool:
+    """Returns whether the storage of a tensor, which numpy takes, has its bytes: it may have been freed since."""
+    if tensor.is_contiguous() and tensor.data_ptr():
+        end = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
+        if end <= tensor.untyped_storage().nbytes():
+            return True
+    return is_readable(tensor)
 
 
 # --- Write a batch ---------------------------------------------------------------------------------------------------

@@ -84,6 +84,9 @@ class _Leaf:
     def __init__(self, array: Any, action: Callable[[], object]) -> None:
         self._array, self._action = array, action
 
+    def take(self, *arguments: Any) -> Any:
+        return self._array.take(*arguments)
+
     def __setitem__(self, index: Any, rows: Any) -> None:
         half = len(rows) // 2 or 1
         self._array[index][:half] = rows[:half]
