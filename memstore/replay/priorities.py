@@ -180,12 +180,12 @@ class Priorities:
     # --- under the mutex ----------------------------------------------------------------------------------------------
 
     def set(self, slots: Any, leaves: Any) -> None:
-        """Changes leaves, of one slot or of an array of them: one number for all, or an array with one for each."""
+        """Changes the leaf of a slot, or those of an array of slots: to one number for all, or to one for each."""
         numbers = self._numbers
         sequence = numbers.sequence | 1  # odd already, where a change was cut off
         numbers.sequence = sequence
         if isinstance(slots, int):
-            self.tree.set_one(slots, leaves.item() if isinstance(leaves, np.ndarray) else leaves)
+            self.tree.set_one(slots, leaves)
         else:
             self.tree.set(slots, leaves)
         numbers.sequence = sequence + 1

@@ -6,7 +6,7 @@ give each row once to all processes together; `put_back` undoes that. `picker_fo
 user gets: of new memory, or of the caller's. The rules: docs/decisions/015.
 """
 
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 

@@ -350,7 +350,9 @@ class BufferWriter:
         for position, start, stop, _, words in runs:
             if priorities is not None:
                 leaves: Any = priorities.of_new_rows if given is None else given.leaves
-                priorities.set(words, leaves[start:stop] if np.ndim(leaves) else leaves)
+                if np.ndim(leaves):
+                    leaves = leaves[start] if stop - start == 1 else leaves[start:stop]
+                priorities.set(words, leaves)
             ring.words[words] = words_of(position, ring.capacity, WHOLE)
         # 3. They are counted, and may be handed out.
         numbers.count_published(claim.first, claim.end, claim.before + claim.rows, ring.capacity)
