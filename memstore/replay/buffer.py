@@ -33,7 +33,6 @@ from memstore.replay.sampling import (
     Sampler,
     SamplerOptions,
     Samples,
-    copy_rows_at,
     hand_out,
     new_targets,
     picker_for,
@@ -560,9 +559,7 @@ def parts_by_age(buffer: ReplayBuffer) -> list[Any]:
 @modes.unaffected
 def copied_rows(buffer: ReplayBuffer, positions: Any, deadline: float) -> Any:
     """Copies the rows at positions, without those that were overwritten: a TensorDict [n] with "index"."""
-    targets, picked = copy_rows_at(buffer._ring, positions, deadline)
-    samples = buffer._samples
-    return samples.build(targets, {INDEX: samples.index_of(picked, (len(picked.slots),))}, None)
+    return buffer._samples.copied(positions, deadline)
 
 
 def _count(number: Any, name: str, least: int = 0) -> int:

@@ -252,11 +252,7 @@ def restore(ring: Ring) -> None:
 def keep_whole(ring: Ring, deadline: float) -> None:
     """Recovers the buffer now, and from now on whenever this process is the next owner of the mutex."""
     ring.page.recover = partial(_recover, weakref.ref(ring))  # weak: the page, of the ring, refers to this function
-    ring.run(_nothing, deadline)
-
-
-def _nothing() -> None:
-    pass
+    ring.run(lambda: None, deadline)
 
 
 def _recover(place: weakref.ref[Ring]) -> None:

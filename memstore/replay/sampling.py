@@ -2,8 +2,8 @@
 
 `sample` fills tensors with rows for the samplers that take nothing. `hand_out` does so for "fifo" and "lifo", which
 give each row once to all processes together; `put_back` undoes that. `picker_for` chooses the picker of an opener.
-`look_at_rows`, `rows_by_age` and `copy_rows_at` read rows without a sampler. `Samples` makes the TensorDicts that a
-user gets: of new memory, or of the caller's. The rules: docs/decisions/015.
+`look_at_rows` and `rows_by_age` find rows without a sampler. `Samples` makes the TensorDicts that a user gets: of new
+memory, or of the caller's. The rules: docs/decisions/015.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false
@@ -315,24 +315,6 @@ def rows_by_age(ring: Ring) -> Slots:
     return found
 
 
-def copy_rows_at(ring: Ring, positions: Slots, deadline: float) -> tuple[Targets, PickedSlots]:
-    """Copies rows, without those that were overwritten. Raises StoreTimeoutError where it takes the mutex.
-
-    A row is copied as a sample's is: its word is loaded again after the copy.
-    """
-    picked = PickedSlots(positions % ring.capacity, words_of(positions, ring.capacity, WHOLE))
-    targets = new_targets(ring, len(positions))
-    if LOADS_IN_ORDER or not ring.entry.writable:
-        gone = copy_picked(ring, picked, targets)
-    else:
-        gone = ring.run(copy_picked, deadline, ring, picked, targets)
-    if len(gone):
-        left = np.delete(np.arange(len(positions)), gone)
-        targets = [target[torch.as_tensor(left)] for target in targets]
-        picked = PickedSlots(picked.slots[left], picked.words[left])
-    return targets, picked
-
-
 # --- The TensorDict of a sample --------------------------------------------------------------------------------------
 
 
@@ -393,6 +375,24 @@ class Samples:
             at[name[-1]] = _moved(tensor, device)
         entries |= {name: _moved(tensor, device) for name, tensor in extra.items()}
         return _collected(entries, shape, device)
+
+    def copied(self, positions: Slots, deadline: float) -> TensorDict:
+        """Copies the rows at positions, without those that were overwritten, to a TensorDict [n] with "index".
+
+        A row is copied as a sample's is. Raises StoreTimeoutError where it takes the mutex.
+        """
+        ring = self._ring
+        picked = PickedSlots(positions % ring.capacity, words_of(positions, ring.capacity, WHOLE))
+        targets = new_targets(ring, len(positions))
+        if LOADS_IN_ORDER or not ring.entry.writable:
+            gone = copy_picked(ring, picked, targets)
+        else:
+            gone = ring.run(copy_picked, deadline, ring, picked, targets)
+        if len(gone):
+            left = np.delete(np.arange(len(positions)), gone)
+            targets = [target[torch.from_numpy(left)] for target in targets]
+            picked = PickedSlots(picked.slots[left], picked.words[left])
+        return self.build(targets, {INDEX: self.index_of(picked, (len(picked.slots),))}, None)
 
     # --- out= ---------------------------------------------------------------------------------------------------------
 
