@@ -65,7 +65,8 @@ class Intake:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._level: Level | int = {}
+        self._is_bare = not ring.plan.leaves[0].name  # a row is one tensor
+        self._level: Level = {}
         self._leaves: list[_Leaf] = []
         for number, (leaf, array, tensor) in enumerate(zip(ring.plan.leaves, ring.arrays, ring.tensors, strict=True)):
             dtype = DTYPES[leaf.dtype]
@@ -76,12 +77,11 @@ class Intake:
             except TypeError:
                 viewed, bits = tensor.dtype, None
             self._leaves.append(_Leaf(dtype, tuple(leaf.shape[1:]), viewed, bits))
+            *above, last = tuple(map(str, leaf.name)) or ("",)
             at: Any = self._level
-            if not leaf.name:
-                self._level = number
-            for name in leaf.name[:-1]:
-                at = at.setdefault(str(name), {})
-            at.update({str(name): number for name in leaf.name[-1:]})
+            for name in above:
+                at = at.setdefault(name, {})
+            at[last] = number
 
     def take(self, value: Any, *, single: bool) -> Batch:
         """Converts a batch, or one row if it is `single`. Raises as `take_batch`."""
@@ -90,10 +90,7 @@ class Intake:
             with modes.put_aside():
                 return take_batch(ring.key, ring.plan, value, single=single)
         arrays: list[Any] = [None] * len(self._leaves)
-        if type(self._level) is int:
-            count = self._collect({"": 0}, {"": value}, arrays, -1, single)
-        else:
-            count = self._collect(self._level, value, arrays, -1, single)
+        count = self._collect(self._level, {"": value} if self._is_bare else value, arrays, -1, single)
         if count < 0:
             return take_batch(ring.key, ring.plan, value, single=single)
         return Batch(count, tuple(arrays))
