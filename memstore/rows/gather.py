@@ -384,12 +384,15 @@ def sharing(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
 
     Columns of one matrix lie between each other, and share nothing. So where ranges cross, each byte is looked at.
     """
-    near: list[tuple[int, int, int]] = []  # the ranges that reach beyond the start of the next one
+    near: list[tuple[int, int, int]] = []  # ranges, one of which reaches beyond the start of the next one
+    reached = 0
     for start, stop, number in sorted((*_range(tensor), number) for number, tensor in enumerate(tensors)):
+        if reached <= start:
+            near.clear()
         device = tensors[number].device
-        near = [one for one in near if one[1] > start]
-        same = [one for one in near if tensors[one[2]].device == device]
+        same = [one for one in near if one[1] > start and tensors[one[2]].device == device]
         near.append((start, stop, number))
+        reached = max(reached, stop)
         if same:
             begin = min(one[0] for one in same)
             taken = torch.zeros(max(stop, *(one[1] for one in same)) - begin, dtype=torch.bool, device="cpu")

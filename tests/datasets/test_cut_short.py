@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import memstore
-from tests.children import Child, Wire
+from tests.children import Child, Wire, children
 from tests.leaks import find_leaks
 from tests.small_tmpfs import on_small_tmpfs
 from tests.support import faults
@@ -68,6 +68,30 @@ def test_a_kill_while_the_store_learns_of_datasets_leaves_one_that_opens(tmp_pat
 
 
 # --- several at once --------------------------------------------------------------------------------------------------
+
+_ROUNDS = 40
+
+
+def _extend(wire: Wire, number: int, path: str) -> list[range]:
+    data = memstore.open(path).open_dataset("data")
+    wire.send()
+    wire.receive()
+    return [data.extend(batch(1 + i % 3, number)) for i in range(_ROUNDS)]
+
+
+def test_rows_of_many_writers_stay_together(root: str) -> None:
+    with memstore.open(root) as store:
+        data = store.create_dataset("data", SPEC, capacity=1000)
+        with children(3, _extend, root) as writers:
+            for writer in writers:
+                writer.receive()
+            for writer in writers:
+                writer.send()
+            added = [writer.receive() for writer in writers]
+        numbers = data[:]["y"].tolist()
+        assert sum(map(len, (one for ranges in added for one in ranges))) == len(data)
+        for number, ranges in enumerate(added):
+            assert all(numbers[one.start : one.stop] == [number] * len(one) for one in ranges)
 
 
 def _stop_in_extend(wire: Wire, path: str) -> None:
