@@ -289,6 +289,17 @@ def test_priorities_of_any_kind(store: memstore.Store, priority: Any) -> None:
     assert buffer.extend(rows(2, 1)).tolist() == [2] and buffer_leaves(buffer)[:3] == [1.0, 1.0, 3.0]
 
 
+def test_a_new_row_has_the_largest_priority_ever_given(store: memstore.Store) -> None:
+    buffer = new(store, 10, sampler="prioritized", alpha=1.0)
+    buffer.extend(rows(0, 2))
+    buffer.update_priority([0], 5.0)
+    buffer.update_priority([0], 0.5)
+    buffer.extend(rows(2, 1))
+    buffer.extend(rows(3, 1), priority=0.25)
+    leaves = buffer_leaves(buffer)
+    assert leaves[:4] == [0.5, 1.0, 5.0, 0.25]
+
+
 def buffer_leaves(buffer: memstore.ReplayBuffer) -> list[float]:
     priorities = ring_of(buffer).priorities
     assert priorities is not None
