@@ -57,7 +57,7 @@ def _lose_before_fork() -> None:
     _when_dropped = [BACK]
 
 
-around_forks(Hooks(_lose_before_fork, lambda: None, lambda: None))
+around_forks(Hooks(before=_lose_before_fork))
 
 
 class BlockPart(msgspec.Struct, gc=False):
@@ -89,15 +89,7 @@ class SharedBlock:
         self._mapping: Mapping = map_file(fd, size, shared=True)
         head = self._mapping.view()[:START]
         self.token, self.tickets = head[:LAP_AT], head[TICKETS_AT:]
-        self._lap = head[LAP_AT:TICKETS_AT].cast("Q")
-
-    @property
-    def lap(self) -> int:
-        return self._lap[0]
-
-    @lap.setter
-    def lap(self, lap: int) -> None:
-        self._lap[0] = lap
+        self.lap = head[LAP_AT:TICKETS_AT].cast("Q")  # the first word
 
     @property
     def address(self) -> int:
@@ -153,7 +145,7 @@ class LentBlock(SharedBlock):
         self._own = bytearray()
         self.tickets[:] = bytes(MOST_TICKETS)
         self._sent = itertools.count()
-        self.lap += 1
+        self.lap[0] += 1
         return self.take(0, 0)
 
     def take(self, start: int, size: int) -> BlockPart:
@@ -175,7 +167,7 @@ class LentBlock(SharedBlock):
         return OUT in self._own or OUT in tickets or HELD in tickets
 
     def is_lost(self) -> bool:
-        """Whether another process than its receiver may have a batch of it, too."""
+        """Returns whether another process than its receiver may have a batch of it, too."""
         return LOST in self._own or LOST in self.tickets.tobytes()
 
     def close(self) -> None:
@@ -261,7 +253,7 @@ def begin_batch() -> Allocate:
 
 
 def _may_be_opened() -> bool:
-    """Whether other processes of this user may open this one's files, as `receive` does."""
+    """Returns whether other processes of this user may open this one's files, as `receive` does."""
     try:
         return os.stat("/proc/self").st_uid == os.geteuid()
     except OSError:
@@ -278,7 +270,7 @@ def _lend(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     ticket = None if block is None else block.send()
     if block is None or ticket is None:
         return None
-    place = (block.lap, ticket, storage.data_ptr() - block.address, storage.nbytes())
+    place = (block.lap[0], ticket, storage.data_ptr() - block.address, storage.nbytes())
     shown = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
     return receive, (block.reference, place, shown)
 
@@ -309,12 +301,7 @@ _mapped: weakref.WeakValueDictionary[bytes, SharedBlock] = weakref.WeakValueDict
 # What stays mapped between two batches, as long as anybody has the Process of the worker: its loader has.
 _kept: weakref.WeakKeyDictionary[Any, list[SharedBlock]] = weakref.WeakKeyDictionary()
 
-
-def _let_go_before_fork() -> None:
-    _kept.clear()  # the child would keep it in memory, and so would the parent what is lost by the fork
-
-
-around_forks(Hooks(_let_go_before_fork, lambda: None, lambda: None))
+around_forks(Hooks(before=_kept.clear))  # a child would keep it in memory, and so would the parent what the fork loses
 
 
 def receive(reference: BlockReference, place: PlaceInBlock, shown: TensorForm) -> torch.Tensor:
@@ -326,7 +313,7 @@ def receive(reference: BlockReference, place: PlaceInBlock, shown: TensorForm) -
     block = _mapped.get(reference[2]) or _map(reference)
     lap, ticket, start, size = place
     tickets = block.tickets
-    if block.lap != lap or tickets[ticket] != OUT:
+    if block.lap[0] != lap or tickets[ticket] != OUT:
         raise VersionGoneError("a batch of a DataLoader's worker is unpickled once, and this one was before")
     tickets[ticket] = HELD
     with modes.put_aside():

@@ -77,12 +77,9 @@ class StoreDataset(Dataset[Any]):
             check_store(store, key)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform is a function of a batch, and not {transform!r:.100}")
-        view = store.view(key, device="cpu")
-        self._set(key, view, count_rows(view, key), transform)
-
-    def _set(self, key: str, view: Any, length: int, transform: Callable[[Any], Any] | None) -> None:
         self.key, self.transform = key, transform
-        self._view, self._length = view, length
+        self._view = store.view(key, device="cpu")
+        self._length = count_rows(self._view, key)
 
     def __len__(self) -> int:
         return self._length
@@ -115,17 +112,8 @@ class StoreDataset(Dataset[Any]):
         """Lets the disk read rows that will be asked for, and doesn't wait: see `prefetch_rows`."""
         prefetch_rows(self._view, rows)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.key, self._view, self._length, self.transform)
-
     def __repr__(self) -> str:
         return f"<memstore.StoreDataset {self.key!r}, {count_of(self._length, 'row', 'rows')}>"
-
-
-def _restore(cls: type[StoreDataset], *parts: Any) -> StoreDataset:
-    data = cls.__new__(cls)
-    data._set(*parts)  # pyright: ignore[reportPrivateUsage]
-    return data
 
 
 # --- Batches, as DataLoader takes them -------------------------------------------------------------------------------
@@ -266,7 +254,7 @@ def _leaves(value: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
 
 
 def _is_collection(value: Any) -> bool:
-    """Whether it is a TensorDict or a tensorclass. Those whose rows lie apart, or are no tensors, are not."""
+    """Returns whether it is a TensorDict or a tensorclass, and neither a lazy stack nor a value that is no tensor."""
     tensordict: Any = sys.modules.get("tensordict")
     if tensordict is None or not tensordict.is_tensor_collection(value):
         return False

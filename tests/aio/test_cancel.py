@@ -18,7 +18,7 @@ from memstore._threads import ABANDONED
 from memstore.aio import AsyncStore
 from memstore.aio import calls as aio_calls
 from memstore.engine import SAMPLES
-from memstore.replay.samples import Samples
+from memstore.replay.sampling import Samples
 from memstore.store import models
 from memstore.store.model_fit import Fit
 from tests.aio.loops import Stopper, end_of_calls, threads_of_aio, until, with_store
