@@ -19,8 +19,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from memstore._wording import an
-from memstore.deferred_init.events import Past, now
-from memstore.deferred_init.replay import Replay, one_at_a_time
+from memstore.deferred_init.replay import Past, Replay, now, one_at_a_time
 from memstore.errors import UnsupportedValueError
 from memstore.fake import (
     Mark,
