@@ -12,9 +12,9 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
+from memstore._compat import DisableTorchFunction, is_torch_fake
 from memstore._wording import an, short
 from memstore.deferred_init.replay import (
     Event,
@@ -35,7 +35,6 @@ from memstore.deferred_init.slots import (
     TensorSlot,
     check_placements,
     deferred_slots,
-    distribute,
     is_on,
     names_of,
     refuse_unknown,
@@ -63,9 +62,7 @@ from memstore.engine import syscalls
 from memstore.errors import StructureMismatchError, UnsupportedValueError
 from memstore.fake import Mark, Session, TensorRef, in_session, is_fake, original_class
 from memstore.structure import modes, own_device, why_no_memory
-
-# pyright: reportPrivateUsage=false
-
+from memstore.view import distribute
 
 # --- What a user calls -----------------------------------------------------------------------------------------------
 
@@ -119,7 +116,7 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
     note_new_parameters()
     with in_session(Session(Recording())) as session:
         result = module_fn(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             for one in _tensors_of(result):
                 session.note(one)
                 note_wrapper(one)
@@ -427,7 +424,7 @@ def _check_found(
     problems: list[str] = []
     for slot, name in found:
         tensor, stored = slot.tensor, table.get(name)
-        if is_fake(stored) or isinstance(stored, FakeTensor):
+        if is_fake(stored) or is_torch_fake(stored):
             problems.append(f"{name}: the source's is fake, and has no values")
         elif is_lazy(stored):
             problems.append(f"{name}: the source's is uninitialized, and has no values")
@@ -511,7 +508,7 @@ def _finished(slot: TensorSlot, options: MaterializeOptions) -> torch.Tensor:
     is_spread = is_wrapper(tensor) or is_lazy(tensor) or (made is not None and is_wrapper(made))
     if spread is not None and not is_spread:
         whole = made_for_now(tensor) if made is None else made
-        return become(tensor, distribute(whole.detach(), spread, dtype))
+        return become(tensor, distribute(whole.detach(), *spread, dtype))
     if made is None:
         made = materialize([tensor])[0]
     device = made.device if options.device is None and options.mesh is None else options.device_of(tensor)

@@ -24,12 +24,10 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 import xxhash
 
+from memstore._compat import DisableAutocast, is_view, schema_of, version_of
 from memstore.errors import UnsupportedValueError
 from memstore.fake import Mark, Recorder, TensorRef, kind_of, over_storage, tensors_in
 from memstore.structure import modes
-
-# pyright: reportPrivateUsage=false
-
 
 # --- Events ----------------------------------------------------------------------------------------------------------
 
@@ -227,7 +225,7 @@ def _sign(tensor: torch.Tensor) -> int | None:
     if _is_plain(tensor) and tensor.device.type == "cpu":
         values = tensor.detach().resolve_conj().resolve_neg().contiguous()
         return xxhash.xxh3_64_intdigest(values.view(-1).view(torch.uint8).numpy().data)
-    return None if tensor.is_inference() else tensor._version
+    return None if tensor.is_inference() else version_of(tensor)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -399,9 +397,6 @@ def _bytes(state: torch.Tensor) -> bytes:
 # --- Replay ----------------------------------------------------------------------------------------------------------
 
 
-# pyright: reportPrivateUsage=false
-
-
 _lock = threading.RLock()  # a generator that isn't ours is borrowed, and what was made is noted on tensors
 _aten: Any = torch.ops.aten
 # They draw as many numbers for a tensor whatever is in it.
@@ -437,8 +432,7 @@ def one_at_a_time() -> Generator[None]:
 @contextmanager
 def _alone() -> Generator[None]:
     """Keeps modes, transforms, autocast and gradients of the caller away from the operators."""
-    no_autocast: Any = torch._C._DisableAutocast()
-    with _lock, modes.put_aside(entirely=True), no_autocast, torch.inference_mode(False), torch.no_grad():
+    with _lock, modes.put_aside(entirely=True), DisableAutocast(), torch.inference_mode(False), torch.no_grad():
         yield
 
 
@@ -509,7 +503,7 @@ def _laid_out(found: torch.Tensor, ref: TensorRef) -> torch.Tensor:
     """Lays a result out as it was laid out on meta tensors: other tensors show parts of that."""
     is_same = (found.dtype, tuple(found.shape)) == (ref.dtype, ref.size)
     assert is_same, f"{ref} became {found.dtype}{tuple(found.shape)}"
-    if (found.stride(), found.storage_offset()) == (ref.stride, ref.offset) and not found._is_view():
+    if (found.stride(), found.storage_offset()) == (ref.stride, ref.offset) and not is_view(found):
         return found
     made = torch.empty_strided(ref.size, ref.stride, dtype=ref.dtype, device=found.device)
     if ref.offset:
@@ -536,7 +530,7 @@ def _run_from(
 ) -> tuple[Any, torch.Tensor]:
     """Runs an operator that draws, from a state on; returns the state behind it too."""
     device = _drawn_on(args, options, device)
-    if any(one.name == "generator" for one in event.operator._schema.arguments):
+    if any(one.name == "generator" for one in schema_of(event.operator).arguments):
         own = torch.Generator(device)
         own.set_state(state)
         result = _call(event, args, {**options, "generator": own})

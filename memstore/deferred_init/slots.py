@@ -4,8 +4,6 @@
 placements the real tensor is to have. `distribute` makes this rank's part of a tensor.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections import deque
@@ -15,12 +13,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from tensordict import TensorDict
 
-from memstore._threads import between_forks
+from memstore._compat import MODULE_DICTS, entries_of, module_dicts, set_entry
 from memstore._wording import short
 from memstore.deferred_init.tensors import has_no_past, is_deferred_tensor, is_empty, is_wrapper
 from memstore.errors import StructureMismatchError, UnsupportedValueError
-from memstore.sharding import local_shape, narrow_to, place
-from memstore.structure import contiguous_stride, modes
 
 # --- Slots of a module -----------------------------------------------------------------------------------------------
 
@@ -28,7 +24,6 @@ from memstore.structure import contiguous_stride, modes
 Check = Callable[[torch.nn.Module], bool]
 _CONTAINERS = (tuple, list, deque, dict, TensorDict)
 _WITH_TENSORS = (torch.Tensor, *_CONTAINERS)
-_TORCHS = frozenset(("_parameters", "_buffers", "_modules"))
 
 
 class TensorSlot(NamedTuple):
@@ -62,8 +57,7 @@ class _Entries:
         self._home = home
 
     def __setitem__(self, key: str, item: Any) -> None:
-        self._home._tensordict[key] = item
-        self._home._erase_cache()
+        set_entry(self._home, key, item)
 
 
 class _Tuple:
@@ -89,14 +83,13 @@ def slots_of(module: torch.nn.Module, prefix: str = "") -> Iterator[TensorSlot]:
 
     Tensors in containers among its attributes count too.
     """
-    inside = vars(module)
-    for home, is_parameter in ((inside["_parameters"], True), (inside["_buffers"], False)):
+    inside, dicts = vars(module), module_dicts(module)
+    for home, is_parameter in ((dicts.parameters, True), (dicts.buffers, False)):
         for key, tensor in home.items():
             if isinstance(tensor, torch.Tensor):
-                is_passing = key in inside["_non_persistent_buffers_set"]
-                yield TensorSlot(home, key, prefix + key, tensor, is_parameter, not is_passing)
+                yield TensorSlot(home, key, prefix + key, tensor, is_parameter, key not in dicts.passing)
     for key, value in list(inside.items()):
-        if not isinstance(value, _WITH_TENSORS) or key in _TORCHS:
+        if not isinstance(value, _WITH_TENSORS) or key in MODULE_DICTS:
             continue
         if not isinstance(value, dict) or dict.__len__(value):  # each module has some ten dicts of hooks, mostly empty
             yield from _within(inside, key, prefix + key, value, ())
@@ -124,7 +117,7 @@ def _inside(home: Any, key: Any, value: Any) -> tuple[Any, list[tuple[Any, Any]]
     if isinstance(value, tuple):
         return _Tuple(home, key), list(enumerate(value))
     if isinstance(value, TensorDict):
-        return _Entries(value), list(value._tensordict.items())
+        return _Entries(value), list(entries_of(value).items())
     # What a class of somebody's makes of `items` isn't asked: it may load what nobody wants yet.
     return value, list(dict.items(value) if isinstance(value, dict) else enumerate(value))
 
@@ -296,23 +289,3 @@ def spread_as(wrapper: Any) -> Spread | None:
     """Says how a DTensor is spread; None if the tensor wraps others for another reason."""
     mesh, placements = getattr(wrapper, "device_mesh", None), getattr(wrapper, "placements", None)
     return None if mesh is None or placements is None else Spread(mesh, placements)
-
-
-def distribute(tensor: torch.Tensor, spread: Spread, dtype: torch.dtype) -> Any:
-    """Makes this rank's part, in memory of its own. There is no collective.
-
-    Raises:
-        UnsupportedValueError: there is no such dimension, or a placement is Partial or unknown.
-    """
-    with between_forks():
-        from torch.distributed.tensor import DTensor
-    mesh, placements = spread
-    shape = tuple(tensor.shape)
-    pieces, own = place(mesh, placements, shape), local_shape(mesh, placements, shape)
-    with modes.put_aside(), torch.inference_mode(False), torch.no_grad():
-        local = torch.empty(own, dtype=dtype, device=mesh.device_type)
-        for piece in pieces:
-            narrow_to(local, piece.local).copy_(narrow_to(tensor, piece.box))
-        return DTensor.from_local(
-            local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=contiguous_stride(shape)
-        )

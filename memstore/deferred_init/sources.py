@@ -8,8 +8,6 @@ a path of safetensors               a file, a folder of Hugging Face's, its inde
 a view, a state dict                as it is; dicts in dicts have names with dots
 """
 
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 import os
@@ -17,11 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
+from memstore._compat import DisableTorchFunction, is_torch_fake, neg_view
 from memstore._wording import an, short
-from memstore.deferred_init.slots import MaterializeOptions, TensorSlot, distribute, spread_as
+from memstore.deferred_init.slots import MaterializeOptions, TensorSlot, spread_as
 from memstore.deferred_init.tensors import become, is_real, is_wrapper, keep_real, materialize, ref_in, shows_all
 from memstore.engine import has_settings
 from memstore.errors import NotAStoreError, StructureMismatchError, UnsupportedValueError
@@ -30,7 +28,7 @@ from memstore.formats import file_format, load_files
 from memstore.snapshot import Snapshot, is_snapshot
 from memstore.structure import is_wrapper as is_made_of_others
 from memstore.structure import modes, over, traits, why_no_memory
-from memstore.view import Source, StoredTensor, own_leaf
+from memstore.view import Source, StoredTensor, distribute, own_leaf
 
 # --- The table -------------------------------------------------------------------------------------------------------
 
@@ -190,7 +188,7 @@ class WeightLoader:
         table: SourceTable,
         options: MaterializeOptions,
     ) -> None:
-        with torch._C.DisableTorchFunction():  # a lazy one refuses `numel`
+        with DisableTorchFunction():  # a lazy one refuses `numel`
             self._found = sorted(found, key=lambda one: -one[0].tensor.numel())
         self._table, self._options = table, options
         self._refs = {id(slot.tensor): ref_in(slot.tensor) for slot in slots if not is_wrapper(slot.tensor)}
@@ -224,7 +222,7 @@ class WeightLoader:
         tensor, options = slot.tensor, self._options
         dtype, spread = options.dtype_of(tensor), options.spread_of(slot)
         if spread is not None and is_wrapper(tensor):
-            become(tensor, distribute(self._table.get(name), spread, dtype))
+            become(tensor, distribute(self._table.get(name), *spread, dtype))
             return
         if is_wrapper(tensor):
             become(tensor, self._table.take(name).to(device=options.device_of(tensor), dtype=dtype))
@@ -235,7 +233,7 @@ class WeightLoader:
         elif self._is_written(tensor, ref):
             self._later.append((tensor, self._table.take(name)))
         elif spread is not None:
-            self._become(tensor, ref, distribute(self._table.get(name), spread, dtype))
+            self._become(tensor, ref, distribute(self._table.get(name), *spread, dtype))
         else:
             values = self._table.take(name).to(device=options.device_of(tensor), dtype=dtype)
             if not is_lazy(tensor) and options.keeps(tensor) and shows_all(tensor):
@@ -270,7 +268,7 @@ class WeightLoader:
             return True
         if shows_all(tensor):
             return False
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             shows_a_part = tensor.numel() * tensor.itemsize < tensor.untyped_storage().nbytes()
         return len(self._all[ref.mark]) > 1 or shows_a_part
 
@@ -336,7 +334,7 @@ def ties_apart(slots: Sequence[TensorSlot], table: SourceTable, options: Materia
 
 
 def _has_values(stored: Any) -> bool:
-    if stored is None or is_fake(stored) or isinstance(stored, FakeTensor) or is_lazy(stored) or stored.is_meta:
+    if stored is None or is_fake(stored) or is_torch_fake(stored) or is_lazy(stored) or stored.is_meta:
         return False
     return type(stored) not in (torch.Tensor, torch.nn.Parameter) or why_no_memory(stored) is None
 
@@ -394,7 +392,7 @@ def _double(entry: _NamedTensor, storage: torch.UntypedStorage, start: int) -> t
     assert ref is not None, "it has neighbours in its storage"
     double = over(storage, ref.dtype, (entry.start - start) // ref.dtype.itemsize, ref.size, ref.stride)
     double = double.conj() if ref.conj else double
-    return torch._neg_view(double) if ref.neg else double
+    return neg_view(double) if ref.neg else double
 
 
 def _local(value: Any) -> torch.Tensor:

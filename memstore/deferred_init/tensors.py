@@ -4,11 +4,8 @@
 that wrap deferred ones. `note_placed` and `Swaps` put real tensors into a module; `as_before` undoes it after an error.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
-import copyreg
 import functools
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -16,8 +13,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
+from memstore._compat import (
+    HOOK_DICTS,
+    PARAMETER_MARK,
+    DisableTorchFunction,
+    is_traceable_wrapper_subclass_type,
+    make_subclass,
+    slot_names,
+    swap_tensor_impl,
+    tensor_impl,
+    use_count,
+    version_of,
+)
 from memstore._wording import an
 from memstore.deferred_init.replay import Past, Replay, now, one_at_a_time
 from memstore.errors import UnsupportedValueError
@@ -76,24 +84,24 @@ def note_wrapper(tensor: torch.Tensor) -> None:
     """Notes that all that was done with a wrapper so far was seen. Does nothing if it wraps no deferred tensor."""
     if not is_wrapper(tensor):
         return
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         parts = [one for one in parts_of(tensor) if mark_of(one) is not None]
         for one in parts:
             become_fake(one)
         if parts:
-            setattr(tensor, _VERSION, tensor._version)
+            setattr(tensor, _VERSION, version_of(tensor))
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
     """Whether it wraps meta tensors of which nothing is known."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return is_wrapper(tensor) and any(one.is_meta and mark_of(one) is None for one in parts_of(tensor))
 
 
 def check_wrapper(tensor: torch.Tensor) -> None:
     """Raises UnsupportedValueError if a wrapper was written: its parts don't know of it."""
-    with torch._C.DisableTorchFunction():
-        writes = tensor._version - getattr(tensor, _VERSION, 0)
+    with DisableTorchFunction():
+        writes = version_of(tensor) - getattr(tensor, _VERSION, 0)
         if writes > 0:
             times = "once" if writes == 1 else f"{writes} times"
             raise UnsupportedValueError(
@@ -117,22 +125,20 @@ def _note(module: torch.nn.Module, name: str, parameter: Any) -> None:
 
 
 _OURS = "_memstore_"
-_IS_PARAMETER = "_is_param"
-HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # by these dicts their handles remove them
 MADE, REAL = "_memstore_made", "_memstore_real"  # of a deferred tensor, and of its storage
 
 
 @contextmanager
 def plainly() -> Generator[None]:
     """Lets plain tensors be made, also inside of modes and of inference mode."""
-    no_functions = torch._C.DisableTorchFunction()
+    no_functions = DisableTorchFunction()
     with modes.put_aside(entirely=True), no_functions, torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def is_deferred_tensor(tensor: torch.Tensor) -> bool:
     """Whether a tensor was made by `deferred_init`. One that was materialized before still is deferred."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         if is_wrapper(tensor):
             return any(is_deferred_tensor(one) for one in parts_of(tensor))
         mark = mark_of(tensor)
@@ -141,7 +147,7 @@ def is_deferred_tensor(tensor: torch.Tensor) -> bool:
 
 def has_no_past(tensor: torch.Tensor) -> bool:
     """Whether a tensor was made by `fake_mode`: it is fake, and can't be replayed."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         if is_wrapper(tensor):
             return any(has_no_past(one) for one in parts_of(tensor))
         mark = mark_of(tensor)
@@ -182,7 +188,7 @@ def _materialize_parts(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def made_for_now(tensor: torch.Tensor) -> torch.Tensor:
     """Makes the real tensor, for a caller that takes a part of it: the deferred one doesn't keep its memory."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         storage = tensor.untyped_storage()
         is_kept = hasattr(storage, REAL)
         made = materialize([tensor])[0]
@@ -205,13 +211,13 @@ def keep_real(tensor: torch.Tensor, real: torch.Tensor, shown: TensorRef | None 
     ref = ref_in(tensor)
     _end(ref.mark)
     shift = 0 if shown is None else (real.storage_offset() - shown.offset) * real.itemsize
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         setattr(tensor.untyped_storage(), REAL, (real, shift))
 
 
 def share(tensor: torch.Tensor) -> bool:
     """Makes a deferred tensor real, if its storage was made for another one."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         kept = getattr(tensor.untyped_storage(), REAL, None)
         if kept is None:
             return False
@@ -223,7 +229,7 @@ def share(tensor: torch.Tensor) -> bool:
 
 def ref_in(tensor: torch.Tensor) -> TensorRef:
     """Returns the ref of a deferred tensor."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         mark = mark_of(tensor)
         assert mark is not None, "it is deferred"
         return ref_of(tensor, mark)
@@ -231,7 +237,7 @@ def ref_in(tensor: torch.Tensor) -> TensorRef:
 
 def shows_all(tensor: torch.Tensor) -> bool:
     """Whether a deferred tensor is its whole storage, in order."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         nbytes = tensor.untyped_storage().nbytes()
         return tensor.is_contiguous() and not tensor.storage_offset() and tensor.numel() * tensor.itemsize == nbytes
 
@@ -266,16 +272,10 @@ def _become(tensor: torch.Tensor, data: torch.Tensor, cls: Any) -> torch.Tensor:
     elif type(data) is not torch.Tensor:  # a DTensor, which says by a mark that it is a parameter
         made = torch.nn.Parameter(data, needs_grad)
     else:
-        made = torch.Tensor._make_subclass(cls, data, needs_grad)
+        made = make_subclass(cls, data, needs_grad)
     _keep_attributes(tensor, made)
     setattr(tensor, MADE, made)
     return made
-
-
-@functools.cache
-def slot_names(cls: type[Any]) -> tuple[str, ...]:
-    """Returns the names that a class and its bases have in `__slots__`."""
-    return tuple(copyreg._slotnames(cls))  # type: ignore[attr-defined]
 
 
 def _keep_attributes(tensor: torch.Tensor, made: torch.Tensor) -> None:
@@ -283,9 +283,9 @@ def _keep_attributes(tensor: torch.Tensor, made: torch.Tensor) -> None:
         if hasattr(tensor, name) and not hasattr(made, name):
             setattr(made, name, getattr(tensor, name))
     for name, one in tensor.__dict__.items():
-        if not name.startswith(_OURS) and name not in made.__dict__ and name != _IS_PARAMETER:
+        if not name.startswith(_OURS) and name not in made.__dict__ and name != PARAMETER_MARK:
             setattr(made, name, one)
-    for name in HOOKS if made.requires_grad else ():
+    for name in HOOK_DICTS if made.requires_grad else ():
         hooks = getattr(tensor, name)
         if hooks:
             setattr(made, name, hooks)
@@ -345,20 +345,20 @@ _PLACED = "_memstore_placed"  # of a deferred tensor; and, of its storage, what 
 
 def note_placed(tensor: torch.Tensor) -> None:
     """Notes that what became of it is in a module. No later call changes that: somebody may have trained it."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         setattr(tensor, _PLACED, True)
         made = made_of(tensor)
         if made is None or is_wrapper(tensor) or is_wrapper(made):
             return
         storage = tensor.untyped_storage()
         real = getattr(storage, REAL, None)
-        if real is not None and real[0].untyped_storage()._cdata == made.untyped_storage()._cdata:
+        if real is not None and real[0].untyped_storage() is made.untyped_storage():
             setattr(storage, _PLACED, {*getattr(storage, _PLACED, ()), _shown(tensor)})
 
 
 def is_placed(tensor: torch.Tensor) -> bool:
     """Whether a deferred tensor, or one that shows the same of its storage, is in a module as a real one."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         if _PLACED in tensor.__dict__:
             return True
         if is_wrapper(tensor):
@@ -369,7 +369,7 @@ def is_placed(tensor: torch.Tensor) -> bool:
 
 def is_real(tensor: torch.Tensor) -> bool:
     """Whether a deferred tensor, or its storage, was made before."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return made_of(tensor) is not None or hasattr(tensor.untyped_storage(), REAL)
 
 
@@ -380,7 +380,7 @@ def _shown(tensor: torch.Tensor) -> tuple[Any, ...]:
 @contextmanager
 def as_before(tensors: Iterable[torch.Tensor]) -> Generator[None]:
     """Undoes, after an error, what has become of deferred tensors since."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         notes = [_noted(part) for one in tensors for part in (one, *(parts_of(one) if is_wrapper(one) else ()))]
     try:
         yield
@@ -440,12 +440,12 @@ class Swaps:
             for one, other in reversed(self._done.values()):
                 if kind is None:
                     # Autograd hasn't heard of the hooks of what requires no gradients any more, and would of no others.
-                    for name in () if one.tensor.requires_grad else HOOKS:
+                    for name in () if one.tensor.requires_grad else HOOK_DICTS:
                         if getattr(one.tensor, name):
                             setattr(one.tensor, name, None)
                     # Backward raises for what was computed before: its gradients would be lost.
                     deferred: Any = other.tensor
-                    if deferred.requires_grad and deferred.is_leaf and deferred._use_count() > 1:
+                    if deferred.requires_grad and deferred.is_leaf and use_count(deferred) > 1:
                         torch.autograd.graph.get_gradient_edge(deferred).node.register_prehook(_refuse_gradients)
                 else:
                     _put_back(one, other)
@@ -467,7 +467,7 @@ class Swaps:
         pair = _content(tensor), _content(made)
         self._done[id(tensor)] = pair
         try:
-            torch._C._swap_tensor_impl(tensor, made)
+            swap_tensor_impl(tensor, made)
         except RuntimeError as error:
             raise UnsupportedValueError(
                 f"{name} can't become real as the same object, since C++ code has a weak reference of it: let go of "
@@ -496,7 +496,7 @@ class _Content(NamedTuple):
 def _content(tensor: Any) -> _Content:
     cls = type(tensor)
     slots = {name: getattr(tensor, name) for name in slot_names(cls) if hasattr(tensor, name)}
-    return _Content(tensor, tensor._cdata, cls, tensor.__dict__, slots)
+    return _Content(tensor, tensor_impl(tensor), cls, tensor.__dict__, slots)
 
 
 def _set(tensor: Any, content: _Content) -> None:
@@ -510,8 +510,8 @@ def _set(tensor: Any, content: _Content) -> None:
 
 
 def _put_back(one: _Content, other: _Content) -> None:
-    if one.tensor._cdata != one.impl:
-        torch._C._swap_tensor_impl(one.tensor, other.tensor)
+    if tensor_impl(one.tensor) != one.impl:
+        swap_tensor_impl(one.tensor, other.tensor)
     _set(one.tensor, one)
     _set(other.tensor, other)
     setattr(one.tensor, MADE, other.tensor)

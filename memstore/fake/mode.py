@@ -11,15 +11,25 @@ import copy
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch._guards import TracingContext
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
-from torch.utils._device import DeviceContext, _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from memstore import _modes as modes
+from memstore._compat import (
+    DisableTorchFunction,
+    DisableTorchFunctionSubclass,
+    DispatchMode,
+    aten_to_copy,
+    default_device,
+    disabled_torch_dispatch,
+    is_compiling,
+    make_subclass,
+    parse_to,
+    set_version,
+    version_of,
+)
 from memstore._wording import an
 from memstore.errors import UnsupportedValueError
 from memstore.fake.session import Recorder, Session, lend, with_index
@@ -43,26 +53,6 @@ from memstore.fake.tensors import (
     tensors_in,
 )
 
-# pyright: reportPrivateUsage=false
-
-
-# --- Text ------------------------------------------------------------------------------------------------------------
-# Fake tensors as text, in the form that torchdistX has.
-
-
-def text_of(tensor: torch.Tensor, mark: Mark) -> str:
-    """Renders a tensor as `tensor(..., size=(2, 3), dtype=torch.float16, device=cuda:0, fake=True)`, less defaults."""
-    ref = ref_of(tensor, mark)
-    parts = ["...", f"size={ref.size}"]
-    if ref.dtype != torch.get_default_dtype():
-        parts.append(f"dtype={ref.dtype}")
-    if mark.device.type != "cpu":
-        parts.append(f"device={with_index(mark.device)}")
-    if requires_grad(tensor):
-        parts.append("requires_grad=True")
-    return f"tensor({', '.join(parts)}, fake=True)"
-
-
 # --- Copies ----------------------------------------------------------------------------------------------------------
 # copy.deepcopy of tensors inside of a session, also of one that lasts for this copy alone.
 #
@@ -70,19 +60,18 @@ def text_of(tensor: torch.Tensor, mark: Mark) -> str:
 # real storage would stay what its memory was before. So what is real is copied with the modes put aside.
 
 
-_NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 _OURS = "_memstore_"  # what deferred_init has noted of a tensor: of its copy it isn't true
 
 
-def deepcopied(session: Session, function: Any, mark: Mark, args: Any, options: dict[str, Any]) -> Any:
+def _deepcopied(session: Session, function: Any, mark: Mark, args: Any, options: dict[str, Any]) -> Any:
     """Copies the storage, which copies its past too. Tensors that share a storage share the copy."""
     fake, memo = args
     if id(fake) in memo:
         return memo[id(fake)]
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         made = memo[id(fake)] = _deepcopy(fake, mark, memo)
         session.note(made)
-    with session.functions(session):  # attributes may be tensors too
+    with _Functions(session):  # attributes may be tensors too
         for name, one in fake.__dict__.items():
             if not name.startswith(_OURS):
                 setattr(made, name, copy.deepcopy(one, memo))
@@ -100,16 +89,16 @@ def _deepcopy(fake: torch.Tensor, mark: Mark, memo: dict[int, Any]) -> torch.Ten
     made = over_storage(memo[id(mark)], ref)
     lend(made)
     if cls is not torch.Tensor:
-        return torch.Tensor._make_subclass(cls, made, requires_grad(fake))
+        return make_subclass(cls, made, requires_grad(fake))
     return made.requires_grad_() if requires_grad(fake) else made
 
 
-def deepcopy_real(session: Session, function: Any, args: Any) -> Any:
+def _deepcopy_real(session: Session, function: Any, args: Any) -> Any:
     """Copies a tensor that isn't fake. One that wraps others is copied by operators, which the modes are to see."""
     real, memo = args
-    if type(real).__torch_dispatch__ is not _NO_DISPATCH:
+    if type(real).__torch_dispatch__ is not disabled_torch_dispatch:
         return function(real, memo)
-    with session.functions(session):
+    with _Functions(session):
         copy.deepcopy(real.__dict__, memo)  # among its attributes may be fakes: torch finds their copies in the memo
     with modes.put_aside(entirely=True):
         return function(real, memo)
@@ -121,33 +110,16 @@ def deepcopy_real(session: Session, function: Any, args: Any) -> Any:
 Args = Any  # a tuple: strict types would ask for its length at each place
 Handler = Callable[[Session, Any, Mark, Args, dict[str, Any]], Any]
 _tensor: Any = torch.Tensor
-_nn: Any = torch._C._nn  # type: ignore[attr-defined]
-_set_version: Any = torch._C._autograd._unsafe_set_version_counter  # type: ignore[attr-defined]
-
-
-def _device(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
-    return with_index(mark.device)
-
-
-def _is_cuda(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> bool:
-    return mark.device.type == "cuda"
-
-
-def _is_cpu(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> bool:
-    return mark.device.type == "cpu"
-
-
-def _is_meta(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> bool:
-    return False
-
-
-def _get_device(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> int:
-    return -1 if mark.device.type == "cpu" else with_index(mark.device).index or 0
 
 
 def _repr(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> str:
-    with torch._C.DisableTorchFunction():
-        return text_of(args[0], mark)
+    """Renders `tensor(..., size=(2, 3), dtype=torch.float16, device=cuda:0, fake=True)`, as torchdistX does."""
+    with DisableTorchFunction():
+        ref = ref_of(args[0], mark)
+        needs_grad = requires_grad(args[0])
+    dtype = "" if ref.dtype == torch.get_default_dtype() else f", dtype={ref.dtype}"
+    device = "" if mark.device.type == "cpu" else f", device={with_index(mark.device)}"
+    return f"tensor(..., size={ref.size}{dtype}{device}{', requires_grad=True' if needs_grad else ''}, fake=True)"
 
 
 def _format(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> str:
@@ -156,7 +128,7 @@ def _format(session: Session, function: Any, mark: Mark, args: Args, options: di
 
 def _read(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
     """Handles `numpy()` and `tolist()`: on values, if there are any."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         fake = args[0]
         values = _values(session, function.__name__, fake, mark)
         return function(values.requires_grad_(requires_grad(fake)), *args[1:], **options)
@@ -186,33 +158,33 @@ def _no_pickle(session: Session, function: Any, mark: Mark, args: Args, options:
 
 def _get_data(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> torch.Tensor:
     """Handles `fake.data`, which is no operator. Its versions begin where they tell that it was had so."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         made: torch.Tensor = function(args[0])
         if not is_inference(made):
-            _set_version((made,), (APART,))
+            set_version((made,), (APART,))
         session.note(made)
     return made
 
 
-def set_data(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
+def _set_data(session: Session, function: Any, mark: Mark, args: Args, options: dict[str, Any]) -> Any:
     """Handles `fake.data = other`: it shows another storage from now on, and nothing is written."""
     fake, value = args
     if isinstance(value, torch.Tensor):
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             if not is_meta(value):
                 value = session.lift(value)
             session.note(fake)
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         lend(fake)
         result = function(fake, value)
         lend(fake)
     return result
 
 
-def set_real_data(session: Session, function: Any, args: Args) -> Any:
+def _set_real_data(session: Session, function: Any, args: Args) -> Any:
     """Handles `real.data = fake`: the real one gets its values, in memory of its own. A meta tensor becomes fake."""
     real, fake = args
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         if is_meta(real):
             session.note(real)
             result = function(real, fake)
@@ -229,10 +201,10 @@ def _type(session: Session, function: Any, mark: Mark, args: Args, options: dict
     if isinstance(dtype, torch.dtype):
         return _move(session, _tensor.to, mark, (args[0], dtype), {})
     if dtype is None:
-        with torch._C.DisableTorchFunction(), modes.put_aside():
+        with DisableTorchFunction(), modes.put_aside():
             name = torch.empty(0, dtype=args[0].dtype).type()
         return name.replace("torch.", "torch.cuda.") if mark.device.type == "cuda" else name
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return function(*args, **options)
 
 
@@ -248,7 +220,7 @@ def _move(session: Session, function: Any, mark: Mark, args: Args, options: dict
             device, dtype = (other.device if other_mark is None else other_mark.device), other.dtype
         else:
             given = {one: value for one, value in options.items() if one not in ("copy", "memory_format")}
-            device, dtype, _, _ = _nn._parse_to(*args[1:3], **given)
+            device, dtype, _, _ = parse_to(*args[1:3], **given)
         place = 3 if len(args) > 1 and isinstance(args[1], (torch.dtype, torch.Tensor)) else 4  # behind non_blocking
         copies = copies or any(value is True for value in args[place : place + 1])
     else:
@@ -257,38 +229,39 @@ def _move(session: Session, function: Any, mark: Mark, args: Args, options: dict
     if device is None or with_index(device) == with_index(mark.device):
         if dtype is None and not copies and not more:
             return args[0]
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return torch.Tensor.to(args[0], dtype=dtype or args[0].dtype, copy=copies, **more)
     if device.type == "cuda" and not torch.cuda.is_available() and not session.fake_cuda:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return function(*args, **options)  # as torch refuses it
     before, session.claim = session.claim, None if device.type == "meta" else device
     try:
         wanted = args[0].dtype if dtype is None else dtype
-        return torch.ops.aten._to_copy(args[0], dtype=wanted, device=META if device.type == "cuda" else device, **more)
+        return aten_to_copy(args[0], dtype=wanted, device=META if device.type == "cuda" else device, **more)
     finally:
         session.claim = before
 
 
-MOVES = {_tensor.to, _tensor.cuda}
+_MOVES = {_tensor.to, _tensor.cuda}
 # They say what a tensor is, also outside of a mode, and need none.
-PLAIN = {
+_PLAIN = {
     *(getattr(_tensor, name).__get__ for name in ("shape", "dtype", "requires_grad", "layout", "ndim", "is_leaf")),
-    *(getattr(_tensor, name).__get__ for name in ("grad_fn", "_version", "grad", "is_sparse", "is_quantized")),
+    *(getattr(_tensor, name).__get__ for name in ("grad_fn", "grad", "is_sparse", "is_quantized")),
+    version_of,
     *(getattr(_tensor, name) for name in ("size", "stride", "numel", "dim", "storage_offset", "element_size")),
     *(getattr(_tensor, name) for name in ("is_floating_point", "is_complex", "is_contiguous", "nelement", "__hash__")),
     *(_tensor.requires_grad.__set__, _tensor.requires_grad_),
 }
 
-DEVICES: dict[Any, Handler] = {  # they need no session
-    _tensor.device.__get__: _device,
-    _tensor.is_cuda.__get__: _is_cuda,
-    _tensor.is_cpu.__get__: _is_cpu,
-    _tensor.is_meta.__get__: _is_meta,
-    _tensor.get_device: _get_device,
+# They say where a fake tensor would be, which its mark knows.
+_OF_MARKS: dict[Any, Callable[[Mark], Any]] = {
+    _tensor.device.__get__: lambda mark: with_index(mark.device),
+    _tensor.is_cuda.__get__: lambda mark: mark.device.type == "cuda",
+    _tensor.is_cpu.__get__: lambda mark: mark.device.type == "cpu",
+    _tensor.is_meta.__get__: lambda mark: False,
+    _tensor.get_device: lambda mark: -1 if mark.device.type == "cpu" else with_index(mark.device).index or 0,
 }
-HANDLERS: dict[Any, Handler] = {
-    **DEVICES,
+_HANDLERS: dict[Any, Handler] = {
     _tensor.__repr__: _repr,
     _tensor.__format__: _format,
     _tensor.numpy: _read,
@@ -299,19 +272,16 @@ HANDLERS: dict[Any, Handler] = {
     _tensor.__reduce_ex__: _no_pickle,
     _tensor.share_memory_: _no_pointer,
     _tensor.data.__get__: _get_data,
-    _tensor.data.__set__: set_data,
+    _tensor.data.__set__: _set_data,
     _tensor.type: _type,
     _tensor.to: _move,
     _tensor.cpu: _move,
     _tensor.cuda: _move,
-    _tensor.__deepcopy__: deepcopied,
+    _tensor.__deepcopy__: _deepcopied,
 }
 
 
 # --- The modes -------------------------------------------------------------------------------------------------------
-
-
-# pyright: reportPrivateUsage=false
 
 
 _CPU = torch.device("cpu")
@@ -325,18 +295,18 @@ class _Functions(TorchFunctionMode):
         self._session = session
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return call(self._session, func, args, kwargs or {})
+        return _call(self._session, func, args, kwargs or {})
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(DispatchMode):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self._session = session
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(one.__torch_dispatch__ is not _NO_DISPATCH for one in types):
+        if any(one.__torch_dispatch__ is not disabled_torch_dispatch for one in types):
             return NotImplemented  # it has a say in what it does; what it does with its parts comes here
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return self._session.run(func, args, kwargs or {})
 
 
@@ -360,34 +330,44 @@ def in_session(session: Session, *, brief: bool = False) -> Generator[Session]:
             yield session
     finally:
         _thread.session = before
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             for one in session.living.seen() if brief else session.living.all():
                 become_fake(one)
 
 
-def call(session: Session, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def _call(session: Session, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Calls a torch function, as it is in a session."""
     function, args, options = _plainer(session, function, args, options)
-    handler = HANDLERS.get(function)
+    of_mark, handler = _OF_MARKS.get(function), _HANDLERS.get(function)
     claim, is_made = None, function in _LIFTING
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         for one in tensors_in(args if not options else (*args, *options.values())):
             mark = mark_of(one)
             if mark is not None:
                 session.note(one)
                 claim = claim or mark.device
-        mark = mark_of(args[0]) if handler is not None and args and isinstance(args[0], torch.Tensor) else None
+        is_known = (of_mark or handler) is not None and bool(args) and isinstance(args[0], torch.Tensor)
+        mark = mark_of(args[0]) if is_known else None
+    if of_mark is not None and mark is not None:
+        return of_mark(mark)
     if handler is not None and mark is not None:
         return handler(session, function, mark, args, options)
-    if handler is set_data and isinstance(args[1], torch.Tensor) and claim is not None:
-        return set_real_data(session, function, args)
-    if handler is deepcopied:
-        return deepcopy_real(session, function, args)
+    if handler is _set_data and isinstance(args[1], torch.Tensor) and claim is not None:
+        return _set_real_data(session, function, args)
+    if handler is _deepcopied:
+        return _deepcopy_real(session, function, args)
     if session.fake_cuda and function is not torch.device:
-        if function in MOVES and (function is torch.Tensor.cuda or _names_cuda(args[1:], options)):
-            return _move_real(session, function, args, options)
+        if function in _MOVES and (function is torch.Tensor.cuda or _names_cuda(args[1:], options)):
+            with DisableTorchFunction():
+                fake = session.lift(args[0])
+                mark = mark_of(fake)
+            assert mark is not None, "it was just marked"
+            return _move(session, function, mark, (fake, *args[1:]), options)
+        by_default = default_device(function) if options.get("device") is None else None
+        if by_default is not None:  # torch would add it behind this mode
+            options = {**options, "device": by_default}
         instead = _CPU if function in _OF_VALUES else META  # on meta nobody would hear of what is made of values
-        claim, args, options = _without_cuda(claim, args, _by_default(function, options), instead)
+        claim, args, options = _without_cuda(claim, args, options, instead)
     before, lifted, cast = session.claim, session.lifts, session.casts
     session.claim, session.lifts = claim, is_made or lifted
     session.casts = cast or claim is not None and torch.is_autocast_enabled(claim.type)  # operators see it off
@@ -402,7 +382,7 @@ def _plainer(
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Returns the call itself, or another call that does more by operators, which the modes see."""
     if function is torch.Tensor.new_tensor:
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             mark = mark_of(args[0])
             if mark is not None:
                 given = {name: one for name, one in options.items() if one is not None}
@@ -412,15 +392,6 @@ def _plainer(
         named = {name: one for name, one in options.items() if name in ("device", "dtype")}
         return torch.Tensor.to, args[:1], named
     return function, args, options
-
-
-def _by_default(function: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Options with the device of `torch.device(...)` as a context, which torch would add behind this mode."""
-    if options.get("device") is None and function in _device_constructors():
-        for one in _get_current_function_mode_stack():
-            if isinstance(one, DeviceContext):
-                return {**options, "device": one.device}
-    return options
 
 
 def _without_cuda(
@@ -448,34 +419,27 @@ def _cuda_device(value: Any) -> torch.device | None:
     return None
 
 
-def _move_real(session: Session, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Moves a real tensor to CUDA where there is none: makes a fake one of it."""
-    with torch._C.DisableTorchFunction():
-        fake = session.lift(args[0])
-    mark = mark_of(fake)
-    assert mark is not None, "it was just marked"
-    return HANDLERS[function](session, function, mark, (fake, *args[1:]), options)
-
-
 def _run_outside(function: Any, types: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Calls a torch function on a fake tensor whose mode is over."""
-    session, handler = _thread.session, HANDLERS.get(function)
-    # With a session: inside of a function that was called with its mode put aside.
-    if handler is not None and (session is not None or function in DEVICES):
-        with torch._C.DisableTorchFunction():
+    session = _thread.session  # there is one inside of a function that was called with its mode put aside
+    of_mark, handler = _OF_MARKS.get(function), _HANDLERS.get(function)
+    if of_mark is not None or (handler is not None and session is not None):
+        with DisableTorchFunction():
             mark = mark_of(args[0])
-        if mark is not None:
-            return handler(cast(Session, session), function, mark, args, options)
-    if session is not None or function in PLAIN:
-        with torch._C.DisableTorchFunctionSubclass():
+        if of_mark is not None and mark is not None:
+            return of_mark(mark)
+        if handler is not None and session is not None and mark is not None:
+            return handler(session, function, mark, args, options)
+    if session is not None or function in _PLAIN:
+        with DisableTorchFunctionSubclass():
             result = function(*args, **options)
         return result if session is None else session.living.noted(result)
-    if TracingContext.try_get() is not None:
+    if is_compiling():
         raise UnsupportedValueError(
             "torch.compile can't trace tensors that are fake or deferred: materialize the module first"
         )
     recorder: Recorder | None = None
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         for one in tensors_in((*args, *options.values())):
             mark = mark_of(one)
             if mark is not None and mark.history is not None:
@@ -486,7 +450,6 @@ def _run_outside(function: Any, types: Any, args: tuple[Any, ...], options: dict
 
 
 FakeTensor.run = staticmethod(_run_outside)
-Session.functions = _Functions
 
 
 @contextmanager
@@ -517,7 +480,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
     Args:
         tensor: any tensor.
     """
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return mark_of(_checked("is_fake", tensor)) is not None
 
 
@@ -532,7 +495,7 @@ def meta_like(fake: torch.Tensor) -> torch.Tensor:
         ValueError: it isn't fake.
         TypeError: it is no tensor.
     """
-    with torch._C.DisableTorchFunction(), modes.put_aside():
+    with DisableTorchFunction(), modes.put_aside():
         if mark_of(_checked("meta_like", fake)) is None:
             raise ValueError(f"a fake tensor is needed, and this is {an(type(fake))} on {fake.device}")
         return meta_twin(fake).requires_grad_(requires_grad(fake))

@@ -18,11 +18,11 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
+from memstore._compat import COLLECTIVES, has_kernel, schema_of, storage_use_count
 from memstore.errors import UnsupportedValueError
 from memstore.fake.tensors import (
     META,
@@ -39,9 +39,6 @@ from memstore.fake.tensors import (
     storage_of,
     tensors_in,
 )
-
-# pyright: reportPrivateUsage=false
-
 
 # --- What an operator does -------------------------------------------------------------------------------------------
 
@@ -60,11 +57,9 @@ _SETS = {
 
 _BATCH_NORM = _aten.native_batch_norm.default
 _LIKE = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
-_COLLECTIVES = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"}
 # What remains of the functions that torch.autocast has on its lists of lower precision.
 _LOWERED = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "convolution"}
 _LOWER = {torch.bfloat16, torch.float16}
-_has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 class OperatorKind(NamedTuple):
@@ -98,7 +93,8 @@ class OperatorKind(NamedTuple):
 
 @functools.cache
 def kind_of(operator: Any) -> OperatorKind:
-    arguments = operator._schema.arguments
+    schema = schema_of(operator)
+    name, arguments = schema.name, schema.arguments
     written = tuple(
         one.name if one.kwarg_only else place
         for place, one in enumerate(arguments)
@@ -107,15 +103,15 @@ def kind_of(operator: Any) -> OperatorKind:
     tags = operator.tags
     return OperatorKind(
         any(one.name == "device" for one in arguments),
-        operator.namespace == "aten" and operator._schema.name.endswith(_LIKE),
+        operator.namespace == "aten" and name.endswith(_LIKE),
         _RANDOM in tags or any(one.name == "generator" for one in arguments),
         any(tag in tags for tag in _BY_VALUES),
         operator in _SETS,
-        operator.namespace in _COLLECTIVES,
+        operator.namespace in COLLECTIVES,
         operator is _BATCH_NORM,
-        operator._schema.name.startswith("aten::quantize_per"),
-        operator._schema.name.removeprefix("aten::") in _LOWERED,
-        any(_has_kernel(operator.name(), f"Autocast{device}") for device in ("CPU", "CUDA")),
+        name.startswith("aten::quantize_per"),
+        name.removeprefix("aten::") in _LOWERED,
+        any(has_kernel(operator.name(), f"Autocast{device}") for device in ("CPU", "CUDA")),
         written,
     )
 
@@ -275,10 +271,7 @@ class Session:
         lifts: whether the torch function which runs now makes a tensor of Python's values.
         casts: whether torch.autocast is on for it.
         living: the fake tensors that it has seen.
-        functions: the mode for torch functions; `mode.py` sets it.
     """
-
-    functions: Callable[[Session], AbstractContextManager[Any]]
 
     def __init__(self, recorder: Recorder | None, *, fake_cuda: bool = False) -> None:
         self.recorder, self.fake_cuda = recorder, fake_cuda and not torch.cuda.is_available()
@@ -504,8 +497,6 @@ class Recorder(Protocol):
 
 T = TypeVar("T")
 
-_count_users: Any = torch._C._storage_Use_Count
-
 
 class LiveTensors:
     def __init__(self) -> None:
@@ -536,10 +527,10 @@ class LiveTensors:
         If storages have more tensors than were noted, all objects of the process are looked through.
         """
         found = self.seen()
-        counts = Counter(int(storage_of(one)._cdata) for one in found)
+        counts = Counter(id(storage_of(one)) for one in found)  # one object for all tensors of a storage
         storages = [one for one in (ref() for ref in self._storages) if one is not None]
         ours = 1  # the storage's object is a user too
-        unseen = {one._cdata for one in storages if _count_users(one._cdata) > counts[one._cdata] + ours}
+        unseen = {id(one) for one in storages if storage_use_count(one) > counts[id(one)] + ours}
         if unseen:
             known = set(map(id, found))
             found.extend(
@@ -549,6 +540,6 @@ class LiveTensors:
                 and id(one) not in known
                 and is_meta(one)
                 and mark_of(one) is not None
-                and storage_of(one)._cdata in unseen
+                and id(storage_of(one)) in unseen
             )
         return found

@@ -8,8 +8,6 @@ The functions of the first chapter look at tensors in C, past properties of subc
 disabled.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import copy
@@ -20,23 +18,21 @@ from typing import Any, NamedTuple
 import torch
 
 from memstore import structure
+from memstore._compat import DisableTorchFunction, TensorBase, neg_view, version_of
 from memstore.errors import UnsupportedValueError
 from memstore.structure import RefusedError, modes
 
 # --- Marks -----------------------------------------------------------------------------------------------------------
 
 
-_c_tensor: Any = torch._C.TensorBase
-is_meta: Callable[[torch.Tensor], bool] = _c_tensor.is_meta.__get__
-requires_grad: Callable[[torch.Tensor], bool] = _c_tensor.requires_grad.__get__
-is_leaf: Callable[[torch.Tensor], bool] = _c_tensor.is_leaf.__get__
-real_device: Callable[[torch.Tensor], torch.device] = _c_tensor.device.__get__
-storage_of: Callable[[torch.Tensor], Any] = _c_tensor.untyped_storage
-version_of: Callable[[torch.Tensor], int] = _c_tensor._version.__get__
-is_inference: Callable[[torch.Tensor], bool] = _c_tensor.is_inference
-_dtype, _layout = _c_tensor.dtype.__get__, _c_tensor.layout.__get__
-_size, _stride, _offset = _c_tensor.size, _c_tensor.stride, _c_tensor.storage_offset
-_is_conj, _is_neg = _c_tensor.is_conj, _c_tensor.is_neg
+is_meta: Callable[[torch.Tensor], bool] = TensorBase.is_meta.__get__
+requires_grad: Callable[[torch.Tensor], bool] = TensorBase.requires_grad.__get__
+is_leaf: Callable[[torch.Tensor], bool] = TensorBase.is_leaf.__get__
+storage_of: Callable[[torch.Tensor], Any] = TensorBase.untyped_storage
+is_inference: Callable[[torch.Tensor], bool] = TensorBase.is_inference
+_device, _dtype, _layout = TensorBase.device.__get__, TensorBase.dtype.__get__, TensorBase.layout.__get__
+_size, _stride, _offset = TensorBase.size, TensorBase.stride, TensorBase.storage_offset
+_is_conj, _is_neg = TensorBase.is_conj, TensorBase.is_neg
 _NAME = "_memstore_fake"
 META = torch.device("meta")
 APART = 1 << 30  # the first version of what `.data` gives; torch counts its writes by themselves
@@ -119,10 +115,10 @@ def storage_bytes(tensor: torch.Tensor) -> int:
 
 def over_storage(tensor: torch.Tensor, ref: TensorRef) -> torch.Tensor:
     """Makes a tensor over the storage of another one, of which it shows what the ref shows of its own."""
-    made = torch.empty(0, dtype=ref.dtype, device=real_device(tensor))
+    made = torch.empty(0, dtype=ref.dtype, device=_device(tensor))
     made.set_(storage_of(tensor), ref.offset, ref.size, ref.stride)
     made = made.conj() if ref.conj else made
-    return made._neg_view() if ref.neg else made
+    return neg_view(made) if ref.neg else made
 
 
 def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
@@ -270,7 +266,7 @@ def _like(value: Any, seen: dict[int, torch.Tensor]) -> Any:
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with DisableTorchFunction(), torch.no_grad():
         made: torch.Tensor = meta_twin(tensor)
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)

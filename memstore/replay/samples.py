@@ -1,7 +1,5 @@
 """What `sample` gives: a TensorDict of new memory, or of the caller's."""
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -11,6 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
 
+from memstore._compat import new_tensordict
 from memstore._wording import an_instance
 from memstore.datasets import NoLeafError
 from memstore.errors import StructureMismatchError
@@ -161,7 +160,7 @@ def _collected(entries: dict[Any, Any], shape: torch.Size, device: torch.device 
     for key, value in entries.items():
         if not isinstance(value, torch.Tensor):
             entries[key] = _collected(value, shape, device)
-    return TensorDict._new_unsafe(entries, batch_size=shape, device=device, nested=False)
+    return new_tensordict(TensorDict, entries, shape, device=device, nested=False)
 
 
 def _shown(name: Name) -> str:

@@ -1,7 +1,5 @@
 """Rows of TensorDicts and their relatives. Imported when there is one."""
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,6 +9,14 @@ from typing import Any
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict, TensorDictParams, is_non_tensor, is_tensorclass
 
+from memstore._compat import (
+    entries_of,
+    inner_tensordict,
+    new_tensordict,
+    params_inner,
+    tensorclass_like,
+    tensordict_parts,
+)
 from memstore._wording import an
 from memstore.errors import StructureMismatchError
 from memstore.rows.gather import Gather, Path, entry_of, matching, name_of
@@ -24,10 +30,11 @@ def plan_collection(gather: Gather, source: Any, out: Any, path: Path, plan: Pla
     if is_non_tensor(source):
         return _other(gather, source, out, path)
     if is_tensorclass(source):
-        inner = plan(gather, source._tensordict, out._tensordict if is_tensorclass(type(out)) else out, path)
-        return type(source)._from_tensordict(inner, dict(source._non_tensordict or {})) if out is None else out
+        into = inner_tensordict(out) if is_tensorclass(type(out)) else out
+        inner = plan(gather, inner_tensordict(source), into, path)
+        return tensorclass_like(source, inner) if out is None else out
     if isinstance(source, TensorDictParams):
-        return plan(gather, source._param_td, out, path)
+        return plan(gather, params_inner(source), out, path)
     if type(source) is TensorDict:
         return _tensordict(gather, source, out, path, plan)
     return _made_when_asked(gather, source, out, path, plan)
@@ -38,14 +45,15 @@ def _tensordict(gather: Gather, source: TensorDict, out: Any, path: Path, plan: 
     outs = matching(source, out, path)
     entries = {
         key: plan(gather, value, entry_of(value, outs, key, path), (*path, key))
-        for key, value in source._tensordict.items()
+        for key, value in entries_of(source).items()
     }
     if out is not None:
         return out
-    names = source._td_dim_names
-    return TensorDict._new_unsafe(
+    names = tensordict_parts(source).names
+    return new_tensordict(
+        TensorDict,
         entries,
-        batch_size=torch.Size((len(rows), *source.batch_size[1:])),
+        torch.Size((len(rows), *source.batch_size[1:])),
         device=gather.device or source.device,
         names=None if names is None else list(names),
         nested=False,

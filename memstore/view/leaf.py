@@ -7,14 +7,14 @@ and as a plain tensor where it is saved (`plain_tensor`).
 from __future__ import annotations
 
 import copy
-import sys
+import inspect
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
+from memstore._compat import disabled_torch_function, make_subclass, throw_on_mutable_data_ptr
 from memstore._threads import between_forks
 from memstore._wording import size
 from memstore.contents import StoredBox
@@ -37,10 +37,8 @@ from memstore.structure import (
 from memstore.view.lazy import (
     Lazy,
     LazyTensor,
-    guard,
     index_leaf,
     kind_of,
-    make_subclass,
     name_of,
     plain_index,
     read,
@@ -57,9 +55,6 @@ if TYPE_CHECKING:
 
 
 # --- StoredTensor ----------------------------------------------------------------------------------------------------
-
-
-# pyright: reportPrivateUsage=false
 
 
 _BASIC = frozenset({int, slice, type(None), type(...)})  # indices that make views
@@ -82,7 +77,7 @@ class StoredTensor(LazyTensor):
     `Snapshot.view`.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function  # type: ignore[assignment]
     __torch_dispatch__ = classmethod(run)  # type: ignore[assignment]
 
     def __new__(cls, *_: Any, **__: Any) -> StoredTensor:
@@ -262,7 +257,7 @@ def lazy_leaf(
     elif nbytes and not start % dtype.itemsize:
         count = nbytes // dtype.itemsize
         shown = torch.frombuffer(source.memory, dtype=dtype, count=count, offset=start).resize_(leaf.shape)
-        guard(shown)
+        throw_on_mutable_data_ptr(shown)
         made = wrap(cls, shown, LeafBytes(source, start, nbytes, None, start))
     else:
         made = lazy_bytes(cls, source, dtype, start, leaf.shape, traits.contiguous_stride(leaf.shape))
@@ -292,7 +287,7 @@ def lazy_bytes(
         memory = memory.copy()
         base = over(torch.from_numpy(memory).untyped_storage(), dtype, 0, (0,), (1,))
     shown = over(torch.from_numpy(memory).untyped_storage(), dtype, 0, shape, stride)
-    guard(shown)
+    throw_on_mutable_data_ptr(shown)
     stored = LeafBytes(source, *(checked or (offset, nbytes, None)), offset, place)
     stored.base = base
     return wrap(cls, shown, stored)
@@ -301,23 +296,28 @@ def lazy_bytes(
 # --- A rank's part, as a DTensor -------------------------------------------------------------------------------------
 
 
-def distribute(leaf: LazyTensor, mesh: Any, placements: Sequence[Any]) -> Any:
-    """Makes a DTensor of the leaf's values.
+def distribute(tensor: torch.Tensor, mesh: Any, placements: Sequence[Any], dtype: torch.dtype | None = None) -> Any:
+    """Makes a DTensor of this rank's part of a tensor, lazy or not, in memory of its own. There is no collective.
 
-    Raises UnsupportedValueError for placements that nothing can be read into.
+    Raises:
+        UnsupportedValueError: there is no such dimension, or a placement is Partial or unknown.
     """
     with between_forks():
         from torch.distributed.tensor import DTensor
-    shape = tuple(leaf.shape)
+    shape = tuple(tensor.shape)
     pieces, own = place(mesh, placements, shape), local_shape(mesh, placements, shape)
     with modes.put_aside(), torch.inference_mode(False), torch.no_grad():
-        local = torch.empty(own, dtype=leaf.dtype, device=mesh.device_type)
+        local = torch.empty(own, dtype=dtype or tensor.dtype, device=mesh.device_type)
         for piece in pieces:
-            leaf.stored.copy_to(narrow_to(local, piece.local), narrow_to(leaf.shown, piece.box))
+            part = narrow_to(local, piece.local)
+            if isinstance(tensor, LazyTensor) and local.dtype == tensor.dtype:
+                tensor.stored.copy_to(part, narrow_to(tensor.shown, piece.box))
+            else:
+                part.copy_(narrow_to(tensor, piece.box))
         made: Any = DTensor.from_local(
             local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=contiguous_stride(shape)
         )
-        return made.requires_grad_(leaf.requires_grad)
+        return made.requires_grad_(tensor.requires_grad)
 
 
 # --- Lazy leaves as references, for pickles that are sent ------------------------------------------------------------
@@ -403,6 +403,11 @@ def _read_boxes(boxes: _Boxes) -> tuple[Leaf, list[StoredBox]]:
 # A reference is good for a minute, so a checkpoint must not have any. But whoever saves and whoever sends call the same
 # `__reduce_ex__`, and neither says what becomes of the pickle. So the stack is searched for one of the modules that
 # write files and nothing else. `pickle.dump` can't be told from `pickle.dumps`, and sends.
+#
+# Nothing else tells the two apart. Those who send are too many to be told: pickle.dumps, the cloudpickle of Ray and of
+# Monarch, torch.distributed's collectives of objects; multiprocessing's ForkingPickler alone has a table of reducers.
+# Those who write have no hook either. torch.save asks its `persistent_id` for storages only, and of a tensor that it
+# makes from one, all picklers would get the same function. joblib and shelve take any object as pickle does.
 
 
 _WRITERS = frozenset({"torch.serialization", "joblib.numpy_pickle", "shelve"})
@@ -410,7 +415,7 @@ _WRITERS = frozenset({"torch.serialization", "joblib.numpy_pickle", "shelve"})
 
 def goes_to_a_file() -> bool:
     """Returns whether what is pickled now is written to a file, as far as can be told."""
-    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    frame = inspect.currentframe()
     while frame is not None:
         if frame.f_globals.get("__name__") in _WRITERS:
             return True

@@ -24,6 +24,7 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_non_tensor, is_tens
 from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase, TensorStorageCheckpointer
 from torchrl.data.replay_buffers.storages import LazyTensorStorage, Storage, TensorStorage
 
+from memstore._compat import inner_tensordict
 from memstore._parsing import UNDECODABLE
 from memstore.datasets import Dataset
 from memstore.errors import (
@@ -536,7 +537,7 @@ def check_row(key: str, row: Any, where: str = "") -> None:
 
 
 def _check_lazy_stacks(key: str, value: Any, path: tuple[str, ...]) -> None:
-    value = getattr(value, "_tensordict", value) if is_tensorclass(value) else value
+    value = inner_tensordict(value, value) if is_tensorclass(value) else value
     if isinstance(value, LazyStackedTensorDict):
         _check_shapes(key, value.tensordicts, path)
         return
