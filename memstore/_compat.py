@@ -282,7 +282,7 @@ def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 class JaggedParts(NamedTuple):
-    """A nested tensor of the jagged layout, taken apart.
+    """Nested tensor of the jagged layout, taken apart.
 
     Attributes:
         low, high: the least and the largest length, where torch has been told.
@@ -343,7 +343,7 @@ def make_nested(
 
 
 class ModuleDicts(NamedTuple):
-    """The dicts that a module has its tensors in.
+    """Dicts that a module has its tensors in.
 
     Attributes:
         passing: the names of buffers that a state dict doesn't have.
@@ -496,7 +496,7 @@ TENSORCLASS_MARK = "_is_tensorclass"
 
 
 class TensorDictParts(NamedTuple):
-    """A TensorDict, taken apart."""
+    """TensorDict, taken apart."""
 
     entries: dict[str, Any]
     batch_size: torch.Size
@@ -638,7 +638,7 @@ def locks_content(params: Any) -> bool:
 
 
 class UnbatchedParts(NamedTuple):
-    """An UnbatchedTensor, taken apart."""
+    """UnbatchedTensor, taken apart."""
 
     tensor: torch.Tensor
     batch_size: tuple[int, ...] | None

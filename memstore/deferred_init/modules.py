@@ -16,18 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from memstore._compat import DisableTorchFunction, is_torch_fake
 from memstore._wording import an, short
-from memstore.deferred_init.replay import (
-    Event,
-    Past,
-    compute,
-    generator_of,
-    next_draw,
-    now,
-    one_at_a_time,
-    skip,
-    those_in,
-    values_of,
-)
+from memstore.deferred_init.replay import Recording, one_at_a_time
 from memstore.deferred_init.slots import (
     MaterializeOptions,
     Names,
@@ -59,8 +48,8 @@ from memstore.deferred_init.tensors import (
     plainly,
 )
 from memstore.engine import syscalls
-from memstore.errors import StructureMismatchError, UnsupportedValueError
-from memstore.fake import Mark, Session, TensorRef, in_session, is_fake, original_class
+from memstore.errors import StructureMismatchError
+from memstore.fake import Session, in_session, is_fake, original_class
 from memstore.structure import modes, own_device, why_no_memory
 from memstore.view import distribute
 
@@ -125,7 +114,7 @@ def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 
 @modes.uncompiled
 def is_deferred(obj: torch.Tensor | torch.nn.Module) -> bool:
-    """Whether a tensor, or a tensor of a module, is deferred.
+    """Returns whether a tensor, or a tensor of a module, is deferred.
 
     Args:
         obj: a tensor or a module.
@@ -169,69 +158,6 @@ def _tensors_of(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.nn.Module):
         return [slot.tensor for module in value.modules() for slot in slots_of(module)]
     return []
-
-
-# --- Recording -------------------------------------------------------------------------------------------------------
-
-
-class Recording:
-    """A recorder (see `memstore.fake`), which keeps what it hears in the pasts of the tensors' storages."""
-
-    def __init__(self) -> None:
-        self.streams = 0
-
-    def new_history(self) -> Past:
-        return Past(Recording)
-
-    def begin(self, operator: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Event:
-        event = Event(operator, args, options)
-        if event.is_random:
-            event.draw = next_draw(self, _generator(args, options), event, skip)
-        return event
-
-    def commit(self, event: Event, made: Sequence[tuple[int, TensorRef]], written: Sequence[Mark]) -> None:
-        event.made = tuple(made)
-        event.keep()
-        for mark in written:
-            past = mark.history
-            if isinstance(past, Past) and past.is_over:
-                raise UnsupportedValueError(
-                    f"{event.operator} would write a deferred tensor that was materialized before: write into what "
-                    "materialize_tensor returned"
-                )
-        for mark in written:
-            if isinstance(mark.history, Past):
-                mark.history.writes += 1
-        event.moment = now()
-        for mark in dict.fromkeys([*(ref.mark for _, ref in made), *written]):
-            if isinstance(mark.history, Past):
-                mark.history.events.append(event)
-
-    def compute(self, event: Event) -> Any:
-        return compute(event)
-
-    def run_real(self, event: Event) -> Any:
-        result = compute(event)
-        assert event.draw is not None, "it draws"
-        event.draw.stream.fix(event.draw.number + 1)
-        return result
-
-    def values(self, ref: TensorRef) -> torch.Tensor:
-        return values_of(ref)
-
-
-def _generator(args: Sequence[Any], options: Mapping[str, Any]) -> torch.Generator:
-    """Returns the generator that an operator with these arguments draws from."""
-    given = options.get("generator")
-    if given is not None:
-        return given
-    device = options.get("device")
-    if device is None:
-        refs = list(those_in((*args, *options.values()), TensorRef))
-        devices = [one.device for one in args if isinstance(one, torch.Tensor)]
-        device = refs[0].mark.device if refs else next(iter(devices), torch.device("cpu"))
-    with modes.put_aside():
-        return generator_of(device)
 
 
 # --- materialize_module ----------------------------------------------------------------------------------------------
@@ -345,7 +271,7 @@ _TRIMMED_EVERY = 32 << 20  # bytes
 
 
 class Materialized(NamedTuple):
-    """The names of the tensors that were made real. Made by `materialize_module`.
+    """Names of the tensors that were made real. Made by `materialize_module`.
 
     Attributes:
         found: those that were taken from the source.
@@ -404,7 +330,7 @@ def _replay(slots: Sequence[TensorSlot], options: MaterializeOptions) -> None:
 
 
 def _found(slots: Sequence[TensorSlot], table: SourceTable, names: Names) -> list[tuple[TensorSlot, str]]:
-    """Slots that the source has something for, each tensor once, and its name there."""
+    """Returns the slots that the source has something for, each tensor once, and its name there."""
     found: dict[int, tuple[TensorSlot, str]] = {}
     for slot in slots:
         for name in names[id(slot.tensor)]:

@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import xxhash
@@ -44,7 +44,7 @@ def now() -> int:
 
 
 class Event:
-    """An operator and its arguments.
+    """Operator and its arguments.
 
     Attributes:
         moment: when it was; None: not recorded yet.
@@ -72,13 +72,8 @@ class Event:
         for one in those_in((*self.args, *self.options.values()), Constant):
             one.keep()
 
-    @property
-    def is_random(self) -> bool:
-        return kind_of(self.operator).random
-
     def arguments(self, tensor_of: Callable[[TensorRef], torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
         """Returns the operator's arguments, with tensors for refs and constants."""
-
         options = {name: _given(one, self.operator, tensor_of) for name, one in self.options.items()}
         return [_given(one, self.operator, tensor_of) for one in self.args], options
 
@@ -86,25 +81,21 @@ class Event:
 class Past:
     """History of a storage's mark: what was done with the storage.
 
-    Args:
-        begin: makes a recorder.
-
     Attributes:
         events: those that made and wrote it, in order.
         is_over: it was materialized, so it must not be written any more.
         writes: how often it was written.
     """
 
-    __slots__ = ("_begin", "events", "is_over", "writes")
+    __slots__ = ("events", "is_over", "writes")
 
-    def __init__(self, begin: Callable[[], Recorder]) -> None:
+    def __init__(self) -> None:
         self.events: list[Event] = []
         self.is_over = False
         self.writes = 0
-        self._begin = begin
 
     def recorder(self) -> Recorder:
-        return self._begin()
+        return Recording()
 
 
 def those_in(values: Sequence[Any], kind: type[T]) -> Iterator[T]:
@@ -183,7 +174,7 @@ _COPIED = 64 << 10  # bytes
 
 
 class Constant:
-    """One of them. Until `keep` it is just itself, so that an operator that is not recorded can write it."""
+    """Real tensor that an operator was given. Until `keep` it is just itself: what is not recorded may write it."""
 
     __slots__ = ("_is_kept", "_sign", "_tensor")
 
@@ -229,7 +220,7 @@ def _sign(tensor: torch.Tensor) -> int | None:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it has bytes, as torch's own tensors and Parameters do."""
+    """Returns whether a tensor has bytes, as torch's own tensors and Parameters do."""
     is_torchs = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return is_torchs and tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
 
@@ -255,18 +246,8 @@ _SEEDS = 1 << 63
 _DEEPEST = 200  # streams whose starts aren't known, one after the other
 
 
-class StreamOwner(Protocol):
-    """A recording.
-
-    Attributes:
-        streams: how many it has begun.
-    """
-
-    streams: int
-
-
 class Draw:
-    """One event's place in a stream."""
+    """Place of one event in a stream."""
 
     __slots__ = ("__weakref__", "number", "stream")
 
@@ -275,7 +256,7 @@ class Draw:
 
 
 class RandomStream:
-    """The numbers that one recording draws of a generator, from one state on.
+    """Numbers that one recording draws of a generator, from one state on.
 
     Args:
         owner: the recording.
@@ -289,7 +270,7 @@ class RandomStream:
     """
 
     def __init__(
-        self, owner: object, device: torch.device, start: torch.Tensor | tuple[RandomStream, int], twin: int = 0
+        self, owner: Recording, device: torch.device, start: torch.Tensor | tuple[RandomStream, int], twin: int = 0
     ) -> None:
         self.owner, self.device = owner, device
         self.draws: list[Draw] = []
@@ -352,12 +333,11 @@ class RandomStream:
 
 
 _tokens: weakref.WeakValueDictionary[int, Draw] = weakref.WeakValueDictionary()
-_last: dict[
-    torch.device, RandomStream
-] = {}  # modules that are made one by one go on in it, also when the former is gone
+# By device: modules that are made one by one go on in a stream, also when the former module is gone.
+_last: dict[torch.device, RandomStream] = {}
 
 
-def next_draw(owner: StreamOwner, generator: torch.Generator, event: Any, skip: Skip) -> Draw:
+def next_draw(owner: Recording, generator: torch.Generator, event: Any, skip: Skip) -> Draw:
     """Returns the place of the next draw of a generator, which gets a token. It draws nothing."""
     state = generator.get_state()
     before = _tokens.get(_digest(state))
@@ -424,7 +404,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 @contextmanager
 def one_at_a_time() -> Generator[None]:
-    """Threads make deferred tensors real one after the other, so that all get the same."""
+    """Lets threads make deferred tensors real one after the other, so that all get the same."""
     with _lock:
         yield
 
@@ -437,13 +417,13 @@ def _alone() -> Generator[None]:
 
 
 class Replay:
-    """Real storages for marks, for one replay. Each is given as a tensor over it."""
+    """One replay: real storages for marks, each given as a tensor over it."""
 
     def __init__(self) -> None:
         self._made: dict[Mark, torch.Tensor] = {}
 
     def run(self, wanted: Sequence[tuple[Mark, int]], user: Event | None = None) -> dict[Mark, torch.Tensor]:
-        """Tensors over real storages of these marks, each as it is at a moment.
+        """Returns tensors over real storages of these marks, each as it is at a moment.
 
         Of marks that are wanted as of several moments, the last one counts.
         """
@@ -512,10 +492,11 @@ def _laid_out(found: torch.Tensor, ref: TensorRef) -> torch.Tensor:
     return made.copy_(found)
 
 
-# --- random numbers ---------------------------------------------------------------------------------------------------
+# --- Replay of random numbers ----------------------------------------------------------------------------------------
 
 
 def _run(event: Event, args: list[Any], options: dict[str, Any]) -> Any:
+    """Runs an event's operator, with the random numbers that are its own."""
     draw = event.draw
     if draw is None:
         return _call(event, args, options)
@@ -571,3 +552,68 @@ def skip(event: Event, state: torch.Tensor) -> torch.Tensor:
 
 def _scratch(ref: TensorRef) -> torch.Tensor:
     return torch.empty_strided(ref.size, ref.stride, dtype=ref.dtype, device=ref.mark.device)
+
+
+# --- Recording -------------------------------------------------------------------------------------------------------
+
+
+class Recording:
+    """Recorder (see `memstore.fake`) that keeps what it hears in the pasts of the tensors' storages.
+
+    Attributes:
+        streams: how many streams of random numbers it has begun.
+    """
+
+    def __init__(self) -> None:
+        self.streams = 0
+
+    def new_history(self) -> Past:
+        return Past()
+
+    def begin(self, operator: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Event:
+        event = Event(operator, args, options)
+        if kind_of(operator).random:
+            event.draw = next_draw(self, _generator(args, options), event, skip)
+        return event
+
+    def commit(self, event: Event, made: Sequence[tuple[int, TensorRef]], written: Sequence[Mark]) -> None:
+        event.made = tuple(made)
+        event.keep()
+        pasts = [mark.history for mark in written if isinstance(mark.history, Past)]
+        if any(past.is_over for past in pasts):
+            raise UnsupportedValueError(
+                f"{event.operator} would write a deferred tensor that was materialized before: write into what "
+                "materialize_tensor returned"
+            )
+        for past in pasts:
+            past.writes += 1
+        event.moment = now()
+        for mark in dict.fromkeys([*(ref.mark for _, ref in made), *written]):
+            if isinstance(mark.history, Past):
+                mark.history.events.append(event)
+
+    def compute(self, event: Event) -> Any:
+        return compute(event)
+
+    def run_real(self, event: Event) -> Any:
+        result = compute(event)
+        assert event.draw is not None, "it draws"
+        event.draw.stream.fix(event.draw.number + 1)
+        return result
+
+    def values(self, ref: TensorRef) -> torch.Tensor:
+        return values_of(ref)
+
+
+def _generator(args: Sequence[Any], options: Mapping[str, Any]) -> torch.Generator:
+    """Returns the generator that an operator with these arguments draws from."""
+    given = options.get("generator")
+    if given is not None:
+        return given
+    device = options.get("device")
+    if device is None:
+        refs = list(those_in((*args, *options.values()), TensorRef))
+        devices = [one.device for one in args if isinstance(one, torch.Tensor)]
+        device = refs[0].mark.device if refs else next(iter(devices), torch.device("cpu"))
+    with modes.put_aside():
+        return generator_of(device)

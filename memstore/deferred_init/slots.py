@@ -27,7 +27,7 @@ _WITH_TENSORS = (torch.Tensor, *_CONTAINERS)
 
 
 class TensorSlot(NamedTuple):
-    """One place of a module that has a tensor: a parameter, a buffer, or an attribute that is neither.
+    """Place of a module that has a tensor: a parameter, a buffer, or an attribute that is neither.
 
     Attributes:
         home, key: where it is: `home[key] = tensor` puts another one there.
@@ -61,7 +61,7 @@ class _Entries:
 
 
 class _Tuple:
-    """A tuple in a place: one of its items is changed by another tuple there. The place may be in a tuple, too."""
+    """Tuple in a place: one of its items is changed by another tuple there. The place may be in a tuple, too."""
 
     def __init__(self, home: Any, key: Any) -> None:
         self._home, self._key = home, key
@@ -96,7 +96,7 @@ def slots_of(module: torch.nn.Module, prefix: str = "") -> Iterator[TensorSlot]:
 
 
 def _within(home: Any, key: Any, name: str, value: Any, around: tuple[int, ...]) -> Iterator[TensorSlot]:
-    """Slots in an attribute.
+    """Yields the slots in an attribute.
 
     Args:
         around: the ids of the containers in which it is.
@@ -205,19 +205,24 @@ class MaterializeOptions(NamedTuple):
             return spread_as(slot.tensor)
         if self.mesh is None:
             return None
-        names = self.names[id(slot.tensor)]
-        placements = placements_of(self.placements, slot.name, names, slot.tensor, is_parameter=slot.is_parameter)
+        chosen: Any = self.placements
+        if callable(chosen):
+            placements = chosen(slot.name, slot.tensor)
+        elif isinstance(chosen, Mapping):  # which may have any name of a tied tensor
+            placements = next((chosen[one] for one in self.names[id(slot.tensor)] if one in chosen), None)
+        else:
+            placements = chosen if slot.is_parameter else None
         return None if placements is None else Spread(self.mesh, placements)
 
     def keeps(self, tensor: torch.Tensor) -> bool:
-        """Whether what is real can share the memory that a deferred tensor shares."""
+        """Returns whether what is real can share the memory that a deferred tensor shares."""
         if self.mesh is not None or (self.device is not None and not is_on(tensor.device, self.device)):
             return False
         return self.dtype is None or self.dtype_of(tensor) == tensor.dtype
 
 
 def is_on(device: torch.device, wanted: torch.device) -> bool:
-    """Whether a device is the wanted one; without an index it is any of its type."""
+    """Returns whether a device is the wanted one; without an index it is any of its type."""
     if device.type != wanted.type:
         return False
     index = cast("int | None", wanted.index)  # torch says that it is never None
@@ -231,7 +236,7 @@ Placements = Sequence[Any] | Mapping[str, Any] | Callable[[str, torch.Tensor], A
 
 
 class Spread(NamedTuple):
-    """A DeviceMesh, and torch's placements on it."""
+    """DeviceMesh, and torch's placements on it."""
 
     mesh: Any
     placements: Sequence[Any]
@@ -269,20 +274,6 @@ def _listed(placements: Any) -> Any:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(short(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
-
-
-def placements_of(chosen: Any, name: str, names: Sequence[str], tensor: torch.Tensor, *, is_parameter: bool) -> Any:
-    """Says how a tensor is spread; None if it isn't, and each rank has all of it.
-
-    Args:
-        name: that of the place which asks.
-        names: all of the tensor, if it is tied: a dict may have any of them.
-    """
-    if callable(chosen):
-        return chosen(name, tensor)
-    if isinstance(chosen, Mapping):
-        return next((chosen[one] for one in names if one in chosen), None)
-    return chosen if is_parameter else None
 
 
 def spread_as(wrapper: Any) -> Spread | None:

@@ -37,7 +37,7 @@ _SOURCES_OF = (("state_dict", "state_dict()"), ("view", "view(key)"))  # a modul
 
 
 class SourceTable:
-    """The tensors of a source by the names that a module has for them.
+    """Tensors of a source by the names that a module has for them.
 
     Args:
         source: one of those above.
@@ -109,7 +109,7 @@ def _format_of(path: str) -> Any:
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors by their names, joined by dots. What is no tensor is left out."""
+    """Yields tensors by their names, joined by dots. What is no tensor is left out."""
     if isinstance(value, torch.Tensor):
         yield prefix, value
     elif isinstance(value, Mapping) or hasattr(value, "batch_size"):
@@ -198,7 +198,7 @@ class WeightLoader:
         self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def shares(self, tensor: torch.Tensor) -> bool:
-        """Whether others show its memory, or its values are written there: it can't become one that wraps others."""
+        """Returns whether a tensor can't become one that wraps others: its memory is shown by others, or written."""
         ref = self._refs.get(id(tensor))
         if ref is None or is_lazy(tensor):
             return False
@@ -259,7 +259,7 @@ class WeightLoader:
         return found
 
     def _is_written(self, tensor: torch.Tensor, ref: TensorRef) -> bool:
-        """Whether values are to be written into the tensor's storage, as others show it too."""
+        """Returns whether values are to be written into the tensor's storage, as others show it too."""
         if is_lazy(tensor):
             return False
         if not self._options.keeps(tensor):
@@ -284,7 +284,7 @@ _NAMED = 4  # names in one message
 
 
 class _NamedTensor(NamedTuple):
-    """A name that a source has something for, and the module's tensor of that name.
+    """Name that a source has something for, and the module's tensor of that name.
 
     Attributes:
         ref: what it shows of its storage; None where that isn't known.
@@ -357,7 +357,7 @@ def _clusters(group: Sequence[_NamedTensor]) -> Iterator[list[_NamedTensor]]:
 
 
 def _can_be_one(cluster: Sequence[_NamedTensor], table: SourceTable, options: MaterializeOptions) -> bool:
-    """Whether the source's values for all of them can be in the module at once."""
+    """Returns whether the source's values for all of them can be in the module at once."""
     first = cluster[0]
     others = [one for one in cluster if not is_lazy(one.tensor) and _shape(table.get(one.name)) != _shape(one.tensor)]
     if others:  # of the first name of a tensor this is told by itself
@@ -400,7 +400,7 @@ def _local(value: Any) -> torch.Tensor:
 
 
 def _is_alike(one: Any, other: Any, dtype: torch.dtype) -> bool:
-    """Whether two tensors become the same bits when they are converted."""
+    """Returns whether two tensors become the same bits when they are converted."""
     if one is other or _place_of(one) == _place_of(other) is not None:
         return True
     if one.shape != other.shape:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -57,7 +57,7 @@ _is_class_of_wrappers = functools.cache(is_traceable_wrapper_subclass_type)
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is made of others."""
+    """Returns whether a tensor is made of others, as a DTensor is."""
     return _is_class_of_wrappers(type(tensor))
 
 
@@ -72,11 +72,9 @@ def parts_of(tensor: Any) -> list[torch.Tensor]:
 
 
 def all_within(tensor: Any) -> list[torch.Tensor]:
-    """Yields the tensors that a wrapper is made of, and what these are made of, at all depths."""
-    if not is_wrapper(tensor):
-        return []
-    parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-    parts = [one for one in parts if isinstance(one, torch.Tensor)]
+    """Returns the tensors that a wrapper is made of, and what these are made of, at all depths."""
+    names = tensor.__tensor_flatten__()[0] if is_wrapper(tensor) else ()
+    parts = [part for name in names if isinstance(part := getattr(tensor, name), torch.Tensor)]
     return [*parts, *(one for part in parts for one in all_within(part))]
 
 
@@ -92,13 +90,7 @@ def note_wrapper(tensor: torch.Tensor) -> None:
             setattr(tensor, _VERSION, version_of(tensor))
 
 
-def is_empty(tensor: torch.Tensor) -> bool:
-    """Whether it wraps meta tensors of which nothing is known."""
-    with DisableTorchFunction():
-        return is_wrapper(tensor) and any(one.is_meta and mark_of(one) is None for one in parts_of(tensor))
-
-
-def check_wrapper(tensor: torch.Tensor) -> None:
+def _check_wrapper(tensor: torch.Tensor) -> None:
     """Raises UnsupportedValueError if a wrapper was written: its parts don't know of it."""
     with DisableTorchFunction():
         writes = version_of(tensor) - getattr(tensor, _VERSION, 0)
@@ -113,12 +105,12 @@ def check_wrapper(tensor: torch.Tensor) -> None:
 @functools.cache
 def note_new_parameters() -> None:
     """Arranges that parameters that wrap deferred tensors are noted when a module gets them."""
-    register_module_parameter_registration_hook(_note)
 
+    def note(module: torch.nn.Module, name: str, parameter: Any) -> None:
+        if parameter is not None:
+            note_wrapper(parameter)
 
-def _note(module: torch.nn.Module, name: str, parameter: Any) -> None:
-    if parameter is not None:
-        note_wrapper(parameter)
+    register_module_parameter_registration_hook(note)
 
 
 # --- Deferred tensors, made real -------------------------------------------------------------------------------------
@@ -136,22 +128,27 @@ def plainly() -> Generator[None]:
         yield
 
 
-def is_deferred_tensor(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was made by `deferred_init`. One that was materialized before still is deferred."""
+def _marks_of(tensor: torch.Tensor) -> list[Mark]:
+    """Returns the marks of a fake tensor, or of those that a wrapper is made of."""
     with DisableTorchFunction():
-        if is_wrapper(tensor):
-            return any(is_deferred_tensor(one) for one in parts_of(tensor))
-        mark = mark_of(tensor)
-        return mark is not None and mark.history is not None
+        parts = parts_of(tensor) if is_wrapper(tensor) else [tensor]
+        return [mark for one in parts if (mark := mark_of(one)) is not None]
+
+
+def is_deferred_tensor(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor was made by `deferred_init`. One that was materialized before still is deferred."""
+    return any(mark.history is not None for mark in _marks_of(tensor))
 
 
 def has_no_past(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was made by `fake_mode`: it is fake, and can't be replayed."""
+    """Returns whether a tensor was made by `fake_mode`: it is fake, and can't be replayed."""
+    return any(mark.history is None for mark in _marks_of(tensor))
+
+
+def is_empty(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor wraps meta tensors of which nothing is known."""
     with DisableTorchFunction():
-        if is_wrapper(tensor):
-            return any(has_no_past(one) for one in parts_of(tensor))
-        mark = mark_of(tensor)
-        return mark is not None and mark.history is None
+        return is_wrapper(tensor) and any(one.is_meta and mark_of(one) is None for one in parts_of(tensor))
 
 
 def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -160,7 +157,7 @@ def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     with one_at_a_time():
         wrappers = [one for one in given if is_wrapper(one) and made_of(one) is None and is_deferred_tensor(one)]
         for one in wrappers:
-            check_wrapper(one)
+            _check_wrapper(one)
         _materialize_parts([part for one in wrappers for part in parts_of(one)])
         return _materialize_parts(given)
 
@@ -236,7 +233,7 @@ def ref_in(tensor: torch.Tensor) -> TensorRef:
 
 
 def shows_all(tensor: torch.Tensor) -> bool:
-    """Whether a deferred tensor is its whole storage, in order."""
+    """Returns whether a deferred tensor is its whole storage, in order."""
     with DisableTorchFunction():
         nbytes = tensor.untyped_storage().nbytes()
         return tensor.is_contiguous() and not tensor.storage_offset() and tensor.numel() * tensor.itemsize == nbytes
@@ -357,7 +354,7 @@ def note_placed(tensor: torch.Tensor) -> None:
 
 
 def is_placed(tensor: torch.Tensor) -> bool:
-    """Whether a deferred tensor, or one that shows the same of its storage, is in a module as a real one."""
+    """Returns whether a deferred tensor, or one that shows the same of its storage, is in a module as a real one."""
     with DisableTorchFunction():
         if _PLACED in tensor.__dict__:
             return True
@@ -368,7 +365,7 @@ def is_placed(tensor: torch.Tensor) -> bool:
 
 
 def is_real(tensor: torch.Tensor) -> bool:
-    """Whether a deferred tensor, or its storage, was made before."""
+    """Returns whether a deferred tensor, or its storage, was made before."""
     with DisableTorchFunction():
         return made_of(tensor) is not None or hasattr(tensor.untyped_storage(), REAL)
 
@@ -381,7 +378,7 @@ def _shown(tensor: torch.Tensor) -> tuple[Any, ...]:
 def as_before(tensors: Iterable[torch.Tensor]) -> Generator[None]:
     """Undoes, after an error, what has become of deferred tensors since."""
     with DisableTorchFunction():
-        notes = [_noted(part) for one in tensors for part in (one, *(parts_of(one) if is_wrapper(one) else ()))]
+        notes = [_Note(part) for one in tensors for part in (one, *(parts_of(one) if is_wrapper(one) else ()))]
     try:
         yield
     except BaseException:
@@ -390,40 +387,29 @@ def as_before(tensors: Iterable[torch.Tensor]) -> Generator[None]:
         raise
 
 
-class _Note(NamedTuple):
-    """Notes on a tensor and its storage."""
+class _Note:
+    """Notes on a tensor and its storage, from before a call."""
 
-    tensor: torch.Tensor
-    made: Any
-    storage: Any
-    real: Any
-    past: Past | None
-    is_over: bool
+    def __init__(self, tensor: torch.Tensor) -> None:
+        mark = None if is_wrapper(tensor) else mark_of(tensor)
+        self.tensor, self.made = tensor, made_of(tensor)
+        self.storage = None if is_wrapper(tensor) else tensor.untyped_storage()
+        self.real = getattr(self.storage, REAL, None)
+        self.past = mark.history if mark is not None and isinstance(mark.history, Past) else None
+        self.is_over = self.past is not None and self.past.is_over
 
     def restore(self) -> None:
-        _put(self.tensor, MADE, self.made)
-        if self.storage is not None:
-            _put(self.storage, REAL, self.real)
+        homes: tuple[tuple[Any, str, Any], ...] = ((self.tensor, MADE, self.made), (self.storage, REAL, self.real))
+        for home, name, value in homes:
+            if value is not None:
+                setattr(home, name, value)
+            elif hasattr(home, name):
+                delattr(home, name)
         if self.past is not None:
             self.past.is_over = self.is_over
 
 
-def _noted(tensor: torch.Tensor) -> _Note:
-    storage = None if is_wrapper(tensor) else tensor.untyped_storage()
-    mark = None if storage is None else mark_of(tensor)
-    past = mark.history if mark is not None and isinstance(mark.history, Past) else None
-    real = getattr(storage, REAL, None)
-    return _Note(tensor, made_of(tensor), storage, real, past, past is not None and past.is_over)
-
-
-def _put(home: Any, name: str, value: Any) -> None:
-    if value is not None:
-        setattr(home, name, value)
-    elif hasattr(home, name):
-        delattr(home, name)
-
-
-# --- the same object, made real ---------------------------------------------------------------------------------------
+# --- The same object, made real --------------------------------------------------------------------------------------
 
 
 class Swaps:
@@ -448,7 +434,11 @@ class Swaps:
                     if deferred.requires_grad and deferred.is_leaf and use_count(deferred) > 1:
                         torch.autograd.graph.get_gradient_edge(deferred).node.register_prehook(_refuse_gradients)
                 else:
-                    _put_back(one, other)
+                    if tensor_impl(one.tensor) != one.impl:
+                        swap_tensor_impl(one.tensor, other.tensor)
+                    one.give_to(one.tensor)
+                    other.give_to(other.tensor)
+                    setattr(one.tensor, MADE, other.tensor)
         if kind is not None:
             self._done.clear()
 
@@ -464,7 +454,7 @@ class Swaps:
         Raises:
             UnsupportedValueError: C++ has a weak reference of it.
         """
-        pair = _content(tensor), _content(made)
+        pair = _Content(tensor), _Content(made)
         self._done[id(tensor)] = pair
         try:
             swap_tensor_impl(tensor, made)
@@ -473,8 +463,8 @@ class Swaps:
                 f"{name} can't become real as the same object, since C++ code has a weak reference of it: let go of "
                 f"that, or put a copy.deepcopy of it in its place ({error})"
             ) from error
-        _set(tensor, pair[1])
-        _set(made, pair[0])
+        pair[1].give_to(tensor)
+        pair[0].give_to(made)
         setattr(made, MADE, tensor)
 
     def deferred(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -483,43 +473,27 @@ class Swaps:
         return None if pair is None else pair[1].tensor
 
 
-class _Content(NamedTuple):
+class _Content:
     """Content of a tensor's object before a swap."""
 
-    tensor: torch.Tensor
-    impl: int
-    cls: Any
-    attributes: dict[str, Any]
-    slots: dict[str, Any]
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self.cls, self.impl, self.attributes = tensor, type(tensor), tensor_impl(tensor), tensor.__dict__
+        self.slots = {name: getattr(tensor, name) for name in slot_names(self.cls) if hasattr(tensor, name)}
 
-
-def _content(tensor: Any) -> _Content:
-    cls = type(tensor)
-    slots = {name: getattr(tensor, name) for name in slot_names(cls) if hasattr(tensor, name)}
-    return _Content(tensor, tensor_impl(tensor), cls, tensor.__dict__, slots)
-
-
-def _set(tensor: Any, content: _Content) -> None:
-    tensor.__class__ = content.cls
-    tensor.__dict__ = content.attributes
-    for name in slot_names(content.cls):
-        if name in content.slots:
-            setattr(tensor, name, content.slots[name])
-        elif hasattr(tensor, name):
-            delattr(tensor, name)
-
-
-def _put_back(one: _Content, other: _Content) -> None:
-    if tensor_impl(one.tensor) != one.impl:
-        swap_tensor_impl(one.tensor, other.tensor)
-    _set(one.tensor, one)
-    _set(other.tensor, other)
-    setattr(one.tensor, MADE, other.tensor)
+    def give_to(self, tensor: Any) -> None:
+        """Gives another object this class and these attributes."""
+        tensor.__class__ = self.cls
+        tensor.__dict__ = self.attributes
+        for name in slot_names(self.cls):
+            if name in self.slots:
+                setattr(tensor, name, self.slots[name])
+            elif hasattr(tensor, name):
+                delattr(tensor, name)
 
 
 @functools.cache
 def have_same_slots(cls: type[Any], other: type[Any]) -> bool:
-    """Whether objects of these classes can become of the other one's. A plain tensor's can't become a DTensor."""
+    """Returns whether objects of these classes can become of the other one's: a plain tensor can't become a DTensor."""
     return set(slot_names(cls)) == set(slot_names(other))
 
 

@@ -397,7 +397,7 @@ def _plainer(
 def _without_cuda(
     claim: torch.device | None, args: tuple[Any, ...], options: dict[str, Any], instead: torch.device
 ) -> tuple[torch.device | None, tuple[Any, ...], dict[str, Any]]:
-    """Arguments without CUDA, which torch would look for; what is made claims it."""
+    """Returns arguments without CUDA, which torch would look for, and the device that what is made claims."""
     named = _cuda_device(options.get("device"))
     if named is not None:
         return named, args, {**options, "device": instead}
@@ -475,7 +475,7 @@ def fake_mode(*, fake_cuda: bool = False) -> Generator[None]:
 
 @modes.uncompiled
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was made in `fake_mode`, or by `deferred_init`, and has no memory.
+    """Returns whether a tensor was made in `fake_mode`, or by `deferred_init`, and has no memory.
 
     Args:
         tensor: any tensor.

@@ -17,7 +17,7 @@ import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -63,7 +63,8 @@ _LOWER = {torch.bfloat16, torch.float16}
 
 
 class OperatorKind(NamedTuple):
-    """
+    """Kind of an operator: what it does, as its schema and its name say.
+
     Attributes:
         makes: it makes a tensor on a device that it is told.
         takes_shape: of a tensor that it is given, it takes no values.
@@ -116,11 +117,6 @@ def kind_of(operator: Any) -> OperatorKind:
     )
 
 
-def is_autocast(kind: OperatorKind, tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether torch.autocast would run an operator on these in another dtype."""
-    return kind.lowered or kind.autocast and any(one.dtype in _LOWER for one in tensors)
-
-
 def written_in(kind: OperatorKind, args: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
     """Returns the arguments, or lists of them, that are written."""
     found: list[Any] = []
@@ -154,7 +150,7 @@ def map_options(change: Callable[[torch.Tensor], Any], options: Options) -> dict
 
 
 def on_meta(options: Options, *, makes: bool = False) -> dict[str, Any]:
-    """Options for the same on meta tensors, which are not pinned, and draw nothing."""
+    """Returns options for the same on meta tensors, which are not pinned, and draw nothing."""
     changed = {name: one for name, one in options.items() if name != "pin_memory"}
     if makes or changed.get("device") is not None:
         changed["device"] = META
@@ -172,12 +168,6 @@ def with_arguments(result: Any, written: list[torch.Tensor]) -> Any:
         return result
     by_id = {id(one): fake for one, fake in zip(found, written, strict=True)}
     return map_tensors(lambda one: by_id[id(one)], result)
-
-
-def leaves_meta(tensor: torch.Tensor, options: Options) -> bool:
-    """Whether it is a plain meta tensor, and one like it is asked for elsewhere: `to_empty`, `skip_init`."""
-    asked = options.get("device")
-    return tensor.is_meta and asked is not None and asked.type != "meta"
 
 
 def with_index(device: torch.device) -> torch.device:
@@ -201,10 +191,6 @@ def device_of(tensors: Sequence[torch.Tensor], marks: Sequence[Mark | None]) -> 
             first = first or mark.device
     assert first is not None, "one is fake"
     return first
-
-
-def is_about_meta(error: Exception) -> bool:
-    return isinstance(error, NotImplementedError) or "meta" in str(error)
 
 
 # --- set_ and .data --------------------------------------------------------------------------------------------------
@@ -261,7 +247,8 @@ _busy_thread = _BusyThread()
 
 
 class Session:
-    """
+    """One mode on one thread, from its entry to its end.
+
     Args:
         recorder: of what is done with the tensors that are made; None: nothing is recorded.
         fake_cuda: tensors may claim CUDA where there is none.
@@ -300,7 +287,10 @@ class Session:
             return self._run_fakes(operator, kind, args, options, device_of(tensors, marks))
         if operator is _lift_fresh:
             return self.lift(args[0]) if self.lifts and not args[0].is_meta else operator(*args, **options)
-        is_real = bool(marks) and not (kind.takes_shape and leaves_meta(args[0], options))
+        asked = options.get("device")
+        # a plain meta tensor, and one like it is asked for elsewhere: `to_empty`, `skip_init`
+        leaves_meta = kind.takes_shape and args[0].is_meta and asked is not None and asked.type != "meta"
+        is_real = bool(marks) and not leaves_meta
         if is_real or not kind.makes or options.get("layout") not in (None, torch.strided):
             if kind.random and self.recorder is not None:
                 return self.recorder.run_real(self.recorder.begin(operator, args, options))
@@ -347,7 +337,10 @@ class Session:
             return set_storage(operator, args, self.lift)
         written = list(tensors_in(written_in(kind, args, options)))
         marks_written = [mark_of(one) for one in written]
-        recorder = self._recorder_for(marks_written)
+        recorder = self.recorder
+        if recorder is None:  # tensors with a history keep theirs
+            histories = [mark.history for mark in marks_written if mark is not None and mark.history is not None]
+            recorder = histories[0].recorder() if histories else None
         if kind.collective and recorder is not None:
             raise UnsupportedValueError(
                 f"{operator} is a collective, and can't be deferred: materialize what it is given first. "
@@ -355,7 +348,7 @@ class Session:
             )
         if kind.quantizes:
             raise UnsupportedValueError(f"{operator} returns a quantized tensor, which can't be fake: make it later")
-        if self.casts and is_autocast(kind, tensors_in(args)):
+        if self.casts and (kind.lowered or kind.autocast and any(one.dtype in _LOWER for one in tensors_in(args))):
             raise UnsupportedValueError(
                 f"{operator} is called under autocast, which doesn't reach tensors that are fake or deferred: convert "
                 "its arguments, or call it when they are real"
@@ -365,7 +358,12 @@ class Session:
             named = {**options, "device": device} if options.get("device") is not None else options
             event = recorder.begin(operator, map_tensors(as_ref, args), map_options(as_ref, named))
         if written and None in marks_written:
-            return self._write_real(operator, event, recorder)
+            if recorder is None:
+                raise UnsupportedValueError(
+                    f"{operator} would write a fake tensor, which has no values, into a real one: make that in the "
+                    "mode too"
+                )
+            return recorder.compute(event)
         if kind.by_values:
             result = self._by_values(operator, kind, event, recorder, None)
         else:
@@ -380,31 +378,17 @@ class Session:
                 mark.writes_apart += 1
         return finished
 
-    def _recorder_for(self, written: list[Mark | None]) -> Recorder | None:
-        """Returns the recorder of an operator. In a mode that records nothing, tensors with a history keep theirs."""
-        if self.recorder is None:
-            for mark in written:
-                if mark is not None and mark.history is not None:
-                    return mark.history.recorder()
-        return self.recorder
-
     def _by_values(
         self, operator: Any, kind: OperatorKind, event: Any, recorder: Recorder | None, error: Exception | None
     ) -> Any:
         if recorder is not None:
             return recorder.compute(event)
-        if error is not None and not kind.by_values and not is_about_meta(error):
+        is_about_meta = isinstance(error, NotImplementedError) or "meta" in str(error)
+        if error is not None and not kind.by_values and not is_about_meta:
             raise error
         raise UnsupportedValueError(
             f"{operator} needs values, and a fake tensor has none: leave it out, or use deferred_init, which has them"
         ) from error
-
-    def _write_real(self, operator: Any, event: Any, recorder: Recorder | None) -> Any:
-        if recorder is None:
-            raise UnsupportedValueError(
-                f"{operator} would write a fake tensor, which has no values, into a real one: make that in the mode too"
-            )
-        return recorder.compute(event)
 
     def _finish(
         self,
@@ -457,7 +441,7 @@ class History(Protocol):
 
 
 class Recorder(Protocol):
-    """Records operators on fake tensors, and runs them on values."""
+    """Recorder of operators on fake tensors, which also runs them on values."""
 
     def new_history(self) -> History: ...
 
@@ -491,14 +475,15 @@ class Recorder(Protocol):
         ...
 
 
-# --- Tensors that live at the end ------------------------------------------------------------------------------------
-# The fake tensors of a session that live at its end, when they become of a class that says what they are.
+# --- Tensors that live at the end of a session -----------------------------------------------------------------------
 
 
 T = TypeVar("T")
 
 
 class LiveTensors:
+    """Fake tensors that a session has seen, and that live."""
+
     def __init__(self) -> None:
         self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
         self._storages: list[weakref.ref[Any]] = []

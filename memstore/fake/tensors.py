@@ -56,7 +56,7 @@ class Mark:
 
 
 class TensorRef(NamedTuple):
-    """A fake tensor, as what it shows of its storage. It keeps the mark, and no tensor."""
+    """Fake tensor, as what it shows of its storage. It keeps the mark, and no tensor."""
 
     mark: Mark
     dtype: torch.dtype
@@ -93,7 +93,7 @@ def unrecorded_writes(tensor: torch.Tensor, mark: Mark, recorded: int) -> int:
 
 
 def is_apart(tensor: torch.Tensor) -> bool:
-    """Whether its writes are counted apart from those of the tensor that it is the data of."""
+    """Returns whether its writes are counted apart from those of the tensor that it is the data of."""
     return not is_inference(tensor) and version_of(tensor) >= APART
 
 
@@ -162,7 +162,7 @@ Run = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class FakeTensor:
-    """Base of all these classes. A torch function on an instance runs in a mode of its own.
+    """Base of the classes of fake tensors. A torch function on an instance runs in a mode of its own.
 
     Attributes:
         run: by which; `mode.py` sets it.

@@ -47,7 +47,7 @@ _META = torch.device("meta")
 
 
 class LazyTensor(torch.Tensor):
-    """A lazy leaf, as the modules of this package know it. It is not for users.
+    """Lazy leaf, as the modules of this package know it. It is not for users.
 
     Attributes:
         shown: the elements, over the guarded storage, or without memory.
@@ -313,7 +313,7 @@ _MOVES = frozenset({"aten::to", "aten::type_as"})
 
 
 class Rule(NamedTuple):
-    """The effects of an operator on its tensors.
+    """Effects of an operator on its tensors.
 
     Attributes:
         call: calls it in C.
@@ -366,7 +366,7 @@ _INTEGERS = frozenset({torch.int64, torch.int32})
 
 
 class _MeantPoints(NamedTuple):
-    """The points that an operator means: `box[indices]`."""
+    """Points that an operator means: `box[indices]`."""
 
     box: torch.Tensor
     indices: Sequence[torch.Tensor | None]

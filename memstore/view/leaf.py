@@ -64,12 +64,12 @@ _grad_is_enabled = torch.is_grad_enabled
 
 
 class NoPointerError(ReadOnlyError, RuntimeError):
-    """A pointer into a lazy leaf is refused, since it could be written by. Torch's callers expect a RuntimeError."""
+    """Refusal of a pointer into a lazy leaf, by which it could be written. Torch's callers expect a RuntimeError."""
 
 
 @modes.uncompiled_methods
 class StoredTensor(LazyTensor):
-    """A tensor of a stored value that is read when it is used, and just the part that is used.
+    """Tensor of a stored value that is read when it is used, and just the part that is used.
 
     Slicing, transposing or reshaping it returns another lazy leaf, and reads nothing; any other operator reads what it
     needs. It never changes, and can't be written: take a copy with `clone()`. If it is sent to a process, it is a
@@ -211,7 +211,7 @@ class StoredTensor(LazyTensor):
 
 
 class _NoStorage(torch.UntypedStorage):
-    """An empty storage: many ask for its size, and then read what there is or take a copy. Its bytes are an error."""
+    """Empty storage: many ask for its size, and then read what there is or take a copy. Its bytes are an error."""
 
     leaf: StoredTensor
 

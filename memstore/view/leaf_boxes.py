@@ -27,7 +27,7 @@ from memstore.view.source import Source, StoredLeaf, nbytes_of
 
 
 class Region(NamedTuple):
-    """A product of ranges, none of them empty; and where the view lies in it.
+    """Product of ranges, none of them empty; and where the view lies in it.
 
     Attributes:
         ranges: one for each dimension of the tensor.
@@ -116,7 +116,7 @@ def all_of(whole: Sequence[int], stride: Sequence[int], offset: int) -> Region:
 
 
 class PickedPoints(NamedTuple):
-    """The points that a box has: their places in the result (see `Points.shape`), and the values there."""
+    """Points that a box has: their places in the result (see `Points.shape`), and the values there."""
 
     places: tuple[torch.Tensor | slice, ...]
     values: torch.Tensor
@@ -232,14 +232,14 @@ _in_inference_mode = torch.is_inference_mode_enabled
 
 
 class _Found(NamedTuple):
-    """The part of a region that lies in one box: its places in the region, and the tensor that has it."""
+    """Part of a region that lies in one box: its places in the region, and the tensor that has it."""
 
     places: tuple[slice, ...]
     tensor: torch.Tensor
 
 
 class LeafBoxes(StoredLeaf):
-    """The boxes of one stored leaf, and their checksums until somebody has compared them.
+    """Boxes of one stored leaf, and their checksums until somebody has compared them.
 
     Attributes:
         leaf: as it would be if it were whole.

@@ -154,7 +154,7 @@ def own_leaf(leaf: LazyTensor, sources: dict[Source, Source | None]) -> torch.Te
 
 
 class ValueParts(NamedTuple):
-    """The parts that a value consists of.
+    """Parts that a value consists of.
 
     Attributes:
         structure: "TensorDict[3] of 12 leaves".
