@@ -178,26 +178,80 @@ class WeightLoader:
 
     Args:
         slots: all that the call fills.
-        found: those that the source has something for, each tensor once, and its name there.
+        todo: those of them whose tensors no former call has put into the module.
+
+    Attributes:
+        found: those of these that the source has something for, each tensor once, and its name there.
     """
 
     def __init__(
         self,
         slots: Sequence[TensorSlot],
-        found: Sequence[tuple[TensorSlot, str]],
+        todo: Sequence[TensorSlot],
         table: SourceTable,
         options: MaterializeOptions,
     ) -> None:
-        with DisableTorchFunction():  # a lazy one refuses `numel`
-            self._found = sorted(found, key=lambda one: -one[0].tensor.numel())
-        self._table, self._options = table, options
+        found: dict[int, tuple[TensorSlot, str]] = {}
+        for slot in todo:
+            for name in options.names[id(slot.tensor)]:
+                stored = table.find(name)
+                if stored is not None and not (is_lazy(stored) and is_lazy(slot.tensor)):
+                    found.setdefault(id(slot.tensor), (slot, name))
+        self.found = list(found.values())
+        self._todo, self._table, self._options = todo, table, options
         self._refs = {id(slot.tensor): ref_in(slot.tensor) for slot in slots if not is_wrapper(slot.tensor)}
         self._all = self._by_storage(slots)
-        self._theirs = self._by_storage(slot for slot, _ in found)
+        self._theirs = self._by_storage(slot for slot, _ in self.found)
         self._taken: dict[TensorRef, torch.Tensor] = {}
         self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def shares(self, tensor: torch.Tensor) -> bool:
+    def check(self) -> None:
+        """Raises StructureMismatchError for tensors of the source that don't fit; all are listed."""
+        problems: list[str] = []
+        for slot, name in self.found:
+            tensor, stored = slot.tensor, self._table.get(name)
+            if is_fake(stored) or is_torch_fake(stored):
+                problems.append(f"{name}: the source's is fake, and has no values")
+            elif is_lazy(stored):
+                problems.append(f"{name}: the source's is uninitialized, and has no values")
+            elif stored.device.type == "meta" and self._options.device_of(tensor).type != "meta":
+                problems.append(f"{name}: the source's is on meta, and has no values")
+            elif (why := _why_not_taken(tensor, stored) or self._why_no_class(slot, stored)) is not None:
+                problems.append(f"{name}: the source's is {why}")
+            elif not is_lazy(tensor) and tuple(stored.shape) != tuple(tensor.shape):  # a lazy one takes any
+                problems.append(f"{name}: shape {list(tensor.shape)} in the module, {list(stored.shape)} in the source")
+            elif _kind(stored.dtype) != _kind(tensor.dtype):
+                problems.append(f"{name}: {tensor.dtype} in the module, {stored.dtype} in the source")
+        problems += ties_apart(self._todo, self._table, self._options)
+        if problems:
+            prefix = self._table.prefix
+            where = f", under {short(prefix[:-1])}," if prefix else ""
+            raise StructureMismatchError(
+                f"{len(problems)} of {len(self.found)} tensors of {self._table.title}{where} don't fit the module:\n  "
+                + "\n  ".join(problems)
+            )
+
+    def _why_no_class(self, slot: TensorSlot, stored: torch.Tensor) -> str | None:
+        """Says why the module can't have a tensor of the class that the source has: one of them wraps others."""
+        ours, theirs = slot.tensor, type(stored)
+        if not is_wrapper(ours) and not is_wrapper(stored):
+            return None
+        spread = self._options.spread_of(slot)
+        if is_wrapper(ours) and spread is None:
+            cls = original_class(type(ours))
+            if cls is theirs:
+                return None
+            return f"{an(theirs)}, and the module's {an(cls)}: give one, or let the module have {an(theirs)}"
+        if not is_wrapper(stored):
+            return None
+        plain = "its full_tensor()" if hasattr(stored, "full_tensor") else "a plain tensor"
+        if spread is not None:
+            return f"{an(theirs)}, which wraps others, and no rank can take its part of these: give {plain}"
+        if self._shares(ours):
+            return f"{an(theirs)}, which wraps others, and the module's shares its memory with others: give {plain}"
+        return None
+
+    def _shares(self, tensor: torch.Tensor) -> bool:
         """Returns whether a tensor can't become one that wraps others: its memory is shown by others, or written."""
         ref = self._refs.get(id(tensor))
         if ref is None or is_lazy(tensor):
@@ -206,7 +260,9 @@ class WeightLoader:
 
     def take(self) -> None:
         """Reads all that can't be mapped, and changes no memory."""
-        for slot, name in self._found:
+        with DisableTorchFunction():  # a lazy one refuses `numel`
+            largest_first = sorted(self.found, key=lambda one: -one[0].tensor.numel())
+        for slot, name in largest_first:
             self._take(slot, name)
 
     def write(self) -> None:
@@ -271,6 +327,20 @@ class WeightLoader:
         with DisableTorchFunction():
             shows_a_part = tensor.numel() * tensor.itemsize < tensor.untyped_storage().nbytes()
         return len(self._all[ref.mark]) > 1 or shows_a_part
+
+
+def _why_not_taken(tensor: torch.Tensor, stored: torch.Tensor) -> str | None:
+    """Says why a plain tensor of a source has no values for the module's, though it has a shape and a device."""
+    if type(stored) not in (torch.Tensor, torch.nn.Parameter) or stored.is_meta or is_lazy(tensor):
+        return None
+    if stored.layout is not torch.strided and tensor.layout is torch.strided:
+        return f"a {stored.layout} tensor: give its to_dense()"
+    reason = None if stored.layout is not torch.strided or stored.is_quantized else why_no_memory(stored)
+    return None if reason is None else "a tensor whose storage was freed or cut, and has no values"
+
+
+def _kind(dtype: torch.dtype) -> int:
+    return 2 if dtype.is_complex else int(dtype.is_floating_point)
 
 
 # --- Ties ------------------------------------------------------------------------------------------------------------
