@@ -35,7 +35,6 @@ from memstore.structure import (
     traits,
 )
 from memstore.view.lazy import (
-    Lazy,
     LazyTensor,
     index_leaf,
     kind_of,
@@ -230,17 +229,10 @@ def _no_memory(leaf: StoredTensor) -> NoPointerError:
     )
 
 
-def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
-    """Unpickles a leaf."""
-    return unpack_leaf(StoredTensor, source, packed)
-
-
 # --- Lazy leaves, made where their bytes lie -------------------------------------------------------------------------
 
 
-def lazy_leaf(
-    cls: type[Lazy], source: Source, leaf: Leaf, start: int, boxes: Sequence[StoredBox], kind: traits.Traits
-) -> Lazy:
+def lazy_leaf(source: Source, leaf: Leaf, start: int, boxes: Sequence[StoredBox], kind: traits.Traits) -> StoredTensor:
     """Makes a contiguous leaf on the CPU, whose places were checked, without checksums.
 
     Args:
@@ -253,19 +245,18 @@ def lazy_leaf(
     dtype, nbytes = DTYPES[leaf.dtype], leaf.nbytes
     if boxes:
         stored = LeafBoxes(source, leaf, boxes, verify=False)
-        made = wrap(cls, stored.shown, stored)
+        made = wrap(StoredTensor, stored.shown, stored)
     elif nbytes and not start % dtype.itemsize:
         count = nbytes // dtype.itemsize
         shown = torch.frombuffer(source.memory, dtype=dtype, count=count, offset=start).resize_(leaf.shape)
         throw_on_mutable_data_ptr(shown)
-        made = wrap(cls, shown, LeafBytes(source, start, nbytes, None, start))
+        made = wrap(StoredTensor, shown, LeafBytes(source, start, nbytes, None, start))
     else:
-        made = lazy_bytes(cls, source, dtype, start, leaf.shape, traits.contiguous_stride(leaf.shape))
+        made = lazy_bytes(source, dtype, start, leaf.shape, traits.contiguous_stride(leaf.shape))
     return made if kind is traits.PLAIN else with_kind(made, kind)
 
 
 def lazy_bytes(
-    cls: type[Lazy],
     source: Source,
     dtype: torch.dtype,
     offset: int,
@@ -273,7 +264,7 @@ def lazy_bytes(
     stride: Sequence[int],
     checked: tuple[int, int, bytes] | None = None,
     place: torch.device | None = None,
-) -> Lazy:
+) -> StoredTensor:
     """Makes a lazy tensor of bytes in one place.
 
     Args:
@@ -290,7 +281,7 @@ def lazy_bytes(
     throw_on_mutable_data_ptr(shown)
     stored = LeafBytes(source, *(checked or (offset, nbytes, None)), offset, place)
     stored.base = base
-    return wrap(cls, shown, stored)
+    return wrap(StoredTensor, shown, stored)
 
 
 # --- A rank's part, as a DTensor -------------------------------------------------------------------------------------
@@ -357,7 +348,7 @@ def pack_leaf(leaf: LazyTensor) -> bytes:
     return _encode_reference((dtype, offset, tuple(shown.shape), stride, flags, kind.device, checked, boxes))
 
 
-def unpack_leaf(cls: type[Lazy], source: Source, packed: bytes) -> Lazy:
+def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
     """Returns the leaf that was packed. Raises CorruptionError if it isn't in the bytes of its source."""
     try:
         dtype_name, offset, shape, stride, flags, device, checked, boxes = _decode_reference(packed)
@@ -384,9 +375,9 @@ def unpack_leaf(cls: type[Lazy], source: Source, packed: bytes) -> Lazy:
             leaf, apart = _read_boxes(boxes)
             stored = LeafBoxes(source, leaf, apart, need_device(device))
             shown = over(stored.shown.untyped_storage(), dtype, offset // dtype.itemsize, shape, stride, "meta")
-            return with_kind(wrap(cls, shown, stored), found)
+            return with_kind(wrap(StoredTensor, shown, stored), found)
         place = need_device(device)
-        return with_kind(lazy_bytes(cls, source, dtype, offset, shape, stride, checked, place), found)
+        return with_kind(lazy_bytes(source, dtype, offset, shape, stride, checked, place), found)
 
 
 def _read_boxes(boxes: _Boxes) -> tuple[Leaf, list[StoredBox]]:

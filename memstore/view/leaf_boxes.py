@@ -290,7 +290,10 @@ class LeafBoxes(StoredLeaf):
 
     def read(self, box: torch.Tensor) -> torch.Tensor:
         with modes.put_aside() if modes.are_active() else nullcontext(), torch.inference_mode(False), torch.no_grad():
-            values = self._read(box) if box.numel() else _empty(box)
+            if box.numel():
+                values = self._read(box)
+            else:
+                values = torch.empty_strided(box.shape, box.stride(), dtype=box.dtype, device="cpu")
         return values if self.place is None else to_device(values, self.place)
 
     def _read(self, box: torch.Tensor) -> torch.Tensor:
@@ -334,7 +337,7 @@ class LeafBoxes(StoredLeaf):
         """Returns the stored boxes that have some of it, without the checksums that were compared already."""
         if not box.numel():
             return []
-        region = self._region(box) if box.dtype.itemsize == self._item else _all(self.leaf.shape)
+        region = self._region(box) if box.dtype.itemsize == self._item else all_of(self.leaf.shape, (), 0)
         return [self.stored[number]._replace(checksum=self._checksums[number]) for number in self._meeting(region)]
 
     def _region(self, box: torch.Tensor) -> Region:
@@ -470,10 +473,6 @@ class LeafBoxes(StoredLeaf):
                 yield part[(*at[:dim], slice(None), *at[dim + 1 :])].movedim(dim, 0), inside
 
 
-def _empty(box: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(box.shape, box.stride(), dtype=box.dtype, device="cpu")
-
-
 def _view(made: torch.Tensor, box: torch.Tensor, region: Region) -> torch.Tensor:
     """Returns the box in a tensor that has just its region: with the strides of that."""
     stride = region.stride
@@ -483,7 +482,3 @@ def _view(made: torch.Tensor, box: torch.Tensor, region: Region) -> torch.Tensor
             for dim, found in enumerate(region.dims)
         ]
     return over(made.untyped_storage(), box.dtype, made.storage_offset() + region.offset, box.shape, stride)
-
-
-def _all(shape: Sequence[int]) -> Region:
-    return all_of(shape, (), 0)

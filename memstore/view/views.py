@@ -182,9 +182,7 @@ def parts_of(root: Root, key: str, held: MappedEntry, options: PinOptions) -> Va
                 tensors[leaf.name] = wrap(StoredTensor, stored.shown, stored)
             else:
                 stride = traits.contiguous_stride(leaf.shape) if leaf.stride is None else leaf.stride
-                tensors[leaf.name] = lazy_bytes(
-                    StoredTensor, source, DTYPES[leaf.dtype], leaf.offset, leaf.shape, stride
-                )
+                tensors[leaf.name] = lazy_bytes(source, DTYPES[leaf.dtype], leaf.offset, leaf.shape, stride)
         objects = structure.show_objects(encoded, plan.object_count)
     except CorruptionError as error:
         raise error if error.key is not None else contents.blame(root, key, record, error) from error
