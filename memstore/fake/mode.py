@@ -1,15 +1,17 @@
-"""Modes: what torch functions and attributes say of a fake tensor, and fake_mode.
+"""Modes: what torch functions and attributes say of a fake tensor; fake_mode, and fake_like.
 
 Operators don't see all functions, or see them too late. For these there are handlers: each gets the session, the
 function, and its arguments, the first of which is a fake tensor, with its mark. A session enters a mode for functions
-and one for operators together, and leaves both together.
+and one for operators together, and leaves both together. Then each fake tensor gets a class that says by itself what it
+is, and where (`become_fake`).
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from memstore import _modes as modes
+from memstore import structure
 from memstore._compat import (
     DisableTorchFunction,
     DisableTorchFunctionSubclass,
@@ -36,22 +39,21 @@ from memstore.fake.session import Recorder, Session, lend, with_index
 from memstore.fake.tensors import (
     APART,
     META,
-    FakeTensor,
     Mark,
     TensorRef,
-    become_fake,
     is_inference,
     is_leaf,
     is_meta,
     mark_of,
     meta_twin,
-    original_class,
     over_storage,
     ref_of,
     requires_grad,
+    set_mark,
     storage_bytes,
     tensors_in,
 )
+from memstore.structure import RefusedError
 
 # --- Copies ----------------------------------------------------------------------------------------------------------
 # copy.deepcopy of tensors inside of a session, also of one that lasts for this copy alone.
@@ -449,9 +451,6 @@ def _run_outside(function: Any, types: Any, args: tuple[Any, ...], options: dict
         return session.living.noted(function(*args, **options))
 
 
-FakeTensor.run = staticmethod(_run_outside)
-
-
 @contextmanager
 def fake_mode(*, fake_cuda: bool = False) -> Generator[None]:
     """Makes all new tensors fake, in a `with`: they have a shape, a dtype and a device, but no memory.
@@ -505,3 +504,125 @@ def _checked(name: str, tensor: Any) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} takes a tensor, and not {an(type(tensor))}")
     return tensor
+
+
+# --- The class of a fake tensor --------------------------------------------------------------------------------------
+# The class of a fake tensor outside of its mode: it says by itself what it is, and where.
+#
+# It is a class of its own for each class of tensors: an instance of that one, under the same name. A tensor becomes of
+# it at the end of its mode, as lazy parameters become others: by assignment to `__class__`.
+
+
+class FakeTensor:
+    """Base of the classes of fake tensors. A torch function on an instance runs in a mode of its own.
+
+    Attributes:
+        original: the class that the tensor had.
+    """
+
+    __slots__ = ()
+    original: type[torch.Tensor]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run_outside(function, types, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        text = _run_outside(torch.Tensor.__repr__, (type(self),), (self,), {})
+        return f"Parameter containing:\n{text}" if isinstance(self, torch.nn.Parameter) else text
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _run_outside(self.original.__deepcopy__, (type(self),), (self, memo), {})
+
+    def set_(self, *args: Any, **options: Any) -> Any:
+        return _run_outside(torch.Tensor.set_, (type(self),), (self, *args), options)  # torch asks nobody
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _run_outside(torch.Tensor.__reduce_ex__, (type(self),), (self, protocol), {})
+
+
+def become_fake(tensor: torch.Tensor) -> None:
+    """Gives the tensor the class that says that it is fake."""
+    cls = type(tensor)
+    if not issubclass(cls, FakeTensor):
+        tensor.__class__ = _fake_class(cls)
+
+
+def original_class(cls: type[Any]) -> type[torch.Tensor]:
+    return cls.original if issubclass(cls, FakeTensor) else cls
+
+
+@functools.cache
+def _fake_class(cls: Any) -> Any:
+    def new(_: Any, *args: Any, **options: Any) -> Any:
+        return cls(*args, **options)  # `type(parameter)(values)`, as loaders of weights do, makes what isn't fake
+
+    names = {"original": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    names["__new__"] = new
+    if hasattr(cls, "cls_to_become"):  # of a lazy one that gets its shape outside of the mode
+        names["cls_to_become"] = _fake_class(cls.cls_to_become)
+    return type(cls)(cls.__name__, (FakeTensor, cls), names)
+
+
+# --- fake_like -------------------------------------------------------------------------------------------------------
+
+
+@modes.uncompiled
+def fake_like(value: Any) -> Any:
+    """Returns the same containers with fake tensors, of the same shapes, dtypes and devices. No bytes are read.
+
+    Args:
+        value: a view, a tensor, a TensorDict, or dicts, lists and tuples of these, of any depth. Other objects stay.
+
+    Returns:
+        New containers. A tensor that occurs twice in `value` is one fake tensor.
+
+    Example:
+        >>> import torch
+        >>> from memstore.fake import fake_like
+        >>> fake_like({"w": torch.zeros(2, 3)})
+        {'w': tensor(..., size=(2, 3), fake=True)}
+    """
+    try:
+        structure.check_nesting(value)
+    except RefusedError as error:
+        raise UnsupportedValueError(error.message()) from None
+    with modes.put_aside():
+        return _like(value, {})
+
+
+def _like(value: Any, seen: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if id(value) not in seen:
+            seen[id(value)] = _fake(value)
+        return seen[id(value)]
+    if hasattr(value, "apply") and hasattr(value, "batch_size"):  # a TensorDict, or a tensorclass
+        return value.apply(lambda one: _like(one, seen), inplace=False)
+    if isinstance(value, Mapping):
+        names: list[Any] = list(value)
+        found = {name: _like(value[name], seen) for name in names}
+        if type(value) is dict:
+            return found
+        if not isinstance(value, dict):
+            return type(value)(found)  # type: ignore[call-arg]
+        made: Any = copy.copy(value)  # with what else it has: a defaultdict its factory
+        made.update(found)
+        return made
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_like(one, seen) for one in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_like(one, seen) for one in value)
+    return value
+
+
+def _fake(tensor: torch.Tensor) -> torch.Tensor:
+    with DisableTorchFunction(), torch.no_grad():
+        made: torch.Tensor = meta_twin(tensor)
+        if isinstance(tensor, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        elif tensor.requires_grad:
+            made.requires_grad_()
+        mark = mark_of(tensor)
+        set_mark(made, Mark(tensor.device if mark is None else mark.device, None))
+        become_fake(made)
+    return made

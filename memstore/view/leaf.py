@@ -359,11 +359,12 @@ def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
             raise ValueError("it is none")
         end = max((offset + nbytes, *((checked[0] + checked[1],) if checked else ())))
         limit = source.memory.nbytes
-        if boxes is not None:
-            leaf, apart = _read_boxes(boxes)
+        in_boxes = None if boxes is None else _read_boxes(boxes)
+        if in_boxes is not None:
+            whole, apart = in_boxes
             for one in apart:
-                check_box(leaf, one, limit)
-            limit = leaf.nbytes
+                check_box(whole, one, limit)
+            limit = whole.nbytes
         if min((0, offset, *shape, *stride, *(checked or ())[:2])) < 0 or end > limit:
             raise ValueError("it lies outside of the value")
     except (msgspec.MsgspecError, KeyError, ValueError, MalformedError) as error:
@@ -371,13 +372,12 @@ def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
     kind, requires_grad = divmod(flags, 2)
     found = traits.Traits(kind, bool(requires_grad), device)
     with modes.put_aside(), torch.inference_mode(False):
-        if boxes is not None:
-            leaf, apart = _read_boxes(boxes)
-            stored = LeafBoxes(source, leaf, apart, need_device(device))
-            shown = over(stored.shown.untyped_storage(), dtype, offset // dtype.itemsize, shape, stride, "meta")
-            return with_kind(wrap(StoredTensor, shown, stored), found)
         place = need_device(device)
-        return with_kind(lazy_bytes(source, dtype, offset, shape, stride, checked, place), found)
+        if in_boxes is None:
+            return with_kind(lazy_bytes(source, dtype, offset, shape, stride, checked, place), found)
+        stored = LeafBoxes(source, *in_boxes, place)
+        shown = over(stored.shown.untyped_storage(), dtype, offset // dtype.itemsize, shape, stride, "meta")
+        return with_kind(wrap(StoredTensor, shown, stored), found)
 
 
 def _read_boxes(boxes: _Boxes) -> tuple[Leaf, list[StoredBox]]:
