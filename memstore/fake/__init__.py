@@ -30,7 +30,6 @@ from memstore.fake.session import History, Recorder, Session, kind_of
 from memstore.fake.tensors import (
     Mark,
     TensorRef,
-    map_tensors,
     mark_of,
     over_storage,
     ref_of,
