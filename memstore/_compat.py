@@ -533,7 +533,7 @@ def set_entry(value: Any, key: str, entry: Any) -> None:
 
 
 def raw_getter(value: Any) -> Callable[..., Any]:
-    """Returns the `get` of a mapping that unwraps no NonTensorData: TensorDict._get_str; its own `get` without that."""
+    """Returns the `get` of a mapping, and of a TensorDict `_get_str`: its `get` unwrapped NonTensorData before 0.15."""
     return getattr(value, "_get_str", value.get)
 
 
