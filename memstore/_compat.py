@@ -372,10 +372,11 @@ def may_rename_what_it_loads(module: torch.nn.Module) -> bool:
 
     Uses nn.Module._load_from_state_dict and _load_state_dict_pre_hooks.
     """
-    kind: Any = type(module)
+    one: Any = module
+    kind: Any = type(one)
     load = kind._load_from_state_dict
     return bool(
-        module._load_state_dict_pre_hooks
+        one._load_state_dict_pre_hooks
         or kind.load_state_dict is not torch.nn.Module.load_state_dict
         or (load is not _PLAIN_LOAD and not load.__module__.startswith("torch.nn.modules."))
     )

@@ -184,10 +184,10 @@ class Constant:
 
     def keep(self) -> None:
         """Keeps the values of now, because the operator is recorded."""
-        if self._tensor.is_meta or _is_plain(self._tensor) and self._tensor.nbytes <= _COPIED:
+        if self._tensor.is_meta or _is_plain(self.tensor_of) and self._tensor.nbytes <= _COPIED:
             self._tensor = self._tensor.detach().clone()
         else:
-            self._is_kept, self._sign = True, _sign(self._tensor)
+            self._is_kept, self._sign = True, _sign(self.tensor_of)
 
     def get(self, operator: Any) -> torch.Tensor:
         """Returns the tensor.
@@ -440,7 +440,7 @@ class Replay:
 
     def perform(self, event: Event) -> Any:
         """Runs one event, and keeps what it makes."""
-        args, options = event.arguments(self._tensor)
+        args, options = event.arguments(self.tensor_of)
         result = _run(event, args, options)
         if event.made:
             found = list(tensors_in((result,)))
@@ -448,7 +448,8 @@ class Replay:
                 self._made[ref.mark] = _laid_out(found[number], ref)
         return result
 
-    def _tensor(self, ref: TensorRef) -> torch.Tensor:
+    def tensor_of(self, ref: TensorRef) -> torch.Tensor:
+        """Returns the tensor over the real storage that a ref means."""
         return over_storage(self._made[ref.mark], ref)
 
 
@@ -546,7 +547,7 @@ def skip(event: Event, state: torch.Tensor) -> torch.Tensor:
             replay = Replay()
             assert event.moment is not None, "it is recorded"
             replay.run([(mark, event.moment) for mark in event.inputs], event)
-            args, options = event.arguments(replay._tensor)
+            args, options = event.arguments(replay.tensor_of)
         return _run_from(event, args, options, state, event.draw.stream.device)[1]
 
 

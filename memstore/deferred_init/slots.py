@@ -206,6 +206,7 @@ class MaterializeOptions(NamedTuple):
         if self.mesh is None:
             return None
         chosen: Any = self.placements
+        placements: Any
         if callable(chosen):
             placements = chosen(slot.name, slot.tensor)
         elif isinstance(chosen, Mapping):  # which may have any name of a tied tensor
