@@ -184,10 +184,10 @@ class Constant:
 
     def keep(self) -> None:
         """Keeps the values of now, because the operator is recorded."""
-        if self._tensor.is_meta or _is_plain(self.tensor_of) and self._tensor.nbytes <= _COPIED:
+        if self._tensor.is_meta or _is_plain(self._tensor) and self._tensor.nbytes <= _COPIED:
             self._tensor = self._tensor.detach().clone()
         else:
-            self._is_kept, self._sign = True, _sign(self.tensor_of)
+            self._is_kept, self._sign = True, _sign(self._tensor)
 
     def get(self, operator: Any) -> torch.Tensor:
         """Returns the tensor.
