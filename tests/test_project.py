@@ -28,9 +28,9 @@ PACKAGE = ROOT / "memstore"
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
     ("errors",),
-    ("_threads", "_parsing", "_modes", "_version"),
+    ("_threads", "_parsing", "_version"),
     ("_compat", "_wording"),
-    ("_arguments", "_ranks"),
+    ("_modes", "_arguments", "_ranks"),
     ("_info",),
     ("engine",),
     ("distributed",),

@@ -20,7 +20,6 @@ import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as torch_metadata
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo  # pyright: ignore[reportPrivateUsage]
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -33,6 +32,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from memstore._compat import checkpoint_storage_info
 from memstore._wording import short
 from memstore.convert.checkpoint_files import AssembledFile, SourceFiles, load_object
 from memstore.convert.files import draft_torch
@@ -49,6 +49,7 @@ from memstore.structure import DTYPE_NAMES, MalformedError, read_known_pickle
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
+StorageInfo: Any = checkpoint_storage_info()
 _METADATA = (
     "BytesStorageMetadata",
     "ChunkStorageMetadata",
@@ -200,7 +201,7 @@ def _known_class(module: str, name: str) -> Any:
     if (module, name) == ("builtins", "getattr"):
         return _member
     if module == filesystem.__name__ and name == "_StorageInfo":
-        return getattr(filesystem, name)
+        return StorageInfo
     if (module, name) == ("torch", "Size"):
         return torch.Size
     if (module, name) == ("torch.serialization", "_get_layout"):

@@ -12,8 +12,6 @@ A fork makes a second holder, who can't be asked. So of what a process has in th
 *lost*, and such a block is never filled again.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import itertools
@@ -23,7 +21,6 @@ import platform
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from multiprocessing import process
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -31,6 +28,7 @@ import msgspec
 import numpy as np
 import torch
 
+from memstore._compat import child_processes, new_shared_storage
 from memstore._threads import Hooks, around_forks
 from memstore.engine import Mapping, map_file, syscalls
 from memstore.engine.syscalls import Cleanup
@@ -286,7 +284,7 @@ def new_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    storage = torch.UntypedStorage._new_shared(nbytes, device="cpu")
+    storage = new_shared_storage(nbytes)
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape)  # pyright: ignore[reportCallIssue]
 
 
@@ -335,7 +333,7 @@ def _map(reference: BlockReference) -> SharedBlock:
     block.populate()
     _mapped[token] = block
     # The Process, if it is a child of this one. (`active_children` would reap children that a loader waits for.)
-    worker = next((child for child in tuple(process._children) if child.pid == pid), None)  # type: ignore[attr-defined]
+    worker = next((child for child in child_processes() if child.pid == pid), None)
     if worker is not None:
         _kept.setdefault(worker, []).append(block)
     return block

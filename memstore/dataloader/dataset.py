@@ -6,8 +6,6 @@ A stored batch is read whole, so its rows only say which batch they are of (`as_
 functions by type, for others to extend; there `BatchRow` finds `collate_rows`, which returns the batch as it was read.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import copy
@@ -21,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
-from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
+from memstore._compat import collate, collate_functions
 from memstore._wording import an, count_of
 from memstore.dataloader.blocks import begin_batch
 from memstore.errors import UnsupportedValueError
@@ -173,7 +171,7 @@ def collate_rows(rows: Sequence[BatchRow], *, collate_fn_map: dict[Any, Callable
     return collate([row.value for row in rows], collate_fn_map=collate_fn_map)
 
 
-default_collate_fn_map[BatchRow] = collate_rows
+collate_functions[BatchRow] = collate_rows
 
 
 # --- A value as rows -------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import torch
 from tensordict import TensorDict, is_tensor_collection
 
 from memstore._arguments import flag
+from memstore._compat import new_tensordict
 from memstore._threads import ABANDONED, check_abandoned, is_abandoned
 from memstore._wording import an_instance
 from memstore.datasets import NoLeafError
@@ -481,7 +482,7 @@ def _collected(entries: dict[Any, Any], shape: torch.Size, device: torch.device 
     for key, value in entries.items():
         if not isinstance(value, torch.Tensor):
             entries[key] = _collected(value, shape, device)
-    return TensorDict._new_unsafe(entries, batch_size=shape, device=device, nested=False)
+    return new_tensordict(TensorDict, entries, shape, device=device, nested=False)
 
 
 def _shown(name: Name) -> str:

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
+from memstore._compat import entries_of
 from memstore._threads import ABANDONED, check_abandoned
 from memstore._wording import count_of
 from memstore.datasets import Batch, take_batch
@@ -99,7 +100,7 @@ class Intake:
         """Fills `arrays`. Returns how many rows there are; -1 if something is not plain."""
         kind: type[Any] = type(value)
         if kind is TensorDict:
-            value = value._tensordict
+            value = entries_of(value)
             kind = type(value)
         if kind is not dict or len(value) != len(level):
             return -1

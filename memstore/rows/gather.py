@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from memstore._compat import raw_getter
 from memstore._wording import an
 from memstore.errors import StructureMismatchError
 from memstore.structure import can_cast, copy_into, takes_bytes, traits, why_not_filled
@@ -302,7 +303,7 @@ def entry_of(source: Any, out: Any, key: Any, path: Path) -> Any:
     """
     if out is None:
         return None
-    get = getattr(out, "_get_str", out.get)  # a TensorDict's `get` unwraps what is no tensor
+    get = raw_getter(out)
     found = get(key, None)
     check_there(source, found, (*path, key))
     if not is_kept(found, get(key, None)):

@@ -1,7 +1,5 @@
 """Reading of rows: `read_rows` walks a value, adds its leaves to a gather, and has that fill what is returned."""
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import copy
@@ -13,6 +11,14 @@ import torch
 
 from memstore import structure
 from memstore._arguments import flag
+from memstore._compat import (
+    entries_of,
+    inner_tensordict,
+    new_tensordict,
+    params_inner,
+    tensorclass_like,
+    tensordict_parts,
+)
 from memstore._wording import an
 from memstore.errors import StructureMismatchError
 from memstore.rows.gather import Allocate, Gather, Path, RowIndex, check_there, entry_of, matching, name_of
@@ -170,20 +176,22 @@ def _collection(gather: Gather, source: Any, out: Any, path: Path) -> Any:
     if not source.batch_size:
         raise ValueError(f"{name_of(path)} is {an(type(source))} without a batch dimension: it has no rows")
     if tensordict.is_tensorclass(source):
-        inner = plan(gather, source._tensordict, out._tensordict if tensordict.is_tensorclass(type(out)) else out, path)
-        return type(source)._from_tensordict(inner, dict(source._non_tensordict or {})) if out is None else out
+        into = inner_tensordict(out) if tensordict.is_tensorclass(type(out)) else out
+        inner = plan(gather, inner_tensordict(source), into, path)
+        return tensorclass_like(source, inner) if out is None else out
     if isinstance(source, tensordict.TensorDictParams):
-        return plan(gather, source._param_td, out, path)
+        return plan(gather, params_inner(source), out, path)
     rows = gather.rows(source.batch_size[0], path)
     if type(source) is not tensordict.TensorDict:
         return _made_when_asked(gather, source[rows], out, path)
-    entries = _entries(gather, source._tensordict, matching(source, out, path), path)
+    entries = _entries(gather, entries_of(source), matching(source, out, path), path)
     if out is not None:
         return out
-    names = source._td_dim_names
-    return tensordict.TensorDict._new_unsafe(
+    names = tensordict_parts(source).names
+    return new_tensordict(
+        tensordict.TensorDict,
         entries,
-        batch_size=torch.Size((len(rows), *source.batch_size[1:])),
+        torch.Size((len(rows), *source.batch_size[1:])),
         device=gather.device or source.device,
         names=None if names is None else list(names),
         nested=False,

@@ -39,7 +39,7 @@ from memstore.snapshot.restore import state_dict_of
 from memstore.snapshot.storage import SILENT
 from memstore.snapshot.stored import Stored, Value
 from memstore.structure import DTYPES, ExternalValue, count, over, traits
-from memstore.view import Memory, Source, StoredTensor, lazy_leaf
+from memstore.view import Memory, Source, lazy_leaf
 
 # --- Views, and entries of a store -----------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ def _lazy_leaves(stored: Stored, value: Value, places: MappedPlaces, source: Map
         elif i in loaded:
             leaves.append(traits.with_traits(_over_mapping(source, leaf, start), kind))
         else:
-            leaves.append(lazy_leaf(StoredTensor, source, leaf, start, boxes, kind))
+            leaves.append(lazy_leaf(source, leaf, start, boxes, kind))
     return leaves
 
 

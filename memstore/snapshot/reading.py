@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from memstore import _modes as modes
 from memstore import structure
 from memstore._arguments import whole_number
+from memstore._compat import inner_tensordict
 from memstore._wording import an
 from memstore.errors import ResourceLimitError, SnapshotMismatchError, UnsupportedValueError
 from memstore.sharding import Box, Shard, TensorShard, sharded_leaf, whole
@@ -313,7 +314,7 @@ def _walk(value: Any, name: Name) -> Iterator[tuple[Name, Any]]:
     elif type(value) in (list, tuple, deque):
         for i, entry in enumerate(cast("list[Any]", value)):
             yield from _walk(entry, (*name, i))
-    elif isinstance(value, Mapping) and not hasattr(value, "_tensordict") and not hasattr(value, "batch_size"):
+    elif isinstance(value, Mapping) and inner_tensordict(value) is None and not hasattr(value, "batch_size"):
         for key, entry in cast("Mapping[Any, Any]", value).items():
             inner = (*name, key if type(key) is str else name_of(key))
             if type(entry) in _PLAIN:  # which most are

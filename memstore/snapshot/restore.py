@@ -17,6 +17,7 @@ import torch
 
 from memstore import _modes as modes
 from memstore import structure
+from memstore._compat import may_rename_what_it_loads
 from memstore._info import Progress
 from memstore._wording import an
 from memstore.errors import SnapshotMismatchError, StructureMismatchError
@@ -234,9 +235,6 @@ def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
 # Nothing is read, and nothing in the object changes.
 
 
-# pyright: reportPrivateUsage=false
-
-
 _OF_DCP = {"state", "bytes", "dcp"}  # the names in a checkpoint that memstore.integrations.dcp has saved
 _ALSO_OF_DCP = {"wrapped"}
 
@@ -390,15 +388,8 @@ def _match_module(
 
 def _not_loaded(module: torch.nn.Module, state_dict: Any, value: Value) -> set[int]:
     """Returns the leaves that a module lacks and that needn't be read. Where it may rename what it loads, all are."""
-    plain = torch.nn.Module
-    for one in module.modules():
-        own = type(one)._load_from_state_dict
-        if (
-            one._load_state_dict_pre_hooks
-            or type(one).load_state_dict is not plain.load_state_dict
-            or (own is not plain._load_from_state_dict and not own.__module__.startswith("torch.nn.modules."))
-        ):
-            return set()
+    if any(map(may_rename_what_it_loads, module.modules())):
+        return set()
     names = set(map(structure.name_of, state_dict))
     first = {i: value.plan.same.get(i, i) for i in range(len(value.plan.leaves))}
     loaded = {first[i] for i, leaf in enumerate(value.plan.leaves) if leaf.name and leaf.name[0] in names}

@@ -19,6 +19,7 @@ import torch
 
 from memstore import _modes as modes
 from memstore import structure
+from memstore._compat import PARAMETER_MARK
 from memstore._wording import an
 from memstore.engine import Leaf
 from memstore.errors import UnsupportedValueError
@@ -254,7 +255,7 @@ class _StateWalk(Walk):
                 raise RefusedError(error.message) from None
             if leaf is not None:
                 found = traits.traits_of(value) if isinstance(value, torch.Tensor) else traits.PLAIN
-                kind = traits.PARAMETER if getattr(value, "_is_param", False) else found.kind
+                kind = traits.PARAMETER if getattr(value, PARAMETER_MARK, False) else found.kind
                 flags = traits.to_flags(kind, found.requires_grad)
                 wrapped = structure.flatten_wrapped_shards(value, leaf, flags, self)
                 if wrapped is not None:

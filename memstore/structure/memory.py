@@ -71,7 +71,7 @@ def why_no_memory(tensor: torch.Tensor) -> str | None:
     if tensor.is_quantized:
         return "a quantized tensor: put its dequantize()"
     try:
-        with _compat.without_torch_function():
+        with _compat.DisableTorchFunctionSubclass():
             return _why_not_there(tensor)
     except (RuntimeError, NotImplementedError):  # of a transform, or of a class that has no storage
         return f"{an(type(tensor))}, which has no memory of its own: put a plain tensor of its values"

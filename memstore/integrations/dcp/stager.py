@@ -14,10 +14,10 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
-from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 from memstore import _modes as modes
 from memstore import structure
+from memstore._compat import local_shards_wrapper, set_local_shards
 from memstore._wording import an
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
@@ -132,10 +132,12 @@ class _StagingWalk:
             return lambda copies: copies[number]
         if isinstance(value, StoredTensor):  # it never changes: what is written is read of it
             return lambda _: value
-        if isinstance(value, LocalShardsWrapper):  # the local tensor of an embedding table's DTensor
-            makers = [self.visit(shard, path) for shard in value.local_shards()]
-            offsets = [tuple(offset) for offset in value.local_offsets()]
-            return lambda copies: LocalShardsWrapper([make(copies) for make in makers], offsets)
+        wrapper = local_shards_wrapper(value)
+        if wrapper is not None:  # the local tensor of an embedding table's DTensor
+            several: Any = value
+            makers = [self.visit(shard, path) for shard in several.local_shards()]
+            offsets = [tuple(offset) for offset in several.local_offsets()]
+            return lambda copies: wrapper([make(copies) for make in makers], offsets)
         if hasattr(value, "local_shards"):
             return self._visit_sharded(value, path)
         if structure.is_wrapper(type(value)):
@@ -173,7 +175,7 @@ class _StagingWalk:
             shards = [copy.copy(shard) for shard in value.local_shards()]
             for shard, maker in zip(shards, makers, strict=True):
                 shard.tensor = maker(copies)
-            made._local_shards = shards
+            set_local_shards(made, shards)
             return made
 
         return make

@@ -25,6 +25,7 @@ from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase, T
 from torchrl.data.replay_buffers.storages import LazyTensorStorage, Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
+from memstore._compat import inner_tensordict
 from memstore._parsing import UNDECODABLE
 from memstore._wording import an
 from memstore.datasets import Dataset
@@ -529,7 +530,7 @@ def check_row(key: str, row: Any, where: str = "") -> None:
 
 
 def _check_lazy_stacks(key: str, value: Any, path: tuple[str, ...]) -> None:
-    value = getattr(value, "_tensordict", value) if is_tensorclass(value) else value
+    value = inner_tensordict(value, value) if is_tensorclass(value) else value
     if isinstance(value, LazyStackedTensorDict):
         _check_shapes(key, value.tensordicts, path)
         return
