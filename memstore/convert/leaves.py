@@ -8,7 +8,6 @@ every leaf of what was written with what was to be written.
 from __future__ import annotations
 
 import io
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from memstore.convert.formats import Rules
 from memstore.engine import Path, map_file
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.formats import ByteMeter
-from memstore.sharding import Box, BoxIndex, narrow_to, overlap, uncovered, whole
+from memstore.sharding import Box, BoxIndex, cover_of, narrow_to, slabs, whole
 from memstore.snapshot import in_parallel
 from memstore.structure import RefusedError, Walk, contiguous_stride, memory_of
 
@@ -69,9 +68,7 @@ class BoxedTensor:
             if tensor.is_contiguous() or tensor.numel() * self.dtype.itemsize <= PIECE:
                 found.append((box, tensor))
                 continue
-            for slab in slabs(box.shape, self.dtype.itemsize):
-                offsets = tuple(map(sum, zip(box.offsets, slab.offsets, strict=True)))
-                found.append((Box(offsets, slab.shape), tensor[slab.slices]))
+            found += [(slab.moved(box.offsets), narrow_to(tensor, slab)) for slab in self._slabs(box.shape)]
         return tuple(found)
 
     def pieces(self, most: int = PIECE) -> Iterator[ByteRange]:
@@ -81,10 +78,13 @@ class BoxedTensor:
                 yield ByteRange(start, min(most, self.nbytes - start), None)
             return
         at = 0
-        for box in slabs(self.shape, self.dtype.itemsize):
+        for box in self._slabs(self.shape):
             nbytes = math.prod(box.shape) * self.dtype.itemsize
             yield ByteRange(at, nbytes, box)
             at += nbytes
+
+    def _slabs(self, shape: Sequence[int]) -> Iterator[Box]:
+        return slabs(shape, max(PIECE // self.dtype.itemsize, 1))
 
     def read(self, piece: ByteRange) -> Bytes:
         """Returns the bytes of a piece: those in memory, or a copy that is put together."""
@@ -110,23 +110,6 @@ class BoxedTensor:
         for piece in self.pieces():
             memory[piece.start : piece.start + piece.nbytes] = self.read(piece)
         return made
-
-
-def slabs(shape: Sequence[int], itemsize: int) -> Iterator[Box]:
-    """Yields boxes of up to PIECE bytes, but one element at least, whose elements follow each other in C order."""
-    dim, inner = len(shape), itemsize
-    while dim and inner * shape[dim - 1] <= PIECE:
-        dim -= 1
-        inner *= shape[dim]
-    if not dim:
-        yield whole(shape)
-        return
-    dim -= 1
-    step = max(PIECE // inner, 1)
-    for outer in itertools.product(*map(range, shape[:dim])):
-        for start in range(0, shape[dim], step):
-            sizes = (1,) * dim + (min(step, shape[dim] - start), *shape[dim + 1 :])
-            yield Box((*outer, start, *(0,) * (len(shape) - dim - 1)), sizes)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -187,14 +170,13 @@ class SourceValue:
 
 def why_not_whole(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
     """Returns why boxes don't make up a tensor; None if they cover it, each element once."""
-    if any(len(box.shape) != len(shape) or len(box.offsets) != len(shape) for box in boxes):
-        return "have other dimensions"
-    if any(o + n > size for box in boxes for o, n, size in zip(box.offsets, box.shape, shape, strict=True)):
-        return f"reach beyond its shape {list(shape)}"
-    if len(boxes) > 1 and overlap(boxes) is not None:
+    found = cover_of(shape, boxes)
+    if found.outside is not None:
+        has_as_many = len(boxes[found.outside].shape) == len(shape)
+        return f"reach beyond its shape {list(shape)}" if has_as_many else "have other dimensions"
+    if found.pair is not None:
         return "overlap"
-    missing = uncovered(whole(shape), boxes)
-    return f"lack the elements {missing[0]}: a part is missing" if missing else None
+    return f"lack the elements {found.missing[0]}: a part is missing" if found.missing else None
 
 
 class Assembly:

@@ -140,10 +140,7 @@ def _split(box: Box, itemsize: int, holders: int) -> list[Box]:
         return [box]
     count = min(holders, -(-nbytes // SPLIT), box.shape[0])
     starts = [box.shape[0] * i // count for i in range(count + 1)]
-    return [
-        Box((box.offsets[0] + start, *box.offsets[1:]), (stop - start, *box.shape[1:]))
-        for start, stop in zip(starts, starts[1:], strict=False)
-    ]
+    return [box.narrow(0, start, stop - start) for start, stop in zip(starts, starts[1:], strict=False)]
 
 
 # --- A file, before it is written ------------------------------------------------------------------------------------
@@ -318,10 +315,12 @@ def draft(
     state: list[tuple[str, DraftPiece]] = []
     names = [naming.name_in_model(tensor) for tensor in tensors]
     for i, (tensor, own) in enumerate(zip(tensors, names, strict=True)):
-        boxes = shares[rank].get(tensor.path, ()) if tensor.path in shared else [shard.box for shard in tensor.shards]
-        for box in boxes:
+        shards: Sequence[Shard] = tensor.shards
+        if tensor.path in shared:
+            shards = [_shard_of(tensor.shards, box) for box in shares[rank].get(tensor.path, ())]
+        for box, elements in shards:
             label = label_of(own or tensor.path, tensor.shape, box)
-            (model if own else state).append((label, DraftPiece(i, box, _elements_of(tensor.shards, box))))
+            (model if own else state).append((label, DraftPiece(i, box, elements)))
     files: list[FileDraft] = []
     for group, found in (("model", model), ("state", state)):
         if found:
@@ -330,13 +329,10 @@ def draft(
     return part_of(take, rank, values, tensors, files, shared, names), files
 
 
-def _elements_of(shards: Sequence[Shard], box: Box) -> torch.Tensor:
-    """Returns a tensor of the elements of a box, which one of the shards has."""
-    for shard in shards:
-        if shard.box == box:
-            return shard.local
-    shard = next(shard for shard in shards if shard.box.meet(box) == box)
-    return narrow_to(shard.local, box.within(shard.box))
+def _shard_of(shards: Sequence[Shard], box: Box) -> Shard:
+    """Returns a box with its elements, which one of the shards has."""
+    shard = next(shard for shard in shards if box.within(shard.box).fits(shard.box.shape))
+    return Shard(box, narrow_to(shard.local, box.within(shard.box)))
 
 
 def part_of(

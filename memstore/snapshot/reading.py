@@ -22,7 +22,7 @@ from memstore import structure
 from memstore._arguments import whole_number
 from memstore._wording import an
 from memstore.errors import ResourceLimitError, SnapshotMismatchError, UnsupportedValueError
-from memstore.sharding import Box, Shard, TensorShard, sharded_leaf, whole
+from memstore.sharding import Box, Shard, TensorShard, narrow_to, sharded_leaf, whole
 from memstore.snapshot.manifest import ManifestBox, ManifestTensor
 from memstore.snapshot.storage import CHUNK, SILENT, FilePart, ProgressMeter, by_width
 from memstore.snapshot.stored import Stored, Value
@@ -93,7 +93,7 @@ def _plan(box: ManifestBox, shard: Shard, direct: dict[int, list[FilePart]], det
     meet = shard.box.meet(there)
     if meet is None:
         return
-    part = BoxPart(box.file, box.offset, box.shape, meet.within(there), local[meet.within(shard.box).slices])
+    part = BoxPart(box.file, box.offset, box.shape, meet.within(there), narrow_to(local, meet.within(shard.box)))
     if part.is_direct:
         direct[box.file] += part.into_target()
     else:
@@ -250,10 +250,8 @@ class BoxPart:
         dim = next(dim for dim, size in enumerate(inner.shape) if size > 1)
         half = inner.shape[dim] // 2
         for start, size in ((0, half), (half, inner.shape[dim] - half)):
-            offsets = tuple(at + start * (i == dim) for i, at in enumerate(inner.offsets))
-            shape = tuple(size if i == dim else length for i, length in enumerate(inner.shape))
-            target = self.target.narrow(dim, start, size)
-            yield from BoxPart(self.file, self.offset, self.shape, Box(offsets, shape), target).pieces(budget)
+            part, target = inner.narrow(dim, start, size), self.target.narrow(dim, start, size)
+            yield from BoxPart(self.file, self.offset, self.shape, part, target).pieces(budget)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from memstore.errors import (
     VersionGoneError,
 )
 from memstore.listing import near
-from memstore.sharding import Box, overlap
+from memstore.sharding import Box, cover_of
 from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.manifest import Manifest, ManifestBox, ManifestFile, ManifestTensor, ManifestValue, load_manifest
 from memstore.snapshot.names import MANIFEST, path_of
@@ -454,8 +454,12 @@ def _bytes(stored: Stored, file: ManifestFile, offset: int, size: int) -> bytes:
 
 def check_cover(path: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:
     """Raises ShardMismatchError unless the boxes cover the tensor, each element once."""
-    covered, wanted = sum(math.prod(box.shape) for box in boxes), math.prod(shape)
-    if len(boxes) > 1 and overlap(boxes) is not None:
+    found = cover_of(shape, boxes)
+    if found.outside is not None:
+        raise ShardMismatchError(f"{path}: the ranks' part [{boxes[found.outside].text}] lies outside of {list(shape)}")
+    if found.pair is not None:
         raise ShardMismatchError(f"{path}: the ranks' parts of it overlap without being equal: it can't be saved")
-    if covered != wanted:
+    if found.missing:
+        wanted = math.prod(shape)
+        covered = wanted - sum(math.prod(gap.shape) for gap in found.missing)
         raise ShardMismatchError(f"{path}: the ranks have {covered:,} of its {wanted:,} elements: a rank is missing")

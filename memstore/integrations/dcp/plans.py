@@ -59,7 +59,7 @@ from memstore.integrations.dcp.places import (
     wrapped_name,
 )
 from memstore.integrations.dcp.planners import EncodedTensor, decode_tensor
-from memstore.sharding import Box, whole
+from memstore.sharding import Box, narrow_to, whole
 from memstore.snapshot.drafts import PlannedBox
 from memstore.structure import (
     DTYPE_NAMES,
@@ -225,11 +225,8 @@ def _reading_of_several(item: ReadItem, planner: LoadPlanner, chunk: CheckpointT
 
     def finish() -> None:
         found = decode_tensor(name, data)
-        starts = tuple(item.storage_offsets)
         try:
-            for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-                if size != found.shape[dim]:
-                    found = found.narrow(dim, start, size)
+            found = narrow_to(found, Box(tuple(item.storage_offsets), sizes))
         except Exception as error:  # of the class's own operators
             raise UnsupportedValueError(
                 f"{name}: {an(type(found))} of shape {list(found.shape)} is stored, of which this rank wants a part, "
@@ -256,18 +253,15 @@ def _fill(planner: LoadPlanner, item: ReadItem, target: torch.Tensor, found: tor
 
 def _box_of(item: ReadItem, tensor: CheckpointTensor) -> Box:
     """Returns which elements of the whole tensor an item wants."""
-    inner, sizes = tuple(item.storage_offsets), tuple(item.lengths)
-    chunk = tuple(item.storage_index.offset or (0,) * len(inner))
-    fits = len(chunk) == len(inner) == len(sizes) == len(tensor.shape) and all(
-        start >= 0 and size >= 0 and start + size <= length
-        for start, size, length in zip(map(sum, zip(chunk, inner, strict=True)), sizes, tensor.shape, strict=True)
-    )
-    if not fits:
+    inner = Box(tuple(item.storage_offsets), tuple(item.lengths))
+    chunk = tuple(item.storage_index.offset or (0,) * len(inner.offsets))
+    box = inner.moved(chunk) if len(chunk) == len(inner.offsets) else None
+    if box is None or not box.fits(tensor.shape):
         raise StructureMismatchError(
-            f"{item.storage_index.fqn}: the plan reads {list(sizes)} elements at {list(chunk)} + {list(inner)}, and "
-            f"the stored tensor is of shape {list(tensor.shape)}"
+            f"{item.storage_index.fqn}: the plan reads {list(inner.shape)} elements at {list(chunk)} + "
+            f"{list(inner.offsets)}, and the stored tensor is of shape {list(tensor.shape)}"
         )
-    return Box(tuple(map(sum, zip(chunk, inner, strict=True))), sizes)
+    return box
 
 
 # --- Metadata --------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from memstore.sharding import (
     ShardedLeaf,
     TensorShard,
     TensorShards,
+    box_of,
     cover_of,
     narrow_to,
     sharded_leaf,
@@ -212,8 +213,8 @@ def flatten_wrapped_shards(value: Any, leaf: ShardedLeaf, flags: int, walk: Walk
 
 def _read_box(name: Any) -> Box:
     try:
-        bounds = [tuple(map(int, one.split(":"))) for one in name.split(", ")] if name else []
-        box = Box(tuple(start for start, _ in bounds), tuple(stop - start for start, stop in bounds))
+        bounds = [one.split(":") for one in name.split(", ")] if name else []
+        box = box_of([(int(start), int(stop)) for start, stop in bounds])
     except (AttributeError, ValueError) as error:
         raise MalformedError(f"the name of a box: {error}") from None
     require(all(start >= 0 <= size for start, size in zip(*box, strict=True)), "a box that can't be")
