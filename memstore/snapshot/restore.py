@@ -61,87 +61,87 @@ def restore(
     Up to step 4 nothing in the objects has changed. A rank that fails or dies in step 4 or 5 leaves tensors of any
     content.
     """
-    opened: list[Stored] = []
-    matches: dict[str, RestoreMatch] = {}
-    wants: list[ReadRequest] = []
-
-    def begin() -> bytes:
-        names = list(check_app_state(app_state))
-        opened.append(open_stored())
-        return msgspec.msgpack.encode((names, [name for name in names if isinstance(app_state[name], RNGState)]))
-
-    def tell_names() -> bytes:
-        """Tells which names the modules have, where the ranks that took the snapshot had different ones (pipelines)."""
-        told = {
-            key: [str(structure.name_of(name)) for name in state_dict]
-            for key, state_dict in dicts.items()
-            if isinstance(app_state[key], torch.nn.Module)
-            and len({values[key] for values in stored.manifest.ranks if key in values}) > 1
-        }
-        return msgspec.msgpack.encode(told)
-
-    def are_alike(built: Any, target: Any) -> bool:
-        return bool(structure.pair_shards(target, built))
-
-    def match() -> bytes:
-        differences: list[str] = []
-        for key, state_dict in dicts.items():
-            others = elsewhere.get(key, set())
-            found = match_value(stored, ranks.rank, key, app_state[key], state_dict, others, strict, differences)
-            if found is None:
-                continue
-            matches[key] = found
-            stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
-            if any(map(structure.has_wrapped_shards, _leaves_of(state_dict))):
-                unread = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
-                _with_present(unread, state_dict, (key,), are_alike)
-            if isinstance(app_state[key], torch.optim.Optimizer):
-                saved = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
-                differences += optimizer_differences(path_of((key,)), app_state[key], saved)
-        if not differences:
-            places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
-            wants.extend(ReadRequest(place.tensor, place.shards) for place in places)
-        if differences:
-            more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
-            lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
-            raise SnapshotMismatchError(
-                f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
-            )
-        return b""
-
-    def read() -> bytes:
-        nbytes = sum(shard.local.numel() * shard.local.itemsize for want in wants for shard in want.shards)
-        read_into(stored, wants, ProgressMeter(progress, nbytes, "reading", rank=ranks.rank))
-        return b""
-
-    def load(key: str) -> bytes:
-        if key in matches:
-            _load(stored, app_state[key], dicts[key], matches[key], strict=strict, allow_pickle=allow_pickle)
-        return b""
-
     try:
         # 1. The snapshot is opened, and the ranks tell each other the names in their app states.
-        said = [msgspec.msgpack.decode(text, type=tuple[list[str], list[str]]) for text in ranks.together(begin)]
-        (stored,) = opened
+        with ranks.together() as step:
+            names = list(check_app_state(app_state))
+            stored = open_stored()
+            random = [name for name in names if isinstance(app_state[name], RNGState)]
+            step.said = msgspec.msgpack.encode((names, random))
+        said = [msgspec.msgpack.decode(text, type=tuple[list[str], list[str]]) for text in step.heard]
         last = sorted({key for _, random in said for key in random})  # random states: other objects may draw numbers
         order = [*sorted({key for names, _ in said for key in names} - set(last)), *last]
         # 2. The present objects are asked for their state dicts: most give their own tensors.
         dicts = ask_state_dicts(ranks, order, app_state)
-        # 3. They are compared with what is stored. All differences are told at once.
+        # 3. They are compared with what is stored. All differences are told at once. Before that the ranks tell each
+        #    other which names their modules have, where those that took the snapshot had different ones (pipelines).
+        with ranks.together() as step:
+            told = {
+                key: [str(structure.name_of(name)) for name in state_dict]
+                for key, state_dict in dicts.items()
+                if isinstance(app_state[key], torch.nn.Module)
+                and len({values[key] for values in stored.manifest.ranks if key in values}) > 1
+            }
+            step.said = msgspec.msgpack.encode(told)
         elsewhere: dict[str, set[str]] = {}
-        for text in ranks.together(tell_names):
+        for text in step.heard:
             for key, names in msgspec.msgpack.decode(text, type=dict[str, list[str]]).items():
                 elsewhere.setdefault(key, set()).update(names)
-        ranks.together(match)
+        with ranks.together():
+            matches, wants = _match_all(stored, ranks.rank, app_state, dicts, elsewhere, strict, allow_pickle)
         # 4. What is stored is read straight into these tensors, and into new ones where there are none.
-        ranks.together(read)
+        with ranks.together():
+            nbytes = sum(shard.local.numel() * shard.local.itemsize for want in wants for shard in want.shards)
+            read_into(stored, wants, ProgressMeter(progress, nbytes, "reading", rank=ranks.rank))
         # 5. load_state_dict of each object gets the stored state dict, made of these tensors.
         for key in order:
-            ranks.together(partial(load, key))
+            with ranks.together():
+                if key in matches:
+                    _load(stored, app_state[key], dicts[key], matches[key], strict=strict, allow_pickle=allow_pickle)
         ranks.end()
     except BaseException as error:
         ranks.leave(error)
         raise
+
+
+def _match_all(
+    stored: Stored,
+    rank: int,
+    app_state: Any,
+    dicts: Mapping[str, Any],
+    elsewhere: Mapping[str, set[str]],
+    strict: bool,
+    allow_pickle: bool,
+) -> tuple[dict[str, RestoreMatch], list[ReadRequest]]:
+    """Compares all objects with what is stored for them. Returns the matches by key, and what is to be read.
+
+    Raises SnapshotMismatchError, which lists the differences.
+    """
+    matches: dict[str, RestoreMatch] = {}
+    differences: list[str] = []
+    for key, state_dict in dicts.items():
+        others = elsewhere.get(key, set())
+        found = match_value(stored, rank, key, app_state[key], state_dict, others, strict, differences)
+        if found is None:
+            continue
+        matches[key] = found
+        stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
+        if any(map(structure.has_wrapped_shards, _leaves_of(state_dict))):
+            unread = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
+            _with_present(unread, state_dict, (key,), lambda built, present: structure.pair_shards(present, built))
+        if isinstance(app_state[key], torch.optim.Optimizer):
+            saved = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
+            differences += optimizer_differences(path_of((key,)), app_state[key], saved)
+    places: list[RestorePlace] = []
+    if not differences:
+        places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
+    if differences:
+        more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
+        lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
+        raise SnapshotMismatchError(
+            f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
+        )
+    return matches, [ReadRequest(place.tensor, place.shards) for place in places]
 
 
 def _load(
@@ -181,7 +181,7 @@ def _with_present(
     built: Any,
     present: Any,
     path: tuple[str | int, ...],
-    fits: Callable[[Any, Any], bool] = structure.are_shards_of,
+    fits: Callable[[Any, Any], object] = structure.are_shards_of,
 ) -> Any:
     """Returns the state dict, with a DTensor that is there in place of what its parts make, where they were filled.
 

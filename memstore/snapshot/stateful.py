@@ -11,7 +11,6 @@ import fnmatch
 import inspect
 import random
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -161,15 +160,11 @@ def ask_state_dicts(ranks: RankGroup, keys: Iterable[str], app_state: AppState) 
     random_state = RNGState()
     before = random_state.state_dict()
     found = {key: value.state_dict() for key, value in app_state.items() if isinstance(value, RNGState)}
-
-    def one(key: str) -> bytes:
-        if key in app_state and key not in found:
-            found[key] = app_state[key].state_dict()
-        return b""
-
     try:
         for key in sorted(keys):
-            ranks.together(partial(one, key))
+            with ranks.together():
+                if key in app_state and key not in found:
+                    found[key] = app_state[key].state_dict()
     finally:
         random_state.load_state_dict(before)
     return found
