@@ -5,7 +5,6 @@ A snapshot can have any value, with its containers, its objects, and tensors tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -18,12 +17,12 @@ from memstore.convert.leaves import Assembly, SourceValue
 from memstore.convert.naming import nested
 from memstore.errors import UnsupportedValueError
 from memstore.formats import ByteMeter
-from memstore.integrations.dcp import StorageReader
-from memstore.integrations.dcp.places import BYTES, STATE, WRAPPED, wrapped_name
+from memstore.integrations.dcp.places import BYTES, STATE, WRAPPED, FolderCheckpoint, wrapped_name
 from memstore.integrations.dcp.planners import decode_object, decode_tensor
+from memstore.integrations.dcp.plans import metadata_of
 from memstore.sharding import Box
+from memstore.snapshot.drafts import write_values
 from memstore.snapshot.manifest import ManifestTensor
-from memstore.snapshot.planned import PlannedSnapshot, write_values
 from memstore.snapshot.stored import Stored, Value
 from memstore.structure import DTYPES, traits
 
@@ -101,14 +100,14 @@ class _SnapshotTensors:
 
 def open_checkpoint(path: str, rules: Rules) -> SourceValue:
     """Opens the state dict that torch.distributed.checkpoint has saved with memstore's StorageWriter."""
-    metadata = StorageReader(path).read_metadata()
-    snapshot = PlannedSnapshot(path)
-    snapshot.stored.check_files(snapshot.stored.manifest.tensors)
-    reader = _SnapshotTensors(snapshot.stored)
-    items: dict[str, Any] = {name: reader.tensor(tensor) for name, tensor in snapshot.tensors(STATE).items()}
-    for name, tensor in snapshot.tensors(BYTES).items():
+    checkpoint = FolderCheckpoint(path)
+    metadata = metadata_of(checkpoint)
+    stored, tensors = checkpoint.opened
+    stored.check_files(stored.manifest.tensors)
+    reader = _SnapshotTensors(stored)
+    items: dict[str, Any] = {name: reader.tensor(tensor) for name, tensor in tensors[STATE].items()}
+    for name, tensor in tensors[BYTES].items():
         items[name] = decode_object(name, reader.tensor(tensor).numpy().tobytes())
-    chunks: Mapping[str, ManifestTensor] = snapshot.tensors(WRAPPED) if snapshot.has(WRAPPED) else {}
     for name, said in metadata.state_dict_metadata.items():
         if name in items or not isinstance(said, TensorStorageMetadata):
             continue
@@ -117,8 +116,8 @@ def open_checkpoint(path: str, rules: Rules) -> SourceValue:
                 f"{path}: {short(name)} is made of several tensors, and was saved in {len(said.chunks)} parts: load it "
                 "with the sharding that it was saved with"
             )
-        stored = reader.tensor(chunks[wrapped_name(MetadataIndex(name, said.chunks[0].offsets))])
-        items[name] = decode_tensor(name, SourceValue(None, reader.assembly.boxes).leaf(stored).whole())
+        chunk = reader.tensor(tensors[WRAPPED][wrapped_name(MetadataIndex(name, said.chunks[0].offsets))])
+        items[name] = decode_tensor(name, SourceValue(None, reader.assembly.boxes).leaf(chunk).whole())
     return SourceValue(nested(items, metadata.planner_data, path), reader.assembly.boxes)
 
 

@@ -4,7 +4,6 @@ snapshot      Snapshot: what a user calls          stateful      what can be sav
 take          the steps of a take                  restore       the steps of a restore
 ranks         the steps of all ranks, and what they hear of each other
 drafts        who writes what, in which file       publishing    the parts of all ranks as one snapshot; leftovers
-planned       snapshots of which others say who writes what: checkpoints of torch.distributed.checkpoint
 stored        a snapshot that is there             reading       its tensors in memory
 mapped        its files, mapped: views             names         of tensors and files
 manifest      what a snapshot says of itself       file_storage  a folder of a file system
@@ -23,7 +22,7 @@ from memstore._threads import between_forks
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.snapshot import drafts, file_storage, manifest, planned, publishing, staging, storage, stored
+    from memstore.snapshot import drafts, file_storage, manifest, publishing, staging, storage, stored
     from memstore.snapshot.manifest import load_manifest
     from memstore.snapshot.mapped import describe_snapshot, load_snapshot
     from memstore.snapshot.names import is_snapshot
@@ -65,7 +64,6 @@ __all__ = [
     "load_manifest",
     "load_snapshot",
     "manifest",
-    "planned",
     "publishing",
     "staging",
     "storage",

@@ -8,10 +8,10 @@ the tensors of a state dict that can be filled in place; `read_tensor` reads one
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import product
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from memstore.structure import DTYPES, copy_into, memory_of, name_of, over, take
 BUDGET = 1 << 28  # bytes of memory for what can't be read straight into its target
 
 
+T = TypeVar("T")
 Read = Callable[[int, Sequence[FilePart]], None]  # parts of a file, by its number in the manifest
 
 
@@ -129,26 +130,30 @@ def _apart(parts: Sequence[FilePart]) -> list[list[FilePart]]:
 # --- what lies otherwise in the target --------------------------------------------------------------------------------
 
 
+def in_batches(items: Iterable[T], most: int, nbytes: Callable[[T], int]) -> Iterator[list[T]]:
+    """Groups items, in their order, into lists of up to `most` bytes, but one item at least."""
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        size = nbytes(item)
+        if batch and total + size > most:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch
+
+
 def _read_detours(read: Read, file: int, detours: Sequence[BoxPart], budget: int) -> None:
-    batch: list[BoxPart] = []
-    nbytes = 0
-    for detour in sorted(detours, key=lambda detour: detour.start):
-        for piece in detour.pieces(budget):
-            if batch and nbytes + piece.nbytes > budget:
-                _read_batch(read, file, batch)
-                batch, nbytes = [], 0
-            batch.append(piece)
-            nbytes += piece.nbytes
-    _read_batch(read, file, batch)
-
-
-def _read_batch(read: Read, file: int, batch: Sequence[BoxPart]) -> None:
-    memories = [np.empty(piece.nbytes, np.uint8) for piece in batch]
-    parts = [part for piece, memory in zip(batch, memories, strict=True) for part in piece.into_memory(memory)]
-    for together in _apart(parts):
-        read(file, together)
-    for piece, memory in zip(batch, memories, strict=True):
-        piece.copy_from(memory)
+    pieces = (piece for detour in sorted(detours, key=lambda one: one.start) for piece in detour.pieces(budget))
+    for batch in in_batches(pieces, budget, lambda piece: piece.nbytes):
+        memories = [np.empty(piece.nbytes, np.uint8) for piece in batch]
+        parts = [part for piece, memory in zip(batch, memories, strict=True) for part in piece.into_memory(memory)]
+        for together in _apart(parts):
+            read(file, together)
+        for piece, memory in zip(batch, memories, strict=True):
+            piece.copy_from(memory)
 
 
 # --- Runs of a box ---------------------------------------------------------------------------------------------------

@@ -72,8 +72,7 @@ from memstore.integrations.dcp.places import (
     wrapped_name,
 )
 from memstore.integrations.dcp.plans import ItemRead, describe, metadata_of, planned_items, reading_of
-from memstore.snapshot.drafts import WrittenFile
-from memstore.snapshot.planned import PlannedTensor
+from memstore.snapshot.drafts import PlannedTensor, WrittenFile
 from memstore.snapshot.publishing import new_id
 from memstore.structure import DTYPE_NAMES, DTYPES
 
