@@ -28,7 +28,7 @@ from memstore.snapshot.manifest import ManifestBox, ManifestFile, ManifestValue
 from memstore.snapshot.names import file_name
 from memstore.snapshot.publishing import PartTensor, Replacing, SnapshotPart, Take, new_take, publish
 from memstore.snapshot.stateful import HeldTensor, StateWalker
-from memstore.snapshot.storage import Done, FilePart, LateBytes, Storage
+from memstore.snapshot.storage import Done, FilePart, LateBytes
 from memstore.snapshot.stored import check_cover
 from memstore.structure import DTYPE_NAMES, memory_of, traits, why_no_memory
 
@@ -176,14 +176,14 @@ class FileDraft(NamedTuple):
     boxes: Sequence[ManifestBox]
     size: int
 
-    def write(self, storage: Storage, *, durable: bool, checksum: bool, done: Done | None = None) -> ManifestFile:
+    def write(self, storage: FileStorage, *, durable: bool, checksum: bool, done: Done | None = None) -> ManifestFile:
         """Writes the file, from the memory of the tensors where their elements lie in it as in the file.
 
         Other elements are copied when their turn has come, so all copies together are never in memory.
 
         Raises:
             UnsupportedValueError: a tensor has no memory.
-            StoreFullError, OSError: as `Storage.write`.
+            StoreFullError, OSError: as `FileStorage.write`.
         """
         for device in {piece.elements.device for piece in self.pieces if piece.elements.is_cuda}:
             torch.cuda.current_stream(device).synchronize()  # the writing threads have streams of their own
@@ -381,7 +381,7 @@ def write_values(
 
     Raises:
         UnsupportedValueError: a leaf can't be stored, or the manifest would be too long. Nothing was written.
-        StoreFullError, OSError: as `Storage.write`.
+        StoreFullError, OSError: as `FileStorage.write`.
     """
     walker = StateWalker(allow_pickle=allow_pickle)
     stored = [walker.add(key, value) for key, value in values.items()]
@@ -460,7 +460,7 @@ def write_boxes(
         UnsupportedValueError: a dtype that can't be stored.
         ShardMismatchError: a tensor that was made is of another shape than its box.
         AlreadyExistsError: this rank has written for this save already.
-        StoreFullError, OSError: as `Storage.write`.
+        StoreFullError, OSError: as `FileStorage.write`.
     """
     lock = threading.Lock()
     found: list[tuple[str, DraftPiece]] = []

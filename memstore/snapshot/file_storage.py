@@ -37,7 +37,6 @@ from memstore.errors import (
     error_of_lack,
     is_of_caller,
 )
-from memstore.snapshot import storage as snapshot_storage
 from memstore.snapshot.storage import (
     CHUNK,
     SUM_SIZE,
@@ -46,11 +45,11 @@ from memstore.snapshot.storage import (
     FilePart,
     LatePiece,
     check_name,
-    count_chunks,
-    expected_sum,
     in_parallel,
     new_sum,
     new_unfinished_name,
+    runs_of,
+    whole_chunks,
 )
 
 # --- The folder ------------------------------------------------------------------------------------------------------
@@ -61,7 +60,13 @@ _PATIENCE, _PAUSE = 60.0, 0.01  # seconds for the lock of a folder, and between 
 
 
 class FileStorage:
-    """A `Storage` in a folder that exists.
+    """Files by name, in a folder that exists. Thread-safe.
+
+    A name is one component of a path, as text: no "/", no "." or "..", no NUL, at most 255 bytes. InvalidKeyError says
+    what is wrong with any other.
+
+    The *sums* of a file are the xxh3-64 of each of its chunks of 16 MiB (`CHUNK`; the last one is what is left), from
+    the file's first byte on: 8 bytes (`SUM_SIZE`) each, one after the other.
 
     Args:
         path: of the folder.
@@ -131,9 +136,35 @@ class FileStorage:
         checksum: bool = False,
         done: Done | None = None,
     ) -> bytes:
+        """Makes a new file of the parts, in large writes, several at once. If it fails, nothing is left.
+
+        Args:
+            name: of a file that doesn't exist.
+            size: of the file, in bytes. The parts cover it without gap and overlap, in any order.
+            parts: what the file consists of. Where their memory changes meanwhile, the file has some of both; the sums
+                are of the bytes that it has.
+            durable: when it returns, the bytes are on the disk. (The file's name is there when a later durable
+                `publish` returns.)
+            checksum: whether to compute the sums, of each piece right before it is written.
+            done: told the bytes written.
+
+        Returns:
+            The sums, or b"".
+
+        Raises:
+            AlreadyExistsError: there is such a file, which is left as it is.
+            StoreFullError: no room, or the file would be larger than the process, or the file system, may write.
+            OSError: any other failure of the file system.
+        """
         path = self._path_of(name)
-        runs = snapshot_storage.runs_of(parts)
-        check_runs(runs, size)
+        runs = runs_of(parts)
+        end = 0
+        for run in runs:
+            if run.offset != end:
+                raise ValueError(f"no part has the bytes from {end:,} to {run.offset:,} of the file")
+            end = run.end
+        if end != size:
+            raise ValueError(f"the parts end at {end:,}, and the file is to have {size:,} bytes")
         with file_errors(path), self._new_file(path) as fd:
             syscalls.truncate(fd, size)
             memory = None
@@ -143,8 +174,8 @@ class FileStorage:
                     # one, under a lock of the file.
                     memory = SharedMemory(fd=os.dup(fd))
                     memory.keep_from_children()
-                new = FileBeingWritten(fd, memory, durable=durable)
-                sums = in_parallel(partial(write_run, new, checksum=checksum), runs, _counting(done))
+                write = partial(write_run, fd, memory, durable=durable, checksum=checksum)
+                sums = in_parallel(write, runs, _counting(done))
             finally:
                 if memory is not None:
                     memory.leave()  # whatever refers to it: an error's traceback would keep the pages of a removed file
@@ -171,13 +202,28 @@ class FileStorage:
     def read(
         self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
     ) -> None:
+        """Reads runs of a file straight into their memory, sorted and joined, several at once.
+
+        Args:
+            name: of the file.
+            parts: which runs, in any order, and where they go. They must not overlap in memory.
+            sums: of the whole file, to check every chunk that a part touches (what else the chunk has is read too).
+            done: told the bytes read, those that only the sums need among them.
+
+        Raises:
+            CorruptionError: the file is missing, shorter than a part, or of another size than the sums are for; or
+                a chunk doesn't fit its sum. The error names the file; the parts' memory then has any content.
+        """
         path = self._path_of(name)
         with self._opened(path) as (fd, size):
             if sums is None:
-                runs = snapshot_storage.runs_of(parts, join=_JOINED)
+                runs = runs_of(parts, join=_JOINED)
             else:
-                check_sums(path, size, sums)
-                runs = snapshot_storage.whole_chunks(parts, size)
+                expected = -(-size // CHUNK) * SUM_SIZE
+                if len(sums) != expected:
+                    detail = f"it has {size:,} bytes, and {len(sums):,} of checksums instead of {expected:,}"
+                    raise damaged(path, detail)
+                runs = whole_chunks(parts, size)
             if runs and runs[-1].end > size:
                 raise damaged(path, f"it has {size:,} bytes, and those up to {runs[-1].end:,} were to be read")
             in_parallel(partial(read_run, fd, path, sums=sums), runs, _counting(done))
@@ -205,6 +251,12 @@ class FileStorage:
             file.close()
 
     def read_bytes(self, name: str, limit: int) -> bytes:
+        """Reads a small file whole.
+
+        Raises:
+            KeyNotFoundError: there is no such file.
+            CorruptionError: it has more than `limit` bytes (none was read), or is no regular file.
+        """
         path = self._path_of(name)
         if not self._exists(path):
             raise KeyNotFoundError(f"{path} is missing")
@@ -217,6 +269,15 @@ class FileStorage:
             return bytes(data)
 
     def publish(self, name: str, data: bytes, *, durable: bool) -> None:
+        """Makes a small file that appears whole or not at all, and never in the place of another one.
+
+        With `durable`, the order is: the data is on the disk, then the names of all files that were written before;
+        then the file appears; when the call returns, its name is on the disk too.
+
+        Raises:
+            AlreadyExistsError: there is such a file. Of several that publish one name at once, one gets no error.
+            StoreFullError: no room.
+        """
         path = self._path_of(name)
         folder = self._fd
         with file_errors(path):
@@ -232,6 +293,11 @@ class FileStorage:
                 syscalls.sync(folder)
 
     def replace(self, name: str, data: bytes, *, durable: bool) -> None:
+        """Publishes a file in the place of an earlier one of this name: readers find the one or the other, whole.
+
+        Raises:
+            StoreFullError: no room. The earlier file is as it was.
+        """
         path = self._path_of(name)
         folder = self._fd
         with file_errors(path):
@@ -331,6 +397,7 @@ class FileStorage:
             raise
 
     def size(self, name: str) -> int | None:
+        """Returns the size of a file in bytes; None if there is no such file."""
         path = self._path_of(name)
         if not self._exists(path):
             return None
@@ -338,9 +405,11 @@ class FileStorage:
             return size
 
     def names(self) -> list[str]:
+        """Returns the names of all files, sorted, whoever made them."""
         return sorted(os.listdir(self._fd))
 
     def remove(self, name: str) -> None:
+        """Removes a file; nothing happens if there is none."""
         path = self._path_of(name)
         with file_errors(path), contextlib.suppress(FileNotFoundError):
             syscalls.unlink(path, self._fd)
@@ -354,6 +423,18 @@ class FileStorage:
         except FileNotFoundError:
             return False
         return True
+
+
+_AT_ONCE = 4 * CHUNK  # bytes of a file that is verified, read in parallel
+
+
+def verify_file(storage: FileStorage, name: str, size: int, sums: bytes, done: Done | None = None) -> None:
+    """Reads all of a file that should have `size` bytes. Raises CorruptionError, which says where it is damaged."""
+    memory = memoryview(bytearray(min(size, _AT_ONCE)))
+    if not size:
+        storage.read(name, [], sums=sums)
+    for start in range(0, size, _AT_ONCE):
+        storage.read(name, [FilePart(start, memory[: size - start])], sums=sums, done=done)
 
 
 def _locked(lock: Callable[[], bool], *, without_locks: bool) -> bool:
@@ -381,38 +462,19 @@ def _counting(done: Done | None) -> Callable[[ChunkRun], None]:
 _STEP = 1 << 18  # bytes
 
 
-def check_runs(runs: Sequence[ChunkRun], size: int) -> None:
-    end = 0
-    for run in runs:
-        if run.offset != end:
-            raise ValueError(f"no part has the bytes from {end:,} to {run.offset:,} of the file")
-        end = run.end
-    if end != size:
-        raise ValueError(f"the parts end at {end:,}, and the file is to have {size:,} bytes")
-
-
-class FileBeingWritten:
-    """A file that is being written.
-
-    Args:
-        fd: its descriptor.
-        memory: all of it, mapped, if it is a large file in memory.
-        durable: whether it is going to be synced.
-    """
-
-    def __init__(self, fd: int, memory: SharedMemory | None, *, durable: bool) -> None:
-        self.fd, self.memory, self.durable = fd, memory, durable
-
-
-def write_run(new: FileBeingWritten, run: ChunkRun, *, checksum: bool) -> bytes:
+def write_run(fd: int, mapped: SharedMemory | None, run: ChunkRun, *, durable: bool, checksum: bool) -> bytes:
     """Writes a chunk. Returns its sum, which is of the bytes that are written even if the memory changes meanwhile.
 
     For that, what is summed is a copy of each step, which stays in the processor's cache.
+
+    Args:
+        mapped: all of the file, if it is a large one in memory.
+        durable: it is going to be synced.
     """
     hasher = new_sum() if checksum else None
     memory = memoryview(b"")  # of the run, as far as the kernel has huge pages that cost no more than small ones
-    if new.memory is not None:
-        memory = new.memory.bytes[run.offset : new.memory.allocate_huge(run.offset, run.end)]
+    if mapped is not None:
+        memory = mapped.bytes[run.offset : mapped.allocate_huge(run.offset, run.end)]
     for offset, pieces in _steps(run):
         start, stop = offset - run.offset, offset - run.offset + sum(map(len, pieces))
         if stop <= len(memory):
@@ -423,9 +485,9 @@ def write_run(new: FileBeingWritten, run: ChunkRun, *, checksum: bool) -> bytes:
         if hasher is not None:
             pieces = [memoryview(b"".join(pieces))]
             hasher.update(pieces[0])
-        syscalls.write_parts_at(new.fd, pieces, offset)
-    if new.durable:
-        syscalls.start_sync(new.fd, run.offset, run.nbytes)
+        syscalls.write_parts_at(fd, pieces, offset)
+    if durable:
+        syscalls.start_sync(fd, run.offset, run.nbytes)
     return hasher.digest() if hasher is not None else b""
 
 
@@ -453,7 +515,7 @@ def read_run(fd: int, path: str, run: ChunkRun, *, sums: bytes | None) -> None:
     if sums is None:
         return
     chunk = run.offset // CHUNK
-    if hasher.digest() != expected_sum(sums, chunk):
+    if hasher.digest() != sums[chunk * SUM_SIZE : (chunk + 1) * SUM_SIZE]:
         raise damaged(path, f"bytes {run.offset:,} to {run.end:,} (chunk {chunk}) don't fit their checksum")
 
 
@@ -482,12 +544,6 @@ def _steps(run: ChunkRun) -> Iterator[tuple[int, list[memoryview]]]:
                 offset, pieces, nbytes, used = offset + nbytes, [], 0, 0
     if pieces:
         yield offset, pieces
-
-
-def check_sums(path: str, size: int, sums: bytes) -> None:
-    expected = count_chunks(size) * SUM_SIZE
-    if len(sums) != expected:
-        raise damaged(path, f"it has {size:,} bytes, and {len(sums):,} of checksums instead of {expected:,}")
 
 
 def damaged(path: str, detail: str) -> CorruptionError:

@@ -1,7 +1,7 @@
-"""Storage: what a snapshot needs of the place where its files lie. File systems have it; an object store can.
+"""Runs of bytes of a snapshot's files: parts, chunks and sums; several reads or writes at once, and how far they are.
 
-`Storage` is the interface: files by name, written and read in runs of bytes. A file has chunks of 16 MiB, each with a
-sum of its own: `runs_of` says which parts lie in which chunk. This file imports no torch.
+A file has chunks of 16 MiB, each with a sum of its own: `runs_of` says which parts lie in which chunk. This file
+imports no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import xxhash
 
@@ -25,7 +25,7 @@ from memstore._info import Progress
 from memstore._wording import size as size_text
 from memstore.errors import InvalidKeyError, in_callers_code
 
-# --- The interface ---------------------------------------------------------------------------------------------------
+# --- Parts of files --------------------------------------------------------------------------------------------------
 
 
 CHUNK = 16 << 20  # bytes of a file that have a sum of their own
@@ -70,122 +70,6 @@ class LateBytes:
             if not self._left:
                 self._made = memoryview(b"")
             return found
-
-
-class Storage(Protocol):
-    """Files by name, in one place. Thread-safe.
-
-    A name is one component of a path, as text: no "/", no "." or "..", no NUL, at most 255 bytes. InvalidKeyError says
-    what is wrong with any other.
-
-    The *sums* of a file are the xxh3-64 of each of its chunks of 16 MiB (`CHUNK`; the last one is what is left), from
-    the file's first byte on: 8 bytes (`SUM_SIZE`) each, one after the other.
-    """
-
-    def write(
-        self,
-        name: str,
-        size: int,
-        parts: Sequence[FilePart],
-        *,
-        durable: bool,
-        checksum: bool = False,
-        done: Done | None = None,
-    ) -> bytes:
-        """Makes a new file of the parts, in large writes, several at once. If it fails, nothing is left.
-
-        Args:
-            name: of a file that doesn't exist.
-            size: of the file, in bytes. The parts cover it without gap and overlap, in any order.
-            parts: what the file consists of. Where their memory changes meanwhile, the file has some of both; the sums
-                are of the bytes that it has.
-            durable: when it returns, the bytes are on the disk. (The file's name is there when a later durable
-                `publish` returns.)
-            checksum: whether to compute the sums, of each piece right before it is written.
-            done: told the bytes written.
-
-        Returns:
-            The sums, or b"".
-
-        Raises:
-            AlreadyExistsError: there is such a file, which is left as it is.
-            StoreFullError: no room, or the file would be larger than the process, or the file system, may write.
-            OSError: any other failure of the file system.
-        """
-        ...
-
-    def read(
-        self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
-    ) -> None:
-        """Reads runs of a file straight into their memory, sorted and joined, several at once.
-
-        Args:
-            name: of the file.
-            parts: which runs, in any order, and where they go. They must not overlap in memory.
-            sums: of the whole file, to check every chunk that a part touches (what else the chunk has is read too).
-            done: told the bytes read, those that only the sums need among them.
-
-        Raises:
-            CorruptionError: the file is missing, shorter than a part, or of another size than the sums are for; or
-                a chunk doesn't fit its sum. The error names the file; the parts' memory then has any content.
-        """
-        ...
-
-    def read_bytes(self, name: str, limit: int) -> bytes:
-        """Reads a small file whole.
-
-        Raises:
-            KeyNotFoundError: there is no such file.
-            CorruptionError: it has more than `limit` bytes (none was read), or is no regular file.
-        """
-        ...
-
-    def publish(self, name: str, data: bytes, *, durable: bool) -> None:
-        """Makes a small file that appears whole or not at all, and never in the place of another one.
-
-        With `durable`, the order is: the data is on the disk, then the names of all files that were written before;
-        then the file appears; when the call returns, its name is on the disk too.
-
-        Raises:
-            AlreadyExistsError: there is such a file. Of several that publish one name at once, one gets no error.
-            StoreFullError: no room.
-        """
-        ...
-
-    def replace(self, name: str, data: bytes, *, durable: bool) -> None:
-        """Publishes a file in the place of an earlier one of this name: readers find the one or the other, whole.
-
-        Raises:
-            StoreFullError: no room. The earlier file is as it was.
-        """
-        ...
-
-    def size(self, name: str) -> int | None:
-        """Returns the size of a file in bytes; None if there is no such file."""
-        ...
-
-    def names(self) -> list[str]:
-        """Returns the names of all files, sorted, whoever made them."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Removes a file; nothing happens if there is none."""
-        ...
-
-
-# --- A file, compared with its sums ----------------------------------------------------------------------------------
-
-
-_AT_ONCE = 4 * CHUNK  # bytes, read in parallel
-
-
-def verify_file(storage: Storage, name: str, size: int, sums: bytes, done: Done | None = None) -> None:
-    """Reads all of a file that should have `size` bytes. Raises CorruptionError, which says where it is damaged."""
-    memory = memoryview(bytearray(min(size, _AT_ONCE)))
-    if not size:
-        storage.read(name, [], sums=sums)
-    for start in range(0, size, _AT_ONCE):
-        storage.read(name, [FilePart(start, memory[: size - start])], sums=sums, done=done)
 
 
 # --- Names of files --------------------------------------------------------------------------------------------------
@@ -332,16 +216,6 @@ def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list
 def new_sum() -> Any:
     """Returns the sum of a chunk, piece by piece: `update`, then `digest`."""
     return xxhash.xxh3_64()
-
-
-def count_chunks(size: int) -> int:
-    """Returns how many chunks a file of so many bytes has."""
-    return -(-size // CHUNK)
-
-
-def expected_sum(sums: bytes, chunk: int) -> bytes:
-    """Returns the sum of a chunk, by its number."""
-    return sums[chunk * SUM_SIZE : (chunk + 1) * SUM_SIZE]
 
 
 # --- Several calls at once -------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ from memstore.snapshot.stateful import (
     is_replicating,
     matches_globs,
 )
-from memstore.snapshot.storage import ProgressMeter, Storage
+from memstore.snapshot.storage import ProgressMeter
 from memstore.snapshot.writer import PendingWrite, StagedFile
 
 # --- Options ---------------------------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ class PendingTake:
         abandon(self._storage, self._take, files, self._rank, all_ended=failed)
 
 
-def tell_others(storage: Storage, take: Take, rank: int, error: BaseException) -> None:
+def tell_others(storage: FileStorage, take: Take, rank: int, error: BaseException) -> None:
     """Leaves a note of what has failed here, for the other ranks' `wait`."""
     note = msgspec.json.encode([type(error).__name__, str(error)])
     with contextlib.suppress(MemstoreError, OSError):

@@ -32,7 +32,7 @@ from memstore._parsing import UNDECODABLE
 from memstore.engine import SharedMemory, syscalls
 from memstore.errors import MemstoreError, ResourceLimitError, StoreTimeoutError, UnknownOutcomeError
 from memstore.snapshot.file_storage import FileStorage
-from memstore.snapshot.storage import FilePart, Storage
+from memstore.snapshot.storage import FilePart
 
 # --- The trainer's side ----------------------------------------------------------------------------------------------
 # The trainer's side: starts a writer when there is a job and none runs, sends it jobs, and hears of their outcomes.
@@ -333,7 +333,7 @@ def _parts_of(file: StagedFile, staged: memoryview) -> list[FilePart]:
 # The last steps that a job may name: functions of memstore itself, and no others.
 
 
-Step = Callable[[Storage, bytes, Mapping[str, bytes], bool], bytes]
+Step = Callable[[FileStorage, bytes, Mapping[str, bytes], bool], bytes]
 """Called with the storage, the job's argument, the sums of its files by name, and whether it is durable.
 
 What it returns is the job's result. If it raises, the job's files stay: others may count on them already. It removes
@@ -386,7 +386,7 @@ class WriteJob(msgspec.Struct, frozen=True):
         number: which job of this trainer it is: the outcome has it too.
         folder: where the files go, an absolute path, as the kernel takes it.
         finish: the name of the step that follows, or None; `argument` is for it.
-        durable, checksum: as `Storage.write` has them.
+        durable, checksum: as `FileStorage.write` has them.
         told: whether the trainer wants to hear how it advances.
     """
 

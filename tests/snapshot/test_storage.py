@@ -34,8 +34,8 @@ from memstore.errors import (
 )
 from memstore.snapshot import file_storage
 from memstore.snapshot import storage as snapshot_storage
-from memstore.snapshot.file_storage import FileStorage
-from memstore.snapshot.storage import CHUNK, SUM_SIZE, FilePart, LateBytes, in_parallel, verify_file
+from memstore.snapshot.file_storage import FileStorage, verify_file
+from memstore.snapshot.storage import CHUNK, SUM_SIZE, FilePart, LateBytes, in_parallel
 from tests.children import Wire, children, in_child
 from tests.overlay import on_overlay
 from tests.small_tmpfs import fill, free_bytes, on_small_tmpfs

@@ -32,7 +32,7 @@ from memstore.errors import (
 from memstore.snapshot import writer
 from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.staging import StagedTensors, StagingArea
-from memstore.snapshot.storage import FilePart, Storage
+from memstore.snapshot.storage import FilePart
 from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriteOutcome, error_of, failure_of
 from tests.children import Child, Wire
 from tests.huge_pages import require_huge_pages, warm_huge_pages
@@ -339,7 +339,7 @@ def serve_and_die(wire: Wire, channel: socket.socket, parents: socket.socket, nu
         writer.serve(channel, 60.0)
 
 
-def publish_sums(storage: Storage, argument: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
+def publish_sums(storage: FileStorage, argument: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
     """A last step, as a snapshot's."""
     assert all(len(found) == 8 for found in sums.values()) and durable
     storage.publish(argument.decode(), b"".join(sums.values()), durable=durable)
