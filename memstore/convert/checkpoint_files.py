@@ -19,8 +19,7 @@ import torch
 
 from memstore import structure
 from memstore._wording import first_line, short
-from memstore.convert.formats import Rules
-from memstore.convert.leaves import BoxedTensor, Bytes
+from memstore.convert.leaves import BoxedTensor, Bytes, Rules
 from memstore.engine import Mapping, map_file, opened
 from memstore.errors import (
     CorruptionError,

@@ -35,14 +35,13 @@ from memstore.convert.files import draft_torch, open_memmap, open_safetensors, o
 from memstore.convert.formats import (
     FORMATS,
     Format,
-    Rules,
     check_source,
     checked,
     checked_target,
     source_format,
     target_format,
 )
-from memstore.convert.leaves import SourceValue, compare, take_apart
+from memstore.convert.leaves import Rules, SourceValue, compare, take_apart
 from memstore.convert.naming import (
     FlatItems,
     LeafRefusals,

@@ -36,8 +36,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from memstore._wording import short
 from memstore.convert.checkpoint_files import AssembledFile, SourceFiles, load_object
 from memstore.convert.files import draft_torch
-from memstore.convert.formats import DCP_METADATA, Rules
-from memstore.convert.leaves import Assembly, BoxedTensor, SourceValue, stand_in, why_not_whole
+from memstore.convert.leaves import Assembly, BoxedTensor, Rules, SourceValue, stand_in, why_not_whole
 from memstore.convert.naming import FlatItems, LeafRefusals, Sharing, flattened, nested, plain, special
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError, lacks_told
 from memstore.formats import ByteMeter, are_sizes, read_whole
@@ -49,6 +48,7 @@ from memstore.structure import DTYPE_NAMES, MalformedError, read_known_pickle
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
+DCP_METADATA = ".metadata"
 _METADATA = (
     "BytesStorageMetadata",
     "ChunkStorageMetadata",

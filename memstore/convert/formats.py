@@ -1,20 +1,17 @@
-"""Formats: what they are called, and which one a path has, or is meant to have. Rules: what else a caller says."""
+"""Formats: what they are called, and which one a path has, or is meant to have."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
-from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+from memstore.convert.dcp import DCP_METADATA
+from memstore.convert.torchsnapshot import TORCHSNAPSHOT_METADATA
 from memstore.errors import MemstoreError, NotAStoreError, UnsupportedValueError
 from memstore.formats import file_format
 from memstore.snapshot import is_snapshot, load_manifest
-from memstore.structure import MOST_EXPANDED
-
-# --- Formats ---------------------------------------------------------------------------------------------------------
-
 
 Format = Literal["dcp", "huggingface", "memmap", "memstore-dcp", "safetensors", "snapshot", "torch", "torchsnapshot"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -28,8 +25,6 @@ _FILES: dict[str, Format] = {
     ".ckpt": "torch",
 }
 _SUFFIX = re.compile(r"\.[A-Za-z]\w*")  # of a file; "step-1.5" and "llama-3.1-8B" have none
-DCP_METADATA = ".metadata"
-TORCHSNAPSHOT_METADATA = ".snapshot_metadata"
 CHECKPOINT_VALUES = frozenset({"state", "bytes", "dcp"})  # of a snapshot that is a checkpoint of DCP
 
 
@@ -140,21 +135,3 @@ def target_format(path: str) -> Format:
     else:
         advice = f"files end with .safetensors, or .pt, .pth, .bin or .ckpt (torch); for others {named}"
     raise ValueError(f"no format has the suffix {suffix!r} of {path}: {advice}")
-
-
-# --- Rules -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The permissions of a caller.
-
-    Attributes:
-        allow_pickle: objects that only pickle can read or write.
-        untie: tensors that share memory are stored one by one, where the target can't keep them together.
-        max_expanded: bytes that all tensors together may take in the target beyond those that they have in the source.
-    """
-
-    allow_pickle: bool = False
-    untie: bool = False
-    max_expanded: int = MOST_EXPANDED

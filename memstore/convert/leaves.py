@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,13 +20,30 @@ import xxhash
 
 from memstore import structure
 from memstore._wording import short
-from memstore.convert.formats import Rules
 from memstore.engine import Path, map_file
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.formats import ByteMeter
 from memstore.sharding import Box, BoxIndex, cover_of, narrow_to, slabs, whole
 from memstore.snapshot import in_parallel
-from memstore.structure import RefusedError, Walk, contiguous_stride, memory_of
+from memstore.structure import MOST_EXPANDED, RefusedError, Walk, contiguous_stride, memory_of
+
+# --- What a caller allows --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The permissions of a caller.
+
+    Attributes:
+        allow_pickle: objects that only pickle can read or write.
+        untie: tensors that share memory are stored one by one, where the target can't keep them together.
+        max_expanded: bytes that all tensors together may take in the target beyond those that they have in the source.
+    """
+
+    allow_pickle: bool = False
+    untie: bool = False
+    max_expanded: int = MOST_EXPANDED
+
 
 # --- Tensors in boxes ------------------------------------------------------------------------------------------------
 
@@ -233,11 +251,6 @@ def take_apart(value: Any, rules: Rules) -> NamedLeaves:
     return NamedLeaves(tensors, objects)
 
 
-def nbytes_of(found: SourceValue, rules: Rules) -> int:
-    """Returns the size of the tensors that the value has; what is one tensor twice counts twice."""
-    return sum(found.leaf(tensor).nbytes for tensor in take_apart(found.value, rules).tensors.values())
-
-
 def compare(
     path: str, wanted: SourceValue, metadata: Mapping[str, str], written: SourceValue, rules: Rules, meter: ByteMeter
 ) -> None:
@@ -255,7 +268,7 @@ def compare(
     if missing or set(want.tensors) != set(have.tensors):
         raise _differs(path, f"what was written has other leaves than the source: {', '.join(missing[:5])}")
     for name, said in want.objects.items():
-        if _encoded(said) != _encoded(have.objects[name]):
+        if msgspec.msgpack.encode(said) != msgspec.msgpack.encode(have.objects[name]):
             raise _differs(path, f"{name} was written as another value")
     pairs: list[_Pair] = []
     for name, tensor in want.tensors.items():
@@ -302,10 +315,6 @@ def _compare_pair(path: str, pair: _Pair) -> None:
             f"{pair.name}: the bytes from {pair.first.start:,} on that were read back don't fit the checksum of the "
             "source: the disk or the memory is faulty, or the source changed meanwhile",
         )
-
-
-def _encoded(written: Any) -> bytes:
-    return msgspec.msgpack.encode(written)
 
 
 def _differs(path: str, detail: str) -> CorruptionError:

@@ -12,8 +12,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 
 from memstore._wording import short
 from memstore.convert.checkpoint_files import SourceFiles
-from memstore.convert.formats import Rules
-from memstore.convert.leaves import Assembly, SourceValue
+from memstore.convert.leaves import Assembly, Rules, SourceValue
 from memstore.convert.naming import nested
 from memstore.errors import UnsupportedValueError
 from memstore.formats import ByteMeter

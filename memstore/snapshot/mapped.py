@@ -53,7 +53,7 @@ def describe_snapshot(key: str, path: str | os.PathLike[str], format: object, *,
     """
     try:
         stored = Stored(os.path.abspath(path))
-        values = _values(stored, 0)
+        values = stored.values(0)
         places = MappedPlaces(stored, [tensor for value in values for tensor in value.tensors])
         starts, boxes = places.with_room([tensor for value in values for tensor in value.tensors])
         keys = [value.key for value in values]
@@ -79,7 +79,7 @@ def load_snapshot(key: str, path: str | os.PathLike[str], format: object, *, all
     """Reads rank 0's state dicts into new memory, and compares them with their checksums."""
     try:
         stored = Stored(os.path.abspath(path))
-        values = _values(stored, 0)
+        values = stored.values(0)
         return {value.key: state_dict_of(stored, value, allow_pickle=allow_pickle) for value in values}
     except MemstoreError as error:
         error.key = key
@@ -89,7 +89,7 @@ def load_snapshot(key: str, path: str | os.PathLike[str], format: object, *, all
 @modes.put_aside()
 def view(stored: Stored, rank: int, *, allow_pickle: bool) -> dict[str, Any]:
     """Returns the state dicts of a rank with lazy leaves; see `Snapshot.view`."""
-    values = _values(stored, rank)
+    values = stored.values(rank)
     places = MappedPlaces(stored, [tensor for value in values for tensor in value.tensors])
     source = MappedFiles(stored.path, places.files)
     with torch.inference_mode(False):
@@ -125,11 +125,6 @@ def _over_mapping(source: MappedFiles, leaf: Leaf, start: int) -> torch.Tensor:
     storage = torch.from_numpy(part).untyped_storage()
     storage._memstore_mapping = source.mapping  # pyright: ignore[reportAttributeAccessIssue] - as structure's own leaves
     return over(storage, DTYPES[leaf.dtype], 0, leaf.shape, traits.contiguous_stride(leaf.shape))
-
-
-def _values(stored: Stored, rank: int) -> list[Value]:
-    found = [stored.value(rank, key) for key in stored.keys(rank)]
-    return [value for value in found if value is not None]
 
 
 # --- Files, mapped ---------------------------------------------------------------------------------------------------

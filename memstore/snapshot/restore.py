@@ -1,7 +1,7 @@
 """Restores: how the state dicts of a snapshot come into the objects of an app state.
 
 `restore` has the steps. `match_value` compares an object with what is stored for it, `come_apart` finds targets that
-share memory, `StateLayouts` makes tensors that an object doesn't have yet, and `optimizer_differences` looks for what
+share memory, `_new_target` makes tensors that an object doesn't have yet, and `optimizer_differences` looks for what
 load_state_dict of an optimizer would refuse too late. `state_dict_of` makes a stored state dict in new memory.
 """
 
@@ -288,7 +288,7 @@ def match_value(
     is_module = isinstance(stateful, torch.nn.Module)
     must_fit = is_module or isinstance(stateful, torch.optim.Optimizer)
     targets = find_targets(state_dict)
-    layouts = layouts_of(stateful)
+    parameters = _spread_parameters(stateful)
     reused = set(value.plan.same.values())
     left = {leaf.name[0] for leaf in value.plan.leaves if leaf.name and str(leaf.name[0]) in elsewhere}
     match = RestoreMatch(value, [], {}, [], left - set(map(structure.name_of, state_dict)))
@@ -306,7 +306,7 @@ def match_value(
         if problem and (must_fit or is_spread):  # else it gets memory of its own
             differences.append(f"{path}: {problem}")
         if target is None or problem:
-            made = layouts.make(leaf.name, tensor)
+            made = _new_target(leaf.name, tensor, parameters)
             match.tensors.append(traits.with_traits(made.value, value.plan.traits[i]))
         else:
             made = target
@@ -548,27 +548,24 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 _STATE_NAME = 3  # parts of the name of an optimizer's state: "state", the parameter's number, "exp_avg"
 
 
-class StateLayouts:
-    """The layouts that new tensors of an object's state get.
+def _spread_parameters(stateful: Any) -> list[Any]:
+    """Returns the parameters of an optimizer, as its state dict numbers them; None for one that isn't spread."""
+    if not isinstance(stateful, torch.optim.Optimizer):
+        return []
+    parameters = [parameter for group in stateful.param_groups for parameter in group["params"]]
+    return [one if type(one).__name__ == "DTensor" else None for one in parameters]
+
+
+def _new_target(name: Name, tensor: ManifestTensor, parameters: Sequence[Any]) -> Target:
+    """Makes a new tensor for a stored leaf of an object's state dict.
 
     Args:
-        parameters: of an optimizer, in the order in which its state dict numbers them; else none.
+        parameters: as `_spread_parameters` returns them.
     """
-
-    def __init__(self, parameters: Sequence[Any] = ()) -> None:
-        self._parameters = parameters
-
-    def make(self, name: Name, tensor: ManifestTensor) -> Target:
-        """Returns a new tensor for a stored leaf of an object's state dict."""
-        number = name[1] if len(name) == _STATE_NAME and name[0] == "state" else None
-        if isinstance(number, int) and 0 <= number < len(self._parameters):
-            parameter = self._parameters[number]
-            if tuple(parameter.shape) == tensor.shape and sharded_leaf(parameter) is not None:
-                return _spread_as(parameter, tensor)
+    number = name[1] if len(name) == _STATE_NAME and name[0] == "state" else None
+    parameter = parameters[number] if isinstance(number, int) and 0 <= number < len(parameters) else None
+    if parameter is None or tuple(parameter.shape) != tensor.shape or sharded_leaf(parameter) is None:
         return new_target(tensor)
-
-
-def _spread_as(parameter: Any, tensor: ManifestTensor) -> Target:
     with torch.inference_mode(False), torch.no_grad(), modes.put_aside():
         like: torch.Tensor = parameter.to_local()
         made: Any = type(parameter).from_local(
@@ -580,17 +577,7 @@ def _spread_as(parameter: Any, tensor: ManifestTensor) -> Target:
             stride=parameter.stride(),
         )
         leaf = sharded_leaf(made)
-    shards = () if leaf is None else leaf.shards
-    return Target(made, made.dtype, tensor.shape, shards)
-
-
-def layouts_of(stateful: Any) -> StateLayouts:
-    """Returns the layouts of an optimizer's parameters; other objects have none."""
-    if not isinstance(stateful, torch.optim.Optimizer):
-        return StateLayouts()
-    groups = stateful.param_groups
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    return StateLayouts([one if type(one).__name__ == "DTensor" else torch.empty(0) for one in parameters])
+    return Target(made, made.dtype, tensor.shape, () if leaf is None else leaf.shards)
 
 
 # --- Optimizers ------------------------------------------------------------------------------------------------------

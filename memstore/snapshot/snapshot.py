@@ -32,9 +32,9 @@ from memstore.snapshot.stored import (
     SnapshotMetadata,
     Stored,
     TensorEntry,
+    all_leaves,
     entries_of,
     find_leaf,
-    leaves_of,
     metadata_of,
     verify,
 )
@@ -313,13 +313,15 @@ class Snapshot:
     def __str__(self) -> str:
         """Returns a table of its entries; just its path if it can't be read."""
         try:
-            return snapshot_text(self.path, self.metadata)
+            found = self.metadata
+            return table_text(_COLUMNS, _cells(found), _title(self.path, found))
         except (MemstoreError, OSError):
             return repr(self)
 
     def _repr_html_(self) -> str:
         try:
-            return snapshot_html(self.path, self.metadata)
+            found = self.metadata
+            return table_html(_COLUMNS, _cells(found), _title(self.path, found))
         except (MemstoreError, OSError):
             return html.escape(repr(self))
 
@@ -376,20 +378,11 @@ def stored_of(snapshot: Snapshot) -> Stored:
     return snapshot._open()  # pyright: ignore[reportPrivateUsage]
 
 
-# --- Tables, for a terminal and for a notebook -----------------------------------------------------------------------
-# A snapshot as a table of what it has: for a terminal, and for a notebook. No tensor is read.
+# --- A snapshot as a table, for a terminal and for a notebook --------------------------------------------------------
 
 
 _COLUMNS = ("path", "dtype", "shape", "size", "files")
 _LONGEST = 40  # characters of a value
-
-
-def snapshot_text(path: str, found: SnapshotMetadata) -> str:
-    return table_text(_COLUMNS, _cells(found), _title(path, found))
-
-
-def snapshot_html(path: str, found: SnapshotMetadata) -> str:
-    return table_html(_COLUMNS, _cells(found), _title(path, found))
 
 
 def _title(path: str, found: SnapshotMetadata) -> str:
@@ -430,7 +423,7 @@ def differences(
         done: called with how many leaves have been compared, and how many there are.
     """
     left, right = stored_of(first), stored_of(second)
-    ours, theirs = _leaves(left), _leaves(right)
+    ours, theirs = dict(all_leaves(left, allow_pickle=False)), dict(all_leaves(right, allow_pickle=False))
     paths = list(dict.fromkeys([*ours, *theirs]))
     known: dict[tuple[int, int], str] = {}
     found: list[SnapshotDifference] = []
@@ -443,16 +436,6 @@ def differences(
                 found.append(SnapshotDifference(path, what))
         if done is not None:
             done(number, len(paths))
-    return found
-
-
-def _leaves(stored: Stored) -> dict[str, SnapshotLeaf]:
-    found: dict[str, SnapshotLeaf] = {}
-    for rank in range(stored.manifest.world_size):
-        for key in stored.keys(rank):
-            value = stored.value(rank, key)
-            for path, leaf in () if value is None else leaves_of(stored, value, allow_pickle=False):
-                found[f"{rank}/{path}"] = leaf
     return found
 
 
