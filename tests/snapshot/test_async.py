@@ -7,9 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,12 +21,6 @@ from tests.children import Child, Wire
 from tests.snapshot.ranks import all_right, on_ranks
 
 MANIFEST = "memstore_snapshot.json"
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
-        yield f"{folder}/snapshot"
 
 
 def state_of(number: float, rank: int = 0) -> dict[str, Any]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +18,6 @@ from memstore.snapshot.ranks import RankGroup, RankStep
 from tests.snapshot.leftovers import MANIFEST, app_state, check_whats_left
 from tests.snapshot.ranks import all_right, on_ranks
 from tests.support import faults
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
-        yield f"{folder}/snapshot"
 
 
 def ranks_state(rank: int, number: float) -> dict[str, Any]:
