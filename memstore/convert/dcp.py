@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import pathlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -366,11 +366,12 @@ class _OwnWriter(StorageWriter):
 class _Planner:
     """A planner, as far as a writer asks one: for the data of an item."""
 
-    def __init__(self, data: dict[MetadataIndex, Callable[[], Any]]) -> None:
-        self._data = data
+    def __init__(self, items: list[_CheckpointItem]) -> None:
+        self._data = {item.index: data for item, data in items}
 
     def resolve_data(self, item: WriteItem) -> Any:
-        return self._data[item.index]()
+        found = self._data[item.index]
+        return found if item.tensor_data is not None else io.BytesIO(encode_object(item.index.fqn, found))
 
 
 def write_own_checkpoint(
@@ -378,17 +379,10 @@ def write_own_checkpoint(
 ) -> None:
     """Writes a snapshot, as memstore's StorageWriter makes it. `target` is where the folder is going to be."""
     items = _items(found, flat)
-    data = {item.index: _resolving(item.index.fqn, value, item) for item, value in items}
     writer = _OwnWriter(folder, target)
     writer.reset()
     writer.set_up_storage_writer(True)
     (plan,) = writer.prepare_global_plan([writer.prepare_local_plan(SavePlan([item for item, _ in items]))])
-    results = cast("Any", writer.write_data(plan, cast("Any", _Planner(data)))).wait()
+    results = cast("Any", writer.write_data(plan, cast("Any", _Planner(items)))).wait()
     writer.finish(_described(items, flat), [results])
     meter.add(sum(result.size_in_bytes for result in results))
-
-
-def _resolving(name: str, value: Any, item: WriteItem) -> Callable[[], Any]:
-    if item.tensor_data is not None:
-        return lambda: value
-    return lambda: io.BytesIO(encode_object(name, value))

@@ -106,7 +106,7 @@ class Box(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The same box as slices, for keys and messages: "0:4, 0:8"."""
+        """Returns the box as slices, for keys and messages: "0:4, 0:8"."""
         return ", ".join(f"{start}:{start + size}" for start, size in zip(self.offsets, self.shape, strict=True))
 
     @property
@@ -115,7 +115,7 @@ class Box(NamedTuple):
 
     @property
     def intervals(self) -> tuple[Interval, ...]:
-        """The same box, by dimension."""
+        """Returns where it starts and stops in each dimension."""
         return tuple((start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
 
 
@@ -264,7 +264,7 @@ class Cover(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether each element lies in one box, and nothing else does."""
+        """Returns whether each element lies in one box, and nothing else does."""
         return self.pair is None and not self.missing and self.outside is None
 
 

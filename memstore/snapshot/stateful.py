@@ -109,10 +109,9 @@ def _set_python_state(state: Any) -> None:
     if isinstance(state, torch.Tensor):
         version, *words = state.tolist()
         gauss = float(np.int64(words.pop()).view(np.float64)) if len(words) > _WORDS else None
-        random.setstate((version, tuple(words), gauss))
     else:  # of snapshots before memstore kept it so; torch makes lists of tuples
         version, words, gauss = state
-        random.setstate((version, tuple(words), gauss))
+    random.setstate((version, tuple(words), gauss))
 
 
 def check_app_state(app_state: Any) -> AppState:

@@ -1,6 +1,6 @@
 """torch's plans and metadata, in memstore's terms and back.
 
-planned_items    what a plan of torch.distributed.checkpoint wants written, as boxes
+planned_item     what a plan of torch.distributed.checkpoint wants written, as a box
 reading_of       what a plan wants read, as parts of stored tensors
 describe         what is stored of torch's Metadata beside the tensors: known types in msgpack, no pickle
 metadata_of      torch's Metadata of a checkpoint, made anew
@@ -33,7 +33,6 @@ from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlanner,
     ReadItem,
-    SavePlan,
     SavePlanner,
     WriteItem,
     WriteItemType,
@@ -83,16 +82,12 @@ class PlannedItem(NamedTuple):
     box: PlannedBox
 
 
-def planned_items(plan: SavePlan, planner: SavePlanner) -> list[PlannedItem]:
-    """Returns the items that a rank writes. Bytes of bytes items are asked for now, tensors when they are written.
+def planned_item(item: WriteItem, planner: SavePlanner) -> PlannedItem:
+    """Returns an item that a rank writes. Bytes of a bytes item are asked for now, a tensor when it is written.
 
     Raises:
-        UnsupportedValueError: an item is no tensor and no bytes.
+        UnsupportedValueError: it is no tensor and no bytes.
     """
-    return [_planned_item(item, planner) for item in plan.items]
-
-
-def _planned_item(item: WriteItem, planner: SavePlanner) -> PlannedItem:
     name = item.index.fqn
     if item.type == WriteItemType.BYTE_IO:
         data = _bytes_of(name, planner.resolve_data(item))
@@ -114,7 +109,7 @@ def _planned_item(item: WriteItem, planner: SavePlanner) -> PlannedItem:
 
 
 def _looked_up(item: WriteItem, planner: SavePlanner) -> torch.Tensor | None:
-    """Returns the tensor of an item, where the planner can show it without making it. Checks a plain one.
+    """Looks up the tensor of an item, where the planner can show it without making it. Checks a plain one.
 
     Raises UnsupportedValueError for one without memory: now, when nothing is written yet.
     """
