@@ -28,10 +28,19 @@ from memstore import structure
 from memstore._arguments import flag
 from memstore._info import Progress
 from memstore._wording import an, check_new_folder, check_progress, of_no_place, parse_size
-from memstore.convert import dcp, snapshots
-from memstore.convert import files as convert_files
-from memstore.convert.dcp import open_dcp
-from memstore.convert.files import draft_torch, open_memmap, open_safetensors, open_torch
+from memstore.convert.dcp import checkpoint_items, open_dcp, write_own_checkpoint, write_torch_checkpoint
+from memstore.convert.files import (
+    check_memmap,
+    draft_torch,
+    open_memmap,
+    open_safetensors,
+    open_torch,
+    safetensors_metadata,
+    safetensors_tensors,
+    write_huggingface,
+    write_memmap,
+    write_safetensors,
+)
 from memstore.convert.formats import (
     FORMATS,
     Format,
@@ -53,7 +62,7 @@ from memstore.convert.naming import (
     unread_by_torch,
     unstored_by_memstore,
 )
-from memstore.convert.snapshots import open_checkpoint, open_snapshot
+from memstore.convert.snapshots import open_checkpoint, open_snapshot, write_snapshot
 from memstore.convert.torchsnapshot import open_torchsnapshot
 from memstore.engine import Path, syscalls
 from memstore.errors import (
@@ -312,9 +321,9 @@ def draft_target(format: Format, found: SourceValue, rules: Rules, target: str) 
 def _draft_safetensors(
     is_folder: bool, found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str
 ) -> TargetDraft:
-    tensors = convert_files.safetensors_tensors(found, rules, refusals)
-    metadata = convert_files.safetensors_metadata(found, refusals)
-    write = convert_files.write_huggingface if is_folder else convert_files.write_safetensors
+    tensors = safetensors_tensors(found, rules, refusals)
+    metadata = safetensors_metadata(found, refusals)
+    write = write_huggingface if is_folder else write_safetensors
     return TargetDraft(tensors, is_folder, partial(write, found, tensors, metadata), metadata)
 
 
@@ -327,20 +336,20 @@ def _draft_torch(found: SourceValue, rules: Rules, refusals: LeafRefusals, targe
 
 
 def _draft_dcp(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
-    flat = dcp.checkpoint_items(found, rules, refusals)
+    flat = checkpoint_items(found, rules, refusals)
     if not rules.allow_pickle:
         _refuse_items(flat, unread_by_torch, refusals)
     refusals.check()
-    write = partial(dcp.write_torch_checkpoint, found, flat, rules, target)
+    write = partial(write_torch_checkpoint, found, flat, rules, target)
     return TargetDraft(nested(flat.items, flat.paths, target), True, write)
 
 
 def _draft_memstore_dcp(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
-    flat = dcp.checkpoint_items(found, rules, refusals)
+    flat = checkpoint_items(found, rules, refusals)
     objects = {name: item for name, item in flat.items.items() if type(item) is not io.BytesIO}  # which is kept
     _refuse_items(FlatItems(objects, flat.paths), unstored_by_memstore, refusals)  # memstore's planner never pickles
     refusals.check()
-    write = partial(dcp.write_own_checkpoint, found, flat, target)
+    write = partial(write_own_checkpoint, found, flat, target)
     return TargetDraft(nested(flat.items, flat.paths, target), True, write)
 
 
@@ -350,17 +359,17 @@ def _refuse_items(flat: FlatItems, why: Why, refusals: LeafRefusals) -> None:
 
 
 def _draft_memmap(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
-    convert_files.check_memmap(found, rules, refusals)
+    check_memmap(found, rules, refusals)
     refusals.check()
     source = as_tensordict(found.value)
-    return TargetDraft(source, True, partial(convert_files.write_memmap, found, source, rules))
+    return TargetDraft(source, True, partial(write_memmap, found, source, rules))
 
 
 def _draft_snapshot(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
     if not rules.allow_pickle:
         refuse_pickles((), found.value, unstored_by_memstore, refusals)
         refusals.check()
-    return TargetDraft(found.value, True, partial(snapshots.write_snapshot, found, rules))
+    return TargetDraft(found.value, True, partial(write_snapshot, found, rules))
 
 
 _DRAFTS: dict[Format, Callable[[SourceValue, Rules, LeafRefusals, str], TargetDraft]] = {

@@ -34,8 +34,7 @@ from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueErro
 from memstore.sharding import Box, StoredBox
 from memstore.snapshot.manifest import ManifestTensor
 from memstore.snapshot.names import rank_of
-from memstore.snapshot.reading import ReadRequest, new_target, read_into
-from memstore.snapshot.restore import state_dict_of
+from memstore.snapshot.reading import ReadRequest, new_target, read_into, state_dict_of
 from memstore.snapshot.storage import SILENT
 from memstore.snapshot.stored import Stored, Value
 from memstore.structure import DTYPES, ExternalValue, count, over, traits

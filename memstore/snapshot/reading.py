@@ -420,3 +420,22 @@ def build_unread(stored: Stored, value: Value, tensors: Sequence[Any], *, allow_
     read_into(stored, [ReadRequest(value.tensors[i], target.shards) for i, target in made.items()], SILENT)
     shown = [made[first[i]].value if i in first else tensor for i, tensor in enumerate(tensors)]
     return stored.build(value, shown, allow_pickle=allow_pickle)
+
+
+def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
+    """Reads a stored state dict into new memory."""
+    stored.check_files(value.tensors)
+    tensors: list[Any] = []
+    made: dict[int, Target] = {}  # what was one tensor in memory is one again
+    wants: list[ReadRequest] = []
+    for i, tensor in enumerate(value.tensors):
+        if i in value.plan.same:
+            tensors.append(tensors[value.plan.same[i]])
+            continue
+        if id(tensor) not in made:
+            made[id(tensor)] = new_target(tensor)
+            wants.append(ReadRequest(tensor, made[id(tensor)].shards))
+        with torch.inference_mode(False), modes.put_aside():
+            tensors.append(traits.with_traits(made[id(tensor)].value.detach(), value.plan.traits[i]))
+    read_into(stored, wants, SILENT)
+    return stored.build(value, tensors, allow_pickle=allow_pickle)

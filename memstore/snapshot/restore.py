@@ -2,7 +2,7 @@
 
 `restore` has the steps. `match_value` compares an object with what is stored for it, `come_apart` finds targets that
 share memory, `_new_target` makes tensors that an object doesn't have yet, and `optimizer_differences` looks for what
-load_state_dict of an optimizer would refuse too late. `state_dict_of` makes a stored state dict in new memory.
+load_state_dict of an optimizer would refuse too late.
 """
 
 from __future__ import annotations
@@ -207,25 +207,6 @@ def _with_present(
         made = [_with_present(one, there, (*path, i), fits) for i, (one, there) in enumerate(pairs)]
         return [*made, *built[len(present) :]]
     return built
-
-
-def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
-    """Reads a stored state dict into new memory."""
-    stored.check_files(value.tensors)
-    tensors: list[Any] = []
-    made: dict[int, Target] = {}  # what was one tensor in memory is one again
-    wants: list[ReadRequest] = []
-    for i, tensor in enumerate(value.tensors):
-        if i in value.plan.same:
-            tensors.append(tensors[value.plan.same[i]])
-            continue
-        if id(tensor) not in made:
-            made[id(tensor)] = new_target(tensor)
-            wants.append(ReadRequest(tensor, made[id(tensor)].shards))
-        with torch.inference_mode(False), modes.put_aside():
-            tensors.append(traits.with_traits(made[id(tensor)].value.detach(), value.plan.traits[i]))
-    read_into(stored, wants, SILENT)
-    return stored.build(value, tensors, allow_pickle=allow_pickle)
 
 
 # --- Step 2: objects and what is stored for them ---------------------------------------------------------------------

@@ -22,8 +22,8 @@ from memstore.snapshot.manifest import Manifest, ManifestTensor
 from memstore.snapshot.mapped import view
 from memstore.snapshot.names import local_path
 from memstore.snapshot.ranks import RankGroup
-from memstore.snapshot.reading import read_tensor
-from memstore.snapshot.restore import restore, state_dict_of
+from memstore.snapshot.reading import read_tensor, state_dict_of
+from memstore.snapshot.restore import restore
 from memstore.snapshot.stateful import AppState
 from memstore.snapshot.storage import ProgressMeter
 from memstore.snapshot.stored import (
