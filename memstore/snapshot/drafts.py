@@ -44,14 +44,14 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     """A tensor that several ranks may have (parts of), as one rank has it.
 
     Attributes:
-        boxes: the offsets and shape of each part.
+        boxes: the parts.
     """
 
     path: str
     dtype: str
     itemsize: int
     shape: tuple[int, ...]
-    boxes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    boxes: tuple[Box, ...]
     is_sharded: bool
 
 
@@ -116,8 +116,8 @@ def _merged(offers: Sequence[Sequence[Offer]]) -> Mapping[str, _MergedOffer]:
                     f"{rank} as {offer.dtype}{list(offer.shape)}: a tensor of one path is the same on all ranks that "
                     "share it"
                 )
-            for offsets, shape in offer.boxes:
-                first.holders.setdefault(Box(offsets, shape), []).append(rank)
+            for box in offer.boxes:
+                first.holders.setdefault(box, []).append(rank)
     return found
 
 
@@ -283,7 +283,7 @@ def offers_of(tensors: list[HeldTensor], shared: set[str]) -> list[Offer]:
             DTYPE_NAMES[tensor.dtype],
             tensor.dtype.itemsize,
             tensor.shape,
-            tuple((shard.box.offsets, shard.box.shape) for shard in tensor.shards),
+            tuple([shard.box for shard in tensor.shards]),
             tensor.is_sharded,
         )
         for tensor in tensors

@@ -37,7 +37,7 @@ from memstore.errors import (
     VersionGoneError,
 )
 from memstore.listing import may_write, opened
-from memstore.sharding import Box, Shard, TensorShards
+from memstore.sharding import Box, Shard, TensorShards, whole
 from memstore.snapshot.drafts import PlannedBox, PlannedTensor, WrittenFile, publish_planned, write_boxes
 from memstore.snapshot.manifest import ManifestTensor, refuse_two
 from memstore.snapshot.publishing import Replacing, begin_save, new_id, remove_torchs, sweep_saves
@@ -92,15 +92,11 @@ class WrittenItem(msgspec.Struct, frozen=True):
 
 
 class CheckpointTensor(NamedTuple):
-    """A tensor of a checkpoint: what is known of it before it is written, or once it is read.
-
-    Attributes:
-        chunks: offsets and shape of each.
-    """
+    """A tensor of a checkpoint: what is known of it before it is written, or once it is read."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    chunks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+    chunks: Sequence[Box]
 
 
 class TensorRead(NamedTuple):
@@ -360,7 +356,7 @@ class FolderCheckpoint:
     def tensors(self, key: str) -> Mapping[str, CheckpointTensor]:
         found: dict[str, CheckpointTensor] = {}
         for name, tensor in self.opened.tensors[key].items():
-            chunks = [(box.offsets, box.shape) for box in tensor.boxes] or [((0,) * len(tensor.shape), tensor.shape)]
+            chunks = [Box(box.offsets, box.shape) for box in tensor.boxes] or [whole(tensor.shape)]
             found[name] = CheckpointTensor(DTYPES[tensor.dtype], tensor.shape, chunks)
         return found
 
@@ -547,7 +543,7 @@ class EntryCheckpoint:
             if not (isinstance(name, str) and isinstance(leaf, StoredTensor)):
                 raise self.damaged(f"its {key!r} has {an(type(leaf))} at {name!r:.100}, and no tensor with a name")
             shape = tuple(leaf.shape)
-            found[name] = CheckpointTensor(leaf.dtype, shape, [((0,) * len(shape), shape)])
+            found[name] = CheckpointTensor(leaf.dtype, shape, [whole(shape)])
         return found
 
     def objects(self) -> Any:

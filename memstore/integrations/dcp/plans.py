@@ -288,11 +288,11 @@ class StoredOrigin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WrappedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A tensor that is made of several, as it shows itself. Its chunks: offsets and shape of each."""
+    """A tensor that is made of several, as it shows itself, and its chunks."""
 
     dtype: str
     shape: tuple[int, ...]
-    chunks: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    chunks: list[Box]
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -347,7 +347,7 @@ def describe(metadata: Metadata, wrapped: Collection[str] = ()) -> dict[str, Any
 
 
 def _wrapped_of(found: Any) -> WrappedTensor:
-    chunks = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in found.chunks]
+    chunks = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in found.chunks]
     return WrappedTensor(DTYPE_NAMES[found.properties.dtype], tuple(found.size), chunks)
 
 

@@ -84,9 +84,8 @@ def _over(memory: Any, tensor: torch.Tensor, place: tuple[int, int]) -> torch.Te
     if not nbytes:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     part = np.frombuffer(memoryview(memory)[start : start + nbytes], np.uint8)  # a slice would not refer to `memory`
-    return over(
-        torch.from_numpy(part).untyped_storage(), tensor.dtype, 0, tensor.shape, traits.contiguous_stride(tensor.shape)
-    )
+    stride = traits.contiguous_stride(tensor.shape)
+    return over(torch.from_numpy(part).untyped_storage(), tensor.dtype, 0, tensor.shape, stride)
 
 
 _Maker = Callable[[list[torch.Tensor]], Any]
