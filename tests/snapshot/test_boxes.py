@@ -128,6 +128,12 @@ def test_ranks_that_disagree_about_a_tensor_are_named() -> None:
     offers = [[Offer("x", "int8", 1, (3,), (whole((3,)),), False)], [Offer("x", "int8", 1, (4,), (), False)]]
     with pytest.raises(memstore.ShardMismatchError, match=r"rank 0 has it as int8\[3\], rank 1 as int8\[4\]"):
         partition([0, 0], offers)
+    beyond = [
+        [Offer("x", "int8", 1, (3,), (Box((0,), (2,)),), True)],
+        [Offer("x", "int8", 1, (3,), (Box((2,), (2,)),), True)],
+    ]
+    with pytest.raises(memstore.ShardMismatchError, match=r"x: the ranks' part \[2:4\] lies outside of \[3\]"):
+        partition([0, 0], beyond)
 
 
 @pytest.mark.parametrize("checksum, most", [(False, 4 << 20), (True, 120 << 20)])
