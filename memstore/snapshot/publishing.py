@@ -308,13 +308,13 @@ def _remove(storage: FileStorage, name: str) -> None:
 PUBLISHED = b"published"
 
 
-def finish_part(storage: FileStorage, argument: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
+def finish_part(storage: FileStorage, text: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
     """Leaves the part of a rank whose files are written, and publishes the snapshot if it is the last one.
 
     Returns:
         PUBLISHED, or nothing if other ranks' parts are missing. (The manifest itself may be too long for a message.)
     """
-    part = msgspec.msgpack.decode(argument, type=SnapshotPart)
+    part = msgspec.msgpack.decode(text, type=SnapshotPart)
     files = tuple(msgspec.structs.replace(file, sums=sums[file.name]) for file in part.files)
     part = msgspec.structs.replace(part, files=files)
     own = part_name(part.take.id, part.rank)

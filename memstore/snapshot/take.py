@@ -312,8 +312,7 @@ def start(prepared: PreparedTake, meter: ProgressMeter) -> PendingTake:
         write = staged.write(
             take.path,
             [StagedFile(file.name, file.header, [next(places) for _ in file.pieces]) for file in files],
-            finish="part",
-            argument=msgspec.msgpack.encode(part),
+            part=msgspec.msgpack.encode(part),
             durable=take.durable,
             checksum=take.checksum,
             done=meter.done,
