@@ -20,7 +20,8 @@ import torch
 from memstore import structure
 from memstore._wording import first_line, short
 from memstore.convert.leaves import BoxedTensor, Bytes, Rules
-from memstore.engine import Mapping, map_file, opened
+from memstore.engine import Mapping as FileMapping
+from memstore.engine import map_file, opened
 from memstore.errors import (
     CorruptionError,
     PermissionDeniedError,
@@ -48,7 +49,7 @@ class SourceFiles:
 
     def __init__(self, folder: str) -> None:
         self._home = os.path.realpath(folder)
-        self._mapped: dict[str, tuple[Mapping | None, Bytes]] = {}
+        self._mapped: dict[str, tuple[FileMapping | None, Bytes]] = {}
         self._frames = Frames()
 
     def path(self, name: str) -> str:
