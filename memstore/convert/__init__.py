@@ -16,8 +16,7 @@ Between the two sides is an ordinary value, of tensors over mapped files; what l
 from __future__ import annotations
 
 from memstore._wording import offered
-from memstore.convert.converting import Converted, convert
-from memstore.convert.formats import FORMATS, WRITTEN
+from memstore.convert.converting import FORMATS, WRITTEN, Converted, convert
 
 __all__ = ["FORMATS", "WRITTEN", "Converted", "convert"]
 __dir__ = offered(__all__)

@@ -18,8 +18,7 @@ from torch.serialization import get_safe_globals  # pyright: ignore[reportUnknow
 
 from memstore import structure
 from memstore._wording import an, an_instance
-from memstore.convert.checkpoint_files import AssembledFile
-from memstore.convert.leaves import BoxedTensor, Rules, SourceValue, take_apart
+from memstore.convert.leaves import AssembledFile, BoxedTensor, Rules, SourceValue, take_apart
 from memstore.convert.naming import LeafRefusals, Sharing, entries, has_tensors, plain, special
 from memstore.engine import METADATA, PLAIN_METADATA, opened, syscalls
 from memstore.errors import UnsupportedValueError

@@ -22,10 +22,9 @@ from memstore._threads import between_forks
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.snapshot import drafts, file_storage, manifest, publishing, staging, storage, stored
-    from memstore.snapshot.manifest import load_manifest
-    from memstore.snapshot.mapped import describe_snapshot, load_snapshot
-    from memstore.snapshot.names import is_snapshot
+    from memstore.snapshot import drafts, manifest, publishing, staging, storage, stored
+    from memstore.snapshot.manifest import is_snapshot, load_manifest
+    from memstore.snapshot.reading import describe_snapshot, load_snapshot
     from memstore.snapshot.snapshot import PendingSnapshot, Snapshot, differences
     from memstore.snapshot.stateful import AppState, RNGState, StateDict, Stateful
     from memstore.snapshot.storage import in_parallel
@@ -39,12 +38,12 @@ _HOMES = {
     "StateDict": "memstore.snapshot.stateful",
     "Stateful": "memstore.snapshot.stateful",
     "TensorEntry": "memstore.snapshot.stored",
-    "describe_snapshot": "memstore.snapshot.mapped",
+    "describe_snapshot": "memstore.snapshot.reading",
     "differences": "memstore.snapshot.snapshot",
     "in_parallel": "memstore.snapshot.storage",
-    "is_snapshot": "memstore.snapshot.names",
+    "is_snapshot": "memstore.snapshot.manifest",
     "load_manifest": "memstore.snapshot.manifest",
-    "load_snapshot": "memstore.snapshot.mapped",
+    "load_snapshot": "memstore.snapshot.reading",
 }
 
 __all__ = [
@@ -58,7 +57,7 @@ __all__ = [
     "describe_snapshot",
     "differences",
     "drafts",  # modules that integrations and conversions use, too
-    "file_storage",
+    "storage",
     "in_parallel",
     "is_snapshot",
     "load_manifest",
@@ -66,7 +65,6 @@ __all__ = [
     "manifest",
     "publishing",
     "staging",
-    "storage",
     "stored",
 ]
 __dir__ = offered(__all__)

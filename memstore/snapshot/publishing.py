@@ -31,33 +31,30 @@ from memstore.errors import (
     StoreTimeoutError,
     UnknownOutcomeError,
 )
-from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.manifest import (
+    CLAIM,
+    INDEX,
     LIMIT,
+    MANIFEST,
     Manifest,
     ManifestBox,
     ManifestFile,
     ManifestTensor,
     ManifestValue,
     check_length,
-    encode_manifest,
-    read_manifest,
-)
-from memstore.snapshot.names import (
-    CLAIM,
-    INDEX,
-    MANIFEST,
     claim_name,
+    encode_manifest,
     id_of,
     is_id,
     is_torch_data,
     others_in,
     part_name,
+    read_manifest,
     save_name,
     take_of,
     trace_of,
 )
-from memstore.snapshot.storage import is_unfinished
+from memstore.snapshot.storage import FileStorage, is_unfinished
 
 # --- Parts: what each rank wrote, as it travels between ranks and to the writer --------------------------------------
 

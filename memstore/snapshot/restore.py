@@ -21,8 +21,7 @@ from memstore._info import Progress
 from memstore._wording import an
 from memstore.errors import SnapshotMismatchError, StructureMismatchError
 from memstore.sharding import Shard, allocate_like, sharded_leaf
-from memstore.snapshot.manifest import ManifestTensor
-from memstore.snapshot.names import path_of
+from memstore.snapshot.manifest import ManifestTensor, path_of
 from memstore.snapshot.ranks import RankGroup
 from memstore.snapshot.reading import (
     Name,

@@ -18,11 +18,9 @@ from memstore._wording import age, shown, size, table_html, table_text
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
 from memstore.figures import compare
-from memstore.snapshot.manifest import Manifest, ManifestTensor
-from memstore.snapshot.mapped import view
-from memstore.snapshot.names import local_path
+from memstore.snapshot.manifest import Manifest, ManifestTensor, local_path
 from memstore.snapshot.ranks import RankGroup
-from memstore.snapshot.reading import read_tensor, state_dict_of
+from memstore.snapshot.reading import read_tensor, state_dict_of, view
 from memstore.snapshot.restore import restore
 from memstore.snapshot.stateful import AppState
 from memstore.snapshot.storage import ProgressMeter

@@ -22,8 +22,7 @@ from memstore._wording import an
 from memstore.engine import Leaf
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
-from memstore.snapshot.manifest import ManifestValue
-from memstore.snapshot.names import path_of
+from memstore.snapshot.manifest import ManifestValue, path_of
 from memstore.snapshot.ranks import RankGroup
 from memstore.structure import DTYPE_NAMES, RefusedError, Tree, Walk, traits
 

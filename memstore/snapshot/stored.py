@@ -32,10 +32,17 @@ from memstore.errors import (
 )
 from memstore.listing import near
 from memstore.sharding import Box, cover_of
-from memstore.snapshot.file_storage import FileStorage, verify_file
-from memstore.snapshot.manifest import Manifest, ManifestBox, ManifestFile, ManifestTensor, ManifestValue, load_manifest
-from memstore.snapshot.names import MANIFEST, path_of
-from memstore.snapshot.storage import FilePart, ProgressMeter
+from memstore.snapshot.manifest import (
+    MANIFEST,
+    Manifest,
+    ManifestBox,
+    ManifestFile,
+    ManifestTensor,
+    ManifestValue,
+    load_manifest,
+    path_of,
+)
+from memstore.snapshot.storage import FilePart, FileStorage, ProgressMeter, verify_file
 from memstore.structure import DTYPES, PICKLED, name_of
 
 # --- The snapshot and its values -------------------------------------------------------------------------------------

@@ -41,18 +41,20 @@ from memstore.errors import (
     UnknownOutcomeError,
 )
 from memstore.snapshot.drafts import FileDraft, Naming, Offer, draft, lone_replicas, offers_of, own_bytes, partition
-from memstore.snapshot.file_storage import FileStorage
-from memstore.snapshot.manifest import Manifest, ManifestFile, check_length, read_manifest
-from memstore.snapshot.names import (
+from memstore.snapshot.manifest import (
     CLAIM,
     INDEX,
     MANIFEST,
+    Manifest,
+    ManifestFile,
+    check_length,
     claim_name,
     failure_name,
     local_path,
     others_in,
     part_name,
     path_of,
+    read_manifest,
 )
 from memstore.snapshot.publishing import (
     SnapshotPart,
@@ -74,7 +76,7 @@ from memstore.snapshot.stateful import (
     is_replicating,
     matches_globs,
 )
-from memstore.snapshot.storage import ProgressMeter
+from memstore.snapshot.storage import FileStorage, ProgressMeter
 from memstore.snapshot.writer import PendingWrite, StagedFile
 
 # --- Options ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 import memstore
 from memstore import Snapshot, StateDict
 from memstore.snapshot import staging
-from memstore.snapshot.file_storage import FileStorage
+from memstore.snapshot.storage import FileStorage
 from tests.children import Child, Wire
 from tests.snapshot.ranks import all_right, on_ranks
 

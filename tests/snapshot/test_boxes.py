@@ -21,9 +21,9 @@ from memstore.sharding import Box, whole
 from memstore.snapshot import drafts as partitions
 from memstore.snapshot import reading
 from memstore.snapshot.drafts import Naming, Offer, draft, offers_of, own_bytes, partition
-from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.publishing import Take, publish
 from memstore.snapshot.stateful import StateWalker
+from memstore.snapshot.storage import FileStorage
 from tests.examples import examples
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memstore.errors import MemstoreError, ResourceLimitError, StoreTimeoutError, UnsupportedValueError
 from memstore.snapshot import staging
-from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.staging import StagedTensors, StagingArea, container_limits, stage
+from memstore.snapshot.storage import FileStorage
 from memstore.snapshot.writer import PendingWrite, StagedFile
 from tests.children import in_child
 

@@ -33,8 +33,7 @@ from memstore.errors import (
     UnsupportedFilesystemError,
 )
 from memstore.snapshot import storage as snapshot_storage
-from memstore.snapshot.file_storage import FileStorage, verify_file
-from memstore.snapshot.storage import CHUNK, SUM_SIZE, FilePart, LateBytes, in_parallel
+from memstore.snapshot.storage import CHUNK, SUM_SIZE, FilePart, FileStorage, LateBytes, in_parallel, verify_file
 from tests.children import Wire, children, in_child
 from tests.overlay import on_overlay
 from tests.small_tmpfs import fill, free_bytes, on_small_tmpfs

@@ -30,9 +30,8 @@ from memstore.errors import (
     UnknownOutcomeError,
 )
 from memstore.snapshot import writer
-from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.staging import StagedTensors, StagingArea
-from memstore.snapshot.storage import FilePart
+from memstore.snapshot.storage import FilePart, FileStorage
 from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriteOutcome, error_of, failure_of
 from tests.children import Child, Wire
 from tests.huge_pages import require_huge_pages, warm_huge_pages

@@ -22,15 +22,14 @@ from memstore._threads import between_forks
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.integrations.dcp.calls import async_save, load, save
+    from memstore.integrations.dcp.calls import Stager, async_save, load, save
     from memstore.integrations.dcp.planners import LoadPlanner, SavePlanner
-    from memstore.integrations.dcp.stager import Stager
     from memstore.integrations.dcp.storage import StorageReader, StorageWriter
 
 _HOMES = {
     "LoadPlanner": "planners",
     "SavePlanner": "planners",
-    "Stager": "stager",
+    "Stager": "calls",
     "StorageReader": "storage",
     "StorageWriter": "storage",
     "async_save": "calls",
