@@ -209,9 +209,6 @@ def target_format(path: str) -> Format:
 # --- The conversion --------------------------------------------------------------------------------------------------
 
 
-# --- The conversion --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Converted:
     """The result of a conversion. Made by `convert`.

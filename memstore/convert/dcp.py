@@ -403,10 +403,7 @@ def write_own_checkpoint(
     meter.add(sum(result.size_in_bytes for result in results))
 
 
-# --- Snapshots -------------------------------------------------------------------------------------------------------
-
-
-# --- Reading ---------------------------------------------------------------------------------------------------------
+# --- Snapshots, and memstore's checkpoints among them ----------------------------------------------------------------
 
 
 WHOLE = "state"  # the name in the app state of a value that is no app state
@@ -501,7 +498,7 @@ def open_checkpoint(path: str, rules: Rules) -> SourceValue:
     return SourceValue(nested(items, metadata.planner_data, path), reader.assembly.boxes)
 
 
-# --- Writing ---------------------------------------------------------------------------------------------------------
+# --- Writing snapshots -----------------------------------------------------------------------------------------------
 
 
 def app_state_of(value: Any) -> dict[str, Any]:

@@ -338,9 +338,6 @@ def _differs(path: str, detail: str) -> CorruptionError:
 # --- Mapped files of a source ----------------------------------------------------------------------------------------
 
 
-# --- Mapped files of a source ----------------------------------------------------------------------------------------
-
-
 _Result = TypeVar("_Result")
 
 

@@ -4,10 +4,9 @@ snapshot      Snapshot: what a user calls          stateful      what can be sav
 take          the steps of a take                  restore       the steps of a restore
 ranks         the steps of all ranks, and what they hear of each other
 drafts        who writes what, in which file       publishing    the parts of all ranks as one snapshot; leftovers
-stored        a snapshot that is there             reading       its tensors in memory
-mapped        its files, mapped: views             names         of tensors and files
-manifest      what a snapshot says of itself       file_storage  a folder of a file system
-storage       where files lie, as an interface; several reads or writes at once, and how far they are
+stored        a snapshot that is there             reading       its tensors in memory, or mapped
+manifest      what a snapshot says of itself; the names of its files and tensors
+storage       its folder; several reads or writes at once, and how far they are
 staging       tensors, copied into shared memory   writer        the process that writes them
 
 This door loads what is asked for: the writer's process comes through it too, and needs no torch.
@@ -22,7 +21,7 @@ from memstore._threads import between_forks
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.snapshot import drafts, manifest, publishing, staging, storage, stored
+    from memstore.snapshot import drafts, manifest, publishing, reading, staging, storage, stored
     from memstore.snapshot.manifest import is_snapshot, load_manifest
     from memstore.snapshot.reading import describe_snapshot, load_snapshot
     from memstore.snapshot.snapshot import PendingSnapshot, Snapshot, differences
@@ -57,14 +56,15 @@ __all__ = [
     "describe_snapshot",
     "differences",
     "drafts",  # modules that integrations and conversions use, too
-    "storage",
     "in_parallel",
     "is_snapshot",
     "load_manifest",
     "load_snapshot",
     "manifest",
     "publishing",
+    "reading",
     "staging",
+    "storage",
     "stored",
 ]
 __dir__ = offered(__all__)

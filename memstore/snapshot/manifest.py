@@ -191,9 +191,6 @@ def path_of(parts: Sequence[str | int]) -> str:
 # --- What a manifest consists of, as it is written -------------------------------------------------------------------
 
 
-# --- What a manifest consists of, as it is written -------------------------------------------------------------------
-
-
 MOST_RANKS = 1 << 20
 _MOST_DIMENSIONS = 1024
 

@@ -58,9 +58,6 @@ from memstore.view import Memory, Source, StoredTensor, lazy_leaf
 # --- Boxes into shards -----------------------------------------------------------------------------------------------
 
 
-# --- Boxes into shards -----------------------------------------------------------------------------------------------
-
-
 BUDGET = 1 << 28  # bytes of memory for what can't be read straight into its target
 
 
@@ -469,9 +466,6 @@ def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
             tensors.append(traits.with_traits(made[id(tensor)].value.detach(), value.plan.traits[i]))
     read_into(stored, wants, SILENT)
     return stored.build(value, tensors, allow_pickle=allow_pickle)
-
-
-# --- Views, and entries of a store -----------------------------------------------------------------------------------
 
 
 # --- Views, and entries of a store -----------------------------------------------------------------------------------

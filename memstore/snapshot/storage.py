@@ -58,9 +58,6 @@ from memstore.errors import (
 # --- Parts of files --------------------------------------------------------------------------------------------------
 
 
-# --- Parts of files --------------------------------------------------------------------------------------------------
-
-
 CHUNK = 16 << 20  # bytes of a file that have a sum of their own
 SUM_SIZE = 8  # bytes of a sum, which is xxh3-64, the most significant byte first
 
@@ -249,128 +246,6 @@ def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list
 def new_sum() -> Any:
     """Returns the sum of a chunk, piece by piece: `update`, then `digest`."""
     return xxhash.xxh3_64()
-
-
-# --- Several calls at once -------------------------------------------------------------------------------------------
-# Large reads, writes and copies, several at once: each is one long call into C, during which other threads run.
-
-
-_MOST_THREADS = 8  # fewer use up a memory's bandwidth
-_BATCH = 16  # items that are handed to a thread at once: it takes as long as to read a page
-_FEW = 32  # batches a thread, up to which they are smaller
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-def in_parallel(function: Callable[[T], R], items: Sequence[T], each: Callable[[T], None]) -> list[R]:
-    """Returns `list(map(function, items))`, computed on all cores. `each` is called here with those done, in order.
-
-    When it returns, or raises, no call runs any more. A single item is worked on in the caller's thread.
-    """
-    results: list[R] = []
-    count = min(len(os.sched_getaffinity(0)), len(items), _MOST_THREADS)
-    if count <= 1:
-        for item in items:
-            results.append(function(item))
-            each(item)
-        return results
-    with ThreadPoolExecutor(count, "memstore: snapshot") as pool:
-        batch = min(-(-len(items) // (count * _FEW)), _BATCH)
-        batches = [items[start : start + batch] for start in range(0, len(items), batch)]
-        futures = [pool.submit(lambda some: list(map(function, some)), some) for some in batches]
-        try:
-            for some, future in zip(batches, futures, strict=True):
-                results += future.result()
-                for item in some:
-                    each(item)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return results
-
-
-# --- How far a snapshot is: a callback, or a bar on the terminal -----------------------------------------------------
-
-
-_WIDTH = 30  # characters
-_BAR_PAUSE = 0.1  # seconds between two looks of a bar
-
-
-class ProgressMeter:
-    """A count of bytes, which is told. Thread-safe.
-
-    Args:
-        progress: called with the bytes done and those in all; True: a bar, if standard error is a terminal; None.
-        total: bytes in all.
-        what: what is done, for the bar: "writing".
-        rank: of several, rank 0 alone has a bar; a callback is each rank's own.
-        keeps_errors: what the callback raises is kept as `failure`, and it is called no more; else it is raised.
-
-    Attributes:
-        failure: what the callback has raised.
-    """
-
-    def __init__(
-        self, progress: Progress | bool | None, total: int, what: str, *, rank: int = 0, keeps_errors: bool = False
-    ) -> None:
-        self.total, self._done = total, 0
-        self.failure: BaseException | None = None
-        self._keeps_errors = keeps_errors
-        self._lock = threading.Lock()
-        self._tell: Progress | None = None
-        if callable(progress):
-            self._tell = progress
-        elif progress is True and rank == 0 and sys.stderr.isatty():
-            self._tell = _bar(what)
-
-    @property
-    def done(self) -> Callable[[int], None] | None:
-        """Returns what is called with the bytes that were passed; None if nobody wants to know."""
-        return None if self._tell is None else self._add
-
-    def _add(self, nbytes: int) -> None:
-        with self._lock:
-            self._done = min(self._done + nbytes, self.total)
-            if self._tell is None or self.failure is not None:
-                return
-            try:
-                with in_callers_code():
-                    self._tell(self._done, self.total)
-            except BaseException as error:  # SystemExit, too, would end the thread that calls this
-                if not self._keeps_errors:
-                    raise
-                self.failure = error
-
-    def finish(self) -> None:
-        """Tells that all is done, whatever was counted."""
-        if self._done < self.total or not self.total:
-            self._add(self.total - self._done)
-
-
-def _bar(what: str) -> Progress:
-    started, told = time.monotonic(), 0.0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        now = time.monotonic()
-        if done < total and now - told < _BAR_PAUSE:
-            return
-        told = now
-        part = done / total if total else 1.0
-        rate = size_text(done / max(now - started, 1e-9))
-        bar = "█" * round(_WIDTH * part)
-        sys.stderr.write(f"\r{what} {bar:<{_WIDTH}} {part:4.0%}  {size_text(done)} of {size_text(total)}  {rate}/s ")
-        sys.stderr.write("\n" if done >= total else "")
-        sys.stderr.flush()
-
-    return tell
-
-
-SILENT = ProgressMeter(None, 0, "")  # tells nobody
-
-
-# --- The folder ------------------------------------------------------------------------------------------------------
 
 
 # --- The folder ------------------------------------------------------------------------------------------------------
@@ -901,3 +776,122 @@ def _typed(error: OSError, path: str) -> OSError | MemstoreError:
     if error.filename is None:
         return type(error)(code, reason, path)
     return error
+
+
+# --- Several calls at once -------------------------------------------------------------------------------------------
+# Large reads, writes and copies, several at once: each is one long call into C, during which other threads run.
+
+
+_MOST_THREADS = 8  # fewer use up a memory's bandwidth
+_BATCH = 16  # items that are handed to a thread at once: it takes as long as to read a page
+_FEW = 32  # batches a thread, up to which they are smaller
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_parallel(function: Callable[[T], R], items: Sequence[T], each: Callable[[T], None]) -> list[R]:
+    """Returns `list(map(function, items))`, computed on all cores. `each` is called here with those done, in order.
+
+    When it returns, or raises, no call runs any more. A single item is worked on in the caller's thread.
+    """
+    results: list[R] = []
+    count = min(len(os.sched_getaffinity(0)), len(items), _MOST_THREADS)
+    if count <= 1:
+        for item in items:
+            results.append(function(item))
+            each(item)
+        return results
+    with ThreadPoolExecutor(count, "memstore: snapshot") as pool:
+        batch = min(-(-len(items) // (count * _FEW)), _BATCH)
+        batches = [items[start : start + batch] for start in range(0, len(items), batch)]
+        futures = [pool.submit(lambda some: list(map(function, some)), some) for some in batches]
+        try:
+            for some, future in zip(batches, futures, strict=True):
+                results += future.result()
+                for item in some:
+                    each(item)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return results
+
+
+# --- How far a snapshot is: a callback, or a bar on the terminal -----------------------------------------------------
+
+
+_WIDTH = 30  # characters
+_BAR_PAUSE = 0.1  # seconds between two looks of a bar
+
+
+class ProgressMeter:
+    """A count of bytes, which is told. Thread-safe.
+
+    Args:
+        progress: called with the bytes done and those in all; True: a bar, if standard error is a terminal; None.
+        total: bytes in all.
+        what: what is done, for the bar: "writing".
+        rank: of several, rank 0 alone has a bar; a callback is each rank's own.
+        keeps_errors: what the callback raises is kept as `failure`, and it is called no more; else it is raised.
+
+    Attributes:
+        failure: what the callback has raised.
+    """
+
+    def __init__(
+        self, progress: Progress | bool | None, total: int, what: str, *, rank: int = 0, keeps_errors: bool = False
+    ) -> None:
+        self.total, self._done = total, 0
+        self.failure: BaseException | None = None
+        self._keeps_errors = keeps_errors
+        self._lock = threading.Lock()
+        self._tell: Progress | None = None
+        if callable(progress):
+            self._tell = progress
+        elif progress is True and rank == 0 and sys.stderr.isatty():
+            self._tell = _bar(what)
+
+    @property
+    def done(self) -> Callable[[int], None] | None:
+        """Returns what is called with the bytes that were passed; None if nobody wants to know."""
+        return None if self._tell is None else self._add
+
+    def _add(self, nbytes: int) -> None:
+        with self._lock:
+            self._done = min(self._done + nbytes, self.total)
+            if self._tell is None or self.failure is not None:
+                return
+            try:
+                with in_callers_code():
+                    self._tell(self._done, self.total)
+            except BaseException as error:  # SystemExit, too, would end the thread that calls this
+                if not self._keeps_errors:
+                    raise
+                self.failure = error
+
+    def finish(self) -> None:
+        """Tells that all is done, whatever was counted."""
+        if self._done < self.total or not self.total:
+            self._add(self.total - self._done)
+
+
+def _bar(what: str) -> Progress:
+    started, told = time.monotonic(), 0.0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if done < total and now - told < _BAR_PAUSE:
+            return
+        told = now
+        part = done / total if total else 1.0
+        rate = size_text(done / max(now - started, 1e-9))
+        bar = "█" * round(_WIDTH * part)
+        sys.stderr.write(f"\r{what} {bar:<{_WIDTH}} {part:4.0%}  {size_text(done)} of {size_text(total)}  {rate}/s ")
+        sys.stderr.write("\n" if done >= total else "")
+        sys.stderr.flush()
+
+    return tell
+
+
+SILENT = ProgressMeter(None, 0, "")  # tells nobody

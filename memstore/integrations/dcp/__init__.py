@@ -5,10 +5,9 @@
 
 For who works on it, the files:
 
-calls       save, load and async_save: torch's own, with what follows
+calls       save, load and async_save: torch's own, with what follows; Stager: copies for asynchronous saves
 storage     StorageWriter and StorageReader, as torch calls them
 planners    planners that neither pickle nor unpickle
-stager      Stager: copies for asynchronous saves
 plans       torch's plans and metadata, in memstore's terms
 places      a checkpoint in a folder (a snapshot), or in a store (a sharded entry), and which of them is meant
 """
