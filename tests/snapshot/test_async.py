@@ -88,9 +88,6 @@ def test_what_can_be_told_at_once_is(path: str) -> None:
     Snapshot.take(path, state_of(1.0))
     with pytest.raises(memstore.AlreadyExistsError):
         Snapshot.async_take(path, state_of(2.0))
-    with pytest.raises(memstore.UnsupportedValueError):
-        Snapshot.async_take(f"{path}2", {"state": StateDict(x=complex)})
-    assert not os.path.exists(f"{path}2")
 
 
 def test_a_take_that_another_one_overtakes_raises_in_wait(path: str) -> None:

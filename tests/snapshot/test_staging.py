@@ -116,15 +116,6 @@ def test_a_freed_tensor_is_named() -> None:
 # --- the memory -------------------------------------------------------------------------------------------------------
 
 
-def test_tensors_may_change_once_they_are_staged(small: StagingArea, folder: FileStorage) -> None:
-    value = torch.arange(100_000.0)
-    expected = bytes_of(value)
-    pending = write(small.stage([value]), folder)
-    value.zero_()
-    assert pending.wait(60) == b"" and pending.done()
-    assert folder.read_bytes("file", MIB) == b"header" + expected
-
-
 def test_memory_is_used_again(small: StagingArea, folder: FileStorage) -> None:
     addresses: set[int] = set()
     for number in range(3):
