@@ -138,7 +138,7 @@ def _merge_trees(key: str, parts: Sequence[RankPart]) -> tuple[tuple[Path, ...],
 
 def _check_wrapped_shards(key: str, tree: Any) -> None:
     """Raises ShardMismatchError and PartialCommitError, as for other leaves that ranks hold in parts."""
-    for name, (pair, missing) in structure.check_wrapped_shards(tree):
+    for name, (pair, missing, _) in structure.check_wrapped_shards(tree):
         text = structure.render_path(name)
         if pair is not None:
             raise ShardMismatchError(
@@ -310,7 +310,7 @@ def _cut(key: str, name: str, found: Sequence[LeafOfRank]) -> _Cut:
         if (writers := [(i, number) for i, number in same if found[i].look.written[number]])
     }
     boxes, shape = sorted(chosen), found[0].look.shape
-    pair, missing = _cover(shape, tuple(boxes))
+    pair, missing, _ = _cover(shape, tuple(boxes))
     if pair is not None:
         one, two = boxes[pair[0]], boxes[pair[1]]
         ranks = [found[chosen[one][0]].rank, found[chosen[two][0]].rank]

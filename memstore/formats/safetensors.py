@@ -204,7 +204,12 @@ def shard_names(count: int) -> list[str]:
 
 
 def index_of(listed: dict[str, str], nbytes: int) -> bytes:
-    """Makes the index of a checkpoint. Args: listed: the file of each tensor; nbytes: of the tensors."""
+    """Makes the index of a checkpoint.
+
+    Args:
+        listed: the file of each tensor.
+        nbytes: of the tensors.
+    """
     index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(listed.items()))}
     return json.dumps(index, indent=2).encode()
 

@@ -107,7 +107,7 @@ class MeshLayout(NamedTuple):
 
     @property
     def is_replicated(self) -> bool:
-        """Whether several ranks hold the same elements."""
+        """Returns whether several ranks hold the same elements."""
         return any(self.mesh_shape[dim] > 1 for dim in self._replicating)
 
     def is_primary(self, coordinate: Sequence[int] | None) -> bool:

@@ -34,7 +34,17 @@ from memstore import _compat
 from memstore._wording import first_line
 from memstore.engine import Path
 from memstore.errors import MemstoreError, UnsupportedValueError
-from memstore.sharding import Box, Cover, ShardedLeaf, TensorShard, TensorShards, cover_of, narrow_to, sharded_leaf
+from memstore.sharding import (
+    Box,
+    Cover,
+    ShardedLeaf,
+    TensorShard,
+    TensorShards,
+    box_of,
+    cover_of,
+    narrow_to,
+    sharded_leaf,
+)
 from memstore.structure import traits
 from memstore.structure.classes import class_name, defines, dotted, find_class, short
 from memstore.structure.memory import copy_into, why_not_filled
@@ -238,8 +248,8 @@ def flatten_wrapped_shards(value: Any, leaf: ShardedLeaf, flags: int, walk: Walk
 
 def _read_box(name: Any) -> Box:
     try:
-        bounds = [tuple(map(int, one.split(":"))) for one in name.split(", ")] if name else []
-        box = Box(tuple(start for start, _ in bounds), tuple(stop - start for start, stop in bounds))
+        bounds = [one.split(":") for one in name.split(", ")] if name else []
+        box = box_of([(int(start), int(stop)) for start, stop in bounds])
     except (AttributeError, ValueError) as error:
         raise MalformedError(f"the name of a box: {error}") from None
     require(all(start >= 0 <= size for start, size in zip(*box, strict=True)), "a box that can't be")

@@ -16,7 +16,7 @@ import xxhash
 
 from memstore.contents import StoredBox, count_read
 from memstore.engine import Leaf
-from memstore.sharding import Box, BoxIndex
+from memstore.sharding import Box, BoxIndex, box_of
 from memstore.structure import DTYPES, box_bytes, contiguous_stride, modes, over, to_device
 from memstore.view.source import Source, StoredLeaf, nbytes_of
 
@@ -279,7 +279,7 @@ class LeafBoxes(StoredLeaf):
                 self._index = BoxIndex([one.box for one in self.stored])
                 self._parts = [self._bits(one) for one in self.stored]
         ranges = region.ranges[: len(self.leaf.shape)]
-        hull = Box(tuple(one.start for one in ranges), tuple(one[-1] - one.start + 1 for one in ranges))
+        hull = box_of([(one.start, one[-1] + 1) for one in ranges])
         return [number for number, _ in self._index.meeting(hull)]
 
     def _bits(self, stored: StoredBox) -> torch.Tensor:
