@@ -19,8 +19,7 @@ from memstore._arguments import flag
 from memstore._info import StoreSummary
 from memstore._wording import an_instance
 from memstore.aio.calls import HERE, WORTH_COUNTING, Awaits, awaited, call, called_as, refusing, start
-from memstore.aio.opened import ALL_HOSTS, LazyStore, home_here, wait_for, wait_for_any
-from memstore.aio.waits import WaitOwner, change_of
+from memstore.aio.waits import ALL_HOSTS, LazyStore, WaitOwner, change_of, home_here, wait_for, wait_for_any
 from memstore.datasets import Dataset, as_name
 from memstore.engine import Root, absolute_path, deadline_after
 from memstore.errors import HomeUnavailableError, StoreTimeoutError

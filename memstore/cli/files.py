@@ -16,9 +16,8 @@ import click
 import memstore
 from memstore import _wording as wording
 from memstore._arguments import LARGEST_VERSION, encode_key
-from memstore.cli import inspection, render
-from memstore.cli.codes import DAMAGED, DIFFERENT
-from memstore.cli.group import allow_pickle, as_json, cli, key, path, root
+from memstore.cli import render, values
+from memstore.cli.group import DAMAGED, DIFFERENT, allow_pickle, as_json, cli, key, path, root
 from memstore.cli.messages import in_words
 from memstore.engine import has_settings, resource_errors
 from memstore.errors import AlreadyExistsError, CorruptionError
@@ -81,7 +80,7 @@ def _put(
     """Returns the version, its bytes, and what is to be said of the store."""
     _check_order(root, key, file)
     with resource_errors(root, key):
-        value = inspection.loaded(key, file, format, allow_pickle=allow_pickle)
+        value = values.loaded(key, file, format, allow_pickle=allow_pickle)
     made = _said_of_new(root)
     mode = "r+" if expect_version else "a"  # a new store has no version of it
     with left_over_told(root), memstore.open(root, mode, allow_pickle=allow_pickle) as store:
@@ -94,7 +93,7 @@ def _attach(root: str, key: str, file: str, format: Any, *, allow_pickle: bool) 
     made = _said_of_new(root)
     if made:
         with resource_errors(root, key):
-            inspection.check_served(key, file, format, allow_pickle=allow_pickle)
+            values.check_served(key, file, format, allow_pickle=allow_pickle)
     with left_over_told(root), memstore.open(root, allow_pickle=allow_pickle) as store:
         version = store.attach(key, file, format=format)
         return version, store.info(key).nbytes, made

@@ -14,7 +14,7 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.aio import AsyncStore, opened
+from memstore.aio import AsyncStore, waits
 from memstore.aio import calls as aio_calls
 from memstore.aio.waits import BatchedWakeups, RemoteWaits, Wakeup
 from memstore.distributed.client import begun_wait
@@ -165,8 +165,8 @@ def test_a_wait_that_comes_while_its_store_is_closed_ends_too(pair: Cluster, mon
             await store.close()
             return await wait_elsewhere(*arguments)
 
-        wait_elsewhere = opened.wait_elsewhere
-        monkeypatch.setattr(opened, "wait_elsewhere", wait_later)
+        wait_elsewhere = waits.wait_elsewhere
+        monkeypatch.setattr(waits, "wait_elsewhere", wait_later)
         with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
             await asyncio.wait_for(store.wait("k", timeout=LONG), 60)
         await other.close()

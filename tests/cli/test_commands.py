@@ -24,11 +24,11 @@ from tensordict import TensorDict
 
 import memstore
 from memstore._wording import size as as_size
-from memstore.cli import bench, main
+from memstore.cli import main, stores
 from tests.children import in_child
 from tests.cli.terminals import in_terminal
 
-COMMAND = [sys.executable, "-m", "memstore.cli"]
+COMMAND = [sys.executable, "-m", "memstore"]
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_watch_follows(filled: str) -> None:
 
 
 def test_bench_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_SECONDS", 0.01)  # a measurement
+    monkeypatch.setattr(stores, "_SECONDS", 0.01)  # a measurement
     found = call_json("bench", str(tmp_path))
     assert {one["what"] for one in found["results"]} >= {"put of 1 KiB", "get of 1 KiB"}
     assert all(one["seconds"] > 0 for one in found["results"]) and os.listdir(tmp_path) == []

@@ -28,7 +28,7 @@ import memstore
 from memstore._arguments import encode_key, flag
 from memstore._threads import between_forks
 from memstore.aio.calls import call
-from memstore.aio.opened import pool_in
+from memstore.aio.waits import pool_in
 from memstore.errors import NotAStoreError
 from memstore.integrations.torchstore import calls, folders
 from memstore.integrations.torchstore.errors import NoCounterpartError, NotInitializedError, no_counterpart
