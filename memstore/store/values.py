@@ -1,6 +1,7 @@
 """Values on their way into a store and out of it, for the methods of `Store`; and Ref, a version of a key.
 
 put_one, put_many        contents.flatten, contents.draft, engine.put
+hold_version, pin        engine.hold_at_once, engine.hold
 attach_files, export     files of other programs, by `formats` and `snapshot`
 describe                 what `Store.info` gives
 doubtful_default         arguments that nearly always mean something else than they say
@@ -27,24 +28,31 @@ from memstore._parsing import UNDECODABLE
 from memstore._threads import between_forks
 from memstore._wording import an_instance
 from memstore.engine import (
+    MISFIT,
     CatalogCrowded,
     Draft,
     MappedEntry,
     Path,
     Pin,
+    PinOptions,
     Record,
     Root,
     at_each_home,
     check_version,
+    deadline_after,
     files_of,
+    hold,
+    hold_at_once,
     index,
+    is_served,
+    mutable_entry,
     need_boxes,
     plan_bytes,
     put,
     resource_errors,
 )
 from memstore.errors import CorruptionError, UnsupportedValueError, lacks_told
-from memstore.listing import UnknownKindError, absent, outline
+from memstore.listing import UnknownKindError, absent, no_value, outline
 from memstore.structure import modes
 from memstore.view import view
 
@@ -72,7 +80,7 @@ def put_one(
         name: the key, encoded.
         below: the path of the part of the value that is cast to `dtype`; (): all of it.
     """
-    limit = contents.inline_limit(root)
+    limit = contents.inline_limit(root) if root.catalog.crowded else root.settings.inline_limit
     while True:
         flat = contents.flatten(key, value, root, limit=limit, allow_pickle=allow_pickle, dtype=dtype, below=below)
         if expect is not None:
@@ -152,6 +160,59 @@ def as_items(items: Any, call: str = "put_many") -> Mapping[str, Any]:
             f"{call}({{'key': value}}), or put(key, value) for one"
         )
     return dict(items.items())  # a TensorDict, or another store: to iterate over them means something else
+
+
+# --- Versions, held --------------------------------------------------------------------------------------------------
+
+
+def hold_version(
+    root: Root,
+    key: str,
+    name: bytes,
+    options: PinOptions,
+    deadline: float | None = None,
+    *,
+    lazily: bool = False,
+    max_age: float | None = None,
+) -> MappedEntry | None:
+    """Returns the current version of a key; None if there is none. Raises MutableEntryError.
+
+    Args:
+        name: the key, encoded.
+        options: of the store that reads it.
+        deadline: monotonic; None: the store's timeout from now on.
+        lazily: what lies on other hosts may be fetched when it is read.
+        max_age: as in `Store.get`.
+    """
+    try:
+        held = hold_at_once(root, name)
+        if held is MISFIT or (held is None and is_served(root)):
+            until = deadline_after(options.timeout) if deadline is None else deadline
+            may_lock = options.mode != "r"
+            held = hold(root, (name,), until, may_lock=may_lock, lazily=lazily, max_age=max_age)[0]
+    except (OSError, MemoryError):
+        with resource_errors(root.path, key):
+            raise
+    if held is not None and held.record.is_mutable:
+        raise mutable_entry(name, held.record.mutable_kind)
+    return held
+
+
+def held_version(
+    root: Root, key: str, options: PinOptions, deadline: float | None = None, *, lazily: bool = False
+) -> MappedEntry:
+    """Returns the current version of a key. Arguments as of `hold_version`. Raises KeyNotFoundError."""
+    name = encode_key(key)
+    held = hold_version(root, key, name, options, deadline, lazily=lazily)
+    if held is None:
+        raise no_value(root, name)
+    return held
+
+
+def pin(root: Root, key: str, options: PinOptions, deadline: float | None = None, *, lazily: bool = False) -> Pin:
+    """Pins the current version of a key. Arguments and errors as of `held_version`."""
+    held = held_version(root, key, options, deadline, lazily=lazily)
+    return Pin(root, key, held.record, held, options)
 
 
 # --- Files of other programs: attached in place, and exported --------------------------------------------------------
