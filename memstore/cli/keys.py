@@ -192,7 +192,7 @@ _IN_PLACE = ("dataset", "buffer")  # kinds whose rows are written in place, and 
 @as_json
 def abort(root: str, key: str, attempt: str, as_json: bool) -> None:
     """Give up a sharded put that waits for parts, for all its ranks: `memstore ls --pending` lists them."""
-    with memstore.open(root, "r+") as store:
+    with open_keyspace(root, "r+") as store:
         is_given_up = store.abort(key, attempt)
         waiting = [] if is_given_up else [one.attempt for one in store.pending() if one.key == key]
     if is_given_up or as_json:

@@ -489,7 +489,7 @@ def clear(root: str, prefix: str, yes: bool, as_json: bool) -> None:
     start = f" that start with {prefix!r}" if prefix else ""
     if count:
         _ask(f"Delete {wording.count_of(count, 'key', 'keys')}{start} of {os.path.abspath(root)}?", yes=yes)
-    with memstore.open(root, "r+") as store, warnings.catch_warnings():
+    with open_keyspace(root, "r+") as store, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a pattern, which is told below
         deleted = store.clear(prefix)
     render.tell({"deleted": deleted}, f"{deleted:,} deleted", as_json=as_json)

@@ -321,7 +321,12 @@ class Store(Keyspace):
                 out, like, device, dtype, non_blocking, flag("strict", strict), flag("cast", cast)
             )
             lazily = is_served(root) and (structure.has_shards(out) or structure.has_shards(like))
-        held = hold_version(root, key, name, self._as_opened, deadline, lazily=lazily, max_age=max_age)
+        try:
+            held = hold_at_once(root, name)
+        except (OSError, MemoryError):
+            held = MISFIT  # `hold_version` tries once more, and says what is lacking
+        if held is MISFIT or (held is None and is_served(root)) or (held is not None and held.record.is_mutable):
+            held = hold_version(root, key, name, self._as_opened, deadline, lazily=lazily, max_age=max_age)
         if default is not NO_DEFAULT and default is not ...:
             doubt = doubtful_default(key, default, held)
             if doubt is not None:

@@ -39,7 +39,6 @@ from memstore.errors import (
     StructureMismatchError,
     UnsupportedValueError,
 )
-from memstore.integrations.torchstore.errors import StateDictNotFoundError
 from memstore.integrations.torchstore.transport import TensorSlice
 from memstore.listing import absent, opened
 from memstore.sharding import Shard, sharded_leaf, whole
@@ -49,6 +48,10 @@ from memstore.view import StoredTensor, load_leaf
 
 PICKLE_VARIABLE = "MEMSTORE_TORCHSTORE_ALLOW_PICKLE"
 _EMPTY = "\x01"  # stands for "", which TorchStore takes for a key
+
+
+class StateDictNotFoundError(KeyNotFoundError, RuntimeError):
+    """An error of a state dict that isn't there. It is also a RuntimeError, as in TorchStore."""
 
 
 def stored(key: str) -> str:
