@@ -25,7 +25,7 @@ import memstore
 from memstore import _wording as wording
 from memstore._arguments import encode_key
 from memstore._info import EntryInfo, PendingInfo
-from memstore.cli import render, values
+from memstore.cli import render
 from memstore.cli.files import left_over_told
 from memstore.cli.group import (
     MISSING,
@@ -41,6 +41,7 @@ from memstore.cli.group import (
     root,
 )
 from memstore.cli.render import number_layouts
+from memstore.cli.values import filled, rows_of
 from memstore.engine import Root, files_of, has_settings, index, is_served
 from memstore.errors import AlreadyExistsError, KeyNotFoundError, MemstoreError
 from memstore.listing import (
@@ -214,7 +215,7 @@ def info(root: str, key: str, as_json: bool) -> None:
         with memstore.open(root, "r") as store:
             found = render.plain(store.info(key))
             if found["kind"] in _IN_PLACE:
-                rows, capacity = values.rows_of(opened(store), key, found["kind"])
+                rows, capacity = rows_of(opened(store), key, found["kind"])
                 found |= {"rows": rows, "capacity": capacity}
             render.print_json(found)
         return
@@ -223,7 +224,7 @@ def info(root: str, key: str, as_json: bool) -> None:
         if record is None:
             raise no_value(opened(keyspace), encode_key(key))
         files, nbytes = files_of(opened(keyspace), record), value_bytes(record)
-        rows = f"{values.filled(opened(keyspace), key, record)}, " if record.is_mutable else ""
+        rows = f"{filled(opened(keyspace), key, record)}, " if record.is_mutable else ""
         described: EntryInfo | None = None
         try:
             structure, leaves = outline(record.description, record.objects)

@@ -176,24 +176,6 @@ def inspect_file(path: str, *, allow_pickle: bool) -> InspectedValue:
     )
 
 
-def loaded(key: str, path: str, format: Any, *, allow_pickle: bool) -> Any:
-    """Loads the value of a file or folder, as `Store.attach` with `copy` puts it. `key` is for errors."""
-    from memstore.formats import load_files
-    from memstore.snapshot import is_snapshot, load_snapshot
-
-    load = load_snapshot if format is None and is_snapshot(path) else load_files
-    return load(key, path, format, allow_pickle=allow_pickle)
-
-
-def check_served(key: str, path: str, format: Any, *, allow_pickle: bool) -> None:
-    """Raises what `Store.attach` would raise of a file or folder that is to be served in place."""
-    from memstore.formats import describe_files
-    from memstore.snapshot import describe_snapshot, is_snapshot
-
-    describe = describe_snapshot if format is None and is_snapshot(path) else describe_files
-    describe(key, path, format, allow_pickle=allow_pickle)
-
-
 def has_key(root: str, key: str) -> bool:
     """Returns whether a store has this key. Raises NotAStoreError."""
     with open_keyspace(root, "r") as store:

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -64,10 +64,6 @@ from memstore.errors import (
 )
 from memstore.listing import abort_attempt
 from memstore.structure import HeldValue
-
-if TYPE_CHECKING:
-    from memstore.engine import Root
-
 
 # --- The put ---------------------------------------------------------------------------------------------------------
 

@@ -953,7 +953,8 @@ class Store(Keyspace):
             expect_version = expected_version(expect_version)
             check_early(root, {key: expect_version})
         if flag("copy", copy):
-            value = load_to_copy(root, key, path, format, allow_pickle=allow_pickle)
+            with resource_errors(self.root, key, root):
+                value = load_to_copy(key, path, format, allow_pickle=allow_pickle)
             return self.put(key, value, expect_version=expect_version, timeout=timeout)
         version = attach_files(
             root, key, path, format, expect=expect_version, allow_pickle=allow_pickle, deadline=deadline

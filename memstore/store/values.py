@@ -30,6 +30,7 @@ from memstore._wording import an_instance
 from memstore.engine import (
     MISFIT,
     CatalogCrowded,
+    Content,
     Draft,
     MappedEntry,
     Path,
@@ -232,29 +233,33 @@ def attach_files(
     deadline: float,
 ) -> int:
     """Puts a value that stays in its files, and returns the version. Raises what `Store.attach` raises."""
-    with between_forks():
-        if _is_of_snapshot(path, format):
-            from memstore.snapshot import describe_snapshot as describe_files
-        else:
-            from memstore.formats import describe_files
     with resource_errors(root.path, key, root):
-        content = describe_files(key, path, format, allow_pickle=allow_pickle)
+        content = content_in_place(key, path, format, allow_pickle=allow_pickle)
         if content.boxes is not None:
             need_boxes(root, deadline)
     return put(root, [Draft(encode_key(key), content, expect)], deadline)[0]
 
 
-def load_to_copy(
-    root: Root, key: str, path: str | os.PathLike[str], format: AttachedFormat | None, *, allow_pickle: bool
-) -> Any:
+def content_in_place(
+    key: str, path: str | os.PathLike[str], format: AttachedFormat | None, *, allow_pickle: bool
+) -> Content:
+    """Returns what a store says of files that it serves where they are. Raises what `Store.attach` raises."""
+    with between_forks():
+        if _is_of_snapshot(path, format):
+            from memstore.snapshot import describe_snapshot as describe_files
+        else:
+            from memstore.formats import describe_files
+    return describe_files(key, path, format, allow_pickle=allow_pickle)
+
+
+def load_to_copy(key: str, path: str | os.PathLike[str], format: AttachedFormat | None, *, allow_pickle: bool) -> Any:
     """Returns the value that files have, for a put of a copy. Raises what `Store.attach` raises."""
     with between_forks():
         if _is_of_snapshot(path, format):
             from memstore.snapshot import load_snapshot as load_files
         else:
             from memstore.formats import load_files
-    with resource_errors(root.path, key, root):
-        return load_files(key, path, format, allow_pickle=allow_pickle)
+    return load_files(key, path, format, allow_pickle=allow_pickle)
 
 
 def _is_of_snapshot(path: Any, format: str | None) -> bool:
