@@ -124,8 +124,8 @@ if TYPE_CHECKING:
 _HOMES = {
     name: f"memstore.{home}"
     for home, names in {
-        "_info": "ClusterStatus EntryInfo HostStatus LeafInfo PendingInfo RepairReport ShardInfo StoreStats StoreSummary "
-        "VerifyReport",
+        "_info": "ClusterStatus EntryInfo HostStatus LeafInfo PendingInfo RepairReport ShardInfo StoreStats "
+        "StoreSummary VerifyReport",
         "contents": "bytes_read",
         "dataloader": "BlockShuffle StoreDataset",
         "datasets": "Dataset",

@@ -44,7 +44,7 @@ from memstore.store.opening import open as open_blocking
 from memstore.store.store import Store
 
 # --- Keys whose home is here -----------------------------------------------------------------------------------------
-# Waits for versions of keys whose home is here: one thread looks for all of them, of a process and a store.
+# One thread looks for all waits of a process and a store.
 #
 # 1. It marks the store's watch word (`engine.Watch`), **then** takes the waits that are new.
 # 2. A wait is due if it is new, if the word of its key's bell is another one than before, or if a second has passed.
@@ -61,9 +61,13 @@ _BETWEEN_LOOKS = 0.0005  # seconds, where the last one was for nothing
 _BETWEEN_GLANCES = 0.002  # seconds, where nobody can be heard
 
 _FOR_EVER = 1e7  # seconds: no timer is set for so long
-_CLOSED = "the store {} was closed: memstore.aio.open it again"
 _ALL_BELLS = -1
 LOOK_AGAIN = -1  # in place of a version: something has changed, such as the hosts of the store
+
+
+def closed(path: str) -> StoreClosedError:
+    """Returns the error of a store that its user has closed."""
+    return StoreClosedError(f"the store {path} was closed: memstore.aio.open it again")
 
 
 class WaitOwner(Protocol):
@@ -124,7 +128,7 @@ class _WaitThread:
         """Ends the waits of an owner. Returns whether there are no others."""
         waiting = [*self._incoming, *self._waiting.values()]
         ended = [one for one in waiting if one.owner is owner]
-        _tell([(one, None, StoreClosedError(_CLOSED.format(self._root.path))) for one in ended])
+        _tell([(one, None, closed(self._root.path)) for one in ended])
         self._outgoing.extend(ended)
         self._is_dismissed = True
         self.rouse()
@@ -149,8 +153,10 @@ class _WaitThread:
             is_new = self._take_in()
             told = self._look()
             was_for_nothing = not (told or is_new)
-            if self._waiting:
-                self._sleep()
+            if self._waiting and self._watch is not None:
+                self._watch.sleep(LOOK_EVERY)
+            elif self._waiting:
+                time.sleep(_BETWEEN_GLANCES)
 
     def _wait_for_some(self) -> bool:
         """Waits until there are waits. Returns False if none came, and the thread is to end."""
@@ -214,12 +220,6 @@ class _WaitThread:
             found = [self._news_of([waiting for waiting in due if waiting.name == name]) for name in names]
             return [news for some in found for news in some]
         return [news for waiting in due if (news := _news(waiting, records[waiting.name], membership)) is not None]
-
-    def _sleep(self) -> None:
-        if self._watch is not None:
-            self._watch.sleep(LOOK_EVERY)
-        else:
-            time.sleep(_BETWEEN_GLANCES)
 
 
 _News = tuple[Waiting, "int | None", "Exception | None"]
@@ -429,7 +429,7 @@ class RemoteWaits:
 
     def _check_open(self) -> None:
         if self._is_ended:
-            raise StoreClosedError(f"the store {self._root.path} was closed: memstore.aio.open it again")
+            raise closed(self._root.path)
 
     async def _look(self) -> None:
         while self._shared:
@@ -454,7 +454,7 @@ class RemoteWaits:
 
 
 class BatchedWakeups:
-    """Wakes tasks of one loop, from any thread: all that are woken while the loop does something else by one call.
+    """The calls into one loop that wake its tasks: one call for all that are woken while the loop does something else.
 
     A put of many keys, or one message of a home's, ends many waits; each call into a loop is a system call.
     """
@@ -603,7 +603,7 @@ class LazyStore:
     def check_open(self) -> None:
         """Raises StoreClosedError if the user has closed the store."""
         if self.is_closed:
-            raise StoreClosedError(f"the store {self.root} was closed: memstore.aio.open it again")
+            raise closed(self.root)
 
     def end(self) -> None:
         """Closes it. Takes a moment."""

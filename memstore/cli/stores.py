@@ -57,7 +57,7 @@ _SECONDS = 0.3  # a measurement
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Medians, in seconds; `limit` is what the machine alone takes for it."""
+    """A call's median time in seconds. `limit` is what the machine alone takes for it."""
 
     what: str
     seconds: float

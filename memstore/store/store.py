@@ -100,7 +100,7 @@ if TYPE_CHECKING:
 
 
 class _NoDefault:
-    """Stands for a default that nobody gave. `help` shows it as stubs write it."""
+    """A default that nobody gave. `help` shows it as stubs write it."""
 
     __slots__ = ()
 
@@ -237,7 +237,6 @@ class Store(Keyspace):
         """Returns the value of `key`. If there is no such key, puts `value` first; of several processes only one does.
 
         Args:
-            key: the key.
             value: as for `put`. The result is what a `get` of the key returns.
 
         Raises:
@@ -284,7 +283,6 @@ class Store(Keyspace):
         A value that you hold never changes, whatever others put or delete. If you write to it, nobody else sees that.
 
         Args:
-            key: the key.
             default: returned unchanged if there is no such key; without it, a missing key is an error.
             out: a value of the same structure, which is filled in place and returned. It is checked before anything is
                 written. For a DTensor or TensorShard only this rank's part is read; such a target may lack leaves that
@@ -374,7 +372,6 @@ class Store(Keyspace):
         """Deletes a key, and returns its value. If several processes pop one version, only one of them gets it.
 
         Args:
-            key: the key.
             default: returned unchanged if there is no such key; without it, a missing key is an error.
 
         Raises:
@@ -411,7 +408,6 @@ class Store(Keyspace):
         """Returns a picklable reference to the current version of `key`, which keeps that version.
 
         Args:
-            key: the key.
             lease: seconds for which the version stays readable after the ref was pickled, until a receiver gets it.
 
         Raises:
@@ -433,7 +429,6 @@ class Store(Keyspace):
         dataset has the rows that exist now, and shows what others write into them.
 
         Args:
-            key: the key.
             device: the device to which tensors that are read from the view move; None: that from which they were put.
 
         Returns:
@@ -925,7 +920,6 @@ class Store(Keyspace):
         it is changed in place, values that were got before change too, which never happens to values that were put.
 
         Args:
-            key: the key.
             path: a safetensors file, the index of a checkpoint of several, a folder that has either, a folder that
                 `TensorDict.memmap` wrote, a file of `torch.save`, or a `.npy`; or the folder of a `Snapshot`, whose
                 value is a dict of rank 0's state dicts.
@@ -974,7 +968,6 @@ class Store(Keyspace):
         """Writes the value of `key` to files for other programs. They appear at `path` completely, or not at all.
 
         Args:
-            key: the key.
             path: a file, which is replaced if it exists; or a folder, which must be missing or empty. It is a folder
                 for memmap, and for safetensors with `max_shard_size` or if `path` is a folder or ends with "/".
             format: "safetensors": the tensors by their names joined with ".", in C order, tied ones stored separately.
