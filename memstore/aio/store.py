@@ -29,8 +29,8 @@ from memstore.store.maintenance import destroy as destroy_blocking
 from memstore.store.maintenance import stores as stores_blocking
 from memstore.store.opening import OWNER_ONLY
 from memstore.store.sharded import OUTLIVES, TO_PUBLISH, PendingPut, done_by, give_up_after, wait_until
-from memstore.store.store import NO_DEFAULT, NOT_NOW, Store, begin_load, get_at_once
-from memstore.store.values import Ref
+from memstore.store.store import Store, begin_load, get_at_once
+from memstore.store.values import NO_DEFAULT, NOT_NOW, Ref
 from memstore.store.weights import iter_weights as iter_weights_blocking
 from memstore.view import StoredTensor
 

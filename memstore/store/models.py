@@ -25,13 +25,15 @@ import msgspec
 import torch
 
 from memstore import structure
+from memstore._arguments import encode_key
 from memstore._ranks import RankError
 from memstore._threads import AbandonedError
 from memstore.engine import Pin, PinOptions, Root, deadline_after, pack, unpack
 from memstore.errors import MemstoreError, StructureMismatchError
 from memstore.store.model_fit import MODEL, OPTIMIZER, Fit, is_spread, model_state, optimizer_state
-from memstore.store.sharded import StoreCall
+from memstore.store.sharded import DistributedRank, StoreCall, meet, put_sharded
 from memstore.store.values import pin as pin_version
+from memstore.store.values import put_one
 from memstore.structure import HeldValue
 
 # --- What is stored of a model ---------------------------------------------------------------------------------------
@@ -45,13 +47,43 @@ def value_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) ->
     return value
 
 
-def take_model_apart(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, allow_pickle: bool
-) -> HeldValue:
-    """Returns what this rank holds of a model, of which a cast concerns the module's leaves only."""
-    held = structure.take_shards_apart(value_of(model, optimizer), allow_pickle=allow_pickle)
-    leaves = (leaf._replace(is_fixed=leaf.is_fixed or leaf.name[0] != MODEL) for leaf in held.leaves)
-    return held._replace(leaves=tuple(leaves))
+def save_model(
+    root: Root,
+    key: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    process_group: Any,
+    dtype: torch.dtype | None,
+    allow_pickle: bool,
+    deadline: float,
+    timeout: float,
+) -> int:
+    """Saves a model, and returns the version. Raises what `Store.save_model` raises."""
+    call = meet(process_group, "put", key, root)
+    if call is None:
+        value, name = value_of(model, optimizer), encode_key(key)
+        return put_one(
+            root,
+            key,
+            name,
+            value,
+            dtype=dtype,
+            expect=None,
+            allow_pickle=allow_pickle,
+            deadline=deadline,
+            below=(MODEL,),
+        )
+
+    def take() -> HeldValue:
+        """Returns what this rank holds of the model, of which a cast concerns the module's leaves only."""
+        held = structure.take_shards_apart(value_of(model, optimizer), allow_pickle=allow_pickle)
+        leaves = (leaf._replace(is_fixed=leaf.is_fixed or leaf.name[0] != MODEL) for leaf in held.leaves)
+        return held._replace(leaves=tuple(leaves))
+
+    rank = DistributedRank(call)
+    version = put_sharded(root, key, take, rank, dtype=dtype, expect=None, wait=True, lease=0.0, timeout=timeout)
+    assert isinstance(version, int), "it has waited"
+    return version
 
 
 # --- Loads -----------------------------------------------------------------------------------------------------------

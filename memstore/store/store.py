@@ -51,11 +51,9 @@ from memstore.engine import (
     Root,
     RootUse,
     deadline_after,
-    hold,
     hold_at_once,
     index,
     is_served,
-    mutable_entry,
     open_root,
     resource_errors,
     verify_store,
@@ -73,6 +71,8 @@ from memstore.errors import (
 )
 from memstore.listing import Keyspace, KeyTree, Mode, WhileRead, absent, key_tree
 from memstore.store.values import (
+    NO_DEFAULT,
+    NOT_NOW,
     Ref,
     as_items,
     attach_files,
@@ -80,6 +80,7 @@ from memstore.store.values import (
     describe,
     doubtful_default,
     export,
+    get_many,
     held_version,
     hold_version,
     load_to_copy,
@@ -87,6 +88,7 @@ from memstore.store.values import (
     pin,
     put_many,
     put_one,
+    value_at_once,
 )
 from memstore.structure import modes
 from memstore.view import view
@@ -99,19 +101,7 @@ if TYPE_CHECKING:
     from memstore.store.sharded import PendingPut
 
 
-class _NoDefault:
-    """A default that nobody gave. `help` shows it as stubs write it."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "..."
-
-
-NO_DEFAULT: Any = _NoDefault()
-NOT_NOW: Any = object()
 _ABSENT: Any = object()
-_AT_ONCE = 1 << 16  # bytes of a description, or of objects, that are made into a value in some hundred microseconds
 _COMPLETED = 1000  # keys that a notebook offers
 _COMPLETED_WITHIN = 1.0  # seconds that it waits for other hosts
 _SHOWN_WITHIN = 3.0  # seconds: a cell of a notebook doesn't wait longer for hosts that don't answer
@@ -349,23 +339,8 @@ class Store(Keyspace):
         """
         began = perf_counter() if self._tells else 0.0
         root = self._opened(timeout)
-        names = {key: encode_key(key) for key in several(keys)}
-        with resource_errors(self.root):
-            found = hold(root, tuple(names.values()), self._deadline(timeout), may_lock=self._mode != "r")
-        gone = [name for name, held in zip(names.values(), found, strict=True) if held is None]
-        if gone:
-            raise listing.no_values(root, gone, len(names), "get(key, default) gets those that are there")
-        values: dict[str, Any] = {}
-        for (key, name), held in zip(names.items(), found, strict=True):
-            assert held is not None, "those that are gone have raised"
-            if held.record.is_mutable:
-                raise mutable_entry(name, held.record.mutable_kind)
-            self._gets += 1
-            values[key] = contents.read(
-                root, key, held, contents.PLAIN_READ, verify=self._verify, allow_pickle=self._allow_pickle
-            )
-            if began:
-                log_read(root, "get", key, held, began)
+        values = get_many(root, several(keys), self._as_opened, self._deadline(timeout), began)
+        self._gets += len(values)
         return values
 
     def pop(self, key: str, default: Any = NO_DEFAULT) -> Any:
@@ -693,38 +668,14 @@ class Store(Keyspace):
             True
         """
         with between_forks():
-            from memstore.store.model_fit import MODEL
-            from memstore.store.models import take_model_apart, value_of
-            from memstore.store.sharded import DistributedRank, meet, put_sharded
+            from memstore.store.models import save_model
 
         root = self._opened(timeout, writes=True)
         check_key("save_model", key, model)
-        meeting = meet(process_group, "put", key, root)
-        if meeting is None:
-            version = put_one(
-                root,
-                key,
-                encode_key(key),
-                value_of(model, optimizer),
-                dtype=dtype,
-                expect=None,
-                allow_pickle=self._allow_pickle,
-                deadline=self._deadline(timeout),
-                below=(MODEL,),
-            )
-        else:
-            version = put_sharded(
-                root,
-                key,
-                partial(take_model_apart, model, optimizer, allow_pickle=self._allow_pickle),
-                DistributedRank(meeting),
-                dtype=dtype,
-                expect=None,
-                wait=True,
-                lease=0.0,
-                timeout=self._timeout if timeout is None else timeout,
-            )
-            assert isinstance(version, int), "it has waited"
+        deadline = self._deadline(timeout)
+        seconds = self._timeout if timeout is None else timeout
+        allow_pickle = self._allow_pickle
+        version = save_model(root, key, model, optimizer, process_group, dtype, allow_pickle, deadline, seconds)
         self._puts += 1
         return version
 
@@ -1091,43 +1042,12 @@ def get_at_once(store: Store, key: str, default: Any) -> Any:
     Returns NOT_NOW where it might wait: for a lock, a disk, or another host; or where much is to be copied or imported.
     A warning of its default names the line that called its caller.
     """
-    began = perf_counter() if store._tells else 0.0
     root = store._root
-    if root is None or store._verify or not root.on_tmpfs or root.catalog.is_released:
+    if root is None or store._verify:
         return NOT_NOW
-    name = encode_key(key)
-    if not root.guard.acquire(False):  # held by a thread that commits, or opens a file
-        return NOT_NOW
-    try:
-        root.glance()
-        held = hold_at_once(root, name)
-    except (OSError, MemoryError):  # `get` says of what
-        return NOT_NOW
-    finally:
-        root.guard.release()
-    has_default = default is not NO_DEFAULT and default is not ...
-    if held is MISFIT or (held is None and (is_served(root) or not has_default)):
-        return NOT_NOW
-    value = default
-    if held is not None:
-        record = held.record
-        if record.is_mutable or record.objects_checksum is not None:
-            return NOT_NOW
-        if len(record.description) > _AT_ONCE or len(record.objects) > _AT_ONCE:
-            return NOT_NOW
-        value = contents.read_bare(held)
-        if value is None:
-            if "tensordict" not in sys.modules:  # to import it takes a second
-                return NOT_NOW
-            options, allow_pickle = contents.PLAIN_READ, store._allow_pickle
-            value = contents.read(root, key, held, options, verify=False, allow_pickle=allow_pickle)
+    value = value_at_once(root, key, default, store._as_opened, perf_counter() if store._tells else 0.0)
+    if value is not NOT_NOW and value is not default:
         store._gets += 1
-    if has_default:
-        doubt = doubtful_default(key, default, held)
-        if doubt is not None:
-            warnings.warn(doubt, UserWarning, stacklevel=3)
-    if began and held is not None:
-        log_read(root, "get", key, held, began)
     return value
 
 
