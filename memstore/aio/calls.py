@@ -30,6 +30,7 @@ import torch
 
 from memstore import _modes as modes
 from memstore._threads import ABANDONED, WRITING, Hooks, around_forks
+from memstore._wording import names_its_methods
 from memstore.engine import deadline_after
 from memstore.errors import StoreTimeoutError
 
@@ -54,14 +55,9 @@ class Awaits(ABC, Generic[Blocking]):
     timeout: float
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Names the methods by this class, and not by `awaited`.
-
-        Python names a coroutine that nobody awaits as its function is named, and pickle finds a method by its names.
-        """
+        """Names the methods by this class, and not by `awaited`: Python names a coroutine that nobody awaits so."""
         super().__init_subclass__(**options)
-        for name, method in vars(cls).items():
-            if inspect.iscoroutinefunction(method) and method.__module__.startswith("memstore."):
-                method.__qualname__, method.__module__ = f"{cls.__qualname__}.{name}", cls.__module__
+        names_its_methods(cls)
 
     @abstractmethod
     def _blocking(self) -> Blocking:
