@@ -265,7 +265,14 @@ _wait_threads: dict[int, _WaitThread] = {}  # by the id of their root, which the
 
 async def news_of(root: Root, waiting: Waiting, deadline: float) -> int | None:
     """Waits for a version, and returns it, or LOOK_AGAIN; None if there was none by the (monotonic) deadline."""
-    room = _enter(root, waiting)
+    with _lock:
+        waiting.owner.check_open()  # else `end_waits`, which comes later, finds this one
+        waits = _wait_threads.get(id(root))
+        if waits is None:
+            waits = _WaitThread(root)
+            waits.thread.start()
+            _wait_threads[id(root)] = waits
+        waits.add(waiting)
     timer: Any = None
     left = deadline - time.monotonic()
     if left < _FOR_EVER:
@@ -280,7 +287,7 @@ async def news_of(root: Root, waiting: Waiting, deadline: float) -> int | None:
             timer.cancel()
         if not has_news:
             with _lock:
-                room.drop(waiting)
+                waits.drop(waiting)
 
 
 async def change_of(root: Root, name: bytes | None, seen: int, owner: WaitOwner, deadline: float) -> None:
@@ -293,28 +300,16 @@ async def change_of(root: Root, name: bytes | None, seen: int, owner: WaitOwner,
     await news_of(root, waiting, deadline)
 
 
-def _enter(root: Root, waiting: Waiting) -> _WaitThread:
-    with _lock:
-        waiting.owner.check_open()  # else `end_waits`, which comes later, finds this one
-        room = _wait_threads.get(id(root))
-        if room is None:
-            room = _WaitThread(root)
-            room.thread.start()
-            _wait_threads[id(root)] = room
-        room.add(waiting)
-        return room
-
-
 def end_waits(root: Root, owner: WaitOwner) -> None:
     """Ends the waits of a store object whose `check_open` raises from now on: they raise StoreClosedError.
 
     The thread ends with the last wait.
     """
     with _lock:
-        room = _wait_threads.get(id(root))
-        is_last = room is not None and room.end(owner)
-    if room is not None and is_last:
-        room.thread.join(_LINGER)  # it refers to the store
+        waits = _wait_threads.get(id(root))
+        is_last = waits is not None and waits.end(owner)
+    if waits is not None and is_last:
+        waits.thread.join(_LINGER)  # it refers to the store
 
 
 def _after_fork_in_child() -> None:
@@ -393,17 +388,17 @@ class RemoteWaits:
         while True:
             wakeup.arm()
             self._check_open()
-            turn = begun.go_on(None)
+            answer = begun.go_on(None)
             left = max(deadline - time.monotonic(), 0.0)
-            if turn is IN_A_THREAD:
+            if answer is IN_A_THREAD:
                 until = time.monotonic() + min(left, _TO_ANSWER)
-                turn = await call(self._pool, lambda _, until=until: begun.go_on(until), left)
-            if turn.version is not None:
-                return turn.version
+                answer = await call(self._pool, lambda _, until=until: begun.go_on(until), left)
+            if answer.version is not None:
+                return answer.version
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            await wakeup.rung_within(min(left, turn.again))
+            await wakeup.rung_within(min(left, answer.again))
 
     # --- those that are looked up -------------------------------------------------------------------------------------
 

@@ -549,7 +549,7 @@ class Rates:
         self._by_words = not is_served(root)
         self._versions: dict[str, int] = {}
         self._words: Sequence[int] = ()
-        self._ahead: defaultdict[int, int] = defaultdict(int)  # puts by word that were counted before it was read
+        self._counted: defaultdict[int, int] = defaultdict(int)  # puts by word that were counted before it was read
         self._sharing: dict[int, list[str]] = {}  # keys that were put, by their word
         self._puts: defaultdict[str, int] = defaultdict(int)  # since the last look
         self._looks: deque[tuple[float, Mapping[str, int]]] = deque()
@@ -597,10 +597,10 @@ class Rates:
             if version and self._versions.get(name) != version:
                 changed[self._root.doorbell.bell(name.encode())].append(name)
         for bell, keys in changed.items():
-            rung = (words[bell] - self._words[bell]) % _WORD - self._ahead.pop(bell, 0) if self._by_words else 0
+            rung = (words[bell] - self._words[bell]) % _WORD - self._counted.pop(bell, 0) if self._by_words else 0
             count = max(rung, len(keys))
             if self._by_words and count > rung:
-                self._ahead[bell] = count - rung
+                self._counted[bell] = count - rung
             for i, name in enumerate(keys):
                 self._puts[name] += (count + i) // len(keys)
             there = self._sharing.setdefault(bell, [])
