@@ -101,17 +101,14 @@ def test_bells_that_are_rung_together_call_the_loop_once() -> None:
     asyncio.run(main())
 
 
-def test_no_ring_is_lost_while_the_loop_takes_others() -> None:
-    async def main() -> None:
-        loop, chime = asyncio.get_running_loop(), BatchedWakeups()
+async def test_no_ring_is_lost_while_the_loop_takes_others() -> None:
+    loop, chime = asyncio.get_running_loop(), BatchedWakeups()
 
-        async def ring_often() -> None:
-            bell = Wakeup(chime)
-            for _ in range(100):
-                rung = bell.arm()
-                await loop.run_in_executor(None, bell.ring)
-                await rung  # nothing else rings it
+    async def ring_often() -> None:
+        bell = Wakeup(chime)
+        for _ in range(100):
+            rung = bell.arm()
+            await loop.run_in_executor(None, bell.ring)
+            await rung  # nothing else rings it
 
-        await asyncio.wait_for(asyncio.gather(*(ring_often() for _ in range(8))), LONG)
-
-    asyncio.run(main())
+    await asyncio.wait_for(asyncio.gather(*(ring_often() for _ in range(8))), LONG)
