@@ -241,11 +241,6 @@ def test_wrong_usage_is_told_in_whole_words(filled: str) -> None:
     assert " ".join(seen.screen).rstrip().endswith("is not one of 'key', 'size', 'age', 'version', 'type'.")
 
 
-def test_an_interrupted_command_ends_with_130(filled: str) -> None:
-    seen = in_terminal("watch", filled, "--interval", "0.05", interrupt="puts/s,")
-    assert seen.code == 130 and "Traceback" not in seen.text
-
-
 def test_a_bug_is_no_damage(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 1, with which Python ends, says that something was damaged."""
     monkeypatch.setattr("memstore.cli.stores.open_keyspace", lambda *_, **__: 1 / 0)
