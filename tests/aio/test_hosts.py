@@ -36,18 +36,21 @@ def pair(scratch: str) -> Iterator[Cluster]:
         yield made
 
 
-def test_a_store_goes_on_beyond_this_host(pair: Cluster) -> None:
-    async def use(store: AsyncStore) -> None:
-        version = await store.put("k", torch.ones(5000))
-        assert await store.version("k") == version
-        there.put("k", torch.zeros(5000))
-        assert (await store.get("k")).sum() == 0
-        assert await store.get("missing", None) is None
-        assert [key async for key in store.keys("k")] == ["k"]
-        assert await store.contains("k") and await store.count() == 1
+@pytest.fixture
+def store(pair: Cluster) -> AsyncStore:
+    """A store of the first host, which is opened and closed in the test's loop."""
+    return memstore.aio.open(pair.stores[0].root, timeout=20.0)
 
+
+async def test_a_store_goes_on_beyond_this_host(pair: Cluster, store: AsyncStore) -> None:
     there = pair.stores[1]
-    with_store(pair.stores[0].root, use)
+    version = await store.put("k", torch.ones(5000))
+    assert await store.version("k") == version
+    there.put("k", torch.zeros(5000))
+    assert (await store.get("k")).sum() == 0
+    assert await store.get("missing", None) is None
+    assert [key async for key in store.keys("k")] == ["k"]
+    assert await store.contains("k") and await store.count() == 1
 
 
 LONG = 200.0  # seconds, which no wait takes that is told
@@ -58,24 +61,20 @@ def threads_of_links() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.full)])
-def test_waits_for_keys_of_another_home_take_no_thread_each(
-    pair: Cluster, count: int, monkeypatch: pytest.MonkeyPatch
+async def test_waits_for_keys_of_another_home_take_no_thread_each(
+    pair: Cluster, store: AsyncStore, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aio_calls, "IDLE", 0.05)
-
-    async def use(store: AsyncStore) -> None:
-        await store.put("other", 1)
-        others = set(threads_of_links())
-        keys = [f"key{number}" for number in range(count)]
-        waiting = [asyncio.ensure_future(store.wait(key, timeout=LONG)) for key in keys]
-        await until(lambda: waits_at(pair.homes[1]) == count, LONG)
-        await until(lambda: not threads_of_aio(), LONG)
-        assert len(set(threads_of_links()) - others) <= 1 and threads_of_links()
-        versions = await asyncio.to_thread(pair.stores[1].put_many, dict.fromkeys(keys, 1))
-        assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
-        assert not store._lazy.remote_waits
-
-    with_store(pair.stores[0].root, use)
+    await store.put("other", 1)
+    others = set(threads_of_links())
+    keys = [f"key{number}" for number in range(count)]
+    waiting = [asyncio.ensure_future(store.wait(key, timeout=LONG)) for key in keys]
+    await until(lambda: waits_at(pair.homes[1]) == count, LONG)
+    await until(lambda: not threads_of_aio(), LONG)
+    assert len(set(threads_of_links()) - others) <= 1 and threads_of_links()
+    versions = await asyncio.to_thread(pair.stores[1].put_many, dict.fromkeys(keys, 1))
+    assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
+    assert not store._lazy.remote_waits
 
 
 def waits_at(home: Home) -> int:
@@ -83,139 +82,113 @@ def waits_at(home: Home) -> int:
     return len({request.key for request in list(home.asked) if isinstance(request, Wait)})
 
 
-def test_waits_that_are_cancelled_or_whose_time_is_over_leave_nothing(pair: Cluster) -> None:
-    async def use(store: AsyncStore) -> None:
-        waiting = [asyncio.ensure_future(store.wait(f"none{number}")) for number in range(20)]
-        await until(lambda: waits_at(pair.homes[1]) > 10)
-        for task in waiting:
-            task.cancel()
-        assert all(
-            isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*waiting, return_exceptions=True)
-        )
-        with pytest.raises(memstore.StoreTimeoutError, match="'missing' doesn't exist: .* within 0.3 s"):
-            await store.wait("missing", timeout=0.3)
-        assert not store._lazy.remote_waits
-
-    with_store(pair.stores[0].root, use)
+async def test_waits_that_are_cancelled_or_whose_time_is_over_leave_nothing(pair: Cluster, store: AsyncStore) -> None:
+    waiting = [asyncio.ensure_future(store.wait(f"none{number}")) for number in range(20)]
+    await until(lambda: waits_at(pair.homes[1]) > 10)
+    for task in waiting:
+        task.cancel()
+    assert all(
+        isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*waiting, return_exceptions=True)
+    )
+    with pytest.raises(memstore.StoreTimeoutError, match="'missing' doesn't exist: .* within 0.3 s"):
+        await store.wait("missing", timeout=0.3)
+    assert not store._lazy.remote_waits
 
 
-def test_a_wait_for_a_mutable_entry_of_another_home_is_refused(pair: Cluster) -> None:
-    async def use(store: AsyncStore) -> None:
-        with pytest.raises(memstore.MutableEntryError):
-            await store.wait("rows")
-
+async def test_a_wait_for_a_mutable_entry_of_another_home_is_refused(pair: Cluster, store: AsyncStore) -> None:
     pair.stores[1].create_dataset("rows", ((2,), torch.float32), capacity=10)
-    with_store(pair.stores[0].root, use)
+    with pytest.raises(memstore.MutableEntryError):
+        await store.wait("rows")
 
 
-def test_a_wait_is_kept_again_where_the_home_has_no_news_for_long(
-    pair: Cluster, monkeypatch: pytest.MonkeyPatch
+async def test_a_wait_is_kept_again_where_the_home_has_no_news_for_long(
+    pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked anew when an answer should be there, whatever became of it."""
     monkeypatch.setattr(begun_wait, "_LOST", 0.1)
-
-    async def use(store: AsyncStore) -> None:
-        waiting = asyncio.ensure_future(store.wait("key"))
-        await until(lambda: sum(isinstance(request, Wait) for request in list(pair.homes[1].asked)) > 2)
-        version = await asyncio.to_thread(pair.stores[1].put, "key", 1)
-        assert await asyncio.wait_for(waiting, 60) == version
-
-    with_store(pair.stores[0].root, use)
+    waiting = asyncio.ensure_future(store.wait("key"))
+    await until(lambda: sum(isinstance(request, Wait) for request in list(pair.homes[1].asked)) > 2)
+    version = await asyncio.to_thread(pair.stores[1].put, "key", 1)
+    assert await asyncio.wait_for(waiting, 60) == version
 
 
-def test_waits_go_on_when_the_connection_breaks(pair: Cluster) -> None:
-    async def use(store: AsyncStore) -> None:
-        waiting = [asyncio.ensure_future(store.wait(f"key{number}", timeout=LONG)) for number in range(30)]
-        await until(lambda: waits_at(pair.homes[1]) == 30)
-        assert store._lazy.opened_root is not None
-        links = store._lazy.opened_root.elsewhere._links
-        for link in links._links.values():
-            link.current.break_off("a test does it")
-        await until(lambda: sum(isinstance(request, Wait) for request in list(pair.homes[1].asked)) == 60)
-        versions = await asyncio.to_thread(pair.stores[1].put_many, {f"key{number}": 1 for number in range(30)})
-        assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
-
-    with_store(pair.stores[0].root, use)
+async def test_waits_go_on_when_the_connection_breaks(pair: Cluster, store: AsyncStore) -> None:
+    waiting = [asyncio.ensure_future(store.wait(f"key{number}", timeout=LONG)) for number in range(30)]
+    await until(lambda: waits_at(pair.homes[1]) == 30)
+    assert store._lazy.opened_root is not None
+    links = store._lazy.opened_root.elsewhere._links
+    for link in links._links.values():
+        link.current.break_off("a test does it")
+    await until(lambda: sum(isinstance(request, Wait) for request in list(pair.homes[1].asked)) == 60)
+    versions = await asyncio.to_thread(pair.stores[1].put_many, {f"key{number}": 1 for number in range(30)})
+    assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
 
 
-def test_a_store_that_is_closed_ends_its_waits_for_other_homes(pair: Cluster) -> None:
-    async def use(store: AsyncStore) -> None:
-        other = memstore.aio.open(store.root)
-        ended, kept = (asyncio.ensure_future(one.wait(f"k{number}")) for number, one in enumerate((store, other)))
-        await until(lambda: waits_at(pair.homes[1]) == 2)
-        await store.close()
-        with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
-            await asyncio.wait_for(ended, 60)
-        version = await asyncio.to_thread(pair.stores[1].put, "k1", 1)
-        assert await asyncio.wait_for(kept, 60) == version
-        await other.close()
-
-    with_store(pair.stores[0].root, use)
+async def test_a_store_that_is_closed_ends_its_waits_for_other_homes(pair: Cluster, store: AsyncStore) -> None:
+    other = memstore.aio.open(store.root)
+    ended, kept = (asyncio.ensure_future(one.wait(f"k{number}")) for number, one in enumerate((store, other)))
+    await until(lambda: waits_at(pair.homes[1]) == 2)
+    await store.close()
+    with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
+        await asyncio.wait_for(ended, 60)
+    version = await asyncio.to_thread(pair.stores[1].put, "k1", 1)
+    assert await asyncio.wait_for(kept, 60) == version
+    await other.close()
 
 
-def test_a_wait_that_comes_while_its_store_is_closed_ends_too(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_that_comes_while_its_store_is_closed_ends_too(
+    pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between its look for the key's home, and its entry among the waits that are ended."""
+    other = memstore.aio.open(store.root)  # so that the folder stays open
+    await other.contains("k")
+    await store.contains("k")
 
-    async def use(store: AsyncStore) -> None:
-        other = memstore.aio.open(store.root)  # so that the folder stays open
-        await other.contains("k")
-        await store.contains("k")
+    async def wait_later(*arguments: Any) -> int | None:
+        await store.close()
+        return await wait_elsewhere(*arguments)
 
-        async def wait_later(*arguments: Any) -> int | None:
-            await store.close()
-            return await wait_elsewhere(*arguments)
-
-        wait_elsewhere = waits.wait_elsewhere
-        monkeypatch.setattr(waits, "wait_elsewhere", wait_later)
-        with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
-            await asyncio.wait_for(store.wait("k", timeout=LONG), 60)
-        await other.close()
-
-    with_store(pair.stores[0].root, use)
+    wait_elsewhere = waits.wait_elsewhere
+    monkeypatch.setattr(waits, "wait_elsewhere", wait_later)
+    with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
+        await asyncio.wait_for(store.wait("k", timeout=LONG), 60)
+    await other.close()
 
 
-def test_waits_that_are_looked_up_now_and_then_are_told_and_end_with_their_store(
-    pair: Cluster, monkeypatch: pytest.MonkeyPatch
+async def test_waits_that_are_looked_up_now_and_then_are_told_and_end_with_their_store(
+    pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a process that asks other hosts by actors."""
     monkeypatch.setattr(OtherHosts, "begin_wait", lambda *_: None)
-
-    async def use(store: AsyncStore) -> None:
-        waiting = [asyncio.ensure_future(store.wait(f"k{number}", timeout=LONG)) for number in range(20)]
-        ended = asyncio.ensure_future(store.wait("never", timeout=LONG))
-        await store.put("other", 1)  # there is a connection from now on
-        with pytest.raises(memstore.StoreTimeoutError):
-            await store.wait("never", timeout=0.3)
-        versions = await asyncio.to_thread(pair.stores[1].put_many, {f"k{number}": 1 for number in range(20)})
-        assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
-        await store.close()
-        with pytest.raises(memstore.StoreClosedError):
-            await asyncio.wait_for(ended, 60)
-        assert not store._lazy.remote_waits
-
-    with_store(pair.stores[0].root, use)
+    waiting = [asyncio.ensure_future(store.wait(f"k{number}", timeout=LONG)) for number in range(20)]
+    ended = asyncio.ensure_future(store.wait("never", timeout=LONG))
+    await store.put("other", 1)  # there is a connection from now on
+    with pytest.raises(memstore.StoreTimeoutError):
+        await store.wait("never", timeout=0.3)
+    versions = await asyncio.to_thread(pair.stores[1].put_many, {f"k{number}": 1 for number in range(20)})
+    assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
+    await store.close()
+    with pytest.raises(memstore.StoreClosedError):
+        await asyncio.wait_for(ended, 60)
+    assert not store._lazy.remote_waits
 
 
-def test_a_wait_that_begins_as_the_last_one_leaves_is_looked_up_too(
-    pair: Cluster, monkeypatch: pytest.MonkeyPatch
+async def test_a_wait_that_begins_as_the_last_one_leaves_is_looked_up_too(
+    pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that left have stopped the task that looks, which has not seen that yet."""
     monkeypatch.setattr(OtherHosts, "begin_wait", lambda *_: None)
-
-    async def use(store: AsyncStore) -> None:
-        await store.put("other", 1)
-        assert store._lazy.opened_root is not None
-        waits, deadline = RemoteWaits(store._lazy.opened_root, "a pool of this test"), time.monotonic() + LONG
-        leaves = asyncio.ensure_future(waits.wait(b"never", 0, deadline))
-        await until(lambda: waits._task is not None)
-        leaves.cancel()
-        bell = Wakeup(BatchedWakeups())
-        comes = asyncio.ensure_future(waits._look_now_and_then(b"key", 0, bell, deadline))
-        await asyncio.gather(leaves, return_exceptions=True)
-        version = await asyncio.to_thread(pair.stores[1].put, "key", 1)
-        assert await asyncio.wait_for(comes, 60) == version
-
-    with_store(pair.stores[0].root, use)
+    await store.put("other", 1)
+    assert store._lazy.opened_root is not None
+    waits, deadline = RemoteWaits(store._lazy.opened_root, "a pool of this test"), time.monotonic() + LONG
+    leaves = asyncio.ensure_future(waits.wait(b"never", 0, deadline))
+    await until(lambda: waits._task is not None)
+    leaves.cancel()
+    bell = Wakeup(BatchedWakeups())
+    comes = asyncio.ensure_future(waits._look_now_and_then(b"key", 0, bell, deadline))
+    await asyncio.gather(leaves, return_exceptions=True)
+    version = await asyncio.to_thread(pair.stores[1].put, "key", 1)
+    assert await asyncio.wait_for(comes, 60) == version
 
 
 @pytest.mark.parametrize("home", ["this host", "another one"])
@@ -238,19 +211,16 @@ def test_many_ranks_of_one_process_put_together_in_a_served_store(scratch: str, 
         with_store(homes.stores[0].root, use, timeout=40.0)
 
 
-def test_a_forked_child_waits_by_itself_and_its_parent_goes_on(pair: Cluster) -> None:
-    async def use(store: AsyncStore) -> None:
-        waiting = asyncio.ensure_future(store.wait("parents", timeout=LONG))
-        await until(lambda: waits_at(pair.homes[1]) == 1)
-        child = asyncio.ensure_future(asyncio.to_thread(in_child, in_the_child, store))
-        await until(lambda: waits_at(pair.homes[1]) == 2 or child.done(), LONG)
-        version = await asyncio.to_thread(pair.stores[1].put, "childs", 1)
-        assert await child == version
-        assert not waiting.done()
-        version = await asyncio.to_thread(pair.stores[1].put, "parents", 1)
-        assert await asyncio.wait_for(waiting, LONG) == version
-
-    with_store(pair.stores[0].root, use)
+async def test_a_forked_child_waits_by_itself_and_its_parent_goes_on(pair: Cluster, store: AsyncStore) -> None:
+    waiting = asyncio.ensure_future(store.wait("parents", timeout=LONG))
+    await until(lambda: waits_at(pair.homes[1]) == 1)
+    child = asyncio.ensure_future(asyncio.to_thread(in_child, in_the_child, store))
+    await until(lambda: waits_at(pair.homes[1]) == 2 or child.done(), LONG)
+    version = await asyncio.to_thread(pair.stores[1].put, "childs", 1)
+    assert await child == version
+    assert not waiting.done()
+    version = await asyncio.to_thread(pair.stores[1].put, "parents", 1)
+    assert await asyncio.wait_for(waiting, LONG) == version
 
 
 def in_the_child(store: AsyncStore) -> int:
@@ -295,25 +265,23 @@ def test_a_wait_for_another_home_follows_its_key(scratch: str, to: str) -> None:
         with_store(homes.stores[0].root, use)
 
 
-def test_waits_outlast_a_home_that_is_away(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waits_outlast_a_home_that_is_away(
+    pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ends in the middle of them, and comes back later, at its address."""
-
-    async def use(store: AsyncStore) -> None:
-        waiting = [asyncio.ensure_future(store.wait(key, timeout=LONG)) for key in keys]
-        await until(lambda: waits_at(there) == len(keys))
-        await asyncio.to_thread(there.close)
-        monkeypatch.setattr(there, "close", lambda: None)
-        assert store._lazy.opened_root is not None
-        link = store._lazy.opened_root.elsewhere._links._links[there.member.address]
-        await until(lambda: link._tries > 2)  # it was looked for, and not found
-        assert not any(task.done() for task in waiting)
-        with Home(pair.stores[1].root, there.member.address) as again:
-            await until(lambda: waits_at(again) == len(keys), LONG)
-            versions = await asyncio.to_thread(pair.stores[1].put_many, dict.fromkeys(keys, 1))
-            assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
-
     there, keys = pair.homes[1], [f"k/{number}" for number in range(40)]
-    with_store(pair.stores[0].root, use)
+    waiting = [asyncio.ensure_future(store.wait(key, timeout=LONG)) for key in keys]
+    await until(lambda: waits_at(there) == len(keys))
+    await asyncio.to_thread(there.close)
+    monkeypatch.setattr(there, "close", lambda: None)
+    assert store._lazy.opened_root is not None
+    link = store._lazy.opened_root.elsewhere._links._links[there.member.address]
+    await until(lambda: link._tries > 2)  # it was looked for, and not found
+    assert not any(task.done() for task in waiting)
+    with Home(pair.stores[1].root, there.member.address) as again:
+        await until(lambda: waits_at(again) == len(keys), LONG)
+        versions = await asyncio.to_thread(pair.stores[1].put_many, dict.fromkeys(keys, 1))
+        assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
 
 
 def test_a_home_is_told_for_how_long_a_wait_is_wanted(pair: Cluster) -> None:
