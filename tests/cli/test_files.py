@@ -1,4 +1,4 @@
-"""Commands about files: `put`, `attach` and `cp` create a store only for a value that can be read; `convert`; `snapshot`."""
+"""Commands about files: a store is only created for a value that can be read; `convert`; `snapshot`."""
 
 from __future__ import annotations
 
