@@ -57,7 +57,8 @@ class Awaits(ABC, Generic[Blocking]):
     def __init_subclass__(cls, **options: Any) -> None:
         """Names the methods by this class, and not by `awaited`: Python names a coroutine that nobody awaits so."""
         super().__init_subclass__(**options)
-        names_its_methods(cls)
+        if cls.__module__.startswith("memstore."):  # a user's class leaves ours their names
+            names_its_methods(cls)
 
     @abstractmethod
     def _blocking(self) -> Blocking:
