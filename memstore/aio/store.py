@@ -354,9 +354,9 @@ class AsyncStore(Awaits[Store]):
 
     @called_as(Store.get)
     async def get(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
-        store = self._lazy.ready
-        if store is not None and (not options or _is_plain(options)):
-            value = get_at_once(store, key, default)
+        store, root = self._lazy.ready, self._lazy.opened_root
+        if store is not None and root is not None and (not options or _is_plain(options)):
+            value = get_at_once(store, root, key, default)
             if value is not NOT_NOW:
                 return value
         pool = self._lazy.pool_of(key, fetches=True)

@@ -436,9 +436,13 @@ def open_keyspace(root: str | os.PathLike[str], mode: Mode, *, timeout: float = 
         return Keyspace(open_root(path, mode, Creation(), timeout), mode, timeout=timeout)
 
 
-def opened(store: Keyspace) -> Root:
-    """Returns the root of an opened store, for parts of memstore that work with the engine. Raises StoreClosedError."""
-    return store._opened()  # pyright: ignore[reportPrivateUsage]
+def opened(store: Keyspace, timeout: float | None = None) -> Root:
+    """Returns the root of an opened store, for parts of memstore that work with the engine. Raises StoreClosedError.
+
+    Args:
+        timeout: seconds for a forked child, which has to open the catalog anew; None: the store's.
+    """
+    return store._opened(timeout)  # pyright: ignore[reportPrivateUsage]
 
 
 def timeout_of(store: Keyspace) -> float:

@@ -69,7 +69,7 @@ from memstore.errors import (
     UnsupportedValueError,
     VersionConflictError,
 )
-from memstore.listing import Keyspace, KeyTree, Mode, WhileRead, absent, key_tree
+from memstore.listing import Keyspace, KeyTree, Mode, WhileRead, absent, key_tree, opened
 from memstore.store.values import (
     NO_DEFAULT,
     NOT_NOW,
@@ -1036,16 +1036,13 @@ def _changed_too_fast(key: str) -> NoReturn:
 # --- For memstore's own parts above the store ------------------------------------------------------------------------
 
 
-def get_at_once(store: Store, key: str, default: Any) -> Any:
+def get_at_once(store: Store, root: Root, key: str, default: Any) -> Any:
     """Returns what `store.get(key, default)` returns, by a call that never waits: for threads that others wait for.
 
     Returns NOT_NOW where it might wait: for a lock, a disk, or another host; or where much is to be copied or imported.
     A warning of its default names the line that called its caller.
     """
-    root = store._root
-    if root is None or store._verify:
-        return NOT_NOW
-    value = value_at_once(root, key, default, store._as_opened, perf_counter() if store._tells else 0.0)
+    value = NOT_NOW if store._verify else value_at_once(root, key, default, store._as_opened)
     if value is not NOT_NOW and value is not default:
         store._gets += 1
     return value
@@ -1053,7 +1050,7 @@ def get_at_once(store: Store, key: str, default: Any) -> Any:
 
 def ref_lazily(store: Store, key: str) -> Ref:
     """Returns `store.ref(key)` for this process only: bytes of other hosts come when they are read."""
-    return Ref(pin(store._opened(), key, store._as_opened, lazily=True))
+    return Ref(pin(opened(store), key, store._as_opened, lazily=True))
 
 
 def begin_load(store: Store, key: str, process_group: Any, timeout: float) -> ModelLoad:
@@ -1065,7 +1062,7 @@ def begin_load(store: Store, key: str, process_group: Any, timeout: float) -> Mo
         from memstore.store.models import ModelLoad
         from memstore.store.sharded import meet
 
-    root = store._opened(timeout)
+    root = opened(store, timeout)
     encode_key(key)
     load = ModelLoad(root, key, store._as_opened, meet(process_group, "load", key, root), timeout)
     store._gets += 1
