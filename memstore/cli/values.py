@@ -225,19 +225,22 @@ def tensor_rows(tensors: Iterable[tuple[Path, torch.Tensor]]) -> Iterator[Sequen
             yield (*start, *ends, f"{found.nans:,}", f"{found.infinities:,}")
 
 
-def shown_object(value: object, *, is_whole: bool = False) -> str:
-    """Writes an object in one line: its start, unless it is asked for alone."""
+def shown_object(value: object) -> str:
+    """Writes the start of an object in one line."""
     text = wording.escaped(repr(value))
-    return text if is_whole or len(text) <= _OBJECT else f"{text[: _OBJECT - 1]}{render.left_out()}"
+    return text if len(text) <= _OBJECT else f"{text[: _OBJECT - 1]}{render.left_out()}"
 
 
 # --- one tensor -------------------------------------------------------------------------------------------------------
 
 
-def show_tensor(tensor: torch.Tensor, found: Summary | None, bins: Sequence[Bin]) -> None:
-    """Prints first elements, statistics, and the histogram."""
+def show_tensor(tensor: torch.Tensor, bins: int) -> None:
+    """Prints first elements, statistics, and the histogram of so many bins."""
     import torch
 
+    from memstore import figures
+
+    found = figures.summarize(tensor)
     for line in first_elements(tensor, render.console.width):
         render.console.print(render.printable(line), soft_wrap=True)
     if found is None:
@@ -245,7 +248,7 @@ def show_tensor(tensor: torch.Tensor, found: Summary | None, bins: Sequence[Bin]
         return
     for line in statistics_lines(tensor.dtype, found):
         render.console.print(line)
-    for line in bars(bins, render.console.width, is_bool=tensor.dtype is torch.bool):
+    for line in bars(figures.histogram(tensor, found, bins), render.console.width, is_bool=tensor.dtype is torch.bool):
         render.console.print(render.printable(line))
 
 
@@ -394,8 +397,6 @@ def _check_options(output: str | None, *, allow_pickle: bool, force: bool) -> No
 
 
 def _show(key: str, leaf: str, found: InspectedValue, bins: int) -> None:
-    from memstore import figures
-
     record = found.record
     assert record is not None, "of a key"
     age = f"version {record.version}, {wording.age(record.created)} old"
@@ -410,15 +411,13 @@ def _show(key: str, leaf: str, found: InspectedValue, bins: int) -> None:
     render.head(f"{title}  {render.printable(', '.join([*told, age]))}")
     if len(names) == 1:
         for tensor in found.tensors.values():
-            summary = figures.summarize(tensor)
-            show_tensor(tensor, summary, figures.histogram(tensor, summary, bins) if summary else [])
-    elif found.tensors:
+            show_tensor(tensor, bins)
+        for value in found.objects.values():
+            render.console.print(render.printable(repr(value)))
+        return
+    if found.tensors:
         widths = tensor_widths(found.tensors.items(), found.objects)
         render.write_rows(TENSOR_TITLES, tensor_rows(found.tensors.items()), right=TENSOR_RIGHT, widths=widths, page=1)
-    if len(names) == 1:
-        for value in found.objects.values():
-            render.console.print(render.printable(shown_object(value, is_whole=True)))
-        return
     rows = [(leaf_text(name), shown_object(value)) for name, value in found.objects.items()]
     label = max([len("leaf") * bool(found.tensors), *(render.cell_width(leaf_text(name)) for name in names)])
     render.write_rows(("", ""), rows, widths=(label,), is_headed=False)
