@@ -354,12 +354,13 @@ class AsyncStore(Awaits[Store]):
 
     @called_as(Store.get)
     async def get(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
-        store, root = self._lazy.ready, self._lazy.opened_root
+        lazy = self._lazy
+        store, root = lazy.ready, lazy.opened_root
         if store is not None and root is not None and (not options or _is_plain(options)):
-            value = get_at_once(store, root, key, default)
+            value = get_at_once(store, root, key, default, time.perf_counter() if lazy.tells else 0.0)
             if value is not NOT_NOW:
                 return value
-        pool = self._lazy.pool_of(key, fetches=True)
+        pool = lazy.pool_of(key, fetches=True)
         settles = options.get("out") is not None
         return await self._made(Store.get, (key, default), options, pool=pool, is_timed=True, settles=settles)
 

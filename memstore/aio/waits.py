@@ -506,6 +506,8 @@ class Wakeup:
 # --- A store that its first call opens; which pool of threads takes a call of it -------------------------------------
 
 
+log = logging.getLogger("memstore")
+
 ALL_HOSTS = "all hosts"  # the pool of calls that may ask several
 
 
@@ -535,6 +537,7 @@ class LazyStore:
         timeout: seconds that calls take at most which aren't told otherwise.
         ready: the store, if a call of it need not open anything; else None.
         opened_root: the root of that store.
+        tells: whether the log is told of each call.
         is_closed: whether its user has closed it.
     """
 
@@ -543,6 +546,7 @@ class LazyStore:
         self.root, self.timeout = absolute_path(path), options["timeout"]
         self.ready: Store | None = None
         self.opened_root: Root | None = None
+        self.tells = log.isEnabledFor(logging.DEBUG)
         self.mode: Mode = mode
         self.is_closed = False
         self.remote_waits: dict[Hashable, RemoteWaits] = {}  # by loop and pool, while there are any
@@ -653,9 +657,6 @@ around_forks(Hooks(after_in_child=_leave_all_to_parent))
 
 
 # --- Waits for newer versions ----------------------------------------------------------------------------------------
-
-
-log = logging.getLogger("memstore")
 
 
 async def wait_for(lazy: LazyStore, key: str, newer_than: int, deadline: float, seconds: float) -> int:

@@ -1036,13 +1036,16 @@ def _changed_too_fast(key: str) -> NoReturn:
 # --- For memstore's own parts above the store ------------------------------------------------------------------------
 
 
-def get_at_once(store: Store, root: Root, key: str, default: Any) -> Any:
+def get_at_once(store: Store, root: Root, key: str, default: Any, began: float) -> Any:
     """Returns what `store.get(key, default)` returns, by a call that never waits: for threads that others wait for.
 
     Returns NOT_NOW where it might wait: for a lock, a disk, or another host; or where much is to be copied or imported.
     A warning of its default names the line that called its caller.
+
+    Args:
+        began: the time of `perf_counter` at which the call began, for the log; 0: it is silent.
     """
-    value = NOT_NOW if store._verify else value_at_once(root, key, default, store._as_opened)
+    value = NOT_NOW if store._verify else value_at_once(root, key, default, store._as_opened, began)
     if value is not NOT_NOW and value is not default:
         store._gets += 1
     return value

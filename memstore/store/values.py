@@ -258,12 +258,11 @@ def get_many(root: Root, keys: Iterable[str], options: PinOptions, deadline: flo
     return values
 
 
-def value_at_once(root: Root, key: str, default: Any, options: PinOptions) -> Any:
+def value_at_once(root: Root, key: str, default: Any, options: PinOptions, began: float) -> Any:
     """Returns a value without a wait, the default if there is no such key, or NOT_NOW where it might wait.
 
-    A warning of the default names the line that called the caller of who calls this.
+    A warning of the default names the line that called the caller of who calls this. `began`: as of `get_many`.
     """
-    began = perf_counter() if log.isEnabledFor(logging.DEBUG) else 0.0
     if not root.on_tmpfs or root.catalog.is_released:
         return NOT_NOW
     name = encode_key(key)
