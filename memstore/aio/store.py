@@ -19,8 +19,7 @@ from memstore._arguments import flag
 from memstore._info import StoreSummary
 from memstore._wording import an_instance
 from memstore.aio.calls import HERE, WORTH_COUNTING, Awaits, awaited, call, called_as, refusing, start
-from memstore.aio.opened import ALL_HOSTS, LazyStore, home_here, wait_for, wait_for_any
-from memstore.aio.waits import WaitOwner, change_of
+from memstore.aio.waits import ALL_HOSTS, LazyStore, WaitOwner, change_of, home_here, wait_for, wait_for_any
 from memstore.datasets import Dataset, as_name
 from memstore.engine import Root, absolute_path, deadline_after
 from memstore.errors import HomeUnavailableError, StoreTimeoutError
@@ -30,8 +29,8 @@ from memstore.store.maintenance import destroy as destroy_blocking
 from memstore.store.maintenance import stores as stores_blocking
 from memstore.store.opening import OWNER_ONLY
 from memstore.store.sharded import OUTLIVES, TO_PUBLISH, PendingPut, done_by, give_up_after, wait_until
-from memstore.store.store import NO_DEFAULT, NOT_NOW, Store, begin_load, get_at_once
-from memstore.store.values import Ref
+from memstore.store.store import Store, begin_load, get_at_once
+from memstore.store.values import NO_DEFAULT, NOT_NOW, Ref
 from memstore.store.weights import iter_weights as iter_weights_blocking
 from memstore.view import StoredTensor
 
@@ -355,12 +354,13 @@ class AsyncStore(Awaits[Store]):
 
     @called_as(Store.get)
     async def get(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
-        store = self._lazy.ready
-        if store is not None and (not options or _is_plain(options)):
-            value = get_at_once(store, key, default)
+        lazy = self._lazy
+        store, root = lazy.ready, lazy.opened_root
+        if store is not None and root is not None and (not options or _is_plain(options)):
+            value = get_at_once(store, root, key, default, time.perf_counter() if lazy.tells else 0.0)
             if value is not NOT_NOW:
                 return value
-        pool = self._lazy.pool_of(key, fetches=True)
+        pool = lazy.pool_of(key, fetches=True)
         settles = options.get("out") is not None
         return await self._made(Store.get, (key, default), options, pool=pool, is_timed=True, settles=settles)
 

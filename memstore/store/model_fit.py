@@ -216,10 +216,6 @@ def why_of_another(optimizer: torch.optim.Optimizer, group: Container[str]) -> s
 # laid out as their parameter is. Nothing is written before `fill`.
 
 
-# Trees of any shape: what they hold is looked at, and has no type before.
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-
-
 class Fit:
     """The plan of a load.
 

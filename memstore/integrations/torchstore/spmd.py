@@ -211,7 +211,7 @@ class _Initialization(RankCall):
 
 @dataclass(frozen=True, slots=True)
 class JoinedHost:
-    """This host's part of a store on several hosts, as its first rank ends it."""
+    """A host of a store on several hosts, as its first rank ends it."""
 
     cluster: memstore.Cluster
     is_seed: bool
