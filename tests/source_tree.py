@@ -173,6 +173,7 @@ def privates_of_others(modules: Modules) -> set[tuple[str, str]]:
     module of the package has for a name of its own counts if it is imported.
     """
     ours = set[str]().union(*(module.own_names for module in modules.values()))
+    ours.update(name.rpartition(".")[2] for name in modules)
     package = next(iter(modules)).partition(".")[0]
     found: set[tuple[str, str]] = set()
     for name, module in modules.items():
