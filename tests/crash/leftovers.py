@@ -146,12 +146,12 @@ def open_fds(but_ahead: memstore.Store | None = None) -> set[str]:
             found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
         except FileNotFoundError:  # the listing's own
             continue
-    return found if ahead is None else {name for name in found if name.split()[0] != str(ahead.file.fd)}
+    return found if ahead is None else {name for name in found if name.split()[0] != str(ahead.file.lock_file.fd)}
 
 
 def shared_mappings(store: memstore.Store) -> list[str]:
     """Mappings of this process through which it could write to segments, but for those kept for the next puts."""
-    root_of(store).spares.clear()
+    root_of(store).storage.mappings.clear()
     path = store.root
     with open("/proc/self/maps") as file:
         return [line.rstrip("\n") for line in file if f"{path}/segments/" in line and line.split()[1][3] == "s"]

@@ -18,6 +18,7 @@ from memstore.engine.files.mapping import (
 )
 from memstore.engine.files.segments import (
     ClaimedFile,
+    ClaimedOnOverlay,
     KeptMappings,
     PreparedFile,
     SealedSegment,
@@ -45,6 +46,7 @@ from memstore.engine.files.shared_storage import (
 
 __all__ = [
     "ClaimedFile",
+    "ClaimedOnOverlay",
     "ClaimedOnStorage",
     "FileClaims",
     "ExternalFiles",

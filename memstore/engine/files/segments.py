@@ -251,6 +251,15 @@ class ClaimedFile:
         self.lock_file.close()
 
 
+class ClaimedOnOverlay(ClaimedFile):
+    """A `ClaimedFile` where a mapping keeps no lock: it stays open."""
+
+    __slots__ = ()
+
+    def park(self, guard: Guard) -> None:
+        """Does nothing."""
+
+
 class PreparedFile:
     """The file of a prepared segment: no lock keeps it, but a row of the catalog."""
 
@@ -315,7 +324,7 @@ class SegmentWriter:
 
     Attributes:
         size: of the file, fixed for its life: header, data, and slack.
-        is_whole: all of the file is allocated; so it may be used again.
+        is_whole: all of the file is allocated.
         is_new: it had no value before.
     """
 
@@ -329,6 +338,11 @@ class SegmentWriter:
         self._start = self._end = 0  # of the data
         self._scratch = bytearray()
         self._mapping, self._address = (spare.mapping, spare.address) if spare else (None, 0)
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another put may fill the file, if this one isn't published."""
+        return self.is_whole
 
     def allocate(self, header: Header, nbytes: int, guard: Guard, *, huge_pages: bool) -> None:
         """Makes room for the header and `nbytes` of data.

@@ -123,6 +123,10 @@ class SharedStorageWriter(SegmentWriter):
     Other hosts see the bytes once they are synced: so that comes before anybody is told of them.
     """
 
+    @property
+    def is_reusable(self) -> bool:
+        return False
+
     def allocate(self, header: Header, nbytes: int, guard: Guard, *, huge_pages: bool) -> None:
         self._header, self._start, self._end = header, header.nbytes, header.nbytes + nbytes
         self._scratch = bytearray(self.size)  # fresh zeros of the kernel's, where it is large

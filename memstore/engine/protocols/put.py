@@ -47,10 +47,8 @@ into a dict. If the home is another host, that one commits (`Elsewhere.commit`).
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import logging
-import os
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import TypeVar
@@ -59,19 +57,7 @@ import msgspec
 
 from memstore import _wording as wording
 from memstore.engine.catalog import MOST_FOR_VALUES, Counters, Transaction, tables
-from memstore.engine.files import (
-    ClaimedFile,
-    ClaimedOnStorage,
-    LockFile,
-    OwnedFile,
-    SealedSegment,
-    SegmentWriter,
-    SharedStorageWriter,
-    StorageFile,
-    WritableMemory,
-    remove_file,
-    segment_path,
-)
+from memstore.engine.files import ClaimedFile, OwnedFile, SealedSegment, SegmentWriter, WritableMemory, remove_file
 from memstore.engine.format import FILLING, LIVE, RETIRED, Header, HeaderSlots, Record, SegmentRow
 from memstore.engine.protocols.change import (
     SMALL,
@@ -90,10 +76,8 @@ from memstore.engine.protocols.reuse import (
     Reuse,
     begin_filling,
     keep_file,
-    keep_for_grace,
     replaced_file,
     retire,
-    size_class,
     take_kept_file,
     unclaim,
 )
@@ -258,15 +242,14 @@ def claim(
 
 
 def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, *, exact: bool) -> SegmentWriter:
-    reuse = Reuse(header + nbytes)
-    exact = exact or root.claims is not None  # on shared storage no file is used again
+    reuse, storage = Reuse(header + nbytes), root.storage
 
     def allot(transaction: Transaction) -> tuple[int, int, int]:  # called again if the catalog's map had to grow
         counters = transaction.counters()
         if not exact and reuse.take(root, transaction, counters) and reuse.row is not None:
             size, _, segment = reuse.row
         else:
-            size = size_of_new(root, header, nbytes, exact=exact)
+            size = header + (nbytes if exact else storage.room_for(nbytes))
             _check_capacity(root, counters, size)
             segment = counters.number = counters.number + 1
         put_id = begin_filling(transaction, counters, segment, key, size, batch)
@@ -279,44 +262,23 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
         except BaseException:
             reuse.close()
             raise
-        path = segment_path(root.segments, segment)
-        if root.claims is not None:
-            file = _create(root, path, segment)
-            claimed = ClaimedOnStorage(path, file, root.segments_fd)
-            return SharedStorageWriter(claimed, segment, put_id, size, is_new=True)
-        is_new = reuse.file is None
-        file = reuse.file or _create(root, path, segment)
-        spare = None if is_new else root.spares.take(segment, size)
-        claimed = ClaimedFile(path, file, root.segments_fd)
-        return SegmentWriter(claimed, segment, put_id, size, is_new=is_new, spare=spare)
-
-
-def size_of_new(root: Root, header: int, nbytes: int, *, exact: bool = False) -> int:
-    """Returns the size of the file that `claim` makes where none is used again."""
-    return header + (nbytes if exact or root.claims is not None else size_class(nbytes))
+        file = reuse.file or _create(root, segment)
+        return storage.writer(file, segment, put_id, size, is_new=reuse.file is None)
 
 
 def park(root: Root, writer: SegmentWriter, deadline: float) -> None:
-    """Gives back the memory of a sealed segment of a large batch, and closes its file where a mapping keeps locks."""
+    """Gives back the memory of a sealed segment of a large batch, and closes its file where that can be claimed so."""
     writer.unmap()
-    if not root.locks_need_files:
-        root.mutex.run(writer.file.park, deadline, root.guard)
+    root.mutex.run(writer.file.park, deadline, root.guard)
 
 
-def _create(root: Root, path: str, segment: int) -> LockFile:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+def _create(root: Root, segment: int) -> ClaimedFile:
     try:
-        if root.claims is not None:
-            file = StorageFile(root.claims, segment, path, flags, root.settings.file_mode, root.segments_fd)
-        else:
-            file = LockFile(path, flags, root.settings.file_mode, root.segments_fd)
-    except FileExistsError:
+        return root.storage.create(segment)
+    except FileExistsError as error:
         root.catalog.update(lambda transaction: _drop(transaction, segment), is_delete=True)
-        detail = "it is there already, and the catalog doesn't know it"
+        path, detail = error.filename, "it is there already, and the catalog doesn't know it"
         raise CorruptionError(f"{path}: {detail}: move it away", path=path, detail=detail) from None
-    if not file.lock():
-        raise BlockingIOError(errno.EAGAIN, f"{path} is new, and locked")
-    return file
 
 
 def _check_capacity(root: Root, counters: Counters, size: int) -> None:
@@ -530,7 +492,7 @@ def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
         spare = writer.spare()
         if spare is not None:
             with root.guard:
-                root.spares.keep(writer.segment, spare)
+                root.storage.mappings.keep(writer.segment, spare)
         writer.close()
 
 
@@ -591,8 +553,8 @@ def _write_changes(
         for number in replaced:  # one file can be kept, and no more
             if not replace_segment(transaction, counters, number, next_file if len(replaced) == 1 else None):
                 retired.append(number)
-    if retired and root.shared is not None:
-        keep_for_grace(root, transaction, retired)
+    if retired:
+        root.storage.retire(transaction, retired)
     if publication is not None:
         publication.settle(transaction, counters, versions[0])
     counters.publications += 1
@@ -707,7 +669,7 @@ def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False)
 def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedFile], *, keep: bool) -> None:
     with root.guard:
         ours = root.catalog.view(lambda transaction: [writer for writer in writers if _is_ours(transaction, writer)])
-        kept = [writer for writer in ours if keep and writer.is_whole and root.claims is None]
+        kept = [writer for writer in ours if keep and writer.is_reusable]
         gone = [writer for writer in ours if writer not in kept]
 
         def drop(transaction: Transaction) -> None:
@@ -747,9 +709,8 @@ def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None
 
 def _no_room_for_one(root: Root, drafts: Sequence[Draft], failed: int, reason: OSError) -> OneOfMany:
     """Makes the error for one of several drafts, once what was claimed is given back and not seen in the store."""
-    sizes = [
-        0 if draft.header is None else size_of_new(root, draft.header.nbytes, draft.content.nbytes) for draft in drafts
-    ]
+    room_for = root.storage.room_for
+    sizes = [0 if draft.header is None else draft.header.nbytes + room_for(draft.content.nbytes) for draft in drafts]
     return one_of_many(reason, drafts[failed].key, sizes[failed], len(drafts), sum(sizes))
 
 

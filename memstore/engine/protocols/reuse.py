@@ -34,51 +34,16 @@ listed.
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import (
-    ClaimedFile,
-    LockFile,
-    SegmentWriter,
-    StorageFile,
-    erase_put_id,
-    segment_path,
-    vacate,
-    write_state,
-)
+from memstore.engine.files import ClaimedFile, SegmentWriter, erase_put_id, vacate, write_state
 from memstore.engine.format import FILLING, RETIRED, SegmentExtent, SegmentRow
-from memstore.engine.root import KeptFile, Root
+from memstore.engine.root import KeptFile, RetiredRow, Root, largest_for
 from memstore.engine.sync import boot_clock
 from memstore.errors import MemstoreError
-
-_CLASSES_A_DOUBLING = 8
-_TRIES = 4  # files that a claim asks for
-_LOOKS = 64  # rows among which it looks for files that this process has mapped
-
-
-class RetiredRow(NamedTuple):
-    """Row of the table `retired`, or with size 0 of `held`."""
-
-    size: int
-    sequence: int
-    segment: int
-
-
-def size_class(nbytes: int) -> int:
-    """Returns the room for so much data: whole pages, eight sizes a doubling, so at most 12.5 % or a page is slack."""
-    step = max(syscalls.PAGE, (1 << max(nbytes - 1, 0).bit_length()) // (2 * _CLASSES_A_DOUBLING))
-    return -(-nbytes // step) * step
-
-
-def largest_for(need: int) -> int:
-    """Returns the size of the largest file that is used again for so many bytes."""
-    return need + need // _CLASSES_A_DOUBLING + syscalls.PAGE
 
 
 def suits(size: int, need: int) -> bool:
@@ -93,7 +58,7 @@ class Reuse:
 
     def __init__(self, need: int) -> None:
         self._need, self._asked = need, False
-        self.file: LockFile | None = None
+        self.file: ClaimedFile | None = None
         self.row: RetiredRow | None = None
         self.refused: list[RetiredRow] = []
 
@@ -112,11 +77,11 @@ class Reuse:
 
     def _ask(self, root: Root, transaction: Transaction) -> None:
         now = boot_clock()
-        for row in _rows(root, transaction, self._need, largest_for(self._need)):
+        for row in root.storage.reusable(transaction, self._need):
             if not is_leased(transaction, row.segment, now):
-                self.file = lock_retired(root, transaction, row.segment)
-            if self.file is not None and syscalls.status(self.file.fd).st_size == row.size:
-                erase_put_id(self.file.fd)
+                self.file = claim_retired(root, transaction, row.segment)
+            if self.file is not None and syscalls.size_of(fd := self.file.lock_file.fd) == row.size:
+                erase_put_id(fd)
                 self.row = row
                 return
             self.close()  # cut by somebody: left to the sweep
@@ -127,15 +92,6 @@ class Reuse:
         if self.file is not None:
             self.file.close()
         self.file = None
-
-
-def _rows(root: Root, transaction: Transaction, need: int, most: int) -> list[RetiredRow]:
-    """Returns the files to ask for, in this order."""
-    if not root.spares:
-        return [RetiredRow(*found) for found in transaction.retired(need, most, _TRIES)]
-    rows = [RetiredRow(*found) for found in transaction.retired(need, most, _LOOKS)]
-    rows.sort(key=lambda row: not root.spares.has(row.segment, row.size))
-    return rows[:_TRIES]
 
 
 def set_aside(transaction: Transaction, counters: Counters, row: RetiredRow) -> None:
@@ -172,31 +128,15 @@ def unclaim(transaction: Transaction, counters: Counters, segment: int, row: Seg
     retire(transaction, counters, segment, row.nbytes)
 
 
-def lock_retired(root: Root, transaction: Transaction, segment: int) -> LockFile | None:
+def claim_retired(root: Root, transaction: Transaction, segment: int) -> ClaimedFile | None:
+    """Claims a retired file, if it is one, is there, and nobody holds it."""
+    row = transaction.segment(segment)
+    if row is None or row.state != RETIRED:
+        return None
     try:
-        return lock_in_state(root, transaction, segment, RETIRED)
+        return root.storage.claim(segment)
     except FileNotFoundError:
         return None
-
-
-def lock_in_state(root: Root, transaction: Transaction, segment: int, state: int) -> LockFile | None:
-    """Locks and returns the file, if its row is in that state and nobody else locks it."""
-    row = transaction.segment(segment)
-    if row is None or row.state != state:
-        return None
-    try:
-        path = segment_path(root.segments, segment)
-        if root.claims is not None:
-            file = StorageFile(root.claims, segment, path, os.O_RDWR, dir_fd=root.segments_fd)
-        else:
-            file = LockFile(path, os.O_RDWR, dir_fd=root.segments_fd)
-    except PermissionError:  # another user's, killed before it got the store's group: theirs to sweep
-        return None
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR):  # planted: a link is unlinked, what it names is not touched
-            raise FileNotFoundError(errno.ENOENT, "no file of memstore's", error.filename) from None
-        raise
-    return file if file.lock() else None
 
 
 # --- the file that is kept for the next put --------------------------------------------------------------------------
@@ -215,7 +155,7 @@ class ReplacedFile:
     def __init__(self, root: Root, need: int, before: int) -> None:
         """Claims nothing yet. `need` are the bytes of its file that this put has used, `before` the last put's."""
         self._root, self._least, self._most = root, max(need, before), largest_for(min(need, before))
-        self._file: LockFile | None = None
+        self._file: ClaimedFile | None = None
         self._row: SegmentRow | None = None
         self._segment = 0
         self._put_id = 0  # of the next put
@@ -230,13 +170,9 @@ class ReplacedFile:
         if is_leased(transaction, segment, boot_clock()):
             return False
         if self._file is None:
-            try:
-                file = LockFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
-                if syscalls.size_of(file.fd) != size:
-                    return False
-            except OSError:  # missing, another user's, planted; or too many are open
+            self._file = root.storage.open_replaced(segment, size)
+            if self._file is None:
                 return False
-            self._file = file
         if root.kept_file is not None:
             self._replaced, root.kept_file = root.kept_file, None
         if self._replaced is not None:
@@ -254,7 +190,7 @@ class ReplacedFile:
         if file is None or row is None:
             return True
         try:
-            fd = file.fd
+            fd = file.lock_file.fd
             if syscalls.lock_exclusive(fd):
                 vacate(fd)
                 root.kept_file = KeptFile(self._segment, self._put_id, row.nbytes, file)
@@ -309,7 +245,7 @@ class NextFile:
         if self._reuse is None:
             before, root.filled_before = root.filled_before, need
             is_as_large = before and (suits(before, need) or suits(need, before))
-            if need >= syscalls.HUGE_PAGE or not is_as_large or root.claims is not None:
+            if need >= syscalls.HUGE_PAGE or not is_as_large:
                 return
             self._reuse = Reuse(need)
         try:
@@ -363,7 +299,7 @@ def take_kept_file(root: Root, need: int) -> SegmentWriter | None:
             return None
         segment, put_id, size, file = kept
         try:
-            status = syscalls.status(file.fd)
+            status = syscalls.status(file.lock_file.fd)
             is_whole = status.st_nlink > 0 and status.st_size == size  # nobody has unlinked or cut it
         except OSError:
             is_whole = False
@@ -373,8 +309,7 @@ def take_kept_file(root: Root, need: int) -> SegmentWriter | None:
         if not is_whole:
             file.close()  # its row is left to the sweep
             return None
-        path = segment_path(root.segments, segment)
-        return SegmentWriter(ClaimedFile(path, file, root.segments_fd), segment, put_id, size, is_new=False)
+        return SegmentWriter(file, segment, put_id, size, is_new=False)
 
 
 def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
@@ -383,15 +318,15 @@ def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
     To give it back takes the mutex too. Returns False if the file is none to be kept: in a store on several hosts, one
     that was lent to the home of its key belongs to this process no more.
     """
-    if len(writers) != 1 or root.claims is not None:
+    if len(writers) != 1 or not writers[0].is_reusable:
         return False
     writer = writers[0]
     with root.guard:
-        if root.kept_file is not None or writer.size >= syscalls.HUGE_PAGE or not writer.is_whole:
+        if root.kept_file is not None or writer.size >= syscalls.HUGE_PAGE:
             return False
         if root.membership and not _is_filling(root, writer):
             return False
-        root.kept_file = KeptFile(writer.segment, writer.put_id, writer.size, writer.file.lock_file)
+        root.kept_file = KeptFile(writer.segment, writer.put_id, writer.size, writer.file)
     return True
 
 
@@ -437,9 +372,9 @@ def _forget_kept_file(root: Root) -> None:
         _unlock_and_close(kept.file)
 
 
-def _unlock_and_close(file: LockFile) -> None:
+def _unlock_and_close(file: ClaimedFile) -> None:
     """Closes a file, and unlocks it first: a subprocess has it open too until its exec, and with it the lock."""
-    syscalls.unlock(file.fd)
+    file.unlock()
     file.close()
 
 
@@ -470,15 +405,6 @@ def lease(root: Root, extents: Sequence[SegmentExtent], deadline: float, *, seco
         return True
 
     return root.mutex.run(root.catalog.update, deadline, write)
-
-
-def keep_for_grace(root: Root, transaction: Transaction, segments: Iterable[int]) -> None:
-    """Leases replaced files for a while on storage that hosts share, where readers lock nothing."""
-    if root.shared is not None:
-        until = boot_clock() + int(root.shared.grace * 1e9)
-        for segment in segments:
-            longest = max(until, transaction.number("leases", segment) or 0)
-            transaction.put_number("leases", segment, longest)
 
 
 def is_leased(transaction: Transaction, segment: int, now: int) -> bool:

@@ -23,20 +23,12 @@ import msgspec
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Counters, Transaction, tables
-from memstore.engine.files import LockFile, OwnedFile, erase_put_id, remove_file, segment_path
+from memstore.engine.files import OwnedFile, erase_put_id, segment_path
 from memstore.engine.format import FILLING, LIVE, RETIRED, SegmentRow
 from memstore.engine.protocols.attempts import end_expired, end_expired_locked
 from memstore.engine.protocols.recovery import check_header, mark_retired
-from memstore.engine.protocols.reuse import (
-    RetiredRow,
-    give_back_kept_file,
-    is_leased,
-    lock_in_state,
-    lock_retired,
-    retire,
-    set_aside,
-)
-from memstore.engine.root import Root
+from memstore.engine.protocols.reuse import claim_retired, give_back_kept_file, is_leased, retire, set_aside
+from memstore.engine.root import RetiredRow, Root
 from memstore.engine.sync import boot_clock
 from memstore.errors import CorruptionError
 
@@ -118,7 +110,7 @@ def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = No
     """Sweeps in several holds: others publish in between, and few files are open at once. `keep` as in `sweep`."""
     freed, began = 0, time.perf_counter()
     for left in range(files, 0, -_SWEPT_A_HOLD):
-        unlinked: list[LockFile] = []
+        unlinked: list[OwnedFile] = []
         try:
             freed += root.mutex.run(sweep, deadline, root, unlinked, files=min(left, _SWEPT_A_HOLD), keep=keep)
         finally:  # after an error too: no later sweep would find what is unlinked already
@@ -148,7 +140,7 @@ class _Sweep(NamedTuple):
     dead: list[int]
 
 
-def sweep(root: Root, unlinked: list[LockFile], *, files: int, keep: int | None = None) -> int:
+def sweep(root: Root, unlinked: list[OwnedFile], *, files: int, keep: int | None = None) -> int:
     """Unlinks retired files beyond what may stay (`keep` bytes; None: `limit`), and what dead writers left.
 
     It looks at up to `files` of each kind, and returns the bytes that it gave back. Files are unlinked before their
@@ -189,7 +181,9 @@ def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) 
     return _Sweep(surplus, held, dead)
 
 
-def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: list[LockFile], keep: int | None) -> int:
+def _give_back(
+    root: Root, transaction: Transaction, chosen: _Sweep, unlinked: list[OwnedFile], keep: int | None
+) -> int:
     counters, freed, now = transaction.counters(), 0, boot_clock()
     rows = transaction.count("segments")
     before = msgspec.structs.astuple(counters)
@@ -225,7 +219,7 @@ def _look_again(
     transaction: Transaction,
     counters: Counters,
     row: RetiredRow,
-    unlinked: list[LockFile],
+    unlinked: list[OwnedFile],
     now: int,
     keep: int | None,
     *,
@@ -242,7 +236,7 @@ def _look_again(
             transaction.delete_number("held", row.sequence)
             counters.held -= size
             return size
-    elif not is_leased(transaction, row.segment, now) and lock_retired(root, transaction, row.segment):
+    elif not is_leased(transaction, row.segment, now) and claim_retired(root, transaction, row.segment):
         transaction.delete_number("held", row.sequence)
         counters.held -= size
         retire(transaction, counters, row.segment, size)
@@ -270,7 +264,7 @@ def _unlink(
     counters: Counters,
     segment: int,
     state: int,
-    unlinked: list[LockFile],
+    unlinked: list[OwnedFile],
     now: int,
 ) -> bool:
     """Unlinks a file that nobody locks or leases, and drops its row. True also where file or row is missing."""
@@ -281,18 +275,19 @@ def _unlink(
         if is_leased(transaction, segment, now):
             return False
         try:
-            file = lock_in_state(root, transaction, segment, state)
+            file = root.storage.claim(segment)
         except FileNotFoundError:
             file = None
         else:
             if file is None:
                 return False
-            check_header(root, file.fd, segment, row.put_id, counters)
-            if root.shared is None:  # there others may read it still, who lock nothing
-                unlinked.append(file)
+            fd = file.lock_file.fd
+            check_header(root, fd, segment, row.put_id, counters)
             if state == RETIRED:  # a reader may have opened it, to lock it when we are done: it must not know it then
-                erase_put_id(file.fd)
-        remove_file(segment_path(root.segments, segment), root.segments_fd)
+                erase_put_id(fd)
+        removed = root.storage.unlink(segment, file)
+        if removed is not None:
+            unlinked.append(removed)
         transaction.delete_segment(segment)
     transaction.delete_number("leases", segment)
     return True

@@ -43,7 +43,7 @@ from memstore.engine.root.folder import (
 from memstore.engine.root.roots import KeptFile, Root, RootUse, close_root, close_unused, reopen_root, use_root
 from memstore.engine.root.shared import (
     CLAIMS_FILE,
-    StorePaths,
+    SharedStorage,
     check_local,
     check_owner,
     create_segments,
@@ -58,6 +58,15 @@ from memstore.engine.root.shared import (
     state_of,
     storage_error,
     wait_for_storage,
+)
+from memstore.engine.root.storage import (
+    LocalFiles,
+    Overlay,
+    RetiredRow,
+    Storage,
+    StorePaths,
+    largest_for,
+    size_class,
 )
 
 __all__ = [
@@ -75,6 +84,11 @@ __all__ = [
     "Durability",
     "Feature",
     "KeptFile",
+    "LocalFiles",
+    "Overlay",
+    "RetiredRow",
+    "SharedStorage",
+    "Storage",
     "StorePaths",
     "Root",
     "Settings",
@@ -94,6 +108,8 @@ __all__ = [
     "discard",
     "filesystem_name",
     "is_in_memory",
+    "largest_for",
+    "size_class",
     "folder",
     "give_to_group",
     "has_settings",

@@ -24,18 +24,17 @@ from typing import Any, NamedTuple
 from memstore._threads import Hooks, around_forks
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog
-from memstore.engine.files import FileClaims, KeptMappings, LockFile, OwnedFile, close_all
+from memstore.engine.files import ClaimedFile, close_all
 from memstore.engine.root.folder import SETTINGS, Settings, Shared
-from memstore.engine.root.shared import CLAIMS_FILE, StorePaths, storage_error
+from memstore.engine.root.shared import storage_error
+from memstore.engine.root.storage import OPEN_AGAIN, Storage, StorePaths
 from memstore.engine.sync import Doorbell, LockPage
-from memstore.errors import NotAStoreError, PermissionDeniedError, StorageError, StoreClosedError
+from memstore.errors import NotAStoreError, PermissionDeniedError, StorageError
 
 _REMOVED_EVERY = 0.25  # seconds in which a removal of many files removes another one
 _REMOVED_WITHIN = 10.0  # seconds for which a removal is watched
 _IN_PLACE_FOR = 1e-4  # seconds that `glance` believes a look: to look takes 2 us, which is a get of a small value
 MEMBER_SIZE = 16  # bytes
-_NEVER = 1 << 62  # puts
-_ADVICE = "open the store again, where it is now"
 
 
 class KeptFile(NamedTuple):
@@ -44,7 +43,7 @@ class KeptFile(NamedTuple):
     segment: int
     put_id: int
     size: int
-    file: LockFile
+    file: ClaimedFile
 
 
 @dataclass(eq=False)
@@ -54,7 +53,8 @@ class Root:
     Attributes:
         state: the folder of its catalog, lock page, doorbell and settings: `path`, but on storage that hosts share.
         segments: the path of the folder of its segments.
-        shared, claims: on storage that hosts share what it has fixed, and who fills what; else None.
+        storage: of its segments: the driver for the kind of storage that they lie on.
+        shared: on storage that hosts share what it has fixed; else None.
     """
 
     places: StorePaths
@@ -64,9 +64,8 @@ class Root:
     catalog: Catalog
     on_tmpfs: bool
     locks_need_files: bool  # a mapping keeps none there: see `filesystem.mappings_keep_locks`
-    segments_folder: OwnedFile  # whatever its path names by now
+    storage: Storage
     uses: set[weakref.ref[Any]] = field(default_factory=set[weakref.ref[Any]])  # see `RootUse`
-    spares: KeptMappings = field(default_factory=KeptMappings)
     kept_file: KeptFile | None = None  # what the next put may fill
     before_close: Callable[[Root], None] = field(default=lambda root: None)  # gives back what this process keeps
     filled_before: int = 0  # bytes of the last segment that was published by itself
@@ -76,7 +75,6 @@ class Root:
     last_filling: int = 0  # the row where it stopped
     not_removed: float = 0.0  # until when nobody looks again whether the store is being removed
     look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
-    is_replaced: bool = False  # this process has opened what its path names by now; it keeps this one for its holders
     membership: int = 0  # the counters' number under which this process has read who the members are; 0: it hasn't
     homes_here: dict[bytes, int] = field(default_factory=dict[bytes, int])  # groups -> `membership`: see `put.py`
     elsewhere: Any = None  # what this process asks of other hosts, if it did: see `engine/protocols/elsewhere.py`
@@ -86,17 +84,13 @@ class Root:
     state: str = field(init=False)
     segments: str = field(init=False)
     shared: Shared | None = field(init=False)
-    claims: FileClaims | None = field(init=False)
-    identity: tuple[int, int] = field(init=False)  # of `segments_folder`: no other gets it while that is open
+    identity: tuple[int, int] = field(init=False)  # of the folder of segments: no other gets it while it is open
 
     def __post_init__(self) -> None:
         self.guard = self.catalog.guard
         self.path, self.state, self.segments = self.places
         self.shared = self.settings.shared
-        self.claims = None if self.shared is None else FileClaims(f"{self.state}/{CLAIMS_FILE}")
-        if self.shared is not None:
-            self.keeps_none_for = _NEVER  # no file there is used again
-        status = os.fstat(self.segments_folder.fd)
+        status = os.fstat(self.storage.fd)
         self.identity = (status.st_dev, status.st_ino)
 
     def leave_to_parent(self) -> None:
@@ -110,11 +104,9 @@ class Root:
 
     @property
     def segments_fd(self) -> int:
-        fd = self.segments_folder.fd
-        if self.is_replaced:
-            raise self._replaced()
-        if fd < 0:  # by another thread
-            raise StoreClosedError(f"the store {self.path} was closed: memstore.open it again")
+        fd = self.storage.fd
+        if fd < 0:
+            raise self.storage.closed_error()
         return fd
 
     def sync_unlinked(self) -> None:
@@ -130,8 +122,8 @@ class Root:
     def check_in_place(self) -> None:
         """Raises NotAStoreError if the path doesn't name the opened folder any more; StorageError of a shared one."""
         now = monotonic()
-        if self.is_replaced:
-            raise self._replaced()
+        if self.storage.is_replaced:
+            raise self.storage.closed_error()
         try:
             status = os.stat(self.segments)
         except OSError as error:
@@ -139,9 +131,11 @@ class Root:
         found = (status.st_dev, status.st_ino)
         if found != self.identity and self.shared is not None:
             what = "the storage was mounted anew, or the store was replaced, while it was open"
-            raise StorageError(f"{self.segments}: {what}: {_ADVICE}", path=self.segments)
+            raise StorageError(f"{self.segments}: {what}: {OPEN_AGAIN}", path=self.segments)
         if found != self.identity:
-            raise NotAStoreError(f"{self.path} is another store than was opened: it was replaced meanwhile; {_ADVICE}")
+            raise NotAStoreError(
+                f"{self.path} is another store than was opened: it was replaced meanwhile; {OPEN_AGAIN}"
+            )
         self.look_again = now + _IN_PLACE_FOR
 
     def check_missing(self) -> None:
@@ -178,15 +172,12 @@ class Root:
         if monotonic() > self.look_again:
             self.check_in_place()
 
-    def _replaced(self) -> NotAStoreError:
-        return NotAStoreError(f"{self.path} was moved or replaced while it was open, and opened anew since: {_ADVICE}")
-
     def _unseen(self, error: OSError) -> Exception:
         if self.shared is not None:
             return storage_error(self.segments, error)
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             what = error.filename if os.path.lexists(self.path) else self.path
-            return NotAStoreError(f"{what} was removed or moved while the store was open: {_ADVICE}")
+            return NotAStoreError(f"{what} was removed or moved while the store was open: {OPEN_AGAIN}")
         if error.errno in (errno.EACCES, errno.EPERM):
             return PermissionDeniedError(
                 f"{self.path}: this process may not look any more whether its store is still there "
@@ -264,7 +255,7 @@ def registered(identity: tuple[int, int], settings: Settings | None) -> RootUse 
             return None
         is_other = settings is None or settings.store != root.settings.store  # emptied or replaced while it was open
         if is_other or not root.is_in_place():  # or moved: it does all by its old path
-            root.is_replaced, root.look_again = True, 0.0
+            root.storage.is_replaced, root.look_again = True, 0.0
             _replaced_roots.append(root)
             del _opened[identity]
             _end_root(root)
@@ -316,8 +307,7 @@ def _end_root(root: Root) -> None:
     root.before_close(root)
     with root.guard:
         root.catalog.close()
-        root.segments_folder.close()
-        root.spares.clear()
+        root.storage.close()
 
 
 # --- fork -------------------------------------------------------------------------------------------------------------
@@ -328,7 +318,7 @@ def _before_fork() -> None:
     _forking[:] = _known_roots
     for root in _forking:
         root.guard.acquire()
-        root.spares.clear()  # a child doesn't get these mappings, and may map something else where they lay
+        root.storage.mappings.clear()  # a child doesn't get these mappings, and may map something else where they lay
 
 
 def _after_fork_in_parent() -> None:

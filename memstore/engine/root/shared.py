@@ -16,14 +16,18 @@ import errno
 import os
 import time
 import uuid
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import msgspec
 
 from memstore.engine import syscalls
+from memstore.engine.catalog import Transaction
+from memstore.engine.files import ClaimedFile, ClaimedOnStorage, FileClaims, OwnedFile, SharedStorageWriter, StorageFile
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS, check_filesystem, filesystem_name, is_network
 from memstore.engine.root.folder import SHARED, Settings, Shared, encode_settings
+from memstore.engine.root.storage import RetiredRow, Storage, StorePaths
+from memstore.engine.sync import boot_clock
 from memstore.errors import (
     NotAStoreError,
     NotServedError,
@@ -36,20 +40,6 @@ STATE_VARIABLE = "MEMSTORE_STATE"
 CLAIMS_FILE = "claims"
 _LOOK_EVERY = 0.05  # seconds
 _NO_STORAGES_FAULT = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE}  # any store may meet it
-
-
-class StorePaths(NamedTuple):
-    """The paths of the parts of a store.
-
-    Attributes:
-        path: the store's folder, as its users name it.
-        state: the folder of catalog, lock page, doorbell and settings of this host: `path`, but for shared storage.
-        segments: the folder of the files that this host writes.
-    """
-
-    path: str
-    state: str
-    segments: str
 
 
 def shared_settings(root: str) -> Settings | None:
@@ -247,6 +237,51 @@ def no_state(root: str, state: str) -> NotServedError:
         f"{root} is on storage that hosts share, and this host is no host of it yet, as far as {state} tells: run "
         f"memstore serve {root} --shared --address tcp://IP:PORT here, and have the same {STATE_VARIABLE} as its agent"
     )
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+
+class SharedStorage(Storage):
+    """Files on storage that hosts share. A byte of a local file says who fills one: see `files/shared_storage.py`."""
+
+    claimed_file = ClaimedOnStorage
+    segment_writer = SharedStorageWriter
+
+    def __init__(self, places: StorePaths, settings: Settings) -> None:
+        super().__init__(places, settings)
+        assert settings.shared is not None, "no store on shared storage"
+        self._settings = settings.shared
+        self._claims = FileClaims(f"{places.state}/{CLAIMS_FILE}")
+
+    def _open(self, segment: int, path: str, flags: int) -> StorageFile:
+        if self.fd < 0:
+            raise self.closed_error()
+        return StorageFile(self._claims, segment, path, flags, self._file_mode, self.fd)
+
+    def room_for(self, nbytes: int) -> int:
+        return nbytes
+
+    def reusable(self, transaction: Transaction, need: int) -> tuple[RetiredRow, ...]:
+        """Returns nothing: readers of other hosts lock nothing, so no file is used again."""
+        return ()
+
+    def open_replaced(self, segment: int, size: int) -> None:
+        return None
+
+    def retire(self, transaction: Transaction, segments: Iterable[int]) -> None:
+        """Leases them for the store's grace time."""
+        until = boot_clock() + int(self._settings.grace * 1e9)
+        for segment in segments:
+            longest = max(until, transaction.number("leases", segment) or 0)
+            transaction.put_number("leases", segment, longest)
+
+    def unlink(self, segment: int, file: ClaimedFile | None) -> OwnedFile | None:
+        """Removes a file. Its blocks stay: others may read it still."""
+        super().unlink(segment, file)
+        if file is not None:
+            file.close()
+        return None
 
 
 # --- the storage fails ------------------------------------------------------------------------------------------------

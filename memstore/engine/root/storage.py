@@ -1,0 +1,208 @@
+"""Storage drivers: what the files of segments can do, by the kind of storage that they lie on.
+
+A driver is chosen once, when the folder is opened (`opening.py`), and is `root.storage`. Protocols call it, and don't
+ask which one it is (docs/decisions/028).
+
+- `LocalFiles`: whoever fills a file holds an exclusive lock on it, whoever reads it a shared one, which its mapping
+  keeps. Retired files are used again.
+- `Overlay`: there a mapping keeps no lock, so files stay open.
+- `SharedStorage` (`shared.py`): on storage that hosts share nobody locks a segment. Retired files are never used again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, NamedTuple
+
+from memstore.engine import syscalls
+from memstore.engine.catalog import Transaction
+from memstore.engine.files import (
+    ClaimedFile,
+    ClaimedOnOverlay,
+    KeptMappings,
+    LockFile,
+    OwnedFile,
+    SegmentWriter,
+    remove_file,
+    segment_path,
+)
+from memstore.engine.root.folder import Settings
+from memstore.errors import MemstoreError, NotAStoreError, StoreClosedError
+
+OPEN_AGAIN = "open the store again, where it is now"
+
+
+class StorePaths(NamedTuple):
+    """The paths of the parts of a store.
+
+    Attributes:
+        path: the store's folder, as its users name it.
+        state: the folder of catalog, lock page, doorbell and settings of this host: `path`, but for shared storage.
+        segments: the folder of the files that this host writes.
+    """
+
+    path: str
+    state: str
+    segments: str
+
+
+class RetiredRow(NamedTuple):
+    """Row of the table `retired`, or with size 0 of `held`."""
+
+    size: int
+    sequence: int
+    segment: int
+
+
+class Storage(ABC):
+    """Storage of one opened store's segments.
+
+    Attributes:
+        path: the folder of the segments that this host writes.
+        fd: of that folder, whatever its path names by now; -1: closed.
+        is_replaced: this process has opened what the path names by now, and keeps this one for its holders.
+        mappings: writable mappings of files that are likely to be filled again.
+    """
+
+    claimed_file: ClassVar[type[ClaimedFile]] = ClaimedFile
+    segment_writer: ClassVar[type[SegmentWriter]] = SegmentWriter
+
+    def __init__(self, places: StorePaths, settings: Settings) -> None:
+        self.root, _, self.path = places
+        self.store, self._file_mode = settings.store, settings.file_mode
+        self._folder = OwnedFile(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        self.fd = self._folder.fd
+        self.is_replaced = False
+        self.mappings = KeptMappings()
+
+    def close(self) -> None:
+        self.fd = -1
+        self._folder.close()
+        self.mappings.clear()
+
+    def closed_error(self) -> MemstoreError:
+        """Makes the error of a call on a store that another thread has closed, or opened anew."""
+        if self.is_replaced:
+            what = "was moved or replaced while it was open, and opened anew since"
+            return NotAStoreError(f"{self.root} {what}: {OPEN_AGAIN}")
+        return StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
+
+    # --- create and claim: by a lock that its process's death gives up ------------------------------------------------
+    # Call these under the store's mutex, and under the guard: no forked child is to have the lock too.
+
+    def create(self, segment: int) -> ClaimedFile:
+        """Creates a file, and claims it. Raises FileExistsError."""
+        path = segment_path(self.path, segment)
+        file = self._open(segment, path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        if not file.lock():
+            raise BlockingIOError(errno.EAGAIN, f"{path} is new, and locked")
+        return self.claimed_file(path, file, self.fd)
+
+    def claim(self, segment: int) -> ClaimedFile | None:
+        """Claims a file that is there. Returns None if somebody holds it, or may not be asked.
+
+        Raises FileNotFoundError where there is no file of memstore's.
+        """
+        path = segment_path(self.path, segment)
+        try:
+            file = self._open(segment, path, os.O_RDWR)
+        except PermissionError:  # another user's, killed before it got the store's group: theirs to sweep
+            return None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR):  # planted: a link is unlinked, what it names isn't touched
+                raise FileNotFoundError(errno.ENOENT, "no file of memstore's", error.filename) from None
+            raise
+        return self.claimed_file(path, file, self.fd) if file.lock() else None
+
+    def _open(self, segment: int, path: str, flags: int) -> LockFile:
+        """Opens a file to be claimed."""
+        if self.fd < 0:
+            raise self.closed_error()
+        return LockFile(path, flags, self._file_mode, self.fd)
+
+    def writer(self, file: ClaimedFile, segment: int, put_id: int, size: int, *, is_new: bool) -> SegmentWriter:
+        """Returns what fills a claimed file."""
+        kept = None if is_new else self.mappings.take(segment, size)
+        return self.segment_writer(file, segment, put_id, size, is_new=is_new, spare=kept)
+
+    # --- use files again ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def room_for(self, nbytes: int) -> int:
+        """Returns the size of the data section of a new file: larger than the data where later puts may use it."""
+
+    @abstractmethod
+    def reusable(self, transaction: Transaction, need: int) -> Sequence[RetiredRow]:
+        """Returns the retired files that a put of `need` bytes may claim, the best first."""
+
+    @abstractmethod
+    def open_replaced(self, segment: int, size: int) -> ClaimedFile | None:
+        """Opens a live file that the next put is to fill. It is not locked yet. None if it can't be had, or used."""
+
+    # --- retire and remove --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def retire(self, transaction: Transaction, segments: Iterable[int]) -> None:
+        """Keeps files, in the transaction that retires them, from being removed while readers may need them."""
+
+    def unlink(self, segment: int, file: ClaimedFile | None) -> OwnedFile | None:
+        """Removes a file that was claimed, or is none. Returns it if its blocks are to be freed after the mutex."""
+        remove_file(segment_path(self.path, segment), self.fd)
+        return None if file is None else file.lock_file
+
+
+# --- local files ------------------------------------------------------------------------------------------------------
+
+
+_CLASSES_A_DOUBLING = 8
+_TRIES = 4  # files that a claim asks for
+_LOOKS = 64  # rows among which it looks for files that this process has mapped
+
+
+def size_class(nbytes: int) -> int:
+    """Returns the room for so much data: whole pages, eight sizes a doubling, so at most 12.5 % or a page is slack."""
+    step = max(syscalls.PAGE, (1 << max(nbytes - 1, 0).bit_length()) // (2 * _CLASSES_A_DOUBLING))
+    return -(-nbytes // step) * step
+
+
+def largest_for(need: int) -> int:
+    """Returns the size of the largest file that is used again for so many bytes."""
+    return need + need // _CLASSES_A_DOUBLING + syscalls.PAGE
+
+
+class LocalFiles(Storage):
+    """Files of a local file system, or in memory."""
+
+    def room_for(self, nbytes: int) -> int:
+        return size_class(nbytes)
+
+    def reusable(self, transaction: Transaction, need: int) -> Sequence[RetiredRow]:
+        """Returns the smallest files that fit, and before them those that this process has mapped.
+
+        If the ranks of sharded puts took each other's files, each would map its file anew, and fault it in.
+        """
+        looks = _LOOKS if self.mappings else _TRIES
+        rows = [RetiredRow(*found) for found in transaction.retired(need, largest_for(need), looks)]
+        if self.mappings:
+            rows.sort(key=lambda row: not self.mappings.has(row.segment, row.size))
+        return rows[:_TRIES]
+
+    def open_replaced(self, segment: int, size: int) -> ClaimedFile | None:
+        path = segment_path(self.path, segment)
+        try:
+            file = LockFile(path, os.O_RDWR, dir_fd=self.fd)
+            return self.claimed_file(path, file, self.fd) if syscalls.size_of(file.fd) == size else None
+        except OSError:  # missing, another user's, planted; or too many are open
+            return None
+
+    def retire(self, transaction: Transaction, segments: Iterable[int]) -> None:
+        """Does nothing: a reader's lock keeps its file."""
+
+
+class Overlay(LocalFiles):
+    """Local files where a mapping keeps no lock: see `filesystem.mappings_keep_locks`. So they stay open."""
+
+    claimed_file = ClaimedOnOverlay
