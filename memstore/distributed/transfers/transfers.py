@@ -31,11 +31,9 @@ from memstore.engine import (
     Root,
     SegmentExtent,
     end_of,
-    map_beside,
+    map_entry,
     map_file,
     mapped_size,
-    placed_segments,
-    stored_entry,
 )
 from memstore.errors import CrossHostError, HomeUnavailableError, StoreFullError
 
@@ -127,7 +125,7 @@ class Transfers:
         extents = record.segments
         size = record.start + record.nbytes if record.start else max(record.nbytes, end_of(extents))
         with root.guard:
-            mapping = map_beside(root, record.here(root.member_id()), size)
+            mapping = root.storage.map_beside(record.here(root.member_id()), size)
         if mapping is None:
             return None
         absent = AbsentBytes(
@@ -153,13 +151,13 @@ class Transfers:
         """On storage that hosts share: nothing is sent or copied, and files of this host are as those of others."""
         root = self._root
         if root.shared is not None and (root.shared.maps or not lazily):
-            return stored_entry(root, key, record)
+            return map_entry(root, key, record)
         if not files.are_there(record):
             return None
         grace = root.shared.grace if root.shared is not None else 0.0
         why_gone = f"its file was kept for the grace time of the store, {grace:g} s, and no longer"
         mapping = map_file(None, mapped_size(record))
-        placed = [(bytes.fromhex(host), extent) for host, extent in placed_segments(root, record)]
+        placed = [(bytes.fromhex(host), extent) for host, _, extent in root.storage.placed(record)]
         absent = AbsentBytes(key, record, placed, mapping, files.read, seconds, lambda until: None, None, why_gone)
         if record.objects_checksum is not None and not absent.header(deadline):
             return None

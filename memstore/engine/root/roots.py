@@ -12,11 +12,13 @@ has them: the child must not unmap what their `KeptMappings` had mapped, because
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -108,6 +110,13 @@ class Root:
         if fd < 0:
             raise self.storage.closed_error()
         return fd
+
+    def reading(self) -> AbstractContextManager[object]:
+        """Returns what is held while a value is mapped: no forked child is to have its open file, and with it the lock.
+
+        Nothing is held where bytes are read: others would wait, and nothing is locked.
+        """
+        return self.guard if self.storage.maps_at_once else contextlib.nullcontext()
 
     def sync_unlinked(self) -> None:
         """Syncs the folder, before the rows go: after a crash of the host nobody finds files that no row names."""

@@ -16,17 +16,31 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from memstore.engine import syscalls
 from memstore.engine.catalog import Transaction
-from memstore.engine.files import ClaimedFile, ClaimedOnStorage, FileClaims, OwnedFile, SharedStorageWriter, StorageFile
+from memstore.engine.files import (
+    ClaimedFile,
+    ClaimedOnStorage,
+    FileClaims,
+    Mapping,
+    OwnedFile,
+    SharedStorageWriter,
+    StorageFile,
+    fits,
+    map_file,
+    open_stored,
+    read_stored,
+    segment_path,
+)
+from memstore.engine.format import Record, SegmentExtent, end_of
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS, check_filesystem, filesystem_name, is_network
 from memstore.engine.root.folder import SHARED, Settings, Shared, encode_settings
-from memstore.engine.root.storage import RetiredRow, Storage, StorePaths
+from memstore.engine.root.storage import PlacedSegment, RetiredRow, Storage, StorePaths
 from memstore.engine.sync import boot_clock
 from memstore.errors import (
     NotAStoreError,
@@ -239,11 +253,21 @@ def no_state(root: str, state: str) -> NotServedError:
     )
 
 
+def mapped_size(record: Record) -> int:
+    """Returns how many addresses a value takes."""
+    if record.start:
+        return record.segments[0].size
+    return max(record.nbytes, end_of(record.segments))
+
+
 # --- the driver -------------------------------------------------------------------------------------------------------
 
 
 class SharedStorage(Storage):
     """Files on storage that hosts share. A byte of a local file says who fills one: see `files/shared_storage.py`."""
+
+    maps_at_once = False
+    sees_all_hosts = True
 
     claimed_file = ClaimedOnStorage
     segment_writer = SharedStorageWriter
@@ -258,6 +282,54 @@ class SharedStorage(Storage):
         if self.fd < 0:
             raise self.closed_error()
         return StorageFile(self._claims, segment, path, flags, self._file_mode, self.fd)
+
+    def map(self, record: Record, *, live: bool = False) -> Mapping | None:
+        return self._bring(self.placed(record), mapped_size(record), live=live)
+
+    def map_segment(self, extent: SegmentExtent, *, live: bool = False, writable: bool = False) -> Mapping | None:
+        if writable:
+            self.check_writable()
+        return self._bring([PlacedSegment(self.store, segment_path(self.path, extent.segment), extent)], extent.size)
+
+    def map_beside(self, extents: Sequence[SegmentExtent], size: int) -> Mapping | None:
+        found = [PlacedSegment(self.store, segment_path(self.path, extent.segment), extent) for extent in extents]
+        return self._bring(found, size)
+
+    def _bring(self, placed: Sequence[PlacedSegment], size: int, *, live: bool = False) -> Mapping | None:
+        """Reads whole segments to where they lie in a range of addresses, or maps them there. None: one isn't there."""
+        if self.fd < 0:
+            raise self.closed_error()
+        mapping = map_file(None, size)
+        for member, path, extent in placed:
+            try:
+                file = open_stored(path, extent, member, live=live)
+                if file is None:
+                    return None
+                address = mapping.address + extent.base
+                if self._settings.maps:
+                    syscalls.map_over(address, file.fd, extent.size)
+                elif not read_stored(file, [(0, extent.size, address)]):
+                    return None
+                if not fits(file, extent, member):
+                    return None
+            except OSError as error:
+                raise storage_error(path, error) from error
+        return mapping
+
+    def check_writable(self) -> None:
+        """Raises the error: rows are written through mappings, under a lock that the mapping keeps."""
+        raise UnsupportedFilesystemError(
+            f"{self.root} is on storage that hosts share, and a dataset's or buffer's rows are written in place, which "
+            "takes mappings and locks of a local file system: create it in a store of this host alone, and put there "
+            "what the other hosts are to have"
+        )
+
+    def _folder_of(self, member: str) -> str:
+        return segments_of(self.root, member)
+
+    def leased(self, record: Record) -> Sequence[SegmentExtent]:
+        """Returns this host's segments: those of others stay for their grace time."""
+        return record.here(bytes.fromhex(self.store))
 
     def room_for(self, nbytes: int) -> int:
         return nbytes

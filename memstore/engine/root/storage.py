@@ -24,11 +24,15 @@ from memstore.engine.files import (
     ClaimedOnOverlay,
     KeptMappings,
     LockFile,
+    Mapping,
     OwnedFile,
     SegmentWriter,
+    map_segment,
+    map_segments,
     remove_file,
     segment_path,
 )
+from memstore.engine.format import Record, SegmentExtent, end_of
 from memstore.engine.root.folder import Settings
 from memstore.errors import MemstoreError, NotAStoreError, StoreClosedError
 
@@ -49,6 +53,14 @@ class StorePaths(NamedTuple):
     segments: str
 
 
+class PlacedSegment(NamedTuple):
+    """Segment of a record, with the id of the host that has written it, and its path as this host sees it."""
+
+    member: str
+    path: str
+    extent: SegmentExtent
+
+
 class RetiredRow(NamedTuple):
     """Row of the table `retired`, or with size 0 of `held`."""
 
@@ -66,6 +78,9 @@ class Storage(ABC):
         is_replaced: this process has opened what the path names by now, and keeps this one for its holders.
         mappings: writable mappings of files that are likely to be filled again.
     """
+
+    maps_at_once: ClassVar[bool] = True  # `map` takes microseconds: it may be called under the guard and the mutex
+    sees_all_hosts: ClassVar[bool] = False  # the files of all hosts of the store are read here: nothing is sent
 
     claimed_file: ClassVar[type[ClaimedFile]] = ClaimedFile
     segment_writer: ClassVar[type[SegmentWriter]] = SegmentWriter
@@ -128,6 +143,43 @@ class Storage(ABC):
         kept = None if is_new else self.mappings.take(segment, size)
         return self.segment_writer(file, segment, put_id, size, is_new=is_new, spare=kept)
 
+    # --- map ----------------------------------------------------------------------------------------------------------
+    # All return None where a segment holds another put by now. They raise CorruptionError, StorageError.
+
+    @abstractmethod
+    def map(self, record: Record, *, live: bool = False) -> Mapping | None:
+        """Maps or reads the segments of a record; with `live`, None too if their headers don't say that they are."""
+
+    @abstractmethod
+    def map_segment(self, extent: SegmentExtent, *, live: bool = False, writable: bool = False) -> Mapping | None:
+        """Maps a segment of this host; with `writable`, its rows are written in place.
+
+        Raises UnsupportedFilesystemError where that can't be.
+        """
+
+    @abstractmethod
+    def map_beside(self, extents: Sequence[SegmentExtent], size: int) -> Mapping | None:
+        """Maps segments of this host at their bases, in a range of `size` addresses that is zeros elsewhere."""
+
+    @abstractmethod
+    def check_writable(self) -> None:
+        """Raises UnsupportedFilesystemError where rows can't be written in place."""
+
+    def placed(self, record: Record) -> list[PlacedSegment]:
+        """Returns the segments of a record. Unless `sees_all_hosts`, only the paths of this host's are right."""
+        hosts = [self.store] * len(record.segments) if record.hosts is None else map(bytes.hex, record.hosts)
+        return [
+            PlacedSegment(host, segment_path(self._folder_of(host), extent.segment), extent)
+            for host, extent in zip(hosts, record.segments, strict=False)
+        ]
+
+    def _folder_of(self, member: str) -> str:
+        return self.path
+
+    def leased(self, record: Record) -> Sequence[SegmentExtent] | None:
+        """Returns the segments that a lease keeps for a record's sake; None where no lease of this host can."""
+        return record.segments if record.hosts is None else None
+
     # --- use files again ----------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -176,6 +228,38 @@ def largest_for(need: int) -> int:
 class LocalFiles(Storage):
     """Files of a local file system, or in memory."""
 
+    keeps_open: ClassVar[bool] = False  # a file that is mapped
+
+    def map(self, record: Record, *, live: bool = False) -> Mapping | None:
+        if self.fd < 0:
+            raise self.closed_error()
+        if not record.segment:
+            extents = record.segments
+            return self._map_all(extents, max(record.nbytes, end_of(extents)), live=live)
+        path = segment_path(self.path, record.segment)
+        extent = SegmentExtent(record.segment, record.put_id, record.size, record.start)
+        return map_segment(path, extent, store=self.store, dir_fd=self.fd, live=live, keep_open=self.keeps_open)
+
+    def map_segment(self, extent: SegmentExtent, *, live: bool = False, writable: bool = False) -> Mapping | None:
+        if self.fd < 0:
+            raise self.closed_error()
+        path, keep_open = segment_path(self.path, extent.segment), self.keeps_open
+        return map_segment(
+            path, extent, store=self.store, dir_fd=self.fd, live=live, keep_open=keep_open, shared=writable
+        )
+
+    def map_beside(self, extents: Sequence[SegmentExtent], size: int) -> Mapping | None:
+        return self._map_all(extents, size, live=False)
+
+    def check_writable(self) -> None:
+        """Does nothing: all of them can."""
+
+    def _map_all(self, extents: Sequence[SegmentExtent], size: int, *, live: bool) -> Mapping | None:
+        if self.fd < 0:
+            raise self.closed_error()
+        files = [(segment_path(self.path, extent.segment), extent) for extent in extents]
+        return map_segments(files, size, store=self.store, dir_fd=self.fd, live=live, keep_open=self.keeps_open)
+
     def room_for(self, nbytes: int) -> int:
         return size_class(nbytes)
 
@@ -206,3 +290,4 @@ class Overlay(LocalFiles):
     """Local files where a mapping keeps no lock: see `filesystem.mappings_keep_locks`. So they stay open."""
 
     claimed_file = ClaimedOnOverlay
+    keeps_open = True
