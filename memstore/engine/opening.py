@@ -179,7 +179,7 @@ def check_is_host(use: RootUse) -> None:
     Who becomes one opens it before. So there is a state folder, in which nobody else would see what is put.
     """
     root = use.root
-    if root.shared is not None and not root.catalog.has_membership():
+    if root.settings.shared is not None and not root.catalog.has_membership():
         close_root(use)
         raise no_state(root.path, root.state)
 
@@ -546,7 +546,7 @@ def _assemble(
     def register() -> RootUse:
         with roots.lock:  # so that no child gets an environment that it doesn't know of
             catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
-            root = Root(places, settings, lock, doorbell, catalog, on_tmpfs, needs_files, storage)
+            root = Root(places, settings, lock, doorbell, catalog, on_tmpfs, storage)
             root.before_close = close_kept_file
             if lock is not None:
                 lock.recover = lambda: after_death(root)

@@ -35,7 +35,6 @@ from memstore.engine.root import (
     holders_of,
     lock_holders,
     mappers_of,
-    storage_error,
 )
 from memstore.engine.sync import boot_clock
 from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError, is_of_caller, lack_of, way_out
@@ -376,8 +375,10 @@ class resource_errors:
                 "nothing was changed",
                 key=self._key,
             ) from error
-        if self._opened is not None and self._opened.shared is not None:
-            raise storage_error(self._root, error, self._key) from error
+        if self._opened is not None:
+            meant = self._opened.storage.error(error, self._key)
+            if meant is not error:
+                raise meant from error
 
 
 def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:

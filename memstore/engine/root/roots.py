@@ -13,7 +13,6 @@ has them: the child must not unmap what their `KeptMappings` had mapped, because
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 import weakref
@@ -27,9 +26,8 @@ from memstore._threads import Hooks, around_forks
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog
 from memstore.engine.files import ClaimedFile, close_all
-from memstore.engine.root.folder import SETTINGS, Settings, Shared
-from memstore.engine.root.shared import storage_error
-from memstore.engine.root.storage import OPEN_AGAIN, Storage, StorePaths
+from memstore.engine.root.folder import SETTINGS, Settings
+from memstore.engine.root.storage import Storage, StorePaths
 from memstore.engine.sync import Doorbell, LockPage
 from memstore.errors import NotAStoreError, PermissionDeniedError, StorageError
 
@@ -56,7 +54,6 @@ class Root:
         state: the folder of its catalog, lock page, doorbell and settings: `path`, but on storage that hosts share.
         segments: the path of the folder of its segments.
         storage: of its segments: the driver for the kind of storage that they lie on.
-        shared: on storage that hosts share what it has fixed; else None.
     """
 
     places: StorePaths
@@ -65,7 +62,6 @@ class Root:
     doorbell: Doorbell
     catalog: Catalog
     on_tmpfs: bool
-    locks_need_files: bool  # a mapping keeps none there: see `filesystem.mappings_keep_locks`
     storage: Storage
     uses: set[weakref.ref[Any]] = field(default_factory=set[weakref.ref[Any]])  # see `RootUse`
     kept_file: KeptFile | None = None  # what the next put may fill
@@ -85,13 +81,11 @@ class Root:
     path: str = field(init=False)
     state: str = field(init=False)
     segments: str = field(init=False)
-    shared: Shared | None = field(init=False)
     identity: tuple[int, int] = field(init=False)  # of the folder of segments: no other gets it while it is open
 
     def __post_init__(self) -> None:
         self.guard = self.catalog.guard
         self.path, self.state, self.segments = self.places
-        self.shared = self.settings.shared
         status = os.fstat(self.storage.fd)
         self.identity = (status.st_dev, status.st_ino)
 
@@ -136,15 +130,9 @@ class Root:
         try:
             status = os.stat(self.segments)
         except OSError as error:
-            raise self._unseen(error) from None
-        found = (status.st_dev, status.st_ino)
-        if found != self.identity and self.shared is not None:
-            what = "the storage was mounted anew, or the store was replaced, while it was open"
-            raise StorageError(f"{self.segments}: {what}: {OPEN_AGAIN}", path=self.segments)
-        if found != self.identity:
-            raise NotAStoreError(
-                f"{self.path} is another store than was opened: it was replaced meanwhile; {OPEN_AGAIN}"
-            )
+            raise self.storage.unseen_error(error) from None
+        if (status.st_dev, status.st_ino) != self.identity:
+            raise self.storage.unseen_error(None)
         self.look_again = now + _IN_PLACE_FOR
 
     def check_missing(self) -> None:
@@ -161,7 +149,7 @@ class Root:
                     return
                 found = len(os.listdir(self.segments))
             except OSError as error:
-                raise self._unseen(error) from None
+                raise self.storage.unseen_error(error) from None
             if 0 <= left <= found or monotonic() > until:
                 self.not_removed = monotonic() + _REMOVED_WITHIN
                 return
@@ -180,19 +168,6 @@ class Root:
         """Calls `check_in_place`, unless that was done just now. For reads; and for writes, which look at the end."""
         if monotonic() > self.look_again:
             self.check_in_place()
-
-    def _unseen(self, error: OSError) -> Exception:
-        if self.shared is not None:
-            return storage_error(self.segments, error)
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            what = error.filename if os.path.lexists(self.path) else self.path
-            return NotAStoreError(f"{what} was removed or moved while the store was open: {OPEN_AGAIN}")
-        if error.errno in (errno.EACCES, errno.EPERM):
-            return PermissionDeniedError(
-                f"{self.path}: this process may not look any more whether its store is still there "
-                f"({error.strerror}): give it back the x bits of the folders above"
-            )
-        return error
 
     def member_id(self) -> bytes:
         """Returns the store's name as a member of a cluster: its id, 16 bytes. Raises NotAStoreError."""

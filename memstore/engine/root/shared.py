@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Transaction
+from memstore.engine.catalog import Counters, Transaction
 from memstore.engine.files import (
     ClaimedFile,
     ClaimedOnStorage,
@@ -40,7 +40,7 @@ from memstore.engine.format import Record, SegmentExtent, end_of
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS, check_filesystem, filesystem_name, is_network
 from memstore.engine.root.folder import SHARED, Settings, Shared, encode_settings
-from memstore.engine.root.storage import PlacedSegment, RetiredRow, Storage, StorePaths
+from memstore.engine.root.storage import OPEN_AGAIN, PlacedSegment, RetiredRow, Storage, StorePaths
 from memstore.engine.sync import boot_clock
 from memstore.errors import (
     NotAStoreError,
@@ -268,6 +268,8 @@ class SharedStorage(Storage):
 
     maps_at_once = False
     sees_all_hosts = True
+    sweep_every = look_every = 0.5
+    swept_at_least = 64  # none of them stays open
 
     claimed_file = ClaimedOnStorage
     segment_writer = SharedStorageWriter
@@ -289,7 +291,8 @@ class SharedStorage(Storage):
     def map_segment(self, extent: SegmentExtent, *, live: bool = False, writable: bool = False) -> Mapping | None:
         if writable:
             self.check_writable()
-        return self._bring([PlacedSegment(self.store, segment_path(self.path, extent.segment), extent)], extent.size)
+        placed = PlacedSegment(self.store, segment_path(self.path, extent.segment), extent)
+        return self._bring([placed], extent.size, live=live)
 
     def map_beside(self, extents: Sequence[SegmentExtent], size: int) -> Mapping | None:
         found = [PlacedSegment(self.store, segment_path(self.path, extent.segment), extent) for extent in extents]
@@ -348,12 +351,24 @@ class SharedStorage(Storage):
             longest = max(until, transaction.number("leases", segment) or 0)
             transaction.put_number("leases", segment, longest)
 
+    def limit(self, counters: Counters) -> int:
+        return 0
+
     def unlink(self, segment: int, file: ClaimedFile | None) -> OwnedFile | None:
         """Removes a file. Its blocks stay: others may read it still."""
         super().unlink(segment, file)
         if file is not None:
             file.close()
         return None
+
+    def error(self, error: OSError, key: str | None = None) -> StorageError:
+        return storage_error(self.root, error, key)
+
+    def unseen_error(self, error: OSError | None) -> StorageError:
+        if error is not None:
+            return storage_error(self.path, error)
+        what = "the storage was mounted anew, or the store was replaced, while it was open"
+        return StorageError(f"{self.path}: {what}: {OPEN_AGAIN}", path=self.path)
 
 
 # --- the storage fails ------------------------------------------------------------------------------------------------

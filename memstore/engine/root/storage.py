@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Transaction
+from memstore.engine.catalog import Counters, Transaction
 from memstore.engine.files import (
     ClaimedFile,
     ClaimedOnOverlay,
@@ -34,7 +34,7 @@ from memstore.engine.files import (
 )
 from memstore.engine.format import Record, SegmentExtent, end_of
 from memstore.engine.root.folder import Settings
-from memstore.errors import MemstoreError, NotAStoreError, StoreClosedError
+from memstore.errors import MemstoreError, NotAStoreError, PermissionDeniedError, StoreClosedError
 
 OPEN_AGAIN = "open the store again, where it is now"
 
@@ -81,6 +81,10 @@ class Storage(ABC):
 
     maps_at_once: ClassVar[bool] = True  # `map` takes microseconds: it may be called under the guard and the mutex
     sees_all_hosts: ClassVar[bool] = False  # the files of all hosts of the store are read here: nothing is sent
+
+    sweep_every: ClassVar[float] = 0.0  # seconds between two sweeps of what may not stay; 0: whoever retires sweeps
+    look_every: ClassVar[float] = 0.02  # seconds between two looks of a process at held files
+    swept_at_least: ClassVar[int] = 0  # files that a sweep looks at, though it is asked for less
 
     claimed_file: ClassVar[type[ClaimedFile]] = ClaimedFile
     segment_writer: ClassVar[type[SegmentWriter]] = SegmentWriter
@@ -200,10 +204,24 @@ class Storage(ABC):
     def retire(self, transaction: Transaction, segments: Iterable[int]) -> None:
         """Keeps files, in the transaction that retires them, from being removed while readers may need them."""
 
+    @abstractmethod
+    def limit(self, counters: Counters) -> int:
+        """Returns how many bytes of retired files may stay, to be used again."""
+
     def unlink(self, segment: int, file: ClaimedFile | None) -> OwnedFile | None:
         """Removes a file that was claimed, or is none. Returns it if its blocks are to be freed after the mutex."""
         remove_file(segment_path(self.path, segment), self.fd)
         return None if file is None else file.lock_file
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def error(self, error: OSError, key: str | None = None) -> Exception:
+        """Returns what an error of the kernel means: an error with advice, or the same."""
+
+    @abstractmethod
+    def unseen_error(self, error: OSError | None) -> Exception:
+        """Makes the error for a folder that can't be looked at any more; or, with None, that is another one by now."""
 
 
 # --- local files ------------------------------------------------------------------------------------------------------
@@ -211,6 +229,7 @@ class Storage(ABC):
 
 _CLASSES_A_DOUBLING = 8
 _TRIES = 4  # files that a claim asks for
+_FREE_SHARE = 0.1  # of the file system's free space
 _LOOKS = 64  # rows among which it looks for files that this process has mapped
 
 
@@ -284,6 +303,31 @@ class LocalFiles(Storage):
 
     def retire(self, transaction: Transaction, segments: Iterable[int]) -> None:
         """Does nothing: a reader's lock keeps its file."""
+
+    def limit(self, counters: Counters) -> int:
+        wanted = max(counters.live, 2 * counters.recent)
+        if counters.retired <= min(counters.recent, wanted):
+            return wanted
+        status = os.fstatvfs(self.fd)
+        free = int(status.f_bavail * status.f_frsize * _FREE_SHARE)
+        return min(wanted, max(free, counters.recent))
+
+    def error(self, error: OSError, key: str | None = None) -> OSError:
+        return error
+
+    def unseen_error(self, error: OSError | None) -> Exception:
+        if error is None:
+            what = "is another store than was opened: it was replaced meanwhile"
+            return NotAStoreError(f"{self.root} {what}; {OPEN_AGAIN}")
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            what = error.filename if os.path.lexists(self.root) else self.root
+            return NotAStoreError(f"{what} was removed or moved while the store was open: {OPEN_AGAIN}")
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return PermissionDeniedError(
+                f"{self.root}: this process may not look any more whether its store is still there "
+                f"({error.strerror}): give it back the x bits of the folders above"
+            )
+        return error
 
 
 class Overlay(LocalFiles):
