@@ -1,10 +1,10 @@
 """Questions of a root to other hosts, where its store goes on beyond this one; and what a get is given.
 
-A root that nobody serves has `membership` 0 in its catalog's counters, and none of this is called. Of a served one:
+A root that nobody serves has `membership` 0 in its catalog's counters, and its `home` is `Alone`. Of a served one:
 
 - who finds no record, or one that lies on other hosts, asks `Elsewhere` (`get.py`, `index.py`);
-- who changes keys asks whether their home is here (`put.publish`). If it is, the commit compares the counters'
-  `membership` with the number under which that was so; if not, the change is committed there.
+- who changes keys asks whether their home is here (`root.home.number`, in `put.publish`). If it is, the commit compares
+  the counters' `membership` with the number under which that was so; if not, the change is committed there.
 
 A get is given a `MappedEntry`, a version of a key and its bytes in memory; those that still lie on other hosts are its
 `Absent`. The engine knows the questions only: memstore/distributed/client answers them.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -77,8 +77,18 @@ class Elsewhere(Protocol):
         """Reads the cluster's row of the catalog anew."""
         ...
 
-    def home_here(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
-        """The number `membership` under which this host was the home of all of them, and ready; 0: it isn't.
+    @property
+    def is_alone(self) -> bool:
+        """False: it has other hosts."""
+        ...
+
+    @property
+    def membership(self) -> int:
+        """The counters' number of what was taken in last; 0: nothing was."""
+        ...
+
+    def number(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
+        """Returns `membership` if this host was the home of all of them then, and ready; else None.
 
         By what was taken in last: nobody is asked, and nothing is read.
         """
@@ -193,32 +203,32 @@ def elsewhere_of(root: Root) -> Elsewhere:
 
     The engine imports nothing that is above it, so `listing` gives that to each root that it opens.
     """
-    found: Elsewhere | None = root.elsewhere
-    if found is not None:
-        return found
+    if not root.home.is_alone:
+        return cast(Elsewhere, root.home)
     assert root.connect is not None, "who opened this root asks no other hosts"
     made = root.connect(root)  # it imports: not under the guard
     with root.guard:
-        kept: Elsewhere = root.elsewhere or made  # another thread may have been first
-        root.elsewhere = kept
-    if kept is not made:
+        is_first = root.home.is_alone  # else another thread was
+        if is_first:
+            root.home = made
+    if not is_first:
         made.close()
-    return kept
+    return cast(Elsewhere, root.home)
 
 
 def is_served(root: Root) -> bool:
     """Whether the root is a member of a cluster. It takes half a microsecond, so a get asks that finds no record."""
-    return root.membership != 0 or root.catalog.has_membership()
+    return not root.home.is_alone or root.catalog.has_membership()
 
 
-def home_now(root: Root, key: bytes) -> int:
-    """As `Elsewhere.home_here` of a key, by what the catalog says now. 0 if nobody serves the root, too."""
+def home_now(root: Root, key: bytes) -> int | None:
+    """Returns `root.home.number` of a key, by what the catalog says now."""
     if not is_served(root):
         return 0
     elsewhere = elsewhere_of(root)
-    if root.catalog.view(Transaction.counters).membership != root.membership:
+    if root.catalog.view(Transaction.counters).membership != elsewhere.membership:
         elsewhere.take_in()
-    return elsewhere.home_here((key,))
+    return elsewhere.number((key,))
 
 
 def shared_id(root: Root) -> str:

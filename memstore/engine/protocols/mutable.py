@@ -236,16 +236,17 @@ def open_mutable(
     if root.catalog.is_released:
         reopen_root(root, deadline)
     name = key.encode()
-    before: Record | None = None
+    before, may_lock = None, False
     for _ in range(_TRIES):
         record = _checked(root, name, find_record(root, name, deadline), kind, put_id)
         mapping = _map(root, name, record, writable=writable)
         if mapping is not None:
             return _entry(root, key, record, mapping, capacity_of(record), deadline, writable=writable)
-        if before is not None and before.put_id == record.put_id and (root.lock is None or root.membership):
+        may_lock = root.lock is not None and root.home.is_alone
+        if before is not None and before.put_id == record.put_id and not may_lock:
             raise _damaged(root, key, record)
         before = record
-    if root.lock is None or root.membership:
+    if not may_lock:
         raise ContentionError(f"{key!r} was replaced each time it was opened: open it again", key=key)
 
     def under_the_mutex() -> tuple[Record, Mapping | None]:

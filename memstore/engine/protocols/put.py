@@ -37,8 +37,7 @@ claim assigns the id of that put, so put ids are not in the order of versions.
 After an error, what was claimed is given back (`clean_up`). If the error is that the mutex was not to be had in time,
 giving back would wait for it as well: a single small file is kept for the next put instead.
 
-Which host is the home of a key is remembered, under the number `membership` of the catalog's counters:
-`root.homes_here` has it of groups of keys (their text before the first `/`) whose home was found to be here. The
+Which host is the home of a key is known to `root.home`, under the number `membership` of the catalog's counters. The
 transaction of a commit compares that number, which it reads anyway, and gives up before it has changed anything where
 it differs. So a store that nobody serves, whose number is 0, pays a comparison of two integers, and a served one a look
 into a dict. If the home is another host, that one commits (`Elsewhere.commit`).
@@ -127,7 +126,7 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     """
     if len(drafts) == 1:
         return retry_after_sweep(_put, root, drafts, deadline, drafts[0].key.decode())
-    check_one_home(root, [draft.key for draft in drafts])
+    root.home.number([draft.key for draft in drafts])  # raises, before anything is done, if they have several homes
     return retry_after_sweep(_put, root, drafts, deadline, None)
 
 
@@ -329,25 +328,16 @@ class Committed(msgspec.Struct):
     gone: Sequence[int] = ()
 
 
-def check_one_home(root: Root, keys: Sequence[bytes]) -> None:
-    """Raises CrossHostError if the keys of one change have several homes. Called before anything is done for it."""
-    if root.membership:
-        elsewhere_of(root).home_here(keys)
-
-
 def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Commits changes at their home, which may be another host. Returns as `commit`, and raises what it raises.
 
     Raises CrossHostError, HomeUnavailableError, UnknownOutcomeError and StaleMembershipError too.
     """
+    keys = (changes[0].key,) if len(changes) == 1 else tuple([change.key for change in changes])
     while True:
-        membership = 0
-        if root.membership:
-            if len(changes) == 1:
-                membership = root.homes_here.get(changes[0].key.partition(b"/")[0], 0)
-            membership = membership or elsewhere_of(root).home_here([change.key for change in changes], deadline)
-            if not membership:
-                return elsewhere_of(root).commit(changes, deadline)
+        membership = root.home.number(keys, deadline)
+        if membership is None:
+            return elsewhere_of(root).commit(changes, deadline)
         try:
             return commit(root, changes, deadline, membership=membership)
         except MembershipChanged:

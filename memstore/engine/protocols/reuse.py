@@ -324,7 +324,7 @@ def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
     with root.guard:
         if root.kept_file is not None or writer.size >= syscalls.HUGE_PAGE:
             return False
-        if root.membership and not _is_filling(root, writer):
+        if not _is_filling(root, writer):
             return False
         root.kept_file = KeptFile(writer.segment, writer.put_id, writer.size, writer.file)
     return True

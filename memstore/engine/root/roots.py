@@ -16,11 +16,11 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from memstore._threads import Hooks, around_forks
 from memstore.engine import syscalls
@@ -44,6 +44,36 @@ class KeptFile(NamedTuple):
     put_id: int
     size: int
     file: ClaimedFile
+
+
+class Home(Protocol):
+    """The host that commits changes of a store's keys: this one (`Alone`), or one of many (`protocols.Elsewhere`)."""
+
+    is_alone: bool
+
+    def number(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
+        """Returns the counters' `membership` under which this host is the home of all keys; None if it isn't.
+
+        A commit compares it with that of its transaction. Raises CrossHostError if the keys have several homes.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Alone:
+    """The home of all keys, where nobody is known to serve the store."""
+
+    is_alone = True
+
+    def number(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+ALONE = Alone()
 
 
 @dataclass(eq=False)
@@ -73,10 +103,8 @@ class Root:
     last_filling: int = 0  # the row where it stopped
     not_removed: float = 0.0  # until when nobody looks again whether the store is being removed
     look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
-    membership: int = 0  # the counters' number under which this process has read who the members are; 0: it hasn't
-    homes_here: dict[bytes, int] = field(default_factory=dict[bytes, int])  # groups -> `membership`: see `put.py`
-    elsewhere: Any = None  # what this process asks of other hosts, if it did: see `engine/protocols/elsewhere.py`
-    connect: Callable[[Root], Any] | None = None  # makes `elsewhere`; whoever opens a root for a user gives it
+    home: Home = ALONE  # of its keys, as far as this process knows
+    connect: Callable[[Root], Any] | None = None  # makes the `home` of a served root; who opens one for a user gives it
     guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
     path: str = field(init=False)
     state: str = field(init=False)
@@ -94,7 +122,7 @@ class Root:
         self.catalog.leave_to_parent()
         self.guard = self.catalog.guard
         self.kept_file, self.filled_before = None, 0
-        self.membership, self.elsewhere = 0, None  # its connections are the parent's
+        self.home = ALONE  # connections to others are the parent's
         if self.lock is not None:
             self.lock.forget_threads()
 
@@ -285,9 +313,8 @@ def _forget_recovery(root: Root) -> None:
 
 
 def _end_root(root: Root) -> None:
-    elsewhere, root.elsewhere = root.elsewhere, None
-    if elsewhere is not None:
-        elsewhere.close()
+    home, root.home = root.home, ALONE
+    home.close()
     root.before_close(root)
     with root.guard:
         root.catalog.close()
