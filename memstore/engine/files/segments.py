@@ -39,11 +39,11 @@ from memstore.engine.format import (
     RETIRED,
     SLOTS_OFFSET,
     STATE_AT,
+    STATE_WORDS,
     Header,
     HeaderSlots,
     SegmentExtent,
     belongs,
-    state_word,
 )
 from memstore.engine.syscalls import HUGE_PAGE, PAGE, Cleanup, Reservation
 from memstore.errors import CorruptionError
@@ -172,7 +172,7 @@ def write_slots(fd: int, slots: HeaderSlots) -> None:
 
 
 def write_state(fd: int, state: int) -> None:
-    syscalls.write_at(fd, state_word(state), STATE_AT)
+    syscalls.write_at(fd, STATE_WORDS[state], STATE_AT)
 
 
 def erase_put_id(fd: int) -> None:
@@ -182,7 +182,7 @@ def erase_put_id(fd: int) -> None:
 
 def vacate(fd: int) -> None:
     """Erases the put id and marks what the file held as retired, by one write."""
-    syscalls.write_at(fd, b"%016x state=%s" % (0, state_word(RETIRED)), PUT_ID_AT)
+    syscalls.write_at(fd, b"%016x state=%s" % (0, STATE_WORDS[RETIRED]), PUT_ID_AT)
 
 
 # --- claimed files ---------------------------------------------------------------------------------------------------
@@ -227,9 +227,9 @@ class ClaimedFile:
 
         Call it under the store's mutex, right before the catalog's commit; again, if that has to be repeated.
         """
-        file = self.open()
+        file = self.lock_file if self.lock_file.fd >= 0 else self.open()
         fd = file.fd
-        write_slots(fd, slots)
+        syscalls.write_at(fd, slots.encode(), SLOTS_OFFSET)
         if durable:
             syscalls.sync_data(fd)
         if file is self.lock_file:

@@ -9,6 +9,7 @@ from memstore.engine.format.headers import (
     PUT_ID_AT,
     SLOTS_OFFSET,
     STATE_AT,
+    STATE_WORDS,
     Header,
     HeaderSlots,
     ParsedHeader,
@@ -24,7 +25,6 @@ from memstore.engine.format.headers import (
     read_header,
     read_objects,
     read_slots,
-    state_word,
 )
 from memstore.engine.format.records import (
     DAMAGED_BEFORE,
@@ -144,6 +144,6 @@ __all__ = [
     "read_tensors",
     "replaced_by",
     "split_header",
-    "state_word",
+    "STATE_WORDS",
     "with_checksum",
 ]

@@ -133,6 +133,10 @@ DIGEST_SIZE = 16  # hexadecimal digits of xxh3-64
 _OBJECTS = b'","objects":"'
 
 
+# As headers have them: all are of one width, since they are rewritten in place.
+STATE_WORDS = {state: name.ljust(max(map(len, STATE_NAMES.values()))).encode() for state, name in STATE_NAMES.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class HeaderSlots:
     """The state of a segment in its header, which recovery and readers compare with the catalog."""
@@ -147,16 +151,12 @@ class HeaderSlots:
         numbers = b"%016x%016x%016x%08x" % (self.put_id, self.version, self.batch, self.count)
         return b"put=%016x state=%s version=%016x batch=%016x/%08x check=%016x" % (
             self.put_id,
-            state_word(self.state),
+            STATE_WORDS[self.state],
             self.version,
             self.batch,
             self.count,
             xxhash.xxh3_64_intdigest(numbers),  # of the fields that don't change while the segment is live
         )
-
-
-def state_word(state: int) -> bytes:
-    return STATE_NAMES[state].ljust(max(map(len, STATE_NAMES.values()))).encode()
 
 
 SLOTS_SIZE = len(HeaderSlots(0).encode())
@@ -171,7 +171,7 @@ def store_mark(store: str) -> str:
 
 
 _PUT = START + b"put=%016x"
-_LIVE_PUT = _PUT + b" state=" + state_word(LIVE)
+_LIVE_PUT = _PUT + b" state=" + STATE_WORDS[LIVE]
 
 
 def belongs(head: bytes, put_id: int, store: str, *, live: bool = False) -> bool:
@@ -281,7 +281,7 @@ def _end_of_header(description: bytes, entries: bytes) -> bytes:
 # --- headers, read and checked ---------------------------------------------------------------------------------------
 
 
-_STATES = {state_word(state): state for state in STATE_NAMES}
+_STATES = {word: state for state, word in STATE_WORDS.items()}
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MUTABLE_BASE64 = (
     b'"description":"' + base64.b64encode(MUTABLE_MARK)[: 8 * len(MUTABLE_MARK) // 6]
@@ -382,7 +382,7 @@ def _parse_header(header: memoryview, size: int) -> tuple[ParsedHeader, dict[str
 def _read_slots(text: bytes) -> HeaderSlots:
     """Reads the slots. Where the put id was erased, what follows is of an earlier put, so only the state counts."""
     words = dict(word.split("=", 1) for word in text.decode("ascii").split() if "=" in word)
-    state = _STATES.get(text[STATE_AT - SLOTS_OFFSET :][: len(state_word(FILLING))])
+    state = _STATES.get(text[STATE_AT - SLOTS_OFFSET :][: len(STATE_WORDS[FILLING])])
     put_id, version, batch = (words.get(name, "") for name in ("put", "version", "batch"))
     if state is not None and put_id == "0" * 16:
         return HeaderSlots(0, state)

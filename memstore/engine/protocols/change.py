@@ -99,7 +99,8 @@ def check_versions(changes: Sequence[Change], found: Sequence[Record | None]) ->
     for change, old in zip(changes, found, strict=True):
         if change.seals or (old is not None and old.is_mutable):
             check_mutable(change, old)
-        check_version(change.key, change.expect, old.version if old else 0)
+        if change.expect is not None:
+            check_version(change.key, change.expect, old.version if old else 0)
         if change.content is None and old is None and not change.missing_ok:
             raise missing(change.key)
 

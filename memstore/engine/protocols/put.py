@@ -197,7 +197,7 @@ def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: floa
     # 3. Fill. Room that isn't there shows in the first line. A kill leaves a filling row, and the file unlocked.
     writer.allocate(header, content.nbytes, root.guard, huge_pages=root.on_tmpfs)
     checksums = draft.fill(writer)
-    segment = writer.seal(checksums, durable=root.settings.durable)
+    segment = writer.seal(checksums, durable=root.storage.durable)
     if is_mutable:
         writer.unmap()  # it is written through another mapping, and never again by a put
     if len(writers) > _OPEN_FILES:
@@ -367,7 +367,10 @@ def commit(
         bells = {bell(first.key)}
         done = page.run(_commit_inline_locked, deadline, root, page, first.key, content, bells, membership)
     else:
-        bells = {bell(change.key) for change in changes if change.content is not None}  # nobody waits for deletions
+        bells = set[int]()
+        for change in changes:
+            if change.content is not None:  # nobody waits for deletions
+                bells.add(bell(change.key))
         done = page.run(_commit_locked, deadline, root, page, changes, bells, publication, membership)
     # 5. After the mutex. A kill leaves waiters asleep, who look again after a second.
     finish(root, bells, done.counters, len(done.retired))
@@ -580,9 +583,8 @@ def go_live(root: Root, batch: int, placed: Sequence[tuple[SealedSegment, int]],
     nbytes = 0
     for segment, version in placed:
         nbytes += segment.size
-        segment.file.go_live(
-            HeaderSlots(segment.put_id, LIVE, version, batch, len(placed)), durable=root.settings.durable
-        )
+        slots = HeaderSlots(segment.put_id, LIVE, version, batch, len(placed))
+        segment.file.go_live(slots, durable=root.storage.durable)
     counters.recent = max(nbytes, counters.recent - counters.recent // _RECENT)
 
 

@@ -150,11 +150,11 @@ _PUTS_AFTER_A_REFUSAL = 16  # so many puts keep nothing: a refusal costs a trans
 class ReplacedFile:
     """File that one commit replaces, for the next put: `claim` it in its transaction, `keep` it once that is done."""
 
-    __slots__ = ("_file", "_least", "_most", "_put_id", "_replaced", "_root", "_row", "_segment")
+    __slots__ = ("_before", "_file", "_need", "_put_id", "_replaced", "_root", "_row", "_segment")
 
     def __init__(self, root: Root, need: int, before: int) -> None:
         """Claims nothing yet. `need` are the bytes of its file that this put has used, `before` the last put's."""
-        self._root, self._least, self._most = root, max(need, before), largest_for(min(need, before))
+        self._root, self._need, self._before = root, need, before
         self._file: ClaimedFile | None = None
         self._row: SegmentRow | None = None
         self._segment = 0
@@ -165,7 +165,9 @@ class ReplacedFile:
         """Claims the file if that pays, else returns False. It is called again if the transaction is repeated."""
         root, size = self._root, row.nbytes
         self._row = None
-        if size >= syscalls.HUGE_PAGE or not self._least <= size <= self._most:
+        if size >= syscalls.HUGE_PAGE or size < max(self._need, self._before):
+            return False
+        if size > largest_for(min(self._need, self._before)):
             return False
         if is_leased(transaction, segment, boot_clock()):
             return False

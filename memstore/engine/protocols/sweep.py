@@ -45,8 +45,9 @@ def needs_sweep(root: Root, counters: Counters) -> bool:
     storage = root.storage
     if counters.retired > storage.limit(counters) and time.monotonic() > root.looked_at_held + storage.sweep_every:
         return True
+    ours = root.kept_file.size if root.kept_file is not None else 0
     return (counters.held > 0 and _may_look_at_held(root, counters)) or (
-        counters.filling > 0 and _may_look_for_dead(root, counters)
+        counters.filling > ours and _may_look_for_dead(root, counters)
     )
 
 

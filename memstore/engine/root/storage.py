@@ -74,6 +74,8 @@ class Storage(ABC):
 
     Attributes:
         path: the folder of the segments that this host writes.
+        store: the id of this host's part of the store, which its headers have.
+        durable: files are synced before they are published.
         fd: of that folder, whatever its path names by now; -1: closed.
         is_replaced: this process has opened what the path names by now, and keeps this one for its holders.
         mappings: writable mappings of files that are likely to be filled again.
@@ -91,7 +93,7 @@ class Storage(ABC):
 
     def __init__(self, places: StorePaths, settings: Settings) -> None:
         self.root, _, self.path = places
-        self.store, self._file_mode = settings.store, settings.file_mode
+        self.store, self.durable, self._file_mode = settings.store, settings.durable, settings.file_mode
         self._folder = OwnedFile(self.path, os.O_RDONLY | os.O_DIRECTORY)
         self.fd = self._folder.fd
         self.is_replaced = False

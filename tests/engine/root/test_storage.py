@@ -54,11 +54,11 @@ class StorageContract:
             writer = root.storage.writer(file, segment, put_id, size, is_new=True)
         writer.allocate(header, len(DATA), root.guard, huge_pages=False)
         np.asarray(writer)[:] = np.frombuffer(DATA, np.uint8)
-        return writer, writer.seal(None, durable=root.settings.durable)
+        return writer, writer.seal(None, durable=root.storage.durable)
 
     def put(self, root: Root, segment: int = FIRST, *, put_id: int = 7) -> SegmentExtent:
         writer, sealed = self.fill(root, segment, put_id=put_id)
-        sealed.file.go_live(HeaderSlots(put_id, LIVE, 1, put_id, 1), durable=root.settings.durable)
+        sealed.file.go_live(HeaderSlots(put_id, LIVE, 1, put_id, 1), durable=root.storage.durable)
         writer.close()
         return SegmentExtent(segment, put_id, sealed.size, sealed.start)
 
@@ -138,7 +138,7 @@ class StorageContract:
         extent = SegmentExtent(FIRST, 7, sealed.size, sealed.start)
         assert self.map(root, extent) is None, "it isn't live"
         assert not self.is_free(root)
-        sealed.file.go_live(HeaderSlots(7, LIVE, 1, 7, 1), durable=root.settings.durable)
+        sealed.file.go_live(HeaderSlots(7, LIVE, 1, 7, 1), durable=root.storage.durable)
         assert self.map(root, extent) == DATA
         assert self.is_free(root), "a commit gives up the lock, whatever is still open"
         writer.close()
@@ -148,7 +148,7 @@ class StorageContract:
         writer.unmap()
         writer.file.park(root.guard)
         assert not in_child(self.is_free, root)
-        sealed.file.go_live(HeaderSlots(7, LIVE, 1, 7, 1), durable=root.settings.durable)
+        sealed.file.go_live(HeaderSlots(7, LIVE, 1, 7, 1), durable=root.storage.durable)
         assert in_child(self.is_free, root)
         assert self.map(root, SegmentExtent(FIRST, 7, sealed.size, sealed.start)) == DATA
         writer.close()
