@@ -45,7 +45,7 @@ from memstore.engine.root import (
     RootUse,
     Settings,
     SharedStorage,
-    Storage,
+    StorageDriver,
     StorePaths,
     check_alone,
     check_filesystem,
@@ -538,7 +538,7 @@ def _assemble(
     lock = LockPage(f"{path}/{LOCK}", keep_open=needs_files) if writable else None
     watch = lock.watch if lock is not None else None
     if settings.shared is not None:
-        storage: Storage = SharedStorage(places, settings)
+        storage: StorageDriver = SharedStorage(places, settings)
     else:
         storage = Overlay(places, settings) if needs_files else LocalFiles(places, settings)
     doorbell = Doorbell.open(f"{path}/{DOORBELL}", writable=writable, watch=watch)

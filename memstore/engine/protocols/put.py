@@ -148,7 +148,10 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     try:
         # Steps 2 and 3, claim and fill, for each key. An inline value has no header, and needs neither.
         for draft in drafts:
-            changes.append(write(root, draft, writers, deadline))
+            if draft.header is None:
+                changes.append(Change(draft.key, draft.content, draft.expect, seals=draft.seals))
+            else:
+                changes.append(write(root, draft, writers, deadline))
         # 4. Commit, of all keys at one moment; and 5. what follows.
         versions = publish(root, changes, deadline)
     except BaseException as error:

@@ -43,7 +43,8 @@ _LOOK_FOR_DEAD = 1.0  # seconds between two looks of a process for dead writers,
 def needs_sweep(root: Root, counters: Counters) -> bool:
     """Returns whether a commit should be followed by a sweep."""
     storage = root.storage
-    if counters.retired > storage.limit(counters) and time.monotonic() > root.looked_at_held + storage.sweep_every:
+    is_over = counters.retired > 0 and counters.retired > storage.limit(counters)
+    if is_over and time.monotonic() > root.looked_at_held + storage.sweep_every:
         return True
     ours = root.kept_file.size if root.kept_file is not None else 0
     return (counters.held > 0 and _may_look_at_held(root, counters)) or (

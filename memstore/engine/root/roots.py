@@ -27,7 +27,7 @@ from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog
 from memstore.engine.files import ClaimedFile, close_all
 from memstore.engine.root.folder import SETTINGS, Settings
-from memstore.engine.root.storage import Storage, StorePaths
+from memstore.engine.root.storage import StorageDriver, StorePaths
 from memstore.engine.sync import Doorbell, LockPage
 from memstore.errors import NotAStoreError, PermissionDeniedError, StorageError
 
@@ -92,7 +92,7 @@ class Root:
     doorbell: Doorbell
     catalog: Catalog
     on_tmpfs: bool
-    storage: Storage
+    storage: StorageDriver
     uses: set[weakref.ref[Any]] = field(default_factory=set[weakref.ref[Any]])  # see `RootUse`
     kept_file: KeptFile | None = None  # what the next put may fill
     before_close: Callable[[Root], None] = field(default=lambda root: None)  # gives back what this process keeps

@@ -40,7 +40,7 @@ from memstore.engine.format import Record, SegmentExtent, end_of
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS, check_filesystem, filesystem_name, is_network
 from memstore.engine.root.folder import SHARED, Settings, Shared, encode_settings
-from memstore.engine.root.storage import OPEN_AGAIN, PlacedSegment, RetiredRow, Storage, StorePaths
+from memstore.engine.root.storage import OPEN_AGAIN, PlacedSegment, RetiredRow, StorageDriver, StorePaths
 from memstore.engine.sync import boot_clock
 from memstore.errors import (
     NotAStoreError,
@@ -263,7 +263,7 @@ def mapped_size(record: Record) -> int:
 # --- the driver -------------------------------------------------------------------------------------------------------
 
 
-class SharedStorage(Storage):
+class SharedStorage(StorageDriver):
     """Files on storage that hosts share. A byte of a local file says who fills one: see `files/shared_storage.py`."""
 
     maps_at_once = False

@@ -69,7 +69,7 @@ class RetiredRow(NamedTuple):
     segment: int
 
 
-class Storage(ABC):
+class StorageDriver(ABC):
     """Storage of one opened store's segments.
 
     Attributes:
@@ -246,7 +246,7 @@ def largest_for(need: int) -> int:
     return need + need // _CLASSES_A_DOUBLING + syscalls.PAGE
 
 
-class LocalFiles(Storage):
+class LocalFiles(StorageDriver):
     """Files of a local file system, or in memory."""
 
     keeps_open: ClassVar[bool] = False  # a file that is mapped

@@ -17,7 +17,7 @@ from memstore.engine.format.headers import Header, HeaderSlots, Span, lay_out
 from memstore.engine.protocols.get import hold
 from memstore.engine.protocols.reuse import is_leased
 from memstore.engine.protocols.sweep import sweep_all
-from memstore.engine.root import LocalFiles, Overlay, SharedStorage, Storage
+from memstore.engine.root import LocalFiles, Overlay, SharedStorage, StorageDriver
 from memstore.engine.root.roots import Root
 from memstore.engine.root.shared import STATE_VARIABLE
 from memstore.engine.sync import boot_clock, deadline_after
@@ -37,7 +37,7 @@ def record_of(one: SegmentExtent) -> Record:
 class StorageContract:
     """What every driver does."""
 
-    kind: type[Storage]
+    kind: type[StorageDriver]
     options: dict[str, object] = {}
 
     @pytest.fixture
