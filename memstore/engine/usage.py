@@ -61,7 +61,7 @@ def measure(root: Root) -> Usage:
         keys, counters, parts = root.catalog.view(
             lambda transaction: (transaction.count("entries"), transaction.counters(), tables.parts_of(transaction))
         )
-        kept = root.kept_file.size if root.kept_file is not None else 0
+        kept = root.next_put.file.size if root.next_put.file is not None else 0
     pending = sum(part.size for part in parts if not part.host)
     retired, now, device = _retired(root), boot_clock(), os.fstat(root.segments_fd).st_dev
     files = {segment: (device, _inode(segment_path(root.segments, segment))) for segment in retired}

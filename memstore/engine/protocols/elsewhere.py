@@ -115,7 +115,7 @@ class Elsewhere(Protocol):
         ...
 
     def is_unsealed(self, key: bytes, segment: int, put_id: int, deadline: float) -> bool:
-        """Returns whether the key has a mutable entry still, of this host's segment, and no seal of it is under way any more.
+        """Returns whether the key still has the mutable entry of this host's segment, and no seal of it is under way.
 
         Raises HomeUnavailableError, too, where that can't be said.
         """
@@ -130,7 +130,7 @@ class Elsewhere(Protocol):
         lazily: bool = False,
         max_age: float | None = None,
     ) -> list[MappedEntry | None]:
-        """Maps entries as `protocols.hold`. Bytes that lie elsewhere are fetched, once a host, and mapped from the copy.
+        """Maps entries as `protocols.hold`. What lies elsewhere is fetched, once a host, and mapped from the copy.
 
         Args:
             lazily: what isn't here may be fetched when it is read.
@@ -217,7 +217,7 @@ def elsewhere_of(root: Root) -> Elsewhere:
 
 
 def is_served(root: Root) -> bool:
-    """Returns whether the root is a member of a cluster. It takes half a microsecond, so a get asks that finds no record."""
+    """Returns whether the root is a member of a cluster. It takes 0.5 us, so a get asks that finds no record."""
     return not root.home.is_alone or root.catalog.has_membership()
 
 
@@ -323,7 +323,7 @@ class MappedEntry(msgspec.Struct, frozen=True):
     absent: Absent | None = None  # None: all bytes are there
 
     def header(self, extent: SegmentExtent | None = None) -> memoryview:
-        """Returns the header of a segment: of the only one, or of one of several. It does not keep the mapping alive."""
+        """Returns the header of a segment: of the only one, or one of several. It doesn't keep the mapping alive."""
         if self.mapping is None:
             return memoryview(b"")
         base, start = (0, self.record.start) if extent is None else (extent.base, extent.start)

@@ -233,7 +233,7 @@ def claim(
 
     With `exact`, it is a new one of just this size: zeros, which nobody has to write.
     """
-    if root.kept_file is not None and not batch and not exact:
+    if root.next_put.file is not None and not batch and not exact:
         kept = take_kept_file(root, header + nbytes)
         if kept is not None:
             return kept

@@ -175,8 +175,8 @@ class ReplacedFile:
             self._file = root.storage.open_replaced(segment, size)
             if self._file is None:
                 return False
-        if root.kept_file is not None:
-            self._replaced, root.kept_file = root.kept_file, None
+        if root.next_put.file is not None:
+            self._replaced, root.next_put.file = root.next_put.file, None
         if self._replaced is not None:
             _unclaim_kept(transaction, counters, self._replaced)
         self._segment, self._row = segment, row
@@ -195,10 +195,10 @@ class ReplacedFile:
             fd = file.lock_file.fd
             if syscalls.lock_exclusive(fd):
                 vacate(fd)
-                root.kept_file = KeptFile(self._segment, self._put_id, row.nbytes, file)
+                root.next_put.file = KeptFile(self._segment, self._put_id, row.nbytes, file)
                 self._file = None
             else:
-                root.keeps_none_for = _PUTS_AFTER_A_REFUSAL
+                root.next_put.keeps_none_for = _PUTS_AFTER_A_REFUSAL
                 root.catalog.update(self._return, is_delete=True)
                 write_state(fd, RETIRED)
         except (OSError, MemstoreError) as error:  # the commit stands
@@ -245,7 +245,7 @@ class NextFile:
         """
         root = self._root
         if self._reuse is None:
-            before, root.filled_before = root.filled_before, need
+            before, root.next_put.filled_before = root.next_put.filled_before, need
             is_as_large = before and (suits(before, need) or suits(need, before))
             if need >= syscalls.HUGE_PAGE or not is_as_large:
                 return
@@ -257,8 +257,8 @@ class NextFile:
         row = self._reuse.row
         if row is None:
             return
-        if root.kept_file is not None:
-            self._replaced, root.kept_file = root.kept_file, None
+        if root.next_put.file is not None:
+            self._replaced, root.next_put.file = root.next_put.file, None
         if self._replaced is not None:
             _unclaim_kept(transaction, counters, self._replaced)
         found = transaction.segment(row.segment)
@@ -268,7 +268,7 @@ class NextFile:
         """Keeps the file, once the transaction is committed."""
         if self._reuse is not None and self._reuse.row is not None and self._reuse.file is not None:
             row, file = self._reuse.row, self._reuse.file
-            self._root.kept_file = KeptFile(row.segment, self._put_id, row.size, file)
+            self._root.next_put.file = KeptFile(row.segment, self._put_id, row.size, file)
             self._reuse = None
 
     def close(self) -> None:
@@ -284,11 +284,11 @@ def replaced_file(root: Root, need: int) -> ReplacedFile | None:
 
     Call it under the mutex, once for each commit.
     """
-    before, root.filled_before = root.filled_before, need
+    before, root.next_put.filled_before = root.next_put.filled_before, need
     if not before or need >= syscalls.HUGE_PAGE:
         return None
-    if root.keeps_none_for:
-        root.keeps_none_for -= 1
+    if root.next_put.keeps_none_for:
+        root.next_put.keeps_none_for -= 1
         return None
     return ReplacedFile(root, need, before)
 
@@ -296,7 +296,7 @@ def replaced_file(root: Root, need: int) -> ReplacedFile | None:
 def take_kept_file(root: Root, need: int) -> SegmentWriter | None:
     """Returns the file that was kept, if it suits: it is locked, and its row is filling, as after a claim."""
     with root.guard:
-        kept = root.kept_file
+        kept = root.next_put.file
         if kept is None or not suits(kept.size, need):
             return None
         segment, put_id, size, file = kept
@@ -305,9 +305,9 @@ def take_kept_file(root: Root, need: int) -> SegmentWriter | None:
             is_whole = status.st_nlink > 0 and status.st_size == size  # nobody has unlinked or cut it
         except OSError:
             is_whole = False
-        if root.kept_file is not kept:  # a signal handler has taken it for a put of its own
+        if root.next_put.file is not kept:  # a signal handler has taken it for a put of its own
             return None
-        root.kept_file = None
+        root.next_put.file = None
         if not is_whole:
             file.close()  # its row is left to the sweep
             return None
@@ -324,11 +324,11 @@ def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
         return False
     writer = writers[0]
     with root.guard:
-        if root.kept_file is not None or writer.size >= syscalls.HUGE_PAGE:
+        if root.next_put.file is not None or writer.size >= syscalls.HUGE_PAGE:
             return False
         if not _is_filling(root, writer):
             return False
-        root.kept_file = KeptFile(writer.segment, writer.put_id, writer.size, writer.file)
+        root.next_put.file = KeptFile(writer.segment, writer.put_id, writer.size, writer.file)
     return True
 
 
@@ -347,7 +347,7 @@ def give_back_kept_file(root: Root) -> None:
             transaction.put_counters(counters)
 
     with root.guard:
-        kept, root.kept_file = root.kept_file, None
+        kept, root.next_put.file = root.next_put.file, None
         if kept is not None:
             try:
                 root.catalog.update(unclaim_it, is_delete=True)
@@ -357,7 +357,7 @@ def give_back_kept_file(root: Root) -> None:
 
 def close_kept_file(root: Root) -> None:
     """Gives back what was kept if the mutex is free; else only unlocks it, which leaves it to the next sweep."""
-    if root.kept_file is None:
+    if root.next_put.file is None:
         return
     try:
         if root.is_in_place():  # a store that was removed or moved stays as it is
@@ -369,7 +369,7 @@ def close_kept_file(root: Root) -> None:
 
 
 def _forget_kept_file(root: Root) -> None:
-    kept, root.kept_file = root.kept_file, None
+    kept, root.next_put.file = root.next_put.file, None
     if kept is not None:
         _unlock_and_close(kept.file)
 

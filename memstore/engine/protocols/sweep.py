@@ -44,21 +44,20 @@ def needs_sweep(root: Root, counters: Counters) -> bool:
     """Returns whether a commit should be followed by a sweep."""
     storage = root.storage
     is_over = counters.retired > 0 and counters.retired > storage.limit(counters)
-    if is_over and time.monotonic() > root.looked_at_held + storage.sweep_every:
+    if is_over and time.monotonic() > root.sweeps.looked_at_held + storage.sweep_every:
         return True
-    ours = root.kept_file.size if root.kept_file is not None else 0
     return (counters.held > 0 and _may_look_at_held(root, counters)) or (
-        counters.filling > ours and _may_look_for_dead(root, counters)
+        counters.filling > 0 and _may_look_for_dead(root, counters)
     )
 
 
 def _may_look_at_held(root: Root, counters: Counters) -> bool:
-    return counters.held > 0 and time.monotonic() > root.looked_at_held + root.storage.look_every
+    return counters.held > 0 and time.monotonic() > root.sweeps.looked_at_held + root.storage.look_every
 
 
 def _may_look_for_dead(root: Root, counters: Counters) -> bool:
-    ours = root.kept_file.size if root.kept_file is not None else 0
-    return counters.filling > ours and time.monotonic() > root.looked_for_dead + _LOOK_FOR_DEAD
+    ours = root.next_put.file.size if root.next_put.file is not None else 0
+    return counters.filling > ours and time.monotonic() > root.sweeps.looked_for_dead + _LOOK_FOR_DEAD
 
 
 def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
@@ -72,7 +71,7 @@ def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
     end_expired(root, deadline)
     tables = ("retired", "held", "filling")
     rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
-    root.looked_for_dead, root.last_filling = 0.0, 0
+    root.sweeps.looked_for_dead, root.sweeps.last_filling = 0.0, 0
     return sweep_some(root, rows + 1, deadline, keep=keep)
 
 
@@ -153,12 +152,12 @@ def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) 
     if keep == 0 or _may_look_at_held(root, counters):
         count = files if keep == 0 else max(_HELD_A_SWEEP, root.storage.swept_at_least)
         held = [RetiredRow(0, *row) for row in transaction.numbers("held", count)]
-        root.looked_at_held = time.monotonic()
+        root.sweeps.looked_at_held = time.monotonic()
     dead: list[int] = []
     if _may_look_for_dead(root, counters):
-        dead = [segment for segment, _ in transaction.numbers("filling", files, root.last_filling)]
-        root.last_filling = dead[-1] if len(dead) == files else 0
-        root.looked_for_dead = time.monotonic() if root.last_filling == 0 else root.looked_for_dead
+        dead = [segment for segment, _ in transaction.numbers("filling", files, root.sweeps.last_filling)]
+        root.sweeps.last_filling = dead[-1] if len(dead) == files else 0
+        root.sweeps.looked_for_dead = time.monotonic() if root.sweeps.last_filling == 0 else root.sweeps.looked_for_dead
     return _Sweep(surplus, held, dead)
 
 
@@ -180,7 +179,7 @@ def _give_back(
     for row in chosen.held:
         freed += _look_again(root, transaction, counters, row, unlinked, now, stays=stays, rotate=rotate)
     if counters.held < held:  # somebody let go, maybe of more: the next put looks on
-        root.looked_at_held = 0.0
+        root.sweeps.looked_at_held = 0.0
     for segment in chosen.dead:
         found = transaction.segment(segment)
         if _unlink(root, transaction, counters, segment, FILLING, unlinked, now):

@@ -46,6 +46,36 @@ class KeptFile(NamedTuple):
     file: ClaimedFile
 
 
+@dataclass(eq=False, slots=True)
+class NextPut:
+    """State of the reuse of files in this process: see `engine/protocols/reuse.py`.
+
+    Attributes:
+        file: what the next put may fill.
+        filled_before: bytes of the last segment that was published by itself.
+        keeps_none_for: puts for which no file is to be kept.
+    """
+
+    file: KeptFile | None = None
+    filled_before: int = 0
+    keeps_none_for: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class SweepLooks:
+    """State of the sweeps of this process: see `engine/protocols/sweep.py`.
+
+    Attributes:
+        looked_at_held: when it last did, monotonic.
+        looked_for_dead: when it last came to the end of the filling rows, monotonic.
+        last_filling: the row where it stopped.
+    """
+
+    looked_at_held: float = 0.0
+    looked_for_dead: float = 0.0
+    last_filling: int = 0
+
+
 class Home(Protocol):
     """The host that commits changes of a store's keys: this one (`Alone`), or one of many (`protocols.Elsewhere`)."""
 
@@ -94,13 +124,9 @@ class Root:
     on_tmpfs: bool
     storage: StorageDriver
     uses: set[weakref.ref[Any]] = field(default_factory=set[weakref.ref[Any]])  # see `RootUse`
-    kept_file: KeptFile | None = None  # what the next put may fill
     before_close: Callable[[Root], None] = field(default=lambda root: None)  # gives back what this process keeps
-    filled_before: int = 0  # bytes of the last segment that was published by itself
-    keeps_none_for: int = 0  # puts for which no file is to be kept
-    looked_at_held: float = 0.0  # when this process last did, monotonic
-    looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
-    last_filling: int = 0  # the row where it stopped
+    next_put: NextPut = field(default_factory=NextPut)
+    sweeps: SweepLooks = field(default_factory=SweepLooks)
     not_removed: float = 0.0  # until when nobody looks again whether the store is being removed
     look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
     home: Home = ALONE  # of its keys, as far as this process knows
@@ -121,7 +147,7 @@ class Root:
         """Gives up what must not be shared with the parent. A forked child calls it before it does anything."""
         self.catalog.leave_to_parent()
         self.guard = self.catalog.guard
-        self.kept_file, self.filled_before = None, 0
+        self.next_put.file, self.next_put.filled_before = None, 0
         self.home = ALONE  # connections to others are the parent's
         if self.lock is not None:
             self.lock.forget_threads()

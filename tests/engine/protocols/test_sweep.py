@@ -51,10 +51,10 @@ def test_puts_give_back_what_the_dead_filled(root: str) -> None:
         for number in range(2):
             put(opened_root, b"key", b"%d" % number * 5000)
         assert len(os.listdir(f"{root}/segments")) == 2
-        assert opened_root.kept_file is not None  # the other one is this process's next
+        assert opened_root.next_put.file is not None  # the other one is this process's next
         with opened_root.guard:
             counters = opened_root.catalog.view(lambda transaction: transaction.counters())
-            assert (counters.filling, counters.retired) == (opened_root.kept_file.size, 0)
+            assert (counters.filling, counters.retired) == (opened_root.next_put.file.size, 0)
 
 
 def test_versions_that_are_held_hide_none_that_are_not(root: str) -> None:

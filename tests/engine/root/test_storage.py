@@ -340,7 +340,7 @@ class TestSharedStorage(StorageContract):
         for number in range(6):
             put(root, b"key", bytes([number]) * 5000)
             fresh = set(os.listdir(root.segments)) - seen
-            assert len(fresh) == 1 and root.kept_file is None
+            assert len(fresh) == 1 and root.next_put.file is None
             seen |= fresh
         root.mutex.run(root.catalog.update, deadline_after(10), _end_leases)
         put(root, b"key", bytes(5000))
