@@ -1,7 +1,7 @@
 """Bytes of values on storage that hosts share: a process reads the files itself, and no host sends anything.
 
 What a host has written lies in its own folder there (`engine.segments_of`). Readers lock nothing: see
-`engine/files/shared_storage.py` for what they compare instead, and for how long a file stays.
+`engine/files/segments.py` for what they compare instead, and for how long a file stays.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def hold_at_once(root: Root, key: bytes) -> MappedEntry | None:
             return MappedEntry(record) if record.adopted is record.parts is None else MISFIT
         if not root.storage.maps_at_once:
             return MISFIT
-        # 2. Open, lock and compare the segment, 3. map it: see `map_segment` in `files/segments.py`
+        # 2. Open, lock and compare the segment, 3. map it: see `map_segment` in `engine/files/segments.py`
         try:
             mapping = root.storage.map(record, live=True)
         except CorruptionError as error:
