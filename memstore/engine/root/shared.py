@@ -264,7 +264,7 @@ def mapped_size(record: Record) -> int:
 
 
 class SharedStorage(StorageDriver):
-    """Files on storage that hosts share. A byte of a local file says who fills one: see `engine/files/segments.py`."""
+    """Files on storage that hosts share. A byte of a local file says who fills one: see `files/segments.py`."""
 
     maps_at_once = False
     sees_all_hosts = True
