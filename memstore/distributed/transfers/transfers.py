@@ -156,7 +156,7 @@ class Transfers:
         if not files.are_there(record):
             return None
         why_gone = f"its file was kept for the grace time of the store, {shared.grace:g} s, and no longer"
-        mapping = map_file(None, mapped_size(record))
+        mapping = map_file(None, mapped_size(record, record.segments))
         placed = [(bytes.fromhex(host), extent) for host, _, extent in root.storage.placed(record)]
         absent = AbsentBytes(key, record, placed, mapping, files.read, seconds, lambda until: None, None, why_gone)
         if record.objects_checksum is not None and not absent.header(deadline):

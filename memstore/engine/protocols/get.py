@@ -30,9 +30,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from memstore.engine.files import map_external, other_size
-from memstore.engine.format import Extent, Record, base_after, decode_external, end_of
+from memstore.engine.format import Record, decode_external
 from memstore.engine.protocols.elsewhere import MappedEntry, elsewhere_of, is_served
-from memstore.engine.root import Root, reopen_root
+from memstore.engine.root import Root, mapped_size, reopen_root
 from memstore.errors import ContentionError, CorruptionError, StorageError
 
 _RETRY_EVERY = 0.0005  # seconds, in mode "r"
@@ -149,14 +149,9 @@ def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> 
     try:
         if record.adopted is not None:
             files = decode_external(record.adopted)
-            _check_room(record, files)
             with root.guard:
-                return MappedEntry(record, map_external(files, record.nbytes))
-        if record.parts is not None:
-            if not (extents := record.segments):
-                return MappedEntry(record)
-            _check_room(record, extents)
-        elif not record.segment:
+                return MappedEntry(record, map_external(files, mapped_size(record, files)))
+        if not record.size:  # no segment, nor several
             return MappedEntry(record)
         mapping = root.storage.map(record, live=live)
         return None if mapping is None else MappedEntry(record, mapping)
@@ -170,13 +165,6 @@ def _of_key(error: CorruptionError | StorageError, key: bytes) -> CorruptionErro
     if isinstance(error, StorageError):
         return StorageError(text, key=name, code=error.code, path=error.path, host=error.host)
     return CorruptionError(text, key=name, path=error.path, detail=error.detail)
-
-
-def _check_room(record: Record, extents: Sequence[Extent]) -> None:
-    """Raises CorruptionError where the room behind the files is more than leaves can need that are put together."""
-    end = base_after(end_of(extents), 0)
-    if record.nbytes - end > end * len(extents):
-        raise CorruptionError(f"{record.nbytes:,} bytes can't come of {end:,} bytes of files")
 
 
 def damaged_entry(root: Root, key: bytes, record: Record) -> CorruptionError:

@@ -48,7 +48,6 @@ from memstore.engine.root.shared import (
     check_owner,
     create_segments,
     create_shared,
-    mapped_size,
     new_shared,
     no_state,
     paths_of,
@@ -68,6 +67,7 @@ from memstore.engine.root.storage import (
     StorageDriver,
     StorePaths,
     largest_for,
+    mapped_size,
     size_class,
 )
 

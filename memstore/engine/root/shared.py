@@ -36,11 +36,18 @@ from memstore.engine.files import (
     read_stored,
     segment_path,
 )
-from memstore.engine.format import Record, SegmentExtent, end_of
+from memstore.engine.format import Record, SegmentExtent
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS, check_filesystem, filesystem_name, is_network
 from memstore.engine.root.folder import SHARED, Settings, Shared, encode_settings
-from memstore.engine.root.storage import OPEN_AGAIN, PlacedSegment, RetiredRow, StorageDriver, StorePaths
+from memstore.engine.root.storage import (
+    OPEN_AGAIN,
+    PlacedSegment,
+    RetiredRow,
+    StorageDriver,
+    StorePaths,
+    mapped_size,
+)
 from memstore.engine.sync import boot_clock
 from memstore.errors import (
     NotAStoreError,
@@ -253,13 +260,6 @@ def no_state(root: str, state: str) -> NotServedError:
     )
 
 
-def mapped_size(record: Record) -> int:
-    """Returns how many addresses a value takes."""
-    if record.start:
-        return record.segments[0].size
-    return max(record.nbytes, end_of(record.segments))
-
-
 # --- the driver -------------------------------------------------------------------------------------------------------
 
 
@@ -286,7 +286,8 @@ class SharedStorage(StorageDriver):
         return StorageFile(self._claims, segment, path, flags, self._file_mode, self.fd)
 
     def map(self, record: Record, *, live: bool = False) -> Mapping | None:
-        return self._bring(self.placed(record), mapped_size(record), live=live)
+        placed = self.placed(record)
+        return self._bring(placed, mapped_size(record, [one.extent for one in placed]), live=live)
 
     def map_segment(self, extent: SegmentExtent, *, live: bool = False, writable: bool = False) -> Mapping | None:
         if writable:

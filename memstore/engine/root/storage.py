@@ -32,9 +32,9 @@ from memstore.engine.files import (
     remove_file,
     segment_path,
 )
-from memstore.engine.format import Record, SegmentExtent, end_of
+from memstore.engine.format import Extent, Record, SegmentExtent, base_after, end_of
 from memstore.engine.root.folder import Settings
-from memstore.errors import MemstoreError, NotAStoreError, PermissionDeniedError, StoreClosedError
+from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, PermissionDeniedError, StoreClosedError
 
 OPEN_AGAIN = "open the store again, where it is now"
 
@@ -67,6 +67,19 @@ class RetiredRow(NamedTuple):
     size: int
     sequence: int
     segment: int
+
+
+def mapped_size(record: Record, extents: Sequence[Extent]) -> int:
+    """Returns how many addresses a value takes that lies in these files.
+
+    Raises CorruptionError where the room behind the files is more than leaves can need that are put together.
+    """
+    if record.start:
+        return extents[0].size
+    end = end_of(extents)
+    if record.nbytes - base_after(end, 0) > base_after(end, 0) * len(extents):
+        raise CorruptionError(f"{record.nbytes:,} bytes can't come of {end:,} bytes of files")
+    return max(record.nbytes, end)
 
 
 class StorageDriver(ABC):
@@ -173,10 +186,11 @@ class StorageDriver(ABC):
 
     def placed(self, record: Record) -> list[PlacedSegment]:
         """Returns the segments of a record. Unless `sees_all_hosts`, only the paths of this host's are right."""
-        hosts = [self.store] * len(record.segments) if record.hosts is None else map(bytes.hex, record.hosts)
+        extents = record.segments
+        hosts = [self.store] * len(extents) if record.hosts is None else map(bytes.hex, record.hosts)
         return [
             PlacedSegment(host, segment_path(self._folder_of(host), extent.segment), extent)
-            for host, extent in zip(hosts, record.segments, strict=False)
+            for host, extent in zip(hosts, extents, strict=False)
         ]
 
     def _folder_of(self, member: str) -> str:
@@ -256,7 +270,7 @@ class LocalFiles(StorageDriver):
             raise self.closed_error()
         if not record.segment:
             extents = record.segments
-            return self._map_all(extents, max(record.nbytes, end_of(extents)), live=live)
+            return self._map_all(extents, mapped_size(record, extents), live=live)
         path = segment_path(self.path, record.segment)
         extent = SegmentExtent(record.segment, record.put_id, record.size, record.start)
         return map_segment(path, extent, store=self.store, dir_fd=self.fd, live=live, keep_open=self.keeps_open)
