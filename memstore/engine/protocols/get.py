@@ -163,7 +163,7 @@ def _of_key(error: CorruptionError | StorageError, key: bytes) -> CorruptionErro
     """Makes the same error with the key."""
     name, text = key.decode(), f"{key.decode()!r}: {error}"
     if isinstance(error, StorageError):
-        return StorageError(text, key=name, code=error.code, path=error.path, host=error.host)
+        return StorageError(text, key=name, code=error.errno, path=error.path, host=error.host)
     return CorruptionError(text, key=name, path=error.path, detail=error.detail)
 
 

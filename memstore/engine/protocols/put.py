@@ -57,7 +57,7 @@ import msgspec
 from memstore import _wording as wording
 from memstore.engine.catalog import MOST_FOR_VALUES, Counters, Transaction, tables
 from memstore.engine.files import ClaimedFile, OwnedFile, SealedSegment, SegmentWriter, WritableMemory, remove_file
-from memstore.engine.format import FILLING, LIVE, RETIRED, Header, HeaderSlots, Record, SegmentRow
+from memstore.engine.format import LIVE, RETIRED, Header, HeaderSlots, Record, SegmentRow
 from memstore.engine.protocols.change import (
     SMALL,
     Change,
@@ -74,6 +74,7 @@ from memstore.engine.protocols.reuse import (
     ReplacedFile,
     Reuse,
     begin_filling,
+    is_filling,
     keep_file,
     replaced_file,
     retire,
@@ -663,7 +664,7 @@ def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False)
 
 def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedFile], *, keep: bool) -> None:
     with root.guard:
-        ours = root.catalog.view(lambda transaction: [writer for writer in writers if _is_ours(transaction, writer)])
+        ours = root.catalog.view(lambda transaction: [writer for writer in writers if is_filling(transaction, writer)])
         kept = [writer for writer in ours if keep and writer.is_reusable]
         gone = [writer for writer in ours if writer not in kept]
 
@@ -681,11 +682,6 @@ def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedF
             root.sync_unlinked()
         if ours:
             root.catalog.update(drop, is_delete=True)
-
-
-def _is_ours(transaction: Transaction, writer: SegmentWriter) -> bool:
-    row = transaction.segment(writer.segment)
-    return row is not None and row.state == FILLING and row.put_id == writer.put_id
 
 
 def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None:

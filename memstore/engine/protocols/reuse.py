@@ -326,14 +326,15 @@ def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
     with root.guard:
         if root.next_put.file is not None or writer.size >= syscalls.HUGE_PAGE:
             return False
-        if not _is_filling(root, writer):
+        if not root.catalog.view(is_filling, writer):
             return False
         root.next_put.file = KeptFile(writer.segment, writer.put_id, writer.size, writer.file)
     return True
 
 
-def _is_filling(root: Root, writer: SegmentWriter) -> bool:
-    row = root.catalog.view(Transaction.segment, writer.segment)
+def is_filling(transaction: Transaction, writer: SegmentWriter) -> bool:
+    """Returns whether the file is still being filled under the writer's put id."""
+    row = transaction.segment(writer.segment)
     return row is not None and (row.state, row.put_id) == (FILLING, writer.put_id)
 
 
@@ -365,13 +366,9 @@ def close_kept_file(root: Root) -> None:
     except (OSError, MemstoreError) as error:
         log.debug("%s: the file that was kept for the next put is left to the next sweep: %s", root.path, str(error))
     finally:
-        _forget_kept_file(root)
-
-
-def _forget_kept_file(root: Root) -> None:
-    kept, root.next_put.file = root.next_put.file, None
-    if kept is not None:
-        _unlock_and_close(kept.file)
+        kept, root.next_put.file = root.next_put.file, None
+        if kept is not None:
+            _unlock_and_close(kept.file)
 
 
 def _unlock_and_close(file: ClaimedFile) -> None:
