@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +11,13 @@ import pytest
 
 from memstore.engine import opening
 from memstore.engine.catalog import Transaction
-from memstore.engine.files import SealedSegment, SegmentWriter
+from memstore.engine.files import OwnedFile, SealedSegment, SegmentWriter, erase_put_id
 from memstore.engine.format import LIVE, RETIRED, Record, SegmentExtent, header_size
 from memstore.engine.format.headers import Header, HeaderSlots, Span, lay_out
 from memstore.engine.protocols.get import hold
 from memstore.engine.protocols.reuse import is_leased
 from memstore.engine.protocols.sweep import sweep_all
-from memstore.engine.root import LocalFiles, Overlay, SharedStorage, StorageDriver
+from memstore.engine.root import LocalFiles, Overlay, SharedStorage, StorageDriver, shared
 from memstore.engine.root.roots import Root
 from memstore.engine.root.shared import STATE_VARIABLE
 from memstore.engine.sync import boot_clock, deadline_after
@@ -326,6 +326,12 @@ class TestOverlay(StorageContract):
         held.clear()
         assert _open_segments(root) == []
 
+    def test_a_parked_file_stays_open(self, root: Root) -> None:
+        writer, _ = self.fill(root)
+        writer.file.park(root.guard)
+        assert writer.file.lock_file.fd >= 0 and len(_open_segments(root)) == 1
+        writer.close()
+
 
 class TestSharedStorage(StorageContract):
     kind = SharedStorage
@@ -346,6 +352,20 @@ class TestSharedStorage(StorageContract):
         put(root, b"key", bytes(5000))
         assert len(set(os.listdir(root.segments)) - seen) == 1
         assert root.storage.limit(root.catalog.view(Transaction.counters)) == 0
+
+    def test_a_file_that_another_host_removes_while_it_is_read_is_not_that_put_any_more(
+        self, root: Root, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        extent, real = self.put(root), shared.read_stored
+
+        def read(file: OwnedFile, pieces: Sequence[tuple[int, int, int]]) -> bool:
+            is_read = real(file, pieces)
+            with open(f"{root.segments}/{FIRST:016x}.safetensors", "r+b") as written:
+                erase_put_id(written.fileno())
+            return is_read
+
+        monkeypatch.setattr(shared, "read_stored", read)
+        assert self.map(root, extent) is None
 
     def test_no_rows_are_written_in_place(self, root: Root) -> None:
         extent = self.put(root)
