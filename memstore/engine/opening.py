@@ -20,7 +20,7 @@ from typing import Literal
 from memstore._wording import of_no_place
 from memstore.engine import syscalls
 from memstore.engine.catalog import Catalog, Transaction
-from memstore.engine.files import LockFile, OwnedFile
+from memstore.engine.files import LockFile
 from memstore.engine.protocols import (
     LOOKED_AT,
     SMALL,
@@ -39,9 +39,13 @@ from memstore.engine.root import (
     SEGMENTS,
     TMPFS,
     Durability,
+    LocalFiles,
+    Overlay,
     Root,
     RootUse,
     Settings,
+    SharedStorage,
+    StorageDriver,
     StorePaths,
     check_alone,
     check_filesystem,
@@ -175,7 +179,7 @@ def check_is_host(use: RootUse) -> None:
     Who becomes one opens it before. So there is a state folder, in which nobody else would see what is put.
     """
     root = use.root
-    if root.shared is not None and not root.catalog.has_membership():
+    if root.settings.shared is not None and not root.catalog.has_membership():
         close_root(use)
         raise no_state(root.path, root.state)
 
@@ -529,17 +533,20 @@ def _assemble(
 ) -> RootUse:
     """Maps the pages, opens the catalog and registers the root, with its first use; the folder is locked."""
     path = places.state
-    segments = OwnedFile(places.segments, os.O_RDONLY | os.O_DIRECTORY)
     with roots.lock:  # a child that is forked meanwhile would keep the lock too
         needs_files = not mappings_keep_locks(f"{path}/{DOORBELL}")
     lock = LockPage(f"{path}/{LOCK}", keep_open=needs_files) if writable else None
     watch = lock.watch if lock is not None else None
+    if settings.shared is not None:
+        storage: StorageDriver = SharedStorage(places, settings)
+    else:
+        storage = Overlay(places, settings) if needs_files else LocalFiles(places, settings)
     doorbell = Doorbell.open(f"{path}/{DOORBELL}", writable=writable, watch=watch)
 
     def register() -> RootUse:
         with roots.lock:  # so that no child gets an environment that it doesn't know of
             catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
-            root = Root(places, settings, lock, doorbell, catalog, on_tmpfs, needs_files, segments)
+            root = Root(places, settings, lock, doorbell, catalog, on_tmpfs, storage)
             root.before_close = close_kept_file
             if lock is not None:
                 lock.recover = lambda: after_death(root)

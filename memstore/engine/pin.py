@@ -69,7 +69,7 @@ class Pin:
         if record.hosts is not None:
             deadline = deadline_after(self.options.timeout)
             return elsewhere_of(self.root).hold_version(name, record, deadline, lazily=lazily or not record.description)
-        with self.root.guard:
+        with self.root.reading():
             return map_entry(self.root, name, record)
 
     def gone(self) -> VersionGoneError:
@@ -87,10 +87,8 @@ class Pin:
         self.localize()
         if (why := _why_not_in_place(root)) is not None:
             raise self._gone(why)
-        extents = self.record.segments
-        if self.record.hosts is not None and root.shared is not None:  # those of others stay for their grace time
-            extents = self.record.here(root.member_id())
-        elif self.record.hosts is not None:
+        extents = root.storage.leased(self.record)
+        if extents is None:
             raise self.gone()
         if not extents:
             return
@@ -105,7 +103,9 @@ class Pin:
 
         Raises StoreFullError, CrossHostError, HomeUnavailableError, VersionGoneError.
         """
-        if self.held is None or self.held.absent is None or self.record.hosts is None or self.root.shared is not None:
+        if self.held is None or self.held.absent is None or self.record.hosts is None:
+            return
+        if self.root.storage.sees_all_hosts:
             return
         self.held = self.held.absent.localized()
         local = self.held.record

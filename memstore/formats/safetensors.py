@@ -1,7 +1,7 @@
 """safetensors files, and Hugging Face's checkpoints of several: served in place, and written.
 
 A file gives a dict of its tensors by name, as `safetensors.torch.load_file` does; a checkpoint one of all that its
-index (`*.safetensors.index.json`) lists. The rules of headers are in the engine's `format/safetensors.py`.
+index (`*.safetensors.index.json`) lists. The rules of headers are in `engine/format/headers.py`.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ async def test_waits_go_on_when_the_connection_breaks(pair: Cluster, store: Asyn
     waiting = [asyncio.ensure_future(store.wait(f"key{number}", timeout=LONG)) for number in range(30)]
     await until(lambda: waits_at(pair.homes[1]) == 30)
     assert store._lazy.opened_root is not None
-    links = store._lazy.opened_root.elsewhere._links
+    links = store._lazy.opened_root.home._links
     for link in links._links.values():
         link.current.break_off("a test does it")
     await until(lambda: sum(isinstance(request, Wait) for request in list(pair.homes[1].asked)) == 60)
@@ -277,7 +277,7 @@ async def test_waits_outlast_a_home_that_is_away(
     await asyncio.to_thread(there.close)
     monkeypatch.setattr(there, "close", lambda: None)
     assert store._lazy.opened_root is not None
-    link = store._lazy.opened_root.elsewhere._links._links[there.member.address]
+    link = store._lazy.opened_root.home._links._links[there.member.address]
     await until(lambda: link._tries > 2)  # it was looked for, and not found
     assert not any(task.done() for task in waiting)
     with Home(pair.stores[1].root, there.member.address) as again:

@@ -133,7 +133,7 @@ class Environment:
             self.tables |= {name: self.handle.open_db(name.encode(), create=False) for name in tables.SERVED}
 
     def _check_identity(self, status: os.stat_result) -> None:
-        """Who opens by the path again, as a forked child does, may find another store there."""
+        """Raises NotAStoreError if the path, which a forked child opens again, leads to another store by now."""
         found = (status.st_dev, status.st_ino)
         if self._identity not in (None, found):
             raise NotAStoreError(f"{self.path} was replaced while it was open: open the store again")
@@ -186,7 +186,7 @@ class Environment:
     # --- size ---------------------------------------------------------------------------------------------------------
 
     def allocate(self, size: int) -> None:
-        """Of data.mdb, to be mapped afterwards."""
+        """Allocates so much of data.mdb, to be mapped afterwards."""
         fd = syscalls.open_file(self.path, os.O_RDWR)
         try:
             self._check_identity(syscalls.status(fd))

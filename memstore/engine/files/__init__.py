@@ -18,33 +18,33 @@ from memstore.engine.files.mapping import (
 )
 from memstore.engine.files.segments import (
     ClaimedFile,
+    ClaimedOnOverlay,
+    ClaimedOnStorage,
+    FileClaims,
     KeptMappings,
     PreparedFile,
     SealedSegment,
     SegmentWriter,
+    SharedStorageWriter,
+    StorageFile,
     WritableMemory,
     erase_put_id,
+    fits,
     map_segment,
     map_segments,
+    open_stored,
     other_size,
+    read_stored,
     remove_file,
     segment_path,
     vacate,
     write_slots,
     write_state,
 )
-from memstore.engine.files.shared_storage import (
-    ClaimedOnStorage,
-    FileClaims,
-    SharedStorageWriter,
-    StorageFile,
-    fits,
-    open_stored,
-    read_stored,
-)
 
 __all__ = [
     "ClaimedFile",
+    "ClaimedOnOverlay",
     "ClaimedOnStorage",
     "FileClaims",
     "ExternalFiles",

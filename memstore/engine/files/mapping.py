@@ -44,20 +44,20 @@ class OwnedFile:
     """A file descriptor that is closed when nothing refers to it any more.
 
     It is never copied: the copy would close it too, when the number may be that of another file already.
+
+    Attributes:
+        fd: the descriptor; -1 once it is closed.
     """
 
-    __slots__ = ("__weakref__", "_fds")
+    __slots__ = ("__weakref__", "_fds", "fd")
 
     def __init__(self, path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> None:
         self._fds: list[int] = []
         syscalls.open_into(self._fds, path, flags, mode, dir_fd)
-
-    @property
-    def fd(self) -> int:
-        """The descriptor; -1 once it is closed."""
-        return self._fds[0] if self._fds else -1
+        self.fd = self._fds[0]
 
     def close(self) -> None:
+        self.fd = -1  # first: once it is closed, the number may be another file's
         syscalls.close_all(self._fds)
 
     def __reduce__(self) -> NoReturn:

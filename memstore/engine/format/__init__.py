@@ -4,27 +4,38 @@ from __future__ import annotations
 
 from memstore.engine.format.headers import (
     ALIGNMENT,
+    ELEMENT_SIZES,
     HEAD_SIZE,
+    HEADER_LIMIT,
+    METADATA,
     PART_MARK,
+    PLAIN_METADATA,
     PUT_ID_AT,
+    SAFETENSORS_DTYPES,
     SLOTS_OFFSET,
     STATE_AT,
+    STATE_WORDS,
+    TORCH_DTYPES,
     Header,
+    HeaderEntry,
     HeaderSlots,
     ParsedHeader,
     Span,
     belongs,
     check_header,
     copy_header,
+    header_size,
     lay_out,
     leading_base64,
+    make_header,
     may_be_mutable,
     names_put,
     objects_at,
     read_header,
     read_objects,
     read_slots,
-    state_word,
+    read_tensors,
+    split_header,
 )
 from memstore.engine.format.records import (
     DAMAGED_BEFORE,
@@ -62,19 +73,6 @@ from memstore.engine.format.records import (
     plan_bytes,
     replaced_by,
     with_checksum,
-)
-from memstore.engine.format.safetensors import (
-    ELEMENT_SIZES,
-    HEADER_LIMIT,
-    METADATA,
-    PLAIN_METADATA,
-    SAFETENSORS_DTYPES,
-    TORCH_DTYPES,
-    HeaderEntry,
-    header_size,
-    make_header,
-    read_tensors,
-    split_header,
 )
 
 __all__ = [
@@ -144,6 +142,6 @@ __all__ = [
     "read_tensors",
     "replaced_by",
     "split_header",
-    "state_word",
+    "STATE_WORDS",
     "with_checksum",
 ]

@@ -44,11 +44,7 @@ from memstore.engine.protocols.get import (
     files_of,
     hold,
     hold_at_once,
-    map_beside,
     map_entry,
-    mapped_size,
-    placed_segments,
-    stored_entry,
 )
 from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable, sync_rows
 from memstore.engine.protocols.put import Draft, delete, fill, put, retry_after_sweep
@@ -69,9 +65,6 @@ from memstore.engine.protocols.sweep import sweep_all, sweep_if_due
 __all__ = [
     "SMALL",
     "at_each_home",
-    "placed_segments",
-    "stored_entry",
-    "mapped_size",
     "sweep_if_due",
     "find_record",
     "home_now",
@@ -114,7 +107,6 @@ __all__ = [
     "hold",
     "hold_at_once",
     "lease",
-    "map_beside",
     "map_entry",
     "missing",
     "missing_ranks",

@@ -37,8 +37,7 @@ claim assigns the id of that put, so put ids are not in the order of versions.
 After an error, what was claimed is given back (`clean_up`). If the error is that the mutex was not to be had in time,
 giving back would wait for it as well: a single small file is kept for the next put instead.
 
-Which host is the home of a key is remembered, under the number `membership` of the catalog's counters:
-`root.homes_here` has it of groups of keys (their text before the first `/`) whose home was found to be here. The
+Which host is the home of a key is known to `root.home`, under the number `membership` of the catalog's counters. The
 transaction of a commit compares that number, which it reads anyway, and gives up before it has changed anything where
 it differs. So a store that nobody serves, whose number is 0, pays a comparison of two integers, and a served one a look
 into a dict. If the home is another host, that one commits (`Elsewhere.commit`).
@@ -47,10 +46,8 @@ into a dict. If the home is another host, that one commits (`Elsewhere.commit`).
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import logging
-import os
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import TypeVar
@@ -59,20 +56,8 @@ import msgspec
 
 from memstore import _wording as wording
 from memstore.engine.catalog import MOST_FOR_VALUES, Counters, Transaction, tables
-from memstore.engine.files import (
-    ClaimedFile,
-    ClaimedOnStorage,
-    LockFile,
-    OwnedFile,
-    SealedSegment,
-    SegmentWriter,
-    SharedStorageWriter,
-    StorageFile,
-    WritableMemory,
-    remove_file,
-    segment_path,
-)
-from memstore.engine.format import FILLING, LIVE, RETIRED, Header, HeaderSlots, Record, SegmentRow
+from memstore.engine.files import ClaimedFile, OwnedFile, SealedSegment, SegmentWriter, WritableMemory, remove_file
+from memstore.engine.format import LIVE, RETIRED, Header, HeaderSlots, Record, SegmentRow
 from memstore.engine.protocols.change import (
     SMALL,
     Change,
@@ -89,11 +74,10 @@ from memstore.engine.protocols.reuse import (
     ReplacedFile,
     Reuse,
     begin_filling,
+    is_filling,
     keep_file,
-    keep_for_grace,
     replaced_file,
     retire,
-    size_class,
     take_kept_file,
     unclaim,
 )
@@ -143,7 +127,7 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     """
     if len(drafts) == 1:
         return retry_after_sweep(_put, root, drafts, deadline, drafts[0].key.decode())
-    check_one_home(root, [draft.key for draft in drafts])
+    root.home.number([draft.key for draft in drafts])  # raises, before anything is done, if they have several homes
     return retry_after_sweep(_put, root, drafts, deadline, None)
 
 
@@ -165,7 +149,10 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     try:
         # Steps 2 and 3, claim and fill, for each key. An inline value has no header, and needs neither.
         for draft in drafts:
-            changes.append(write(root, draft, writers, deadline))
+            if draft.header is None:
+                changes.append(Change(draft.key, draft.content, draft.expect, seals=draft.seals))
+            else:
+                changes.append(write(root, draft, writers, deadline))
         # 4. Commit, of all keys at one moment; and 5. what follows.
         versions = publish(root, changes, deadline)
     except BaseException as error:
@@ -214,7 +201,7 @@ def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: floa
     # 3. Fill. Room that isn't there shows in the first line. A kill leaves a filling row, and the file unlocked.
     writer.allocate(header, content.nbytes, root.guard, huge_pages=root.on_tmpfs)
     checksums = draft.fill(writer)
-    segment = writer.seal(checksums, durable=root.settings.durable)
+    segment = writer.seal(checksums, durable=root.storage.durable)
     if is_mutable:
         writer.unmap()  # it is written through another mapping, and never again by a put
     if len(writers) > _OPEN_FILES:
@@ -247,7 +234,7 @@ def claim(
 
     With `exact`, it is a new one of just this size: zeros, which nobody has to write.
     """
-    if root.kept_file is not None and not batch and not exact:
+    if root.next_put.file is not None and not batch and not exact:
         kept = take_kept_file(root, header + nbytes)
         if kept is not None:
             return kept
@@ -258,15 +245,14 @@ def claim(
 
 
 def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, *, exact: bool) -> SegmentWriter:
-    reuse = Reuse(header + nbytes)
-    exact = exact or root.claims is not None  # on shared storage no file is used again
+    reuse, storage = Reuse(header + nbytes), root.storage
 
     def allot(transaction: Transaction) -> tuple[int, int, int]:  # called again if the catalog's map had to grow
         counters = transaction.counters()
         if not exact and reuse.take(root, transaction, counters) and reuse.row is not None:
             size, _, segment = reuse.row
         else:
-            size = size_of_new(root, header, nbytes, exact=exact)
+            size = header + (nbytes if exact else storage.room_for(nbytes))
             _check_capacity(root, counters, size)
             segment = counters.number = counters.number + 1
         put_id = begin_filling(transaction, counters, segment, key, size, batch)
@@ -279,44 +265,23 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
         except BaseException:
             reuse.close()
             raise
-        path = segment_path(root.segments, segment)
-        if root.claims is not None:
-            file = _create(root, path, segment)
-            claimed = ClaimedOnStorage(path, file, root.segments_fd)
-            return SharedStorageWriter(claimed, segment, put_id, size, is_new=True)
-        is_new = reuse.file is None
-        file = reuse.file or _create(root, path, segment)
-        spare = None if is_new else root.spares.take(segment, size)
-        claimed = ClaimedFile(path, file, root.segments_fd)
-        return SegmentWriter(claimed, segment, put_id, size, is_new=is_new, spare=spare)
-
-
-def size_of_new(root: Root, header: int, nbytes: int, *, exact: bool = False) -> int:
-    """Returns the size of the file that `claim` makes where none is used again."""
-    return header + (nbytes if exact or root.claims is not None else size_class(nbytes))
+        file = reuse.file or _create(root, segment)
+        return storage.writer(file, segment, put_id, size, is_new=reuse.file is None)
 
 
 def park(root: Root, writer: SegmentWriter, deadline: float) -> None:
-    """Gives back the memory of a sealed segment of a large batch, and closes its file where a mapping keeps locks."""
+    """Gives back the memory of a sealed segment of a large batch, and closes its file where that can be claimed so."""
     writer.unmap()
-    if not root.locks_need_files:
-        root.mutex.run(writer.file.park, deadline, root.guard)
+    root.mutex.run(writer.file.park, deadline, root.guard)
 
 
-def _create(root: Root, path: str, segment: int) -> LockFile:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+def _create(root: Root, segment: int) -> ClaimedFile:
     try:
-        if root.claims is not None:
-            file = StorageFile(root.claims, segment, path, flags, root.settings.file_mode, root.segments_fd)
-        else:
-            file = LockFile(path, flags, root.settings.file_mode, root.segments_fd)
-    except FileExistsError:
+        return root.storage.create(segment)
+    except FileExistsError as error:
         root.catalog.update(lambda transaction: _drop(transaction, segment), is_delete=True)
-        detail = "it is there already, and the catalog doesn't know it"
+        path, detail = error.filename, "it is there already, and the catalog doesn't know it"
         raise CorruptionError(f"{path}: {detail}: move it away", path=path, detail=detail) from None
-    if not file.lock():
-        raise BlockingIOError(errno.EAGAIN, f"{path} is new, and locked")
-    return file
 
 
 def _check_capacity(root: Root, counters: Counters, size: int) -> None:
@@ -367,25 +332,16 @@ class Committed(msgspec.Struct):
     gone: Sequence[int] = ()
 
 
-def check_one_home(root: Root, keys: Sequence[bytes]) -> None:
-    """Raises CrossHostError if the keys of one change have several homes. Called before anything is done for it."""
-    if root.membership:
-        elsewhere_of(root).home_here(keys)
-
-
 def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Commits changes at their home, which may be another host. Returns as `commit`, and raises what it raises.
 
     Raises CrossHostError, HomeUnavailableError, UnknownOutcomeError and StaleMembershipError too.
     """
+    keys = (changes[0].key,) if len(changes) == 1 else tuple([change.key for change in changes])
     while True:
-        membership = 0
-        if root.membership:
-            if len(changes) == 1:
-                membership = root.homes_here.get(changes[0].key.partition(b"/")[0], 0)
-            membership = membership or elsewhere_of(root).home_here([change.key for change in changes], deadline)
-            if not membership:
-                return elsewhere_of(root).commit(changes, deadline)
+        membership = root.home.number(keys, deadline)
+        if membership is None:
+            return elsewhere_of(root).commit(changes, deadline)
         try:
             return commit(root, changes, deadline, membership=membership)
         except MembershipChanged:
@@ -415,7 +371,10 @@ def commit(
         bells = {bell(first.key)}
         done = page.run(_commit_inline_locked, deadline, root, page, first.key, content, bells, membership)
     else:
-        bells = {bell(change.key) for change in changes if change.content is not None}  # nobody waits for deletions
+        bells = set[int]()
+        for change in changes:
+            if change.content is not None:  # nobody waits for deletions
+                bells.add(bell(change.key))
         done = page.run(_commit_locked, deadline, root, page, changes, bells, publication, membership)
     # 5. After the mutex. A kill leaves waiters asleep, who look again after a second.
     finish(root, bells, done.counters, len(done.retired))
@@ -530,7 +489,7 @@ def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
         spare = writer.spare()
         if spare is not None:
             with root.guard:
-                root.spares.keep(writer.segment, spare)
+                root.storage.mappings.keep(writer.segment, spare)
         writer.close()
 
 
@@ -591,8 +550,8 @@ def _write_changes(
         for number in replaced:  # one file can be kept, and no more
             if not replace_segment(transaction, counters, number, next_file if len(replaced) == 1 else None):
                 retired.append(number)
-    if retired and root.shared is not None:
-        keep_for_grace(root, transaction, retired)
+    if retired:
+        root.storage.retire(transaction, retired)
     if publication is not None:
         publication.settle(transaction, counters, versions[0])
     counters.publications += 1
@@ -628,9 +587,8 @@ def go_live(root: Root, batch: int, placed: Sequence[tuple[SealedSegment, int]],
     nbytes = 0
     for segment, version in placed:
         nbytes += segment.size
-        segment.file.go_live(
-            HeaderSlots(segment.put_id, LIVE, version, batch, len(placed)), durable=root.settings.durable
-        )
+        slots = HeaderSlots(segment.put_id, LIVE, version, batch, len(placed))
+        segment.file.go_live(slots, durable=root.storage.durable)
     counters.recent = max(nbytes, counters.recent - counters.recent // _RECENT)
 
 
@@ -706,8 +664,8 @@ def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False)
 
 def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedFile], *, keep: bool) -> None:
     with root.guard:
-        ours = root.catalog.view(lambda transaction: [writer for writer in writers if _is_ours(transaction, writer)])
-        kept = [writer for writer in ours if keep and writer.is_whole and root.claims is None]
+        ours = root.catalog.view(lambda transaction: [writer for writer in writers if is_filling(transaction, writer)])
+        kept = [writer for writer in ours if keep and writer.is_reusable]
         gone = [writer for writer in ours if writer not in kept]
 
         def drop(transaction: Transaction) -> None:
@@ -726,11 +684,6 @@ def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedF
             root.catalog.update(drop, is_delete=True)
 
 
-def _is_ours(transaction: Transaction, writer: SegmentWriter) -> bool:
-    row = transaction.segment(writer.segment)
-    return row is not None and row.state == FILLING and row.put_id == writer.put_id
-
-
 def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None:
     """Drops the row of a segment that is not to be published; with `keep`, its file is retired instead."""
     row, counters = transaction.segment(segment), transaction.counters()
@@ -747,9 +700,8 @@ def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None
 
 def _no_room_for_one(root: Root, drafts: Sequence[Draft], failed: int, reason: OSError) -> OneOfMany:
     """Makes the error for one of several drafts, once what was claimed is given back and not seen in the store."""
-    sizes = [
-        0 if draft.header is None else size_of_new(root, draft.header.nbytes, draft.content.nbytes) for draft in drafts
-    ]
+    room_for = root.storage.room_for
+    sizes = [0 if draft.header is None else draft.header.nbytes + room_for(draft.content.nbytes) for draft in drafts]
     return one_of_many(reason, drafts[failed].key, sizes[failed], len(drafts), sum(sizes))
 
 

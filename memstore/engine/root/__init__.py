@@ -43,7 +43,7 @@ from memstore.engine.root.folder import (
 from memstore.engine.root.roots import KeptFile, Root, RootUse, close_root, close_unused, reopen_root, use_root
 from memstore.engine.root.shared import (
     CLAIMS_FILE,
-    StorePaths,
+    SharedStorage,
     check_local,
     check_owner,
     create_segments,
@@ -58,6 +58,17 @@ from memstore.engine.root.shared import (
     state_of,
     storage_error,
     wait_for_storage,
+)
+from memstore.engine.root.storage import (
+    LocalFiles,
+    Overlay,
+    PlacedSegment,
+    RetiredRow,
+    StorageDriver,
+    StorePaths,
+    largest_for,
+    mapped_size,
+    size_class,
 )
 
 __all__ = [
@@ -75,6 +86,12 @@ __all__ = [
     "Durability",
     "Feature",
     "KeptFile",
+    "LocalFiles",
+    "Overlay",
+    "PlacedSegment",
+    "RetiredRow",
+    "SharedStorage",
+    "StorageDriver",
     "StorePaths",
     "Root",
     "Settings",
@@ -94,12 +111,15 @@ __all__ = [
     "discard",
     "filesystem_name",
     "is_in_memory",
+    "largest_for",
+    "size_class",
     "folder",
     "give_to_group",
     "has_settings",
     "holders_of",
     "lock_holders",
     "lockers_of",
+    "mapped_size",
     "mappers_of",
     "mappings_keep_locks",
     "new_settings",

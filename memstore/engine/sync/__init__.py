@@ -1,4 +1,4 @@
-"""What processes share beside files and catalog: mutexes and doorbells, in pages that all of them map; and clocks."""
+"""Mutexes and doorbells, in pages that all processes of a store map; and clocks."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def lend(root: Root, key: bytes = b"lent") -> None:
     """As a put does whose home is elsewhere, of a process that has put as many bytes before."""
     filled = fill(root, key, BYTES)
     (place,) = asked(root, filled).places
-    root.filled_before = filled.sealed[0].used
+    root.next_put.filled_before = filled.sealed[0].used
     run(root, lambda tables: tables.lend(place, Lent(key, OTHER)), deadline_after(10), sealed=filled.sealed)
     published(root, filled)
 

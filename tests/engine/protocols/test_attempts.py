@@ -378,7 +378,7 @@ def test_others_end_what_is_over(store: Root, how: str) -> None:
     if how == "prepare":
         part(store, rank(0, key=b"other"), b"")
     else:
-        store.looked_for_dead = 0.0
+        store.sweeps.looked_for_dead = 0.0
         bytes_store.put(store, b"other", B)
     assert [one.key for one in parts_of(store)] == [b"other"] * (how == "prepare")
     with pytest.raises(PartialCommitError, match="its lease was over"):
