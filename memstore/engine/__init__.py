@@ -18,71 +18,77 @@ pin           versions that stay readable, on their way to other processes too
 from __future__ import annotations
 
 from memstore.engine import index, syscalls
-from memstore.engine.catalog import AttemptOutcome, Catalog, CatalogCrowded, Now, PendingPart, Transaction, tables
-from memstore.engine.files import (
-    ClaimedFile,
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.catalog import Catalog, CatalogCrowded
+from memstore.engine.catalog.tables import AttemptOutcome, Now, PendingPart, Transaction
+from memstore.engine.files.mapping import (
     ExternalFiles,
     LockFile,
     Mapping,
     OwnedFile,
-    SealedSegment,
     SharedMemory,
-    WritableMemory,
     file_offsets,
-    fits,
     lies_in_mapping,
     map_external,
     map_file,
-    open_stored,
     opened,
-    read_stored,
-    segment_path,
     watch,
 )
-from memstore.engine.format import (
+from memstore.engine.files.segments import (
+    ClaimedFile,
+    SealedSegment,
+    WritableMemory,
+    fits,
+    open_stored,
+    read_stored,
+    segment_path,
+)
+from memstore.engine.format.headers import (
     ALIGNMENT,
     ELEMENT_SIZES,
-    FILLING,
     HEAD_SIZE,
     HEADER_LIMIT,
-    LIVE,
     METADATA,
-    OBJECTS_IN_RECORD,
     PART_MARK,
     PLAIN_METADATA,
-    PREPARED,
     SAFETENSORS_DTYPES,
     TORCH_DTYPES,
     Header,
     HeaderEntry,
-    Leaf,
-    MutableDescription,
     ParsedHeader,
-    Path,
-    Record,
-    SegmentExtent,
-    SegmentRow,
     Span,
-    base_after,
     belongs,
     check_header,
     copy_header,
-    decode_external,
-    decode_mutable,
-    decode_segments,
-    encode_extents,
-    encode_mutable,
-    end_of,
     header_size,
     lay_out,
     leading_base64,
     make_header,
     names_put,
     objects_at,
-    plan_bytes,
     read_objects,
     read_tensors,
     split_header,
+)
+from memstore.engine.format.records import (
+    FILLING,
+    LIVE,
+    OBJECTS_IN_RECORD,
+    PREPARED,
+    Leaf,
+    MutableDescription,
+    Path,
+    Record,
+    SegmentExtent,
+    SegmentRow,
+    base_after,
+    decode_external,
+    decode_mutable,
+    decode_segments,
+    encode_extents,
+    encode_mutable,
+    end_of,
+    plan_bytes,
 )
 from memstore.engine.opening import (
     Creation,
@@ -94,103 +100,78 @@ from memstore.engine.opening import (
     remove_unused,
 )
 from memstore.engine.pin import Pin, PinOptions, pack, unpack
-from memstore.engine.protocols import (
-    DEFAULT_LEASE,
-    IN_A_THREAD,
-    LOOK_EVERY,
-    MISFIT,
-    SMALL,
-    Absent,
+from memstore.engine.protocols.attempts import (
     AttemptFailure,
-    BegunWait,
+    Merge,
+    Participant,
+    ended,
+    missing_ranks,
+    version_of_outcome,
+)
+from memstore.engine.protocols.change import (
+    SMALL,
     Change,
     Content,
-    Draft,
-    Effects,
-    Elsewhere,
-    MappedEntry,
     MembershipChanged,
-    Merge,
-    MutableEntry,
-    Participant,
-    WaitState,
-    at_each_home,
-    change_served,
     check_version,
-    damaged_entry,
-    delete,
-    elsewhere_of,
-    ended,
-    files_of,
-    fill,
-    give_up,
-    hold,
-    hold_at_once,
-    home_now,
-    is_fellow,
-    is_served,
-    map_entry,
-    missing_ranks,
     mutable_entry,
     need_boxes,
     need_cluster,
     need_mutable,
+    record_of,
+)
+from memstore.engine.protocols.elsewhere import (
+    IN_A_THREAD,
+    Absent,
+    BegunWait,
+    Elsewhere,
+    MappedEntry,
+    WaitState,
+    at_each_home,
+    elsewhere_of,
+    home_now,
+    is_fellow,
+    is_served,
+    shared_id,
+)
+from memstore.engine.protocols.get import MISFIT, damaged_entry, files_of, hold, hold_at_once, map_entry
+from memstore.engine.protocols.mutable import MutableEntry, open_mutable, sync_rows
+from memstore.engine.protocols.put import Draft, delete, fill, put, retry_after_sweep
+from memstore.engine.protocols.reuse import DEFAULT_LEASE
+from memstore.engine.protocols.served import Effects, change_served
+from memstore.engine.protocols.sharded_put import (
+    LOOK_EVERY,
+    give_up,
     no_version,
-    open_mutable,
     outcome_of,
     pending_parts,
     prepare,
-    put,
-    record_of,
-    retry_after_sweep,
-    shared_id,
-    sweep_all,
-    sweep_if_due,
-    sync_rows,
     to_explain,
-    version_of_outcome,
 )
-from memstore.engine.repair import FoundPart, repair_store, verify_store
-from memstore.engine.root import (
-    DOORBELL,
-    Root,
-    RootUse,
-    absolute_path,
-    close_root,
-    create_file,
-    filesystem_name,
-    has_settings,
-    is_in_memory,
-    lock_holders,
-    mapped_size,
-    reopen_root,
-    segments_of,
-    state_folder,
-    storage_error,
-    wait_for_storage,
-)
-from memstore.engine.sync import (
+from memstore.engine.protocols.sweep import sweep_all, sweep_if_due
+from memstore.engine.repair.repair import repair_store
+from memstore.engine.repair.salvage import FoundPart
+from memstore.engine.repair.verify import verify_store
+from memstore.engine.root.filesystem import filesystem_name, is_in_memory, lock_holders
+from memstore.engine.root.folder import DOORBELL, absolute_path, create_file, has_settings
+from memstore.engine.root.roots import Root, RootUse, close_root, reopen_root
+from memstore.engine.root.shared import segments_of, state_folder, storage_error, wait_for_storage
+from memstore.engine.root.storage import mapped_size
+from memstore.engine.sync.pages import CONTROL_SIZE, SPARE_AT, check_page, new_page
+from memstore.engine.sync.primitives import Refusal, Watch, boot_clock, boot_id, deadline_after
+from memstore.engine.sync.replay_state import (
     CLAIMED,
     CLAIMING,
     CLAIMS_SIZE,
-    CONTROL_SIZE,
     FREE,
     INSERTS,
     PUBLISHING,
     QUEUE_SIZE,
     SAMPLES,
-    SPARE_AT,
     Claim,
     ClaimTable,
     LimiterQueue,
-    Refusal,
     RingNumbers,
-    Watch,
-    boot_clock,
-    boot_id,
-    check_page,
-    deadline_after,
-    new_page,
 )
 from memstore.engine.usage import Holding, huge_page_bytes, measure, resource_errors, stores_of_machine, who_holds
 

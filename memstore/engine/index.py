@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from memstore.engine.catalog import Transaction, tables
-from memstore.engine.format import Record
-from memstore.engine.protocols import elsewhere_of, find_record, home_now, is_served, mutable_entry
-from memstore.engine.root import Root
-from memstore.engine.sync import deadline_after
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.format.records import Record
+from memstore.engine.protocols.change import mutable_entry
+from memstore.engine.protocols.elsewhere import elsewhere_of, find_record, home_now, is_served
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError, StoreTimeoutError
 
 _KEYS_A_PAGE = 1024

@@ -19,59 +19,49 @@ from typing import Literal
 
 from memstore._wording import of_no_place
 from memstore.engine import syscalls
-from memstore.engine.catalog import Catalog, Transaction
-from memstore.engine.files import LockFile
-from memstore.engine.protocols import (
-    LOOKED_AT,
-    SMALL,
-    after_death,
-    check_headers,
-    check_publications,
-    close_kept_file,
-    sweep_all,
-)
-from memstore.engine.root import (
+from memstore.engine.catalog.catalog import Catalog
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.files.mapping import LockFile
+from memstore.engine.protocols.change import SMALL
+from memstore.engine.protocols.recovery import LOOKED_AT, after_death, check_headers, check_publications
+from memstore.engine.protocols.reuse import close_kept_file
+from memstore.engine.protocols.sweep import sweep_all
+from memstore.engine.root import folder, roots
+from memstore.engine.root.filesystem import TMPFS, Durability, check_filesystem, mappings_keep_locks
+from memstore.engine.root.folder import (
     CATALOG,
-    CLAIMS_FILE,
     CLUSTER,
     DOORBELL,
     LOCK,
     SEGMENTS,
-    TMPFS,
-    Durability,
-    LocalFiles,
-    Overlay,
-    Root,
-    RootUse,
     Settings,
-    SharedStorage,
-    StorageDriver,
-    StorePaths,
     check_alone,
-    check_filesystem,
+    discard,
+    has_settings,
+    new_settings,
+    remove_begun,
+    remove_root,
+    unserved,
+)
+from memstore.engine.root.roots import Root, RootUse, close_root
+from memstore.engine.root.shared import (
+    CLAIMS_FILE,
+    SharedStorage,
     check_local,
     check_owner,
-    close_root,
     create_segments,
     create_shared,
-    discard,
-    folder,
-    has_settings,
-    mappings_keep_locks,
-    new_settings,
     new_shared,
     no_state,
     paths_of,
     prepare_state,
-    remove_begun,
-    remove_root,
-    roots,
     shared_settings,
     state_of,
     storage_error,
-    unserved,
 )
-from memstore.engine.sync import Doorbell, LockPage, deadline_after, is_lock_page, read_notes
+from memstore.engine.root.storage import LocalFiles, Overlay, StorageDriver, StorePaths
+from memstore.engine.sync.pages import LockPage, is_lock_page, read_notes
+from memstore.engine.sync.primitives import Doorbell, deadline_after
 from memstore.errors import (
     AlreadyExistsError,
     CorruptionError,

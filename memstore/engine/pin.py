@@ -17,19 +17,14 @@ from typing import Any
 
 import msgspec
 
-from memstore.engine.format import Record, decode_record, encode_record
+from memstore.engine.format.records import Record, decode_record, encode_record
 from memstore.engine.opening import Creation, open_root
-from memstore.engine.protocols import (
-    DEFAULT_LEASE,
-    MappedEntry,
-    elsewhere_of,
-    is_fellow,
-    lease,
-    map_entry,
-    retry_after_sweep,
-)
-from memstore.engine.root import Root, RootUse, close_root, use_root
-from memstore.engine.sync import deadline_after
+from memstore.engine.protocols.elsewhere import MappedEntry, elsewhere_of, is_fellow
+from memstore.engine.protocols.get import map_entry
+from memstore.engine.protocols.put import retry_after_sweep
+from memstore.engine.protocols.reuse import DEFAULT_LEASE, lease
+from memstore.engine.root.roots import Root, RootUse, close_root, use_root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import MemstoreError, NotAStoreError, ReadOnlyError, VersionGoneError
 
 

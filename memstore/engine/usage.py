@@ -19,24 +19,15 @@ from dataclasses import dataclass
 
 from memstore._info import StoreSummary
 from memstore._wording import size
-from memstore.engine.catalog import Transaction, tables
-from memstore.engine.files import segment_path
-from memstore.engine.format import LIVE, RETIRED
-from memstore.engine.root import (
-    AGENT_LOCK,
-    CATALOG,
-    CLUSTER,
-    DOORBELL,
-    SEGMENTS,
-    Root,
-    Settings,
-    all_maps,
-    folder,
-    holders_of,
-    lock_holders,
-    mappers_of,
-)
-from memstore.engine.sync import boot_clock
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.files.segments import segment_path
+from memstore.engine.format.records import LIVE, RETIRED
+from memstore.engine.root import folder
+from memstore.engine.root.filesystem import all_maps, holders_of, lock_holders, mappers_of
+from memstore.engine.root.folder import AGENT_LOCK, CATALOG, CLUSTER, DOORBELL, SEGMENTS, Settings
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import boot_clock
 from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError, is_of_caller, lack_of, way_out
 
 _ROWS_A_PAGE = 1024

@@ -18,8 +18,8 @@ from memstore import contents, structure
 from memstore.contents.merging import merge
 from memstore.contents.parts import RankPart, read_part
 from memstore.engine import PART_MARK, Content, FoundPart, Record, index
-from memstore.engine.format import SegmentExtent, read_header
-from memstore.engine.format.records import decode_segments
+from memstore.engine.format.headers import read_header
+from memstore.engine.format.records import SegmentExtent, decode_segments
 from memstore.errors import CorruptionError, MemstoreError, PartialCommitError, ShardMismatchError
 from tests.contents.mutations import mutated
 from tests.damage.sharded_stores import part, put

@@ -12,7 +12,7 @@ import torch
 
 import memstore
 from memstore import contents
-from memstore.engine.protocols import put as engine_put
+from memstore.engine.protocols.put import put as engine_put
 from memstore.engine.sync.primitives import deadline_after
 from tests.crash.values import INLINE, LARGE, SMALL, SMALLISH, stamp_at, stamped
 from tests.huge_pages import ask_at_any_price

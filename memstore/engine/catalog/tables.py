@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from memstore._parsing import UNDECODABLE
-from memstore.engine.format import (
+from memstore.engine.format.records import (
     DAMAGED_BEFORE,
     LARGE_ROW,
     Record,

@@ -33,7 +33,7 @@ import msgspec
 
 from memstore.engine import syscalls
 from memstore.engine.files.huge_pages import allocate_huge, allocate_rest, move_to_huge
-from memstore.engine.format import MAPPED_LIMIT, ExternalExtent, base_after, encode_extents, end_of
+from memstore.engine.format.records import MAPPED_LIMIT, ExternalExtent, base_after, encode_extents, end_of
 from memstore.engine.syscalls import Cleanup
 from memstore.errors import CorruptionError, PermissionDeniedError, UnsupportedValueError
 

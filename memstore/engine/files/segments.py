@@ -33,18 +33,17 @@ from memstore.engine import syscalls
 from memstore.engine.files import huge_pages
 from memstore.engine.files.huge_pages import allocate_pages, move_to_huge
 from memstore.engine.files.mapping import LockFile, Mapping, OwnedFile, map_file
-from memstore.engine.format import (
+from memstore.engine.format.headers import (
     HEAD_SIZE,
     PUT_ID_AT,
-    RETIRED,
     SLOTS_OFFSET,
     STATE_AT,
     STATE_WORDS,
     Header,
     HeaderSlots,
-    SegmentExtent,
     belongs,
 )
+from memstore.engine.format.records import RETIRED, SegmentExtent
 from memstore.engine.syscalls import HUGE_PAGE, PAGE, Cleanup, Reservation
 from memstore.errors import CorruptionError
 

@@ -26,12 +26,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-from memstore.engine.catalog import AttemptOutcome, Counters, Now, PendingPart, Transaction, tables
-from memstore.engine.format import PREPARED, RETIRED, SegmentRow
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import AttemptOutcome, Counters, Now, PendingPart, Transaction
+from memstore.engine.format.records import PREPARED, RETIRED, SegmentRow
 from memstore.engine.protocols.change import Content, MembershipChanged, missing
 from memstore.engine.protocols.reuse import retire
-from memstore.engine.root import Root
-from memstore.engine.sync import Refusal, boot_clock, boot_id
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import Refusal, boot_clock, boot_id
 from memstore.errors import (
     KeyNotFoundError,
     MutableEntryError,

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 import msgspec
 
 from memstore._wording import conflict, no_key
-from memstore.engine.files import SealedSegment
-from memstore.engine.format import MutableKind, Record, is_mutable
-from memstore.engine.root import CLUSTER, MUTABLE, SHARDED, Feature, Root, folder
-from memstore.engine.sync import Refusal
+from memstore.engine.files.segments import SealedSegment
+from memstore.engine.format.records import MutableKind, Record, is_mutable
+from memstore.engine.root import folder
+from memstore.engine.root.folder import CLUSTER, MUTABLE, SHARDED, Feature
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import Refusal
 from memstore.errors import KeyNotFoundError, MutableEntryError, VersionConflictError
 
 SMALL = 1536  # bytes: a larger value needs pages of its own in the catalog, and goes into a segment if they are scarce

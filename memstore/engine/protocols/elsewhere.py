@@ -18,12 +18,13 @@ from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
-from memstore.engine.catalog import AttemptOutcome, PendingPart, Transaction
-from memstore.engine.files import Mapping, SealedSegment
-from memstore.engine.format import Record, SegmentExtent
+from memstore.engine.catalog.tables import AttemptOutcome, PendingPart, Transaction
+from memstore.engine.files.mapping import Mapping
+from memstore.engine.files.segments import SealedSegment
+from memstore.engine.format.records import Record, SegmentExtent
 from memstore.engine.protocols.attempts import AttemptFailure, Merge, Participant
 from memstore.engine.protocols.change import Change
-from memstore.engine.root import Root
+from memstore.engine.root.roots import Root
 from memstore.errors import CrossHostError
 
 Thing = TypeVar("Thing")

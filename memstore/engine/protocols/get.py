@@ -29,10 +29,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from memstore.engine.files import map_external, other_size
-from memstore.engine.format import Record, decode_external
+from memstore.engine.files.mapping import map_external
+from memstore.engine.files.segments import other_size
+from memstore.engine.format.records import Record, decode_external
 from memstore.engine.protocols.elsewhere import MappedEntry, elsewhere_of, is_served
-from memstore.engine.root import Root, mapped_size, reopen_root
+from memstore.engine.root.roots import Root, reopen_root
+from memstore.engine.root.storage import mapped_size
 from memstore.errors import ContentionError, CorruptionError, StorageError
 
 _RETRY_EVERY = 0.0005  # seconds, in mode "r"

@@ -23,13 +23,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Transaction
-from memstore.engine.files import Mapping, segment_path
-from memstore.engine.format import LIVE, MutableKind, Record, SegmentExtent
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.files.mapping import Mapping
+from memstore.engine.files.segments import segment_path
+from memstore.engine.format.records import LIVE, MutableKind, Record, SegmentExtent
 from memstore.engine.protocols.change import gone_while_sealed, missing, mutable_entry
 from memstore.engine.protocols.elsewhere import elsewhere_of, find_record, is_served
-from memstore.engine.root import Root, reopen_root, use_root
-from memstore.engine.sync import OPEN, SEALED, SEALING, ControlPage, FileIdentity
+from memstore.engine.root.roots import Root, reopen_root, use_root
+from memstore.engine.sync.pages import OPEN, SEALED, SEALING, ControlPage, FileIdentity
 from memstore.engine.usage import resource_errors
 from memstore.errors import (
     ContentionError,

@@ -55,9 +55,13 @@ from typing import TypeVar
 import msgspec
 
 from memstore import _wording as wording
-from memstore.engine.catalog import MOST_FOR_VALUES, Counters, Transaction, tables
-from memstore.engine.files import ClaimedFile, OwnedFile, SealedSegment, SegmentWriter, WritableMemory, remove_file
-from memstore.engine.format import LIVE, RETIRED, Header, HeaderSlots, Record, SegmentRow
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.catalog import MOST_FOR_VALUES
+from memstore.engine.catalog.tables import Counters, Transaction
+from memstore.engine.files.mapping import OwnedFile
+from memstore.engine.files.segments import ClaimedFile, SealedSegment, SegmentWriter, WritableMemory, remove_file
+from memstore.engine.format.headers import Header, HeaderSlots
+from memstore.engine.format.records import LIVE, RETIRED, Record, SegmentRow
 from memstore.engine.protocols.change import (
     SMALL,
     Change,
@@ -82,8 +86,10 @@ from memstore.engine.protocols.reuse import (
     unclaim,
 )
 from memstore.engine.protocols.sweep import close_unlinked, needs_sweep, sweep_all, sweep_some
-from memstore.engine.root import Root, give_to_group
-from memstore.engine.sync import LockPage, deadline_after
+from memstore.engine.root.folder import give_to_group
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.pages import LockPage
+from memstore.engine.sync.primitives import deadline_after
 from memstore.engine.usage import OneOfMany, is_full, one_of_many, resource_errors
 from memstore.errors import CorruptionError, MemstoreError, StoreFullError, StoreTimeoutError, VersionConflictError
 

@@ -38,11 +38,12 @@ import logging
 from collections.abc import Sequence
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import ClaimedFile, SegmentWriter, erase_put_id, vacate, write_state
-from memstore.engine.format import FILLING, RETIRED, SegmentExtent, SegmentRow
-from memstore.engine.root import KeptFile, RetiredRow, Root, largest_for
-from memstore.engine.sync import boot_clock
+from memstore.engine.catalog.tables import Counters, Transaction
+from memstore.engine.files.segments import ClaimedFile, SegmentWriter, erase_put_id, vacate, write_state
+from memstore.engine.format.records import FILLING, RETIRED, SegmentExtent, SegmentRow
+from memstore.engine.root.roots import KeptFile, Root
+from memstore.engine.root.storage import RetiredRow, largest_for
+from memstore.engine.sync.primitives import boot_clock
 from memstore.errors import MemstoreError
 
 

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from memstore.engine.catalog import AttemptOutcome, Counters, Now, PendingPart, Transaction, tables
-from memstore.engine.files import ClaimedFile, PreparedFile, SealedSegment, SegmentWriter, segment_path
-from memstore.engine.format import PREPARED, SegmentRow
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import AttemptOutcome, Counters, Now, PendingPart, Transaction
+from memstore.engine.files.segments import ClaimedFile, PreparedFile, SealedSegment, SegmentWriter, segment_path
+from memstore.engine.format.records import PREPARED, SegmentRow
 from memstore.engine.protocols.attempts import (
     AttemptFailure,
     Merge,
@@ -42,8 +43,8 @@ from memstore.engine.protocols.attempts import (
 from memstore.engine.protocols.change import Change, MembershipChanged, need_boxes
 from memstore.engine.protocols.elsewhere import elsewhere_of, is_served
 from memstore.engine.protocols.put import Draft, Publication, clean_up, close_published, commit, write
-from memstore.engine.root import Root
-from memstore.engine.sync import Refusal, deadline_after
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import Refusal, deadline_after
 from memstore.errors import (
     CorruptionError,
     HomeUnavailableError,

@@ -23,14 +23,17 @@ from typing import NamedTuple
 import msgspec
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Counters, Transaction, tables
-from memstore.engine.files import OwnedFile, erase_put_id, segment_path
-from memstore.engine.format import FILLING, LIVE, RETIRED, SegmentRow
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import Counters, Transaction
+from memstore.engine.files.mapping import OwnedFile
+from memstore.engine.files.segments import erase_put_id, segment_path
+from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentRow
 from memstore.engine.protocols.attempts import end_expired, end_expired_locked
 from memstore.engine.protocols.recovery import check_header, mark_retired
 from memstore.engine.protocols.reuse import claim_retired, give_back_kept_file, is_leased, retire, set_aside
-from memstore.engine.root import RetiredRow, Root
-from memstore.engine.sync import boot_clock
+from memstore.engine.root.roots import Root
+from memstore.engine.root.storage import RetiredRow
+from memstore.engine.sync.primitives import boot_clock
 from memstore.errors import CorruptionError
 
 log = logging.getLogger("memstore")

@@ -18,13 +18,17 @@ import msgspec
 
 from memstore._info import Progress, VerifyReport
 from memstore.engine import syscalls
-from memstore.engine.files import segment_path
-from memstore.engine.format import LIVE, PART_MARK, ParsedHeader, Record, SegmentExtent, read_header
+from memstore.engine.files.segments import segment_path
+from memstore.engine.format.headers import PART_MARK, ParsedHeader, read_header
+from memstore.engine.format.records import LIVE, Record, SegmentExtent
 from memstore.engine.index import find, keys_of_bytes_here
-from memstore.engine.protocols import MappedEntry, check_publications, hold
+from memstore.engine.protocols.elsewhere import MappedEntry
+from memstore.engine.protocols.get import hold
+from memstore.engine.protocols.recovery import check_publications
 from memstore.engine.repair.survey import Damage, survey
-from memstore.engine.root import Root, folder
-from memstore.engine.sync import deadline_after
+from memstore.engine.root import folder
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import (
     CorruptionError,
     HomeUnavailableError,

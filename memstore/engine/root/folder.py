@@ -34,9 +34,9 @@ from msgspec import Meta
 from memstore._parsing import UNDECODABLE
 from memstore._wording import of_no_place
 from memstore.engine import syscalls
-from memstore.engine.files import LockFile
+from memstore.engine.files.mapping import LockFile
 from memstore.engine.root.filesystem import Durability, check_filesystem, lockers_of
-from memstore.engine.sync import describe_thread
+from memstore.engine.sync.primitives import describe_thread
 from memstore.errors import FormatVersionError, NotAStoreError, NotServedError, PermissionDeniedError, StoreTimeoutError
 
 # --- settings --------------------------------------------------------------------------------------------------------

@@ -24,11 +24,13 @@ from typing import Any, NamedTuple, Protocol
 
 from memstore._threads import Hooks, around_forks
 from memstore.engine import syscalls
-from memstore.engine.catalog import Catalog
-from memstore.engine.files import ClaimedFile, close_all
+from memstore.engine.catalog.catalog import Catalog
+from memstore.engine.files.mapping import close_all
+from memstore.engine.files.segments import ClaimedFile
 from memstore.engine.root.folder import SETTINGS, Settings
 from memstore.engine.root.storage import StorageDriver, StorePaths
-from memstore.engine.sync import Doorbell, LockPage
+from memstore.engine.sync.pages import LockPage
+from memstore.engine.sync.primitives import Doorbell
 from memstore.errors import NotAStoreError, PermissionDeniedError, StorageError
 
 _REMOVED_EVERY = 0.25  # seconds in which a removal of many files removes another one

@@ -21,22 +21,20 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import (
+from memstore.engine.catalog.tables import Counters, Transaction
+from memstore.engine.files.mapping import Mapping, OwnedFile, map_file
+from memstore.engine.files.segments import (
     ClaimedFile,
     ClaimedOnStorage,
     FileClaims,
-    Mapping,
-    OwnedFile,
     SharedStorageWriter,
     StorageFile,
     fits,
-    map_file,
     open_stored,
     read_stored,
     segment_path,
 )
-from memstore.engine.format import Record, SegmentExtent
+from memstore.engine.format.records import Record, SegmentExtent
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS, check_filesystem, filesystem_name, is_network
 from memstore.engine.root.folder import SHARED, Settings, Shared, encode_settings
@@ -48,7 +46,7 @@ from memstore.engine.root.storage import (
     StorePaths,
     mapped_size,
 )
-from memstore.engine.sync import boot_clock
+from memstore.engine.sync.primitives import boot_clock
 from memstore.errors import (
     NotAStoreError,
     NotServedError,

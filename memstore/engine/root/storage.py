@@ -18,21 +18,19 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import (
+from memstore.engine.catalog.tables import Counters, Transaction
+from memstore.engine.files.mapping import LockFile, Mapping, OwnedFile
+from memstore.engine.files.segments import (
     ClaimedFile,
     ClaimedOnOverlay,
     KeptMappings,
-    LockFile,
-    Mapping,
-    OwnedFile,
     SegmentWriter,
     map_segment,
     map_segments,
     remove_file,
     segment_path,
 )
-from memstore.engine.format import Extent, Record, SegmentExtent, base_after, end_of
+from memstore.engine.format.records import Extent, Record, SegmentExtent, base_after, end_of
 from memstore.engine.root.folder import Settings
 from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, PermissionDeniedError, StoreClosedError
 

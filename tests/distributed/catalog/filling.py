@@ -9,7 +9,7 @@ import msgspec
 from memstore import engine
 from memstore.distributed import rules
 from memstore.distributed.catalog import change_of
-from memstore.engine.files import SegmentWriter
+from memstore.engine.files.segments import SegmentWriter
 from memstore.engine.protocols.put import clean_up, close_published, write
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after

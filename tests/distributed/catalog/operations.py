@@ -11,8 +11,8 @@ from memstore.distributed.catalog import CatalogTables, look, record_of, run
 from memstore.distributed.rules import Change, Entry, LastCall, Lent, Member, Place, found
 from memstore.distributed.rules.messages import Done
 from memstore.distributed.rules.partition import apply
-from memstore.engine.catalog import Transaction
-from memstore.engine.format import LIVE, PREPARED
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.format.records import LIVE, PREPARED
 from memstore.engine.protocols.put import write
 from memstore.engine.repair.survey import inspect
 from memstore.engine.root.roots import Root

@@ -12,7 +12,7 @@ import pytest
 from memstore.distributed.catalog import CatalogTables, look, run
 from memstore.distributed.rules import Entry, Joining, Lent, Place
 from memstore.engine import Creation, close_root, open_root, sweep_all
-from memstore.engine.catalog import SERVED, Transaction
+from memstore.engine.catalog.tables import SERVED, Transaction
 from memstore.engine.root import folder as folders
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError, FormatVersionError, NotAStoreError, StoreFullError

@@ -20,7 +20,7 @@ from memstore.distributed.rules import Client, Pause, Seat
 from memstore.distributed.rules.messages import Commit, Committed, Failed, Lookup, Open, Request, Resolve
 from memstore.distributed.rules.moving import leave
 from memstore.engine import Participant
-from memstore.engine.catalog import Transaction
+from memstore.engine.catalog.tables import Transaction
 from memstore.errors import CrossHostError
 from tests.children import in_child
 from tests.distributed.client.hosts import Cluster, await_, join_anew

@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 
 from memstore.engine import opening
-from memstore.engine.catalog import Transaction
-from memstore.engine.files import OwnedFile, SealedSegment, SegmentWriter, erase_put_id
-from memstore.engine.format import LIVE, RETIRED, Record, SegmentExtent, header_size
-from memstore.engine.format.headers import Header, HeaderSlots, Span, lay_out
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.files.mapping import OwnedFile
+from memstore.engine.files.segments import SealedSegment, SegmentWriter, erase_put_id
+from memstore.engine.format.headers import Header, HeaderSlots, Span, header_size, lay_out
+from memstore.engine.format.records import LIVE, RETIRED, Record, SegmentExtent
 from memstore.engine.protocols.get import hold
 from memstore.engine.protocols.reuse import is_leased
 from memstore.engine.protocols.sweep import sweep_all
-from memstore.engine.root import LocalFiles, Overlay, SharedStorage, StorageDriver, shared
+from memstore.engine.root import shared
 from memstore.engine.root.roots import Root
-from memstore.engine.root.shared import STATE_VARIABLE
-from memstore.engine.sync import boot_clock, deadline_after
+from memstore.engine.root.shared import STATE_VARIABLE, SharedStorage
+from memstore.engine.root.storage import LocalFiles, Overlay, StorageDriver
+from memstore.engine.sync.primitives import boot_clock, deadline_after
 from memstore.errors import ContentionError, CorruptionError, StoreClosedError, UnsupportedFilesystemError
 from tests.children import in_child
 from tests.engine.bytes_store import delete, get, opened, put, put_many
