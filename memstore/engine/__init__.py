@@ -136,7 +136,7 @@ from memstore.engine.protocols.elsewhere import (
 )
 from memstore.engine.protocols.get import MISFIT, damaged_entry, files_of, hold, hold_at_once, map_entry
 from memstore.engine.protocols.mutable import MutableEntry, open_mutable, sync_rows
-from memstore.engine.protocols.put import Draft, delete, fill, put, retry_after_sweep
+from memstore.engine.protocols.put import Draft, delete, fill_and_publish, put, retry_after_sweep
 from memstore.engine.protocols.reuse import DEFAULT_LEASE
 from memstore.engine.protocols.served import Effects, change_served
 from memstore.engine.protocols.sharded_put import (
@@ -294,7 +294,7 @@ __all__ = [
     "file_offsets",
     "files_of",
     "filesystem_name",
-    "fill",
+    "fill_and_publish",
     "fits",
     "is_in_memory",
     "give_up",

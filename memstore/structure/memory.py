@@ -271,7 +271,7 @@ class Locations(NamedTuple):
 
 
 def locate_tensors(tensors: Sequence[torch.Tensor], addresses: list[int]) -> Locations:
-    """Takes 0.12 µs a tensor."""
+    """Returns the address, the storage's size and the offset in it of each tensor, in 0.12 µs a tensor."""
     return Locations(addresses, list(map(_storage_size, map(_storage, tensors))), list(map(_offset, tensors)))
 
 

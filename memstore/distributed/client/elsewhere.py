@@ -91,7 +91,7 @@ class OtherHosts:
     def membership(self) -> int:
         return 0 if self._known.homes is None else self._known.homes.membership
 
-    def number(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
+    def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
         homes = self._known.homes or self._known.take_in(deadline)
         if len(keys) == 1 and keys[0].partition(b"/")[0] in homes.here:  # every put comes here
             return homes.membership

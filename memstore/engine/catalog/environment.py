@@ -405,7 +405,7 @@ def _lists_of_free_pages(fd: int, meta: MetaPage) -> Iterator[tuple[int, int]]:
 
 
 def _nodes(page: bytes) -> Iterator[tuple[int, int, int, int, int]]:
-    """Where each one's key starts, and its head."""
+    """Yields for each node of a page where its key starts, and the four words of its head: see `_NODE`."""
     end = int.from_bytes(page[_END_AT : _END_AT + 2], "little")
     for (place,) in struct.iter_unpack("<H", page[_PAGE_HEAD:end]):
         yield place + _NODE.size, *_NODE.unpack_from(page, place)

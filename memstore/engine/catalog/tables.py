@@ -414,7 +414,7 @@ def delete_part(transaction: Transaction, part: PendingPart) -> None:
 
 
 def content_of(transaction: Transaction, part: PendingPart) -> bytes:
-    """Raises CorruptionError."""
+    """Returns what the part's rank says of the value. Raises CorruptionError."""
     stored = transaction.row(CONTENTS, _row_name_of(part))
     if stored is None:
         raise CorruptionError(f"the catalog has lost what rank {part.rank} of attempt {part.attempt!r} has put")
@@ -580,7 +580,7 @@ def owed_rows(transaction: Transaction, limit: int) -> list[tuple[bytes, int, in
 
 
 def read_owed(key: bytes, stored: bytes) -> tuple[bytes, int, int]:
-    """Raises CorruptionError."""
+    """Returns the host, put id and segment of a row of `owed`. Raises CorruptionError."""
     body = checked(key, stored, _NUMBER_SIZE)
     if len(key) != _HOST_SIZE + _NUMBER_SIZE:
         raise CorruptionError(f"a row of table {OWED!r} in the catalog has a key of {len(key)} bytes")

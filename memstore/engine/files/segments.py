@@ -346,7 +346,8 @@ class SegmentWriter:
     def allocate(self, header: Header, nbytes: int, guard: Guard, *, huge_pages: bool) -> None:
         """Makes room for the header and `nbytes` of data.
 
-        Raises OSError (ENOSPC) here, and never later: every block of a mapped file is reserved before it is touched.
+        Raises OSError (ENOSPC) for a mapped file: every block is reserved before it is touched. A smaller one is put
+        together in memory, and `seal` writes it: there a full disk shows.
         """
         self._header, self._start, self._end = header, header.nbytes, header.nbytes + nbytes
         if self.size < syscalls.HUGE_PAGE:
@@ -463,27 +464,21 @@ class KeptMappings:
 
 
 # --- segments on storage that hosts share: who fills one, how it is written and read ---------------------------------
-# Segments on storage that hosts share: who fills one, how it is written, and how it is read.
-#
 # Who fills a file, or is about to remove it, has locked a byte for it (`FileClaims`). The byte lies in the file
-# `claims`
-# of the host's state folder, on a local disk, at the segment's number: locks of the shared file system are asked for
-# nothing. (NFS may have none, or keep them on each host; some Lustre mounts refuse them.) Only processes of one host
-# ever
-# claim a file: each host writes files of its own. A process has the file open once, and its locks belong to that: so a
-# kill gives up all of them, and a forked child, which opens it anew, has none. What the process itself has claimed, the
-# kernel would give it twice: hence the set.
+# `claims` of the host's state folder, on a local disk, at the segment's number: locks of the shared file system are
+# asked for nothing. (NFS may have none, or keep them on each host; some Lustre mounts refuse them.) Only processes of
+# one host ever claim a file: each host writes files of its own. A process has the file open once, and its locks belong
+# to that: so a kill gives up all of them, and a forked child, which opens it anew, has none. What the process itself
+# has claimed, the kernel would give it twice: hence the set.
 #
 # `ClaimedOnStorage` and `SharedStorageWriter` take the places of `ClaimedFile` and `SegmentWriter`.
 #
 # Readers, of this host or others, copy bytes and lock nothing (`open_stored`, `read_stored`). A file there is written
 # once, by the host whose folder it lies in, and synced before anybody hears of it. It is never used again; when its
-# value
-# was replaced it stays for the store's grace time, and is then removed. So a reader opens it, compares what its header
-# says with the record, reads, and compares the put id again, which is erased before a removal. A file that is missing,
-# too short, full of zeros, or another put's may be gone, or not have come here yet: file systems show the files of
-# other
-# hosts when they like. The reader looks up the record again to tell which.
+# value was replaced it stays for the store's grace time, and is then removed. So a reader opens it, compares what its
+# header says with the record, reads, and compares the put id again, which is erased before a removal. A file that is
+# missing, too short, full of zeros, or another put's may be gone, or not have come here yet: file systems show the
+# files of other hosts when they like. The reader looks up the record again to tell which.
 
 
 # --- claims and writes -----------------------------------------------------------------------------------------------

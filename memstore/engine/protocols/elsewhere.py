@@ -3,7 +3,7 @@
 A root that nobody serves has `membership` 0 in its catalog's counters, and its `home` is `Alone`. Of a served one:
 
 - who finds no record, or one that lies on other hosts, asks `Elsewhere` (`get.py`, `index.py`);
-- who changes keys asks whether their home is here (`root.home.number`, in `put.publish`). If it is, the commit compares
+- who changes keys asks whether their home is here (`root.home.membership_for`, in `put.publish`). If it is, the commit compares
   the counters' `membership` with the number under which that was so; if not, the change is committed there.
 
 A get is given a `MappedEntry`, a version of a key and its bytes in memory; those that still lie on other hosts are its
@@ -88,7 +88,7 @@ class Elsewhere(Protocol):
         """Returns the counters' number of what was taken in last; 0 if nothing was."""
         ...
 
-    def number(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
+    def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
         """Returns `membership` if this host was the home of all of them then, and ready; else None.
 
         By what was taken in last: nobody is asked, and nothing is read.
@@ -223,13 +223,13 @@ def is_served(root: Root) -> bool:
 
 
 def home_now(root: Root, key: bytes) -> int | None:
-    """Returns `root.home.number` of a key, by what the catalog says now."""
+    """Returns `root.home.membership_for` of a key, by what the catalog says now."""
     if not is_served(root):
         return 0
     elsewhere = elsewhere_of(root)
     if root.catalog.view(Transaction.counters).membership != elsewhere.membership:
         elsewhere.take_in()
-    return elsewhere.number((key,))
+    return elsewhere.membership_for((key,))
 
 
 def shared_id(root: Root) -> str:

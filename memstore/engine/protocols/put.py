@@ -8,8 +8,9 @@
    - a new file: its row is committed as filling, and then the file is created and locked.
    A kill leaves a retired file without a put id, or a filling row with an unlocked file or none: others claim or sweep
    it.
-3. *Fill* (`write`): allocate, which is where a full disk shows, and let the caller copy its tensors. `seal` writes the
-   header and what was assembled in memory, and syncs if the store is durable. A kill leaves what it leaves in step 2.
+3. *Fill* (`fill_segment`): allocate, and let the caller copy its tensors. `seal` writes the header and what was
+   assembled in memory, and syncs if the store is durable. A full disk shows in the first of them for a file that is
+   mapped, in `seal` for a smaller one. A kill leaves what it leaves in step 2.
 4. *Commit* (`commit`): publish all changes at one moment, in one hold of the store's mutex (`_commit_locked`):
    - of a store that is served to other hosts: give up if who the members are has changed since this process read it;
    - check that the keys are at the versions that were expected, and assign the new versions;
@@ -100,7 +101,7 @@ log = logging.getLogger("memstore")
 _logs = log.isEnabledFor
 
 _OPEN_FILES = 16  # of a batch; the others are parked
-_LARGE = 16 << 20  # bytes: to copy them takes a thousand times the look whether the commit would refuse them
+_LARGE = 16 << 20  # bytes: whether a commit would refuse so many is looked up before they are copied, in a thousandth
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -133,7 +134,9 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     """
     if len(drafts) == 1:
         return retry_after_sweep(_put, root, drafts, deadline, drafts[0].key.decode())
-    root.home.number([draft.key for draft in drafts])  # raises, before anything is done, if they have several homes
+    root.home.membership_for(
+        [draft.key for draft in drafts]
+    )  # raises, before anything is done, if they have several homes
     return retry_after_sweep(_put, root, drafts, deadline, None)
 
 
@@ -141,6 +144,29 @@ def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Deletes keys at one moment, or none of them. Returns the versions that they had, or 0."""
     key = changes[0].key.decode() if len(changes) == 1 else None
     return retry_after_sweep(publish, root, changes, deadline, key)
+
+
+def retry_after_sweep(
+    make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
+) -> Result:
+    """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
+
+    Args:
+        key: what errors name, if the change is of a single key.
+
+    Raises:
+        StoreFullError: there is still no room.
+        ResourceLimitError: the kernel refused memory, files or mappings.
+    """
+    try:
+        return make(root, change, deadline)
+    except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
+        if isinstance(error, MemoryError) or not is_full(error):
+            with resource_errors(root.path, key, root):
+                raise
+    with resource_errors(root.path, key, root):
+        sweep_all(root, deadline)  # it may find nothing, where another process has swept since: try again all the same
+        return make(root, change, deadline)
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
@@ -158,7 +184,7 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
             if draft.header is None:
                 changes.append(Change(draft.key, draft.content, draft.expect, seals=draft.seals))
             else:
-                changes.append(write(root, draft, writers, deadline))
+                changes.append(fill_segment(root, draft, writers, deadline))
         # 4. Commit, of all keys at one moment; and 5. what follows.
         versions = publish(root, changes, deadline)
     except BaseException as error:
@@ -175,24 +201,10 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     return versions
 
 
-def _tell(
-    root: Root, drafts: Sequence[Draft], writers: Sequence[SegmentWriter], versions: Sequence[int], began: float
-) -> None:
-    """Logs a put: one line for each key, with the time of all."""
-    left, took = iter(writers), (perf_counter() - began) * 1e3
-    for draft, version in zip(drafts, versions, strict=True):
-        where = "in the catalog"
-        if draft.header is not None:
-            writer = next(left)
-            where = f"in {'a new file' if writer.is_new else 'a file that is used again'}, put {writer.put_id:#x}"
-        key, nbytes = draft.key.decode(), draft.content.nbytes or len(draft.content.objects)
-        log.debug("%s: put %r: version %d, %d bytes %s, %.3f ms", root.path, key, version, nbytes, where, took)
-
-
 # --- steps 2 and 3: a file is claimed and filled ---------------------------------------------------------------------
 
 
-def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: float) -> Change:
+def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: float) -> Change:
     """Takes steps 2 and 3 for one key. It appends to the batch's `writers` as soon as it has claimed a file."""
     header, content = draft.header, draft.content
     if header is None:
@@ -204,7 +216,7 @@ def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: floa
     writer = claim(root, draft.key, header.nbytes, content.nbytes, batch, deadline, exact=is_mutable)
     writers.append(writer)
 
-    # 3. Fill. Room that isn't there shows in the first line. A kill leaves a filling row, and the file unlocked.
+    # 3. Fill. A full disk shows in `allocate` or in `seal`. A kill leaves a filling row, and the file unlocked.
     writer.allocate(header, content.nbytes, root.guard, huge_pages=root.on_tmpfs)
     checksums = draft.fill(writer)
     segment = writer.seal(checksums, durable=root.storage.durable)
@@ -218,14 +230,16 @@ def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: floa
     return Change(draft.key, content, draft.expect, segments=(segment,), seals=draft.seals)
 
 
-def fill(root: Root, drafts: Sequence[Draft], publish: Callable[[list[Change]], Result], deadline: float) -> Result:
-    """Takes steps 2 and 3 for another change than a put: `publish` makes all the segments live in a way of its own.
+def fill_and_publish(
+    root: Root, drafts: Sequence[Draft], make_live: Callable[[list[Change]], Result], deadline: float
+) -> Result:
+    """Takes steps 2 and 3 for another change than a put: `make_live` publishes the segments in a way of its own.
 
-    Raises what `publish` raises, and then the segments are given back; StoreFullError, StoreTimeoutError, OSError.
+    Raises what `make_live` raises, and then the segments are given back; StoreFullError, StoreTimeoutError, OSError.
     """
     writers: list[SegmentWriter] = []
     try:
-        published = publish([write(root, draft, writers, deadline) for draft in drafts])
+        published = make_live([fill_segment(root, draft, writers, deadline) for draft in drafts])
     except BaseException as error:
         clean_up(root, writers, error)
         raise
@@ -296,7 +310,7 @@ def _check_capacity(root: Root, counters: Counters, size: int) -> None:
 
 
 def _over_capacity(size: int, taken: int, capacity: int) -> StoreFullError:
-    """Makes the error outside of the frame that raises it: the two would keep each other."""
+    """Makes the error here, and not in the frame that raises it: frame and traceback would be a reference cycle."""
     error = StoreFullError(
         f"it takes {wording.size(size)} more, and {wording.size(taken)} of {wording.size(capacity)} are taken"
     )
@@ -345,7 +359,7 @@ def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]
     """
     keys = (changes[0].key,) if len(changes) == 1 else tuple([change.key for change in changes])
     while True:
-        membership = root.home.number(keys, deadline)
+        membership = root.home.membership_for(keys, deadline)
         if membership is None:
             return elsewhere_of(root).commit(changes, deadline)
         try:
@@ -369,19 +383,19 @@ def commit(
     Raises MembershipChanged, VersionConflictError, KeyNotFoundError or MutableEntryError before anything is changed;
     and NotAStoreError if the store was removed or moved: nothing is acknowledged then.
     """
-    first, page, bell = changes[0], root.mutex, root.doorbell.bell
+    first, mutex, bell = changes[0], root.mutex, root.doorbell.bell
     content, is_alone = first.content, len(changes) == 1 and publication is None
     goes_over_any = is_alone and first.expect is None and first.version is None and not first.seals
     # 4. Commit. A kill before its transaction is committed leaves headers that say live; one after it, the values.
     if goes_over_any and content is not None and content.inline is not None:
         bells = {bell(first.key)}
-        done = page.run(_commit_inline_locked, deadline, root, page, first.key, content, bells, membership)
+        done = mutex.run(_commit_inline_locked, deadline, root, mutex, first.key, content, bells, membership)
     else:
         bells = set[int]()
         for change in changes:
             if change.content is not None:  # nobody waits for deletions
                 bells.add(bell(change.key))
-        done = page.run(_commit_locked, deadline, root, page, changes, bells, publication, membership)
+        done = mutex.run(_commit_locked, deadline, root, mutex, changes, bells, publication, membership)
     # 5. After the mutex. A kill leaves waiters asleep, who look again after a second.
     finish(root, bells, done.counters, len(done.retired))
     return done.versions
@@ -389,57 +403,57 @@ def commit(
 
 def _commit_locked(
     root: Root,
-    page: LockPage,
+    mutex: LockPage,
     changes: Sequence[Change],
     bells: Collection[int],
     publication: Publication | None,
     membership: int,
 ) -> Committed:
     """Takes step 4, under the mutex."""
-    root.glance()  # this may have waited long for the mutex: a store that was moved meanwhile stays as it was
-    first, next_file = changes[0], None
+    root.glance()  # the wait for the mutex may have been long: in a store that was moved meanwhile nothing is changed
+    first, kept_file = changes[0], None
     if len(changes) == 1 and len(first.segments) == 1 and first.content is not None and first.content.parts is None:
-        next_file = replaced_file(root, first.segments[0].used)  # no other change keeps what it replaces
+        kept_file = replaced_file(root, first.segments[0].used)  # no other change keeps what it replaces
     most = None  # bytes to which the catalog may grow for the sake of these values; None: as many as it has to
     for change in changes:
         if change.content is not None and change.content.inline is not None and len(change.content.inline) > SMALL:
             most = MOST_FOR_VALUES
 
-    write = functools.partial(_write_changes, root, changes, membership, next_file, publication)
+    make_changes = functools.partial(_write_changes, root, changes, membership, kept_file, publication)
 
-    is_settled = True
+    is_locked = True
     with root.guard:
         try:
             # A kill before this commit leaves headers that say live, and the note of them, by which recovery undoes it.
-            done = root.catalog.update(write, is_delete=not bells, most=most)
+            done = root.catalog.update(make_changes, is_delete=not bells, most=most)
             # From here on the values are there. Whatever a kill leaves, recovery sees by the count of publications.
-            page.batch = 0
-            if next_file is not None:
-                is_settled = next_file.keep()
+            mutex.batch = 0
+            if kept_file is not None:
+                is_locked = kept_file.keep()
         finally:
-            if next_file is not None:
-                next_file.close()
-    if done.retired:  # for a repair, which sees the files only
+            if kept_file is not None:
+                kept_file.close()
+    if done.retired:  # a repair without a catalog sees only the files, and must not take these for live ones
         mark_retired(root, done.retired)
     for segment in done.gone:
         say_gone(root, segment)
     for bell in bells:
         root.doorbell.change(bell)
-    if is_settled:
-        page.publications_rung = done.counters.publications
+    if is_locked:
+        mutex.publications_rung = done.counters.publications
     else:
-        page.owe_recovery()
+        mutex.owe_recovery()
     return done
 
 
 def _commit_inline_locked(
-    root: Root, page: LockPage, key: bytes, content: Content, bells: Collection[int], membership: int
+    root: Root, mutex: LockPage, key: bytes, content: Content, bells: Collection[int], membership: int
 ) -> Committed:
     """Takes step 4 for one inline value that goes over whatever its key has, in two thirds of the general form's time.
 
     No file becomes live, so no batch is noted, and of the record that is replaced only the segments are read.
     """
-    root.glance()  # as above
+    root.glance()  # the wait may have been long, as in `_commit_locked`
     inline = content.inline
 
     def apply(transaction: Transaction) -> Committed:
@@ -465,38 +479,8 @@ def _commit_inline_locked(
         mark_retired(root, done.retired)
     for bell in bells:
         root.doorbell.change(bell)
-    page.publications_rung = done.counters.publications
+    mutex.publications_rung = done.counters.publications
     return done
-
-
-def finish(root: Root, bells: Collection[int], counters: Counters, retired: int) -> None:
-    """Takes step 5, after the mutex: wakes waiters, looks whether the store is still in its place, and sweeps.
-
-    Args:
-        retired: how many files the commit has retired.
-
-    Raises NotAStoreError if the store was removed or moved: nothing is acknowledged then.
-    """
-    for bell in bells:
-        root.doorbell.wake(bell)
-    root.check_in_place()
-    if not (counters.retired or counters.held or counters.filling):
-        return
-    try:
-        if needs_sweep(root, counters):
-            sweep_some(root, max(SWEPT_A_PUT, retired), deadline_after(SWEEP_WAIT))
-    except (OSError, MemstoreError) as error:  # the commit stands, and later ones sweep too
-        log.debug("%s: nothing swept: %s", root.path, str(error))
-
-
-def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
-    """Closes the files that were published, and keeps the mappings that the next puts can use."""
-    for writer in writers:
-        spare = writer.spare()
-        if spare is not None:
-            with root.guard:
-                root.storage.mappings.keep(writer.segment, spare)
-        writer.close()
 
 
 # --- the transaction of a commit -------------------------------------------------------------------------------------
@@ -506,7 +490,7 @@ def _write_changes(
     root: Root,
     changes: Sequence[Change],
     membership: int,
-    next_file: ReplacedFile | None,
+    kept_file: ReplacedFile | None,
     publication: Publication | None,
     transaction: Transaction,
 ) -> Committed:
@@ -554,7 +538,7 @@ def _write_changes(
         else:
             replaced = [extent.segment for extent in old.segments]
         for number in replaced:  # one file can be kept, and no more
-            if not replace_segment(transaction, counters, number, next_file if len(replaced) == 1 else None):
+            if not replace_segment(transaction, counters, number, kept_file if len(replaced) == 1 else None):
                 retired.append(number)
     if retired:
         root.storage.retire(transaction, retired)
@@ -595,6 +579,7 @@ def go_live(root: Root, batch: int, placed: Sequence[tuple[SealedSegment, int]],
         nbytes += segment.size
         slots = HeaderSlots(segment.put_id, LIVE, version, batch, len(placed))
         segment.file.go_live(slots, durable=root.storage.durable)
+    # How many bytes of retired files stay depends on the largest batch lately: it fades by a 64th a batch.
     counters.recent = max(nbytes, counters.recent - counters.recent // _RECENT)
 
 
@@ -615,17 +600,50 @@ def owe_what_lies_elsewhere(root: Root, transaction: Transaction, record: Record
 
 
 def replace_segment(
-    transaction: Transaction, counters: Counters, segment: int, next_file: ReplacedFile | None = None
+    transaction: Transaction, counters: Counters, segment: int, kept_file: ReplacedFile | None = None
 ) -> bool:
     """Retires the segment of a record that was replaced or deleted; or claims it for the next put, and returns True."""
     row = transaction.segment(segment)
     if row is not None:
         counters.live -= row.nbytes
-        if next_file is not None and next_file.claim(transaction, counters, segment, row):
+        if kept_file is not None and kept_file.claim(transaction, counters, segment, row):
             return True
         transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
         retire(transaction, counters, segment, row.nbytes)
     return False
+
+
+# --- step 5: after the mutex ------------------------------------------------------------------------------------------
+
+
+def finish(root: Root, bells: Collection[int], counters: Counters, retired: int) -> None:
+    """Takes step 5, after the mutex: wakes waiters, looks whether the store is still in its place, and sweeps.
+
+    Args:
+        retired: how many files the commit has retired.
+
+    Raises NotAStoreError if the store was removed or moved: nothing is acknowledged then.
+    """
+    for bell in bells:
+        root.doorbell.wake(bell)
+    root.check_in_place()
+    if not (counters.retired or counters.held or counters.filling):
+        return
+    try:
+        if needs_sweep(root, counters):
+            sweep_some(root, max(SWEPT_A_PUT, retired), deadline_after(SWEEP_WAIT))
+    except (OSError, MemstoreError) as error:  # the commit stands, and later ones sweep too
+        log.debug("%s: nothing swept: %s", root.path, str(error))
+
+
+def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
+    """Closes the files that were published, and keeps the mappings that the next puts can use."""
+    for writer in writers:
+        spare = writer.spare()
+        if spare is not None:
+            with root.guard:
+                root.storage.mappings.keep(writer.segment, spare)
+        writer.close()
 
 
 # --- after an error, and where there is no room ----------------------------------------------------------------------
@@ -711,24 +729,15 @@ def _no_room_for_one(root: Root, drafts: Sequence[Draft], failed: int, reason: O
     return one_of_many(reason, drafts[failed].key, sizes[failed], len(drafts), sum(sizes))
 
 
-def retry_after_sweep(
-    make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
-) -> Result:
-    """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
-
-    Args:
-        key: what errors name, if the change is of a single key.
-
-    Raises:
-        StoreFullError: there is still no room.
-        ResourceLimitError: the kernel refused memory, files or mappings.
-    """
-    try:
-        return make(root, change, deadline)
-    except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
-        if isinstance(error, MemoryError) or not is_full(error):
-            with resource_errors(root.path, key, root):
-                raise
-    with resource_errors(root.path, key, root):
-        sweep_all(root, deadline)  # it may find nothing, where another process has swept since: try again all the same
-        return make(root, change, deadline)
+def _tell(
+    root: Root, drafts: Sequence[Draft], writers: Sequence[SegmentWriter], versions: Sequence[int], began: float
+) -> None:
+    """Logs a put: one line for each key, with the time of all."""
+    left, took = iter(writers), (perf_counter() - began) * 1e3
+    for draft, version in zip(drafts, versions, strict=True):
+        where = "in the catalog"
+        if draft.header is not None:
+            writer = next(left)
+            where = f"in {'a new file' if writer.is_new else 'a file that is used again'}, put {writer.put_id:#x}"
+        key, nbytes = draft.key.decode(), draft.content.nbytes or len(draft.content.objects)
+        log.debug("%s: put %r: version %d, %d bytes %s, %.3f ms", root.path, key, version, nbytes, where, took)

@@ -85,7 +85,7 @@ class Reuse:
                 erase_put_id(fd)
                 self.row = row
                 return
-            self.close()  # cut by somebody: left to the sweep
+            self.close()  # leased, locked, or cut to another size, which is left to the sweep
             self.refused.append(row)
 
     def close(self) -> None:

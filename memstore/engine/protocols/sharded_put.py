@@ -42,7 +42,7 @@ from memstore.engine.protocols.attempts import (
 )
 from memstore.engine.protocols.change import Change, MembershipChanged, need_boxes
 from memstore.engine.protocols.elsewhere import elsewhere_of, is_served
-from memstore.engine.protocols.put import Draft, Publication, clean_up, close_published, commit, write
+from memstore.engine.protocols.put import Draft, Publication, clean_up, close_published, commit, fill_segment
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import Refusal, deadline_after
 from memstore.errors import (
@@ -156,7 +156,7 @@ def prepare_part(
     need_boxes(root, deadline)
     writers: list[SegmentWriter] = []
     try:
-        change = write(root, draft, writers, deadline)
+        change = fill_segment(root, draft, writers, deadline)
         said = content()
         segment = change.segments[0] if change.segments else None
         found = enter(root, member, draft, segment, said, deadline)

@@ -559,7 +559,7 @@ def _remove_folder(path: str) -> None:
 
 
 def _empty_folder(path: str) -> None:
-    """Links are removed, and not followed."""
+    """Removes what a folder contains. Links are removed, and not followed."""
     with os.scandir(path) as found:
         entries = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_folder in entries:

@@ -83,7 +83,7 @@ class Home(Protocol):
 
     is_alone: bool
 
-    def number(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
+    def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
         """Returns the counters' `membership` under which this host is the home of all keys; None if it isn't.
 
         A commit compares it with that of its transaction. Raises CrossHostError if the keys have several homes.
@@ -98,7 +98,7 @@ class Alone:
 
     is_alone = True
 
-    def number(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
+    def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
         return 0
 
     def close(self) -> None:

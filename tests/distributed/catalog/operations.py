@@ -13,7 +13,7 @@ from memstore.distributed.rules.messages import Done
 from memstore.distributed.rules.partition import apply
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.records import LIVE, PREPARED
-from memstore.engine.protocols.put import write
+from memstore.engine.protocols.put import fill_segment
 from memstore.engine.repair.survey import inspect
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
@@ -67,7 +67,7 @@ def change(root: Root) -> None:
     """All that a transaction may do to files, in one."""
     writers: list[Any] = []
     filled = [
-        Filled(write(root, draft(root, key, BYTES), writers, deadline_after(10)), [])
+        Filled(fill_segment(root, draft(root, key, BYTES), writers, deadline_after(10)), [])
         for key in (b"replaced", b"for another")
     ]
     owned, lent = (asked(root, one) for one in filled)
