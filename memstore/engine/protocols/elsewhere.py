@@ -3,8 +3,9 @@
 A root that nobody serves has `membership` 0 in its catalog's counters, and its `home` is `Alone`. Of a served one:
 
 - who finds no record, or one that lies on other hosts, asks `Elsewhere` (`get.py`, `index.py`);
-- who changes keys asks whether their home is here (`root.home.membership_for`, in `put.publish`). If it is, the commit compares
-  the counters' `membership` with the number under which that was so; if not, the change is committed there.
+- who changes keys asks whether their home is here (`root.home.membership_for`, in `put.publish`). If it is, the
+  commit compares the counters' `membership` with the number under which that was so; if not, the change is committed
+  there.
 
 A get is given a `MappedEntry`, a version of a key and its bytes in memory; those that still lie on other hosts are its
 `Absent`. The engine knows the questions only: memstore/distributed/client answers them.
