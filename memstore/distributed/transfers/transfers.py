@@ -30,7 +30,6 @@ from memstore.engine import (
     Record,
     Root,
     SegmentExtent,
-    end_of,
     map_beside,
     map_file,
     mapped_size,
@@ -124,8 +123,7 @@ class Transfers:
         self, key: bytes, record: Record, kept: Kept | None, seconds: float, deadline: float
     ) -> MappedEntry | None:
         root = self._root
-        extents = record.segments
-        size = record.start + record.nbytes if record.start else max(record.nbytes, end_of(extents))
+        size = mapped_size(record)
         with root.guard:
             mapping = map_beside(root, record.here(root.member_id()), size)
         if mapping is None:

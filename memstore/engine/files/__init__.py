@@ -8,6 +8,7 @@ from memstore.engine.files.mapping import (
     Mapping,
     OwnedFile,
     SharedMemory,
+    address_in,
     close_all,
     file_offsets,
     lies_in_mapping,
@@ -44,6 +45,7 @@ from memstore.engine.files.shared_storage import (
 )
 
 __all__ = [
+    "address_in",
     "ClaimedFile",
     "ClaimedOnStorage",
     "FileClaims",

@@ -33,6 +33,7 @@ from typing import Any
 from memstore.engine import syscalls
 from memstore.engine.files import (
     Mapping,
+    address_in,
     fits,
     map_external,
     map_file,
@@ -171,10 +172,10 @@ def map_entry(root: Root, key: bytes, record: Record, *, live: bool = False) -> 
             _check_room(record, files)
             return MappedEntry(record, map_external(files, record.nbytes))
         if record.parts is not None and (extents := record.segments):
-            _check_room(record, extents)
             segments = [(segment_path(root.segments, extent.segment), extent) for extent in extents]
-            size = max(record.nbytes, end_of(extents))
-            mapping = map_segments(segments, size, store=store, dir_fd=dir_fd, live=live, keep_open=keep_open)
+            mapping = map_segments(
+                segments, mapped_size(record), store=store, dir_fd=dir_fd, live=live, keep_open=keep_open
+            )
             return None if mapping is None else MappedEntry(record, mapping)
         return MappedEntry(record)
     except CorruptionError as error:
@@ -265,10 +266,14 @@ def placed_segments(root: Root, record: Record) -> Sequence[tuple[str, SegmentEx
 
 
 def mapped_size(record: Record) -> int:
-    """Returns how many addresses a value takes."""
-    if record.start:
-        return record.segments[0].size
-    return max(record.nbytes, end_of(record.segments))
+    """Returns how many addresses a value in segments takes: at least those of all its files, whatever the record says.
+
+    Raises CorruptionError where it says more than can be.
+    """
+    extents = record.segments
+    if not record.start:  # a sharded value: leaves that are put together lie behind the files
+        _check_room(record, extents)
+    return max(end_of(extents), 0 if record.start else record.nbytes)
 
 
 def _bring(root: Root, key: bytes, host: str, extent: SegmentExtent, mapping: Mapping, *, live: bool = False) -> bool:
@@ -279,7 +284,7 @@ def _bring(root: Root, key: bytes, host: str, extent: SegmentExtent, mapping: Ma
         file = open_stored(path, extent, host, live=live)
         if file is None:
             return False
-        address = mapping.address + extent.base
+        address = address_in(mapping, extent.base, extent.size)
         if root.shared.maps:
             syscalls.map_over(address, file.fd, extent.size)
         elif not read_stored(file, [(0, extent.size, address)]):
