@@ -30,7 +30,6 @@ from memstore.engine import (
     Record,
     Root,
     SegmentExtent,
-    end_of,
     map_entry,
     map_file,
     mapped_size,
@@ -122,8 +121,7 @@ class Transfers:
         self, key: bytes, record: Record, kept: Kept | None, seconds: float, deadline: float
     ) -> MappedEntry | None:
         root = self._root
-        extents = record.segments
-        size = record.start + record.nbytes if record.start else max(record.nbytes, end_of(extents))
+        size = mapped_size(record, record.segments)
         with root.guard:
             mapping = root.storage.map_beside(record.here(root.member_id()), size)
         if mapping is None:

@@ -146,6 +146,17 @@ def map_file(fd: int | None, size: int, file: Cleanup | None = None, *, shared: 
     return Mapping(address, size, cleanup, file)
 
 
+def address_in(mapping: Mapping, base: int, size: int) -> int:
+    """Returns the address of a file that goes into a range from `base` on.
+
+    Raises CorruptionError where the range has no room for it: what is mapped or read there would go over other memory
+    of the process. Everything that fills a part of a range asks here.
+    """
+    if not 0 <= base <= base + size <= mapping.size:
+        raise CorruptionError(f"{size:,} bytes at {base:,} have no room in {mapping.size:,} addresses")
+    return mapping.address + base
+
+
 def watch(address: int, memory: Any) -> None:
     """Counts other bytes of a value, those of an inline one, among the mappings, as long as `memory` lives.
 
@@ -258,7 +269,7 @@ def map_external(extents: Sequence[ExternalExtent], size: int = 0) -> Mapping | 
     mapping = map_file(None, max(end, size))
     for extent in extents:
         with _unchanged(extent) as fd:
-            syscalls.map_over(mapping.address + extent.base, fd, extent.size)
+            syscalls.map_over(address_in(mapping, extent.base, extent.size), fd, extent.size)
     return mapping
 
 

@@ -32,7 +32,7 @@ import msgspec
 from memstore.engine import syscalls
 from memstore.engine.files import huge_pages
 from memstore.engine.files.huge_pages import allocate_pages, move_to_huge
-from memstore.engine.files.mapping import LockFile, Mapping, OwnedFile, map_file
+from memstore.engine.files.mapping import LockFile, Mapping, OwnedFile, address_in, map_file
 from memstore.engine.format.headers import (
     HEAD_SIZE,
     PUT_ID_AT,
@@ -134,7 +134,7 @@ def map_segments(
             syscalls.open_into(fds, path, os.O_RDONLY, 0, dir_fd)
             if not _is_locked_and_fits(path, fds[0], extent, store, live=live):
                 return None
-            syscalls.map_over(mapping.address + extent.base, fds[0], extent.size)
+            syscalls.map_over(address_in(mapping, extent.base, extent.size), fds[0], extent.size)
             if keep_open:
                 kept.extend(map(os.dup, fds))
         except FileNotFoundError:

@@ -22,7 +22,7 @@ import msgspec
 
 from memstore.engine import syscalls
 from memstore.engine.catalog.tables import Counters, Transaction
-from memstore.engine.files.mapping import Mapping, OwnedFile, map_file
+from memstore.engine.files.mapping import Mapping, OwnedFile, address_in, map_file
 from memstore.engine.files.segments import (
     ClaimedFile,
     ClaimedOnStorage,
@@ -307,7 +307,7 @@ class SharedStorage(StorageDriver):
                 file = open_stored(path, extent, member, live=live)
                 if file is None:
                     return None
-                address = mapping.address + extent.base
+                address = address_in(mapping, extent.base, extent.size)
                 if self._settings.maps:
                     syscalls.map_over(address, file.fd, extent.size)
                 elif not read_stored(file, [(0, extent.size, address)]):

@@ -68,13 +68,13 @@ class RetiredRow(NamedTuple):
 
 
 def mapped_size(record: Record, extents: Sequence[Extent]) -> int:
-    """Returns how many addresses a value takes that lies in these files.
+    """Returns how many addresses a value takes: at least those of all its files, whatever the record says.
 
     Raises CorruptionError where the room behind the files is more than leaves can need that are put together.
     """
-    if record.start:
-        return extents[0].size
     end = end_of(extents)
+    if record.start:
+        return end
     if record.nbytes - base_after(end, 0) > base_after(end, 0) * len(extents):
         raise CorruptionError(f"{record.nbytes:,} bytes can't come of {end:,} bytes of files")
     return max(record.nbytes, end)
