@@ -472,11 +472,14 @@ def begin_save(path: str, save: str, *, durable: bool) -> OwnedFile:
     Returns:
         The trace. Close it when the save is over: its files are leftovers then, unless it was published.
     """
-    storage = FileStorage.create(path, durable=durable)
+
+    def leave_and_keep(storage: FileStorage) -> OwnedFile | None:
+        leave_trace(storage, save)
+        return storage.keep(save_name(save))
+
     deadline = time.monotonic() + _PATIENCE
     while True:
-        leave_trace(storage, save)
-        kept = storage.keep(save_name(save))
+        kept = FileStorage.create_for(path, leave_and_keep, durable=durable)
         if kept is not None:
             return kept
         if time.monotonic() > deadline:

@@ -253,6 +253,7 @@ def new_sum() -> Any:
 
 _JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
 _PATIENCE, _PAUSE = 60.0, 0.01  # seconds for the lock of a folder, and between two looks
+_ATTEMPTS = 20  # to leave a first file in a folder that others remove while it is empty
 
 
 class FileStorage:
@@ -313,6 +314,18 @@ class FileStorage:
                     with contextlib.suppress(OSError):  # another process may use it by now
                         syscalls.remove_folder(path)
                 raise
+
+    @classmethod
+    def create_for(cls, path: str, first: Callable[[FileStorage], R], *, durable: bool) -> R:
+        """Makes the folder as `create` does, and calls `first`, which leaves a file there.
+
+        Both are done again if the folder is removed between them: who has made it and fails removes it if it is empty.
+        """
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError, NotAStoreError):
+                return first(cls.create(path, durable=durable))
+            time.sleep(_PAUSE)
+        return first(cls.create(path, durable=durable))
 
     @property
     def is_removed(self) -> bool:

@@ -20,6 +20,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
@@ -227,7 +228,11 @@ def _begin(path: str, world_size: int, options: TakeOptions) -> tuple[Take, File
     if os.path.lexists(path) and not os.path.isdir(path):
         raise AlreadyExistsError(f"{path} is there, and is no folder: take to another path")
     take = new_take(path, world_size, durable=options.durability == "disk", checksum=options.checksum)
-    storage = FileStorage.create(path, durable=take.durable)
+    return FileStorage.create_for(path, partial(_claim, take), durable=take.durable)
+
+
+def _claim(take: Take, storage: FileStorage) -> tuple[Take, FileStorage]:
+    """Claims the plain names of the folder, or names with the take's id where another take has those."""
     try:
         if not any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names()):
             with contextlib.suppress(AlreadyExistsError):  # another take is first
