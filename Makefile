@@ -26,7 +26,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 # Thousands of processes import memstore: each would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-full test-alone test-torchrl check lint types docs bench bench-long format clean dist try-dist release-check
+.PHONY: demo test test-full test-alone test-malloc test-torchrl check lint types docs bench bench-long format clean dist try-dist release-check
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-demo
@@ -39,12 +39,21 @@ test: $(VENV)/.has-test
 test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-release
 	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $$(($(WORKERS) + 1)) --dist worksteal -m "full or not full"
 	@$(MAKE) --no-print-directory test-alone
+	@$(MAKE) --no-print-directory test-malloc
 	@if $(MAKE) --no-print-directory $(WITH_TORCHRL)/.has-torchrl; then $(MAKE) --no-print-directory test-torchrl; else \
 		echo "memstore: skipped make test-torchrl: torchrl could not be installed, see above" >&2; fi
 
 # In a run of all files a test may rely on what another file has imported, warmed or left.
 test-alone: $(VENV)/.has-test
 	$(RUN) -m tests.alone -n $(WORKERS)
+
+# Damaged and hostile files must lead to no write outside of a value's memory. glibc finds one in the heap, by its checks.
+MALLOC_CHECKS := $(firstword $(wildcard /lib/*/libc_malloc_debug.so.0 /lib64/libc_malloc_debug.so.0))
+test-malloc: $(VENV)/.has-test
+	@if [ -n "$(MALLOC_CHECKS)" ]; then \
+		LD_PRELOAD=$(MALLOC_CHECKS) MALLOC_CHECK_=3 MALLOC_PERTURB_=165 $(RUN) -X faulthandler -m pytest -q \
+			tests/structure tests/contents tests/damage; else \
+		echo "memstore: skipped make test-malloc: this C library has no libc_malloc_debug.so.0" >&2; fi
 
 # torchrl 0.14 wants tensordict 0.14, and memstore's own tests are run with 0.15.
 test-torchrl: $(WITH_TORCHRL)/.has-torchrl

@@ -10,37 +10,27 @@ change what is made of memory (`count_dispatch_modes`, `current_transform`), and
 Where a call fails, both try again with all modes put aside.
 """
 
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
-
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
-import torch
+from memstore import _compat
+from memstore._compat import (
+    SavedTensorsMode,
+    count_dispatch_modes,
+    count_function_modes,
+    current_transform,
+    is_before_dispatch,
+    tracing_state,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-_c: Any = torch._C
-
-count_dispatch_modes: Any = _c._len_torch_dispatch_stack
-current_transform: Any = _functorch.peek_interpreter_stack  # None outside of torch.func's
-_count_function_modes: Any = _c._len_torch_function_stack
-_tracer, _set_tracer = _c._get_tracing_state, _c._set_tracing_state  # torch.jit.trace's, which copies can crash
-_before_dispatch = _c.DispatchKey.PreDispatch  # of torch.export and make_fx: a stack by itself
-
-_eval_frame: Any = _c._dynamo.eval_frame
-_SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
-
-# allow_mutation_on_saved_tensors, which copies what autograd has saved before out= writes over it
-_KEPT: type[Any] = getattr(torch.autograd.graph, "_CloneArgBeforeMutateMode", type(None))
 
 
 def are_active() -> bool:
@@ -48,9 +38,9 @@ def are_active() -> bool:
     return bool(
         count_dispatch_modes()
         or current_transform() is not None
-        or _count_function_modes()
-        or _tracer() is not None
-        or _c._dispatch_tls_is_dispatch_key_included(_before_dispatch)
+        or count_function_modes()
+        or tracing_state() is not None
+        or is_before_dispatch()
     )
 
 
@@ -66,53 +56,53 @@ def put_aside(*, entirely: bool = False) -> Generator[None]:
     transforms: list[Any] = []
     functions: list[Any] = []
     dispatching: list[Any] = []
-    tracer, before = _tracer(), _c._dispatch_tls_is_dispatch_key_included(_before_dispatch)
+    tracer, is_before = tracing_state(), is_before_dispatch()
     try:
         if tracer is not None:
-            _set_tracer(None)
+            _compat.set_tracing_state(None)
         while current_transform() is not None:
-            transforms.append(_functorch.pop_dynamic_layer_stack())
-        while _count_function_modes():
-            functions.append(_c._pop_torch_function_stack())
+            transforms.append(_compat.pop_transform())
+        while count_function_modes():
+            functions.append(_compat.pop_function_mode())
         while count_dispatch_modes():
-            dispatching.append(_c._pop_torch_dispatch_stack(None))
+            dispatching.append(_compat.pop_dispatch_mode())
         for mode in reversed(dispatching):
-            if isinstance(mode, _KEPT) and not entirely:
-                _c._push_on_torch_dispatch_stack(mode)
-        if before:
-            _c._dispatch_tls_set_dispatch_key_included(_before_dispatch, False)
+            if isinstance(mode, SavedTensorsMode) and not entirely:
+                _compat.push_dispatch_mode(mode)
+        if is_before:
+            _compat.set_before_dispatch(False)
         yield
     finally:
-        if before:
-            _c._dispatch_tls_set_dispatch_key_included(_before_dispatch, True)
+        if is_before:
+            _compat.set_before_dispatch(True)
         while count_dispatch_modes():
-            _c._pop_torch_dispatch_stack(None)
+            _compat.pop_dispatch_mode()
         for mode in reversed(dispatching):
-            _c._push_on_torch_dispatch_stack(mode)
+            _compat.push_dispatch_mode(mode)
         for mode in reversed(functions):
-            _c._push_on_torch_function_stack(mode)
+            _compat.push_function_mode(mode)
         for transform in reversed(transforms):
-            _functorch.push_dynamic_layer_stack(transform)
+            _compat.push_transform(transform)
         if tracer is not None:
-            _set_tracer(tracer)
+            _compat.set_tracing_state(tracer)
 
 
 def kept_modes() -> tuple[Any, ...]:
     """Returns the modes of this thread that `put_aside` leaves where they are: for another thread, see `keeping`."""
-    stack = map(_c._get_dispatch_stack_at, range(count_dispatch_modes()))
-    return tuple(mode for mode in stack if isinstance(mode, _KEPT))
+    stack = map(_compat.dispatch_mode_at, range(count_dispatch_modes()))
+    return tuple(mode for mode in stack if isinstance(mode, SavedTensorsMode))
 
 
 @contextmanager
 def keeping(modes: tuple[Any, ...]) -> Generator[None]:
     """Gives this thread these modes too while the body runs."""
     for mode in modes:
-        _c._push_on_torch_dispatch_stack(mode)
+        _compat.push_dispatch_mode(mode)
     try:
         yield
     finally:
         for _ in modes:
-            _c._pop_torch_dispatch_stack(None)
+            _compat.pop_dispatch_mode()
 
 
 def unaffected(function: Callable[P, R]) -> Callable[P, R]:
@@ -135,11 +125,9 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     """Returns the function itself, which torch.compile leaves alone from now on, as well as what it calls.
 
     It would trace numpy arrays and storages as copies of them, and take what it has made for one leaf of a view for
-    another one. (`torch.compiler.disable` says the same, and imports the compiler, which takes seconds.)
+    another one.
     """
-    plain: Any = function
-    plain._torchdynamo_disable = True  # it isn't inlined into a graph
-    _eval_frame.set_code_exec_strategy(plain.__code__, _SKIP)  # nor compiled by itself
+    _compat.skip_compilation(cast("FunctionType", function))
     return function
 
 
@@ -153,9 +141,5 @@ def uncompiled_methods(cls: type[T]) -> type[T]:
     return cls
 
 
-def _stay_out_of_graphs(*functions: Any) -> None:
-    for function in functions:
-        uncompiled(function)
-
-
-_stay_out_of_graphs(unaffected, uncompiled, uncompiled_methods)  # a room may be imported by compiled code
+for _function in (unaffected, uncompiled, uncompiled_methods):  # a module may be imported by compiled code
+    _compat.skip_compilation(_function)

@@ -41,7 +41,7 @@ def _do_nothing() -> None:
 
 
 class Hooks(NamedTuple):
-    """The functions to be called around a fork, by the thread that forks."""
+    """Functions to be called around a fork, by the thread that forks."""
 
     before: Callable[[], None] = _do_nothing
     after_in_parent: Callable[[], None] = _do_nothing
@@ -49,9 +49,8 @@ class Hooks(NamedTuple):
 
 
 _hooks: list[Hooks] = []
-_forks = (
-    threading.local()
-)  # of this thread, one in another: whether the import's end was waited for, and whose `before` ran
+# Of this thread, one in another: whether the import's end was waited for, and whose `before` ran.
+_forks = threading.local()
 
 
 @contextlib.contextmanager
@@ -126,7 +125,7 @@ WRITING: set[int] = set()  # threads that write into what is their callers', and
 
 
 class AbandonedError(Exception):
-    """The call is not made. Nobody sees it: nobody waits."""
+    """Refusal of a call that nobody awaits any more: so nobody sees it."""
 
 
 def is_abandoned() -> bool:

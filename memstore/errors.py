@@ -148,7 +148,7 @@ class NotAStoreError(MemstoreError):
 
 
 class AlreadyExistsError(MemstoreError, FileExistsError):
-    """What the call would create exists already: a store (mode "x"), a dataset, a snapshot, the target of an export."""
+    """The thing that the call would create exists: a store (mode "x"), a dataset, a snapshot, an export's target."""
 
 
 class FormatVersionError(MemstoreError):
@@ -341,7 +341,7 @@ _OF_THE_CALLER = "_memstore_of_the_caller"
 
 @contextlib.contextmanager
 def in_callers_code() -> Generator[None]:
-    """What a callback such as `progress` raises stays as it is: a full disk of the caller's is none of the store's."""
+    """Leaves what a callback such as `progress` raises as it is: a full disk of the caller's is none of the store's."""
     try:
         yield
     except Exception as error:
@@ -350,21 +350,21 @@ def in_callers_code() -> Generator[None]:
 
 
 def is_of_caller(error: BaseException) -> bool:
-    """Whether it was raised within `in_callers_code`."""
+    """Returns whether the error was raised within `in_callers_code`."""
     return hasattr(error, _OF_THE_CALLER)
 
 
 def lack_of(error: BaseException) -> tuple[int, str] | None:
-    """The errno and the text of what is lacking, by an error of the kernel, of Python, of torch or of an import.
+    """Returns the errno and the text of what is lacking, by an error of the kernel, of Python, torch or an import.
 
-    None: the error says something else. A full disk is none of it: that is a StoreFullError.
+    Returns None if the error says something else. A full disk is none of it: that is a StoreFullError.
     """
     found = _code_of(error)
     return found if found is not None and found[0] in _LACKS else None
 
 
 def _code_of(error: BaseException) -> tuple[int, str] | None:
-    """The errno that an error stands for, if it is one of a lack or of a full disk, and its text."""
+    """Returns the errno that an error stands for, if it is one of a lack or of a full disk, and its text."""
     if is_of_caller(error):
         return None
     if isinstance(error, MemoryError):
@@ -395,9 +395,9 @@ def way_out(code: int) -> str:
 
 
 def error_of_lack(error: BaseException, what: str) -> ResourceLimitError | StoreFullError | None:
-    """The typed error of a lack or of a full disk, for who works on `what`: mostly a path. None: it is another error.
+    """Makes the typed error of a lack or of a full disk. `what` is what was worked on: mostly a path.
 
-    An error of memstore's is typed already.
+    Returns None for another error, and for memstore's own, which are typed already.
     """
     found = None if isinstance(error, MemstoreError) else _code_of(error)
     if found is None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
+import inspect
 import multiprocessing
 import os
 import shutil
@@ -46,6 +49,25 @@ lie_in_segments()
 multiprocessing.set_forkserver_preload(
     ["tensordict", "tests.small_values", "memstore.store.opening", "memstore.contents"]
 )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine in a loop of its own, and in it opens and closes the stores that it is given."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for one in given.values():
+                if isinstance(one, contextlib.AbstractAsyncContextManager):
+                    await stack.enter_async_context(one)
+            await test(**given)
+
+    asyncio.run(run())
+    return True
 
 
 @pytest.fixture

@@ -48,4 +48,4 @@ def owes_recovery(root: Root) -> bool:
 
 def spares_of(root: Root) -> list[tuple[int, int]]:
     """Address and size of the mappings that are kept for the next puts."""
-    return [(spare.address, spare.size) for spare in root.spares._kept.values()]
+    return [(spare.address, spare.size) for spare in root.storage.mappings._kept.values()]

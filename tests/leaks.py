@@ -7,7 +7,8 @@ import os
 
 import memstore
 from memstore.engine import is_served
-from memstore.engine.catalog import Transaction, tables
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import Transaction
 from memstore.engine.files.segments import segment_path
 from memstore.engine.format.records import LIVE, PREPARED
 from tests.inside import root_of

@@ -52,6 +52,17 @@ class Module:
                 found.add(node.attr)
         return {name for name in found if is_private(name)}
 
+    @cached_property
+    def own_names(self) -> set[str]:
+        """Returns also the private names of its arguments, slots, and fields of ctypes."""
+        found = set(self.private_names)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.arg):
+                found.add(node.arg)
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("__slots__", "_fields_"):
+                found |= set(_texts(node.value))
+        return found
+
 
 Modules = Mapping[str, Module]
 
@@ -153,6 +164,36 @@ def private_uses(modules: Modules) -> set[tuple[str, str]]:
             if isinstance(node, ast.Attribute) and node.attr in of_others and not _is_own(node.value):
                 found.add((name, node.attr))
     return found
+
+
+def privates_of_others(modules: Modules) -> set[tuple[str, str]]:
+    """Returns which module uses which private name of another library.
+
+    It imports it, asks an object for it, or has it as a text, for getattr say. Only names are looked at: one that some
+    module of the package has for a name of its own counts if it is imported.
+    """
+    ours = set[str]().union(*(module.own_names for module in modules.values()))
+    ours.update(name.rpartition(".")[2] for name in modules)
+    package = next(iter(modules)).partition(".")[0]
+    found: set[tuple[str, str]] = set()
+    for name, module in modules.items():
+        imported = [f"{base}.{one}" for base, one in module.imported if base.partition(".")[0] != package]
+        found |= {(name, part) for path in imported for part in path.split(".") if is_private(part)}
+        documents = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute):
+                used = [node.attr]
+            elif id(node) not in documents and isinstance(node, ast.Constant):
+                used = [part for text in _texts(node) if not is_inside(text, package) for part in text.split(".")]
+            else:
+                continue
+            found |= {(name, one) for one in used if is_private(one) and one.isidentifier() and one not in ours}
+    return {(name, one) for name, one in found if not one.lower().startswith(f"_{package}")}
+
+
+def _texts(node: ast.AST) -> list[str]:
+    constants = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+    return [value for value in constants if isinstance(value, str)]
 
 
 def _is_own(node: ast.expr) -> bool:

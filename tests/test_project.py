@@ -28,9 +28,9 @@ PACKAGE = ROOT / "memstore"
 # The layers, from the bottom: a module imports from lower layers and from its own part only.
 LAYERS = (
     ("errors",),
-    ("_threads", "_parsing", "_modes", "_version"),
+    ("_threads", "_parsing", "_version"),
     ("_compat", "_wording"),
-    ("_arguments", "_ranks"),
+    ("_modes", "_arguments", "_ranks"),
     ("_info",),
     ("engine",),
     ("distributed",),
@@ -54,10 +54,10 @@ LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in part
 
 # Modules that one file, or package, alone may import: what is dangerous or unportable is looked for in one place.
 SOLE_IMPORTERS = {
-    "pickle": {"memstore/structure/pickled.py"},
+    "pickle": {"memstore/structure/classes.py"},
     "lmdb": {"memstore/engine/catalog/"},
     "zipfile": {"memstore/formats/torch_save.py"},
-    "ctypes": {"memstore/engine/syscalls/", "memstore/structure/copying.py"},  # fill: memmove only
+    "ctypes": {"memstore/engine/syscalls/", "memstore/structure/memory.py"},  # fill: memmove only
 }
 NOT_IN_ENGINE = {"torch", "tensordict", "numpy", "monarch"}
 
@@ -155,7 +155,7 @@ def test_every_call_to_the_kernel_passes_the_seam() -> None:
         else:
             names = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name))
             assert not STEPS & {name.id for name in names if isinstance(name.ctx, ast.Load)}, relative(path)
-    assert len(inside) > 2 and len(STEPS) > 30, "this tests nothing"
+    assert inside and len(STEPS) > 30, "this tests nothing"
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "engine").rglob("*.py")), ids=relative)

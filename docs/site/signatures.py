@@ -20,7 +20,7 @@ from sphinx.util.inspect import signature as signature_of
 from sphinx.util.inspect import stringify_signature
 from sphinx.util.typing import stringify_annotation
 
-PUBLIC = {"HasView": "Store", "Opened": "AsyncStore", "Spec": "Any", "StorageOfEntry": "MemstoreStorage"}
+PUBLIC = {"HasView": "Store", "Opened": "AsyncStore", "Spec": "Any"}
 CONSTANT = re.compile(r"(?<== )_?[A-Z][A-Z_]+(?=[,)])")
 PRIVATE = re.compile(rf"(?:~?[\w.]+\.)?\b({'|'.join(PUBLIC)})\b")
 TYPE = re.compile(r"(?<![\w.'\"])[A-Z]\w+(?![\w.'\"])")

@@ -30,6 +30,7 @@ import torch
 
 from memstore import _modes as modes
 from memstore._threads import ABANDONED, WRITING, Hooks, around_forks
+from memstore._wording import names_its_methods
 from memstore.engine import deadline_after
 from memstore.errors import StoreTimeoutError
 
@@ -45,7 +46,7 @@ WORTH_COUNTING = 0.001  # seconds in a queue, beyond which they are taken off a 
 
 
 class Awaits(ABC, Generic[Blocking]):
-    """Calls the methods of a blocking object in threads.
+    """An object that calls the methods of a blocking one in threads.
 
     Attributes:
         timeout: seconds that calls take at most which aren't told otherwise.
@@ -54,14 +55,10 @@ class Awaits(ABC, Generic[Blocking]):
     timeout: float
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Names the methods by this class, and not by `awaited`.
-
-        Python names a coroutine that nobody awaits as its function is named, and pickle finds a method by its names.
-        """
+        """Names the methods by this class, and not by `awaited`: Python names a coroutine that nobody awaits so."""
         super().__init_subclass__(**options)
-        for name, method in vars(cls).items():
-            if inspect.iscoroutinefunction(method) and method.__module__.startswith("memstore."):
-                method.__qualname__, method.__module__ = f"{cls.__qualname__}.{name}", cls.__module__
+        if cls.__module__.startswith("memstore."):  # a user's class leaves ours their names
+            names_its_methods(cls)
 
     @abstractmethod
     def _blocking(self) -> Blocking:
@@ -162,8 +159,6 @@ def refusing(what: str, instead: str) -> Callable[..., NoReturn]:
 
 
 # --- Pools of threads ------------------------------------------------------------------------------------------------
-# Pools: the threads that make calls which may wait, a few for each thing that may keep them waiting.
-#
 # What waits for a host that doesn't answer takes the threads of that host's pool, and no others: calls for this host,
 # and for other ones, go on. The threads of a pool are shared by all stores and loops of the process. They are started
 # when they are needed, end when there was nothing to do for some seconds, and no exit of the interpreter waits for
@@ -179,7 +174,7 @@ _AT_EXIT = 2.0  # seconds that the interpreter's end waits for calls under way: 
 
 
 class ThreadPool:
-    """Any thread may call it. It ends nothing: an idle one has no threads."""
+    """The threads for calls that wait for one thing. Any thread may call it; an idle one has no threads."""
 
     def __init__(self) -> None:
         self._jobs: deque[ThreadCall[Any]] = deque()
@@ -387,7 +382,7 @@ def _end() -> None:
 
 
 # --- One call --------------------------------------------------------------------------------------------------------
-# A job: one call that a thread makes for a task. How it is given up when the task is cancelled.
+# How a call is given up when its task is cancelled:
 #
 # 1. Not begun: it never runs.
 # 2. Under way: the task goes on at once, the thread goes on to the end of the call, and what it gives is dropped. Calls
@@ -502,7 +497,7 @@ class ThreadCall(Generic[T]):
 
 
 # --- What torch keeps for each thread --------------------------------------------------------------------------------
-# What torch keeps for each thread and a call depends on, taken along to the thread that makes the call.
+# A call depends on it, so it is taken along to the thread that makes the call:
 #
 # - Inference mode and grad mode: rows that are read under inference mode are inference tensors.
 # - The current CUDA device and stream: what is copied to a device is ordered as the awaiting task has it.

@@ -142,15 +142,9 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
         self, sample: Callable[..., Sampled], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         """Awaits a sample. If its task is cancelled, and doesn't get it, its rows are put back."""
-        found = await self._made(
-            sample,
-            arguments,
-            options,
-            pool=self._pool_of_samples(),
-            is_timed=True,
-            settles=options.get("out") is not None,
-            undo=Sampled.put_back,
-        )
+        pool = self._pool_of_samples()
+        settles, undo = options.get("out") is not None, Sampled.put_back
+        found = await self._made(sample, arguments, options, pool=pool, is_timed=True, settles=settles, undo=undo)
         return found.value
 
     @property

@@ -19,10 +19,9 @@ from memstore._arguments import flag
 from memstore._info import StoreSummary
 from memstore._wording import an_instance
 from memstore.aio.calls import HERE, WORTH_COUNTING, Awaits, awaited, call, called_as, refusing, start
-from memstore.aio.opened import ALL_HOSTS, LazyStore, home_here, wait_for, wait_for_any
-from memstore.aio.waits import WaitOwner, change_of
+from memstore.aio.waits import ALL_HOSTS, LazyStore, WaitOwner, change_of, wait_for, wait_for_any
 from memstore.datasets import Dataset, as_name
-from memstore.engine import Root, absolute_path, deadline_after
+from memstore.engine import Root, absolute_path, deadline_after, home_now
 from memstore.errors import HomeUnavailableError, StoreTimeoutError
 from memstore.listing import Mode, wanted_of
 from memstore.rows import read_rows as read_rows_blocking
@@ -30,8 +29,8 @@ from memstore.store.maintenance import destroy as destroy_blocking
 from memstore.store.maintenance import stores as stores_blocking
 from memstore.store.opening import OWNER_ONLY
 from memstore.store.sharded import OUTLIVES, TO_PUBLISH, PendingPut, done_by, give_up_after, wait_until
-from memstore.store.store import NO_DEFAULT, NOT_NOW, Store, begin_load, get_at_once
-from memstore.store.values import Ref
+from memstore.store.store import Store, begin_load, get_at_once
+from memstore.store.values import NO_DEFAULT, NOT_NOW, Ref
 from memstore.store.weights import iter_weights as iter_weights_blocking
 from memstore.view import StoredTensor
 
@@ -190,7 +189,7 @@ class AsyncPendingPut(Awaits[PendingPut]):
 
     def _done_here(self, name: bytes, deadline: float) -> bool | None:
         """Returns what `done` returns, in a thread. Returns None if the key's home is another host."""
-        return None if home_here(self._root, name) is None else done_by(self._pending, deadline + TO_PUBLISH)
+        return None if home_now(self._root, name) is None else done_by(self._pending, deadline + TO_PUBLISH)
 
     async def wait_or_give_up(self, deadline: float, seconds: float) -> int:
         """Waits as `wait_until`; a timeout gives the put up for all ranks."""
@@ -304,7 +303,7 @@ _NONE = frozenset(("out", "like", "device", "dtype", "max_age", "timeout"))  # t
 
 def _as_ref(store: AsyncStore, ref: Ref) -> AsyncRef:
     root = store._lazy.opened_root
-    return AsyncRef(ref, ALL_HOSTS if root is not None and root.membership else HERE)
+    return AsyncRef(ref, HERE if root is None or root.home.is_alone else ALL_HOSTS)
 
 
 def _pool_of_ranks(store: AsyncStore, key: object) -> Hashable:
@@ -355,12 +354,13 @@ class AsyncStore(Awaits[Store]):
 
     @called_as(Store.get)
     async def get(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
-        store = self._lazy.ready
-        if store is not None and (not options or _is_plain(options)):
-            value = get_at_once(store, key, default)
+        lazy = self._lazy
+        store, root = lazy.ready, lazy.opened_root
+        if store is not None and root is not None and (not options or _is_plain(options)):
+            value = get_at_once(store, root, key, default, time.perf_counter() if lazy.tells else 0.0)
             if value is not NOT_NOW:
                 return value
-        pool = self._lazy.pool_of(key, fetches=True)
+        pool = lazy.pool_of(key, fetches=True)
         settles = options.get("out") is not None
         return await self._made(Store.get, (key, default), options, pool=pool, is_timed=True, settles=settles)
 

@@ -1,14 +1,11 @@
 """The command line: `memstore COMMAND ROOT ...`. Arguments and printing only; it needs the extra `cli`.
 
-commands      all of them, what becomes of their errors, and exit codes (`codes`)
-group         what commands share; the script by which a shell completes keys
-keys          commands about keys: lists, and single ones
-values        commands about values: get, diff
+commands      all of them, and what becomes of their errors
+group         what commands share: arguments, exit codes; the script by which a shell completes keys
+keys          commands about keys: lists, single ones, and the live table of `memstore watch`
+values        commands about values: get, diff; a key or a file, taken apart; tensors as text
 files         commands about files of other formats, conversions, snapshots
-stores        commands about whole stores; hosts: about a store on several hosts
-inspection    a key or a file, taken apart for these
-figures       statistics and histograms, as text
-watch         the live table of `memstore watch`; bench: what `memstore bench` measures
+stores        commands about whole stores, also on several hosts; what `memstore bench` measures
 render        output: lines, trees, JSON, progress bars, rows in columns, pictures of shards
 messages      error messages, in the words of the command line
 """
@@ -17,7 +14,7 @@ from __future__ import annotations
 
 import sys
 
-from memstore.cli.codes import INTERRUPTED, REFUSED
+_REFUSED, _INTERRUPTED = 3, 130  # as in `group`, which needs click itself
 
 
 def main() -> None:
@@ -30,6 +27,6 @@ def main() -> None:
         if error.name not in ("click", "rich"):
             raise
         print("memstore: the command line needs click and rich: pip install click rich", file=sys.stderr)
-        sys.exit(REFUSED)
+        sys.exit(_REFUSED)
     except KeyboardInterrupt:  # while it starts
-        sys.exit(INTERRUPTED)
+        sys.exit(_INTERRUPTED)

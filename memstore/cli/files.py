@@ -16,9 +16,8 @@ import click
 import memstore
 from memstore import _wording as wording
 from memstore._arguments import LARGEST_VERSION, encode_key
-from memstore.cli import inspection, render
-from memstore.cli.codes import DAMAGED, DIFFERENT
-from memstore.cli.group import allow_pickle, as_json, cli, key, path, root
+from memstore.cli import render
+from memstore.cli.group import DAMAGED, DIFFERENT, allow_pickle, as_json, cli, key, path, root
 from memstore.cli.messages import in_words
 from memstore.engine import has_settings, resource_errors
 from memstore.errors import AlreadyExistsError, CorruptionError
@@ -79,9 +78,11 @@ def _put(
     root: str, key: str, file: str, format: Any, expect_version: int | None, *, allow_pickle: bool
 ) -> tuple[int, int, str]:
     """Returns the version, its bytes, and what is to be said of the store."""
+    from memstore.store.values import load_to_copy
+
     _check_order(root, key, file)
     with resource_errors(root, key):
-        value = inspection.loaded(key, file, format, allow_pickle=allow_pickle)
+        value = load_to_copy(key, file, format, allow_pickle=allow_pickle)
     made = _said_of_new(root)
     mode = "r+" if expect_version else "a"  # a new store has no version of it
     with left_over_told(root), memstore.open(root, mode, allow_pickle=allow_pickle) as store:
@@ -90,11 +91,13 @@ def _put(
 
 
 def _attach(root: str, key: str, file: str, format: Any, *, allow_pickle: bool) -> tuple[int, int, str]:
+    from memstore.store.values import content_in_place
+
     _check_order(root, key, file)
     made = _said_of_new(root)
-    if made:
+    if made:  # no store is created for a file that can't be served
         with resource_errors(root, key):
-            inspection.check_served(key, file, format, allow_pickle=allow_pickle)
+            content_in_place(key, file, format, allow_pickle=allow_pickle)
     with left_over_told(root), memstore.open(root, allow_pickle=allow_pickle) as store:
         version = store.attach(key, file, format=format)
         return version, store.info(key).nbytes, made

@@ -1,4 +1,4 @@
-"""The group `memstore`, the arguments and options that its commands share, and what shells complete.
+"""The group `memstore`, the arguments and options that its commands share, exit codes, and what shells complete.
 
 complete_*    keys of the store that the line names, and leaves of a key. Of many keys their starts are offered, as
               folders are of files. Keys with control characters can't be sent to a shell, and are left out
@@ -35,6 +35,17 @@ from click.shell_completion import (
 import memstore
 from memstore.errors import MemstoreError, PermissionDeniedError
 from memstore.listing import near
+
+# --- Exit codes ------------------------------------------------------------------------------------------------------
+# Exit codes, as docs/command-line.md has them; 0 is done, and 2, a wrong call, is click's too.
+
+
+DAMAGED = DIFFERENT = SILENT = 1  # damage was found, or something was lost; two values differ; hosts don't answer
+WRONG = 2
+REFUSED = 3
+MISSING = 4
+INTERRUPTED = 130
+
 
 # --- What shells complete --------------------------------------------------------------------------------------------
 

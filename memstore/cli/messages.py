@@ -67,7 +67,7 @@ WORDS: tuple[tuple[str, str], ...] = (
         r"memstore\.Snapshot reads it, store\.attach serves it",
         "`memstore snapshot` looks into it, `memstore attach` serves it",
     ),
-    (r"until the timeout: open the store with mode 'r\+', which .*$", "until the timeout: try it again"),
+    (r"open the store with mode 'r\+', which .*$", "try it again"),
     (r"; wait\(.*\) waits for its first put$", ""),
     (r"\bkeys\(\) (lists|names) ", r"`memstore ls` \1 "),
     (r"\bkeys\((.+)\) lists (the|those) ", r"`memstore ls ROOT \1` lists \2 "),

@@ -491,7 +491,7 @@ def _ruler(axis: _Axis) -> str:
 
 
 class _Canvas:
-    """Characters, on which lines meet."""
+    """A grid of characters, on which lines meet."""
 
     def __init__(self, width: int, height: int) -> None:
         self._lines = [[0] * width for _ in range(height)]

@@ -1,8 +1,9 @@
 """Commands about whole stores.
 
-stats, verify, repair, gc, watch, bench    the upkeep of one, and what this machine does
-top                                        which process holds what
-stores, clear, destroy                     the stores of this machine, and the end of one, or of its keys
+stats, verify, repair, gc, bench    the upkeep of one, and what this machine does
+top                                 which process holds what
+stores, clear, destroy              the stores of this machine, and the end of one, or of its keys
+serve, status, remove               a store on several hosts
 """
 
 from __future__ import annotations
@@ -10,26 +11,160 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import platform
 import re
+import shutil
+import statistics
 import sys
+import tempfile
+import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from importlib import metadata
 
 import click
 
 import memstore
 from memstore import _wording as wording
-from memstore._info import Progress, RepairReport, StoreSummary, VerifyReport, rows_of_space
+from memstore._info import ClusterStatus, HostStatus, Progress, RepairReport, StoreSummary, VerifyReport, rows_of_space
 from memstore.cli import messages, render
-from memstore.cli.codes import DAMAGED, REFUSED
-from memstore.cli.group import Seconds, as_json, cli, complete_key, complete_prefix, opened_to_read, root
+from memstore.cli.group import (
+    DAMAGED,
+    REFUSED,
+    SILENT,
+    Seconds,
+    as_json,
+    cli,
+    complete_key,
+    complete_prefix,
+    opened_to_read,
+    root,
+)
 from memstore.cli.keys import tell_pattern
 from memstore.cli.messages import in_words, message_of
 from memstore.engine import Holding, destroy_root, is_served, resource_errors, who_holds
 from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, StoreTimeoutError
-from memstore.listing import GLOB, entries, has_keys, open_keyspace, opened
+from memstore.listing import entries, open_keyspace, opened
 
-# --- stats, verify, repair, gc, watch, bench -------------------------------------------------------------------------
+# --- What `memstore bench` measures: this machine, in a few seconds. For figures to quote, see tests/benchmarks -------
+
+
+_PACKAGES = ("tensordict", "lmdb", "msgspec", "numpy")
+_LARGE = 64 << 20  # bytes
+_SECONDS = 0.3  # a measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A call's median time in seconds. `limit` is what the machine alone takes for it."""
+
+    what: str
+    seconds: float
+    nbytes: int = 0
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selftest:
+    root: str
+    filesystem: str
+    huge_pages: bool  # whether large values get them
+    cores: int
+    memory: int  # bytes
+    system: str
+    versions: dict[str, str]  # of Python and of what takes part
+    results: list[Measurement]
+
+
+def _median(call: Callable[[], object]) -> float:
+    call()
+    times: list[float] = []
+    end = time.perf_counter() + _SECONDS
+    while time.perf_counter() < end or len(times) < 3:
+        start = time.perf_counter()
+        kept = call()
+        times.append(time.perf_counter() - start)
+        del kept
+    return statistics.median(times)
+
+
+def measure_machine(root: str) -> Selftest:
+    import torch
+
+    import memstore
+    from memstore.engine import filesystem_name, syscalls
+
+    folder = tempfile.mkdtemp(prefix="memstore-bench-", dir=root)
+    try:
+        with memstore.open(f"{folder}/store") as store:
+            small, large = torch.randn(256), torch.randn(_LARGE // 4)
+            other = torch.empty_like(large)
+            copy = _median(lambda: other.copy_(large))
+            total = _median(lambda: large.sum())
+            results = [
+                Measurement("put of 1 KiB", _median(lambda: store.put("small", small))),
+                Measurement("get of 1 KiB", _median(lambda: store.get("small"))),
+                Measurement("overwrite of 64 MiB", _median(lambda: store.put("large", large)), _LARGE, copy),
+                Measurement("get of 64 MiB, the call", _median(lambda: store.get("large"))),
+                Measurement("get of 64 MiB, until summed", _median(lambda: store.get("large").sum()), _LARGE, total),
+            ]
+            held = store.get("large")
+            held.sum()
+            huge = store.stats().huge_page_bytes > _LARGE // 2
+            del held
+        name = filesystem_name(syscalls.filesystem_type(folder))
+        return Selftest(
+            root=root,
+            filesystem=name,
+            huge_pages=huge,
+            cores=len(os.sched_getaffinity(0)),
+            memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            system=f"{platform.system()} {platform.release()} {platform.machine()}",
+            versions=_versions(),
+            results=results,
+        )
+    finally:
+        shutil.rmtree(folder)
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    import memstore
+
+    found = {"memstore": memstore.__version__, "python": platform.python_version()}
+    found["torch"] = str(torch.__version__)  # it says for which CUDA it was built; its package's own version doesn't
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def show_bench(found: Selftest) -> None:
+    pages = "huge pages" if found.huge_pages else "small pages"
+    render.console.print(f"{found.root}: {found.filesystem}, {pages}, {found.cores} cores")
+    render.console.print(f"{found.system}, {wording.size(found.memory)}")
+    render.console.print(", ".join(f"{name} {version}" for name, version in found.versions.items()))
+    rows = [
+        (
+            one.what,
+            _time(one.seconds),
+            f"{one.nbytes / one.seconds / 1e9:.1f} GB/s" if one.nbytes else "",
+            f"{one.limit / one.seconds:.2f} of {_time(one.limit)}" if one.limit else "",
+        )
+        for one in found.results
+    ]
+    render.write_rows(("", "time", "bandwidth", "of the machine's"), rows, right=("time", "bandwidth"))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+# --- stats, verify, repair, gc, bench --------------------------------------------------------------------------------
 
 
 _PATIENCE = 1.0  # seconds before a wait is told
@@ -157,35 +292,18 @@ def gc(root: str, as_json: bool) -> None:
     render.tell({"freed_bytes": freed}, f"{wording.size(freed)} given back", as_json=as_json)
 
 
-@cli.command(short_help="Follow keys: how often each is put, and how many bytes.")
-@root
-@click.argument("prefix", default="", shell_complete=complete_prefix)
-@click.option("--interval", default=0.5, show_default=True, type=Seconds(0.01, 86_400), help="Seconds between looks.")
-@click.option("--count", default=0, type=click.IntRange(0), help="End after so many looks; 0: run until interrupted.")
-@as_json
-def watch(root: str, prefix: str, interval: float, count: int, as_json: bool) -> None:
-    """Follow the keys that start with PREFIX: how often each is put, how many bytes. With --json one line a look."""
-    from memstore.cli.watch import follow
-
-    with open_keyspace(root, "r") as store:
-        if GLOB.intersection(prefix) and not has_keys(store, prefix):
-            tell_pattern(prefix)
-        follow(store, prefix, interval, count, as_json=as_json)
-
-
 @cli.command(short_help="Measure this machine: put, get and memcpy.")
 @click.argument("root", type=click.Path(exists=True, file_okay=False), default="/dev/shm")
 @as_json
 def bench(root: str, as_json: bool) -> None:
     """Measure this machine: put, get and memcpy, in a store that is created under ROOT (/dev/shm) and removed again."""
-    from memstore.cli.bench import measure, show
 
     with render.progress("measuring"):
-        found = measure(root)
+        found = measure_machine(root)
     if as_json:
         render.print_json(found)
     else:
-        show(found)
+        show_bench(found)
 
 
 # --- top -------------------------------------------------------------------------------------------------------------
@@ -371,7 +489,7 @@ def clear(root: str, prefix: str, yes: bool, as_json: bool) -> None:
     start = f" that start with {prefix!r}" if prefix else ""
     if count:
         _ask(f"Delete {wording.count_of(count, 'key', 'keys')}{start} of {os.path.abspath(root)}?", yes=yes)
-    with memstore.open(root, "r+") as store, warnings.catch_warnings():
+    with open_keyspace(root, "r+") as store, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a pattern, which is told below
         deleted = store.clear(prefix)
     render.tell({"deleted": deleted}, f"{deleted:,} deleted", as_json=as_json)
@@ -393,3 +511,165 @@ def destroy(root: str, yes: bool, as_json: bool) -> None:
         _ask(f"Remove the store {path} with all values?", yes=yes)
     memstore.destroy(root)
     render.tell({"removed": path}, f"{render.printable(path)} removed", as_json=as_json)
+
+
+# --- serve, status, remove -------------------------------------------------------------------------------------------
+
+
+_HOST_TITLES = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", "sent", "received")
+
+
+def _open_fd(context: click.Context, option: click.Parameter, fd: int | None) -> int | None:
+    """Refuses a number that is no open file's: it would be found out when the host is a member."""
+    try:
+        if fd is not None:
+            os.fstat(fd)
+    except OSError:
+        raise click.BadParameter(
+            f"{fd} is no open file descriptor: open one, as {fd}>FILE behind the command does in a shell",
+            context,
+            option,
+        ) from None
+    return fd
+
+
+@cli.command(short_help="Serve the store to other hosts.")
+@root
+@click.option(
+    "--address", required=True, help="Where other hosts reach this one: tcp://IP:PORT. It can't change later."
+)
+@click.option(
+    "--join", "seeds", multiple=True, help="The address of the cluster's seed. Without it, this host is the seed."
+)
+@click.option("--no-homes", is_flag=True, help="No key has its home here: for hosts that come and go, or will leave.")
+@click.option(
+    "--insecure", is_flag=True, help="Serve without a secret: whoever can connect may read and change the store."
+)
+@click.option("--monarch", is_flag=True, help="Answer actors of Monarch too. Whoever can connect may then run code.")
+@click.option(
+    "--shared", is_flag=True, help="ROOT is on storage that all hosts mount: each reads there what others put."
+)
+@click.option(
+    "--maps", is_flag=True, help="With --shared, for a new store: gets map files, which that storage must keep."
+)
+@click.option(
+    "--transport",
+    type=click.Choice(("auto", "rdma", "tcp", "monarch")),
+    default="auto",
+    show_default=True,
+    help="How large values are sent between hosts with the same setting. rdma is experimental, and runs Monarch; "
+    "monarch is rdma without its hardware, for tests; auto is rdma with --monarch and ibverbs, otherwise tcp.",
+)
+@click.option(
+    "--ready-fd",
+    type=click.IntRange(min=0),
+    callback=_open_fd,
+    help="A file descriptor: a line is written to it when the host is a member, or is refused.",
+)
+@click.option(
+    "--hang-after",
+    type=Seconds(min=0.5),
+    default=10.0,
+    show_default=True,
+    help="Seconds until an index process counts as hung.",
+)
+def serve(
+    root: str,
+    address: str,
+    seeds: tuple[str, ...],
+    no_homes: bool,
+    insecure: bool,
+    monarch: bool,
+    shared: bool,
+    maps: bool,
+    transport: str,
+    ready_fd: int | None,
+    hang_after: float,
+) -> None:
+    """Serve the store to other hosts, until SIGTERM, SIGINT or SIGHUP. MEMSTORE_SECRET_FILE names the secret of all.
+
+    Whoever knows the secret may read and change the store. The network is trusted beyond that.
+    """
+    if maps and not shared:
+        raise click.UsageError("--maps is for storage that hosts share: say --shared too, or leave --maps out")
+    from memstore.distributed.serving import serve as serve_root
+
+    serve_root(
+        root,
+        address,
+        join=seeds,
+        insecure=insecure,
+        is_home=not no_homes,
+        monarch=monarch,
+        shared=shared,
+        maps=maps,
+        transport=transport,
+        ready_fd=ready_fd,
+        hang_after=hang_after,
+    )
+
+
+@cli.command(short_help="Show the hosts that serve the store, and how they are.")
+@root
+@as_json
+def status(root: str, as_json: bool) -> None:
+    """Show the hosts that serve the store, and how they are. Exit code 1 unless all of them answer."""
+    from memstore.distributed.serving import status_at
+
+    found = status_at(root)
+    if as_json:
+        render.print_json({"served": False} if found is None else {"served": True, **render.plain(found)})
+    elif found is None:
+        render.console.print(f"{render.printable(root)} is not served")
+    else:
+        _show_status(found)
+    if found is None or not all(host.alive for host in found.hosts):
+        sys.exit(SILENT)
+
+
+def _show_status(found: ClusterStatus) -> None:
+    render.write_rows(
+        _HOST_TITLES, map(_host_cells, found.hosts), right=("epoch", "starts", "keys", "live", "sent", "received")
+    )
+    for host in found.hosts:
+        if not host.alive:
+            render.console.print(render.printable(f"{host.address} does not answer: {host.trouble}"), soft_wrap=True)
+    alive = [host for host in found.hosts if host.alive]
+    render.console.print(f"epoch {found.epoch}, seed {found.seed}: {len(alive)} of {len(found.hosts)} hosts answer")
+    versions: dict[str, list[str]] = {}
+    for host in alive:
+        text = f"memstore {host.memstore}, torch {host.torch or 'missing'}, monarch {host.monarch or 'missing'}"
+        versions.setdefault(text, []).append(host.address)
+    for text, addresses in versions.items():
+        where = f" at {', '.join(addresses)}" if len(versions) > 1 else ""
+        render.console.print(render.printable(f"{text}{where}"))
+
+
+def _host_cells(host: HostStatus) -> tuple[str, ...]:
+    if not host.alive:
+        return (host.address, host.name, "no", *[""] * 7)
+    return (
+        host.address,
+        host.name,
+        "yes",
+        str(host.epoch),
+        str(host.incarnation),
+        f"{host.keys:,}",
+        wording.size(host.live_bytes),
+        host.transport,
+        wording.size(host.sent),
+        wording.size(host.received),
+    )
+
+
+@cli.command(short_help="Remove a dead host from the cluster.")
+@root
+@click.argument("host")
+@click.option("--force", is_flag=True, help="Also if it answers and has keys: they are lost.")
+@as_json
+def remove(root: str, host: str, force: bool, as_json: bool) -> None:
+    """Remove a HOST that is dead from the cluster: its address, name or id. Its keys and bytes are gone."""
+    from memstore.distributed.serving import remove_host
+
+    removed = remove_host(root, host, force=force)
+    render.tell({"removed": removed.address, "id": removed.id.hex()}, f"{removed.address} removed", as_json=as_json)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.contents.merging import content_of_headers, header_of, header_of_part, merge
-from memstore.contents.parts import BoxTable, RankPart, box_table, boxes_of, encode_boxes, read_content, read_part
+from memstore.contents.parts import box_table, boxes_of, encode_boxes, read_content
 from memstore.contents.reading import (
     PLAIN_READ,
     ReadOptions,
@@ -29,17 +29,14 @@ from memstore.contents.reading import (
     verify,
 )
 from memstore.contents.writing import PartDraft, draft, draft_part, flatten, inline_limit, inline_limit_when_crowded
-from memstore.sharding import NO_BOXES, Boxes, StoredBox
+from memstore.sharding import Boxes, StoredBox
 
 __all__ = [
-    "BoxTable",
     "Boxes",
     "CHECKSUM_SIZE",
-    "NO_BOXES",
     "ReadOptions",
     "PLAIN_READ",
     "PartDraft",
-    "RankPart",
     "StoredBox",
     "blame",
     "bring",
@@ -64,7 +61,6 @@ __all__ = [
     "read",
     "read_bare",
     "read_content",
-    "read_part",
     "receive_rows",
     "verify",
 ]

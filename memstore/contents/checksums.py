@@ -8,9 +8,10 @@ import numpy as np
 import xxhash
 
 from memstore import structure
-from memstore.engine import Leaf, Record, leading_base64, objects_at, read_objects
+from memstore.engine import Record, leading_base64, objects_at, read_objects
 from memstore.errors import CorruptionError
 from memstore.sharding import NO_BOXES, Boxes, StoredBox
+from memstore.structure import render_path
 
 CHECKSUM_SIZE = 8  # bytes a leaf
 
@@ -18,6 +19,14 @@ CHECKSUM_SIZE = 8  # bytes a leaf
 def leaf_checksums(plan: structure.Plan, data: memoryview) -> bytes:
     """Computes the checksums of all leaves of a data section, in their order."""
     return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
+
+
+class DamagedBytesError(CorruptionError):
+    """Bytes that don't fit their checksum. `place` is that of the first of them, in the data section."""
+
+    def __init__(self, detail: str, place: int) -> None:
+        super().__init__(detail)
+        self.place = place
 
 
 class Checksums:
@@ -29,8 +38,7 @@ class Checksums:
     def __init__(self, record: Record, plan: structure.Plan, boxes: Boxes, memory: np.ndarray) -> None:
         stored = record.checksums
         if stored is not None and len(stored) != CHECKSUM_SIZE * len(plan.leaves):
-            detail = f"{len(stored):,} bytes of checksums for {len(plan.leaves):,} leaves"
-            raise CorruptionError(detail)
+            raise CorruptionError(f"{len(stored):,} bytes of checksums for {len(plan.leaves):,} leaves")
         self._stored, self._plan, self._boxes, self._data = stored, plan, boxes, memory.data
 
     def compare(self, i: int) -> None:
@@ -41,34 +49,17 @@ class Checksums:
         elif self._stored is not None:
             checksum = self._stored[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]
             if xxhash.xxh3_64_digest(self._data[leaf.offset : leaf.offset + leaf.nbytes]) != checksum:
-                raise damaged_leaf(leaf)
+                raise DamagedBytesError(f"the bytes of {render_path(leaf.name)} don't fit their checksum", leaf.offset)
 
     def compare_boxes(self, i: int, boxes: Sequence[StoredBox]) -> None:
         leaf = self._plan.leaves[i]
         for box in boxes:
             data = self._data[box.place : box.place + structure.box_bytes(leaf, box)]
             if box.checksum is not None and xxhash.xxh3_64_digest(data) != box.checksum:
-                raise damaged_box(leaf, box)
-
-
-class DamagedBytesError(CorruptionError):
-    """Bytes that don't fit their checksum. `place` is that of the first of them, in the data section."""
-
-    def __init__(self, detail: str, place: int) -> None:
-        super().__init__(detail)
-        self.place = place
-
-
-def damaged_leaf(leaf: Leaf) -> CorruptionError:
-    return DamagedBytesError(f"the bytes of {structure.render_path(leaf.name)} don't fit their checksum", leaf.offset)
-
-
-def damaged_box(leaf: Leaf, box: StoredBox) -> CorruptionError:
-    offsets, shape = box.box
-    where = f"at {list(offsets)}, of shape {list(shape)}, put by rank {box.rank}"
-    return DamagedBytesError(
-        f"the bytes of {structure.render_path(leaf.name)}, its box {where}, don't fit their checksum", box.place
-    )
+                (offsets, shape), rank = box.box, box.rank
+                where = f"its box at {list(offsets)}, of shape {list(shape)}, put by rank {rank},"
+                detail = f"the bytes of {render_path(leaf.name)}, {where} don't fit their checksum"
+                raise DamagedBytesError(detail, box.place)
 
 
 def compare(
@@ -103,13 +94,12 @@ def checked_objects(record: Record, header: bytes) -> bytes:
 
 
 def placed_objects(record: Record, key: str, store: str, content: memoryview) -> bytes:
-    """Reads them in a header that may be damaged elsewhere: they are found by their place in it."""
+    """Reads the objects in a header that may be damaged elsewhere: they are found by their place in it."""
     at = objects_at(key, store, len(record.checksums or b""))
     return _checked(record, leading_base64(bytes(content[at : record.start])))
 
 
 def _checked(record: Record, objects: bytes) -> bytes:
     if xxhash.xxh3_64_digest(objects) != record.objects_checksum:
-        detail = "the objects in the header don't fit their checksum"
-        raise CorruptionError(detail)
+        raise CorruptionError("the objects in the header don't fit their checksum")
     return objects

@@ -2,12 +2,12 @@
 
 1. `_place_segments` lays the segments one behind the other in one range of addresses.
 2. `_merge_trees` merges the trees by key (`structure/tree.py`); leaves and objects are told by their names.
-3. `LeafMerger` merges each leaf. All ranks must say the same shape and dtype of one that they hold in boxes. Equal
+3. `MergedLeaves` merges each leaf. All ranks must say the same shape and dtype of one that they hold in boxes. Equal
    boxes must have equal checksums, and the lowest rank that has written one provides it; others may not overlap;
    together they must cover the leaf. A leaf that ranks hold whole is the lowest rank's. Whether the others have the
    same is looked at, and one warning tells if not: the buffers of a BatchNorm differ by right.
-4. `LeafLayout` gives the leaves their places. A leaf whose boxes adjoin lies where they lie; room for the others is
-   behind the segments: see `parts.py`.
+4. It also gives the leaf its place. A leaf whose boxes adjoin lies where they lie; room for the others is behind the
+   segments: see `parts.py`.
 5. `_merge_objects` takes the objects of the lowest rank, with the same warning.
 
 A repair merges what the headers of segments say (`content_of_headers`), and makes damaged headers anew (`header_of`).
@@ -70,22 +70,20 @@ def merge(key: str, parts: Sequence[RankPart], *, with_checksums: bool) -> Conte
     names, objects, tree = _merge_trees(key, parts)
     _check_wrapped_shards(key, tree)
     held = _by_name(parts, names, data)
-    laid_out = LeafLayout(end_of(extents))
-    differing: dict[str, list[int]] = {}
-    merger = LeafMerger(key, differing)
+    merged = MergedLeaves(key, end_of(extents))
     for name, found in held.items():
-        laid_out.add(merger.merge(name, found), name)
-    written = _merge_objects(parts, objects, differing)
-    _warn(key, differing)
-    same = find_ties(laid_out.leaves, held)
-    described = structure.describe_external_tree(tree, laid_out.leaves, written, laid_out.traits, same)
+        merged.add(name, found)
+    written = _merge_objects(parts, objects, merged.differing)
+    _warn(key, merged.differing)
+    same = find_ties(merged.leaves, held)
+    described = structure.describe_external_tree(tree, merged.leaves, written, merged.traits, same)
     return Content(
         description=described.plan.description,
         objects=described.objects,
         nbytes=described.plan.nbytes,
-        checksums=laid_out.checksums() if with_checksums else None,
+        checksums=merged.checksums() if with_checksums else None,
         parts=encode_extents(extents),
-        boxes=laid_out.encode_boxes(with_checksums=with_checksums),
+        boxes=merged.encode_boxes(with_checksums=with_checksums),
     )
 
 
@@ -140,18 +138,14 @@ def _merge_trees(key: str, parts: Sequence[RankPart]) -> tuple[tuple[Path, ...],
 
 def _check_wrapped_shards(key: str, tree: Any) -> None:
     """Raises ShardMismatchError and PartialCommitError, as for other leaves that ranks hold in parts."""
-    for name, (pair, missing) in structure.check_wrapped_shards(tree):
+    for name, (pair, missing, _) in structure.check_wrapped_shards(tree):
         text = structure.render_path(name)
         if pair is not None:
             raise ShardMismatchError(
                 f"{key!r}: {text}: two ranks hold parts that overlap and are not the same", key=key
             )
         if missing:
-            raise PartialCommitError(
-                f"{key!r}: all ranks have put their parts, and none holds {missing[0]} of {text}",
-                key=key,
-                missing_boxes=tuple((text, box.offsets, box.shape) for box in missing),
-            )
+            raise _missing(key, text, missing)
 
 
 def _merge_objects(parts: Sequence[RankPart], names: Sequence[Path], differing: dict[str, list[int]]) -> list[Any]:
@@ -183,6 +177,7 @@ def _warn_once(key: str, text: str) -> None:
 
 
 _SHOWN_BOXES = 8  # boxes in one message
+_OF_NOTHING = xxhash.xxh3_64_digest(b"")  # the checksum of a leaf that has no bytes
 _CACHED_LAYOUTS = 256  # layouts
 
 
@@ -203,14 +198,6 @@ class LeafOfRank(msgspec.Struct, frozen=True, gc=False):
     twin: Path | None
 
 
-class MergedLeaf(NamedTuple):
-    """A leaf of the whole value. Of a plain one, `boxes` is the one that is stored, and `nbytes` its span."""
-
-    leaf: PartLeaf
-    boxes: tuple[StoredBox, ...]
-    nbytes: int
-
-
 class _Cut(NamedTuple):
     """The boxes of a leaf, each with its holders: the places of their ranks in the list, and of the box in theirs.
 
@@ -223,39 +210,72 @@ class _Cut(NamedTuple):
     shared: tuple[tuple[Box, list[tuple[int, int]]], ...]
 
 
-class LeafMerger:
-    """Merges the leaves of one value. Leaves that look alike on every rank are cut alike, which is worked out once."""
+class MergedLeaves:
+    """The leaves of the whole value, in order, with their places.
 
-    def __init__(self, key: str, differing: dict[str, list[int]]) -> None:
-        """Args: differing: gets the names of plain leaves of which ranks have other bytes, with these ranks."""
-        self._key, self._differing = key, differing
+    Leaves that look alike on every rank are cut alike, which is worked out once.
+
+    Attributes:
+        boxes: of the leaves that ranks hold in boxes, by number.
+        plain: of those that they hold whole, where they are stored.
+        differing: names of plain leaves of which ranks have other bytes, with these ranks.
+    """
+
+    def __init__(self, key: str, end: int) -> None:
+        self._key, self._end = key, base_after(end, 0)
         self._cuts: dict[tuple[int, ...], _Cut] = {}
+        self._assembled: dict[tuple[int, ...], int] = {}  # tied leaves share their room
+        self.leaves: list[Leaf] = []
+        self.traits: list[Traits] = []
+        self.boxes: dict[int, tuple[StoredBox, ...]] = {}
+        self.plain: dict[int, StoredBox] = {}
+        self.differing: dict[str, list[int]] = {}
 
-    def merge(self, name: Path, found: Sequence[LeafOfRank]) -> MergedLeaf:
-        """Args: found: by rank, what those say of the leaf that have it."""
+    def add(self, name: Path, found: Sequence[LeafOfRank]) -> None:
+        """Merges what the ranks that have a leaf say of it, in the order of the ranks."""
         looks = tuple([id(held.look) for held in found])
         cut = self._cuts.get(looks)
         if cut is None:
             text = structure.render_path(name)
             _check_agreement(self._key, text, found)
             cut = self._cuts[looks] = _cut(self._key, text, found)
-        if found[0].look.is_plain:
-            return self._merge_plain(name, found, cut)
-        for box, holders in cut.shared:
-            _check_equal(self._key, name, box, [(found[i], number) for i, number in holders])
+        leaf, nbytes = found[0].leaf, structure.count(found[0].leaf.shape) * DTYPES[found[0].leaf.dtype].itemsize
+        if leaf.is_plain and cut.stored:  # the lowest rank's that has written it
+            ((_, i, _),) = cut.stored
+            chosen = found[i]
+            leaf, nbytes = chosen.leaf, chosen.leaf.nbytes
+            others = [one.rank for one in found if one.sums[0] != chosen.sums[0] and one.sums[0] and chosen.sums[0]]
+            if others:
+                self.differing[structure.render_path(name)] = [chosen.rank, *others]
+        elif not leaf.is_plain:
+            for box, holders in cut.shared:
+                _check_equal(self._key, name, box, [(found[i], number) for i, number in holders])
         boxes = tuple([_stored(found[i], box, number) for box, i, number in cut.stored])
-        return MergedLeaf(found[0].leaf, boxes, 0)
+        laid = Leaf(name, leaf.dtype, leaf.shape, leaf.stride, boxes[0].place if boxes else 0, nbytes)
+        if boxes and leaf.is_plain:
+            self.plain[len(self.leaves)] = boxes[0]
+        elif boxes:
+            self.boxes[len(self.leaves)] = boxes
+            if len(boxes) > 1 and not structure.lies_in_order(laid, boxes):
+                laid = msgspec.structs.replace(laid, offset=self._room(boxes, nbytes))
+        self.leaves.append(laid)
+        self.traits.append(Traits(*structure.read_flags(leaf.flags), None))
 
-    def _merge_plain(self, name: Path, found: Sequence[LeafOfRank], cut: _Cut) -> MergedLeaf:
-        """Takes the lowest rank's that has written it."""
-        if not cut.stored:  # no elements
-            return MergedLeaf(found[0].leaf, (), 0)
-        ((box, i, _),) = cut.stored
-        chosen = found[i]
-        others = [one.rank for one in found if one.sums[0] != chosen.sums[0] and one.sums[0] and chosen.sums[0]]
-        if others:
-            self._differing[structure.render_path(name)] = [chosen.rank, *others]
-        return MergedLeaf(chosen.leaf, (_stored(chosen, box, 0),), chosen.leaf.nbytes)
+    def _room(self, boxes: Sequence[StoredBox], nbytes: int) -> int:
+        places = (nbytes, *[box.place for box in boxes])
+        if places not in self._assembled:
+            self._assembled[places] = self._end
+            self._end = -(-(self._end + nbytes) // ALIGNMENT) * ALIGNMENT
+        return self._assembled[places]
+
+    def encode_boxes(self, *, with_checksums: bool) -> bytes:
+        ranks = {leaf: one.rank for leaf, one in self.plain.items()}
+        return encode_boxes(self.boxes, ranks, with_checksums=with_checksums)
+
+    def checksums(self) -> bytes:
+        """Returns the checksums of the plain leaves, in the order of all leaves. Boxes have theirs in the table."""
+        sums = [self.plain[number].checksum if number in self.plain else None for number in range(len(self.leaves))]
+        return b"".join(one or _OF_NOTHING for one in sums)
 
 
 def _stored(held: LeafOfRank, box: Box, number: int) -> StoredBox:
@@ -265,21 +285,17 @@ def _stored(held: LeafOfRank, box: Box, number: int) -> StoredBox:
 
 
 def _check_agreement(key: str, name: str, found: Sequence[LeafOfRank]) -> None:
-    first = found[0]
+    first, kinds = found[0], ("shard", "whole tensor")
     for other in found[1:]:
         for what, one, two in (
             ("shape", list(first.look.shape), list(other.look.shape)),
             ("dtype", first.look.dtype, other.look.dtype),
-            ("kind", _kind(first.look), _kind(other.look)),
+            ("kind", kinds[first.look.is_plain], kinds[other.look.is_plain]),
         ):
             if one != two:
                 raise ShardMismatchError(
                     f"{key!r}: {name} has {what} {one} on rank {first.rank} and {two} on rank {other.rank}", key=key
                 )
-
-
-def _kind(look: LeafSignature) -> str:
-    return "whole tensor" if look.is_plain else "shard"
 
 
 def _cut(key: str, name: str, found: Sequence[LeafOfRank]) -> _Cut:
@@ -294,7 +310,7 @@ def _cut(key: str, name: str, found: Sequence[LeafOfRank]) -> _Cut:
         if (writers := [(i, number) for i, number in same if found[i].look.written[number]])
     }
     boxes, shape = sorted(chosen), found[0].look.shape
-    pair, missing = _cover(shape, tuple(boxes))
+    pair, missing, _ = _cover(shape, tuple(boxes))
     if pair is not None:
         one, two = boxes[pair[0]], boxes[pair[1]]
         ranks = [found[chosen[one][0]].rank, found[chosen[two][0]].rank]
@@ -304,7 +320,7 @@ def _cut(key: str, name: str, found: Sequence[LeafOfRank]) -> _Cut:
             key=key,
         )
     if missing:
-        raise _missing(key, [(name, box) for box in missing])
+        raise _missing(key, name, missing)
     shared = tuple((box, same) for box, same in holders.items() if len(same) > 1)
     return _Cut(tuple((box, *chosen[box]) for box in boxes), shared)
 
@@ -323,64 +339,15 @@ def _check_equal(key: str, name: Path, box: Box, same: Sequence[tuple[LeafOfRank
             )
 
 
-def _missing(key: str, boxes: Sequence[tuple[str, Box]]) -> PartialCommitError:
-    shown = ", ".join(f"{name}[{box.text}]" for name, box in boxes[:_SHOWN_BOXES])
+def _missing(key: str, name: str, boxes: Sequence[Box]) -> PartialCommitError:
+    shown = ", ".join(f"{name}[{box.text}]" for box in boxes[:_SHOWN_BOXES])
     more = f" and {len(boxes) - _SHOWN_BOXES} more" if len(boxes) > _SHOWN_BOXES else ""
     return PartialCommitError(
         f"{key!r}: all ranks have put their parts, and none holds {shown}{more}: the offsets and shapes of "
         "the shards must cover the whole tensor",
         key=key,
-        missing_boxes=tuple((name, box.offsets, box.shape) for name, box in boxes),
+        missing_boxes=tuple((name, box.offsets, box.shape) for box in boxes),
     )
-
-
-# --- Places of the leaves --------------------------------------------------------------------------------------------
-
-
-_OF_NOTHING = xxhash.xxh3_64_digest(b"")  # the checksum of a leaf that has no bytes
-
-
-class LeafLayout:
-    """The leaves of the whole value, in order, with their places."""
-
-    def __init__(self, end: int) -> None:
-        self._end = base_after(end, 0)
-        self.leaves: list[Leaf] = []
-        self.traits: list[Traits] = []
-        self.boxes: dict[int, tuple[StoredBox, ...]] = {}
-        self.plain: dict[int, StoredBox] = {}
-        self._assembled: dict[tuple[int, ...], int] = {}  # tied leaves share their room
-
-    def add(self, merged: MergedLeaf, name: Path) -> None:
-        leaf, boxes = merged.leaf, merged.boxes
-        nbytes = merged.nbytes or structure.count(leaf.shape) * DTYPES[leaf.dtype].itemsize
-        number = len(self.leaves)
-        laid = Leaf(name, leaf.dtype, leaf.shape, leaf.stride, boxes[0].place if boxes else 0, nbytes)
-        if boxes and leaf.is_plain:
-            self.plain[number] = boxes[0]
-        elif boxes:
-            self.boxes[number] = boxes
-            if len(boxes) > 1 and not structure.lies_in_order(laid, boxes):
-                laid = msgspec.structs.replace(laid, offset=self._room(boxes, nbytes))
-        self.leaves.append(laid)
-        kind, requires_grad = structure.read_flags(leaf.flags)
-        self.traits.append(Traits(kind, requires_grad, None))
-
-    def encode_boxes(self, *, with_checksums: bool) -> bytes:
-        ranks = {leaf: one.rank for leaf, one in self.plain.items()}
-        return encode_boxes(self.boxes, ranks, with_checksums=with_checksums)
-
-    def checksums(self) -> bytes:
-        """Returns the checksums of the plain leaves, in the order of all leaves. Boxes have theirs in the table."""
-        sums = [self.plain[number].checksum if number in self.plain else None for number in range(len(self.leaves))]
-        return b"".join(one or _OF_NOTHING for one in sums)
-
-    def _room(self, boxes: Sequence[StoredBox], nbytes: int) -> int:
-        places = (nbytes, *[box.place for box in boxes])
-        if places not in self._assembled:
-            self._assembled[places] = self._end
-            self._end = -(-(self._end + nbytes) // ALIGNMENT) * ALIGNMENT
-        return self._assembled[places]
 
 
 def find_ties(leaves: Sequence[Leaf], held: dict[Path, list[LeafOfRank]]) -> dict[int, int]:

@@ -96,7 +96,7 @@ def read(root: Root, key: str, held: MappedEntry, options: ReadOptions, *, verif
         bare = read_bare(held)
         if bare is not None:
             return bare
-    verify = verify or (root.shared is not None and held.record.hosts is not None)
+    verify = verify or (root.storage.sees_all_hosts and held.record.hosts is not None)
     try:
         if not (_dispatch_modes() or _transform() is not None or (options is not PLAIN_READ and modes.are_active())):
             try:

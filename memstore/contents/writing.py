@@ -104,20 +104,22 @@ def draft(root: Root, key: bytes, flat: structure.FlatValue, limit: int, expect:
             content = Content(plan.description, objects, plan.nbytes)
         size = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
         header = Header(key.decode(), settings.store, plan.description, objects, plan.header, checksums=size)
-        fill = functools.partial(_fill_segment, flat, with_checksums=settings.checksum)
-        return Draft(key, content, expect, header, fill)
+        sums = functools.partial(leaf_checksums, plan) if settings.checksum else None
+        return Draft(key, content, expect, header, functools.partial(_fill_segment, flat, sums))
     except MemoryError:
         with resource_errors(root.path, key.decode(), root):
             raise
 
 
-def _fill_segment(flat: structure.FlatValue, memory: WritableMemory, *, with_checksums: bool) -> bytes | None:
+def _fill_segment(
+    flat: structure.FlatValue, sums: Callable[[memoryview], bytes | None] | None, memory: WritableMemory
+) -> bytes | None:
     """Copies the leaves to their places in the data section. Returns their checksums, if the store has them."""
     array = np.asarray(memory)
     structure.fill(flat, array)
     if ABANDONED:
         check_abandoned()
-    return leaf_checksums(flat.plan, array.data) if with_checksums else None
+    return None if sums is None else sums(array.data)
 
 
 # --- A rank's part of a sharded value --------------------------------------------------------------------------------
@@ -152,132 +154,106 @@ def draft_part(
     Args:
         others: plain leaves and objects that a lower rank is known to write.
     """
-    local = _LocalTensors(held, dtype, others)
-    with modes.put_aside(entirely=True) if modes.are_active() else nullcontext():
-        flat = structure.flatten(local.tensors, inline_limit=0, dtype=dtype)
-    said = encode_said(rank, world_size, held.tree, _describe(held, local, flat, dtype), held.objects)
-    sums = _Sums(held, local, flat, dtype)
-    plan, settings = flat.plan, root.settings
+    part = _WrittenPart(held, dtype, others)
+    said = encode_said(rank, world_size, held.tree, part.describe(), held.objects)
+    plan, settings = part.flat.plan, root.settings
+    content = functools.partial(part.content, said)
     empty = Content(said, b"", plan.nbytes)
     # objects, and tensors that no rank has bytes of: which no other rank may have
     without_bytes = (*held.object_names, *(leaf.name for leaf in held.leaves if 0 in leaf.shape))
     if not plan.nbytes and set(others).issuperset(without_bytes):
         check_header(key, len(said))
-        return PartDraft(Draft(key.encode(), empty, expect), functools.partial(_content, said, sums))
-
-    def fill(memory: WritableMemory) -> bytes | None:
-        array = np.asarray(memory)
-        structure.fill(flat, array)
-        if ABANDONED:
-            check_abandoned()
-        return sums.take(array.data, everything=settings.checksum)
-
+        return PartDraft(Draft(key.encode(), empty, expect), content)
     checksums = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
     header = Header(key, settings.store, said, b"", plan.header, checksums=checksums)
-    return PartDraft(Draft(key.encode(), empty, expect, header, fill), functools.partial(_content, said, sums))
+    fill = functools.partial(_fill_segment, part.flat, functools.partial(part.sum_up, everything=settings.checksum))
+    return PartDraft(Draft(key.encode(), empty, expect, header, fill), content)
 
 
-def _content(said: bytes, sums: _Sums) -> bytes:
-    return encode_content(said, sums.of_boxes())
+class _WrittenPart:
+    """The tensors that this rank writes: which box each of them is, what is said of them, and their checksums.
 
-
-class _LocalTensors:
-    """The tensors that this rank writes, by the names that they have in its segment; and which box each of them is."""
+    There are checksums of all boxes where the store has checksums, else of those that other ranks may hold too.
+    """
 
     def __init__(self, held: HeldValue, dtype: torch.dtype | None, others: Collection[Path]) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self.places: dict[tuple[int, int], int] = {}  # (leaf, shard) -> number in `tensors`
+        self._held, self._dtype = held, dtype
+        self._numbers: dict[tuple[int, int], int] = {}  # (leaf, shard) -> number among the tensors
+        self._sums: dict[int, bytes] = {}  # by this number
+        tensors: dict[str, torch.Tensor] = {}  # by the names that they have in the segment
         for i, leaf in enumerate(held.leaves):
             if not leaf.is_primary or (leaf.is_plain and leaf.name in others):
                 continue
             for j, shard in enumerate(leaf.shards):
-                local = shard.local
-                if not leaf.is_plain:
-                    local = local.contiguous()  # its box could not say strides
+                # a box could not say strides
+                local = shard.local if leaf.is_plain else shard.local.contiguous()
                 if leaf.is_fixed and dtype is not None and local.is_floating_point():
                     local = local.view(_BITS[local.dtype.itemsize])
-                self.places[i, j] = len(self.tensors)
-                self.tensors[self._name(leaf, j)] = local
+                name = ".".join(map(str, leaf.name)) or "value"
+                if not leaf.is_plain:
+                    name += "@" + ",".join(map(str, shard.box.offsets))
+                while name in tensors:
+                    name += "'"
+                self._numbers[i, j] = len(tensors)
+                tensors[name] = local
+        with modes.put_aside(entirely=True) if modes.are_active() else nullcontext():
+            self.flat = structure.flatten(tensors, inline_limit=0, dtype=dtype)
 
-    def _name(self, leaf: HeldLeaf, shard: int) -> str:
-        name = ".".join(map(str, leaf.name)) or "value"
-        if not leaf.is_plain:
-            name += "@" + ",".join(map(str, leaf.shards[shard].box.offsets))
-        while name in self.tensors:
-            name += "'"
-        return name
-
-
-def _describe(
-    held: HeldValue, local: _LocalTensors, flat: structure.FlatValue, dtype: torch.dtype | None
-) -> tuple[PartLeaf, ...]:
-    plan = flat.plan
-    leaves: list[PartLeaf] = []
-    first_of: dict[int, int] = {}  # by number in `tensors`, the leaf of which it is the first shard
-    for i, leaf in enumerate(held.leaves):
-        numbers = [local.places.get((i, j)) for j in range(len(leaf.shards))]
-        stored = [None if number is None else plan.leaves[number] for number in numbers]
-        boxes = tuple(
-            PartBox(shard.box.offsets, shard.box.shape, None if at is None else at.offset)
-            for shard, at in zip(leaf.shards, stored, strict=True)
-        )
-        at = stored[0] if leaf.is_plain and stored else None
-        same = -1
-        if numbers and numbers[0] is not None:
-            first_of[numbers[0]] = i
-            same = first_of.get(plan.same.get(numbers[0], -1), -1)
-        leaves.append(
-            PartLeaf(
-                dtype=structure.DTYPE_NAMES[_cast_to(leaf, dtype) or leaf.dtype],
-                shape=leaf.shape,
-                stride=at.stride if at is not None else None,
-                flags=structure.to_flags(leaf.traits.kind, leaf.traits.requires_grad),
-                is_plain=leaf.is_plain,
-                same=same,
-                nbytes=at.nbytes if at is not None else 0,
-                boxes=boxes,
+    def describe(self) -> tuple[PartLeaf, ...]:
+        """Says of all leaves what this rank knows of them."""
+        plan = self.flat.plan
+        leaves: list[PartLeaf] = []
+        first_of: dict[int, int] = {}  # by number, the leaf of which it is the first shard
+        for i, leaf in enumerate(self._held.leaves):
+            numbers = [self._numbers.get((i, j)) for j in range(len(leaf.shards))]
+            stored = [None if number is None else plan.leaves[number] for number in numbers]
+            boxes = tuple(
+                PartBox(shard.box.offsets, shard.box.shape, None if at is None else at.offset)
+                for shard, at in zip(leaf.shards, stored, strict=True)
             )
-        )
-    return tuple(leaves)
+            at = stored[0] if leaf.is_plain and stored else None
+            same = -1
+            if numbers and numbers[0] is not None:
+                first_of[numbers[0]] = i
+                same = first_of.get(plan.same.get(numbers[0], -1), -1)
+            leaves.append(
+                PartLeaf(
+                    dtype=structure.DTYPE_NAMES[self._cast_of(leaf) or leaf.dtype],
+                    shape=leaf.shape,
+                    stride=at.stride if at is not None else None,
+                    flags=structure.to_flags(leaf.traits.kind, leaf.traits.requires_grad),
+                    is_plain=leaf.is_plain,
+                    same=same,
+                    nbytes=at.nbytes if at is not None else 0,
+                    boxes=boxes,
+                )
+            )
+        return tuple(leaves)
 
+    def _cast_of(self, leaf: HeldLeaf) -> torch.dtype | None:
+        """Returns what `flatten` casts the leaf to; None if it stays what it is."""
+        is_cast = leaf.dtype.is_floating_point and not leaf.is_fixed and leaf.dtype is not self._dtype
+        return self._dtype if is_cast else None
 
-def _cast_to(leaf: HeldLeaf, dtype: torch.dtype | None) -> torch.dtype | None:
-    """Returns what `flatten` casts the leaf to; None if it stays what it is."""
-    return dtype if leaf.dtype.is_floating_point and not leaf.is_fixed and leaf.dtype is not dtype else None
-
-
-class _Sums:
-    """The checksums of boxes: of all where the store has checksums, else of those that other ranks may hold too."""
-
-    def __init__(
-        self, held: HeldValue, local: _LocalTensors, flat: structure.FlatValue, dtype: torch.dtype | None
-    ) -> None:
-        self._held, self._local, self._flat, self._dtype = held, local, flat, dtype
-        self._sums: dict[int, bytes] = {}  # by number of the local tensor
-
-    def take(self, data: memoryview, *, everything: bool) -> bytes | None:
-        """Reads the data section. Returns the checksums of all leaves of the segment, for its header, or None."""
-        needed = {
-            number for (i, _), number in self._local.places.items() if everything or self._held.leaves[i].is_replicated
-        }
-        leaves = self._flat.plan.leaves
-        for number in needed:
+    def sum_up(self, data: memoryview, *, everything: bool) -> bytes | None:
+        """Computes the checksums of a filled data section. Returns those of all leaves, for its header, or None."""
+        leaves, held = self.flat.plan.leaves, self._held.leaves
+        for number in {number for (i, _), number in self._numbers.items() if everything or held[i].is_replicated}:
             at = leaves[number]
             self._sums[number] = xxhash.xxh3_64_digest(data[at.offset : at.offset + at.nbytes])
         return b"".join(self._sums[number] for number in range(len(leaves))) if everything else None
 
-    def of_boxes(self) -> list[bytes | None]:
-        """Returns the checksums in the order of leaves and boxes."""
+    def content(self, said: bytes) -> bytes:
+        """Returns what the catalog is to keep: what is said, and the checksums in the order of leaves and boxes."""
         sums: list[bytes | None] = []
         for i, leaf in enumerate(self._held.leaves):
             for j, shard in enumerate(leaf.shards):
-                number = self._local.places.get((i, j))
-                sums.append(self._of_memory(leaf, shard.local) if number is None else self._sums.get(number))
-        return sums
-
-    def _of_memory(self, leaf: HeldLeaf, local: torch.Tensor) -> bytes:
-        """Computes the checksum of a box that another rank writes: of the bytes that this one would have written."""
-        if not leaf.is_plain:
-            local = local.contiguous()
-        cast = _cast_to(leaf, self._dtype)
-        return xxhash.xxh3_64_digest(structure.contents(structure.flatten(local, inline_limit=0, dtype=cast)))
+                number = self._numbers.get((i, j))
+                if number is not None:
+                    sums.append(self._sums.get(number))
+                    continue
+                # of a box that another rank writes: of the bytes that this one would have written
+                local = shard.local if leaf.is_plain else shard.local.contiguous()
+                flat = structure.flatten(local, inline_limit=0, dtype=self._cast_of(leaf))
+                sums.append(xxhash.xxh3_64_digest(structure.contents(flat)))
+        return encode_content(said, sums)

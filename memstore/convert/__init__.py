@@ -4,11 +4,12 @@
 
 For who works on it, the files:
 
-converting        convert, and its steps            formats     what they are called; what a caller allows
-leaves            tensors whose bytes lie in files  naming      leaves by name, and refusals
-checkpoint_files  files, mapped and put together    files       safetensors, torch.save, memmaps
-dcp               torch.distributed.checkpoint      snapshots   memstore's own
-torchsnapshot     torchsnapshot's, which are read
+converting      convert, and its steps; what formats are called
+leaves          tensors whose bytes lie in files: mapped, compared, put together
+naming          leaves by name, and refusals
+files           safetensors, torch.save, memmaps
+dcp             torch.distributed.checkpoint's, and memstore's own
+torchsnapshot   torchsnapshot's, which are read
 
 Between the two sides is an ordinary value, of tensors over mapped files; what lies in several boxes has a stand-in.
 """
@@ -16,8 +17,7 @@ Between the two sides is an ordinary value, of tensors over mapped files; what l
 from __future__ import annotations
 
 from memstore._wording import offered
-from memstore.convert.converting import Converted, convert
-from memstore.convert.formats import FORMATS, WRITTEN
+from memstore.convert.converting import FORMATS, WRITTEN, Converted, convert
 
 __all__ = ["FORMATS", "WRITTEN", "Converted", "convert"]
 __dir__ = offered(__all__)

@@ -1,14 +1,15 @@
 """Conversion of a checkpoint, step by step: opened, planned, written beside, read back, compared, and given its name.
 
-`convert` is the whole way, with its steps. `open_source` and `draft_target` choose the reader and the writer of a
-format. The target is made in a folder beside its path (`folder_beside`), and appears whole or not at all
-(`publish_target`). A kill before that leaves the folder, which nobody locks any more: the next conversion to the same
-target removes it.
+`convert` is the whole way, with its steps. `source_format` and `target_format` say which formats are meant,
+`open_source` and `draft_target` choose the reader and the writer of a format. The target is made in a folder beside its
+path (`folder_beside`), and appears whole or not at all (`publish_target`). A kill before that leaves the folder, which
+nobody locks any more: the next conversion to the same target removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import io
 import os
@@ -18,7 +19,7 @@ import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 import xxhash
@@ -28,21 +29,29 @@ from memstore import structure
 from memstore._arguments import flag
 from memstore._info import Progress
 from memstore._wording import an, check_new_folder, check_progress, of_no_place, parse_size
-from memstore.convert import dcp, snapshots
-from memstore.convert import files as convert_files
-from memstore.convert.dcp import open_dcp
-from memstore.convert.files import draft_torch, open_memmap, open_safetensors, open_torch
-from memstore.convert.formats import (
-    FORMATS,
-    Format,
-    Rules,
-    check_source,
-    checked,
-    checked_target,
-    source_format,
-    target_format,
+from memstore.convert.dcp import (
+    DCP_METADATA,
+    checkpoint_items,
+    open_checkpoint,
+    open_dcp,
+    open_snapshot,
+    write_own_checkpoint,
+    write_snapshot,
+    write_torch_checkpoint,
 )
-from memstore.convert.leaves import SourceValue, compare, take_apart
+from memstore.convert.files import (
+    check_memmap,
+    draft_torch,
+    open_memmap,
+    open_safetensors,
+    open_torch,
+    safetensors_metadata,
+    safetensors_tensors,
+    write_huggingface,
+    write_memmap,
+    write_safetensors,
+)
+from memstore.convert.leaves import Rules, SourceValue, compare, take_apart
 from memstore.convert.naming import (
     FlatItems,
     LeafRefusals,
@@ -54,11 +63,11 @@ from memstore.convert.naming import (
     unread_by_torch,
     unstored_by_memstore,
 )
-from memstore.convert.snapshots import open_checkpoint, open_snapshot
-from memstore.convert.torchsnapshot import open_torchsnapshot
+from memstore.convert.torchsnapshot import TORCHSNAPSHOT_METADATA, open_torchsnapshot
 from memstore.engine import Path, syscalls
 from memstore.errors import (
     AlreadyExistsError,
+    MemstoreError,
     NotAStoreError,
     ResourceLimitError,
     StoreFullError,
@@ -66,8 +75,136 @@ from memstore.errors import (
     error_of_lack,
     lacks_told,
 )
-from memstore.formats import ByteMeter, as_tensordict, sync_all
+from memstore.formats import ByteMeter, as_tensordict, file_format, sync_all
+from memstore.snapshot import is_snapshot, load_manifest
 from memstore.structure import expanded_bytes
+
+# --- Formats ---------------------------------------------------------------------------------------------------------
+
+
+Format = Literal["dcp", "huggingface", "memmap", "memstore-dcp", "safetensors", "snapshot", "torch", "torchsnapshot"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+WRITTEN: tuple[Format, ...] = tuple(name for name in FORMATS if name != "torchsnapshot")
+
+_FILES: dict[str, Format] = {
+    ".safetensors": "safetensors",
+    ".pt": "torch",
+    ".pth": "torch",
+    ".bin": "torch",
+    ".ckpt": "torch",
+}
+_SUFFIX = re.compile(r"\.[A-Za-z]\w*")  # of a file; "step-1.5" and "llama-3.1-8B" have none
+CHECKPOINT_VALUES = frozenset({"state", "bytes", "dcp"})  # of a snapshot that is a checkpoint of DCP
+
+
+def checked(name: str, known: tuple[Format, ...]) -> Format:
+    """Raises ValueError for what is no format, or none of those known here."""
+    if name not in known:
+        raise ValueError(f"{name!r} is no format here; {', '.join(known)} are")
+    return cast("Any", name)
+
+
+def source_format(path: str) -> Format:
+    """Returns which format a file or folder has.
+
+    Raises:
+        FileNotFoundError: a link leads to neither.
+        UnsupportedValueError: it looks like none of them.
+    """
+    if not os.path.isdir(path):
+        found = file_format(path, "say source_as= (of safetensors, torch)")
+        if found == "npy":
+            raise UnsupportedValueError(f"{path} is an array of numpy, which isn't converted: load it with numpy.load")
+        return "huggingface" if path.endswith(".index.json") else found
+    if is_snapshot(path):
+        values = frozenset(value.key for value in load_manifest(os.path.abspath(path)).values)
+        return "memstore-dcp" if values - {"wrapped"} == CHECKPOINT_VALUES else "snapshot"
+    for name, format in ((DCP_METADATA, "dcp"), (TORCHSNAPSHOT_METADATA, "torchsnapshot")):
+        if os.path.lexists(f"{path}/{name}"):
+            return cast("Any", format)
+    if os.path.lexists(f"{path}/memstore.json"):
+        raise NotAStoreError(f"{path} is a store, and no checkpoint: export a key of it to a file, and convert that")
+    try:
+        found = file_format(path)
+    except UnsupportedValueError:
+        if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in os.listdir(path)):
+            return "huggingface"  # of several files or indices: its reader says why it can't choose
+        raise NotAStoreError(
+            f"{path} is no checkpoint that is known: it has no {DCP_METADATA}, no {TORCHSNAPSHOT_METADATA}, no "
+            "*.safetensors, no meta.json of TensorDict and is no snapshot of memstore; --from says what it is"
+        ) from None
+    return "memmap" if found == "memmap" else "huggingface"
+
+
+def check_source(path: str, format: Format) -> None:
+    """Raises NotAStoreError for a path without what all of this format have, and says which format it looks like."""
+    expected = _missing(path, format) if os.path.exists(path) else ""  # a link may lead to nothing
+    if not expected:
+        return
+    try:
+        advice = f"it looks like {source_format(path)!r}, so leave source_as= out"
+    except (MemstoreError, OSError):
+        advice = "check the path"
+    raise NotAStoreError(f"{path} is not of the format {format!r}: expected {expected}, found {_kind(path)}; {advice}")
+
+
+def _missing(path: str, format: Format) -> str:
+    """Returns what the format needs and the path lacks, "" for nothing. A file's reader says what is wrong with it."""
+    marks: dict[Format, str] = {"dcp": DCP_METADATA, "torchsnapshot": TORCHSNAPSHOT_METADATA, "memmap": "meta.json"}
+    if format in marks:
+        return "" if os.path.lexists(f"{path}/{marks[format]}") else f"a folder with {marks[format]}"
+    if format in ("snapshot", "memstore-dcp"):
+        return "" if is_snapshot(path) else "a folder with memstore_snapshot.json"
+    if not os.path.isdir(path):
+        return ""
+    if format == "torch":
+        return "a file of torch.save"
+    has = any(name.endswith((".safetensors", ".safetensors.index.json")) for name in os.listdir(path))
+    return "" if has else "a file of safetensors, or a folder with *.safetensors"
+
+
+def _kind(path: str) -> str:
+    if not os.path.isdir(path):
+        return "a file"
+    names = sorted(os.listdir(path))
+    return (
+        f"a folder with {', '.join(map(repr, names[:3]))}{', ...' * (len(names) > 3)}" if names else "an empty folder"
+    )
+
+
+def checked_target(path: str, name: str) -> Format:
+    """Raises ValueError for what is no format, and for a path with the suffix of another one's files."""
+    found = checked(name, WRITTEN)
+    suffix = os.path.splitext(path)[1]
+    if _FILES.get(suffix, found) != found:
+        raise ValueError(
+            f"{path} has the suffix of a {_FILES[suffix]} file, and the target format is {name!r}: leave target_as= "
+            f"out for {_FILES[suffix]}, or choose another path"
+        )
+    return found
+
+
+def target_format(path: str) -> Format:
+    """Returns the format that a new path is meant to have: by its suffix; a folder is a snapshot.
+
+    Raises:
+        ValueError: it has the suffix of a file, and no format has that.
+    """
+    suffix = os.path.splitext(path)[1]
+    if suffix in _FILES:
+        return _FILES[suffix]
+    if not _SUFFIX.fullmatch(suffix):
+        return "snapshot"
+    near = difflib.get_close_matches(suffix.lower(), [*_FILES, *(f".{name}" for name in WRITTEN)], 1)
+    named = f"say target_as= (of {', '.join(WRITTEN)})"
+    if near and near[0] not in _FILES:
+        advice = f"for a folder of this name say target_as={near[0][1:]!r}"
+    elif near:
+        advice = f"did you mean {near[0]!r}? For a folder, or another format, {named}"
+    else:
+        advice = f"files end with .safetensors, or .pt, .pth, .bin or .ckpt (torch); for others {named}"
+    raise ValueError(f"no format has the suffix {suffix!r} of {path}: {advice}")
+
 
 # --- The conversion --------------------------------------------------------------------------------------------------
 
@@ -313,9 +450,9 @@ def draft_target(format: Format, found: SourceValue, rules: Rules, target: str) 
 def _draft_safetensors(
     is_folder: bool, found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str
 ) -> TargetDraft:
-    tensors = convert_files.safetensors_tensors(found, rules, refusals)
-    metadata = convert_files.safetensors_metadata(found, refusals)
-    write = convert_files.write_huggingface if is_folder else convert_files.write_safetensors
+    tensors = safetensors_tensors(found, rules, refusals)
+    metadata = safetensors_metadata(found, refusals)
+    write = write_huggingface if is_folder else write_safetensors
     return TargetDraft(tensors, is_folder, partial(write, found, tensors, metadata), metadata)
 
 
@@ -328,20 +465,20 @@ def _draft_torch(found: SourceValue, rules: Rules, refusals: LeafRefusals, targe
 
 
 def _draft_dcp(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
-    flat = dcp.checkpoint_items(found, rules, refusals)
+    flat = checkpoint_items(found, rules, refusals)
     if not rules.allow_pickle:
         _refuse_items(flat, unread_by_torch, refusals)
     refusals.check()
-    write = partial(dcp.write_torch_checkpoint, found, flat, rules, target)
+    write = partial(write_torch_checkpoint, found, flat, rules, target)
     return TargetDraft(nested(flat.items, flat.paths, target), True, write)
 
 
 def _draft_memstore_dcp(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
-    flat = dcp.checkpoint_items(found, rules, refusals)
+    flat = checkpoint_items(found, rules, refusals)
     objects = {name: item for name, item in flat.items.items() if type(item) is not io.BytesIO}  # which is kept
     _refuse_items(FlatItems(objects, flat.paths), unstored_by_memstore, refusals)  # memstore's planner never pickles
     refusals.check()
-    write = partial(dcp.write_own_checkpoint, found, flat, target)
+    write = partial(write_own_checkpoint, found, flat, target)
     return TargetDraft(nested(flat.items, flat.paths, target), True, write)
 
 
@@ -351,17 +488,17 @@ def _refuse_items(flat: FlatItems, why: Why, refusals: LeafRefusals) -> None:
 
 
 def _draft_memmap(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
-    convert_files.check_memmap(found, rules, refusals)
+    check_memmap(found, rules, refusals)
     refusals.check()
     source = as_tensordict(found.value)
-    return TargetDraft(source, True, partial(convert_files.write_memmap, found, source, rules))
+    return TargetDraft(source, True, partial(write_memmap, found, source, rules))
 
 
 def _draft_snapshot(found: SourceValue, rules: Rules, refusals: LeafRefusals, target: str) -> TargetDraft:
     if not rules.allow_pickle:
         refuse_pickles((), found.value, unstored_by_memstore, refusals)
         refusals.check()
-    return TargetDraft(found.value, True, partial(snapshots.write_snapshot, found, rules))
+    return TargetDraft(found.value, True, partial(write_snapshot, found, rules))
 
 
 _DRAFTS: dict[Format, Callable[[SourceValue, Rules, LeafRefusals, str], TargetDraft]] = {

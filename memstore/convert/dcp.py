@@ -1,11 +1,12 @@
-"""Checkpoints of torch.distributed.checkpoint: those of torch's own FileSystemWriter are read; both kinds are written.
+"""Snapshots, and checkpoints of torch.distributed.checkpoint in torch's files or in memstore's: read and written.
 
-The metadata of a checkpoint is a pickle. It is read with a list of what it may refer to: torch's classes of metadata,
-and no others. Each tensor, or part of one, is what torch.save writes, somewhere in a file; only where it lies is read
-of it. Checkpoints in memstore's files are snapshots, which `snapshots` reads.
+The metadata of a checkpoint in torch's files (FileSystemWriter) is a pickle. It is read with a list of what it may
+refer to: torch's classes of metadata, and no others. Each tensor, or part of one, is what torch.save writes, somewhere
+in a file; only where it lies is read of it.
 
 A checkpoint is written as of one rank, in torch's files or in memstore's. Either way torch's own interface is followed,
-with plans made here: boxes of tensors, and objects as its planners have them.
+with plans made here: boxes of tensors, and objects as its planners have them. Checkpoints in memstore's files are
+snapshots. A snapshot can have any value, with its containers, its objects, and tensors that share memory.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from __future__ import annotations
 import io
 import pathlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as torch_metadata
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo  # pyright: ignore[reportPrivateUsage]
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -33,22 +33,38 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from memstore._compat import checkpoint_storage_info
 from memstore._wording import short
-from memstore.convert.checkpoint_files import AssembledFile, SourceFiles, load_object
 from memstore.convert.files import draft_torch
-from memstore.convert.formats import DCP_METADATA, Rules
-from memstore.convert.leaves import Assembly, BoxedTensor, SourceValue, stand_in, why_not_whole
+from memstore.convert.leaves import (
+    AssembledFile,
+    Assembly,
+    BoxedTensor,
+    Rules,
+    SourceFiles,
+    SourceValue,
+    load_object,
+    stand_in,
+    why_not_whole,
+)
 from memstore.convert.naming import FlatItems, LeafRefusals, Sharing, flattened, nested, plain, special
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError, lacks_told
 from memstore.formats import ByteMeter, are_sizes, read_whole
 from memstore.integrations.dcp import StorageWriter
-from memstore.integrations.dcp.planners import encode_object
+from memstore.integrations.dcp.places import BYTES, STATE, WRAPPED, FolderCheckpoint, wrapped_name
+from memstore.integrations.dcp.planners import decode_object, decode_tensor, encode_object
+from memstore.integrations.dcp.plans import metadata_of
 from memstore.sharding import Box, whole
-from memstore.structure import DTYPE_NAMES, MalformedError, read_known_pickle
+from memstore.snapshot.drafts import write_values
+from memstore.snapshot.manifest import ManifestTensor
+from memstore.snapshot.stored import Stored, Value
+from memstore.structure import DTYPE_NAMES, DTYPES, MalformedError, read_known_pickle, traits
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
+StorageInfo: Any = checkpoint_storage_info()
+DCP_METADATA = ".metadata"
 _METADATA = (
     "BytesStorageMetadata",
     "ChunkStorageMetadata",
@@ -200,7 +216,7 @@ def _known_class(module: str, name: str) -> Any:
     if (module, name) == ("builtins", "getattr"):
         return _member
     if module == filesystem.__name__ and name == "_StorageInfo":
-        return getattr(filesystem, name)
+        return StorageInfo
     if (module, name) == ("torch", "Size"):
         return torch.Size
     if (module, name) == ("torch.serialization", "_get_layout"):
@@ -366,11 +382,12 @@ class _OwnWriter(StorageWriter):
 class _Planner:
     """A planner, as far as a writer asks one: for the data of an item."""
 
-    def __init__(self, data: dict[MetadataIndex, Callable[[], Any]]) -> None:
-        self._data = data
+    def __init__(self, items: list[_CheckpointItem]) -> None:
+        self._data = {item.index: data for item, data in items}
 
     def resolve_data(self, item: WriteItem) -> Any:
-        return self._data[item.index]()
+        found = self._data[item.index]
+        return found if item.tensor_data is not None else io.BytesIO(encode_object(item.index.fqn, found))
 
 
 def write_own_checkpoint(
@@ -378,17 +395,128 @@ def write_own_checkpoint(
 ) -> None:
     """Writes a snapshot, as memstore's StorageWriter makes it. `target` is where the folder is going to be."""
     items = _items(found, flat)
-    data = {item.index: _resolving(item.index.fqn, value, item) for item, value in items}
     writer = _OwnWriter(folder, target)
     writer.reset()
     writer.set_up_storage_writer(True)
     (plan,) = writer.prepare_global_plan([writer.prepare_local_plan(SavePlan([item for item, _ in items]))])
-    results = cast("Any", writer.write_data(plan, cast("Any", _Planner(data)))).wait()
+    results = cast("Any", writer.write_data(plan, cast("Any", _Planner(items)))).wait()
     writer.finish(_described(items, flat), [results])
     meter.add(sum(result.size_in_bytes for result in results))
 
 
-def _resolving(name: str, value: Any, item: WriteItem) -> Callable[[], Any]:
-    if item.tensor_data is not None:
-        return lambda: value
-    return lambda: io.BytesIO(encode_object(name, value))
+# --- Snapshots, and memstore's checkpoints among them ----------------------------------------------------------------
+
+
+WHOLE = "state"  # the name in the app state of a value that is no app state
+
+
+def open_snapshot(path: str, rules: Rules) -> SourceValue:
+    """Opens the state dicts by their names; what `Snapshot.take` would have been given.
+
+    Raises:
+        UnsupportedValueError: ranks had different values under one name.
+    """
+    stored = Stored(path)
+    _check_ranks(stored)
+    reader = _SnapshotTensors(stored)
+    values: dict[str, Any] = {}
+    for key in stored.keys(stored.manifest.world_size):
+        value = stored.value(0, key)
+        assert value is not None  # keys() names those that a rank has
+        values[key] = reader.value(value, rules)
+    return SourceValue(values[WHOLE] if set(values) == {WHOLE} else values, reader.assembly.boxes)
+
+
+def _check_ranks(stored: Stored) -> None:
+    """Refuses what each rank had for itself: a target has one value. What was spread over ranks is one."""
+    seen: dict[str, tuple[int, int]] = {}
+    for rank, values in enumerate(stored.manifest.ranks):
+        for key, index in values.items():
+            first, one = seen.setdefault(key, (rank, index))
+            # they have one name: what differs is in them
+            if one != index and stored.manifest.values[one] != stored.manifest.values[index]:
+                raise UnsupportedValueError(
+                    f"{stored.path}: ranks {first} and {rank} have different values under {key!r}, and a conversion "
+                    "has one: restore it with as many ranks, and save it anew without"
+                )
+
+
+class _SnapshotTensors:
+    """The tensors over the files of a snapshot; those that are one there are one here."""
+
+    def __init__(self, stored: Stored) -> None:
+        self.assembly = Assembly()
+        self._stored, self._files = stored, SourceFiles(stored.path)
+        self._made: dict[int, torch.Tensor] = {}
+
+    def value(self, value: Value, rules: Rules) -> Any:
+        self._stored.check_files(value.tensors)
+        tensors: list[torch.Tensor] = []
+        for i, (tensor, kind) in enumerate(zip(value.tensors, value.plan.traits, strict=True)):
+            if i in value.plan.same:
+                tensors.append(tensors[value.plan.same[i]])
+                continue
+            found = self.tensor(tensor)
+            if i in value.plan.loaded:  # a container looks into it: offsets of a jagged tensor
+                found = SourceValue(None, self.assembly.boxes).leaf(found).whole()
+            tensors.append(traits.with_traits(found, kind))
+        return self._stored.build(value, tensors, allow_pickle=rules.allow_pickle)
+
+    def tensor(self, tensor: ManifestTensor) -> torch.Tensor:
+        if id(tensor) not in self._made:
+            dtype, files = DTYPES[tensor.dtype], self._stored.manifest.files
+            boxes = tuple(
+                (
+                    Box(box.offsets, box.shape),
+                    self._files.tensor(files[box.file].name, box.offset, dtype, box.shape),
+                )
+                for box in tensor.boxes
+            )
+            self._made[id(tensor)] = self.assembly.tensor(dtype, tensor.shape, boxes)
+        return self._made[id(tensor)]
+
+
+def open_checkpoint(path: str, rules: Rules) -> SourceValue:
+    """Opens the state dict that torch.distributed.checkpoint has saved with memstore's StorageWriter."""
+    checkpoint = FolderCheckpoint(path)
+    metadata = metadata_of(checkpoint)
+    stored, tensors = checkpoint.opened
+    stored.check_files(stored.manifest.tensors)
+    reader = _SnapshotTensors(stored)
+    items: dict[str, Any] = {name: reader.tensor(tensor) for name, tensor in tensors[STATE].items()}
+    for name, tensor in tensors[BYTES].items():
+        items[name] = decode_object(name, reader.tensor(tensor).numpy().tobytes())
+    for name, said in metadata.state_dict_metadata.items():
+        if name in items or not isinstance(said, TensorStorageMetadata):
+            continue
+        if len(said.chunks) > 1:
+            raise UnsupportedValueError(
+                f"{path}: {short(name)} is made of several tensors, and was saved in {len(said.chunks)} parts: load it "
+                "with the sharding that it was saved with"
+            )
+        chunk = reader.tensor(tensors[WRAPPED][wrapped_name(MetadataIndex(name, said.chunks[0].offsets))])
+        items[name] = decode_tensor(name, SourceValue(None, reader.assembly.boxes).leaf(chunk).whole())
+    return SourceValue(nested(items, metadata.planner_data, path), reader.assembly.boxes)
+
+
+# --- Writing snapshots -----------------------------------------------------------------------------------------------
+
+
+def app_state_of(value: Any) -> dict[str, Any]:
+    """Returns a dict of dicts as it is, an app state. Another value, or one that looks like it, gets one name."""
+    if type(value) is not dict:
+        return {WHOLE: value}
+    entries = cast("dict[Any, Any]", value)
+    is_state = all(type(key) is str and isinstance(entry, dict) for key, entry in entries.items())
+    return entries if is_state and set(entries) not in (set(), {WHOLE}) else {WHOLE: value}
+
+
+def write_snapshot(found: SourceValue, rules: Rules, folder: str, name: str, meter: ByteMeter) -> None:
+    write_values(
+        folder,
+        app_state_of(found.value),
+        lambda tensor: found.leaf(tensor).cut(),
+        durable=True,
+        allow_pickle=rules.allow_pickle,
+        done=meter.add,
+    )

@@ -18,12 +18,10 @@ from torch.serialization import get_safe_globals  # pyright: ignore[reportUnknow
 
 from memstore import structure
 from memstore._wording import an, an_instance
-from memstore.convert.checkpoint_files import AssembledFile
-from memstore.convert.formats import Rules
-from memstore.convert.leaves import BoxedTensor, SourceValue, take_apart
+from memstore.convert.leaves import AssembledFile, BoxedTensor, Rules, SourceValue, take_apart
 from memstore.convert.naming import LeafRefusals, Sharing, entries, has_tensors, plain, special
 from memstore.engine import METADATA, PLAIN_METADATA, opened, syscalls
-from memstore.errors import UnsupportedValueError, lack_of
+from memstore.errors import UnsupportedValueError
 from memstore.formats import (
     INDEX,
     ByteMeter,
@@ -36,6 +34,7 @@ from memstore.formats import (
     make_memmap_folder,
     parse_value,
     read_metadata,
+    save_torch,
     shard_names,
     shards_of,
     why_not,
@@ -223,17 +222,19 @@ def draft_torch(found: SourceValue, value: Any, rules: Rules) -> AssembledFile:
                 f"{structure.render_path(path)}: torch.load reads {an(type(tensor))} only with pickle: convert it with "
                 "allow_pickle=True if you trust the file, or add the class by torch.serialization.add_safe_globals"
             )
-    sink = _TorchSaveFile(_storages(found, value, rules))
-    try:
-        with _without_checksums():
-            torch.save(value, sink)  # pyright: ignore[reportArgumentType]
-    except (RuntimeError, AttributeError, TypeError) as error:  # what can't be pickled, among others
-        if lack_of(error) is not None:
-            raise
-        raise UnsupportedValueError(f"torch.save can't write it: {error}") from error
-    if sink.error is not None:
-        raise sink.error
-    return sink.file
+    file, storages = AssembledFile(), _storages(found, value, rules)
+
+    def take(view: memoryview) -> None:
+        address = int(np.frombuffer(view, np.uint8).ctypes.data) if len(view) else 0
+        leaf = storages.get((address, len(view)))
+        if leaf is None:
+            file.add(bytes(view))
+        else:
+            file.add_leaf(leaf)
+
+    with _without_checksums():
+        save_torch(value, take)
+    return file
 
 
 def _loads_safely(kind: type) -> bool:
@@ -257,35 +258,6 @@ def _storages(found: SourceValue, value: Any, rules: Rules) -> dict[tuple[int, i
             flat = structure.over(storage, torch.uint8, 0, (storage.nbytes(),), (1,))
             storages[key] = BoxedTensor(torch.uint8, flat.shape, ((whole(flat.shape), flat),))
     return storages
-
-
-class _TorchSaveFile:
-    """A file for torch.save. An error waits until torch is done: raised within its C++, it would stay there."""
-
-    def __init__(self, storages: Mapping[tuple[int, int], BoxedTensor]) -> None:
-        self.file = AssembledFile()
-        self.error: BaseException | None = None
-        self._storages = storages
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        if self.error is None:
-            try:
-                self._take(view)
-            except BaseException as error:
-                self.error = error
-        return len(view)
-
-    def _take(self, view: memoryview) -> None:
-        address = int(np.frombuffer(view, np.uint8).ctypes.data) if len(view) else 0
-        leaf = self._storages.get((address, len(view)))
-        if leaf is None:
-            self.file.add(bytes(view))
-        else:
-            self.file.add_leaf(leaf)
-
-    def flush(self) -> None:
-        """Does nothing: nothing is kept back."""
 
 
 @contextlib.contextmanager

@@ -3,15 +3,21 @@
 A value that is being converted is an ordinary one, of tensors over mapped files. A tensor that lies in several boxes is
 a *stand-in* there: it has address, dtype and shape, and no memory; `SourceValue` knows its boxes. `compare` compares
 every leaf of what was written with what was to be written.
+
+Files of a source are mapped once each (`SourceFiles`); names in a folder lead to nothing outside of it. Objects beside
+the tensors are read in torch's safe way, unless pickle is allowed (`load_object`). Files of a target are made of bytes
+and of tensors that lie elsewhere (`AssembledFile`): written in parallel, each in pieces of bounded size.
 """
 
 from __future__ import annotations
 
 import io
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,14 +25,39 @@ import torch
 import xxhash
 
 from memstore import structure
-from memstore._wording import short
-from memstore.convert.formats import Rules
-from memstore.engine import Path, map_file
-from memstore.errors import CorruptionError, UnsupportedValueError
-from memstore.formats import ByteMeter
-from memstore.sharding import Box, BoxIndex, narrow_to, overlap, uncovered, whole
+from memstore._wording import first_line, short
+from memstore.engine import Mapping as FileMapping
+from memstore.engine import Path, map_file, opened
+from memstore.errors import (
+    CorruptionError,
+    PermissionDeniedError,
+    ResourceLimitError,
+    UnsupportedValueError,
+    lacks_told,
+)
+from memstore.formats import ByteMeter, Frames, PlacedTensor
+from memstore.sharding import Box, BoxIndex, cover_of, narrow_to, slabs, whole
 from memstore.snapshot import in_parallel
-from memstore.structure import RefusedError, Walk, contiguous_stride, memory_of
+from memstore.snapshot.storage import FilePart, FileStorage, LateBytes
+from memstore.structure import MOST_EXPANDED, RefusedError, Walk, contiguous_stride, memory_of
+
+# --- What a caller allows --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The permissions of a caller.
+
+    Attributes:
+        allow_pickle: objects that only pickle can read or write.
+        untie: tensors that share memory are stored one by one, where the target can't keep them together.
+        max_expanded: bytes that all tensors together may take in the target beyond those that they have in the source.
+    """
+
+    allow_pickle: bool = False
+    untie: bool = False
+    max_expanded: int = MOST_EXPANDED
+
 
 # --- Tensors in boxes ------------------------------------------------------------------------------------------------
 
@@ -69,9 +100,7 @@ class BoxedTensor:
             if tensor.is_contiguous() or tensor.numel() * self.dtype.itemsize <= PIECE:
                 found.append((box, tensor))
                 continue
-            for slab in slabs(box.shape, self.dtype.itemsize):
-                offsets = tuple(map(sum, zip(box.offsets, slab.offsets, strict=True)))
-                found.append((Box(offsets, slab.shape), tensor[slab.slices]))
+            found += [(slab.moved(box.offsets), narrow_to(tensor, slab)) for slab in self._slabs(box.shape)]
         return tuple(found)
 
     def pieces(self, most: int = PIECE) -> Iterator[ByteRange]:
@@ -81,10 +110,13 @@ class BoxedTensor:
                 yield ByteRange(start, min(most, self.nbytes - start), None)
             return
         at = 0
-        for box in slabs(self.shape, self.dtype.itemsize):
+        for box in self._slabs(self.shape):
             nbytes = math.prod(box.shape) * self.dtype.itemsize
             yield ByteRange(at, nbytes, box)
             at += nbytes
+
+    def _slabs(self, shape: Sequence[int]) -> Iterator[Box]:
+        return slabs(shape, max(PIECE // self.dtype.itemsize, 1))
 
     def read(self, piece: ByteRange) -> Bytes:
         """Returns the bytes of a piece: those in memory, or a copy that is put together."""
@@ -110,23 +142,6 @@ class BoxedTensor:
         for piece in self.pieces():
             memory[piece.start : piece.start + piece.nbytes] = self.read(piece)
         return made
-
-
-def slabs(shape: Sequence[int], itemsize: int) -> Iterator[Box]:
-    """Yields boxes of up to PIECE bytes, but one element at least, whose elements follow each other in C order."""
-    dim, inner = len(shape), itemsize
-    while dim and inner * shape[dim - 1] <= PIECE:
-        dim -= 1
-        inner *= shape[dim]
-    if not dim:
-        yield whole(shape)
-        return
-    dim -= 1
-    step = max(PIECE // inner, 1)
-    for outer in itertools.product(*map(range, shape[:dim])):
-        for start in range(0, shape[dim], step):
-            sizes = (1,) * dim + (min(step, shape[dim] - start), *shape[dim + 1 :])
-            yield Box((*outer, start, *(0,) * (len(shape) - dim - 1)), sizes)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -187,14 +202,13 @@ class SourceValue:
 
 def why_not_whole(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
     """Returns why boxes don't make up a tensor; None if they cover it, each element once."""
-    if any(len(box.shape) != len(shape) or len(box.offsets) != len(shape) for box in boxes):
-        return "have other dimensions"
-    if any(o + n > size for box in boxes for o, n, size in zip(box.offsets, box.shape, shape, strict=True)):
-        return f"reach beyond its shape {list(shape)}"
-    if len(boxes) > 1 and overlap(boxes) is not None:
+    found = cover_of(shape, boxes)
+    if found.outside is not None:
+        has_as_many = len(boxes[found.outside].shape) == len(shape)
+        return f"reach beyond its shape {list(shape)}" if has_as_many else "have other dimensions"
+    if found.pair is not None:
         return "overlap"
-    missing = uncovered(whole(shape), boxes)
-    return f"lack the elements {missing[0]}: a part is missing" if missing else None
+    return f"lack the elements {found.missing[0]}: a part is missing" if found.missing else None
 
 
 class Assembly:
@@ -251,11 +265,6 @@ def take_apart(value: Any, rules: Rules) -> NamedLeaves:
     return NamedLeaves(tensors, objects)
 
 
-def nbytes_of(found: SourceValue, rules: Rules) -> int:
-    """Returns the size of the tensors that the value has; what is one tensor twice counts twice."""
-    return sum(found.leaf(tensor).nbytes for tensor in take_apart(found.value, rules).tensors.values())
-
-
 def compare(
     path: str, wanted: SourceValue, metadata: Mapping[str, str], written: SourceValue, rules: Rules, meter: ByteMeter
 ) -> None:
@@ -273,7 +282,7 @@ def compare(
     if missing or set(want.tensors) != set(have.tensors):
         raise _differs(path, f"what was written has other leaves than the source: {', '.join(missing[:5])}")
     for name, said in want.objects.items():
-        if _encoded(said) != _encoded(have.objects[name]):
+        if msgspec.msgpack.encode(said) != msgspec.msgpack.encode(have.objects[name]):
             raise _differs(path, f"{name} was written as another value")
     pairs: list[_Pair] = []
     for name, tensor in want.tensors.items():
@@ -322,9 +331,164 @@ def _compare_pair(path: str, pair: _Pair) -> None:
         )
 
 
-def _encoded(written: Any) -> bytes:
-    return msgspec.msgpack.encode(written)
-
-
 def _differs(path: str, detail: str) -> CorruptionError:
     return CorruptionError(path=path, detail=detail)
+
+
+# --- Mapped files of a source ----------------------------------------------------------------------------------------
+
+
+_Result = TypeVar("_Result")
+
+
+class SourceFiles:
+    """The files of a checkpoint.
+
+    Args:
+        folder: that has them, and folders of them.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._home = os.path.realpath(folder)
+        self._mapped: dict[str, tuple[FileMapping | None, Bytes]] = {}
+        self._frames = Frames()
+
+    def path(self, name: str) -> str:
+        """Returns the path of a file. Raises CorruptionError or PermissionDeniedError if it leads out of the folder."""
+        parts = name.split("/")
+        if not name or "\0" in name or name.startswith("/") or ".." in parts:
+            self.damaged(name, f"{short(name)} names no file of the checkpoint")
+        path = os.path.realpath(os.path.join(self._home, name))
+        if not path.startswith(f"{self._home}/"):
+            raise PermissionDeniedError(f"{self._home}/{name} is a link out of its folder, to {path}")
+        return path
+
+    def bytes(self, name: str) -> Bytes:
+        """Returns all of a file."""
+        if name not in self._mapped:
+            path = self.path(name)
+            try:
+                with opened(path) as (fd, found):
+                    mapping = map_file(fd, found.st_size) if found.st_size else None
+            except (FileNotFoundError, NotADirectoryError):
+                self.damaged(name, "the file is missing")
+            self._mapped[name] = mapping, np.zeros(0, np.uint8) if mapping is None else np.asarray(mapping)
+        return self._mapped[name][1]
+
+    def with_file(self, name: str, look: Callable[[str, int], _Result]) -> _Result:
+        """Returns what `look` says of a file's path and descriptor."""
+        path = self.path(name)
+        try:
+            with opened(path) as (fd, _):
+                return look(path, fd)
+        except (FileNotFoundError, NotADirectoryError):
+            self.damaged(name, "the file is missing")
+
+    def locate(self, name: str, start: int, size: int) -> PlacedTensor:
+        """Finds where a tensor lies that torch.save wrote into these bytes. Raises as `Frames.read`."""
+        found = self._frames.locate(self.bytes(name).data, start, size)
+        if found is None:
+            found = self.with_file(name, lambda path, fd: self._frames.read(path, fd, start, size))
+        return found
+
+    def tensor(
+        self,
+        name: str,
+        start: int,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        stride: Sequence[int] | None = None,
+        offset: int = 0,
+    ) -> torch.Tensor:
+        """Returns a tensor over a file.
+
+        Args:
+            start: of its storage, in bytes.
+            stride, offset: in elements; None: contiguous.
+        """
+        stride = contiguous_stride(shape) if stride is None else stride
+        if not math.prod(shape):
+            return torch.empty(tuple(shape), dtype=dtype)
+        reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        stop = start + reach * dtype.itemsize
+        memory = self.bytes(name)
+        if start < 0 or stop > len(memory):
+            self.damaged(name, f"it has {len(memory):,} bytes, and a tensor reaches to {stop:,}: it is truncated")
+        storage = torch.from_numpy(memory[start:stop]).untyped_storage()  # pyright: ignore[reportUnknownMemberType]
+        storage._memstore_mapping = self._mapped[name][0]  # pyright: ignore[reportAttributeAccessIssue] - keeps it
+        return structure.over(storage, dtype, offset, shape, stride)
+
+    def damaged(self, name: str, detail: str) -> NoReturn:
+        raise CorruptionError(path=f"{self._home}/{name}"[:4096], detail=detail)
+
+
+# --- Objects ---------------------------------------------------------------------------------------------------------
+
+
+def load_object(what: str, data: bytes, rules: Rules) -> Any:
+    """Loads what torch.save has written.
+
+    Args:
+        what: is read, for errors.
+
+    Raises:
+        UnsupportedValueError: only pickle can read it, or it is damaged.
+    """
+    try:
+        with lacks_told(what):
+            return torch.load(io.BytesIO(data), weights_only=not rules.allow_pickle, map_location="cpu")
+    except ResourceLimitError:
+        raise
+    except Exception as error:  # torch documents none of those that it raises for foreign bytes
+        detail = first_line(error)
+        hint = (
+            ""
+            if rules.allow_pickle
+            else ", which can run code: convert it with allow_pickle=True if you trust who saved it"
+        )
+        raise UnsupportedValueError(
+            f"{what} can't be read{' without pickle' if hint else ''} ({detail:.200}){hint}"
+        ) from error
+
+
+# --- New files of a target -------------------------------------------------------------------------------------------
+
+
+class AssembledFile:
+    """A file, put together from its start on."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._parts: list[FilePart] = []
+
+    def add(self, data: bytes) -> None:
+        self._parts.append(FilePart(self.size, data))
+        self.size += len(data)
+
+    def add_leaf(self, leaf: BoxedTensor) -> None:
+        """Adds all of a tensor, in C order."""
+        for part in leaf_parts(leaf, self.size):
+            self._parts.append(part)
+        self.size += leaf.nbytes
+
+    def around(self) -> tuple[bytes, bytes]:
+        """Returns the bytes before its one tensor, and those after; of a file without one, all and none."""
+        at = next((i for i, part in enumerate(self._parts) if not isinstance(part.memory, bytes)), len(self._parts))
+        after = [part.memory for part in self._parts[at:] if isinstance(part.memory, bytes)]
+        return b"".join(part.memory for part in self._parts[:at]), b"".join(after)
+
+    def write(self, folder: str, name: str, meter: ByteMeter) -> None:
+        """Makes the file in a folder. Raises StoreFullError, and other errors of the file system."""
+        storage = FileStorage(folder, file_mode=0o666)
+        storage.write(name, self.size, self._parts, durable=True, done=meter.add)
+
+
+def leaf_parts(leaf: BoxedTensor, start: int) -> Iterator[FilePart]:
+    """Yields where in a file, from `start` on, the bytes of a tensor come from."""
+    if not leaf.nbytes:
+        return
+    if leaf.lies_in_order:
+        yield FilePart(start, memory_of(leaf.boxes[0][1]))
+        return
+    for piece in leaf.pieces():
+        yield FilePart(start + piece.start, LateBytes(piece.nbytes, partial(leaf.read, piece)))

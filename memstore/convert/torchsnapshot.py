@@ -21,14 +21,13 @@ import torch
 from memstore._parsing import UNDECODABLE
 from memstore._threads import between_forks
 from memstore._wording import short
-from memstore.convert.checkpoint_files import SourceFiles, load_object
-from memstore.convert.formats import TORCHSNAPSHOT_METADATA, Rules
-from memstore.convert.leaves import Assembly, SourceValue, why_not_whole
+from memstore.convert.leaves import Assembly, Rules, SourceFiles, SourceValue, load_object, why_not_whole
 from memstore.errors import CorruptionError, MissingPackageError, UnsupportedValueError
 from memstore.formats import are_sizes, read_whole
 from memstore.sharding import Box
 from memstore.structure import DTYPES, MAX_DEPTH, count
 
+TORCHSNAPSHOT_METADATA = ".snapshot_metadata"
 _CONTAINERS = ("dict", "OrderedDict", "list")
 _SHARDED = ("ShardedTensor", "DTensor")
 

@@ -1,4 +1,4 @@
-"""What torch's DataLoader takes: stored rows as its data set, and the order that they come in.
+"""Stored rows for torch's DataLoader: as its data set, and the order that they come in.
 
 dataset        StoreDataset, a stored value as a data set, and its batches, as DataLoader takes them
 blocks         shared memory that workers read into, one batch after the other

@@ -85,7 +85,7 @@ class BlockShuffle(Sampler[int]):
         self._resumes = False  # the next iteration begins at _drawn
 
     def __len__(self) -> int:
-        """Rows of an epoch for this rank, also if it was resumed in the middle."""
+        """Returns the rows of an epoch for this rank, also if it was resumed in the middle."""
         return self.length // self.num_replicas
 
     def __iter__(self) -> Iterator[int]:

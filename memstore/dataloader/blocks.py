@@ -12,8 +12,6 @@ A fork makes a second holder, who can't be asked. So of what a process has in th
 *lost*, and such a block is never filled again.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import itertools
@@ -23,7 +21,6 @@ import platform
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from multiprocessing import process
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -31,6 +28,7 @@ import msgspec
 import numpy as np
 import torch
 
+from memstore._compat import child_processes, new_shared_storage
 from memstore._threads import Hooks, around_forks
 from memstore.engine import Mapping, map_file, syscalls
 from memstore.engine.syscalls import Cleanup
@@ -57,7 +55,7 @@ def _lose_before_fork() -> None:
     _when_dropped = [BACK]
 
 
-around_forks(Hooks(_lose_before_fork, lambda: None, lambda: None))
+around_forks(Hooks(before=_lose_before_fork))
 
 
 class BlockPart(msgspec.Struct, gc=False):
@@ -89,15 +87,7 @@ class SharedBlock:
         self._mapping: Mapping = map_file(fd, size, shared=True)
         head = self._mapping.view()[:START]
         self.token, self.tickets = head[:LAP_AT], head[TICKETS_AT:]
-        self._lap = head[LAP_AT:TICKETS_AT].cast("Q")
-
-    @property
-    def lap(self) -> int:
-        return self._lap[0]
-
-    @lap.setter
-    def lap(self, lap: int) -> None:
-        self._lap[0] = lap
+        self.lap = head[LAP_AT:TICKETS_AT].cast("Q")  # the first word
 
     @property
     def address(self) -> int:
@@ -153,7 +143,7 @@ class LentBlock(SharedBlock):
         self._own = bytearray()
         self.tickets[:] = bytes(MOST_TICKETS)
         self._sent = itertools.count()
-        self.lap += 1
+        self.lap[0] += 1
         return self.take(0, 0)
 
     def take(self, start: int, size: int) -> BlockPart:
@@ -175,7 +165,7 @@ class LentBlock(SharedBlock):
         return OUT in self._own or OUT in tickets or HELD in tickets
 
     def is_lost(self) -> bool:
-        """Whether another process than its receiver may have a batch of it, too."""
+        """Returns whether another process than its receiver may have a batch of it, too."""
         return LOST in self._own or LOST in self.tickets.tobytes()
 
     def close(self) -> None:
@@ -261,7 +251,7 @@ def begin_batch() -> Allocate:
 
 
 def _may_be_opened() -> bool:
-    """Whether other processes of this user may open this one's files, as `receive` does."""
+    """Returns whether other processes of this user may open this one's files, as `receive` does."""
     try:
         return os.stat("/proc/self").st_uid == os.geteuid()
     except OSError:
@@ -278,7 +268,7 @@ def _lend(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     ticket = None if block is None else block.send()
     if block is None or ticket is None:
         return None
-    place = (block.lap, ticket, storage.data_ptr() - block.address, storage.nbytes())
+    place = (block.lap[0], ticket, storage.data_ptr() - block.address, storage.nbytes())
     shown = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
     return receive, (block.reference, place, shown)
 
@@ -294,7 +284,7 @@ def new_shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    storage = torch.UntypedStorage._new_shared(nbytes, device="cpu")
+    storage = new_shared_storage(nbytes)
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape)  # pyright: ignore[reportCallIssue]
 
 
@@ -309,12 +299,7 @@ _mapped: weakref.WeakValueDictionary[bytes, SharedBlock] = weakref.WeakValueDict
 # What stays mapped between two batches, as long as anybody has the Process of the worker: its loader has.
 _kept: weakref.WeakKeyDictionary[Any, list[SharedBlock]] = weakref.WeakKeyDictionary()
 
-
-def _let_go_before_fork() -> None:
-    _kept.clear()  # the child would keep it in memory, and so would the parent what is lost by the fork
-
-
-around_forks(Hooks(_let_go_before_fork, lambda: None, lambda: None))
+around_forks(Hooks(before=_kept.clear))  # a child would keep it in memory, and so would the parent what the fork loses
 
 
 def receive(reference: BlockReference, place: PlaceInBlock, shown: TensorForm) -> torch.Tensor:
@@ -326,7 +311,7 @@ def receive(reference: BlockReference, place: PlaceInBlock, shown: TensorForm) -
     block = _mapped.get(reference[2]) or _map(reference)
     lap, ticket, start, size = place
     tickets = block.tickets
-    if block.lap != lap or tickets[ticket] != OUT:
+    if block.lap[0] != lap or tickets[ticket] != OUT:
         raise VersionGoneError("a batch of a DataLoader's worker is unpickled once, and this one was before")
     tickets[ticket] = HELD
     with modes.put_aside():
@@ -348,7 +333,7 @@ def _map(reference: BlockReference) -> SharedBlock:
     block.populate()
     _mapped[token] = block
     # The Process, if it is a child of this one. (`active_children` would reap children that a loader waits for.)
-    worker = next((child for child in tuple(process._children) if child.pid == pid), None)  # type: ignore[attr-defined]
+    worker = next((child for child in child_processes() if child.pid == pid), None)
     if worker is not None:
         _kept.setdefault(worker, []).append(block)
     return block

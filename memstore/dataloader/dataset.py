@@ -6,8 +6,6 @@ A stored batch is read whole, so its rows only say which batch they are of (`as_
 functions by type, for others to extend; there `BatchRow` finds `collate_rows`, which returns the batch as it was read.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import copy
@@ -21,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
-from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
+from memstore._compat import collate, collate_functions
 from memstore._wording import an, count_of
 from memstore.dataloader.blocks import begin_batch
 from memstore.errors import UnsupportedValueError
@@ -77,12 +75,9 @@ class StoreDataset(Dataset[Any]):
             check_store(store, key)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform is a function of a batch, and not {transform!r:.100}")
-        view = store.view(key, device="cpu")
-        self._set(key, view, count_rows(view, key), transform)
-
-    def _set(self, key: str, view: Any, length: int, transform: Callable[[Any], Any] | None) -> None:
         self.key, self.transform = key, transform
-        self._view, self._length = view, length
+        self._view = store.view(key, device="cpu")
+        self._length = count_rows(self._view, key)
 
     def __len__(self) -> int:
         return self._length
@@ -115,17 +110,8 @@ class StoreDataset(Dataset[Any]):
         """Lets the disk read rows that will be asked for, and doesn't wait: see `prefetch_rows`."""
         prefetch_rows(self._view, rows)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.key, self._view, self._length, self.transform)
-
     def __repr__(self) -> str:
         return f"<memstore.StoreDataset {self.key!r}, {count_of(self._length, 'row', 'rows')}>"
-
-
-def _restore(cls: type[StoreDataset], *parts: Any) -> StoreDataset:
-    data = cls.__new__(cls)
-    data._set(*parts)  # pyright: ignore[reportPrivateUsage]
-    return data
 
 
 # --- Batches, as DataLoader takes them -------------------------------------------------------------------------------
@@ -185,7 +171,7 @@ def collate_rows(rows: Sequence[BatchRow], *, collate_fn_map: dict[Any, Callable
     return collate([row.value for row in rows], collate_fn_map=collate_fn_map)
 
 
-default_collate_fn_map[BatchRow] = collate_rows
+collate_functions[BatchRow] = collate_rows
 
 
 # --- A value as rows -------------------------------------------------------------------------------------------------
@@ -266,7 +252,7 @@ def _leaves(value: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
 
 
 def _is_collection(value: Any) -> bool:
-    """Whether it is a TensorDict or a tensorclass. Those whose rows lie apart, or are no tensors, are not."""
+    """Returns whether it is a TensorDict or a tensorclass, and neither a lazy stack nor a value that is no tensor."""
     tensordict: Any = sys.modules.get("tensordict")
     if tensordict is None or not tensordict.is_tensor_collection(value):
         return False

@@ -23,7 +23,6 @@ from memstore.datasets.dataset import (
 from memstore.datasets.rows import (
     EntryReference,
     NoLeafError,
-    Rows,
     arrays_over,
     as_name,
     as_row,
@@ -33,14 +32,13 @@ from memstore.datasets.rows import (
     put_entry,
     reduce,
 )
-from memstore.datasets.spec import Batch, Spec, check_capacity, rows_of_spec, spec_of, spec_of_batch, take_batch
+from memstore.datasets.spec import Batch, Spec, check_capacity, rows_of_spec, spec_of, take_batch
 
 __all__ = [
     "Batch",
     "Dataset",
     "NoLeafError",
     "EntryReference",
-    "Rows",
     "SharedRows",
     "Spec",
     "arrays_over",
@@ -61,6 +59,5 @@ __all__ = [
     "rows_text",
     "shared_rows",
     "spec_of",
-    "spec_of_batch",
     "take_batch",
 ]

@@ -10,28 +10,30 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import torch
 
-from memstore import contents
+from memstore import contents, structure
 from memstore._threads import ABANDONED, check_abandoned
 from memstore._wording import count_of, shown, size, table_html, table_text
 from memstore.dataloader import BatchRow, as_rows, read_batch
 from memstore.datasets.rows import (
     EntryReference,
     Rows,
-    as_held,
     as_name,
     as_row,
+    check_absent,
+    control_of,
     dataset_capacity,
     in_range,
     opened,
     places_of,
-    put_dataset,
-    put_dataset_from,
+    put_entry,
     reduce,
 )
-from memstore.datasets.spec import Batch, Spec, spec_of, take_batch
+from memstore.datasets.spec import Batch, Spec, naming, rows_of_spec, spec_of, spec_of_batch, take_batch
 from memstore.engine import (
+    CONTROL_SIZE,
     CatalogCrowded,
     MappedEntry,
+    MutableDescription,
     MutableEntry,
     Root,
     deadline_after,
@@ -39,6 +41,7 @@ from memstore.engine import (
     open_mutable,
     put,
     resource_errors,
+    sync_rows,
 )
 from memstore.errors import (
     ReadOnlyError,
@@ -131,8 +134,8 @@ class Dataset(_RowsForLoaders):
         return rows.shared(in_range(row, length, self.key))
 
     def _ipython_key_completions_(self) -> list[str]:
-        """Lists what notebooks offer behind `dataset["`: the columns."""
-        return self._rows.names()
+        """Lists what notebooks offer behind `dataset["`: the columns; of nested leaves the first part of the name."""
+        return list(dict.fromkeys(str(leaf.name[0]) for leaf in self._rows.plan.leaves if leaf.name))
 
     @modes.unaffected
     def __getitems__(self, index: Sequence[int]) -> list[BatchRow]:
@@ -273,12 +276,15 @@ class Dataset(_RowsForLoaders):
         start, stop, step = rows.indices(len(self))
         if step != 1:
             raise ValueError(f"rows are flushed in slices of step 1, and not {step}")
-        self._entry.check_in_place()
+        entry = self._entry
+        entry.check_in_place()
         if start >= stop:
             return
-        self._rows.sync(start, stop)
-        self._entry.run(functools.partial(self._note_flushed, start, stop), deadline_after(self._timeout))
-        self._rows.sync_control_page()
+        for leaf in self._rows.plan.leaves:
+            row = leaf.nbytes // leaf.shape[0]
+            sync_rows(entry, leaf.offset + start * row, leaf.offset + stop * row)
+        entry.run(functools.partial(self._note_flushed, start, stop), deadline_after(self._timeout))
+        sync_rows(entry, 0, CONTROL_SIZE)
 
     def _note_flushed(self, start: int, stop: int) -> None:
         page = self._entry.page
@@ -377,14 +383,25 @@ def shared_rows(data: Dataset) -> SharedRows:
 # --- Create and open -------------------------------------------------------------------------------------------------
 
 
+_CONTROL = control_of(CONTROL_SIZE)
+
+
 @modes.unaffected
 def create_dataset(
     root: Root, key: str, spec: Spec, capacity: int, length: int, timeout: float, deadline: float
 ) -> Dataset:
-    """Creates a dataset until `deadline`. Its calls have `timeout`."""
+    """Creates a dataset of zeros until `deadline`. Its calls have `timeout`."""
     with resource_errors(root.path, key, root):
-        version = put_dataset(root, key, spec, capacity, length, deadline)
-        return _open_new(root, key, version, timeout)
+        check_absent(root, key, deadline)
+        if type(length) is not int or length < 0:
+            kind = ValueError if type(length) is int else TypeError
+            raise kind(f"length is a number of rows, 0 or more, and not {length!r:.100}")
+        with naming(key):
+            value = rows_of_spec(spec, capacity)
+            if length > capacity:
+                raise ValueError(f"length is {length:,} rows, and capacity {capacity:,}")
+            plan, entries = structure.plan_dense(value, _CONTROL)
+        return _create(root, key, plan, entries, length, None, timeout, deadline)
 
 
 @modes.unaffected
@@ -393,12 +410,26 @@ def create_dataset_from(
 ) -> Dataset:
     """Creates a dataset with the rows of a batch. Timeouts as of `create_dataset`."""
     with resource_errors(root.path, key, root):
-        version = put_dataset_from(root, key, value, capacity, deadline)
-        return _open_new(root, key, version, timeout)
+        check_absent(root, key, deadline)
+        with naming(key):
+            spec = spec_of_batch(value)
+            one, _ = structure.plan_dense(rows_of_spec(spec, 1), _CONTROL)
+            batch = take_batch(key, one, value)
+            room = batch.rows if capacity is None else capacity
+            if capacity is None and not batch.rows:
+                raise ValueError("value has no rows: say a capacity")
+            plan, entries = structure.plan_dense(rows_of_spec(spec, room), _CONTROL)
+            if batch.rows > room:
+                raise ValueError(f"value has {count_of(batch.rows, 'row', 'rows')}, and capacity is {room:,}")
+        return _create(root, key, plan, entries, batch.rows, batch, timeout, deadline)
 
 
-def _open_new(root: Root, key: str, version: int, timeout: float) -> Dataset:
-    """Opens the entry that was created just now, and not one that somebody has made in its place since."""
+def _create(
+    root: Root, key: str, plan: Plan, entries: bytes, rows: int, batch: Batch | None, timeout: float, deadline: float
+) -> Dataset:
+    """Puts the entry, and opens it, and not one that somebody has made in its place since."""
+    mutable = MutableDescription("dataset", plan.description)
+    version = put_entry(root, key, mutable, plan, entries, deadline, rows, batch)
     record = index.find(root, key.encode(), timeout)
     if record is None or record.version != version:
         raise VersionGoneError(f"{key!r} was created, and at once deleted or sealed by somebody else", key=key)
@@ -413,9 +444,16 @@ def open_dataset(root: Root, key: str, timeout: float, *, writable: bool = True)
 
 @modes.unaffected
 def hold_rows(root: Root, key: str, timeout: float) -> MappedEntry:
-    """Returns the rows that a view of a dataset shows."""
+    """Returns the rows that a view of a dataset shows: an ordinary entry of those that are there by now.
+
+    It is of the same file, while that is mapped.
+    """
     with resource_errors(root.path, key, root):
-        return as_held(_open_entry(root, key, timeout, writable=False))
+        entry = _open_entry(root, key, timeout, writable=False)
+        rows, length = Rows(entry), entry.length
+        plan = structure.plan_at(rows.value[:length], [leaf.offset for leaf in rows.plan.leaves])
+        record = msgspec.structs.replace(entry.record, description=plan.description, nbytes=plan.nbytes)
+        return MappedEntry(record, entry.mapping)
 
 
 def _open_entry(root: Root, key: str, timeout: float, *, writable: bool, put_id: int = 0) -> MutableEntry:

@@ -7,27 +7,23 @@ and open it again. The rules: docs/decisions/015. The control page, the mutex an
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Literal, cast
 
-import msgspec
 import numpy as np
 import torch
 
 from memstore import structure
 from memstore._threads import call_late
-from memstore._wording import count_of
-from memstore.datasets.spec import NUMPY_SAME_SIZE, Array, Batch, Spec, naming, rows_of_spec, spec_of_batch, take_batch
+from memstore.datasets.spec import NUMPY_SAME_SIZE, Array, Batch
 from memstore.engine import (
     CONTROL_SIZE,
     Content,
     Creation,
     Draft,
     Header,
-    MappedEntry,
     MutableDescription,
     MutableEntry,
     Record,
@@ -46,7 +42,6 @@ from memstore.engine import (
     open_root,
     put,
     resource_errors,
-    sync_rows,
 )
 from memstore.errors import AlreadyExistsError, CrossHostError, VersionConflictError, VersionGoneError
 from memstore.listing import open_elsewhere
@@ -154,16 +149,18 @@ class Rows:
         self.value: Any = structure.rebuild(self.plan, b"", self._memory, entry.mapping)
 
     def shared(self, index: int | slice, value: Any = None) -> Any:
-        """Returns rows as tensors over the memory that the processes share.
-
-        They are of the part `value` of all, or of all.
+        """Returns rows of the part `value`, or of all, as tensors over the memory that the processes share.
 
         Each has a storage of its own: `share_memory_` moves a storage elsewhere, with all tensors over it, and torch
         saves it whole.
         """
+
+        def own(view: torch.Tensor) -> torch.Tensor:
+            return structure.in_own_storage(view, self._memory, self._entry.mapping)
+
         with torch.inference_mode(False):
             rows = (self.value if value is None else value)[index]
-            return self._own(rows) if isinstance(rows, torch.Tensor) else rows.apply(self._own)
+            return own(rows) if isinstance(rows, torch.Tensor) else rows.apply(own)
 
     def column(self, names: tuple[str, ...], length: int) -> Any:
         """Returns so many rows of a leaf or a part of the spec, as `shared` does.
@@ -175,49 +172,16 @@ class Rows:
             found = None if isinstance(found, torch.Tensor) else found.get(name, None)
             if found is None:
                 asked = names[0] if len(names) == 1 else names
-                raise NoLeafError(f"{self._entry.key!r} has no leaf {asked!r}, but {self._leaves()}")
+                leaves = [tuple(map(str, leaf.name)) for leaf in self.plan.leaves]
+                there = ", ".join(repr(name[0] if len(name) == 1 else name) for name in leaves if name)
+                there = there or "rows of one tensor: dataset[:] is all of them"
+                raise NoLeafError(f"{self._entry.key!r} has no leaf {asked!r}, but {there}")
         return self.shared(slice(length), found)
-
-    def names(self) -> list[str]:
-        """Returns the names of the columns; of nested leaves the first part.
-
-        It is empty if the rows are of one tensor.
-        """
-        return list(dict.fromkeys(str(leaf.name[0]) for leaf in self.plan.leaves if leaf.name))
-
-    def _leaves(self) -> str:
-        names = [tuple(map(str, leaf.name)) for leaf in self.plan.leaves]
-        if names == [()]:
-            return "rows of one tensor: dataset[:] is all of them"
-        return ", ".join(repr(name[0] if len(name) == 1 else name) for name in names)
-
-    def _own(self, view: torch.Tensor) -> torch.Tensor:
-        return structure.in_own_storage(view, self._memory, self._entry.mapping)
 
     def store(self, batch: Batch, index: Any) -> None:
         """Copies a batch to its rows, by this thread alone: no helper of torch's stores on when its caller is dead."""
         for array, source in zip(self.arrays, batch.arrays, strict=True):
             array[index] = source
-
-    def sync(self, start: int, stop: int) -> None:
-        """Brings rows to the disk, if there is one."""
-        for leaf in self.plan.leaves:
-            row = leaf.nbytes // leaf.shape[0]
-            sync_rows(self._entry, leaf.offset + start * row, leaf.offset + stop * row)
-
-    def sync_control_page(self) -> None:
-        sync_rows(self._entry, 0, CONTROL_SIZE)
-
-
-def as_held(entry: MutableEntry) -> MappedEntry:
-    """Makes an ordinary entry of the rows that are there by now, for a view.
-
-    It is of the same file, while that is mapped.
-    """
-    rows, length = Rows(entry), entry.length
-    plan = structure.plan_at(rows.value[:length], [leaf.offset for leaf in rows.plan.leaves])
-    record = msgspec.structs.replace(entry.record, description=plan.description, nbytes=plan.nbytes)
-    return MappedEntry(record, entry.mapping)
 
 
 # --- Create an entry -------------------------------------------------------------------------------------------------
@@ -235,52 +199,12 @@ def control_of(size: int) -> Span:
     return Span(("__control__",), "uint8", 1, (size,), size)
 
 
-_CONTROL = control_of(CONTROL_SIZE)
-
-
-def put_dataset(root: Root, key: str, spec: Spec, capacity: int, length: int, deadline: float) -> int:
-    """Creates a dataset of zeros. Returns its put's version."""
-    _check_absent(root, key, deadline)
-    if type(length) is not int or length < 0:
-        kind = ValueError if type(length) is int else TypeError
-        raise kind(f"length is a number of rows, 0 or more, and not {length!r:.100}")
-    with naming(key):
-        value = rows_of_spec(spec, capacity)
-        if length > capacity:
-            raise ValueError(f"length is {length:,} rows, and capacity {capacity:,}")
-        plan, entries = structure.plan_dense(value, _CONTROL)
-    return _put_dataset(root, key, plan, entries, length, None, deadline)
-
-
-def put_dataset_from(root: Root, key: str, value: Any, capacity: int | None, deadline: float) -> int:
-    """Creates a dataset of a batch. Returns its put's version."""
-    _check_absent(root, key, deadline)
-    with naming(key):
-        spec = spec_of_batch(value)
-        one, _ = structure.plan_dense(rows_of_spec(spec, 1), _CONTROL)
-        batch = take_batch(key, one, value)
-        room = batch.rows if capacity is None else capacity
-        if capacity is None and not batch.rows:
-            raise ValueError("value has no rows: say a capacity")
-        plan, entries = structure.plan_dense(rows_of_spec(spec, room), _CONTROL)
-        if batch.rows > room:
-            raise ValueError(f"value has {count_of(batch.rows, 'row', 'rows')}, and capacity is {room:,}")
-    return _put_dataset(root, key, plan, entries, batch.rows, batch, deadline)
-
-
-def _check_absent(root: Root, key: str, deadline: float) -> None:
+def check_absent(root: Root, key: str, deadline: float) -> None:
     """Raises AlreadyExistsError before room is reserved: beside a large dataset there may be none for another."""
     record = index.find(root, key.encode(), max(deadline - time.monotonic(), 0))
     if record is not None:
         advice = _OPENED_BY[record.mutable_kind].format(key=key) if record.is_mutable else _A_VALUE
         raise AlreadyExistsError(f"{key!r} is there already, at version {record.version}: {advice}", key=key)
-
-
-def _put_dataset(
-    root: Root, key: str, plan: Plan, entries: bytes, length: int, batch: Batch | None, deadline: float
-) -> int:
-    mutable = MutableDescription("dataset", plan.description)
-    return put_entry(root, key, mutable, plan, entries, functools.partial(_fill, plan, length, batch), deadline)
 
 
 def put_entry(
@@ -289,14 +213,15 @@ def put_entry(
     mutable: MutableDescription,
     plan: Plan,
     entries: bytes,
-    fill: Callable[[WritableMemory], None],
     deadline: float,
+    length: int = 0,
+    batch: Batch | None = None,
 ) -> int:
     """Puts a new mutable entry. Returns the version.
 
     Args:
         plan, entries: of all rows, with `control_of`; the entries of the header.
-        fill: writes into the new file, which is zeros, the control page at least.
+        length: how many rows are whole from the beginning. They are zeros, or those of a `batch`.
 
     Raises:
         AlreadyExistsError, StoreFullError: as `Store.create_dataset`.
@@ -305,23 +230,22 @@ def put_entry(
     description = encode_mutable(mutable)
     header = Header(key, root.settings.store, description, b"", entries)
     content = Content(description, b"", plan.nbytes)
+
+    def fill(memory: WritableMemory) -> None:
+        data = np.asarray(memory)  # zeros
+        data[:CONTROL_SIZE] = np.frombuffer(new_page(length), np.uint8)
+        if batch is not None:
+            for array, source in zip(arrays_over(plan, data), batch.arrays, strict=True):
+                array[:length] = source
+
     try:
         (version,) = put(root, [Draft(key.encode(), content, 0, header, fill)], deadline)
     except VersionConflictError as error:
         found = error.found
     else:
         return version
-    _check_absent(root, key, deadline)
+    check_absent(root, key, deadline)
     raise AlreadyExistsError(f"{key!r} was there, at version {found}, and was deleted meanwhile: try again", key=key)
-
-
-def _fill(plan: Plan, length: int, batch: Batch | None, memory: WritableMemory) -> None:
-    """Fills a new file, where what isn't written is zeros."""
-    data = np.asarray(memory)
-    data[:CONTROL_SIZE] = np.frombuffer(new_page(length), np.uint8)
-    if batch is not None:
-        for array, source in zip(arrays_over(plan, data), batch.arrays, strict=True):
-            array[:length] = source
 
 
 # --- References in pickles -------------------------------------------------------------------------------------------

@@ -7,20 +7,23 @@ The names are torchdistX's.
 
 The guide is docs/deferred-init.md. For who works on it, the files:
 
-init     deferred_init, is_deferred, materialize_tensor; the recording of what modes of `fake` tell of operators
-events   what was done with the storages of deferred tensors; its real arguments, and its random numbers
-replay   events, run on real tensors
+modules  deferred_init, materialize_module: a module's tensors, filled from a source or by replay; the recording
+replay   what was done with the storages of deferred tensors, run again on real ones; its random numbers
 tensors  deferred tensors, made real; those that wrap others (DTensors); what is in a module already
 slots    the places of tensors in a module, and what is to be there: device, dtype, a rank's part
 sources  weights by name: snapshots, views, state dicts, files; how a module's storages get them
-modules  materialize_module: a module's tensors, filled from a source or by replay
 """
 
 from __future__ import annotations
 
 from memstore._wording import offered
-from memstore.deferred_init.init import deferred_init, is_deferred, materialize_tensor
-from memstore.deferred_init.modules import Materialized, materialize_module
+from memstore.deferred_init.modules import (
+    Materialized,
+    deferred_init,
+    is_deferred,
+    materialize_module,
+    materialize_tensor,
+)
 
 __all__ = ["Materialized", "deferred_init", "is_deferred", "materialize_module", "materialize_tensor"]
 __dir__ = offered(__all__)

@@ -1,6 +1,6 @@
-"""materialize_module: real tensors in place of a module's deferred ones.
+"""Modules: deferred_init records how they are made, and materialize_module makes their tensors real.
 
-`fill` puts tensors into the module's slots: what fits is taken from the source, what is missing is replayed. What an
+`fill` puts tensors into a module's slots: what fits is taken from the source, what is missing is replayed. What an
 earlier call has put into the module stays as it is, here and where it is tied. What was only looked at, by
 `materialize_tensor`, gets the source's values too.
 """
@@ -8,16 +8,15 @@ earlier call has put into the module stays as it is, here and where it is tied. 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from memstore import _modes as modes
-from memstore._wording import an, short
-from memstore.deferred_init.replay import one_at_a_time
+from memstore._compat import DisableTorchFunction
+from memstore._wording import an
+from memstore.deferred_init.replay import Recording, one_at_a_time
 from memstore.deferred_init.slots import (
     MaterializeOptions,
     Names,
@@ -25,12 +24,12 @@ from memstore.deferred_init.slots import (
     TensorSlot,
     check_placements,
     deferred_slots,
-    distribute,
     is_on,
     names_of,
     refuse_unknown,
+    slots_of,
 )
-from memstore.deferred_init.sources import SourceTable, WeightLoader, ties_apart
+from memstore.deferred_init.sources import SourceTable, WeightLoader
 from memstore.deferred_init.tensors import (
     Swaps,
     all_within,
@@ -43,13 +42,122 @@ from memstore.deferred_init.tensors import (
     made_for_now,
     made_of,
     materialize,
+    note_new_parameters,
     note_placed,
+    note_wrapper,
     plainly,
 )
 from memstore.engine import syscalls
-from memstore.errors import StructureMismatchError
-from memstore.fake import is_fake, original_class
-from memstore.structure import own_device, why_no_memory
+from memstore.fake import Session, in_session
+from memstore.structure import modes, own_device
+from memstore.view import distribute
+
+# --- What a user calls -----------------------------------------------------------------------------------------------
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@modes.uncompiled
+def deferred_init(module_fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Makes a module whose tensors take no memory yet. Operations on them are recorded, and replayed later.
+
+    A replay gives the same bits as the constructor would have given now, random numbers included, in whichever order
+    parts are materialized. Nothing is drawn from torch's generators, but they get new seeds, so random numbers that are
+    drawn afterwards don't depend on the module.
+
+    If the constructor reads values, the operations on which they depend are replayed at once.
+
+    Args:
+        module_fn: the module's class, or any callable that makes the module.
+        args: the positional arguments of `module_fn`.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The result of `module_fn`. Tensors that existed before aren't changed.
+
+    Raises:
+        UnsupportedValueError: an operator can't be recorded; the message names it.
+        TypeError: `module_fn` is a module.
+        Exception: whatever `module_fn` raises.
+
+    Example:
+        >>> import torch
+        >>> from memstore.deferred_init import deferred_init, is_deferred, materialize_module
+        >>> model = deferred_init(torch.nn.Linear, 4, 2)
+        >>> model.weight
+        Parameter containing:
+        tensor(..., size=(2, 4), requires_grad=True, fake=True)
+        >>> materialize_module(model)
+        Materialized(0 found, 2 replayed)
+        >>> is_deferred(model), model(torch.ones(4)).shape
+        (False, torch.Size([2]))
+    """
+    made: Any = module_fn  # anybody's
+    if isinstance(made, torch.nn.Module):
+        name = type(made).__qualname__
+        raise TypeError(
+            f"module_fn makes a module, and this {name} is made already: give its class and its arguments, as in "
+            f"deferred_init({name}, ...)"
+        )
+    note_new_parameters()
+    with in_session(Session(Recording())) as session:
+        result = module_fn(*args, **kwargs)
+        with DisableTorchFunction():
+            for one in _tensors_of(result):
+                session.note(one)
+                note_wrapper(one)
+    return result
+
+
+@modes.uncompiled
+def is_deferred(obj: torch.Tensor | torch.nn.Module) -> bool:
+    """Returns whether a tensor, or a tensor of a module, is deferred.
+
+    Args:
+        obj: a tensor or a module.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(obj, torch.Tensor):
+        return is_deferred_tensor(obj)
+    found: Any = obj  # anybody's
+    if isinstance(found, torch.nn.Module):
+        return any(is_deferred_tensor(one) for one in _tensors_of(found))
+    raise ValueError(f"a tensor or a module is needed, and this is {an(type(obj))}")
+
+
+@modes.uncompiled
+def materialize_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the real tensor for a deferred one, of the same class and with the same attributes.
+
+    The deferred one stays as it is. A second call returns the same result, until `materialize_module` makes the
+    deferred one real itself; both share their memory then. Tensors that share memory share it in their results.
+
+    Args:
+        tensor: a deferred tensor. A real tensor is returned as it is.
+
+    Raises:
+        UnsupportedValueError: it can't be replayed; the message names the operator, and says why.
+        TypeError: it is no tensor.
+    """
+    given: Any = tensor
+    if not isinstance(given, torch.Tensor):
+        instead = ": materialize_module takes modules" if isinstance(given, torch.nn.Module) else ""
+        raise TypeError(f"materialize_tensor takes a tensor, and not {an(type(given))}{instead}")
+    return materialize([tensor])[0]
+
+
+def _tensors_of(value: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a module and its descendants, or a tensor itself."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, torch.nn.Module):
+        return [slot.tensor for module in value.modules() for slot in slots_of(module)]
+    return []
+
 
 # --- materialize_module ----------------------------------------------------------------------------------------------
 
@@ -162,7 +270,7 @@ _TRIMMED_EVERY = 32 << 20  # bytes
 
 
 class Materialized(NamedTuple):
-    """The names of the tensors that were made real. Made by `materialize_module`.
+    """Names of the tensors that were made real. Made by `materialize_module`.
 
     Attributes:
         found: those that were taken from the source.
@@ -177,126 +285,57 @@ class Materialized(NamedTuple):
 
 
 def fill(slots: Sequence[TensorSlot], table: SourceTable | None, options: MaterializeOptions) -> Materialized:
-    """Puts real tensors into slots.
+    """Puts real tensors into slots. After any error nothing was changed: `as_before` and `Swaps` undo what was.
 
     Raises:
         StructureMismatchError: tensors of the source don't fit; all are listed.
-        MemstoreError: see `materialize_module`. After any error nothing was changed.
+        MemstoreError: see `materialize_module`.
     """
     slots = [slot for slot in slots if is_deferred_tensor(slot.tensor)]  # another thread may have made them since
     in_turn = sorted(slots, key=lambda slot: not slot.is_parameter)  # what is one is spread as one, wherever it is too
-    seen = {id(slot.tensor): made_of(slot.tensor) for slot in in_turn}
+    looked_at = {id(slot.tensor): made_of(slot.tensor) for slot in in_turn}
     with as_before(slot.tensor for slot in in_turn), Swaps() as swaps:
+        # 1. What a former call has put into the module stays as it is.
         placed = {id(slot.tensor) for slot in in_turn if is_placed(slot.tensor)}
         todo = [slot for slot in in_turn if id(slot.tensor) not in placed]
-        found = [] if table is None else _found(todo, table, options.names)
-        if table is not None:
-            taking = WeightLoader(slots, found, table, options)
-            _check_found(todo, found, table, options, taking)
-            taking.take()
-            _replay(todo, options)
-            taking.write()
-        else:
-            _replay(todo, options)
+        # 2. The source's tensors are checked, all of them, then read or mapped. No memory of the module's changes.
+        loader = None if table is None else WeightLoader(slots, todo, table, options)
+        if loader is not None:
+            loader.check()
+            loader.take()
+        # 3. The rest is replayed, all at once. For a mesh each tensor is replayed when it is spread.
+        if options.mesh is None:
+            materialize(slot.tensor for slot in todo if made_of(slot.tensor) is None and not is_wrapper(slot.tensor))
+        # 4. The source's values are written into storages that several tensors show.
+        if loader is not None:
+            loader.write()
+        # 5. What was made is spread, moved and converted.
         made = _all_finished(in_turn, placed, options)
-        pairs = [(slot, one) for slot, one in zip(in_turn, made, strict=True) if id(slot.tensor) not in placed]
-        _become_real(pairs, seen, swaps, options.names)
+        # 6. The deferred tensors become real as the same objects, but for those in whose place another object belongs.
+        with plainly():
+            within = {id(part) for slot in todo for part in all_within(slot.tensor)}  # what was made is in wrappers
+            for slot, one in zip(in_turn, made, strict=True):
+                tensor = slot.tensor
+                is_done = id(tensor) in placed or id(tensor) in within or swaps.deferred(tensor) is not None
+                if is_done or made_of(tensor) is not one or not have_same_slots(type(tensor), type(one)):
+                    continue
+                if one is looked_at[id(tensor)]:  # materialize_tensor has returned it: it stays, and shares its memory
+                    if id(one) in options.names or is_lazy(one):
+                        continue  # a user has put it into the module: what is tied to it becomes that object
+                    one = become(tensor, one.detach())
+                swaps.swap(slot.name, tensor, one)
+    # 7. They are in the slots.
     for slot, one in zip(in_turn, made, strict=True):
         deferred = swaps.deferred(slot.tensor)
         slot.put(one if deferred is None else slot.tensor)  # a scripted module's home is in C++
         note_placed(slot.tensor if deferred is None else deferred)
-    taken = {id(slot.tensor) for slot, _ in found}
+    taken = {id(slot.tensor) for slot, _ in loader.found} if loader is not None else set[int]()
     saved = {id(slot.tensor) for slot in slots if slot.is_saved}
     named = [slot for slot in slots if slot.is_saved or id(slot.tensor) not in saved]
     return Materialized(
         tuple(slot.name for slot in named if id(slot.tensor) in taken),
         tuple(slot.name for slot in named if id(slot.tensor) not in taken),
     )
-
-
-def _replay(slots: Sequence[TensorSlot], options: MaterializeOptions) -> None:
-    """Replays all that isn't real yet at once. For a mesh each tensor is replayed when it is spread."""
-    if options.mesh is None:
-        materialize(slot.tensor for slot in slots if made_of(slot.tensor) is None and not is_wrapper(slot.tensor))
-
-
-def _found(slots: Sequence[TensorSlot], table: SourceTable, names: Names) -> list[tuple[TensorSlot, str]]:
-    """Slots that the source has something for, each tensor once, and its name there."""
-    found: dict[int, tuple[TensorSlot, str]] = {}
-    for slot in slots:
-        for name in names[id(slot.tensor)]:
-            stored = table.find(name)
-            if stored is not None and not (is_lazy(stored) and is_lazy(slot.tensor)):
-                found.setdefault(id(slot.tensor), (slot, name))
-    return list(found.values())
-
-
-def _check_found(
-    todo: Sequence[TensorSlot],
-    found: Sequence[tuple[TensorSlot, str]],
-    table: SourceTable,
-    options: MaterializeOptions,
-    taking: WeightLoader,
-) -> None:
-    problems: list[str] = []
-    for slot, name in found:
-        tensor, stored = slot.tensor, table.get(name)
-        if is_fake(stored) or isinstance(stored, FakeTensor):
-            problems.append(f"{name}: the source's is fake, and has no values")
-        elif is_lazy(stored):
-            problems.append(f"{name}: the source's is uninitialized, and has no values")
-        elif stored.device.type == "meta" and options.device_of(tensor).type != "meta":
-            problems.append(f"{name}: the source's is on meta, and has no values")
-        elif (why := _why_not_taken(tensor, stored) or _why_no_class(slot, stored, options, taking)) is not None:
-            problems.append(f"{name}: the source's is {why}")
-        elif not is_lazy(tensor) and tuple(stored.shape) != tuple(tensor.shape):  # a lazy one takes any
-            problems.append(f"{name}: shape {list(tensor.shape)} in the module, {list(stored.shape)} in the source")
-        elif _kind(stored.dtype) != _kind(tensor.dtype):
-            problems.append(f"{name}: {tensor.dtype} in the module, {stored.dtype} in the source")
-    problems += ties_apart(todo, table, options)
-    if problems:
-        where = f", under {short(table.prefix[:-1])}," if table.prefix else ""
-        raise StructureMismatchError(
-            f"{len(problems)} of {len(found)} tensors of {table.title}{where} don't fit the module:\n  "
-            + "\n  ".join(problems)
-        )
-
-
-def _why_not_taken(tensor: torch.Tensor, stored: torch.Tensor) -> str | None:
-    """Says why a plain tensor of a source has no values for the module's, though it has a shape and a device."""
-    if type(stored) not in (torch.Tensor, torch.nn.Parameter) or stored.is_meta or is_lazy(tensor):
-        return None
-    if stored.layout is not torch.strided and tensor.layout is torch.strided:
-        return f"a {stored.layout} tensor: give its to_dense()"
-    reason = None if stored.layout is not torch.strided or stored.is_quantized else why_no_memory(stored)
-    return None if reason is None else "a tensor whose storage was freed or cut, and has no values"
-
-
-def _why_no_class(
-    slot: TensorSlot, stored: torch.Tensor, options: MaterializeOptions, taking: WeightLoader
-) -> str | None:
-    """Says why the module can't have a tensor of the class that the source has: one of them wraps others."""
-    ours, theirs = slot.tensor, type(stored)
-    if not is_wrapper(ours) and not is_wrapper(stored):
-        return None
-    spread = options.spread_of(slot)
-    if is_wrapper(ours) and spread is None:
-        cls = original_class(type(ours))
-        if cls is theirs:
-            return None
-        return f"{an(theirs)}, and the module's {an(cls)}: give one, or let the module have {an(theirs)}"
-    if not is_wrapper(stored):
-        return None
-    plain = "its full_tensor()" if hasattr(stored, "full_tensor") else "a plain tensor"
-    if spread is not None:
-        return f"{an(theirs)}, which wraps others, and no rank can take its part of these: give {plain}"
-    if taking.shares(ours):
-        return f"{an(theirs)}, which wraps others, and the module's shares its memory with others: give {plain}"
-    return None
-
-
-def _kind(dtype: torch.dtype) -> int:
-    return 2 if dtype.is_complex else int(dtype.is_floating_point)
 
 
 def _all_finished(
@@ -325,38 +364,10 @@ def _finished(slot: TensorSlot, options: MaterializeOptions) -> torch.Tensor:
     is_spread = is_wrapper(tensor) or is_lazy(tensor) or (made is not None and is_wrapper(made))
     if spread is not None and not is_spread:
         whole = made_for_now(tensor) if made is None else made
-        return become(tensor, distribute(whole.detach(), spread, dtype))
+        return become(tensor, distribute(whole.detach(), *spread, dtype))
     if made is None:
         made = materialize([tensor])[0]
     device = made.device if options.device is None and options.mesh is None else options.device_of(tensor)
     if made.dtype != dtype or not is_on(made.device, device):
         return become(tensor, made.detach().to(device=device, dtype=dtype))
     return made
-
-
-def _become_real(
-    pairs: Sequence[tuple[TensorSlot, torch.Tensor]],
-    seen: Mapping[int, torch.Tensor | None],
-    swaps: Swaps,
-    names: Names,
-) -> None:
-    """Makes the deferred tensors real as the same objects, but for those in whose place another object belongs.
-
-    Args:
-        pairs: slots, and what was made for each.
-        seen: of each deferred tensor, what `materialize_tensor` has returned for it before. It stays as it is, and
-            shares its memory. If the user has put it into the module, what is tied to it becomes that object.
-    """
-    with plainly():
-        within = {id(part) for slot, _ in pairs for part in all_within(slot.tensor)}  # what was made is in wrappers
-        for slot, one in pairs:
-            tensor = slot.tensor
-            if id(tensor) in within or swaps.deferred(tensor) is not None or made_of(tensor) is not one:
-                continue
-            if not have_same_slots(type(tensor), type(one)):
-                continue
-            if one is seen[id(tensor)]:
-                if id(one) in names or is_lazy(one):
-                    continue
-                one = become(tensor, one.detach())
-            swaps.swap(slot.name, tensor, one)

@@ -4,8 +4,6 @@
 placements the real tensor is to have. `distribute` makes this rank's part of a tensor.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections import deque
@@ -15,12 +13,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from tensordict import TensorDict
 
-from memstore._threads import between_forks
+from memstore._compat import MODULE_DICTS, entries_of, module_dicts, set_entry
 from memstore._wording import short
 from memstore.deferred_init.tensors import has_no_past, is_deferred_tensor, is_empty, is_wrapper
 from memstore.errors import StructureMismatchError, UnsupportedValueError
-from memstore.sharding import local_shape, narrow_to, place
-from memstore.structure import contiguous_stride, modes
 
 # --- Slots of a module -----------------------------------------------------------------------------------------------
 
@@ -28,11 +24,10 @@ from memstore.structure import contiguous_stride, modes
 Check = Callable[[torch.nn.Module], bool]
 _CONTAINERS = (tuple, list, deque, dict, TensorDict)
 _WITH_TENSORS = (torch.Tensor, *_CONTAINERS)
-_TORCHS = frozenset(("_parameters", "_buffers", "_modules"))
 
 
 class TensorSlot(NamedTuple):
-    """One place of a module that has a tensor: a parameter, a buffer, or an attribute that is neither.
+    """Place of a module that has a tensor: a parameter, a buffer, or an attribute that is neither.
 
     Attributes:
         home, key: where it is: `home[key] = tensor` puts another one there.
@@ -62,12 +57,11 @@ class _Entries:
         self._home = home
 
     def __setitem__(self, key: str, item: Any) -> None:
-        self._home._tensordict[key] = item
-        self._home._erase_cache()
+        set_entry(self._home, key, item)
 
 
 class _Tuple:
-    """A tuple in a place: one of its items is changed by another tuple there. The place may be in a tuple, too."""
+    """Tuple in a place: one of its items is changed by another tuple there. The place may be in a tuple, too."""
 
     def __init__(self, home: Any, key: Any) -> None:
         self._home, self._key = home, key
@@ -89,21 +83,20 @@ def slots_of(module: torch.nn.Module, prefix: str = "") -> Iterator[TensorSlot]:
 
     Tensors in containers among its attributes count too.
     """
-    inside = vars(module)
-    for home, is_parameter in ((inside["_parameters"], True), (inside["_buffers"], False)):
+    inside, dicts = vars(module), module_dicts(module)
+    for home, is_parameter in ((dicts.parameters, True), (dicts.buffers, False)):
         for key, tensor in home.items():
             if isinstance(tensor, torch.Tensor):
-                is_passing = key in inside["_non_persistent_buffers_set"]
-                yield TensorSlot(home, key, prefix + key, tensor, is_parameter, not is_passing)
+                yield TensorSlot(home, key, prefix + key, tensor, is_parameter, key not in dicts.passing)
     for key, value in list(inside.items()):
-        if not isinstance(value, _WITH_TENSORS) or key in _TORCHS:
+        if not isinstance(value, _WITH_TENSORS) or key in MODULE_DICTS:
             continue
         if not isinstance(value, dict) or dict.__len__(value):  # each module has some ten dicts of hooks, mostly empty
             yield from _within(inside, key, prefix + key, value, ())
 
 
 def _within(home: Any, key: Any, name: str, value: Any, around: tuple[int, ...]) -> Iterator[TensorSlot]:
-    """Slots in an attribute.
+    """Yields the slots in an attribute.
 
     Args:
         around: the ids of the containers in which it is.
@@ -124,7 +117,7 @@ def _inside(home: Any, key: Any, value: Any) -> tuple[Any, list[tuple[Any, Any]]
     if isinstance(value, tuple):
         return _Tuple(home, key), list(enumerate(value))
     if isinstance(value, TensorDict):
-        return _Entries(value), list(value._tensordict.items())
+        return _Entries(value), list(entries_of(value).items())
     # What a class of somebody's makes of `items` isn't asked: it may load what nobody wants yet.
     return value, list(dict.items(value) if isinstance(value, dict) else enumerate(value))
 
@@ -212,19 +205,25 @@ class MaterializeOptions(NamedTuple):
             return spread_as(slot.tensor)
         if self.mesh is None:
             return None
-        names = self.names[id(slot.tensor)]
-        placements = placements_of(self.placements, slot.name, names, slot.tensor, is_parameter=slot.is_parameter)
+        chosen: Any = self.placements
+        placements: Any
+        if callable(chosen):
+            placements = chosen(slot.name, slot.tensor)
+        elif isinstance(chosen, Mapping):  # which may have any name of a tied tensor
+            placements = next((chosen[one] for one in self.names[id(slot.tensor)] if one in chosen), None)
+        else:
+            placements = chosen if slot.is_parameter else None
         return None if placements is None else Spread(self.mesh, placements)
 
     def keeps(self, tensor: torch.Tensor) -> bool:
-        """Whether what is real can share the memory that a deferred tensor shares."""
+        """Returns whether what is real can share the memory that a deferred tensor shares."""
         if self.mesh is not None or (self.device is not None and not is_on(tensor.device, self.device)):
             return False
         return self.dtype is None or self.dtype_of(tensor) == tensor.dtype
 
 
 def is_on(device: torch.device, wanted: torch.device) -> bool:
-    """Whether a device is the wanted one; without an index it is any of its type."""
+    """Returns whether a device is the wanted one; without an index it is any of its type."""
     if device.type != wanted.type:
         return False
     index = cast("int | None", wanted.index)  # torch says that it is never None
@@ -238,7 +237,7 @@ Placements = Sequence[Any] | Mapping[str, Any] | Callable[[str, torch.Tensor], A
 
 
 class Spread(NamedTuple):
-    """A DeviceMesh, and torch's placements on it."""
+    """DeviceMesh, and torch's placements on it."""
 
     mesh: Any
     placements: Sequence[Any]
@@ -278,41 +277,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(short(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def placements_of(chosen: Any, name: str, names: Sequence[str], tensor: torch.Tensor, *, is_parameter: bool) -> Any:
-    """Says how a tensor is spread; None if it isn't, and each rank has all of it.
-
-    Args:
-        name: that of the place which asks.
-        names: all of the tensor, if it is tied: a dict may have any of them.
-    """
-    if callable(chosen):
-        return chosen(name, tensor)
-    if isinstance(chosen, Mapping):
-        return next((chosen[one] for one in names if one in chosen), None)
-    return chosen if is_parameter else None
-
-
 def spread_as(wrapper: Any) -> Spread | None:
     """Says how a DTensor is spread; None if the tensor wraps others for another reason."""
     mesh, placements = getattr(wrapper, "device_mesh", None), getattr(wrapper, "placements", None)
     return None if mesh is None or placements is None else Spread(mesh, placements)
-
-
-def distribute(tensor: torch.Tensor, spread: Spread, dtype: torch.dtype) -> Any:
-    """Makes this rank's part, in memory of its own. There is no collective.
-
-    Raises:
-        UnsupportedValueError: there is no such dimension, or a placement is Partial or unknown.
-    """
-    with between_forks():
-        from torch.distributed.tensor import DTensor
-    mesh, placements = spread
-    shape = tuple(tensor.shape)
-    pieces, own = place(mesh, placements, shape), local_shape(mesh, placements, shape)
-    with modes.put_aside(), torch.inference_mode(False), torch.no_grad():
-        local = torch.empty(own, dtype=dtype, device=mesh.device_type)
-        for piece in pieces:
-            narrow_to(local, piece.local).copy_(narrow_to(tensor, piece.box))
-        return DTensor.from_local(
-            local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=contiguous_stride(shape)
-        )

@@ -8,8 +8,6 @@ a path of safetensors               a file, a folder of Hugging Face's, its inde
 a view, a state dict                as it is; dicts in dicts have names with dots
 """
 
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 import os
@@ -17,11 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
+from memstore._compat import DisableTorchFunction, is_torch_fake, neg_view
 from memstore._wording import an, short
-from memstore.deferred_init.slots import MaterializeOptions, TensorSlot, distribute, spread_as
+from memstore.deferred_init.slots import MaterializeOptions, TensorSlot, spread_as
 from memstore.deferred_init.tensors import become, is_real, is_wrapper, keep_real, materialize, ref_in, shows_all
 from memstore.engine import has_settings
 from memstore.errors import NotAStoreError, StructureMismatchError, UnsupportedValueError
@@ -30,7 +28,7 @@ from memstore.formats import file_format, load_files
 from memstore.snapshot import Snapshot, is_snapshot
 from memstore.structure import is_wrapper as is_made_of_others
 from memstore.structure import modes, over, traits, why_no_memory
-from memstore.view import Source, StoredTensor, own_leaf
+from memstore.view import Source, StoredTensor, distribute, own_leaf
 
 # --- The table -------------------------------------------------------------------------------------------------------
 
@@ -39,7 +37,7 @@ _SOURCES_OF = (("state_dict", "state_dict()"), ("view", "view(key)"))  # a modul
 
 
 class SourceTable:
-    """The tensors of a source by the names that a module has for them.
+    """Tensors of a source by the names that a module has for them.
 
     Args:
         source: one of those above.
@@ -111,7 +109,7 @@ def _format_of(path: str) -> Any:
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors by their names, joined by dots. What is no tensor is left out."""
+    """Yields tensors by their names, joined by dots. What is no tensor is left out."""
     if isinstance(value, torch.Tensor):
         yield prefix, value
     elif isinstance(value, Mapping) or hasattr(value, "batch_size"):
@@ -180,27 +178,81 @@ class WeightLoader:
 
     Args:
         slots: all that the call fills.
-        found: those that the source has something for, each tensor once, and its name there.
+        todo: those of them whose tensors no former call has put into the module.
+
+    Attributes:
+        found: those of these that the source has something for, each tensor once, and its name there.
     """
 
     def __init__(
         self,
         slots: Sequence[TensorSlot],
-        found: Sequence[tuple[TensorSlot, str]],
+        todo: Sequence[TensorSlot],
         table: SourceTable,
         options: MaterializeOptions,
     ) -> None:
-        with torch._C.DisableTorchFunction():  # a lazy one refuses `numel`
-            self._found = sorted(found, key=lambda one: -one[0].tensor.numel())
-        self._table, self._options = table, options
+        found: dict[int, tuple[TensorSlot, str]] = {}
+        for slot in todo:
+            for name in options.names[id(slot.tensor)]:
+                stored = table.find(name)
+                if stored is not None and not (is_lazy(stored) and is_lazy(slot.tensor)):
+                    found.setdefault(id(slot.tensor), (slot, name))
+        self.found = list(found.values())
+        self._todo, self._table, self._options = todo, table, options
         self._refs = {id(slot.tensor): ref_in(slot.tensor) for slot in slots if not is_wrapper(slot.tensor)}
         self._all = self._by_storage(slots)
-        self._theirs = self._by_storage(slot for slot, _ in found)
+        self._theirs = self._by_storage(slot for slot, _ in self.found)
         self._taken: dict[TensorRef, torch.Tensor] = {}
         self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def shares(self, tensor: torch.Tensor) -> bool:
-        """Whether others show its memory, or its values are written there: it can't become one that wraps others."""
+    def check(self) -> None:
+        """Raises StructureMismatchError for tensors of the source that don't fit; all are listed."""
+        problems: list[str] = []
+        for slot, name in self.found:
+            tensor, stored = slot.tensor, self._table.get(name)
+            if is_fake(stored) or is_torch_fake(stored):
+                problems.append(f"{name}: the source's is fake, and has no values")
+            elif is_lazy(stored):
+                problems.append(f"{name}: the source's is uninitialized, and has no values")
+            elif stored.device.type == "meta" and self._options.device_of(tensor).type != "meta":
+                problems.append(f"{name}: the source's is on meta, and has no values")
+            elif (why := _why_not_taken(tensor, stored) or self._why_no_class(slot, stored)) is not None:
+                problems.append(f"{name}: the source's is {why}")
+            elif not is_lazy(tensor) and tuple(stored.shape) != tuple(tensor.shape):  # a lazy one takes any
+                problems.append(f"{name}: shape {list(tensor.shape)} in the module, {list(stored.shape)} in the source")
+            elif _kind(stored.dtype) != _kind(tensor.dtype):
+                problems.append(f"{name}: {tensor.dtype} in the module, {stored.dtype} in the source")
+        problems += ties_apart(self._todo, self._table, self._options)
+        if problems:
+            prefix = self._table.prefix
+            where = f", under {short(prefix[:-1])}," if prefix else ""
+            raise StructureMismatchError(
+                f"{len(problems)} of {len(self.found)} tensors of {self._table.title}{where} don't fit the module:\n  "
+                + "\n  ".join(problems)
+            )
+
+    def _why_no_class(self, slot: TensorSlot, stored: torch.Tensor) -> str | None:
+        """Says why the module can't have a tensor of the class that the source has: one of them wraps others."""
+        ours, theirs = slot.tensor, type(stored)
+        if not is_wrapper(ours) and not is_wrapper(stored):
+            return None
+        spread = self._options.spread_of(slot)
+        if is_wrapper(ours) and spread is None:
+            cls = original_class(type(ours))
+            if cls is theirs:
+                return None
+            return f"{an(theirs)}, and the module's {an(cls)}: give one, or let the module have {an(theirs)}"
+        if not is_wrapper(stored):
+            return None
+        plain = "its full_tensor()" if hasattr(stored, "full_tensor") else "a plain tensor"
+        if spread is not None:
+            return f"{an(theirs)}, which wraps others, and no rank can take its part of these: give {plain}"
+        if self._shares(ours):
+            return f"{an(theirs)}, which wraps others, and the module's shares its memory with others: give {plain}"
+        return None
+
+    def _shares(self, tensor: torch.Tensor) -> bool:
+        """Returns whether a tensor can't become one that wraps others: its memory is shown by others, or written."""
         ref = self._refs.get(id(tensor))
         if ref is None or is_lazy(tensor):
             return False
@@ -208,7 +260,9 @@ class WeightLoader:
 
     def take(self) -> None:
         """Reads all that can't be mapped, and changes no memory."""
-        for slot, name in self._found:
+        with DisableTorchFunction():  # a lazy one refuses `numel`
+            largest_first = sorted(self.found, key=lambda one: -one[0].tensor.numel())
+        for slot, name in largest_first:
             self._take(slot, name)
 
     def write(self) -> None:
@@ -224,7 +278,7 @@ class WeightLoader:
         tensor, options = slot.tensor, self._options
         dtype, spread = options.dtype_of(tensor), options.spread_of(slot)
         if spread is not None and is_wrapper(tensor):
-            become(tensor, distribute(self._table.get(name), spread, dtype))
+            become(tensor, distribute(self._table.get(name), *spread, dtype))
             return
         if is_wrapper(tensor):
             become(tensor, self._table.take(name).to(device=options.device_of(tensor), dtype=dtype))
@@ -235,7 +289,7 @@ class WeightLoader:
         elif self._is_written(tensor, ref):
             self._later.append((tensor, self._table.take(name)))
         elif spread is not None:
-            self._become(tensor, ref, distribute(self._table.get(name), spread, dtype))
+            self._become(tensor, ref, distribute(self._table.get(name), *spread, dtype))
         else:
             values = self._table.take(name).to(device=options.device_of(tensor), dtype=dtype)
             if not is_lazy(tensor) and options.keeps(tensor) and shows_all(tensor):
@@ -261,7 +315,7 @@ class WeightLoader:
         return found
 
     def _is_written(self, tensor: torch.Tensor, ref: TensorRef) -> bool:
-        """Whether values are to be written into the tensor's storage, as others show it too."""
+        """Returns whether values are to be written into the tensor's storage, as others show it too."""
         if is_lazy(tensor):
             return False
         if not self._options.keeps(tensor):
@@ -270,9 +324,23 @@ class WeightLoader:
             return True
         if shows_all(tensor):
             return False
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             shows_a_part = tensor.numel() * tensor.itemsize < tensor.untyped_storage().nbytes()
         return len(self._all[ref.mark]) > 1 or shows_a_part
+
+
+def _why_not_taken(tensor: torch.Tensor, stored: torch.Tensor) -> str | None:
+    """Says why a plain tensor of a source has no values for the module's, though it has a shape and a device."""
+    if type(stored) not in (torch.Tensor, torch.nn.Parameter) or stored.is_meta or is_lazy(tensor):
+        return None
+    if stored.layout is not torch.strided and tensor.layout is torch.strided:
+        return f"a {stored.layout} tensor: give its to_dense()"
+    reason = None if stored.layout is not torch.strided or stored.is_quantized else why_no_memory(stored)
+    return None if reason is None else "a tensor whose storage was freed or cut, and has no values"
+
+
+def _kind(dtype: torch.dtype) -> int:
+    return 2 if dtype.is_complex else int(dtype.is_floating_point)
 
 
 # --- Ties ------------------------------------------------------------------------------------------------------------
@@ -286,7 +354,7 @@ _NAMED = 4  # names in one message
 
 
 class _NamedTensor(NamedTuple):
-    """A name that a source has something for, and the module's tensor of that name.
+    """Name that a source has something for, and the module's tensor of that name.
 
     Attributes:
         ref: what it shows of its storage; None where that isn't known.
@@ -336,7 +404,7 @@ def ties_apart(slots: Sequence[TensorSlot], table: SourceTable, options: Materia
 
 
 def _has_values(stored: Any) -> bool:
-    if stored is None or is_fake(stored) or isinstance(stored, FakeTensor) or is_lazy(stored) or stored.is_meta:
+    if stored is None or is_fake(stored) or is_torch_fake(stored) or is_lazy(stored) or stored.is_meta:
         return False
     return type(stored) not in (torch.Tensor, torch.nn.Parameter) or why_no_memory(stored) is None
 
@@ -359,7 +427,7 @@ def _clusters(group: Sequence[_NamedTensor]) -> Iterator[list[_NamedTensor]]:
 
 
 def _can_be_one(cluster: Sequence[_NamedTensor], table: SourceTable, options: MaterializeOptions) -> bool:
-    """Whether the source's values for all of them can be in the module at once."""
+    """Returns whether the source's values for all of them can be in the module at once."""
     first = cluster[0]
     others = [one for one in cluster if not is_lazy(one.tensor) and _shape(table.get(one.name)) != _shape(one.tensor)]
     if others:  # of the first name of a tensor this is told by itself
@@ -394,7 +462,7 @@ def _double(entry: _NamedTensor, storage: torch.UntypedStorage, start: int) -> t
     assert ref is not None, "it has neighbours in its storage"
     double = over(storage, ref.dtype, (entry.start - start) // ref.dtype.itemsize, ref.size, ref.stride)
     double = double.conj() if ref.conj else double
-    return torch._neg_view(double) if ref.neg else double
+    return neg_view(double) if ref.neg else double
 
 
 def _local(value: Any) -> torch.Tensor:
@@ -402,7 +470,7 @@ def _local(value: Any) -> torch.Tensor:
 
 
 def _is_alike(one: Any, other: Any, dtype: torch.dtype) -> bool:
-    """Whether two tensors become the same bits when they are converted."""
+    """Returns whether two tensors become the same bits when they are converted."""
     if one is other or _place_of(one) == _place_of(other) is not None:
         return True
     if one.shape != other.shape:

@@ -4,23 +4,30 @@
 that wrap deferred ones. `note_placed` and `Swaps` put real tensors into a module; `as_before` undoes it after an error.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
-import copyreg
 import functools
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
+from memstore._compat import (
+    HOOK_DICTS,
+    PARAMETER_MARK,
+    DisableTorchFunction,
+    is_traceable_wrapper_subclass_type,
+    make_subclass,
+    slot_names,
+    swap_tensor_impl,
+    tensor_impl,
+    use_count,
+    version_of,
+)
 from memstore._wording import an
-from memstore.deferred_init.events import Past, now
-from memstore.deferred_init.replay import Replay, one_at_a_time
+from memstore.deferred_init.replay import Past, Replay, now, one_at_a_time
 from memstore.errors import UnsupportedValueError
 from memstore.fake import (
     Mark,
@@ -50,7 +57,7 @@ _is_class_of_wrappers = functools.cache(is_traceable_wrapper_subclass_type)
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is made of others."""
+    """Returns whether a tensor is made of others, as a DTensor is."""
     return _is_class_of_wrappers(type(tensor))
 
 
@@ -65,11 +72,9 @@ def parts_of(tensor: Any) -> list[torch.Tensor]:
 
 
 def all_within(tensor: Any) -> list[torch.Tensor]:
-    """Yields the tensors that a wrapper is made of, and what these are made of, at all depths."""
-    if not is_wrapper(tensor):
-        return []
-    parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-    parts = [one for one in parts if isinstance(one, torch.Tensor)]
+    """Returns the tensors that a wrapper is made of, and what these are made of, at all depths."""
+    names = tensor.__tensor_flatten__()[0] if is_wrapper(tensor) else ()
+    parts = [part for name in names if isinstance(part := getattr(tensor, name), torch.Tensor)]
     return [*parts, *(one for part in parts for one in all_within(part))]
 
 
@@ -77,24 +82,18 @@ def note_wrapper(tensor: torch.Tensor) -> None:
     """Notes that all that was done with a wrapper so far was seen. Does nothing if it wraps no deferred tensor."""
     if not is_wrapper(tensor):
         return
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         parts = [one for one in parts_of(tensor) if mark_of(one) is not None]
         for one in parts:
             become_fake(one)
         if parts:
-            setattr(tensor, _VERSION, tensor._version)
+            setattr(tensor, _VERSION, version_of(tensor))
 
 
-def is_empty(tensor: torch.Tensor) -> bool:
-    """Whether it wraps meta tensors of which nothing is known."""
-    with torch._C.DisableTorchFunction():
-        return is_wrapper(tensor) and any(one.is_meta and mark_of(one) is None for one in parts_of(tensor))
-
-
-def check_wrapper(tensor: torch.Tensor) -> None:
+def _check_wrapper(tensor: torch.Tensor) -> None:
     """Raises UnsupportedValueError if a wrapper was written: its parts don't know of it."""
-    with torch._C.DisableTorchFunction():
-        writes = tensor._version - getattr(tensor, _VERSION, 0)
+    with DisableTorchFunction():
+        writes = version_of(tensor) - getattr(tensor, _VERSION, 0)
         if writes > 0:
             times = "once" if writes == 1 else f"{writes} times"
             raise UnsupportedValueError(
@@ -106,47 +105,50 @@ def check_wrapper(tensor: torch.Tensor) -> None:
 @functools.cache
 def note_new_parameters() -> None:
     """Arranges that parameters that wrap deferred tensors are noted when a module gets them."""
-    register_module_parameter_registration_hook(_note)
 
+    def note(module: torch.nn.Module, name: str, parameter: Any) -> None:
+        if parameter is not None:
+            note_wrapper(parameter)
 
-def _note(module: torch.nn.Module, name: str, parameter: Any) -> None:
-    if parameter is not None:
-        note_wrapper(parameter)
+    register_module_parameter_registration_hook(note)
 
 
 # --- Deferred tensors, made real -------------------------------------------------------------------------------------
 
 
 _OURS = "_memstore_"
-_IS_PARAMETER = "_is_param"
-HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # by these dicts their handles remove them
 MADE, REAL = "_memstore_made", "_memstore_real"  # of a deferred tensor, and of its storage
 
 
 @contextmanager
 def plainly() -> Generator[None]:
     """Lets plain tensors be made, also inside of modes and of inference mode."""
-    no_functions = torch._C.DisableTorchFunction()
+    no_functions = DisableTorchFunction()
     with modes.put_aside(entirely=True), no_functions, torch.inference_mode(False), torch.no_grad():
         yield
 
 
+def _marks_of(tensor: torch.Tensor) -> list[Mark]:
+    """Returns the marks of a fake tensor, or of those that a wrapper is made of."""
+    with DisableTorchFunction():
+        parts = parts_of(tensor) if is_wrapper(tensor) else [tensor]
+        return [mark for one in parts if (mark := mark_of(one)) is not None]
+
+
 def is_deferred_tensor(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was made by `deferred_init`. One that was materialized before still is deferred."""
-    with torch._C.DisableTorchFunction():
-        if is_wrapper(tensor):
-            return any(is_deferred_tensor(one) for one in parts_of(tensor))
-        mark = mark_of(tensor)
-        return mark is not None and mark.history is not None
+    """Returns whether a tensor was made by `deferred_init`. One that was materialized before still is deferred."""
+    return any(mark.history is not None for mark in _marks_of(tensor))
 
 
 def has_no_past(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was made by `fake_mode`: it is fake, and can't be replayed."""
-    with torch._C.DisableTorchFunction():
-        if is_wrapper(tensor):
-            return any(has_no_past(one) for one in parts_of(tensor))
-        mark = mark_of(tensor)
-        return mark is not None and mark.history is None
+    """Returns whether a tensor was made by `fake_mode`: it is fake, and can't be replayed."""
+    return any(mark.history is None for mark in _marks_of(tensor))
+
+
+def is_empty(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor wraps meta tensors of which nothing is known."""
+    with DisableTorchFunction():
+        return is_wrapper(tensor) and any(one.is_meta and mark_of(one) is None for one in parts_of(tensor))
 
 
 def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -155,7 +157,7 @@ def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     with one_at_a_time():
         wrappers = [one for one in given if is_wrapper(one) and made_of(one) is None and is_deferred_tensor(one)]
         for one in wrappers:
-            check_wrapper(one)
+            _check_wrapper(one)
         _materialize_parts([part for one in wrappers for part in parts_of(one)])
         return _materialize_parts(given)
 
@@ -183,7 +185,7 @@ def _materialize_parts(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def made_for_now(tensor: torch.Tensor) -> torch.Tensor:
     """Makes the real tensor, for a caller that takes a part of it: the deferred one doesn't keep its memory."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         storage = tensor.untyped_storage()
         is_kept = hasattr(storage, REAL)
         made = materialize([tensor])[0]
@@ -206,13 +208,13 @@ def keep_real(tensor: torch.Tensor, real: torch.Tensor, shown: TensorRef | None 
     ref = ref_in(tensor)
     _end(ref.mark)
     shift = 0 if shown is None else (real.storage_offset() - shown.offset) * real.itemsize
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         setattr(tensor.untyped_storage(), REAL, (real, shift))
 
 
 def share(tensor: torch.Tensor) -> bool:
     """Makes a deferred tensor real, if its storage was made for another one."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         kept = getattr(tensor.untyped_storage(), REAL, None)
         if kept is None:
             return False
@@ -224,15 +226,15 @@ def share(tensor: torch.Tensor) -> bool:
 
 def ref_in(tensor: torch.Tensor) -> TensorRef:
     """Returns the ref of a deferred tensor."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         mark = mark_of(tensor)
         assert mark is not None, "it is deferred"
         return ref_of(tensor, mark)
 
 
 def shows_all(tensor: torch.Tensor) -> bool:
-    """Whether a deferred tensor is its whole storage, in order."""
-    with torch._C.DisableTorchFunction():
+    """Returns whether a deferred tensor is its whole storage, in order."""
+    with DisableTorchFunction():
         nbytes = tensor.untyped_storage().nbytes()
         return tensor.is_contiguous() and not tensor.storage_offset() and tensor.numel() * tensor.itemsize == nbytes
 
@@ -267,16 +269,10 @@ def _become(tensor: torch.Tensor, data: torch.Tensor, cls: Any) -> torch.Tensor:
     elif type(data) is not torch.Tensor:  # a DTensor, which says by a mark that it is a parameter
         made = torch.nn.Parameter(data, needs_grad)
     else:
-        made = torch.Tensor._make_subclass(cls, data, needs_grad)
+        made = make_subclass(cls, data, needs_grad)
     _keep_attributes(tensor, made)
     setattr(tensor, MADE, made)
     return made
-
-
-@functools.cache
-def slot_names(cls: type[Any]) -> tuple[str, ...]:
-    """Returns the names that a class and its bases have in `__slots__`."""
-    return tuple(copyreg._slotnames(cls))  # type: ignore[attr-defined]
 
 
 def _keep_attributes(tensor: torch.Tensor, made: torch.Tensor) -> None:
@@ -284,9 +280,9 @@ def _keep_attributes(tensor: torch.Tensor, made: torch.Tensor) -> None:
         if hasattr(tensor, name) and not hasattr(made, name):
             setattr(made, name, getattr(tensor, name))
     for name, one in tensor.__dict__.items():
-        if not name.startswith(_OURS) and name not in made.__dict__ and name != _IS_PARAMETER:
+        if not name.startswith(_OURS) and name not in made.__dict__ and name != PARAMETER_MARK:
             setattr(made, name, one)
-    for name in HOOKS if made.requires_grad else ():
+    for name in HOOK_DICTS if made.requires_grad else ():
         hooks = getattr(tensor, name)
         if hooks:
             setattr(made, name, hooks)
@@ -346,20 +342,20 @@ _PLACED = "_memstore_placed"  # of a deferred tensor; and, of its storage, what 
 
 def note_placed(tensor: torch.Tensor) -> None:
     """Notes that what became of it is in a module. No later call changes that: somebody may have trained it."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         setattr(tensor, _PLACED, True)
         made = made_of(tensor)
         if made is None or is_wrapper(tensor) or is_wrapper(made):
             return
         storage = tensor.untyped_storage()
         real = getattr(storage, REAL, None)
-        if real is not None and real[0].untyped_storage()._cdata == made.untyped_storage()._cdata:
+        if real is not None and real[0].untyped_storage() is made.untyped_storage():
             setattr(storage, _PLACED, {*getattr(storage, _PLACED, ()), _shown(tensor)})
 
 
 def is_placed(tensor: torch.Tensor) -> bool:
-    """Whether a deferred tensor, or one that shows the same of its storage, is in a module as a real one."""
-    with torch._C.DisableTorchFunction():
+    """Returns whether a deferred tensor, or one that shows the same of its storage, is in a module as a real one."""
+    with DisableTorchFunction():
         if _PLACED in tensor.__dict__:
             return True
         if is_wrapper(tensor):
@@ -369,8 +365,8 @@ def is_placed(tensor: torch.Tensor) -> bool:
 
 
 def is_real(tensor: torch.Tensor) -> bool:
-    """Whether a deferred tensor, or its storage, was made before."""
-    with torch._C.DisableTorchFunction():
+    """Returns whether a deferred tensor, or its storage, was made before."""
+    with DisableTorchFunction():
         return made_of(tensor) is not None or hasattr(tensor.untyped_storage(), REAL)
 
 
@@ -381,8 +377,8 @@ def _shown(tensor: torch.Tensor) -> tuple[Any, ...]:
 @contextmanager
 def as_before(tensors: Iterable[torch.Tensor]) -> Generator[None]:
     """Undoes, after an error, what has become of deferred tensors since."""
-    with torch._C.DisableTorchFunction():
-        notes = [_noted(part) for one in tensors for part in (one, *(parts_of(one) if is_wrapper(one) else ()))]
+    with DisableTorchFunction():
+        notes = [_Note(part) for one in tensors for part in (one, *(parts_of(one) if is_wrapper(one) else ()))]
     try:
         yield
     except BaseException:
@@ -391,40 +387,29 @@ def as_before(tensors: Iterable[torch.Tensor]) -> Generator[None]:
         raise
 
 
-class _Note(NamedTuple):
-    """Notes on a tensor and its storage."""
+class _Note:
+    """Notes on a tensor and its storage, from before a call."""
 
-    tensor: torch.Tensor
-    made: Any
-    storage: Any
-    real: Any
-    past: Past | None
-    is_over: bool
+    def __init__(self, tensor: torch.Tensor) -> None:
+        mark = None if is_wrapper(tensor) else mark_of(tensor)
+        self.tensor, self.made = tensor, made_of(tensor)
+        self.storage = None if is_wrapper(tensor) else tensor.untyped_storage()
+        self.real = getattr(self.storage, REAL, None)
+        self.past = mark.history if mark is not None and isinstance(mark.history, Past) else None
+        self.is_over = self.past is not None and self.past.is_over
 
     def restore(self) -> None:
-        _put(self.tensor, MADE, self.made)
-        if self.storage is not None:
-            _put(self.storage, REAL, self.real)
+        homes: tuple[tuple[Any, str, Any], ...] = ((self.tensor, MADE, self.made), (self.storage, REAL, self.real))
+        for home, name, value in homes:
+            if value is not None:
+                setattr(home, name, value)
+            elif hasattr(home, name):
+                delattr(home, name)
         if self.past is not None:
             self.past.is_over = self.is_over
 
 
-def _noted(tensor: torch.Tensor) -> _Note:
-    storage = None if is_wrapper(tensor) else tensor.untyped_storage()
-    mark = None if storage is None else mark_of(tensor)
-    past = mark.history if mark is not None and isinstance(mark.history, Past) else None
-    real = getattr(storage, REAL, None)
-    return _Note(tensor, made_of(tensor), storage, real, past, past is not None and past.is_over)
-
-
-def _put(home: Any, name: str, value: Any) -> None:
-    if value is not None:
-        setattr(home, name, value)
-    elif hasattr(home, name):
-        delattr(home, name)
-
-
-# --- the same object, made real ---------------------------------------------------------------------------------------
+# --- The same object, made real --------------------------------------------------------------------------------------
 
 
 class Swaps:
@@ -441,15 +426,19 @@ class Swaps:
             for one, other in reversed(self._done.values()):
                 if kind is None:
                     # Autograd hasn't heard of the hooks of what requires no gradients any more, and would of no others.
-                    for name in () if one.tensor.requires_grad else HOOKS:
+                    for name in () if one.tensor.requires_grad else HOOK_DICTS:
                         if getattr(one.tensor, name):
                             setattr(one.tensor, name, None)
                     # Backward raises for what was computed before: its gradients would be lost.
                     deferred: Any = other.tensor
-                    if deferred.requires_grad and deferred.is_leaf and deferred._use_count() > 1:
+                    if deferred.requires_grad and deferred.is_leaf and use_count(deferred) > 1:
                         torch.autograd.graph.get_gradient_edge(deferred).node.register_prehook(_refuse_gradients)
                 else:
-                    _put_back(one, other)
+                    if tensor_impl(one.tensor) != one.impl:
+                        swap_tensor_impl(one.tensor, other.tensor)
+                    one.give_to(one.tensor)
+                    other.give_to(other.tensor)
+                    setattr(one.tensor, MADE, other.tensor)
         if kind is not None:
             self._done.clear()
 
@@ -465,17 +454,17 @@ class Swaps:
         Raises:
             UnsupportedValueError: C++ has a weak reference of it.
         """
-        pair = _content(tensor), _content(made)
+        pair = _Content(tensor), _Content(made)
         self._done[id(tensor)] = pair
         try:
-            torch._C._swap_tensor_impl(tensor, made)
+            swap_tensor_impl(tensor, made)
         except RuntimeError as error:
             raise UnsupportedValueError(
                 f"{name} can't become real as the same object, since C++ code has a weak reference of it: let go of "
                 f"that, or put a copy.deepcopy of it in its place ({error})"
             ) from error
-        _set(tensor, pair[1])
-        _set(made, pair[0])
+        pair[1].give_to(tensor)
+        pair[0].give_to(made)
         setattr(made, MADE, tensor)
 
     def deferred(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -484,43 +473,27 @@ class Swaps:
         return None if pair is None else pair[1].tensor
 
 
-class _Content(NamedTuple):
+class _Content:
     """Content of a tensor's object before a swap."""
 
-    tensor: torch.Tensor
-    impl: int
-    cls: Any
-    attributes: dict[str, Any]
-    slots: dict[str, Any]
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self.cls, self.impl, self.attributes = tensor, type(tensor), tensor_impl(tensor), tensor.__dict__
+        self.slots = {name: getattr(tensor, name) for name in slot_names(self.cls) if hasattr(tensor, name)}
 
-
-def _content(tensor: Any) -> _Content:
-    cls = type(tensor)
-    slots = {name: getattr(tensor, name) for name in slot_names(cls) if hasattr(tensor, name)}
-    return _Content(tensor, tensor._cdata, cls, tensor.__dict__, slots)
-
-
-def _set(tensor: Any, content: _Content) -> None:
-    tensor.__class__ = content.cls
-    tensor.__dict__ = content.attributes
-    for name in slot_names(content.cls):
-        if name in content.slots:
-            setattr(tensor, name, content.slots[name])
-        elif hasattr(tensor, name):
-            delattr(tensor, name)
-
-
-def _put_back(one: _Content, other: _Content) -> None:
-    if one.tensor._cdata != one.impl:
-        torch._C._swap_tensor_impl(one.tensor, other.tensor)
-    _set(one.tensor, one)
-    _set(other.tensor, other)
-    setattr(one.tensor, MADE, other.tensor)
+    def give_to(self, tensor: Any) -> None:
+        """Gives another object this class and these attributes."""
+        tensor.__class__ = self.cls
+        tensor.__dict__ = self.attributes
+        for name in slot_names(self.cls):
+            if name in self.slots:
+                setattr(tensor, name, self.slots[name])
+            elif hasattr(tensor, name):
+                delattr(tensor, name)
 
 
 @functools.cache
 def have_same_slots(cls: type[Any], other: type[Any]) -> bool:
-    """Whether objects of these classes can become of the other one's. A plain tensor's can't become a DTensor."""
+    """Returns whether objects of these classes can become of the other one's: a plain tensor can't become a DTensor."""
     return set(slot_names(cls)) == set(slot_names(other))
 
 

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from memstore.engine.catalog import Transaction, tables
-from memstore.engine.format import Record
-from memstore.engine.protocols import elsewhere_of, find_record, home_now, is_served, mutable_entry
-from memstore.engine.root import Root
-from memstore.engine.sync import deadline_after
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.format.records import Record
+from memstore.engine.protocols.change import mutable_entry
+from memstore.engine.protocols.elsewhere import elsewhere_of, find_record, home_now, is_served
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError, StoreTimeoutError
 
 _KEYS_A_PAGE = 1024
@@ -44,7 +46,7 @@ def version_of(root: Root, name: bytes, timeout: float) -> int:
 def known_version(root: Root, name: bytes) -> int | None:
     """Returns the version of a key, or None where other hosts would have to be asked."""
     record = root.catalog.read(name)
-    if record is None and is_served(root) and not home_now(root, name):
+    if record is None and home_now(root, name) is None:
         return None
     return record.version if record else 0
 
@@ -175,7 +177,7 @@ def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: 
         root = opened()
         record = root.catalog.read(name)
         version = record.version if record else 0
-        is_here = version > newer_than or not is_served(root) or home_now(root, name) != 0  # it may have moved
+        is_here = version > newer_than or home_now(root, name) is not None  # it may have moved
         if not is_here:
             (record,) = elsewhere_of(root).records([name], deadline)
             version = record.version if record else 0
@@ -236,7 +238,7 @@ def hears_of_all(root: Root, wanted: AwaitedKeys) -> bool:
     names = wanted.keys
     if names is None:  # a key's home depends on what stands before its first "/"
         names = (wanted.prefix,) if b"/" in wanted.prefix else None
-    return names is not None and all(home_now(root, name) for name in names)
+    return names is not None and all(home_now(root, name) is not None for name in names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,55 +19,49 @@ from typing import Literal
 
 from memstore._wording import of_no_place
 from memstore.engine import syscalls
-from memstore.engine.catalog import Catalog, Transaction
-from memstore.engine.files import LockFile, OwnedFile
-from memstore.engine.protocols import (
-    LOOKED_AT,
-    SMALL,
-    after_death,
-    check_headers,
-    check_publications,
-    close_kept_file,
-    sweep_all,
-)
-from memstore.engine.root import (
+from memstore.engine.catalog.catalog import Catalog
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.files.mapping import LockFile
+from memstore.engine.protocols.change import SMALL
+from memstore.engine.protocols.recovery import LOOKED_AT, after_death, check_headers, check_publications
+from memstore.engine.protocols.reuse import close_kept_file
+from memstore.engine.protocols.sweep import sweep_all
+from memstore.engine.root import folder, roots
+from memstore.engine.root.filesystem import TMPFS, Durability, check_filesystem, mappings_keep_locks
+from memstore.engine.root.folder import (
     CATALOG,
-    CLAIMS_FILE,
     CLUSTER,
     DOORBELL,
     LOCK,
     SEGMENTS,
-    TMPFS,
-    Durability,
-    Root,
-    RootUse,
     Settings,
-    StorePaths,
     check_alone,
-    check_filesystem,
+    discard,
+    has_settings,
+    new_settings,
+    remove_begun,
+    remove_root,
+    unserved,
+)
+from memstore.engine.root.roots import Root, RootUse, close_root
+from memstore.engine.root.shared import (
+    CLAIMS_FILE,
+    SharedStorage,
     check_local,
     check_owner,
-    close_root,
     create_segments,
     create_shared,
-    discard,
-    folder,
-    has_settings,
-    mappings_keep_locks,
-    new_settings,
     new_shared,
     no_state,
     paths_of,
     prepare_state,
-    remove_begun,
-    remove_root,
-    roots,
     shared_settings,
     state_of,
     storage_error,
-    unserved,
 )
-from memstore.engine.sync import Doorbell, LockPage, deadline_after, is_lock_page, read_notes
+from memstore.engine.root.storage import LocalFiles, Overlay, StorageDriver, StorePaths
+from memstore.engine.sync.pages import LockPage, is_lock_page, read_notes
+from memstore.engine.sync.primitives import Doorbell, deadline_after
 from memstore.errors import (
     AlreadyExistsError,
     CorruptionError,
@@ -175,7 +169,7 @@ def check_is_host(use: RootUse) -> None:
     Who becomes one opens it before. So there is a state folder, in which nobody else would see what is put.
     """
     root = use.root
-    if root.shared is not None and not root.catalog.has_membership():
+    if root.settings.shared is not None and not root.catalog.has_membership():
         close_root(use)
         raise no_state(root.path, root.state)
 
@@ -529,17 +523,20 @@ def _assemble(
 ) -> RootUse:
     """Maps the pages, opens the catalog and registers the root, with its first use; the folder is locked."""
     path = places.state
-    segments = OwnedFile(places.segments, os.O_RDONLY | os.O_DIRECTORY)
     with roots.lock:  # a child that is forked meanwhile would keep the lock too
         needs_files = not mappings_keep_locks(f"{path}/{DOORBELL}")
     lock = LockPage(f"{path}/{LOCK}", keep_open=needs_files) if writable else None
     watch = lock.watch if lock is not None else None
+    if settings.shared is not None:
+        storage: StorageDriver = SharedStorage(places, settings)
+    else:
+        storage = Overlay(places, settings) if needs_files else LocalFiles(places, settings)
     doorbell = Doorbell.open(f"{path}/{DOORBELL}", writable=writable, watch=watch)
 
     def register() -> RootUse:
         with roots.lock:  # so that no child gets an environment that it doesn't know of
             catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
-            root = Root(places, settings, lock, doorbell, catalog, on_tmpfs, needs_files, segments)
+            root = Root(places, settings, lock, doorbell, catalog, on_tmpfs, storage)
             root.before_close = close_kept_file
             if lock is not None:
                 lock.recover = lambda: after_death(root)

@@ -17,19 +17,14 @@ from typing import Any
 
 import msgspec
 
-from memstore.engine.format import Record, decode_record, encode_record
+from memstore.engine.format.records import Record, decode_record, encode_record
 from memstore.engine.opening import Creation, open_root
-from memstore.engine.protocols import (
-    DEFAULT_LEASE,
-    MappedEntry,
-    elsewhere_of,
-    is_fellow,
-    lease,
-    map_entry,
-    retry_after_sweep,
-)
-from memstore.engine.root import Root, RootUse, close_root, use_root
-from memstore.engine.sync import deadline_after
+from memstore.engine.protocols.elsewhere import MappedEntry, elsewhere_of, is_fellow
+from memstore.engine.protocols.get import map_entry
+from memstore.engine.protocols.put import retry_after_sweep
+from memstore.engine.protocols.reuse import DEFAULT_LEASE, lease
+from memstore.engine.root.roots import Root, RootUse, close_root, use_root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import MemstoreError, NotAStoreError, ReadOnlyError, VersionGoneError
 
 
@@ -69,7 +64,7 @@ class Pin:
         if record.hosts is not None:
             deadline = deadline_after(self.options.timeout)
             return elsewhere_of(self.root).hold_version(name, record, deadline, lazily=lazily or not record.description)
-        with self.root.guard:
+        with self.root.reading():
             return map_entry(self.root, name, record)
 
     def gone(self) -> VersionGoneError:
@@ -87,10 +82,8 @@ class Pin:
         self.localize()
         if (why := _why_not_in_place(root)) is not None:
             raise self._gone(why)
-        extents = self.record.segments
-        if self.record.hosts is not None and root.shared is not None:  # those of others stay for their grace time
-            extents = self.record.here(root.member_id())
-        elif self.record.hosts is not None:
+        extents = root.storage.leased(self.record)
+        if extents is None:
             raise self.gone()
         if not extents:
             return
@@ -105,7 +98,9 @@ class Pin:
 
         Raises StoreFullError, CrossHostError, HomeUnavailableError, VersionGoneError.
         """
-        if self.held is None or self.held.absent is None or self.record.hosts is None or self.root.shared is not None:
+        if self.held is None or self.held.absent is None or self.record.hosts is None:
+            return
+        if self.root.storage.sees_all_hosts:
             return
         self.held = self.held.absent.localized()
         local = self.held.record

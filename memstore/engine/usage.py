@@ -19,25 +19,15 @@ from dataclasses import dataclass
 
 from memstore._info import StoreSummary
 from memstore._wording import size
-from memstore.engine.catalog import Transaction, tables
-from memstore.engine.files import segment_path
-from memstore.engine.format import LIVE, RETIRED
-from memstore.engine.root import (
-    AGENT_LOCK,
-    CATALOG,
-    CLUSTER,
-    DOORBELL,
-    SEGMENTS,
-    Root,
-    Settings,
-    all_maps,
-    folder,
-    holders_of,
-    lock_holders,
-    mappers_of,
-    storage_error,
-)
-from memstore.engine.sync import boot_clock
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.files.segments import segment_path
+from memstore.engine.format.records import LIVE, RETIRED
+from memstore.engine.root import folder
+from memstore.engine.root.filesystem import all_maps, holders_of, lock_holders, mappers_of
+from memstore.engine.root.folder import AGENT_LOCK, CATALOG, CLUSTER, DOORBELL, SEGMENTS, Settings
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import boot_clock
 from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError, is_of_caller, lack_of, way_out
 
 _ROWS_A_PAGE = 1024
@@ -62,7 +52,7 @@ def measure(root: Root) -> Usage:
         keys, counters, parts = root.catalog.view(
             lambda transaction: (transaction.count("entries"), transaction.counters(), tables.parts_of(transaction))
         )
-        kept = root.kept_file.size if root.kept_file is not None else 0
+        kept = root.next_put.file.size if root.next_put.file is not None else 0
     pending = sum(part.size for part in parts if not part.host)
     retired, now, device = _retired(root), boot_clock(), os.fstat(root.segments_fd).st_dev
     files = {segment: (device, _inode(segment_path(root.segments, segment))) for segment in retired}
@@ -376,8 +366,10 @@ class resource_errors:
                 "nothing was changed",
                 key=self._key,
             ) from error
-        if self._opened is not None and self._opened.shared is not None:
-            raise storage_error(self._root, error, self._key) from error
+        if self._opened is not None:
+            meant = self._opened.storage.error(error, self._key)
+            if meant is not error:
+                raise meant from error
 
 
 def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:

@@ -5,11 +5,9 @@
 
 Users have what `__all__` names; the other names are for deferred_init, and may change.
 
-tensors    which tensors are fake: their storages have a mark; their classes, outside of a mode; fake_like
-operators  what an operator does, by its schema; its arguments, as refs and as meta tensors
-session    what becomes of an operator; the interface to what remembers it; the fake tensors at a session's end
-functions  torch functions and attributes that no operator sees: text, copy.deepcopy
-mode       fake_mode, is_fake, meta_like
+tensors  which tensors are fake: their storages have a mark
+session  what an operator does, by its schema, and what becomes of it; the interface to what remembers it
+mode     fake_mode, is_fake, meta_like, fake_like; what no operator sees: text, copy.deepcopy; fakes outside of a mode
 """
 
 # Names for deferred_init, which comes in by this door too:
@@ -19,17 +17,20 @@ mode       fake_mode, is_fake, meta_like
 from __future__ import annotations
 
 from memstore._wording import offered
-from memstore.fake.mode import fake_mode, in_session, is_fake, meta_like
-from memstore.fake.operators import kind_of
-from memstore.fake.session import History, Recorder, Session
+from memstore.fake.mode import (
+    become_fake,
+    fake_like,
+    fake_mode,
+    in_session,
+    is_fake,
+    meta_like,
+    original_class,
+)
+from memstore.fake.session import History, Recorder, Session, kind_of
 from memstore.fake.tensors import (
     Mark,
     TensorRef,
-    become_fake,
-    fake_like,
-    map_tensors,
     mark_of,
-    original_class,
     over_storage,
     ref_of,
     requires_grad,

@@ -1,4 +1,4 @@
-"""Sessions: one mode, from its entry to its end, on one thread. Here: what becomes of an operator.
+"""Sessions: one mode, from its entry to its end, on one thread. This module says what becomes of an operator.
 
 1. No argument is fake, and it makes no tensor: it runs as it is.
 2. It makes one out of nothing: a meta tensor, whose storage gets a mark with the device that was asked for.
@@ -10,37 +10,22 @@ Parameter, lazy modules and classes of anybody's work as they are. At its end th
 a class that says what it is by itself (tensors.py). `Recorder` is the interface to what remembers the operators.
 """
 
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 
+from memstore._compat import COLLECTIVES, has_kernel, schema_of, storage_use_count
 from memstore.errors import UnsupportedValueError
-from memstore.fake.operators import (
-    OperatorKind,
-    as_meta,
-    as_ref,
-    device_of,
-    is_about_meta,
-    is_autocast,
-    kind_of,
-    leaves_meta,
-    map_options,
-    on_meta,
-    set_storage,
-    with_arguments,
-    written_in,
-)
 from memstore.fake.tensors import (
+    META,
     Mark,
     TensorRef,
     form_of,
@@ -55,6 +40,198 @@ from memstore.fake.tensors import (
     tensors_in,
 )
 
+# --- What an operator does -------------------------------------------------------------------------------------------
+
+
+_tag: Any = torch.Tag
+_RANDOM = _tag.nondeterministic_seeded
+_BY_VALUES = (_tag.data_dependent_output, _tag.dynamic_output_shape)
+_aten: Any = torch.ops.aten
+# They say of which storage a tensor is, and change none.
+_SETS = {
+    _aten.set_.source_Tensor,
+    _aten.set_.source_Storage,
+    _aten.set_.source_Storage_storage_offset,
+    _aten.set_.default,
+}
+
+_BATCH_NORM = _aten.native_batch_norm.default
+_LIKE = ("_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
+# What remains of the functions that torch.autocast has on its lists of lower precision.
+_LOWERED = {"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "convolution"}
+_LOWER = {torch.bfloat16, torch.float16}
+
+
+class OperatorKind(NamedTuple):
+    """Kind of an operator: what it does, as its schema and its name say.
+
+    Attributes:
+        makes: it makes a tensor on a device that it is told.
+        takes_shape: of a tensor that it is given, it takes no values.
+        random: it draws random numbers.
+        by_values: what it returns depends on values.
+        sets: it gives a tensor another storage.
+        collective: other processes take part in it.
+        averages: in training it writes a running mean and variance, of which its schema says nothing.
+        quantizes: it returns a quantized tensor, of which its meta kernel says nothing.
+        lowered: torch.autocast runs it in lower precision.
+        autocast: torch.autocast knows it: of tensors of lower precision it may make others.
+        written: the places of arguments that it writes, and the names of those that come by name.
+    """
+
+    makes: bool
+    takes_shape: bool
+    random: bool
+    by_values: bool
+    sets: bool
+    collective: bool
+    averages: bool
+    quantizes: bool
+    lowered: bool
+    autocast: bool
+    written: tuple[int | str, ...]
+
+
+@functools.cache
+def kind_of(operator: Any) -> OperatorKind:
+    schema = schema_of(operator)
+    name, arguments = schema.name, schema.arguments
+    written = tuple(
+        one.name if one.kwarg_only else place
+        for place, one in enumerate(arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    )
+    tags = operator.tags
+    return OperatorKind(
+        any(one.name == "device" for one in arguments),
+        operator.namespace == "aten" and name.endswith(_LIKE),
+        _RANDOM in tags or any(one.name == "generator" for one in arguments),
+        any(tag in tags for tag in _BY_VALUES),
+        operator in _SETS,
+        operator.namespace in COLLECTIVES,
+        operator is _BATCH_NORM,
+        name.startswith("aten::quantize_per"),
+        name.removeprefix("aten::") in _LOWERED,
+        any(has_kernel(operator.name(), f"Autocast{device}") for device in ("CPU", "CUDA")),
+        written,
+    )
+
+
+def written_in(kind: OperatorKind, args: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+    """Returns the arguments, or lists of them, that are written."""
+    found: list[Any] = []
+    for place in kind.written:
+        if isinstance(place, str):
+            found.append(options.get(place))
+        elif place < len(args):
+            found.append(args[place])
+    if kind.averages and args[5]:
+        found.extend(args[3:5])
+    return found
+
+
+# --- Arguments -------------------------------------------------------------------------------------------------------
+
+
+Options = Mapping[str, Any]
+
+
+def as_ref(tensor: torch.Tensor) -> Any:
+    mark = mark_of(tensor)
+    return tensor if mark is None else ref_of(tensor, mark)
+
+
+def as_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_meta else meta_twin(tensor)
+
+
+def map_options(change: Callable[[torch.Tensor], Any], options: Options) -> dict[str, Any]:
+    return {name: map_tensors(change, one) for name, one in options.items()}
+
+
+def on_meta(options: Options, *, makes: bool = False) -> dict[str, Any]:
+    """Returns options for the same on meta tensors, which are not pinned, and draw nothing."""
+    changed = {name: one for name, one in options.items() if name != "pin_memory"}
+    if makes or changed.get("device") is not None:
+        changed["device"] = META
+    if changed.get("generator") is not None:
+        changed["generator"] = None
+    return changed
+
+
+def with_arguments(result: Any, written: list[torch.Tensor]) -> Any:
+    """Replaces values that in-place operators return by the fake arguments that they stand for."""
+    if not written:
+        return result
+    found = list(tensors_in((result,)))
+    if len(found) != len(written) or all(one.is_meta for one in found):
+        return result
+    by_id = {id(one): fake for one, fake in zip(found, written, strict=True)}
+    return map_tensors(lambda one: by_id[id(one)], result)
+
+
+def with_index(device: torch.device) -> torch.device:
+    """Returns the device itself: "cuda" is the one that is current in this process. It doesn't initialize CUDA."""
+    index = cast("int | None", device.index)  # torch says that it is never None
+    if device.type != "cuda" or index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+
+
+def device_of(tensors: Sequence[torch.Tensor], marks: Sequence[Mark | None]) -> torch.device:
+    """Returns the device of an operator's results, if some arguments are fake.
+
+    A number on the CPU goes to the others.
+    """
+    first: torch.device | None = None
+    for one, mark in zip(tensors, marks, strict=True):
+        if mark is not None:
+            if mark.device.type != "cpu" or one.dim():
+                return mark.device
+            first = first or mark.device
+    assert first is not None, "one is fake"
+    return first
+
+
+# --- set_ and .data --------------------------------------------------------------------------------------------------
+# Which storage a fake tensor shows: `set_` and `.data =` change that, and write none.
+
+
+_source_tensor: Any = torch.ops.aten.set_.source_Tensor
+
+
+def lend(tensor: torch.Tensor) -> None:
+    """Notes that a tensor is moved from its storage, or was moved to it; views keep sharing its count of writes."""
+    mark = mark_of(tensor)
+    if mark is not None:
+        mark.is_lent = True
+
+
+def set_storage(operator: Any, args: tuple[Any, ...], lift: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Handles an overload of `set_` on a fake tensor.
+
+    From real memory (`torch.load` has some) it gets the values of now.
+
+    Args:
+        lift: makes a fake tensor for a real one.
+    """
+    fake, source = args[0], args[1] if len(args) > 1 else None
+    lend(fake)
+    if isinstance(source, torch.UntypedStorage) and source.device.type != "meta":
+        real = torch.empty(0, dtype=fake.dtype, device=source.device)
+        operator(real, *args[1:])
+        source = real
+    elif not isinstance(source, torch.Tensor):
+        operator(*args)
+        lend(fake)
+        return fake
+    if not is_meta(source):
+        source = lift(source)
+    _source_tensor(fake, source)
+    lend(fake)
+    return fake
+
+
 # --- The session -----------------------------------------------------------------------------------------------------
 
 
@@ -62,15 +239,16 @@ _CPU = torch.device("cpu")
 _lift_fresh: Any = torch.ops.aten.lift_fresh.default
 
 
-class _Thread(threading.local):
+class _BusyThread(threading.local):
     busy = False  # an operator of a session runs: sessions around it let it pass
 
 
-_thread = _Thread()
+_busy_thread = _BusyThread()
 
 
 class Session:
-    """
+    """One mode on one thread, from its entry to its end.
+
     Args:
         recorder: of what is done with the tensors that are made; None: nothing is recorded.
         fake_cuda: tensors may claim CUDA where there is none.
@@ -80,10 +258,7 @@ class Session:
         lifts: whether the torch function which runs now makes a tensor of Python's values.
         casts: whether torch.autocast is on for it.
         living: the fake tensors that it has seen.
-        functions: the mode for torch functions; `mode.py` sets it.
     """
-
-    functions: Callable[[Session], AbstractContextManager[Any]]
 
     def __init__(self, recorder: Recorder | None, *, fake_cuda: bool = False) -> None:
         self.recorder, self.fake_cuda = recorder, fake_cuda and not torch.cuda.is_available()
@@ -96,13 +271,13 @@ class Session:
     # --- an operator --------------------------------------------------------------------------------------------------
 
     def run(self, operator: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if _thread.busy:
+        if _busy_thread.busy:
             return operator(*args, **options)
-        _thread.busy = True
+        _busy_thread.busy = True
         try:
             return self._run(operator, args, options)
         finally:
-            _thread.busy = False
+            _busy_thread.busy = False
 
     def _run(self, operator: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         kind = kind_of(operator)
@@ -112,7 +287,10 @@ class Session:
             return self._run_fakes(operator, kind, args, options, device_of(tensors, marks))
         if operator is _lift_fresh:
             return self.lift(args[0]) if self.lifts and not args[0].is_meta else operator(*args, **options)
-        is_real = bool(marks) and not (kind.takes_shape and leaves_meta(args[0], options))
+        asked = options.get("device")
+        # a plain meta tensor, and one like it is asked for elsewhere: `to_empty`, `skip_init`
+        leaves_meta = kind.takes_shape and args[0].is_meta and asked is not None and asked.type != "meta"
+        is_real = bool(marks) and not leaves_meta
         if is_real or not kind.makes or options.get("layout") not in (None, torch.strided):
             if kind.random and self.recorder is not None:
                 return self.recorder.run_real(self.recorder.begin(operator, args, options))
@@ -159,7 +337,10 @@ class Session:
             return set_storage(operator, args, self.lift)
         written = list(tensors_in(written_in(kind, args, options)))
         marks_written = [mark_of(one) for one in written]
-        recorder = self._recorder_for(marks_written)
+        recorder = self.recorder
+        if recorder is None:  # tensors with a history keep theirs
+            histories = [mark.history for mark in marks_written if mark is not None and mark.history is not None]
+            recorder = histories[0].recorder() if histories else None
         if kind.collective and recorder is not None:
             raise UnsupportedValueError(
                 f"{operator} is a collective, and can't be deferred: materialize what it is given first. "
@@ -167,7 +348,7 @@ class Session:
             )
         if kind.quantizes:
             raise UnsupportedValueError(f"{operator} returns a quantized tensor, which can't be fake: make it later")
-        if self.casts and is_autocast(kind, tensors_in(args)):
+        if self.casts and (kind.lowered or kind.autocast and any(one.dtype in _LOWER for one in tensors_in(args))):
             raise UnsupportedValueError(
                 f"{operator} is called under autocast, which doesn't reach tensors that are fake or deferred: convert "
                 "its arguments, or call it when they are real"
@@ -177,7 +358,12 @@ class Session:
             named = {**options, "device": device} if options.get("device") is not None else options
             event = recorder.begin(operator, map_tensors(as_ref, args), map_options(as_ref, named))
         if written and None in marks_written:
-            return self._write_real(operator, event, recorder)
+            if recorder is None:
+                raise UnsupportedValueError(
+                    f"{operator} would write a fake tensor, which has no values, into a real one: make that in the "
+                    "mode too"
+                )
+            return recorder.compute(event)
         if kind.by_values:
             result = self._by_values(operator, kind, event, recorder, None)
         else:
@@ -192,31 +378,17 @@ class Session:
                 mark.writes_apart += 1
         return finished
 
-    def _recorder_for(self, written: list[Mark | None]) -> Recorder | None:
-        """Returns the recorder of an operator. In a mode that records nothing, tensors with a history keep theirs."""
-        if self.recorder is None:
-            for mark in written:
-                if mark is not None and mark.history is not None:
-                    return mark.history.recorder()
-        return self.recorder
-
     def _by_values(
         self, operator: Any, kind: OperatorKind, event: Any, recorder: Recorder | None, error: Exception | None
     ) -> Any:
         if recorder is not None:
             return recorder.compute(event)
-        if error is not None and not kind.by_values and not is_about_meta(error):
+        is_about_meta = isinstance(error, NotImplementedError) or "meta" in str(error)
+        if error is not None and not kind.by_values and not is_about_meta:
             raise error
         raise UnsupportedValueError(
             f"{operator} needs values, and a fake tensor has none: leave it out, or use deferred_init, which has them"
         ) from error
-
-    def _write_real(self, operator: Any, event: Any, recorder: Recorder | None) -> Any:
-        if recorder is None:
-            raise UnsupportedValueError(
-                f"{operator} would write a fake tensor, which has no values, into a real one: make that in the mode too"
-            )
-        return recorder.compute(event)
 
     def _finish(
         self,
@@ -269,7 +441,7 @@ class History(Protocol):
 
 
 class Recorder(Protocol):
-    """Records operators on fake tensors, and runs them on values."""
+    """Recorder of operators on fake tensors, which also runs them on values."""
 
     def new_history(self) -> History: ...
 
@@ -303,16 +475,15 @@ class Recorder(Protocol):
         ...
 
 
-# --- Tensors that live at the end ------------------------------------------------------------------------------------
-# The fake tensors of a session that live at its end, when they become of a class that says what they are.
+# --- Tensors that live at the end of a session -----------------------------------------------------------------------
 
 
 T = TypeVar("T")
 
-_count_users: Any = torch._C._storage_Use_Count
-
 
 class LiveTensors:
+    """Fake tensors that a session has seen, and that live."""
+
     def __init__(self) -> None:
         self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
         self._storages: list[weakref.ref[Any]] = []
@@ -341,10 +512,10 @@ class LiveTensors:
         If storages have more tensors than were noted, all objects of the process are looked through.
         """
         found = self.seen()
-        counts = Counter(int(storage_of(one)._cdata) for one in found)
+        counts = Counter(id(storage_of(one)) for one in found)  # one object for all tensors of a storage
         storages = [one for one in (ref() for ref in self._storages) if one is not None]
         ours = 1  # the storage's object is a user too
-        unseen = {one._cdata for one in storages if _count_users(one._cdata) > counts[one._cdata] + ours}
+        unseen = {id(one) for one in storages if storage_use_count(one) > counts[id(one)] + ours}
         if unseen:
             known = set(map(id, found))
             found.extend(
@@ -354,6 +525,6 @@ class LiveTensors:
                 and id(one) not in known
                 and is_meta(one)
                 and mark_of(one) is not None
-                and storage_of(one)._cdata in unseen
+                and id(storage_of(one)) in unseen
             )
         return found

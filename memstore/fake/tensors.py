@@ -1,42 +1,32 @@
-"""Fake tensors: the marks by which they are known, their class outside of a mode, and fake_like.
+"""Fake tensors: the marks by which they are known, and what they show of their storages.
 
 A fake tensor is a meta tensor whose *storage* has a mark. So whatever shares the storage is fake too, and no table has
 to be kept: a view, a Parameter, what `.data` gives; and what a tensor shows of its storage says all about it
-(`TensorRef`). At the end of a mode `become_fake` gives a tensor a class that says by itself what it is, and where.
+(`TensorRef`).
 
-The functions of the first chapter look at tensors in C, past properties of subclasses. Callers have torch functions
-disabled.
+The functions look at tensors in C, past properties of subclasses. Callers have torch functions disabled.
 """
-
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from memstore import structure
-from memstore.errors import UnsupportedValueError
-from memstore.structure import RefusedError, modes
+from memstore._compat import TensorBase, neg_view, version_of
 
 # --- Marks -----------------------------------------------------------------------------------------------------------
 
 
-_c_tensor: Any = torch._C.TensorBase
-is_meta: Callable[[torch.Tensor], bool] = _c_tensor.is_meta.__get__
-requires_grad: Callable[[torch.Tensor], bool] = _c_tensor.requires_grad.__get__
-is_leaf: Callable[[torch.Tensor], bool] = _c_tensor.is_leaf.__get__
-real_device: Callable[[torch.Tensor], torch.device] = _c_tensor.device.__get__
-storage_of: Callable[[torch.Tensor], Any] = _c_tensor.untyped_storage
-version_of: Callable[[torch.Tensor], int] = _c_tensor._version.__get__
-is_inference: Callable[[torch.Tensor], bool] = _c_tensor.is_inference
-_dtype, _layout = _c_tensor.dtype.__get__, _c_tensor.layout.__get__
-_size, _stride, _offset = _c_tensor.size, _c_tensor.stride, _c_tensor.storage_offset
-_is_conj, _is_neg = _c_tensor.is_conj, _c_tensor.is_neg
+is_meta: Callable[[torch.Tensor], bool] = TensorBase.is_meta.__get__
+requires_grad: Callable[[torch.Tensor], bool] = TensorBase.requires_grad.__get__
+is_leaf: Callable[[torch.Tensor], bool] = TensorBase.is_leaf.__get__
+storage_of: Callable[[torch.Tensor], Any] = TensorBase.untyped_storage
+is_inference: Callable[[torch.Tensor], bool] = TensorBase.is_inference
+_device, _dtype, _layout = TensorBase.device.__get__, TensorBase.dtype.__get__, TensorBase.layout.__get__
+_size, _stride, _offset = TensorBase.size, TensorBase.stride, TensorBase.storage_offset
+_is_conj, _is_neg = TensorBase.is_conj, TensorBase.is_neg
 _NAME = "_memstore_fake"
 META = torch.device("meta")
 APART = 1 << 30  # the first version of what `.data` gives; torch counts its writes by themselves
@@ -60,7 +50,7 @@ class Mark:
 
 
 class TensorRef(NamedTuple):
-    """A fake tensor, as what it shows of its storage. It keeps the mark, and no tensor."""
+    """Fake tensor, as what it shows of its storage. It keeps the mark, and no tensor."""
 
     mark: Mark
     dtype: torch.dtype
@@ -97,7 +87,7 @@ def unrecorded_writes(tensor: torch.Tensor, mark: Mark, recorded: int) -> int:
 
 
 def is_apart(tensor: torch.Tensor) -> bool:
-    """Whether its writes are counted apart from those of the tensor that it is the data of."""
+    """Returns whether its writes are counted apart from those of the tensor that it is the data of."""
     return not is_inference(tensor) and version_of(tensor) >= APART
 
 
@@ -119,10 +109,10 @@ def storage_bytes(tensor: torch.Tensor) -> int:
 
 def over_storage(tensor: torch.Tensor, ref: TensorRef) -> torch.Tensor:
     """Makes a tensor over the storage of another one, of which it shows what the ref shows of its own."""
-    made = torch.empty(0, dtype=ref.dtype, device=real_device(tensor))
+    made = torch.empty(0, dtype=ref.dtype, device=_device(tensor))
     made.set_(storage_of(tensor), ref.offset, ref.size, ref.stride)
     made = made.conj() if ref.conj else made
-    return made._neg_view() if ref.neg else made
+    return neg_view(made) if ref.neg else made
 
 
 def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
@@ -153,130 +143,3 @@ def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
     if type(value) is list or type(value) is tuple:
         return type(value)(map_tensors(change, one) for one in value)
     return value
-
-
-# --- The class of a fake tensor --------------------------------------------------------------------------------------
-# The class of a fake tensor outside of its mode: it says by itself what it is, and where.
-#
-# It is a class of its own for each class of tensors: an instance of that one, under the same name. A tensor becomes of
-# it at the end of its mode, as lazy parameters become others: by assignment to `__class__`.
-
-
-Run = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
-
-
-class FakeTensor:
-    """Base of all these classes. A torch function on an instance runs in a mode of its own.
-
-    Attributes:
-        run: by which; `mode.py` sets it.
-        original: the class that the tensor had.
-    """
-
-    __slots__ = ()
-    run: Run
-    original: type[torch.Tensor]
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return FakeTensor.run(function, types, args, kwargs or {})
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        text = FakeTensor.run(torch.Tensor.__repr__, (type(self),), (self,), {})
-        return f"Parameter containing:\n{text}" if isinstance(self, torch.nn.Parameter) else text
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return FakeTensor.run(self.original.__deepcopy__, (type(self),), (self, memo), {})
-
-    def set_(self, *args: Any, **options: Any) -> Any:
-        return FakeTensor.run(torch.Tensor.set_, (type(self),), (self, *args), options)  # torch asks nobody
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return FakeTensor.run(torch.Tensor.__reduce_ex__, (type(self),), (self, protocol), {})
-
-
-def become_fake(tensor: torch.Tensor) -> None:
-    """Gives the tensor the class that says that it is fake."""
-    cls = type(tensor)
-    if not issubclass(cls, FakeTensor):
-        tensor.__class__ = _fake_class(cls)
-
-
-def original_class(cls: type[Any]) -> type[torch.Tensor]:
-    return cls.original if issubclass(cls, FakeTensor) else cls
-
-
-@functools.cache
-def _fake_class(cls: Any) -> Any:
-    def new(_: Any, *args: Any, **options: Any) -> Any:
-        return cls(*args, **options)  # `type(parameter)(values)`, as loaders of weights do, makes what isn't fake
-
-    names = {"original": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    names["__new__"] = new
-    if hasattr(cls, "cls_to_become"):  # of a lazy one that gets its shape outside of the mode
-        names["cls_to_become"] = _fake_class(cls.cls_to_become)
-    return type(cls)(cls.__name__, (FakeTensor, cls), names)
-
-
-# --- fake_like -------------------------------------------------------------------------------------------------------
-
-
-@modes.uncompiled
-def fake_like(value: Any) -> Any:
-    """Returns the same containers with fake tensors, of the same shapes, dtypes and devices. No bytes are read.
-
-    Args:
-        value: a view, a tensor, a TensorDict, or dicts, lists and tuples of these, of any depth. Other objects stay.
-
-    Returns:
-        New containers. A tensor that occurs twice in `value` is one fake tensor.
-
-    Example:
-        >>> import torch
-        >>> from memstore.fake import fake_like
-        >>> fake_like({"w": torch.zeros(2, 3)})
-        {'w': tensor(..., size=(2, 3), fake=True)}
-    """
-    try:
-        structure.check_nesting(value)
-    except RefusedError as error:
-        raise UnsupportedValueError(error.message()) from None
-    with modes.put_aside():
-        return _like(value, {})
-
-
-def _like(value: Any, seen: dict[int, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        if id(value) not in seen:
-            seen[id(value)] = _fake(value)
-        return seen[id(value)]
-    if hasattr(value, "apply") and hasattr(value, "batch_size"):  # a TensorDict, or a tensorclass
-        return value.apply(lambda one: _like(one, seen), inplace=False)
-    if isinstance(value, Mapping):
-        names: list[Any] = list(value)
-        found = {name: _like(value[name], seen) for name in names}
-        if type(value) is dict:
-            return found
-        if not isinstance(value, dict):
-            return type(value)(found)  # type: ignore[call-arg]
-        made: Any = copy.copy(value)  # with what else it has: a defaultdict its factory
-        made.update(found)
-        return made
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_like(one, seen) for one in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_like(one, seen) for one in value)
-    return value
-
-
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        made: torch.Tensor = meta_twin(tensor)
-        if isinstance(tensor, torch.nn.Parameter):
-            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-        elif tensor.requires_grad:
-            made.requires_grad_()
-        mark = mark_of(tensor)
-        set_mark(made, Mark(tensor.device if mark is None else mark.device, None))
-        become_fake(made)
-    return made

@@ -19,6 +19,7 @@ from memstore.formats.export import (
     export_value,
     has_devices,
     make_memmap_folder,
+    save_torch,
     write_tensor,
     write_tensors,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "parse_value",
     "read_metadata",
     "read_whole",
+    "save_torch",
     "shard_names",
     "shards_of",
     "sync_all",

@@ -93,7 +93,7 @@ def _checked(path: Any, format: Any) -> str:
 
 @contextlib.contextmanager
 def _naming(key: str, name: str) -> Generator[None]:
-    """Errors name the key, and damage the file."""
+    """Adds the key to errors, and to a CorruptionError the path of the file."""
     try:
         yield
     except CorruptionError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -101,7 +101,7 @@ def export_value(
             write_memmap(os.path.abspath(path), value, meter, durable=durable, allow_pickle=allow_pickle)
         else:
             with new_file(os.path.abspath(path), meter, durable=durable) as file:
-                save_torch(value, file)
+                _export_torch(value, file)
     except UnsupportedValueError as error:
         error.key = key
         raise
@@ -129,15 +129,15 @@ class _TorchSink:
     would raise another one instead.
     """
 
-    def __init__(self, file: ExportFile) -> None:
-        self._file = file
+    def __init__(self, take: Callable[[memoryview], None]) -> None:
+        self._take = take
         self.error: BaseException | None = None
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         if self.error is None:
             try:
-                self._file.write(view)
+                self._take(view)
             except BaseException as error:
                 self.error = error
         return len(view)
@@ -146,13 +146,17 @@ class _TorchSink:
         """Does nothing: nothing is kept back."""
 
 
-def save_torch(value: Any, file: ExportFile) -> None:
-    """Writes as torch.save does. Raises UnsupportedValueError, which names the leaf if it can."""
-    _check_for_torch(value)
-    sink = _TorchSink(file)
+def save_torch(value: Any, take: Callable[[memoryview], None]) -> None:
+    """Hands what torch.save writes to `take`, piece by piece.
+
+    Raises:
+        UnsupportedValueError: torch.save can't write it: one memory with two dtypes, or what can't be pickled.
+        BaseException: what `take` has raised.
+    """
+    sink = _TorchSink(take)
     try:
         torch.save(value, sink)  # pyright: ignore[reportArgumentType]
-    except RuntimeError as error:  # one memory with two dtypes, for instance
+    except (RuntimeError, AttributeError, TypeError) as error:
         if lack_of(error) is not None:
             raise
         raise UnsupportedValueError(f"torch.save can't write it: {error}") from error
@@ -161,13 +165,15 @@ def save_torch(value: Any, file: ExportFile) -> None:
         raise error
 
 
-def _check_for_torch(value: Any) -> None:
+def _export_torch(value: Any, file: ExportFile) -> None:
+    """Writes as torch.save does. Raises UnsupportedValueError, which names the leaf if it can."""
     for path, tensor in structure.iter_tensors(value):
         if tensor.dtype in structure.traits.WITHOUT_COPY:
             raise UnsupportedValueError(
                 f"{structure.render_path(path)}: torch.save has no storage of {tensor.dtype}: put its "
                 "view(torch.uint8), and export that"
             )
+    save_torch(value, file.write)
 
 
 def _named_tensors(plan: structure.Plan, value: Any) -> dict[str, torch.Tensor]:
@@ -237,7 +243,7 @@ def write_tensor(path: str, name: str, tensor: torch.Tensor, progress: Progress 
             file.write_tensor(tensor)
     elif ending in (".pt", ".pth"):
         with new_file(target, meter, durable=False) as file:
-            save_torch(tensor, file)
+            _export_torch(tensor, file)
     else:
         raise ValueError(f"a tensor is written as .npy, .safetensors or .pt, and not as {ending!r}")
     meter.finish()
@@ -262,7 +268,7 @@ def write_tensors(path: str, tensors: Mapping[Path, torch.Tensor], progress: Pro
         write_safetensors(os.path.abspath(path), named, meter, durable=False)
     else:
         with new_file(os.path.abspath(path), meter, durable=False) as file:
-            save_torch(_nested(tensors), file)
+            _export_torch(_nested(tensors), file)
     meter.finish()
 
 

@@ -9,7 +9,7 @@ tensordict's own loader is not used for serving: it would map each file for itse
 get gives what that loader makes of a folder, with one difference: leaves are plain tensors.
 """
 
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensordict
 import torch
-from tensordict.base import _ACCEPTED_CLASSES
-from tensordict.utils import _STR_DTYPE_TO_DTYPE, _encode_key_for_filesystem
 
 from memstore import structure
+from memstore._compat import saved_classes, saved_dtypes, saved_file_name
 from memstore._parsing import Document
 from memstore._wording import an, short
 from memstore.engine import ExternalFiles, Leaf, Path, opened
@@ -265,7 +264,7 @@ class _MemmapReader:
 def _class_of(folder: str, meta: Document) -> Any:
     """Returns the class that a folder was saved from, among those that this process knows."""
     identity, text = (parse_value(f"{folder}/{_META}", meta.get(name)) for name in ("_class", "_type"))
-    for kind in _ACCEPTED_CLASSES:
+    for kind in saved_classes():
         known = f"{'tensordict' if getattr(tensordict, kind.__qualname__, None) is kind else kind.__module__}"
         if text == str(kind) or (isinstance(identity, str) and identity == f"{known}:{kind.__qualname__}"):
             return kind
@@ -278,7 +277,7 @@ def _class_of(folder: str, meta: Document) -> Any:
 
 def _path_of(folder: str, key: str, ending: str) -> str:
     """Returns where an entry lies: percent-encoded, or by older writers under the key itself."""
-    name = f"{_encode_key_for_filesystem(key)}{ending}"
+    name = f"{saved_file_name(key)}{ending}"
     if len(name.encode()) > _LONGEST_NAME:
         damaged(f"{folder}/{_META}", f"its entry {short(key)} has a longer name than any file")
     path = f"{folder}/{name}"
@@ -314,7 +313,7 @@ def as_collection(value: Any) -> Any:
         special = what_special(tensor)
         if special:
             raise _refusal(name, special)
-        if str(tensor.dtype) not in _STR_DTYPE_TO_DTYPE:
+        if str(tensor.dtype) not in saved_dtypes():
             raise _refusal(name, f"{tensor.dtype}, which tensordict doesn't load")
         for part in _RESERVED_KEYS.intersection(name):
             raise _refusal(name, f"the key {part!r}, which the layout uses itself")

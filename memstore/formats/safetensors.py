@@ -1,7 +1,7 @@
 """safetensors files, and Hugging Face's checkpoints of several: served in place, and written.
 
 A file gives a dict of its tensors by name, as `safetensors.torch.load_file` does; a checkpoint one of all that its
-index (`*.safetensors.index.json`) lists. The rules of headers are in the engine's `format/safetensors.py`.
+index (`*.safetensors.index.json`) lists. The rules of headers are in `engine/format/headers.py`.
 """
 
 from __future__ import annotations
@@ -204,7 +204,12 @@ def shard_names(count: int) -> list[str]:
 
 
 def index_of(listed: dict[str, str], nbytes: int) -> bytes:
-    """Makes the index of a checkpoint. Args: listed: the file of each tensor; nbytes: of the tensors."""
+    """Makes the index of a checkpoint.
+
+    Args:
+        listed: the file of each tensor.
+        nbytes: of the tensors.
+    """
     index = {"metadata": {"total_size": nbytes}, "weight_map": dict(sorted(listed.items()))}
     return json.dumps(index, indent=2).encode()
 

@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -23,7 +24,7 @@ import zipfile
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, cast
 
@@ -246,33 +247,36 @@ def read_archive(path: str, fd: int, size: int) -> Archive:
             "with pickle.load, and put the value"
         )
     file = _BoundedFile(fd, size)
-    try:
-        with lacks_told(path), zipfile.ZipFile(cast("Any", file)) as archive:
-            return _read_directory(path, file, archive)
-    except MemstoreError:
-        raise
-    except Exception as error:  # of zipfile, to whatever bytes
-        damaged(path, f"it has {size:,} bytes, and is truncated, or no file of torch.save: {error}")
+    with _zip_in(path, file, f"it has {size:,} bytes, and is truncated, or no file of torch.save") as archive:
+        return _read_directory(path, file, archive)
 
 
 def read_members(path: str, fd: int, start: int, size: int) -> Members:
     """Reads the members of a zip that is `size` bytes of a larger file, from `start` on. Raises as `read_archive`."""
     file = _BoundedFile(fd, size, start)
+    damage = f"the {size:,} bytes at {start:,} are truncated, or no file of torch.save"
+    with _zip_in(path, file, damage) as archive:
+        _read_directory(path, file, archive)
+        members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+        storages: dict[str, tuple[int, int]] = {}
+        for name, member in members.items():
+            if name.startswith("data/"):
+                at = _start_of(path, file, member)
+                storages[name.removeprefix("data/")] = (at, at + member.file_size)
+        pickle = _content_of(path, file, members["data.pkl"])
+        return Members(pickle, storages, file.seen(_checksum_offsets(file, archive.start_dir, len(members))))
+
+
+@contextlib.contextmanager
+def _zip_in(path: str, file: _BoundedFile, damage: str) -> Generator[zipfile.ZipFile]:
+    """Opens a zip. What zipfile, or the block, finds wrong with its bytes becomes a CorruptionError of this damage."""
     try:
         with lacks_told(path), zipfile.ZipFile(cast("Any", file)) as archive:
-            _read_directory(path, file, archive)
-            members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
-            storages: dict[str, tuple[int, int]] = {}
-            for name, member in members.items():
-                if name.startswith("data/"):
-                    at = _start_of(path, file, member)
-                    storages[name.removeprefix("data/")] = (at, at + member.file_size)
-            pickle = _content_of(path, file, members["data.pkl"])
-            return Members(pickle, storages, file.seen(_checksum_offsets(file, archive.start_dir, len(members))))
+            yield archive
     except MemstoreError:
         raise
     except Exception as error:  # of zipfile, to whatever bytes
-        damaged(path, f"the {size:,} bytes at {start:,} are truncated, or no file of torch.save: {error}")
+        damaged(path, f"{damage}: {error}")
 
 
 def _checksum_offsets(file: _BoundedFile, directory: int, count: int) -> list[int]:

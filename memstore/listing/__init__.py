@@ -8,13 +8,14 @@ entries     what the catalog says of each entry; keys drawn as a tree
 
 from __future__ import annotations
 
-from memstore.listing.absent import absent, absent_many, near, no_value, no_values
+from memstore.listing.absent import absent, near, no_value, no_values
 from memstore.listing.entries import COLUMNS, KeyTree, ListedEntry, cells, entries, key_tree, value_bytes
 from memstore.listing.keyspace import (
     GLOB,
     Keyspace,
     Mode,
     WhileRead,
+    abort_attempt,
     check_store,
     has_keys,
     may_write,
@@ -38,8 +39,8 @@ __all__ = [
     "Mode",
     "UnknownKindError",
     "WhileRead",
+    "abort_attempt",
     "absent",
-    "absent_many",
     "cells",
     "check_store",
     "entries",

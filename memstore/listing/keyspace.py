@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -30,6 +31,7 @@ from memstore.engine import (
     Change,
     Creation,
     Elsewhere,
+    Participant,
     PendingPart,
     Root,
     RootUse,
@@ -38,6 +40,8 @@ from memstore.engine import (
     close_root,
     deadline_after,
     delete,
+    ended,
+    give_up,
     huge_page_bytes,
     index,
     measure,
@@ -47,7 +51,14 @@ from memstore.engine import (
     resource_errors,
     sweep_all,
 )
-from memstore.errors import KeyNotFoundError, MemstoreError, ReadOnlyError, StoreClosedError, StoreTimeoutError
+from memstore.errors import (
+    KeyNotFoundError,
+    MemstoreError,
+    ReadOnlyError,
+    StoreClosedError,
+    StoreTimeoutError,
+    UnknownOutcomeError,
+)
 from memstore.listing.absent import absent, absent_many, not_in_time
 
 if TYPE_CHECKING:
@@ -60,6 +71,7 @@ if TYPE_CHECKING:
 Mode = Literal["r", "r+", "a", "x", "w"]
 
 log = logging.getLogger("memstore")
+_CLEARED_AT_ONCE = 4096  # keys; it takes 40 ms, and others wait for the mutex meanwhile
 
 
 class Keyspace:
@@ -94,10 +106,6 @@ class Keyspace:
         Raises:
             KeyNotFoundError: no such key, unless `missing_ok`.
             VersionConflictError: it is at another version than `expect_version`.
-            ReadOnlyError: the store was opened with mode "r".
-            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer. Nothing was
-                deleted.
-            UnknownOutcomeError: that host was asked to delete the key, and gave no answer.
         """
         expect = None if expect_version is None else expected_version(expect_version)
         change = Change(encode_key(key), None, expect, flag("missing_ok", missing_ok))
@@ -126,7 +134,7 @@ class Keyspace:
 
     def _delete(self, changes: list[Change], timeout: float | None) -> list[int]:
         deadline = self._deadline(timeout)
-        root = self._writable(timeout)
+        root = self._opened(timeout, writes=True)
         if not changes:
             return []
         try:
@@ -142,6 +150,41 @@ class Keyspace:
                 return absent_many(root, gone, len(changes), advice)
         return error
 
+    def clear(self, prefix: str = "", *, timeout: float | None = None) -> int:
+        """Deletes all keys that start with `prefix`, also those of datasets and replay buffers.
+
+        Values that were got stay valid. Up to 4,096 keys go at one moment, more of them in such steps, sorted; in a
+        store on several hosts, those of one home after the other. Keys that are put meanwhile may stay. Sharded puts
+        under such keys that wait for other ranks are given up. `open(root, "w")` begins a store anew as a whole.
+
+        Args:
+            prefix: as for `keys`; "" stands for all keys.
+            timeout: seconds for each step; None: the store's.
+
+        Returns:
+            How many keys were deleted.
+
+        Example:
+            >>> import memstore, tempfile
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     versions = store.put_many({"runs/1": 1.0, "runs/2": 2.0, "seed": 7})
+            ...     store.clear("runs/"), list(store)
+            (2, ['seed'])
+        """
+        self._opened(timeout, writes=True)
+        start = encode_prefix(prefix)
+        seconds = self._timeout if timeout is None else timeout
+        deadline_after(seconds)  # raises for what is no number of seconds
+        for one in self.pending(timeout=timeout):
+            if one.key.startswith(prefix):
+                self.abort(one.key, one.attempt, timeout=timeout)
+        names, deleted = index.keys_from(partial(self._opened, writes=True), start, seconds), 0
+        while step := [name.decode() for name in itertools.islice(names, _CLEARED_AT_ONCE)]:
+            deleted += self.delete_many(step, missing_ok=True, atomic=False, timeout=timeout)
+        if not deleted and GLOB.intersection(prefix):
+            warnings.warn(no_match(prefix, "clear"), UserWarning, stacklevel=2)
+        return deleted
+
     # --- look ---------------------------------------------------------------------------------------------------------
 
     def keys(self, prefix: str = "") -> Iterator[str]:
@@ -149,22 +192,18 @@ class Keyspace:
 
         They are read in pages of 1,024, each at one moment: keys that are put or deleted meanwhile may be missed. A
         prefix is plain text, not a pattern: if it looks like a pattern and no key starts with it, a warning says so.
-
-        Raises:
-            HomeUnavailableError: in a store on several hosts, one didn't answer.
         """
         encoded = encode_prefix(prefix)
         self._opened()
         found = map(bytes.decode, index.keys_from(self._opened, encoded, self._timeout))
         warning = found if GLOB.isdisjoint(prefix) else warned_if_none(found, prefix)
-        return WhileRead(warning, call_of_keys(prefix), self.root)
+        return WhileRead(warning, f"keys({short(prefix) if prefix else ''})", self.root)
 
     def version(self, key: str) -> int:
         """Returns the version of `key`.
 
         Raises:
             KeyNotFoundError: no such key.
-            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer.
         """
         name = encode_key(key)
         root = self._opened()
@@ -185,7 +224,6 @@ class Keyspace:
 
         Raises:
             StoreTimeoutError: there was none in time. It is a TimeoutError too.
-            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer.
         """
         began = perf_counter() if self._tells else 0.0
         self._opened(timeout)
@@ -227,7 +265,6 @@ class Keyspace:
         Raises:
             StoreTimeoutError: there was none in time. It is a TimeoutError too.
             MutableEntryError: one of `keys` is that of a dataset or a replay buffer.
-            HomeUnavailableError: in a store on several hosts, one didn't answer.
             TypeError, ValueError: neither `keys` nor `prefix` is given, or both; or there are no keys.
 
         Example:
@@ -257,13 +294,29 @@ class Keyspace:
         Args:
             key: the key; None: all keys.
             timeout: seconds for other hosts; None: the store's.
-
-        Raises:
-            HomeUnavailableError: in a store on several hosts, the key's home, or for all keys one of the hosts, didn't
-                answer; it is named.
         """
         name, deadline = None if key is None else encode_key(key), self._deadline(timeout)
         return pending(self._opened(timeout), name, deadline)
+
+    def abort(self, key: str, attempt: str, *, timeout: float | None = None) -> bool:
+        """Gives up a sharded put that waits for parts, for all its ranks. Returns whether there was one.
+
+        Args:
+            key: of the put.
+            attempt: as `pending` names it.
+            timeout: seconds; None: the store's.
+
+        Raises:
+            StoreTimeoutError: another process held the store's mutex; the message names it.
+        """
+        deadline = self._deadline(timeout)
+        root, name = self._opened(timeout, writes=True), encode_key(key)
+        parts = [part for part, _ in pending_parts(root, name, deadline) if part.attempt == attempt]
+        if not parts:
+            return False
+        one = parts[0]
+        member = Participant(name, attempt, one.rank, one.world_size, one.lease / 1e9, one.number)
+        return abort_attempt(root, member, "Store.abort was called", deadline)
 
     def stats(self) -> StoreStats:
         """Measures the store; takes milliseconds, and more where hundreds of processes run."""
@@ -275,7 +328,7 @@ class Keyspace:
     def gc(self, *, timeout: float | None = None) -> int:
         """Frees files that nobody holds: those of replaced versions, and of killed writers. Returns how many bytes."""
         deadline, began = self._deadline(timeout), perf_counter()
-        root = self._writable(timeout)
+        root = self._opened(timeout, writes=True)
         with resource_errors(self.root, None, root):
             freed = sweep_all(root, deadline)
         log.debug("%s: gc: %d bytes were given back, %.3f ms", self.root, freed, (perf_counter() - began) * 1e3)
@@ -289,12 +342,14 @@ class Keyspace:
         if use is not None:
             close_root(use)
 
-    def _opened(self, timeout: float | None = None) -> Root:
+    def _opened(self, timeout: float | None = None, *, writes: bool = False) -> Root:
         """Returns the root.
 
         A forked child that has to open the catalog anew waits for that within `timeout`, which is the call's; None: the
-        store's.
+        store's. A call that `writes` raises ReadOnlyError in mode "r".
         """
+        if writes and self._mode == "r":
+            raise ReadOnlyError(f"{self.root} was opened with mode 'r': open it with 'r+' or 'a' to write")
         root = self._root
         if root is None:
             raise StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
@@ -304,11 +359,6 @@ class Keyspace:
             with resource_errors(self.root):
                 reopen_root(root, self._deadline(timeout))
         return root
-
-    def _writable(self, timeout: float | None = None) -> Root:
-        if self._mode == "r":
-            raise ReadOnlyError(f"{self.root} was opened with mode 'r': open it with 'r+' or 'a' to write")
-        return self._opened(timeout)
 
     def _deadline(self, timeout: float | None) -> float:
         return deadline_after(self._timeout if timeout is None else timeout)
@@ -326,6 +376,14 @@ class Keyspace:
     def _title(self) -> str:
         state = "closed" if self._root is None else f"mode {self._asked!r}"
         return f"memstore.{type(self).__name__} {self.root} ({state})"
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterates over all keys, sorted by their UTF-8 bytes, as `keys()`."""
+        return iter(self.keys())
+
+    def __delitem__(self, key: str) -> None:
+        """Deletes a key, as `delete(key)`."""
+        self.delete(key)
 
     def __bool__(self) -> bool:
         return True  # `store or open(...)` isn't about its keys
@@ -378,9 +436,13 @@ def open_keyspace(root: str | os.PathLike[str], mode: Mode, *, timeout: float = 
         return Keyspace(open_root(path, mode, Creation(), timeout), mode, timeout=timeout)
 
 
-def opened(store: Keyspace) -> Root:
-    """Returns the root of an opened store, for parts of memstore that work with the engine. Raises StoreClosedError."""
-    return store._opened()  # pyright: ignore[reportPrivateUsage]
+def opened(store: Keyspace, timeout: float | None = None) -> Root:
+    """Returns the root of an opened store, for parts of memstore that work with the engine. Raises StoreClosedError.
+
+    Args:
+        timeout: seconds for a forked child, which has to open the catalog anew; None: the store's.
+    """
+    return store._opened(timeout)  # pyright: ignore[reportPrivateUsage]
 
 
 def timeout_of(store: Keyspace) -> float:
@@ -440,6 +502,18 @@ def pending(root: Root, key: bytes | None, deadline: float) -> tuple[PendingInfo
     )
 
 
+def abort_attempt(root: Root, member: Participant, why: str, deadline: float) -> bool:
+    """Gives an attempt up, and returns whether it was pending until now."""
+    waiting = pending_parts(root, member.key, deadline)
+    failure = ended(member, [part for part, _ in waiting if part.number == member.number], why)
+    try:
+        return give_up(root, member, failure, deadline).message == str(failure)
+    except UnknownOutcomeError:
+        if time.monotonic() >= deadline:  # its home gave no answer
+            raise
+        return False  # it was over long ago
+
+
 # --- What keys(), items() and values() return ------------------------------------------------------------------------
 
 
@@ -475,11 +549,6 @@ class WhileRead(Iterator[_T]):
 
     def _all(self) -> str:
         return f"{self._kind}(store.{self._call})"
-
-
-def call_of_keys(prefix: str) -> str:
-    """Returns the text of a call: "keys('a/')"."""
-    return f"keys({short(prefix) if prefix else ''})"
 
 
 # --- Prefixes that look like patterns --------------------------------------------------------------------------------

@@ -2,12 +2,11 @@
 
 entry       the stored entry: RateLimiter and other options, the layout, how a buffer is created and opened
 priorities  which slots are drawn, by their priorities: the sum tree, which processes share
-ring        an open buffer: the words of slots, what the processes share; flush, and recovery after a death or a crash
-waiting     until something changes; who waits for the rate limiter, in line
+ring        an open buffer: the words of slots, what the processes share; flush; recovery after a death or a crash;
+            waiting until something changes, and for the rate limiter, in the order in which callers came
 writing     claim slots, copy, publish; one plain row by a short way; change priorities
-picking     which slots a sample gets; slices of episodes
-sampling    pick, copy, look again; rows that are handed out once; rows without a sampler
-samples     the TensorDicts that a user gets
+picking     which slots a sample gets; rows that are handed out once; slices of episodes
+sampling    pick, copy, look again; rows without a sampler; the TensorDicts that a user gets
 buffer      ReplayBuffer: what a user calls
 """
 
@@ -22,7 +21,6 @@ from memstore.replay.buffer import (
     sample_slices,
 )
 from memstore.replay.entry import RateLimiter
-from memstore.replay.priorities import SumTree
 from memstore.replay.sampling import BufferRows, Sampler, SamplerOptions, look_at_rows
 
 __all__ = [
@@ -32,7 +30,6 @@ __all__ = [
     "Sampled",
     "Sampler",
     "SamplerOptions",
-    "SumTree",
     "copied_rows",
     "look_at_rows",
     "parts_by_age",

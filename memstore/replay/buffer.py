@@ -24,15 +24,15 @@ from memstore.datasets import EntryReference, Spec, as_row, in_range, opened, re
 from memstore.engine import MutableEntry, deadline_after
 from memstore.errors import MemstoreError, ReadOnlyError, StoreTimeoutError, StructureMismatchError
 from memstore.replay.entry import RateLimiter, capacity_of, checked_alpha, open_or_create, options_for
-from memstore.replay.picking import Dice, PickedSlots, Picker, Slices
-from memstore.replay.priorities import GivenPriorities, plain_numbers
-from memstore.replay.ring import Ring, flush, keep_whole
-from memstore.replay.samples import INDEX, WEIGHT, Samples
+from memstore.replay.picking import ConsumingPicker, Dice, PickedSlots, Picker, Slices
+from memstore.replay.priorities import GivenPriorities, Priorities, plain_numbers
+from memstore.replay.ring import READABLE, Ring, Slots, flush, keep_whole, positions_of
 from memstore.replay.sampling import (
-    ConsumingPicker,
+    INDEX,
+    WEIGHT,
     Sampler,
     SamplerOptions,
-    copy_rows_at,
+    Samples,
     hand_out,
     new_targets,
     picker_for,
@@ -40,7 +40,7 @@ from memstore.replay.sampling import (
     rows_by_age,
     sample,
 )
-from memstore.replay.writing import BufferWriter, Claimed, Intake, update_priorities
+from memstore.replay.writing import BufferWriter, Claimed, Intake
 from memstore.rows import RowIndex
 from memstore.structure import modes
 
@@ -212,18 +212,18 @@ class ReplayBuffer:
         """Adds rows. Returns where they lie."""
         self._check_writable()
         batch = self._intake.take(value, single=single)
-        given = None if priority is None else self._given(priority, batch.rows)
+        given = None if priority is None else GivenPriorities(priority, batch.rows, self._priorities().alpha)
         if not batch.rows:
             return Claimed(-1, [], 0)
         return self._writer.write(batch, given, self._deadline(timeout))
 
-    def _given(self, priority: Any, rows: int) -> GivenPriorities:
+    def _priorities(self) -> Priorities:
         priorities = self._ring.priorities
         if priorities is None:
             raise StructureMismatchError(
                 f"{self.key!r} was made without priorities: make it with sampler='prioritized'", key=self.key
             )
-        return GivenPriorities(priority, rows, priorities.alpha)
+        return priorities
 
     def update_priority(self, index: Any, priority: Any) -> int:
         """Changes the priorities of rows. It skips rows that were overwritten since.
@@ -253,12 +253,21 @@ class ReplayBuffer:
             tensor([2., 2.])
         """
         self._check_writable()
+        ring = self._ring
         with modes.put_aside():
             if hasattr(index, "keys"):  # a sample itself
                 raise TypeError(f"index is integers, as batch['index'] of a sample, and not {an_instance(index)}")
-            positions = np.asarray(plain_numbers(index))
-            given = self._given(priority, positions.size)
-        return update_priorities(self._ring, positions, given, self._deadline(None))
+            found, priorities = np.asarray(plain_numbers(index)), self._priorities()
+            given = GivenPriorities(priority, found.size, priorities.alpha)
+        if found.dtype.kind not in "iu" and found.size:
+            raise TypeError(f"an index is of integers, and not of {found.dtype}")
+        if found.ndim > 1:
+            raise ValueError(f"an index has one dimension, and not {found.ndim}")
+        positions = np.atleast_1d(found).astype(np.int64, copy=False)
+        if not positions.size:
+            return 0
+        ring.entry.check_in_place()
+        return ring.run(_change_priorities, self._deadline(None), ring, priorities, positions, given)
 
     def flush(self) -> None:
         """Writes all rows to the disk: afterwards they survive a crash of the host, unless they are overwritten.
@@ -356,7 +365,10 @@ class ReplayBuffer:
         """
         if modes.are_active():
             with modes.put_aside():
-                return self._sample(picker, shape, out, device, deadline)
+                return self._sampled(picker, shape, out, device, deadline)
+        return self._sampled(picker, shape, out, device, deadline)
+
+    def _sampled(self, picker: Picker, shape: tuple[int, ...], out: Any, device: Any, deadline: float) -> Sampled:
         ring, samples, rows = self._ring, self._samples, math.prod(shape)
         # 1. Check that such a sample is possible, and that `out` can be filled, before rows are handed out.
         ring.entry.check_in_place()
@@ -476,6 +488,20 @@ class ReplayBuffer:
         )
 
 
+def _change_priorities(ring: Ring, priorities: Priorities, positions: Slots, given: GivenPriorities) -> int:
+    """Changes the priorities of rows, under the mutex. Returns how many lie there still."""
+    ring.entry.check_open()
+    slots, leaves = positions % ring.capacity, np.broadcast_to(given.leaves, positions.shape)
+    words: Any = ring.words.take(slots)
+    there = (positions_of(words, slots, ring.capacity) == positions) & (words & READABLE != 0)
+    priorities.note_largest(given.largest)
+    if not there.all():
+        slots, leaves = slots[there], leaves[there]
+    if len(slots):
+        priorities.set(slots, leaves)
+    return len(slots)
+
+
 class Sampled(NamedTuple):
     """A sample, with what it has taken from all others.
 
@@ -533,9 +559,7 @@ def parts_by_age(buffer: ReplayBuffer) -> list[Any]:
 @modes.unaffected
 def copied_rows(buffer: ReplayBuffer, positions: Any, deadline: float) -> Any:
     """Copies the rows at positions, without those that were overwritten: a TensorDict [n] with "index"."""
-    targets, picked = copy_rows_at(buffer._ring, positions, deadline)
-    samples = buffer._samples
-    return samples.build(targets, {INDEX: samples.index_of(picked, (len(picked.slots),))}, None)
+    return buffer._samples.copied(positions, deadline)
 
 
 def _count(number: Any, name: str, least: int = 0) -> int:

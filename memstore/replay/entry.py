@@ -3,8 +3,7 @@
 1. `RateLimiter` and `RingOptions` are the choices that are stored with a buffer.
 2. `layout_of` places the parts in the control area, before the rows. Each part starts on a page: the control page, the
    claims, a word a slot, the sum tree, and on a disk the notes of `flush`.
-3. `create_buffer` puts the entry of a new buffer.
-4. `open_or_create` opens a buffer, compares it with what the caller asked for, and creates it if it doesn't exist.
+3. `open_or_create` opens a buffer, compares it with what the caller asked for, and creates it if it doesn't exist.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from memstore import structure
 from memstore.datasets import Spec, check_capacity, control_of, put_entry, rows_of_spec, spec_of
@@ -25,10 +23,8 @@ from memstore.engine import (
     MutableEntry,
     Record,
     Root,
-    WritableMemory,
     deadline_after,
     decode_mutable,
-    new_page,
     open_mutable,
     resource_errors,
 )
@@ -95,7 +91,7 @@ class RateLimiter:
         object.__setattr__(self, "tolerance", tolerance)
 
     def may_ever_go(self, rows: int, *, is_insert: bool) -> bool:
-        """Whether a batch of that many rows fits between the bounds at all (but for inserts up to `min_size`)."""
+        """Returns whether a batch of so many rows fits between the bounds at all (but for inserts up to `min_size`)."""
         return rows * (self.samples_per_insert if is_insert else 1.0) <= 2 * self.tolerance
 
     def most_at_once(self, *, is_insert: bool) -> int:
@@ -103,14 +99,14 @@ class RateLimiter:
         return int(2 * self.tolerance / (self.samples_per_insert if is_insert else 1.0))
 
     def may_insert(self, inserted: int, sampled: int, rows: int) -> bool:
-        """Whether `rows` more may be inserted."""
+        """Returns whether `rows` more may be inserted."""
         if inserted + rows <= self.min_size:
             return True
         difference = (inserted + rows) * self.samples_per_insert - sampled
         return difference <= self.samples_per_insert * self.min_size + self.tolerance
 
     def may_sample(self, inserted: int, sampled: int, rows: int) -> bool:
-        """Whether `rows` more may be sampled."""
+        """Returns whether `rows` more may be sampled."""
         if inserted < self.min_size:
             return False
         difference = inserted * self.samples_per_insert - (sampled + rows)
@@ -120,7 +116,6 @@ class RateLimiter:
 # --- Options and layout ----------------------------------------------------------------------------------------------
 
 
-_PAGE = CONTROL_SIZE
 NOTE_SIZE = 16  # bytes a slot: its word, and the xxh3 of its row
 
 
@@ -144,10 +139,6 @@ class RingOptions(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decode = msgspec.msgpack.Decoder(RingOptions).decode
-
-
-def encode_options(options: RingOptions) -> bytes:
-    return msgspec.msgpack.encode(options)
 
 
 def options_of(record: Record) -> RingOptions:
@@ -184,6 +175,10 @@ def layout_of(options: RingOptions, capacity: int) -> RingLayout:
     return RingLayout(CONTROL_SIZE, words, tree, notes, end)
 
 
+def _pages(size: int) -> int:
+    return -(-size // CONTROL_SIZE) * CONTROL_SIZE
+
+
 def capacity_of(record: Record) -> int:
     """Returns the number of slots. Raises CorruptionError where the rows would lie in the control area."""
     plan: Any = structure.plan_of_rows(record.description, record.nbytes)
@@ -194,14 +189,13 @@ def capacity_of(record: Record) -> int:
     return capacity
 
 
-def _pages(size: int) -> int:
-    return -(-size // _PAGE) * _PAGE
-
-
-# --- Create ----------------------------------------------------------------------------------------------------------
+# --- Open or create --------------------------------------------------------------------------------------------------
 
 
 _OURS = ("index", "weight")  # what samples have besides
+_NO_PRIORITIES = "it was made without priorities"
+DEFAULT_ALPHA = 0.6  # of the contract: who says nothing else takes the buffer's
+BufferMode = Literal["a", "r+", "x"]
 
 
 def plan_of_spec(key: str, spec: Spec, options: RingOptions, capacity: int) -> tuple[Plan, bytes]:
@@ -213,25 +207,6 @@ def plan_of_spec(key: str, spec: Spec, options: RingOptions, capacity: int) -> t
     if taken:
         raise ValueError(f"{key!r}: spec has the key {taken[0]!r}, which samples have of their own: rename it")
     return structure.plan_dense(rows_of_spec(pairs, capacity), control)
-
-
-def create_buffer(root: Root, key: str, spec: Spec, options: RingOptions, capacity: int, deadline: float) -> None:
-    """Makes an empty buffer. Raises AlreadyExistsError, StoreFullError, and as `plan_of_spec`."""
-    plan, entries = plan_of_spec(key, spec, options, capacity)
-    mutable = MutableDescription("buffer", plan.description, encode_options(options))
-    put_entry(root, key, mutable, plan, entries, _fill, deadline)
-
-
-def _fill(memory: WritableMemory) -> None:
-    """Fills a new file, where what isn't written is zeros."""
-    np.asarray(memory)[:CONTROL_SIZE] = np.frombuffer(new_page(0), np.uint8)
-
-
-# --- Open ------------------------------------------------------------------------------------------------------------
-
-
-_NO_PRIORITIES = "it was made without priorities"
-BufferMode = Literal["a", "r+", "x"]
 
 
 def checked_alpha(alpha: Any) -> float:
@@ -294,8 +269,10 @@ def open_or_create(
                     return entry
             if spec is None or capacity is None:
                 raise _not_there(root, key, mode, writable=writable)
+            plan, entries = plan_of_spec(key, spec, options, capacity)
+            mutable = MutableDescription("buffer", plan.description, msgspec.msgpack.encode(options))
             try:
-                create_buffer(root, key, spec, options, capacity, deadline)
+                put_entry(root, key, mutable, plan, entries, deadline)
             except AlreadyExistsError:
                 if mode == "x":
                     raise
@@ -349,9 +326,6 @@ def _compare(entry: MutableEntry, spec: Spec, capacity: int | None, options: Rin
         if wrong == [_NO_PRIORITIES]:
             advice = "leave sampler= out to take the buffer as it is, or make one under another key"
         raise StructureMismatchError(f"{key!r} is there already, and {'; '.join(wrong)}: {advice}", key=key)
-
-
-DEFAULT_ALPHA = 0.6  # of the contract: who says nothing else takes the buffer's
 
 
 def _rows(plan: structure.Plan) -> dict[object, object]:

@@ -1,15 +1,15 @@
-"""Pickers: which slots a sample gets. With equal probabilities, once a pass, by priorities, or as slices of episodes.
+"""Pickers: which slots a sample gets. With equal probabilities, once a pass, by priorities, as slices, or once at all.
 
-`Uniform`, `EachOnce`, `Prioritized` and `Slices` implement `Picker`. (`ConsumingPicker`, which hands out each row once,
-is in sampling.py.) A picked slot was whole in that moment; it is copied, and looked at again. The rules:
-docs/decisions/015.
+`Uniform`, `EachOnce`, `Prioritized`, `Slices` and `ConsumingPicker` implement `Picker`. A picked slot was whole in that
+moment; it is copied, and looked at again. The rules: docs/decisions/015.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from memstore._arguments import whole_number
 from memstore._threads import Hooks, around_forks
 from memstore.replay.priorities import Priorities
-from memstore.replay.ring import READABLE, WHOLE, Ring, positions_of, words_of
+from memstore.replay.ring import READABLE, STATE, WHOLE, Ring, Slots, positions_of, words_of
 
 # --- Single rows -----------------------------------------------------------------------------------------------------
 
 
-Slots = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _DRAWS = 3  # without the mutex, while priorities change
@@ -40,26 +39,32 @@ class PickedSlots(NamedTuple):
     odds: Floats | None = None
 
 
-class Picker(Protocol):
+class Picker(ABC):
     """One way to pick.
 
     Attributes:
         together: how many rows, one behind the other, are picked as one.
     """
 
-    together: int
+    together = 1
 
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+
+    @abstractmethod
     def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
         """Picks so many rows. Returns None if there are too few. `locked` says whether the caller has the mutex."""
-        ...
 
     def never(self, rows: int) -> str | None:
-        """Says why no buffer of this capacity ever has such a sample, for an error; None if one may."""
-        ...
+        """Says why no buffer of this capacity ever has such a sample, for an error; None if one may.
 
+        One may where rows come more than once: a sample is as large as it likes.
+        """
+        return None
+
+    @abstractmethod
     def wants(self, rows: int) -> str:
         """Says what it waits for, for an error."""
-        ...
 
 
 class Dice:
@@ -83,25 +88,20 @@ class Dice:
 _dice: weakref.WeakSet[Dice] = weakref.WeakSet()
 
 
-def _nothing() -> None:
-    pass
-
-
 def _renew_all() -> None:
     for dice in list(_dice):
         dice.renew()
 
 
-around_forks(Hooks(_nothing, _nothing, _renew_all))
+around_forks(Hooks(after_in_child=_renew_all))
 
 
-class Uniform:
+class Uniform(Picker):
     """Picker of rows with equal probabilities, each time."""
 
-    together = 1
-
     def __init__(self, ring: Ring, dice: Dice) -> None:
-        self._ring, self._dice = ring, dice
+        super().__init__(ring)
+        self._dice = dice
 
     def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
         ring, generator = self._ring, self._dice.generator
@@ -119,23 +119,19 @@ class Uniform:
             words[wrong] = ring.words[slots[wrong]]
         return PickedSlots(slots, words)
 
-    def never(self, rows: int) -> None:
-        """Rows may come more than once: a sample is as large as it likes."""
-
     def wants(self, rows: int) -> str:
         return "it has no rows to sample: add some, or wait longer for them with timeout="
 
 
-class EachOnce:
+class EachOnce(Picker):
     """Picker of each row once in a pass of this opener.
 
     A pass has the rows that were there when it began, in random order.
     """
 
-    together = 1
-
     def __init__(self, ring: Ring, dice: Dice) -> None:
-        self._ring, self._dice = ring, dice
+        super().__init__(ring)
+        self._dice = dice
         self._left: Slots = np.empty(0, np.int64)  # positions of this pass
 
     def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
@@ -186,13 +182,12 @@ class EachOnce:
         )
 
 
-class Prioritized:
+class Prioritized(Picker):
     """Picker of rows by their priorities."""
 
-    together = 1
-
     def __init__(self, ring: Ring, priorities: Priorities, dice: Dice) -> None:
-        self._ring, self._priorities, self._dice = ring, priorities, dice
+        super().__init__(ring)
+        self._priorities, self._dice = priorities, dice
 
     def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
         """Picks rows. Without the mutex it also returns None if priorities changed each time: try again with it."""
@@ -201,10 +196,11 @@ class Prioritized:
             before = self._priorities.sequence
             if before & 1 and not locked:
                 continue
-            total, there = tree.total(), ring.numbers.rows
+            sums, there = tree.sums(), ring.numbers.rows
+            total = sums[-1]
             if not (total > 0 and there):
                 return None
-            slots = tree.draw(rows, self._dice.generator)
+            slots = tree.draw(rows, self._dice.generator, sums)
             leaves, words = tree.priorities.take(slots), ring.words.take(slots)
             wrong: Any = np.flatnonzero((leaves <= 0) | (words & READABLE == 0))  # by rounding, or while it changes
             if locked and len(wrong):
@@ -217,9 +213,6 @@ class Prioritized:
                 return PickedSlots(slots, words, leaves * (there / total))
         return None
 
-    def never(self, rows: int) -> None:
-        """Rows may come more than once: a sample is as large as it likes."""
-
     def wants(self, rows: int) -> str:
         return "it has no rows with a priority above 0: add some, or call update_priority"
 
@@ -227,17 +220,16 @@ class Prioritized:
 # --- Slices of episodes ----------------------------------------------------------------------------------------------
 # Trajectories: rows of positions that follow each other, none but the last the end of an episode.
 #
-# Positions and slots wrap together: so a slice may run over the ring's end, and never over its head. Starts are drawn
+# Slots and slots wrap together: so a slice may run over the ring's end, and never over its head. Starts are drawn
 # at random; if few of them fit, all that fit are found in one pass over the flags. The rules: docs/decisions/015.
 
 
 Bools = NDArray[np.bool_]
-Positions = NDArray[np.int64]
 
 _TRIES = 3  # of starts at random
 
 
-class Slices:
+class Slices(Picker):
     """Picks slices of one length. `pick` counts rows, so it is asked for multiples of that.
 
     Words are loaded before flags, and looked at again after the copy: so the flags were those of the same rows.
@@ -245,8 +237,8 @@ class Slices:
 
     def __init__(self, ring: Ring, dice: Dice, length: int, end: int | None) -> None:
         """Takes the number of the leaf that says where episodes end; None if nothing does."""
-        self._ring, self._dice, self._length = ring, dice, length
-        self.together = length
+        super().__init__(ring)
+        self._dice, self._length, self.together = dice, length, length
         self._end = None if end is None else EpisodeEnds(ring.arrays[end], ring.plan.leaves[end].dtype)
 
     def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
@@ -269,7 +261,7 @@ class Slices:
         positions = (starts[:wanted, None] + np.arange(self._length)).ravel()
         return PickedSlots(positions % ring.capacity, words_of(positions, ring.capacity, WHOLE))
 
-    def _fit(self, starts: Positions) -> Bools:
+    def _fit(self, starts: Slots) -> Bools:
         """Tells which positions begin a slice."""
         positions = starts[:, None] + np.arange(self._length)
         slots = positions % self._ring.capacity
@@ -280,7 +272,7 @@ class Slices:
             found &= ~self._end.between(slots[:, :-1], slots[:, 1:]).any(1)
         return found
 
-    def _all(self) -> Positions:
+    def _all(self) -> Slots:
         """Returns all starts that fit, by one look at all words and flags."""
         ring, length = self._ring, self._length
         head = ring.numbers.head
@@ -316,10 +308,103 @@ class EpisodeEnds:
         self._are_floats = "float" in dtype
 
     def between(self, slots: Any, following: Any) -> Bools:
-        """Whether an episode ends between a row and the one behind it."""
+        """Returns whether an episode ends between a row and the one behind it."""
         bits = self._bits[slots]
         if self._are_numbers:
             return (bits != self._bits[following]).any(-1)
         if self._are_floats:
             bits = bits << 1  # -0.0 is 0 too
         return (bits != 0).any(-1)
+
+
+# --- Rows that are handed out once -----------------------------------------------------------------------------------
+
+
+_WORDS_AT_ONCE = 4  # times as many words are looked at as rows are wanted
+
+
+class ConsumingPicker(Picker):
+    """Picks rows that wait to be handed out, and takes them.
+
+    The word of a row says whether it was handed out. The cursor, or the top, says where to look.
+    """
+
+    def __init__(self, ring: Ring, *, newest: bool) -> None:
+        super().__init__(ring)
+        self._newest = newest
+
+    def never(self, rows: int) -> str | None:
+        if rows <= self._ring.capacity:
+            return None
+        return f"{rows:,} rows never wait in it to be handed out: sample fewer at a time"
+
+    def wants(self, rows: int) -> str:
+        return f"no {rows:,} rows wait to be handed out" if rows > 1 else "no row waits to be handed out"
+
+    # --- pick ---------------------------------------------------------------------------------------------------------
+
+    def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
+        """Picks rows. Returns None if fewer wait, or if it seems so without the mutex."""
+        ring = self._ring
+        late = self._late(locked=locked)[:rows] if ring.numbers.late else np.empty(0, np.int64)
+        found = late if len(late) == rows else np.concatenate([late, self._search(rows - len(late))])
+        if len(found) < rows:
+            return None
+        return PickedSlots(found % ring.capacity, words_of(found, ring.capacity, WHOLE))
+
+    def _late(self, *, locked: bool) -> Slots:
+        """Returns the positions of rows that were published after the ring had passed over them."""
+        ring = self._ring
+        words: Any = np.array(ring.words)
+        slots = np.flatnonzero(words & STATE == WHOLE)
+        positions: Slots = positions_of(words[slots], slots, ring.capacity)
+        late = np.sort(positions[positions < ring.numbers.head - ring.capacity])
+        if locked and not len(late):
+            ring.numbers.late = False
+        return late[::-1] if self._newest else late
+
+    def _search(self, rows: int) -> Slots:
+        """Finds rows from the cursor up, or from the top down. It looks at one part of the words after the other."""
+        ring, numbers = self._ring, self._ring.numbers
+        head = numbers.head
+        low, high = max(head - ring.capacity, 0), head
+        if self._newest:
+            high = min(head, numbers.top)
+        else:
+            low = max(low, numbers.cursor)
+        found, width = np.empty(0, np.int64), max(_WORDS_AT_ONCE * rows, 64)
+        while len(found) < rows and low < high:
+            if self._newest:
+                part = np.arange(max(high - width, low), high)[::-1]
+                high -= len(part)
+            else:
+                part = np.arange(low, min(low + width, high))
+                low += len(part)
+            found = np.concatenate([found, self._waiting(part)[: rows - len(found)]])
+            width *= 2
+        return found
+
+    def _waiting(self, positions: Slots) -> Slots:
+        ring = self._ring
+        words: Any = ring.words.take(positions % ring.capacity)
+        return positions[words == words_of(positions, ring.capacity, WHOLE)]
+
+    # --- take ---------------------------------------------------------------------------------------------------------
+
+    def take(self, picked: PickedSlots) -> bool:
+        """Takes rows, under the mutex. Returns False if one of them doesn't wait any more; then it takes none."""
+        ring = self._ring
+        if not np.array_equal(ring.words.take(picked.slots), picked.words):
+            return False
+        ring.words[picked.slots] = picked.words | 1
+        # The cursor, or the top, moves behind them, but over no row that waits: some may be published there meanwhile.
+        positions = positions_of(picked.words, picked.slots, ring.capacity)
+        lowest, highest, numbers = int(positions.min()), int(positions.max()), ring.numbers
+        oldest = max(numbers.head - ring.capacity, 0)
+        if self._newest:
+            waiting = self._waiting(np.arange(max(lowest, oldest), min(numbers.top, numbers.head)))
+            numbers.top = min(numbers.top, int(waiting[-1]) + 1 if len(waiting) else lowest)
+        else:
+            waiting = self._waiting(np.arange(max(numbers.cursor, oldest), highest))
+            numbers.cursor = max(numbers.cursor, int(waiting[0]) if len(waiting) else highest + 1)
+        return True

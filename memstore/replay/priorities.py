@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from memstore._wording import count_of
 from memstore.engine import RingNumbers
@@ -49,17 +49,19 @@ def _sizes(capacity: int) -> list[int]:
 class SumTree:
     """Priorities of the slots from 0 to `capacity`, with sums of them.
 
+    Its callers have checked slots and priorities: these are finite, 0 at least, and `LARGEST` at most.
+
     Example:
         >>> import numpy as np
         >>> tree = SumTree(np.zeros(SumTree.nodes(4)), 4)
         >>> tree.set(np.array([1, 2]), np.array([1.0, 3.0]))
-        >>> tree.total()
-        4.0
+        >>> tree.sums()
+        array([0., 1., 4., 4.])
         >>> tree.draw(4, np.random.default_rng(0))
         array([1, 2, 2, 2])
     """
 
-    __slots__ = ("_levels", "_pairs", "_top", "capacity", "priorities")
+    __slots__ = ("_levels", "_up", "capacity", "priorities")
 
     def __init__(self, memory: Floats, capacity: int) -> None:
         """Takes the sums that stand there: zeros are those of priorities of 0.
@@ -67,71 +69,59 @@ class SumTree:
         Args:
             memory: float64 [nodes(capacity)], contiguous. It is changed in place, and kept alive.
             capacity: how many slots there are, 1 at least.
-
-        Raises:
-            ValueError: the memory isn't such an array.
         """
-        sizes = _sizes(_checked(capacity))
-        wanted = sum(sizes)
-        if memory.dtype != np.float64 or memory.shape != (wanted,) or not memory.flags.c_contiguous:
-            raise ValueError(
-                f"a tree of {capacity:,} slots takes contiguous float64 [{wanted:,}], and not {memory.dtype} "
-                f"{list(memory.shape)}"
-            )
-        ends = list(itertools.accumulate(sizes))
-        levels = [memory[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        sizes = _sizes(capacity)
+        ends = itertools.accumulate(sizes)
+        self._levels = levels = [memory[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         self.capacity = capacity
         self.priorities: Floats = levels[-1][:capacity]
-        self._top, self._levels = levels[0], levels
-        self._pairs = [np.reshape(level, (-1, 2)) for level in levels[1:]]
+        above = zip(levels[-2::-1], levels[:0:-1], strict=True)
+        self._up = [(level, np.reshape(below, (-1, 2))) for level, below in above]  # each level, and the pairs below
 
     @staticmethod
     def nodes(capacity: int) -> int:
         """Returns how many numbers a tree of so many slots takes: about two a slot."""
-        return sum(_sizes(_checked(capacity)))
+        return sum(_sizes(capacity))
 
-    def total(self) -> float:
-        """Returns the sum of all priorities."""
-        return float(self._top.sum())
-
-    def set(self, slots: ArrayLike, priorities: ArrayLike) -> None:
-        """Changes the priorities of some slots. Of a slot that is named twice, the last one stays.
-
-        Args:
-            slots: integers [n], each from 0 to `capacity`, exclusive.
-            priorities: floats [n], or one for all: finite, 0 at least, and `LARGEST` at most.
-
-        Raises:
-            IndexError, ValueError, TypeError: a slot or a priority is none. Nothing has changed.
-        """
-        chosen, values = self._checked_slots(slots), _checked_priorities(priorities)
-        if values.ndim and values.shape != chosen.shape:
-            raise ValueError(f"{values.size:,} priorities for {chosen.size:,} slots: one for each, or one for all")
-        self.priorities[chosen] = values
-        if chosen.size > self.capacity // _MANY:
+    def set(self, slots: Slots, priorities: Floats | float) -> None:
+        """Changes the priorities of slots: one for all, or one for each. Of a slot that comes twice, the last stays."""
+        self.priorities[slots] = priorities
+        if len(slots) > self.capacity // _MANY:
             self.rebuild()
             return
-        nodes = chosen
-        for level, pairs in zip(self._levels[-2::-1], reversed(self._pairs), strict=True):
+        nodes = slots
+        for level, pairs in self._up:
             nodes = nodes >> 1
             both = pairs.take(nodes, 0)
             level[nodes] = both[:, 0] + both[:, 1]
 
+    def set_one(self, slot: int, priority: float) -> None:
+        """Changes the priority of one slot, in a tenth of the time that `set` takes."""
+        self.priorities[slot] = priority
+        for level, pairs in self._up:
+            slot >>= 1
+            level[slot] = pairs.item(slot, 0) + pairs.item(slot, 1)
+
     def rebuild(self) -> None:
         """Adds up everything anew: after a change that was cut off."""
-        for level, pairs in zip(self._levels[-2::-1], reversed(self._pairs), strict=True):
+        for level, pairs in self._up:
             np.add(pairs[:, 0], pairs[:, 1], out=level)
 
-    def draw(self, count: int, generator: np.random.Generator) -> Slots:
-        """Slots with probabilities proportional to their priorities: one of each of `count` equal shares of the sum.
+    def sums(self) -> Floats:
+        """Returns the running sums of the top level. The last one is the sum of all priorities."""
+        return self._levels[0].cumsum()
 
-        The shares make draws more even than independent ones (Schaul et al., "Prioritized Experience Replay", 2016,
-        appendix B.2.1): a slot with half of all priorities is drawn as often as not, give or take one. A slot may
-        be drawn more than once.
+    def draw(self, count: int, generator: np.random.Generator, sums: Floats | None = None) -> Slots:
+        """Draws slots with probabilities proportional to their priorities.
+
+        It draws one of each of `count` equal shares of the sum, which is more even than independent draws (Schaul et
+        al., "Prioritized Experience Replay", 2016, appendix B.2.1): a slot with half of all priorities is drawn as
+        often as not, give or take one. A slot may be drawn more than once.
 
         Args:
             count: how many slots.
             generator: of numpy's.
+            sums: the `sums` of just now, if they are known.
 
         Returns:
             int64 [count], in growing order. By rounding, or where another process changes priorities meanwhile, a slot
@@ -140,31 +130,28 @@ class SumTree:
         Raises:
             ValueError: all priorities are 0.
         """
-        sums = self._top.cumsum()
+        sums = self.sums() if sums is None else sums
         if not sums[-1] > 0:
             raise ValueError("all priorities are 0: there is nothing to draw")
         shares = generator.random(count)
         shares += np.arange(count)
         shares *= sums[-1] / max(count, 1)
-        return self._descend(sums, shares)
+        return self.find(shares, sums)
 
-    def find(self, places: ArrayLike) -> Slots:
+    def find(self, places: Floats, sums: Floats) -> Slots:
         """Finds the slots at some places of the sum, as if all priorities lay one behind the other.
 
         Args:
-            places: floats [n], each from 0 to `total()`, exclusive.
+            places: floats [n], each from 0 to the sum of all priorities, exclusive.
+            sums: the `sums` of just now.
 
         Returns:
             int64 [n].
         """
-        return self._descend(self._top.cumsum(), np.array(places, np.float64, ndmin=1))
-
-    def _descend(self, sums: Floats, rest: Floats) -> Slots:
-        """Goes down from the top, whose running sums are `sums`. It overwrites `rest`."""
-        nodes = sums.searchsorted(rest, "right")
+        nodes = sums.searchsorted(places, "right")
         np.minimum(nodes, len(sums) - 1, out=nodes)
-        rest -= sums.take(nodes)
-        rest += self._top.take(nodes)
+        rest = places - sums.take(nodes)
+        rest += self._levels[0].take(nodes)
         for level in self._levels[1:]:
             nodes <<= 1
             left = level.take(nodes)
@@ -173,34 +160,6 @@ class SumTree:
             rest -= left
             nodes += is_right
         return np.minimum(nodes, self.capacity - 1, out=nodes)
-
-    def _checked_slots(self, slots: ArrayLike) -> Slots:
-        found: NDArray[Any] = np.asarray(slots)
-        if found.dtype.kind not in "iu" and found.size:
-            raise TypeError(f"slots are integers, and not {found.dtype}")
-        if found.ndim != 1:
-            raise ValueError(f"slots have one dimension, and not {found.ndim}")
-        if found.size and (found.min() < 0 or found.max() >= self.capacity):
-            wrong = found.min() if found.min() < 0 else found.max()
-            raise IndexError(
-                f"slot {wrong:,} of a tree of {self.capacity:,}: slots are from 0 to {self.capacity - 1:,}"
-            )
-        return found.astype(np.int64, copy=False)
-
-
-def _checked(capacity: int) -> int:
-    if capacity < 1:
-        raise ValueError(f"a tree has 1 slot at least, and not {capacity:,}")
-    return capacity
-
-
-def _checked_priorities(priorities: ArrayLike) -> Floats:
-    found = np.asarray(priorities, np.float64)
-    wrong = ~((found >= 0) & (found <= LARGEST))  # nan is neither
-    if wrong.any():
-        first = float(found[wrong][0])
-        raise ValueError(f"a priority of {first}: they are finite, 0 at least, and {LARGEST:g} at most")
-    return found
 
 
 # --- The priorities of one buffer ------------------------------------------------------------------------------------
@@ -221,11 +180,15 @@ class Priorities:
     # --- under the mutex ----------------------------------------------------------------------------------------------
 
     def set(self, slots: Any, leaves: Any) -> None:
-        """Changes leaves: one number for all, or one for each."""
+        """Changes the leaf of a slot, or those of an array of slots: to one number for all, or to one for each."""
         numbers = self._numbers
-        numbers.sequence |= 1  # odd already, where a change was cut off
-        self.tree.set(slots, leaves)
-        numbers.sequence += 1
+        sequence = numbers.sequence | 1  # odd already, where a change was cut off
+        numbers.sequence = sequence
+        if isinstance(slots, int):
+            self.tree.set_one(slots, leaves)
+        else:
+            self.tree.set(slots, leaves)
+        numbers.sequence = sequence + 1
 
     def note_largest(self, priority: float) -> None:
         """Notes a priority that was given, if it is the largest."""

@@ -2,41 +2,46 @@
 
 `sample` fills tensors with rows for the samplers that take nothing. `hand_out` does so for "fifo" and "lifo", which
 give each row once to all processes together; `put_back` undoes that. `picker_for` chooses the picker of an opener.
-`look_at_rows`, `rows_by_age` and `copy_rows_at` read rows without a sampler. The rules: docs/decisions/015.
+`look_at_rows` and `rows_by_age` find rows without a sampler. `Samples` makes the TensorDicts that a user gets: of new
+memory, or of the caller's. The rules: docs/decisions/015.
 """
+
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 
 from __future__ import annotations
 
 import math
 import platform
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from tensordict import TensorDict, is_tensor_collection
 
-from memstore import structure
 from memstore._arguments import flag
-from memstore._threads import ABANDONED, is_abandoned
-from memstore.engine import SAMPLES, Path, RingNumbers, Root, deadline_after, open_mutable, resource_errors
-from memstore.errors import ReadOnlyError, StoreTimeoutError
+from memstore._compat import new_tensordict
+from memstore._threads import ABANDONED, check_abandoned, is_abandoned
+from memstore._wording import an_instance
+from memstore.datasets import NoLeafError
+from memstore.engine import SAMPLES, Path, Root, deadline_after, open_mutable, resource_errors
+from memstore.errors import ReadOnlyError, StoreTimeoutError, StructureMismatchError
 from memstore.replay.entry import capacity_of
-from memstore.replay.picking import Dice, EachOnce, PickedSlots, Picker, Prioritized, Uniform
-from memstore.replay.ring import READABLE, STATE, WHOLE, Ring, are_same, positions_of, words_of
-from memstore.replay.waiting import LimiterWait, pause, wait_for
-from memstore.rows import copy_rows
-from memstore.structure import modes
+from memstore.replay.picking import ConsumingPicker, Dice, EachOnce, PickedSlots, Picker, Prioritized, Uniform
+from memstore.replay.ring import READABLE, WHOLE, Ring, Slots, Wait, are_same, positions_of, words_of
+from memstore.rows import copy_rows, is_kept, sharing
+from memstore.structure import DTYPES, copy_into, modes, takes_bytes, to_device, why_not_filled
 
 # --- Samples that take nothing ---------------------------------------------------------------------------------------
 
 
-Numbers = NDArray[np.int64]
 Targets = list[torch.Tensor]
 
+_SMALL = 64 << 10  # bytes of a leaf's rows; from there on torch may be faster
 _ROUNDS = 16  # before the rest is copied under the mutex
+_PAUSE = 0.002  # seconds
 _NONE = np.empty(0, np.int64)
 LOADS_IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere all is copied under the mutex
 
@@ -54,7 +59,7 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
     # 1. Pick slots, and load their words.
     picked = picker.pick(rows, locked=False) if ring.limiter is None else None
     if picked is None:
-        picked = wait_for_rows(ring, picker, rows, deadline, count=True)
+        picked = wait_for_rows(ring, picker, rows, deadline, counts=True)
     # 2. Copy the rows, without a lock.
     # 3. Load the words again: rows that were overwritten meanwhile are wrong.
     wrong = copy_picked(ring, picked, targets) if LOADS_IN_ORDER else np.arange(rows)
@@ -71,27 +76,33 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
                 f"{ring.key!r}: rows were written over faster than they could be copied", key=ring.key
             )
         rounds += 1
-        locked = ring.entry.writable and (rounds > _ROUNDS or not LOADS_IN_ORDER)
-        again = partial(_pick_again, ring, picker, picked, wrong, targets, locked=locked)
-        left = ring.run(again, deadline) if locked else again()
+        if ring.entry.writable and (rounds > _ROUNDS or not LOADS_IN_ORDER):
+            left = ring.run(_pick_again, deadline, ring, picker, picked, wrong, targets, locked=True)
+        else:
+            left = _pick_again(ring, picker, picked, wrong, targets, locked=False)
         if left is None:
             left = _replace(ring, picked, wrong, targets, wait_for_rows(ring, picker, len(wrong), deadline))
         wrong = left
     return picked
 
 
-def copy_picked(ring: Ring, picked: PickedSlots, targets: Targets) -> Numbers:
+def copy_picked(ring: Ring, picked: PickedSlots, targets: Targets) -> Slots:
     """Copies rows. Returns the numbers of the rows that were overwritten meanwhile."""
-    rows = torch.as_tensor(picked.slots)
-    for tensor, target in zip(ring.tensors, targets, strict=True):
-        copy_rows(tensor, rows, target, is_mapped=True)
-    same = are_same(picked.words, ring.words.take(picked.slots))
-    return _NONE if same.all() else np.flatnonzero(~same)
+    slots = picked.slots
+    for array, tensor, target in zip(ring.arrays, ring.tensors, targets, strict=True):
+        if target.nbytes < _SMALL:  # by numpy at once: `copy_rows` would do the same, with twice as many calls
+            array.take(slots, 0, target.numpy(), "clip")
+        else:
+            copy_rows(tensor, torch.from_numpy(slots), target, is_mapped=True)
+    words: Any = ring.words.take(slots)
+    if (words == picked.words).all():
+        return _NONE
+    return np.flatnonzero(~are_same(picked.words, words))
 
 
 def _pick_again(
-    ring: Ring, picker: Picker, picked: PickedSlots, wrong: Numbers, targets: Targets, *, locked: bool
-) -> Numbers | None:
+    ring: Ring, picker: Picker, picked: PickedSlots, wrong: Slots, targets: Targets, *, locked: bool
+) -> Slots | None:
     """Replaces wrong rows by others that it picks. Returns the numbers of rows that are wrong again.
 
     The result is None if the picker finds too few.
@@ -100,7 +111,7 @@ def _pick_again(
     return None if others is None else _replace(ring, picked, wrong, targets, others)
 
 
-def _replace(ring: Ring, picked: PickedSlots, wrong: Numbers, targets: Targets, others: PickedSlots) -> Numbers:
+def _replace(ring: Ring, picked: PickedSlots, wrong: Slots, targets: Targets, others: PickedSlots) -> Slots:
     """Copies other rows in the place of wrong ones. Returns the numbers of rows that are wrong again."""
     copies = new_targets(ring, len(wrong))
     still = wrong[copy_picked(ring, others, copies)]
@@ -113,136 +124,50 @@ def _replace(ring: Ring, picked: PickedSlots, wrong: Numbers, targets: Targets, 
     return still
 
 
-def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, count: bool = False) -> PickedSlots:
+def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, counts: bool = False) -> PickedSlots:
     """Picks rows as soon as there are some, and the rate limiter permits it. Raises StoreTimeoutError.
 
     Args:
-        count: whether the rate limiter counts them. It doesn't where some rows of a sample are replaced, and then it
+        counts: whether the rate limiter counts them. It doesn't where some rows of a sample are replaced, and then it
             stops nobody either.
     """
-    if not ring.entry.writable:
-        return pause(partial(picker.pick, rows, locked=False), ring, deadline, partial(picker.wants, rows))
-    wait = LimiterWait(ring, SAMPLES, rows)
-    look = partial(_look_for_rows, ring, picker, rows, wait if count else None)
-    picked, sleeps = wait_for(ring, look, deadline, partial(_reason, picker, rows, wait), wait)
-    if sleeps:
-        ring.page.wake()
+    if ring.entry.writable:
+        wait = Wait(ring, SAMPLES, rows, deadline, picker.wants)
+        return wait.until(_pick_locked, ring, picker, rows, wait if counts else None)
+    # A process that may only read can't take the mutex, nor say that it sleeps.
+    while (found := picker.pick(rows, locked=False)) is None:
+        if ABANDONED:
+            check_abandoned()
+        ring.entry.check_in_place()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise StoreTimeoutError(f"{ring.key!r}: {picker.wants(rows)}", key=ring.key)
+        time.sleep(min(_PAUSE, left))
+    return found
+
+
+def _pick_locked(ring: Ring, picker: Picker, rows: int, wait: Wait | None) -> PickedSlots | None:
+    """Picks rows under the mutex. With a `wait` the rate limiter counts them, once it lets them through."""
+    if wait is not None and not wait.goes_on():
+        return None
+    picked = picker.pick(rows, locked=True)
+    if picked is not None and wait is not None:
+        _count_sampled(ring, rows)
     return picked
 
 
-def _look_for_rows(ring: Ring, picker: Picker, rows: int, wait: LimiterWait | None) -> tuple[PickedSlots, bool] | None:
-    """Picks rows under the mutex. Also returns whether somebody is to be woken after it."""
-    if wait is not None:
-        if not wait.may_go():
-            return None
-        wait.leave()
-    picked = picker.pick(rows, locked=True)
-    if picked is None or wait is None or ring.limiter is None:
-        return None if picked is None else (picked, False)
-    ring.numbers.sampled += rows
-    return picked, ring.page.ring()
-
-
-def _reason(picker: Picker, rows: int, wait: LimiterWait) -> str:
-    """Says why there is nothing, for an error."""
-    return wait.reason() or picker.wants(rows)
+def _count_sampled(ring: Ring, rows: int) -> None:
+    """Counts rows for the rate limiter, under the mutex; below 0 those that are put back."""
+    if ring.limiter is not None:
+        ring.numbers.sampled = max(ring.numbers.sampled + rows, 0)
+        ring.page.ring()
 
 
 # --- Rows that are handed out once -----------------------------------------------------------------------------------
 # Each row is handed out once, to all openers together, the oldest first or the newest. See docs/decisions/015.
 
 
-Positions = NDArray[np.int64]
 _HAND_OUT_ROUNDS = 3
-_WORDS_AT_ONCE = 4  # times as many words are looked at as rows are wanted
-
-
-class ConsumingPicker:
-    """Picks rows that wait to be handed out, and takes them.
-
-    The word of a row says whether it was handed out. The cursor, or the top, says where to look.
-    """
-
-    together = 1
-
-    def __init__(self, ring: Ring, *, newest: bool) -> None:
-        self._ring, self._newest = ring, newest
-
-    def never(self, rows: int) -> str | None:
-        if rows <= self._ring.capacity:
-            return None
-        return f"{rows:,} rows never wait in it to be handed out: sample fewer at a time"
-
-    def wants(self, rows: int) -> str:
-        return f"no {rows:,} rows wait to be handed out" if rows > 1 else "no row waits to be handed out"
-
-    # --- pick ---------------------------------------------------------------------------------------------------------
-
-    def pick(self, rows: int, *, locked: bool) -> PickedSlots | None:
-        """Picks rows. Returns None if fewer wait, or if it seems so without the mutex."""
-        ring = self._ring
-        late = self._late(locked=locked)[:rows] if ring.numbers.late else np.empty(0, np.int64)
-        found = late if len(late) == rows else np.concatenate([late, self._search(rows - len(late))])
-        if len(found) < rows:
-            return None
-        return PickedSlots(found % ring.capacity, words_of(found, ring.capacity, WHOLE))
-
-    def _late(self, *, locked: bool) -> Positions:
-        """Returns the positions of rows that were published after the ring had passed over them."""
-        ring = self._ring
-        words: Any = np.array(ring.words)
-        slots = np.flatnonzero(words & STATE == WHOLE)
-        positions: Positions = positions_of(words[slots], slots, ring.capacity)
-        late = np.sort(positions[positions < ring.numbers.head - ring.capacity])
-        if locked and not len(late):
-            ring.numbers.late = False
-        return late[::-1] if self._newest else late
-
-    def _search(self, rows: int) -> Positions:
-        """Finds rows from the cursor up, or from the top down. It looks at one part of the words after the other."""
-        ring, numbers = self._ring, self._ring.numbers
-        head = numbers.head
-        low, high = max(head - ring.capacity, 0), head
-        if self._newest:
-            high = min(head, numbers.top)
-        else:
-            low = max(low, numbers.cursor)
-        found, width = np.empty(0, np.int64), max(_WORDS_AT_ONCE * rows, 64)
-        while len(found) < rows and low < high:
-            if self._newest:
-                part = np.arange(max(high - width, low), high)[::-1]
-                high -= len(part)
-            else:
-                part = np.arange(low, min(low + width, high))
-                low += len(part)
-            found = np.concatenate([found, self._waiting(part)[: rows - len(found)]])
-            width *= 2
-        return found
-
-    def _waiting(self, positions: Positions) -> Positions:
-        ring = self._ring
-        words: Any = ring.words.take(positions % ring.capacity)
-        return positions[words == words_of(positions, ring.capacity, WHOLE)]
-
-    # --- take ---------------------------------------------------------------------------------------------------------
-
-    def take(self, picked: PickedSlots) -> bool:
-        """Takes rows, under the mutex. Returns False if one of them doesn't wait any more; then it takes none."""
-        ring = self._ring
-        if not np.array_equal(ring.words.take(picked.slots), picked.words):
-            return False
-        ring.words[picked.slots] = picked.words | 1
-        # The cursor, or the top, moves behind them, but over no row that waits: some may be published there meanwhile.
-        positions = positions_of(picked.words, picked.slots, ring.capacity)
-        lowest, highest, numbers = int(positions.min()), int(positions.max()), ring.numbers
-        oldest = max(numbers.head - ring.capacity, 0)
-        if self._newest:
-            waiting = self._waiting(np.arange(max(lowest, oldest), min(numbers.top, numbers.head)))
-            numbers.top = min(numbers.top, int(waiting[-1]) + 1 if len(waiting) else lowest)
-        else:
-            waiting = self._waiting(np.arange(max(numbers.cursor, oldest), highest))
-            numbers.cursor = max(numbers.cursor, int(waiting[0]) if len(waiting) else highest + 1)
-        return True
 
 
 def hand_out(ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, deadline: float) -> PickedSlots:
@@ -250,7 +175,7 @@ def hand_out(ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, d
 
     A consumer that dies, or whose rows are overwritten, has taken only rows that it has got.
     """
-    wait = LimiterWait(ring, SAMPLES, rows)
+    wait = Wait(ring, SAMPLES, rows, deadline, picker.wants)
     for _ in range(_HAND_OUT_ROUNDS if LOADS_IN_ORDER else 0):
         # 1. Pick rows that wait, and copy them, without the mutex. Killed up to here, it has taken nothing.
         picked = picker.pick(rows, locked=False) if ring.limiter is None else None
@@ -258,44 +183,32 @@ def hand_out(ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, d
             picked = wait_for_rows(ring, picker, rows, deadline)
         copy_picked(ring, picked, targets)
         # 2. Take them, under the mutex, if they wait still. Otherwise another consumer was faster: begin anew.
-        taken, sleeps = ring.run(partial(_take, ring, picker, picked, wait), deadline)
-        if sleeps:
-            ring.page.wake()
-        if taken:
+        if ring.run(_take, deadline, ring, picker, picked, wait):
             return picked
     # 3. After some rounds, do all of it under the mutex.
-    look = partial(_pick_and_take, ring, picker, rows, targets, wait)
-    picked, sleeps = wait_for(ring, look, deadline, partial(_reason, picker, rows, wait), wait)
-    if sleeps:
-        ring.page.wake()
-    return picked
+    return wait.until(_pick_and_take, ring, picker, rows, targets, wait)
 
 
-def _take(ring: Ring, picker: ConsumingPicker, picked: PickedSlots, wait: LimiterWait) -> tuple[bool, bool]:
-    """Takes rows under the mutex. Returns whether they were taken, and whether somebody is to be woken after it."""
-    if ABANDONED and is_abandoned():  # they would be taken for nobody; `wait_for` raises
+def _take(ring: Ring, picker: ConsumingPicker, picked: PickedSlots, wait: Wait) -> bool:
+    """Takes rows under the mutex. Returns whether they were taken."""
+    if ABANDONED and is_abandoned():  # they would be taken for nobody; `Wait.until` raises
         wait.leave()
-        return False, wait.has_left() and ring.page.ring()
+        return False
     if not wait.may_go() or not picker.take(picked):
-        return False, False
+        return False
     wait.leave()
-    if ring.limiter is None:
-        return True, False
-    ring.numbers.sampled += len(picked.slots)
-    return True, ring.page.ring()
+    _count_sampled(ring, len(picked.slots))
+    return True
 
 
-def _pick_and_take(
-    ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, wait: LimiterWait
-) -> tuple[PickedSlots, bool] | None:
-    """Picks, copies and takes rows, under the mutex. Also returns whether somebody is to be woken after it."""
+def _pick_and_take(ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, wait: Wait) -> PickedSlots | None:
+    """Picks, copies and takes rows, under the mutex."""
     picked = picker.pick(rows, locked=True)
     if picked is None:
         wait.leave()
         return None
     copy_picked(ring, picked, targets)
-    taken, sleeps = _take(ring, picker, picked, wait)
-    return (picked, sleeps) if taken else None
+    return picked if _take(ring, picker, picked, wait) else None
 
 
 def put_back(ring: Ring, picked: PickedSlots, deadline: float, *, are_taken: bool) -> None:
@@ -304,30 +217,26 @@ def put_back(ring: Ring, picked: PickedSlots, deadline: float, *, are_taken: boo
     Args:
         are_taken: whether the sample took rows; else it was only counted.
     """
-    if not len(picked.slots) or not (are_taken or ring.limiter is not None):
-        return
-    if ring.run(partial(_put_back, ring, picked, are_taken=are_taken), deadline):
-        ring.page.wake()
+    if len(picked.slots) and (are_taken or ring.limiter is not None):
+        ring.run(_put_back, deadline, ring, picked, are_taken=are_taken)
 
 
-def _put_back(ring: Ring, picked: PickedSlots, *, are_taken: bool) -> bool:
-    """Puts rows back under the mutex. Returns whether somebody is to be woken after it.
+def _put_back(ring: Ring, picked: PickedSlots, *, are_taken: bool) -> None:
+    """Puts rows back under the mutex.
 
     Killed in between, it leaves rows that are handed out, and a cursor before them, where no row waits.
     """
-    numbers = ring.numbers
     if are_taken:
         still: Any = ring.words.take(picked.slots) == picked.words | 1
         slots, words = picked.slots[still], picked.words[still]
         if len(slots):
             # 1. Cursor, top and late: consumers look there again.
-            positions = positions_of(words, slots, ring.capacity)
+            positions, numbers = positions_of(words, slots, ring.capacity), ring.numbers
             numbers.count_published(int(positions.min()), int(positions.max()) + 1, numbers.added, ring.capacity)
             # 2. The rows wait, unless the ring has overwritten them.
             ring.words[slots] = words
-    if ring.limiter is not None:
-        numbers.sampled = max(numbers.sampled - len(picked.slots), 0)
-    return ring.page.ring()
+        ring.page.ring()
+    _count_sampled(ring, -len(picked.slots))
 
 
 # --- The sampler of an opener ----------------------------------------------------------------------------------------
@@ -391,39 +300,203 @@ class BufferRows(NamedTuple):
 def look_at_rows(root: Root, key: str, timeout: float) -> BufferRows:
     """Returns all slots where they lie. Raises KeyNotFoundError, MutableEntryError, CorruptionError."""
     with resource_errors(root.path, key, root), torch.inference_mode(False):
-        entry = open_mutable(root, key, "buffer", capacity_of, deadline_after(timeout), writable=False)
-        record, mapping = entry.record, entry.mapping
-        plan = structure.plan_of_rows(record.description, record.nbytes)
-        numbers = RingNumbers.in_page(mapping.address + record.start)
-        capacity = capacity_of(record)
-        written = min(numbers.head, capacity)
-        memory = np.asarray(mapping)[record.start : record.start + record.nbytes]
-        tensors = {leaf.name: structure.leaf_tensor(leaf, memory)[:written] for leaf in plan.leaves}
-        return BufferRows(min(numbers.rows, capacity), capacity, tensors)
+        ring = Ring(open_mutable(root, key, "buffer", capacity_of, deadline_after(timeout), writable=False))
+        written = min(ring.numbers.head, ring.capacity)
+        leaves = zip(ring.plan.leaves, ring.tensors, strict=True)
+        tensors = {leaf.name: tensor[:written].view(DTYPES[leaf.dtype]) for leaf, tensor in leaves}
+        return BufferRows(ring.numbers.rows, ring.capacity, tensors)
 
 
-def rows_by_age(ring: Ring) -> Positions:
+def rows_by_age(ring: Ring) -> Slots:
     """Returns the positions of all whole rows, in their order, also of those that were handed out."""
     words: Any = np.array(ring.words)
     slots = np.flatnonzero(words & READABLE)
-    found: Positions = positions_of(words[slots], slots, ring.capacity)
+    found: Slots = positions_of(words[slots], slots, ring.capacity)
     found.sort()
     return found
 
 
-def copy_rows_at(ring: Ring, positions: Positions, deadline: float) -> tuple[Targets, PickedSlots]:
-    """Copies rows, without those that were overwritten. Raises StoreTimeoutError where it takes the mutex.
+# --- The TensorDict of a sample --------------------------------------------------------------------------------------
 
-    A row is copied as a sample's is: its word is loaded again after the copy.
+
+INDEX, WEIGHT = "index", "weight"
+ONLY = "data"  # the name of the leaf of a spec that is one tensor
+
+Name = tuple[str, ...]
+
+
+class Samples:
+    """The form of a buffer's samples.
+
+    Attributes:
+        names: of the leaves, in their order.
     """
-    picked = PickedSlots(positions % ring.capacity, words_of(positions, ring.capacity, WHOLE))
-    targets = new_targets(ring, len(positions))
-    if LOADS_IN_ORDER or not ring.entry.writable:
-        gone = copy_picked(ring, picked, targets)
-    else:
-        gone = ring.run(partial(copy_picked, ring, picked, targets), deadline)
-    if len(gone):
-        left = np.delete(np.arange(len(positions)), gone)
-        targets = [target[torch.as_tensor(left)] for target in targets]
-        picked = PickedSlots(picked.slots[left], picked.words[left])
-    return targets, picked
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.names: list[Name] = [tuple(map(str, leaf.name)) or (ONLY,) for leaf in ring.plan.leaves]
+        self._dtypes = [DTYPES[leaf.dtype] for leaf in ring.plan.leaves]
+        self._apart: list[Any] | None = None  # where the leaves of the last `out` lay, which share no memory
+
+    def number_of_end(self, key: Any) -> int:
+        """Returns the number of the leaf that says where episodes end. Raises KeyError, TypeError."""
+        name = (key,) if isinstance(key, str) else key
+        if name not in self.names:
+            names = ", ".join(map(_shown, self.names))
+            text = f"end_key: {self._ring.key!r} has no leaf {key!r}, but {names}; None: slices run over all"
+            raise NoLeafError(text)
+        number = self.names.index(name)
+        if self._dtypes[number].is_complex or not self._ring.tensors[number].numel():
+            shape = list(self._ring.plan.leaves[number].shape[1:])
+            raise TypeError(f"end_key: {key!r} is of {self._dtypes[number]} {shape}, which tells no end")
+        return number
+
+    def index_of(self, picked: PickedSlots, shape: tuple[int, ...]) -> torch.Tensor:
+        """Returns the positions of rows, as the caller gets them."""
+        positions = torch.from_numpy(positions_of(picked.words, picked.slots, self._ring.capacity))
+        return positions if len(shape) == 1 else positions.view(shape)
+
+    def weights_of(self, picked: PickedSlots, beta: float) -> torch.Tensor:
+        """Returns the weights of rows that were drawn by priorities, over the largest of them."""
+        odds = np.ones(len(picked.slots)) if picked.odds is None else picked.odds
+        weights = odds**-beta
+        return torch.as_tensor(weights / weights.max() if len(weights) else weights, dtype=torch.float32)
+
+    def build(self, targets: Targets, extra: dict[str, torch.Tensor], device: torch.device | None) -> TensorDict:
+        """Makes a TensorDict of copied rows, and of `extra`, whose shapes begin with its batch size."""
+        shape = extra[INDEX].shape
+        entries: dict[Any, Any] = {}
+        for name, dtype, target in zip(self.names, self._dtypes, targets, strict=True):
+            tensor: Any = target if target.dtype is dtype else target.view(dtype)
+            if len(shape) > 1:
+                tensor = tensor.unflatten(0, shape)
+            at: Any = entries
+            for part in name[:-1]:
+                at = at.setdefault(part, {})
+            at[name[-1]] = _moved(tensor, device)
+        entries |= {name: _moved(tensor, device) for name, tensor in extra.items()}
+        return _collected(entries, shape, device)
+
+    def copied(self, positions: Slots, deadline: float) -> TensorDict:
+        """Copies the rows at positions, without those that were overwritten, to a TensorDict [n] with "index".
+
+        A row is copied as a sample's is. Raises StoreTimeoutError where it takes the mutex.
+        """
+        ring = self._ring
+        picked = PickedSlots(positions % ring.capacity, words_of(positions, ring.capacity, WHOLE))
+        targets = new_targets(ring, len(positions))
+        if LOADS_IN_ORDER or not ring.entry.writable:
+            gone = copy_picked(ring, picked, targets)
+        else:
+            gone = ring.run(copy_picked, deadline, ring, picked, targets)
+        if len(gone):
+            left = np.delete(np.arange(len(positions)), gone)
+            targets = [target[torch.from_numpy(left)] for target in targets]
+            picked = PickedSlots(picked.slots[left], picked.words[left])
+        return self.build(targets, {INDEX: self.index_of(picked, (len(picked.slots),))}, None)
+
+    # --- out= ---------------------------------------------------------------------------------------------------------
+
+    def targets(self, out: Any, rows: int, extra: tuple[str, ...]) -> Targets:
+        """Returns the leaves of `out` that rows can be copied to at once, and new tensors for the others.
+
+        Called before rows are picked: none are handed out for what can't be filled.
+
+        Raises:
+            StructureMismatchError: lists what is wrong.
+        """
+        wrong: list[str] = []
+        targets: Targets = []
+        places: list[Any] = []
+        for found, row, dtype, name in self._pairs(out):
+            shape = (rows, *row.shape[1:])
+            if not is_kept(found, _found(out, name)):
+                wrong.append(f"{_shown(name)} is a copy, which {an_instance(out)} makes when it is asked for it")
+            elif (why := _why_not(found, shape, dtype)) is not None:
+                wrong.append(f"{_shown(name)} is {why}")
+            elif _is_plain(found):
+                places.append(found.data_ptr())
+                targets.append(found.detach().view(row.dtype))
+            else:
+                places.append((found.data_ptr(), found.stride()))
+                targets.append(torch.empty(shape, dtype=row.dtype))
+        for name in extra:
+            dtype = torch.int64 if name == INDEX else torch.float32
+            found = out.get(name, None)
+            if (why := _why_not(found, (rows,), dtype)) is not None:
+                wrong.append(f"{name!r} is {why}")
+            else:
+                places.append((found.data_ptr(), found.stride()))
+        places.append(rows)
+        if not wrong and places != self._apart:
+            names = [*self.names, *((name,) for name in extra)]
+            for one, other in sharing([_found(out, name) for name in names]):
+                text = f"{_shown(names[one])} is a tensor that shares memory with {_shown(names[other])}"
+                wrong.append(f"{text}: give each its own")
+            self._apart = None if wrong else places
+        if wrong:
+            key = self._ring.key
+            raise StructureMismatchError(f"{key!r}: out doesn't fit a sample: {'; '.join(wrong)}", key=key)
+        return targets
+
+    def fill(self, out: Any, targets: Targets, extra: dict[str, torch.Tensor]) -> Any:
+        """Copies what was not copied to `out` at once."""
+        for (found, _, dtype, _), target in zip(self._pairs(out), targets, strict=True):
+            if not _is_plain(found):
+                copy_into(found, target.view(dtype))
+        with torch.no_grad():
+            for name, tensor in extra.items():
+                found = out.get(name)
+                if found.is_inference():
+                    copy_into(found, tensor)
+                else:
+                    found.copy_(tensor)  # a third of the time
+        return out
+
+    def _pairs(self, out: Any) -> Iterator[tuple[Any, torch.Tensor, torch.dtype, Name]]:
+        if isinstance(out, type) or not is_tensor_collection(out):
+            raise TypeError(f"out is {an_instance(out)}, and not the TensorDict that a sample is")
+        for name, tensor, dtype in zip(self.names, self._ring.tensors, self._dtypes, strict=True):
+            yield _found(out, name), tensor, dtype, name
+
+
+def _found(out: Any, name: Name) -> Any:
+    return out.get(name if len(name) != 1 else name[0], None)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Returns whether rows can be copied to it as bytes; its class and autograd, if any, have no say in that."""
+    is_plain = type(tensor) is torch.Tensor and tensor.is_contiguous() and not tensor.is_inference()
+    return is_plain and takes_bytes(tensor)
+
+
+def _moved(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+    if device is None or device.type == "cpu":
+        return tensor
+    if device.type == "cuda" and torch.cuda.is_available():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return to_device(tensor, device)
+
+
+def _collected(entries: dict[Any, Any], shape: torch.Size, device: torch.device | None) -> TensorDict:
+    for key, value in entries.items():
+        if not isinstance(value, torch.Tensor):
+            entries[key] = _collected(value, shape, device)
+    return new_tensordict(TensorDict, entries, shape, device=device, nested=False)
+
+
+def _shown(name: Name) -> str:
+    return repr(name[0] if len(name) == 1 else name)
+
+
+def _why_not(found: Any, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
+    """Says why an entry of `out` can't be filled with a tensor of this shape and dtype; None if it can."""
+    if not isinstance(found, torch.Tensor):
+        what = "missing" if found is None else type(found).__qualname__
+        return f"{what}, and takes {dtype} of shape {list(shape)}"
+    why = why_not_filled(found)
+    if why is None and found.is_inference() and not torch.is_inference_mode_enabled():
+        why = "an inference tensor, which is written in inference mode only: sample inside of torch.inference_mode()"
+    if why is None and (tuple(found.shape) != shape or found.dtype != dtype):
+        why = f"{found.dtype} of shape {list(found.shape)}, and takes {dtype} of shape {list(shape)}"
+    return why

@@ -17,7 +17,6 @@ next call. A small batch takes all steps in one hold of the buffer's mutex.
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
+from memstore._compat import entries_of
 from memstore._threads import ABANDONED, check_abandoned
 from memstore._wording import count_of
 from memstore.datasets import Batch, take_batch
@@ -37,13 +37,13 @@ from memstore.replay.ring import (
     WHOLE,
     WRITING,
     Ring,
+    Wait,
     claims_of,
     give_back,
     give_back_the_dead,
-    positions_of,
+    rows_under_way,
     words_of,
 )
-from memstore.replay.waiting import LimiterWait, rows_under_way, wait_for
 from memstore.structure import DTYPES, is_readable, modes
 
 # --- Convert ---------------------------------------------------------------------------------------------------------
@@ -56,9 +56,9 @@ Level = dict[str, "Level | int"]  # the names of a level, with the numbers of th
 
 class _Leaf(NamedTuple):
     dtype: torch.dtype
-    shape: torch.Size  # of a row
-    bits: Any  # numpy's dtype of the ring's array
-    viewed: torch.dtype | None  # how it is viewed first, where numpy has no such dtype
+    shape: tuple[int, ...]  # of a row
+    viewed: torch.dtype | None  # how it is viewed for numpy, which has no such dtype
+    bits: Any  # as what numpy views it, to have the dtype of the ring's array; None: it has it
 
 
 class Intake:
@@ -66,22 +66,23 @@ class Intake:
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._level: Level | int = {}
+        self._is_bare = not ring.plan.leaves[0].name  # a row is one tensor
+        self._level: Level = {}
         self._leaves: list[_Leaf] = []
         for number, (leaf, array, tensor) in enumerate(zip(ring.plan.leaves, ring.arrays, ring.tensors, strict=True)):
             dtype = DTYPES[leaf.dtype]
-            viewed = None
+            viewed, bits = None, array.dtype
             try:
-                torch.empty(0, dtype=dtype).numpy()
+                if torch.empty(0, dtype=dtype).numpy().dtype == bits:
+                    bits = None
             except TypeError:
-                viewed = tensor.dtype
-            self._leaves.append(_Leaf(dtype, torch.Size(leaf.shape[1:]), array.dtype, viewed))
+                viewed, bits = tensor.dtype, None
+            self._leaves.append(_Leaf(dtype, tuple(leaf.shape[1:]), viewed, bits))
+            *above, last = tuple(map(str, leaf.name)) or ("",)
             at: Any = self._level
-            if not leaf.name:
-                self._level = number
-            for name in leaf.name[:-1]:
-                at = at.setdefault(str(name), {})
-            at.update({str(name): number for name in leaf.name[-1:]})
+            for name in above:
+                at = at.setdefault(name, {})
+            at[last] = number
 
     def take(self, value: Any, *, single: bool) -> Batch:
         """Converts a batch, or one row if it is `single`. Raises as `take_batch`."""
@@ -90,10 +91,7 @@ class Intake:
             with modes.put_aside():
                 return take_batch(ring.key, ring.plan, value, single=single)
         arrays: list[Any] = [None] * len(self._leaves)
-        if type(self._level) is int:
-            count = self._collect({"": 0}, {"": value}, arrays, -1, single)
-        else:
-            count = self._collect(self._level, value, arrays, -1, single)
+        count = self._collect(self._level, {"": value} if self._is_bare else value, arrays, -1, single)
         if count < 0:
             return take_batch(ring.key, ring.plan, value, single=single)
         return Batch(count, tuple(arrays))
@@ -102,7 +100,7 @@ class Intake:
         """Fills `arrays`. Returns how many rows there are; -1 if something is not plain."""
         kind: type[Any] = type(value)
         if kind is TensorDict:
-            value = value._tensordict
+            value = entries_of(value)
             kind = type(value)
         if kind is not dict or len(value) != len(level):
             return -1
@@ -113,22 +111,33 @@ class Intake:
                 if count < 0:
                     return -1
                 continue
-            leaf = self._leaves[inner]
-            if type(tensor) is not torch.Tensor or tensor.dtype is not leaf.dtype or not is_readable(tensor):
+            dtype, shape, viewed, bits = self._leaves[inner]
+            if type(tensor) is not torch.Tensor or tensor.dtype is not dtype:
                 return -1
-            shape = tensor.shape
-            if single:
-                rows = 1 if shape == leaf.shape else -1
-            else:
-                rows = shape[0] if shape and shape[1:] == leaf.shape else -1
-            if rows < 0 or (count >= 0 and rows != count):
+            try:
+                plain = tensor.detach() if tensor.requires_grad else tensor
+                array: Any = (plain if viewed is None else plain.view(viewed)).numpy()
+            except (RuntimeError, TypeError):  # elsewhere, of another layout, conjugated, or of a transform
+                return -1
+            if not _has_bytes(tensor):  # for which numpy doesn't look
+                return -1
+            found = array.shape
+            rows = 1 if single else found[0] if found else -1
+            if (found if single else found[1:]) != shape or rows < 0 or (count >= 0 and rows != count):
                 return -1
             count = rows
-            plain = tensor.detach() if tensor.requires_grad else tensor
-            array: Any = plain.numpy() if leaf.viewed is None else plain.view(leaf.viewed).numpy()
-            array = array.view(leaf.bits)
+            array = array if bits is None else array.view(bits)
             arrays[inner] = array[None] if single else array
         return count
+
+
+def _has_bytes(tensor: torch.Tensor) -> bool:
+    """Returns whether the storage of a tensor, which numpy takes, has its bytes: it may have been freed since."""
+    if tensor.is_contiguous() and tensor.data_ptr():
+        end = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
+        if end <= tensor.untyped_storage().nbytes():
+            return True
+    return is_readable(tensor)
 
 
 # --- Write a batch ---------------------------------------------------------------------------------------------------
@@ -205,42 +214,34 @@ class BufferWriter:
                 "must not make another one",
                 key=ring.key,
             )
-        wait = None if ring.limiter is None else LimiterWait(ring, INSERTS, rows)
-        reason = partial(self._reason, rows, wait)
+        wait = Wait(ring, INSERTS, rows, deadline, self._wants)
         if rows <= self.small_batch:
-            write = partial(self._write_small, batch, given, wait)
-            claimed, sleeps = wait_for(ring, write, deadline, reason, wait)
-        else:
-            me = syscalls.thread_id()
-            self._large[me] = True
-            try:
-                # 1. Claim. Killed from here on, it leaves a claim of a dead thread, whose slots others get.
-                claim = partial(self._claim, rows, wait, is_small=False)
-                claimed = wait_for(ring, claim, deadline, reason, wait)
-                # 2. Copy. Stopped here for long, it keeps its slots: the ring passes over them.
-                self._copy(batch, claimed)
-                # 3. Publish. Killed in there, its rows are completed by the next owner of the mutex.
-                sleeps = ring.run(partial(self._publish, claimed, given, is_small=False), deadline)
-            except BaseException:
-                self._abandon(deadline)
-                raise
-            finally:
-                self._large.pop(me, None)
-        if sleeps:
-            ring.page.wake()
+            return wait.until(self._write_small, batch, given, wait)
+        me = syscalls.thread_id()
+        self._large[me] = True
+        try:
+            # 1. Claim. Killed from here on, it leaves a claim of a dead thread, whose slots others get.
+            claimed = wait.until(self._claim, rows, wait)
+            # 2. Copy. Stopped here for long, it keeps its slots: the ring passes over them.
+            self._copy(batch, claimed)
+            # 3. Publish. Killed in there, its rows are completed by the next owner of the mutex.
+            ring.run(self._publish, deadline, claimed, given)
+        except BaseException:
+            self._abandon(deadline)
+            raise
+        finally:
+            self._large.pop(me, None)
         return claimed
 
-    def _write_small(
-        self, batch: Batch, given: GivenPriorities | None, wait: LimiterWait | None
-    ) -> tuple[Claimed, bool] | None:
+    def _write_small(self, batch: Batch, given: GivenPriorities | None, wait: Wait) -> Claimed | None:
         """Takes all steps under the mutex. Killed in here, it leaves a claim that nobody holds: one of the dead."""
         claimed = self._claim(batch.rows, wait, is_small=True)
-        if claimed is None:
-            return None
-        self._copy(batch, claimed)
-        return claimed, self._publish(claimed, given, is_small=True)
+        if claimed is not None:
+            self._copy(batch, claimed)
+            self._publish(claimed, given, is_small=True)
+        return claimed
 
-    def _claim(self, rows: int, wait: LimiterWait | None, *, is_small: bool) -> Claimed | None:
+    def _claim(self, rows: int, wait: Wait, *, is_small: bool = False) -> Claimed | None:
         """Claims slots, under the mutex. Returns None if there is no room by now.
 
         Args:
@@ -254,9 +255,7 @@ class BufferWriter:
         # 1. Find slots, and a free claim. The first look may find neither, until claims of the dead are given back.
         while True:
             runs = number = None
-            if wait is None or wait.may_go():
-                if wait is not None:
-                    wait.leave()  # also if there is no room, which others may have
+            if ring.limiter is None or wait.goes_on():  # also if there is no room, which others may have
                 runs = self._next_slots(rows)
             if runs is not None:
                 number = claims.find_free() if is_small else claims.take()
@@ -276,7 +275,7 @@ class BufferWriter:
             else:
                 covered += int(np.count_nonzero(ring.words[slots] & READABLE))
             if ring.priorities is not None:
-                ring.priorities.set(np.atleast_1d(words), 0.0)
+                ring.priorities.set(words, 0.0)
             ring.words[words] = words_of(position, capacity, WRITING, number)
         numbers.rows -= covered
         numbers.head = claim.end
@@ -328,8 +327,8 @@ class BufferWriter:
             key=self._ring.key,
         )
 
-    def _publish(self, claimed: Claimed, given: GivenPriorities | None, *, is_small: bool) -> bool:
-        """Publishes a batch, under the mutex. Returns whether somebody is to be woken after it.
+    def _publish(self, claimed: Claimed, given: GivenPriorities | None, *, is_small: bool = False) -> None:
+        """Publishes a batch, under the mutex.
 
         Args:
             is_small: the claim was made in this hold, and its own mutex isn't held.
@@ -349,7 +348,9 @@ class BufferWriter:
         for position, start, stop, _, words in runs:
             if priorities is not None:
                 leaves: Any = priorities.of_new_rows if given is None else given.leaves
-                priorities.set(np.atleast_1d(words), leaves[start:stop] if np.ndim(leaves) else leaves)
+                if np.ndim(leaves):
+                    leaves = leaves[start] if stop - start == 1 else leaves[start:stop]
+                priorities.set(words, leaves)
             ring.words[words] = words_of(position, ring.capacity, WHOLE)
         # 3. They are counted, and may be handed out.
         numbers.count_published(claim.first, claim.end, claim.before + claim.rows, ring.capacity)
@@ -358,35 +359,31 @@ class BufferWriter:
         claim.stage = FREE
         if not is_small:
             ring.claims.release(number)
-        return ring.page.ring()
+        ring.page.ring()
 
-    def _reason(self, rows: int, wait: LimiterWait | None) -> str:
-        """Says why a write waits, for an error."""
+    def _wants(self, rows: int) -> str:
+        """Says what a write waits for, for an error."""
         writers = self._ring.claims.writers()
-        why = None if wait is None else wait.reason()
-        return why or f"no room for {count_of(rows, 'row', 'rows')}, while its slots or claims are held by {writers}"
+        return f"no room for {count_of(rows, 'row', 'rows')}, while its slots or claims are held by {writers}"
 
     # --- after an error -----------------------------------------------------------------------------------------------
 
     def _abandon(self, deadline: float) -> None:
         """Gives back what this thread has claimed, if it has."""
-        ring = self._ring
-        if ring.claims.left_over() is None:
-            return
-        with contextlib.suppress(StoreTimeoutError):  # its next call does it
-            if ring.run(self._release_left_over, max(deadline, deadline_after(_CLEANUP))):
-                ring.page.wake()
+        if self._ring.claims.left_over() is not None:
+            with contextlib.suppress(StoreTimeoutError):  # its next call does it
+                self._ring.run(self._release_left_over, max(deadline, deadline_after(_CLEANUP)))
 
-    def _release_left_over(self) -> bool:
-        """Frees the claim that this thread still holds, under the mutex. Returns whether somebody is to be woken."""
+    def _release_left_over(self) -> None:
+        """Frees the claim that this thread still holds, under the mutex."""
         claims = self._ring.claims
         number = claims.left_over()
         if number is None:
-            return False
+            return
         if claims.claims[number].stage != FREE:
             give_back(self._ring, number)
         claims.release(number, is_left_over=True)
-        return self._ring.page.ring()
+        self._ring.page.ring()
 
 
 def _runs_of(positions: NDArray[np.int64], capacity: int) -> list[Run]:
@@ -399,40 +396,3 @@ def _runs_of(positions: NDArray[np.int64], capacity: int) -> list[Run]:
         where = slice(slot, slot + stop - start)
         runs.append(Run(int(positions[start]), start, stop, where, slots[start:stop] if stop - start > 1 else slot))
     return runs
-
-
-# --- Change priorities -----------------------------------------------------------------------------------------------
-
-
-Positions = NDArray[np.int64]
-
-
-def update_priorities(ring: Ring, index: NDArray[Any], given: GivenPriorities, deadline: float) -> int:
-    """Changes the priorities of the rows that lie there still. Returns how many. Raises TypeError, ValueError."""
-    if index.dtype.kind not in "iu" and index.size:
-        raise TypeError(f"an index is of integers, and not of {index.dtype}")
-    if index.ndim > 1:
-        raise ValueError(f"an index has one dimension, and not {index.ndim}")
-    positions = np.atleast_1d(index).astype(np.int64, copy=False)
-    if not positions.size:
-        return 0
-    ring.entry.check_in_place()
-    leaves = np.broadcast_to(given.leaves, positions.shape)
-    return ring.run(partial(_update_priorities, ring, positions, leaves, given.largest), deadline)
-
-
-def _update_priorities(ring: Ring, positions: Positions, leaves: Any, largest: float) -> int:
-    """Changes the priorities of rows under the mutex. Returns how many lie there still."""
-    priorities = ring.priorities
-    if priorities is None:
-        return 0
-    ring.entry.check_open()
-    slots = positions % ring.capacity
-    words: Any = ring.words.take(slots)
-    there = (positions_of(words, slots, ring.capacity) == positions) & (words & READABLE != 0)
-    priorities.note_largest(largest)
-    if not there.all():
-        slots, leaves = slots[there], leaves[there]
-    if len(slots):
-        priorities.set(slots, leaves)
-    return len(slots)

@@ -10,12 +10,13 @@ import itertools
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from memstore._compat import raw_getter
 from memstore._wording import an
 from memstore.errors import StructureMismatchError
 from memstore.structure import can_cast, copy_into, takes_bytes, traits, why_not_filled
@@ -45,11 +46,6 @@ class LeafRows(NamedTuple):
     target: torch.Tensor
     is_given: bool
 
-    @property
-    def nbytes(self) -> int:
-        """Counts the bytes of the rows as they are stored: the target may have another dtype."""
-        return self.target.numel() * self.real.dtype.itemsize
-
     def prefetch(self) -> None:
         if self.stored is not None:
             self.stored.prefetch(self.box, self.rows)
@@ -59,33 +55,51 @@ class LeafRows(NamedTuple):
         is_new = not self.is_given and self.target.device.type == "cpu"
         return is_new and isinstance(self.stored, LeafBytes) and self.stored.receive(self.real, self.rows, self.target)
 
+    def fill(self, *, is_mapped: bool) -> None:
+        """Copies rows, one copy each; for a device by pinned memory, which torch keeps as long as the stream needs it.
+
+        Rows that are cast are copied first, too: `index_select(out=)` and `take` have no dtype but their source's.
+        """
+        target, dtype = self.target.detach(), self.real.dtype
+        is_direct = takes_bytes(target) and target.dtype == dtype
+        if not is_direct and target.device.type == "meta":
+            return
+        copies = target
+        if not is_direct:
+            copies = torch.empty(target.shape, dtype=dtype, pin_memory=target.device.type == "cuda")
+        if not isinstance(self.stored, LeafBoxes):
+            copy_rows(self.real.cpu(), self.rows, copies, is_mapped=is_mapped)
+        elif self.stored.pick(self.box, Points([self.rows]), copies) is None:
+            copy_rows(self.stored.read(self.box).cpu(), self.rows, copies, is_mapped=is_mapped)
+        if not is_direct:
+            copy_into(target, copies, non_blocking=True)
+
 
 class Gather:
     """One batch: `reading.plan` adds its leaves, `check`, then `read` fills their targets.
 
     Args:
-        device: where new targets are made.
+        device: where new targets are made; None: where their leaves are.
         allocate: makes them, of a shape and a dtype; None: torch does, on the device.
         cast: targets that are given may have other floating dtypes.
+
+    Attributes:
+        device: as given.
+        later: steps that are taken once all was checked: for what is no tensor.
     """
 
     def __init__(
         self, index: RowIndex, device: torch.device | None, allocate: Allocate | None = None, *, cast: bool = False
     ) -> None:
-        self._index, self._device, self._allocate, self._cast = index, device, allocate, cast
+        self._index, self.device, self._allocate, self._cast = index, device, allocate, cast
         self._jobs: list[LeafRows] = []
-        self._later: list[Callable[[], object]] = []
+        self.later: list[Callable[[], object]] = []
         self._has_rows = False
-
-    @property
-    def device(self) -> torch.device | None:
-        """Returns where new values go; None: where their leaves are."""
-        return self._device
 
     def of_picked(self) -> Gather:
         """Returns a batch that adds leaves to this one of which all rows are wanted: they were picked before."""
-        whole = Gather(RowIndex(slice(None)), self._device, self._allocate, cast=self._cast)
-        whole._jobs, whole._later = self._jobs, self._later
+        whole = Gather(RowIndex(slice(None)), self.device, self._allocate, cast=self._cast)
+        whole._jobs, whole.later = self._jobs, self.later
         return whole
 
     def rows(self, count: int, path: Path) -> torch.Tensor:
@@ -112,16 +126,12 @@ class Gather:
         if out is None and self._allocate is not None:
             target = self._allocate(shape, real.dtype)
         elif out is None:
-            target = torch.empty(shape, dtype=real.dtype, device=self._device or source.device)
+            target = torch.empty(shape, dtype=real.dtype, device=self.device or source.device)
         else:
             check_target(out, shape, real.dtype, path, self._cast)
             target = out
         self._jobs.append(LeafRows(path, box, real, stored, rows, target, out is not None))
         return target
-
-    def add_later(self, action: Callable[[], object]) -> None:
-        """Adds a step that is done once all was checked: for what is no tensor."""
-        self._later.append(action)
 
     def check(self, source: Any) -> None:
         """Looks at what can only be said once all leaves were added.
@@ -152,10 +162,11 @@ class Gather:
                     continue
                 is_mapped = i not in cold
                 if isinstance(job.stored, LeafBytes):
-                    job.stored.use(job.nbytes)
-                    is_mapped = is_mapped and job.stored.populate(job.nbytes)
-                _fill(job, is_mapped)
-        for action in self._later:
+                    nbytes = job.target.numel() * job.real.dtype.itemsize  # as stored: a target may cast them
+                    job.stored.use(nbytes)
+                    is_mapped = is_mapped and job.stored.populate(nbytes)
+                job.fill(is_mapped=is_mapped)
+        for action in self.later:
             action()
 
 
@@ -168,29 +179,6 @@ def _no_rows(source: Any) -> str:
         f"a value of type {kind.__qualname__} without a tensor has no rows: they are read from a view, a lazy leaf, a "
         "tensor, and TensorDicts, dicts, lists and tuples of these"
     )
-
-
-def _fill(job: LeafRows, is_mapped: bool) -> None:
-    """Copies rows, one copy each; for a device by pinned memory, which torch keeps until the stream has done with it.
-
-    Rows that are cast are copied first, too: `index_select(out=)` and `take` have no dtype but that of their source.
-    """
-    target, dtype = job.target.detach(), job.real.dtype
-    if takes_bytes(target) and target.dtype == dtype:
-        _copy_leaf_rows(job, target, is_mapped)
-    elif target.device.type != "meta":
-        staged = torch.empty(target.shape, dtype=dtype, pin_memory=target.device.type == "cuda")
-        _copy_leaf_rows(job, staged, is_mapped)
-        copy_into(target, staged, non_blocking=True)
-
-
-def _copy_leaf_rows(job: LeafRows, target: torch.Tensor, is_mapped: bool) -> None:
-    real = job.real
-    if isinstance(job.stored, LeafBoxes):
-        if job.stored.pick(job.box, Points([job.rows]), target) is not None:
-            return
-        real = job.stored.read(job.box)
-    copy_rows(real.cpu(), job.rows, target, is_mapped=is_mapped)
 
 
 # --- Which rows are asked for ----------------------------------------------------------------------------------------
@@ -315,7 +303,7 @@ def entry_of(source: Any, out: Any, key: Any, path: Path) -> Any:
     """
     if out is None:
         return None
-    get = getattr(out, "_get_str", out.get)  # a TensorDict's `get` unwraps what is no tensor
+    get = raw_getter(out)
     found = get(key, None)
     check_there(source, found, (*path, key))
     if not is_kept(found, get(key, None)):
@@ -365,11 +353,9 @@ def check_target(out: Any, shape: tuple[int, ...], dtype: torch.dtype, path: Pat
 
 def check_overlaps(targets: Sequence[tuple[Path, torch.Tensor]], read: Sequence[torch.Tensor]) -> None:
     """Raises StructureMismatchError if a target that is to be filled overlaps another one, or what is read."""
-    ranges = sorted((*_range(target), i) for i, (_, target) in enumerate(targets))
-    for (_, stop, i), (start, _, j) in zip(ranges, ranges[1:], strict=False):
-        if start < stop and _share_elements([target for _, target in targets], ranges):
-            both = f"{name_of(targets[i][0])} and {name_of(targets[j][0])}"
-            raise StructureMismatchError(f"{both} of out overlap in memory")
+    for one, other in sharing([target for _, target in targets]):
+        both = f"{name_of(targets[other][0])} and {name_of(targets[one][0])}"
+        raise StructureMismatchError(f"{both} of out overlap in memory")
     reads = {device: _Ranges(read, device) for device in {target.device for _, target in targets}}
     for path, target in targets:
         if reads[target.device].meet(*_range(target)):
@@ -394,15 +380,34 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + traits.reach(tensor.shape, tensor.stride()) * tensor.dtype.itemsize
 
 
-def _share_elements(targets: Sequence[torch.Tensor], ranges: Sequence[tuple[int, int, int]]) -> bool:
-    """Returns whether targets whose ranges cross, as columns of one matrix do, have a byte in common: counts each."""
-    start = ranges[0][0]
-    counts = torch.zeros(max(stop for _, stop, _ in ranges) - start, dtype=torch.uint8)
-    for first, _, i in ranges:
-        target = targets[i]
-        item = target.dtype.itemsize
-        counts.as_strided((*target.shape, item), (*[step * item for step in target.stride()], 1), first - start).add_(1)
-    return bool(counts.max() > 1)
+def sharing(tensors: Sequence[torch.Tensor]) -> Iterator[tuple[int, int]]:
+    """Finds tensors that have bytes of others: yields the number of each, and that of the first such other one.
+
+    Columns of one matrix lie between each other, and share nothing. So where ranges cross, each byte is looked at.
+    """
+    near: list[tuple[int, int, int]] = []  # ranges, one of which reaches beyond the start of the next one
+    reached = 0
+    for start, stop, number in sorted((*_range(tensor), number) for number, tensor in enumerate(tensors)):
+        if reached <= start:
+            near.clear()
+        device = tensors[number].device
+        same = [one for one in near if one[1] > start and tensors[one[2]].device == device]
+        near.append((start, stop, number))
+        reached = max(reached, stop)
+        if same:
+            begin = min(one[0] for one in same)
+            taken = torch.zeros(max(stop, *(one[1] for one in same)) - begin, dtype=torch.bool, device="cpu")
+            _bytes_of(tensors[number], taken, start - begin).fill_(True)
+            for first, _, other in same:
+                if _bytes_of(tensors[other], taken, first - begin).any():
+                    yield number, other
+                    break
+
+
+def _bytes_of(tensor: torch.Tensor, memory: torch.Tensor, offset: int) -> torch.Tensor:
+    """Returns the part of `memory`, of which an element stands for a byte, where the bytes of a tensor lie."""
+    item = tensor.itemsize
+    return memory.as_strided((*tensor.shape, item), (*[step * item for step in tensor.stride()], 1), offset)
 
 
 # --- How rows are copied ---------------------------------------------------------------------------------------------

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 
 from memstore import structure
 from memstore._arguments import flag
-from memstore._threads import between_forks
+from memstore._compat import (
+    entries_of,
+    inner_tensordict,
+    new_tensordict,
+    params_inner,
+    tensorclass_like,
+    tensordict_parts,
+)
+from memstore._wording import an
 from memstore.errors import StructureMismatchError
 from memstore.rows.gather import Allocate, Gather, Path, RowIndex, check_there, entry_of, matching, name_of
 from memstore.structure import modes, own_device
@@ -103,17 +112,14 @@ def prefetch_rows(source: Any, index: Any) -> None:
 
 def plan(gather: Gather, source: Any, out: Any, path: Path = ()) -> Any:
     """Plans what the rows of `source` become: `out`, or a new value, yet to be filled."""
-    if isinstance(source, torch.Tensor) and not _is_collection(source):
+    if _is_collection(source):
+        return _collection(gather, source, out, path)
+    if isinstance(source, torch.Tensor):
         return gather.add(source, out, path)
     if isinstance(source, dict):
-        return _dict(gather, source, out, path)
+        return _dict(gather, cast("dict[Any, Any]", source), out, path)
     if isinstance(source, (list, tuple)):
         return _sequence(gather, source, out, path)
-    if _is_collection(source):
-        with between_forks():
-            from memstore.rows.collections import plan_collection
-
-        return plan_collection(gather, source, out, path, plan)
     if next(structure.iter_tensors(source), None) is not None:
         kind = type(source).__qualname__
         raise TypeError(f"{name_of(path)} is a {kind}: rows are those of dicts, lists, tuples and TensorDicts")
@@ -121,10 +127,7 @@ def plan(gather: Gather, source: Any, out: Any, path: Path = ()) -> Any:
 
 
 def _dict(gather: Gather, source: dict[Any, Any], out: Any, path: Path) -> Any:
-    outs = matching(source, out, path)
-    entries = {
-        key: plan(gather, value, entry_of(value, outs, key, path), (*path, key)) for key, value in source.items()
-    }
+    entries = _entries(gather, source, matching(source, out, path), path)
     if out is not None:
         return out
     if type(source) is dict:
@@ -132,6 +135,10 @@ def _dict(gather: Gather, source: dict[Any, Any], out: Any, path: Path) -> Any:
     found = copy.copy(source)  # an OrderedDict, or what else a view has
     found.update(entries)
     return found
+
+
+def _entries(gather: Gather, source: dict[Any, Any], outs: Any, path: Path) -> dict[Any, Any]:
+    return {key: plan(gather, value, entry_of(value, outs, key, path), (*path, key)) for key, value in source.items()}
 
 
 def _sequence(gather: Gather, source: Any, out: Any, path: Path) -> Any:
@@ -149,6 +156,90 @@ def _sequence(gather: Gather, source: Any, out: Any, path: Path) -> Any:
     return kind(*entries) if hasattr(kind, "_fields") else kind(entries)
 
 
+# --- TensorDicts and their relatives ---------------------------------------------------------------------------------
+# Where there is a value of its classes, tensordict is imported. Other values do without it: its import takes a second.
+
+
+def _tensordict() -> Any:
+    return sys.modules["tensordict"]
+
+
 def _is_collection(value: Any) -> bool:
-    asked: Any = getattr(sys.modules.get("tensordict"), "is_tensor_collection", None)
-    return asked is not None and asked(value) and not isinstance(value, type)
+    tensordict: Any = sys.modules.get("tensordict")
+    return tensordict is not None and tensordict.is_tensor_collection(value) and not isinstance(value, type)
+
+
+def _collection(gather: Gather, source: Any, out: Any, path: Path) -> Any:
+    tensordict = _tensordict()
+    if tensordict.is_non_tensor(source):
+        return _other(gather, source, out, path)
+    if not source.batch_size:
+        raise ValueError(f"{name_of(path)} is {an(type(source))} without a batch dimension: it has no rows")
+    if tensordict.is_tensorclass(source):
+        into = inner_tensordict(out) if tensordict.is_tensorclass(type(out)) else out
+        inner = plan(gather, inner_tensordict(source), into, path)
+        return tensorclass_like(source, inner) if out is None else out
+    if isinstance(source, tensordict.TensorDictParams):
+        return plan(gather, params_inner(source), out, path)
+    rows = gather.rows(source.batch_size[0], path)
+    if type(source) is not tensordict.TensorDict:
+        return _made_when_asked(gather, source[rows], out, path)
+    entries = _entries(gather, entries_of(source), matching(source, out, path), path)
+    if out is not None:
+        return out
+    names = tensordict_parts(source).names
+    return new_tensordict(
+        tensordict.TensorDict,
+        entries,
+        torch.Size((len(rows), *source.batch_size[1:])),
+        device=gather.device or source.device,
+        names=None if names is None else list(names),
+        nested=False,
+    )
+
+
+def _made_when_asked(gather: Gather, picked: Any, out: Any, path: Path) -> Any:
+    """Plans rows of a lazy stack, or of another container that makes its entries when it is asked for them."""
+    if out is None:
+        return picked.clone()
+    tensordict = _tensordict()
+    whole = gather.of_picked()
+    if not (isinstance(picked, tensordict.LazyStackedTensorDict) and isinstance(out, tensordict.LazyStackedTensorDict)):
+        plan(whole, tensordict.TensorDict(dict(picked.items()), picked.batch_size), out, path)
+        return out
+    # A stack is read from members to members, each as a batch of one row.
+    members, outs = picked.tensordicts, out.tensordicts
+    if (picked.stack_dim, len(members)) != (out.stack_dim, len(outs)):
+        found = f"a stack of {len(outs)} along dimension {out.stack_dim}"
+        takes = f"{len(members)} along {picked.stack_dim}"
+        raise StructureMismatchError(f"{name_of(path)} of out is {found}, and takes one of {takes}")
+    for one, other in zip(members, outs, strict=True):
+        keys = [key for key in _keys_of_others(one) if key in _keys_of_others(other)]
+        if keys:
+            gather.later.append(partial(other.update_, one.select(*keys)))
+            one, other = one.exclude(*keys), other.exclude(*keys)
+        plan(whole, one.unsqueeze(0), other.unsqueeze(0), path)
+    return out
+
+
+def _keys_of_others(member: Any) -> list[Any]:
+    """Returns the keys of the leaves of a stack's member that are no tensors, nested ones too."""
+    tensordict = _tensordict()
+
+    def is_leaf(kind: type) -> bool:
+        return issubclass(kind, (torch.Tensor, tensordict.NonTensorData)) or tensordict.is_non_tensor(kind)
+
+    return [key for key, value in member.items(True, True, is_leaf=is_leaf) if tensordict.is_non_tensor(value)]
+
+
+def _other(gather: Gather, source: Any, out: Any, path: Path) -> Any:
+    """Plans a leaf that is no tensor: one value for all rows, or one for each."""
+    if not source.batch_size:
+        return source if out is None else out
+    rows = source[gather.rows(source.batch_size[0], path)]
+    if out is None:
+        return rows
+    given = out.tolist() if hasattr(out, "tolist") else out
+    if given == rows.tolist() or (isinstance(rows, _tensordict().NonTensorData) and given == rows.data):
+        return out
+    raise StructureMismatchError(f"{name_of(path)} is no tensor, and out has other values there: they can't be filled")

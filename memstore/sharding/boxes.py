@@ -2,7 +2,8 @@
 
 Box                  a box; what it shares with another one
 BoxIndex             which of many boxes meet a box
-uncovered, overlap   what of a tensor no box has; whether two boxes share elements
+cover_of             whether boxes make up a tensor; `uncovered` and `overlap` are its halves
+slabs                a tensor, cut into boxes of limited size
 copies               which parts of stored boxes fill the boxes that are wanted
 runs, cover          where the elements of a strided box lie in memory: contiguous runs, and the pages that cover them
 StoredBox            where the bytes of a box lie in a stored value
@@ -59,6 +60,15 @@ class Box(NamedTuple):
         """Returns the same elements, counted from the first one of `other`."""
         return Box(tuple(a - b for a, b in zip(self.offsets, other.offsets, strict=True)), self.shape)
 
+    def moved(self, by: Sequence[int]) -> Box:
+        """Returns the box that starts so many elements further on in each dimension: the reverse of `within`."""
+        return Box(tuple(map(sum, zip(self.offsets, by, strict=True))), self.shape)
+
+    def narrow(self, dim: int, start: int, size: int) -> Box:
+        """Returns a part of it, as `torch.narrow` does: `start` is counted from its own first element."""
+        offsets = (*self.offsets[:dim], self.offsets[dim] + start, *self.offsets[dim + 1 :])
+        return Box(offsets, (*self.shape[:dim], size, *self.shape[dim + 1 :]))
+
     def fits(self, shape: Sequence[int]) -> bool:
         """Returns whether it lies within a tensor of this shape, which has as many dimensions."""
         return len(self.offsets) == len(self.shape) == len(shape) and all(
@@ -96,7 +106,7 @@ class Box(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The same box as slices, for keys and messages: "0:4, 0:8"."""
+        """Returns the box as slices, for keys and messages: "0:4, 0:8"."""
         return ", ".join(f"{start}:{start + size}" for start, size in zip(self.offsets, self.shape, strict=True))
 
     @property
@@ -105,7 +115,7 @@ class Box(NamedTuple):
 
     @property
     def intervals(self) -> tuple[Interval, ...]:
-        """The same box, by dimension."""
+        """Returns where it starts and stops in each dimension."""
         return tuple((start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
 
 
@@ -124,6 +134,23 @@ def box_of(intervals: Sequence[Interval]) -> Box:
 def whole(shape: Sequence[int]) -> Box:
     """Returns the box of all elements of a tensor."""
     return Box((0,) * len(shape), tuple(shape))
+
+
+def slabs(shape: Sequence[int], most: int) -> Iterator[Box]:
+    """Cuts a tensor into boxes of up to `most` elements, but one at least, that follow each other in C order."""
+    dim, inner = len(shape), 1
+    while dim and inner * shape[dim - 1] <= most:
+        dim -= 1
+        inner *= shape[dim]
+    if not dim:
+        yield whole(shape)
+        return
+    dim -= 1
+    step = max(most // inner, 1)
+    for outer in itertools.product(*map(range, shape[:dim])):
+        for start in range(0, shape[dim], step):
+            sizes = (1,) * dim + (min(step, shape[dim] - start), *shape[dim + 1 :])
+            yield Box((*outer, start, *(0,) * (len(shape) - dim - 1)), sizes)
 
 
 # --- Which boxes meet a box ------------------------------------------------------------------------------------------
@@ -227,19 +254,26 @@ class Cover(NamedTuple):
     Attributes:
         pair: the indices of two boxes that overlap, if any do.
         missing: the parts that no box has.
+        outside: the index of a box that doesn't lie within the tensor, or has other dimensions, if one does. Then
+            nobody has looked for the other two.
     """
 
     pair: tuple[int, int] | None
     missing: list[Box]
+    outside: int | None
 
     @property
     def is_exact(self) -> bool:
-        """Whether each element lies in one box."""
-        return self.pair is None and not self.missing
+        """Returns whether each element lies in one box, and nothing else does."""
+        return self.pair is None and not self.missing and self.outside is None
 
 
 def cover_of(shape: Sequence[int], boxes: Sequence[Box]) -> Cover:
-    return Cover(overlap(boxes), uncovered(whole(shape), boxes))
+    """Returns how these boxes cover a tensor of this shape."""
+    outside = next((number for number, box in enumerate(boxes) if not box.fits(shape)), None)
+    if outside is not None:
+        return Cover(None, [], outside)
+    return Cover(overlap(boxes), uncovered(whole(shape), boxes), None)
 
 
 def _gaps(wanted: Sides, boxes: list[Sides]) -> list[Sides]:

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from operator import mul
 from typing import Any, NamedTuple
 
+from memstore._compat import STRIDED_SHARD
 from memstore.errors import UnsupportedValueError
 from memstore.sharding.boxes import Box, Interval, box_of
 
@@ -106,7 +107,7 @@ class MeshLayout(NamedTuple):
 
     @property
     def is_replicated(self) -> bool:
-        """Whether several ranks hold the same elements."""
+        """Returns whether several ranks hold the same elements."""
         return any(self.mesh_shape[dim] > 1 for dim in self._replicating)
 
     def is_primary(self, coordinate: Sequence[int] | None) -> bool:
@@ -236,7 +237,7 @@ def _split(mesh_dim: int, placement: Any, shape: tuple[int, ...]) -> Split | Non
     if _is_a("Replicate", placement):
         return None
     what = f"the placement {placement!r} of mesh dimension {mesh_dim}"
-    is_strided = _is_a("_StridedShard", placement)
+    is_strided = _is_a(STRIDED_SHARD, placement)
     if is_strided or _is_a("Shard", placement):
         return Split(mesh_dim, _dim(what, placement.dim, shape), int(placement.split_factor) if is_strided else 1)
     partial = loaded(_PLACEMENTS, "Partial")

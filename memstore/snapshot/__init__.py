@@ -4,11 +4,9 @@ snapshot      Snapshot: what a user calls          stateful      what can be sav
 take          the steps of a take                  restore       the steps of a restore
 ranks         the steps of all ranks, and what they hear of each other
 drafts        who writes what, in which file       publishing    the parts of all ranks as one snapshot; leftovers
-planned       snapshots of which others say who writes what: checkpoints of torch.distributed.checkpoint
-stored        a snapshot that is there             reading       its tensors in memory
-mapped        its files, mapped: views             names         of tensors and files
-manifest      what a snapshot says of itself       file_storage  a folder of a file system
-storage       where files lie, as an interface; several reads or writes at once, and how far they are
+stored        a snapshot that is there             reading       its tensors in memory, or mapped
+manifest      what a snapshot says of itself; the names of its files and tensors
+storage       its folder; several reads or writes at once, and how far they are
 staging       tensors, copied into shared memory   writer        the process that writes them
 
 This door loads what is asked for: the writer's process comes through it too, and needs no torch.
@@ -23,10 +21,9 @@ from memstore._threads import between_forks
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.snapshot import drafts, file_storage, manifest, planned, publishing, staging, storage, stored
-    from memstore.snapshot.manifest import load_manifest
-    from memstore.snapshot.mapped import describe_snapshot, load_snapshot
-    from memstore.snapshot.names import is_snapshot
+    from memstore.snapshot import drafts, manifest, publishing, reading, staging, storage, stored
+    from memstore.snapshot.manifest import is_snapshot, load_manifest
+    from memstore.snapshot.reading import describe_snapshot, load_snapshot
     from memstore.snapshot.snapshot import PendingSnapshot, Snapshot, differences
     from memstore.snapshot.stateful import AppState, RNGState, StateDict, Stateful
     from memstore.snapshot.storage import in_parallel
@@ -40,12 +37,12 @@ _HOMES = {
     "StateDict": "memstore.snapshot.stateful",
     "Stateful": "memstore.snapshot.stateful",
     "TensorEntry": "memstore.snapshot.stored",
-    "describe_snapshot": "memstore.snapshot.mapped",
+    "describe_snapshot": "memstore.snapshot.reading",
     "differences": "memstore.snapshot.snapshot",
     "in_parallel": "memstore.snapshot.storage",
-    "is_snapshot": "memstore.snapshot.names",
+    "is_snapshot": "memstore.snapshot.manifest",
     "load_manifest": "memstore.snapshot.manifest",
-    "load_snapshot": "memstore.snapshot.mapped",
+    "load_snapshot": "memstore.snapshot.reading",
 }
 
 __all__ = [
@@ -59,14 +56,13 @@ __all__ = [
     "describe_snapshot",
     "differences",
     "drafts",  # modules that integrations and conversions use, too
-    "file_storage",
     "in_parallel",
     "is_snapshot",
     "load_manifest",
     "load_snapshot",
     "manifest",
-    "planned",
     "publishing",
+    "reading",
     "staging",
     "storage",
     "stored",

@@ -1,8 +1,9 @@
 """Drafts: which rank writes which boxes of which tensors, in which file, under which names, and where in the file.
 
 In a take the ranks divide the bytes among themselves: `partition` says who writes what, and `draft` makes the files of
-a rank. In a planned snapshot a plan from outside says it: `write_boxes` makes one file of a rank's boxes. Both lay out
-a file with `draft_file` and write it with `FileDraft.write`.
+a rank. `write_values` takes a snapshot of values whose tensors lie in files of others. In a planned snapshot a plan
+from outside says who writes what: `write_boxes` makes one file of a rank's boxes, `publish_planned` a snapshot of all
+files. All of them lay out a file with `draft_file` and write it with `FileDraft.write`.
 """
 
 from __future__ import annotations
@@ -21,13 +22,11 @@ import torch
 from memstore import _modes as modes
 from memstore.engine import SAFETENSORS_DTYPES, make_header
 from memstore.errors import ShardMismatchError, UnsupportedValueError
-from memstore.sharding import Box, Shard, narrow_to
-from memstore.snapshot.file_storage import FileStorage
-from memstore.snapshot.manifest import ManifestBox, ManifestFile, ManifestValue
-from memstore.snapshot.names import file_name
-from memstore.snapshot.publishing import PartTensor, SnapshotPart, Take
-from memstore.snapshot.stateful import HeldTensor
-from memstore.snapshot.storage import Done, FilePart, LateBytes, Storage
+from memstore.sharding import Box, Shard, TensorShard, narrow_to
+from memstore.snapshot.manifest import ManifestBox, ManifestFile, ManifestValue, file_name
+from memstore.snapshot.publishing import PartTensor, Replacing, SnapshotPart, Take, new_take, publish
+from memstore.snapshot.stateful import HeldTensor, StateWalker
+from memstore.snapshot.storage import Done, FilePart, FileStorage, LateBytes
 from memstore.snapshot.stored import check_cover
 from memstore.structure import DTYPE_NAMES, memory_of, traits, why_no_memory
 
@@ -43,14 +42,14 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     """A tensor that several ranks may have (parts of), as one rank has it.
 
     Attributes:
-        boxes: the offsets and shape of each part.
+        boxes: the parts.
     """
 
     path: str
     dtype: str
     itemsize: int
     shape: tuple[int, ...]
-    boxes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    boxes: tuple[Box, ...]
     is_sharded: bool
 
 
@@ -115,8 +114,8 @@ def _merged(offers: Sequence[Sequence[Offer]]) -> Mapping[str, _MergedOffer]:
                     f"{rank} as {offer.dtype}{list(offer.shape)}: a tensor of one path is the same on all ranks that "
                     "share it"
                 )
-            for offsets, shape in offer.boxes:
-                first.holders.setdefault(Box(offsets, shape), []).append(rank)
+            for box in offer.boxes:
+                first.holders.setdefault(box, []).append(rank)
     return found
 
 
@@ -140,10 +139,7 @@ def _split(box: Box, itemsize: int, holders: int) -> list[Box]:
         return [box]
     count = min(holders, -(-nbytes // SPLIT), box.shape[0])
     starts = [box.shape[0] * i // count for i in range(count + 1)]
-    return [
-        Box((box.offsets[0] + start, *box.offsets[1:]), (stop - start, *box.shape[1:]))
-        for start, stop in zip(starts, starts[1:], strict=False)
-    ]
+    return [box.narrow(0, start, stop - start) for start, stop in zip(starts, starts[1:], strict=False)]
 
 
 # --- A file, before it is written ------------------------------------------------------------------------------------
@@ -178,14 +174,14 @@ class FileDraft(NamedTuple):
     boxes: Sequence[ManifestBox]
     size: int
 
-    def write(self, storage: Storage, *, durable: bool, checksum: bool, done: Done | None = None) -> ManifestFile:
+    def write(self, storage: FileStorage, *, durable: bool, checksum: bool, done: Done | None = None) -> ManifestFile:
         """Writes the file, from the memory of the tensors where their elements lie in it as in the file.
 
         Other elements are copied when their turn has come, so all copies together are never in memory.
 
         Raises:
             UnsupportedValueError: a tensor has no memory.
-            StoreFullError, OSError: as `Storage.write`.
+            StoreFullError, OSError: as `FileStorage.write`.
         """
         for device in {piece.elements.device for piece in self.pieces if piece.elements.is_cuda}:
             torch.cuda.current_stream(device).synchronize()  # the writing threads have streams of their own
@@ -285,7 +281,7 @@ def offers_of(tensors: list[HeldTensor], shared: set[str]) -> list[Offer]:
             DTYPE_NAMES[tensor.dtype],
             tensor.dtype.itemsize,
             tensor.shape,
-            tuple((shard.box.offsets, shard.box.shape) for shard in tensor.shards),
+            tuple([shard.box for shard in tensor.shards]),
             tensor.is_sharded,
         )
         for tensor in tensors
@@ -318,10 +314,12 @@ def draft(
     state: list[tuple[str, DraftPiece]] = []
     names = [naming.name_in_model(tensor) for tensor in tensors]
     for i, (tensor, own) in enumerate(zip(tensors, names, strict=True)):
-        boxes = shares[rank].get(tensor.path, ()) if tensor.path in shared else [shard.box for shard in tensor.shards]
-        for box in boxes:
+        shards: Sequence[Shard] = tensor.shards
+        if tensor.path in shared:
+            shards = [_shard_of(tensor.shards, box) for box in shares[rank].get(tensor.path, ())]
+        for box, elements in shards:
             label = label_of(own or tensor.path, tensor.shape, box)
-            (model if own else state).append((label, DraftPiece(i, box, _elements_of(tensor.shards, box))))
+            (model if own else state).append((label, DraftPiece(i, box, elements)))
     files: list[FileDraft] = []
     for group, found in (("model", model), ("state", state)):
         if found:
@@ -330,13 +328,10 @@ def draft(
     return part_of(take, rank, values, tensors, files, shared, names), files
 
 
-def _elements_of(shards: Sequence[Shard], box: Box) -> torch.Tensor:
-    """Returns a tensor of the elements of a box, which one of the shards has."""
-    for shard in shards:
-        if shard.box == box:
-            return shard.local
-    shard = next(shard for shard in shards if shard.box.meet(box) == box)
-    return narrow_to(shard.local, box.within(shard.box))
+def _shard_of(shards: Sequence[Shard], box: Box) -> Shard:
+    """Returns a box with its elements, which one of the shards has."""
+    shard = next(shard for shard in shards if box.within(shard.box).fits(shard.box.shape))
+    return Shard(box, narrow_to(shard.local, box.within(shard.box)))
 
 
 def part_of(
@@ -366,7 +361,51 @@ def part_of(
     return SnapshotPart(take, rank, tuple([ManifestFile(file.name, file.size) for file in files]), told, tuple(values))
 
 
-# --- The file of a rank in a planned snapshot ------------------------------------------------------------------------
+def write_values(
+    path: str,
+    values: Mapping[str, Any],
+    boxes_of: Callable[[torch.Tensor], Sequence[tuple[Box, torch.Tensor]]],
+    *,
+    durable: bool,
+    allow_pickle: bool,
+    done: Done | None,
+) -> None:
+    """Takes a snapshot of one rank in a folder, which is there and is empty.
+
+    Args:
+        values: by their names in the app state.
+        boxes_of: gives the boxes of a tensor of a value, each with the tensor that has its elements.
+        done: told the bytes that are written.
+
+    Raises:
+        UnsupportedValueError: a leaf can't be stored, or the manifest would be too long. Nothing was written.
+        StoreFullError, OSError: as `FileStorage.write`.
+    """
+    walker = StateWalker(allow_pickle=allow_pickle)
+    stored = [walker.add(key, value) for key, value in values.items()]
+    found = [
+        (label_of(held.path, held.shape, box), DraftPiece(i, box, elements))
+        for i, held in enumerate(walker.tensors)
+        for shard in held.shards
+        for box, elements in boxes_of(shard.local)
+    ]
+    storage = FileStorage(path, file_mode=0o666)
+    files = [draft_file(file_name("state", 0, 1, None), 0, found)] if found else []
+    take = new_take(path, 1, durable=durable)
+    part = part_of(take, 0, stored, walker.tensors, files, set(), [""] * len(walker.tensors))
+    written = [file.write(storage, durable=durable, checksum=True, done=done) for file in files]
+    publish(storage, [msgspec.structs.replace(part, files=tuple(written))])
+
+
+# --- Planned snapshots -----------------------------------------------------------------------------------------------
+# Others say who writes which boxes, as torch.distributed.checkpoint does. A planned save is a take whose ranks don't
+# know of each other, and whose snapshot takes the place of an earlier one:
+#
+#   1. each rank leaves a trace of the save (`publishing.begin_save`), and writes its file, which no manifest names
+#   2. one rank, alone in the folder, makes one part of all files, and publishes it
+#
+# A kill before the publication leaves the earlier snapshot, one after it the new one; both leave files that the next
+# save removes before it writes (`publishing.sweep_saves`).
 
 
 class PlannedBox(NamedTuple):
@@ -419,7 +458,7 @@ def write_boxes(
         UnsupportedValueError: a dtype that can't be stored.
         ShardMismatchError: a tensor that was made is of another shape than its box.
         AlreadyExistsError: this rank has written for this save already.
-        StoreFullError, OSError: as `Storage.write`.
+        StoreFullError, OSError: as `FileStorage.write`.
     """
     lock = threading.Lock()
     found: list[tuple[str, DraftPiece]] = []
@@ -454,3 +493,67 @@ def _make_bytes(planned: PlannedBox, lock: threading.Lock) -> Bytes:
         if made.layout is not torch.strided:
             raise UnsupportedValueError(f"{planned.path}: a tensor whose layout is {made.layout} can't be stored")
         return bytes_of(made if made.dtype == planned.dtype else made.to(planned.dtype))
+
+
+class PlannedTensor(NamedTuple):
+    """A tensor of the snapshot, and all its parts.
+
+    Attributes:
+        parts: the number of the file that has each, and which of its boxes that is.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: list[tuple[int, int]]
+
+
+def publish_planned(
+    path: str,
+    written: Sequence[WrittenFile],
+    planned: Mapping[str, Mapping[str, PlannedTensor]],
+    objects: Mapping[str, Any],
+    replacing: Replacing,
+    *,
+    save: str,
+    durable: bool,
+) -> None:
+    """Makes the files of all ranks a snapshot, as one part.
+
+    Args:
+        written: the files.
+        planned: the tensors, by the name of the value, and by their own.
+        objects: values without tensors.
+        save: the id of the new snapshot.
+
+    Raises:
+        ShardMismatchError: the parts of a tensor don't cover it, or overlap.
+        UnsupportedValueError: an object can't be stored, or the manifest would be too long.
+        AlreadyExistsError, UnknownOutcomeError: as `publish`.
+    """
+    files: list[ManifestFile] = []
+    numbers: dict[int, int] = {}  # in `files`, of the files that there are
+    for i, one in enumerate(written):
+        if one.file is not None:
+            numbers[i] = len(files)
+            files.append(one.file)
+    walker = StateWalker(allow_pickle=False)
+    tensors: list[PartTensor] = []
+    values: list[ManifestValue] = []
+    for key, found in planned.items():
+        stand_ins: dict[str, TensorShard] = {}  # that have none of the elements
+        for name, one in found.items():
+            none = (0,) * len(one.shape)
+            stand_ins[name] = TensorShard(torch.empty(none, dtype=one.dtype), one.shape, none)
+        values.append(walker.add(key, stand_ins))
+        for place, one in zip(values[-1].tensors, found.values(), strict=True):
+            boxes: list[ManifestBox] = []
+            for file, part in one.parts:
+                box = written[file].boxes[part]
+                if box is not None:
+                    boxes.append(msgspec.structs.replace(box, file=numbers[file]))
+            name = walker.tensors[place].path
+            check_cover(name, one.shape, [Box(box.offsets, box.shape) for box in boxes])
+            tensors.append(PartTensor(name, DTYPE_NAMES[one.dtype], one.shape, False, "", tuple(boxes)))
+    values += [walker.add(key, value) for key, value in objects.items()]
+    whole = SnapshotPart(new_take(path, 1, id=save, durable=durable), 0, tuple(files), tuple(tensors), tuple(values))
+    publish(FileStorage(path), [whole], replacing)

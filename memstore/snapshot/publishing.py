@@ -31,33 +31,30 @@ from memstore.errors import (
     StoreTimeoutError,
     UnknownOutcomeError,
 )
-from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.manifest import (
+    CLAIM,
+    INDEX,
     LIMIT,
+    MANIFEST,
     Manifest,
     ManifestBox,
     ManifestFile,
     ManifestTensor,
     ManifestValue,
     check_length,
-    encode_manifest,
-    read_manifest,
-)
-from memstore.snapshot.names import (
-    CLAIM,
-    INDEX,
-    MANIFEST,
     claim_name,
+    encode_manifest,
     id_of,
     is_id,
     is_torch_data,
     others_in,
     part_name,
+    read_manifest,
     save_name,
     take_of,
     trace_of,
 )
-from memstore.snapshot.storage import Storage, is_unfinished
+from memstore.snapshot.storage import FileStorage, is_unfinished
 
 # --- Parts: what each rank wrote, as it travels between ranks and to the writer --------------------------------------
 
@@ -250,7 +247,7 @@ def present_manifest(storage: FileStorage) -> Manifest | None:
         return None
 
 
-def claimant(storage: Storage) -> str | None:
+def claimant(storage: FileStorage) -> str | None:
     """Returns the id in the folder's claim, if there is one."""
     try:
         text = storage.read_bytes(CLAIM, 64).decode("ascii", "replace")
@@ -259,7 +256,7 @@ def claimant(storage: Storage) -> str | None:
     return text if is_id(text) else None
 
 
-def remove_others(storage: Storage, keep: Collection[str], also: Collection[str], *, owner: str | None) -> None:
+def remove_others(storage: FileStorage, keep: Collection[str], also: Collection[str], *, owner: str | None) -> None:
     """Removes the files of all takes and saves, but those of the snapshot. Files of others stay, whatever their names.
 
     Called where the snapshot's manifest is there. No take can be published beside it, and a save whose files are gone
@@ -296,7 +293,7 @@ def remove_torchs(path: str, *, durable: bool) -> None:
             _remove(storage, name)
 
 
-def _remove(storage: Storage, name: str) -> None:
+def _remove(storage: FileStorage, name: str) -> None:
     """Removes a file, if that is possible: one that stays harms nobody."""
     with contextlib.suppress(OSError):
         storage.remove(name)
@@ -308,13 +305,13 @@ def _remove(storage: Storage, name: str) -> None:
 PUBLISHED = b"published"
 
 
-def finish_part(storage: FileStorage, argument: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
+def finish_part(storage: FileStorage, text: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
     """Leaves the part of a rank whose files are written, and publishes the snapshot if it is the last one.
 
     Returns:
         PUBLISHED, or nothing if other ranks' parts are missing. (The manifest itself may be too long for a message.)
     """
-    part = msgspec.msgpack.decode(argument, type=SnapshotPart)
+    part = msgspec.msgpack.decode(text, type=SnapshotPart)
     files = tuple(msgspec.structs.replace(file, sums=sums[file.name]) for file in part.files)
     part = msgspec.structs.replace(part, files=files)
     own = part_name(part.take.id, part.rank)
@@ -335,7 +332,7 @@ def finish_part(storage: FileStorage, argument: bytes, sums: Mapping[str, bytes]
         raise
 
 
-def read_parts(storage: Storage, take: Take) -> list[SnapshotPart] | None:
+def read_parts(storage: FileStorage, take: Take) -> list[SnapshotPart] | None:
     """Reads the parts of all ranks. Returns None if some are missing."""
     names = [part_name(take.id, rank) for rank in range(take.world_size)]
     if any(storage.size(name) is None for name in names):
@@ -475,11 +472,14 @@ def begin_save(path: str, save: str, *, durable: bool) -> OwnedFile:
     Returns:
         The trace. Close it when the save is over: its files are leftovers then, unless it was published.
     """
-    storage = FileStorage.create(path, durable=durable)
+
+    def leave_and_keep(storage: FileStorage) -> OwnedFile | None:
+        leave_trace(storage, save)
+        return storage.keep(save_name(save))
+
     deadline = time.monotonic() + _PATIENCE
     while True:
-        leave_trace(storage, save)
-        kept = storage.keep(save_name(save))
+        kept = FileStorage.create_for(path, leave_and_keep, durable=durable)
         if kept is not None:
             return kept
         if time.monotonic() > deadline:

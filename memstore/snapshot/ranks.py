@@ -1,9 +1,9 @@
 """The ranks that take or restore a snapshot together: a process group, or this process alone.
 
-A call goes in steps, which all ranks make in the same order (`together`, `at_first`, `end`):
+A call goes in steps, blocks of a `with` that all ranks run in the same order (`together`, `at_first`, `end`):
 
-    1. each rank runs the step, and says how it went
-    2. rank 0 hears all of them, and says them to all
+    1. each rank runs the block, and says how it went (`RankStep`)
+    2. rank 0 hears all of them, and says them to all (`RankGroup.end_step`)
     3. after the last step, rank 0 waits until all have heard that: its process may have the store, and end
 
 A step that fails on one rank fails on all: the others' error names the rank. So does that of ranks which wait for one
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -33,10 +33,33 @@ _END, _LEFT, _PROCESS = "end", "left", "process"  # words
 
 
 class StepOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """The outcome of a step on one rank: what it returned, or the error that it raised."""
+    """The outcome of a step on one rank: what it said, or the error that it raised."""
 
-    found: bytes = b""
+    said: bytes = b""
     error: RankError | None = None
+
+
+class RankStep:
+    """A step, as a block that all ranks run. Made by `RankGroup.together` and `RankGroup.at_first`.
+
+    Attributes:
+        is_at_first: rank 0 waits for nobody.
+        said: what this rank tells the others; the block sets it.
+        heard: what each rank has told, when the block is over; after one of `at_first` what rank 0 has told.
+    """
+
+    __slots__ = ("_ranks", "heard", "is_at_first", "said")
+
+    def __init__(self, ranks: RankGroup, is_at_first: bool) -> None:
+        self._ranks, self.is_at_first = ranks, is_at_first
+        self.said = b""
+        self.heard: list[bytes] = []
+
+    def __enter__(self) -> RankStep:
+        return self
+
+    def __exit__(self, kind: object, raised: BaseException | None, trace: object) -> None:
+        self._ranks.end_step(self, raised)
 
 
 class RankGroup:
@@ -71,53 +94,60 @@ class RankGroup:
         """Tells whether another rank doesn't answer any more, or has left the call."""
         return self._call is not None and self._call.lost
 
-    def together(self, step: Callable[[], bytes]) -> list[bytes]:
-        """Runs the step on every rank, and returns what it returned on each.
+    def together(self) -> RankStep:
+        """Returns a step in which each rank tells something to all.
 
-        Raises:
-            Exception: what the step raised here; or, if it raised on other ranks, a MemstoreError of the same type
+        Raises, at the end of its block:
+            Exception: what the block raised here; or, if it raised on other ranks, a MemstoreError of the same type
                 that names the first of them and its reason.
             StoreTimeoutError: a rank didn't come; it is named.
             MemstoreError: a rank has died; it is named.
         """
+        return RankStep(self, False)
+
+    def at_first(self) -> RankStep:
+        """Returns a step in which rank 0 alone acts, waits for nobody, and tells something to all."""
+        return RankStep(self, True)
+
+    def end_step(self, step: RankStep, raised: BaseException | None) -> None:
+        """Ends the block of a step, which calls this itself. What this raises takes the place of `raised`."""
         if self.size == 1:
-            return [step()]
-        mine, raised = self._run(step)
+            step.heard = [step.said]
+            return
+        if raised is not None and not isinstance(raised, Exception):
+            return  # of a signal's handler: `leave` tells it
+        mine, error = StepOutcome(step.said), raised
+        if raised is not None:
+            error = error_of_lack(raised, "this rank") or raised  # of a type that the other ranks can raise, too
+            mine = StepOutcome(error=RankError(type(error).__name__, str(error) or repr(error), self.rank))
+        if step.is_at_first:
+            mine = self._said_at_first(mine)
+            if mine.error is None:
+                step.heard = [mine.said]
+                return
         try:
-            outcomes = self._tell_all(mine)
+            outcomes = self._tell_all(mine)  # after this, rank 0 knows that all have heard it
         except MemstoreError as lost:
-            if raised is not None:
-                raise raised from lost
+            if error is not None:
+                raise error from lost
             raise
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
         self.all_know = bool(errors)
         if errors:
             self.end()
-            raise raised or errors[0].as_error()
-        return [outcome.found for outcome in outcomes]
+            raise error or errors[0].as_error()
+        step.heard = [outcome.said for outcome in outcomes]
 
-    def at_first(self, step: Callable[[], bytes]) -> bytes:
-        """Runs the step on rank 0, which waits for nobody; all get what it returned. Raises as `together`."""
-        if self.size == 1:
-            return step()
+    def _said_at_first(self, mine: StepOutcome) -> StepOutcome:
+        """Says the outcome of rank 0 to all ranks, and returns it on each."""
         call = self._begun()
         self._step += 1
         word = f"{self._step}/first"
-        raised: Exception | None = None
-        if self.rank == 0:
-            mine, raised = self._run(step)
-            call.say(word, mine)
-            call.forget_later(word)
-        else:
-            mine = call.hear(word, StepOutcome, deadline_after(self.timeout))
-            if mine.error is not None:
-                raised = mine.error.as_error()
-        if raised is None:
-            return mine.found
-        self._tell_all(mine)  # after this, rank 0 knows that all have heard it
-        self.all_know = True
-        self.end()
-        raise raised
+        if self.rank:
+            return call.hear(word, StepOutcome, deadline_after(self.timeout))
+        call.say(word, mine)
+        call.forget_later(word)
+        return mine
 
     def end(self) -> None:
         """Ends the call: rank 0 waits until all have heard what it said. Who is lost now changes nothing."""
@@ -137,13 +167,6 @@ class RankGroup:
         """Tells the others that this rank makes no more steps of this call, unless they know it."""
         if self._call is not None and not self.all_know and not self.lost:
             self._call.leave(RankError(type(error).__name__, str(error) or repr(error), self.rank))
-
-    def _run(self, step: Callable[[], bytes]) -> tuple[StepOutcome, Exception | None]:
-        try:
-            return StepOutcome(step()), None
-        except Exception as raised:
-            error = error_of_lack(raised, "this rank") or raised  # of a type that the other ranks can raise, too
-            return StepOutcome(error=RankError(type(error).__name__, str(error) or repr(error), self.rank)), error
 
     def _tell_all(self, mine: StepOutcome) -> list[StepOutcome]:
         call = self._begun()

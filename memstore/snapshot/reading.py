@@ -1,17 +1,23 @@
-"""Reading tensors of a snapshot into memory.
+"""Tensors of a snapshot, read into memory or mapped.
 
 Boxes go straight into the target where its elements lie as in the file, else through a piece of memory of limited size
 (`read_into`). Every chunk of which something is read is compared with its checksum, if it has one. `find_targets` finds
-the tensors of a state dict that can be filled in place; `read_tensor` reads one tensor by itself.
+the tensors of a state dict that can be filled in place; `read_tensor` reads one tensor by itself, `state_dict_of` a
+state dict into new memory.
+
+Files that are mapped into one range of addresses (`MappedFiles`) are the source of lazy leaves (`view`), and of
+entries of a store whose values lie in the files of a snapshot (`describe_snapshot`).
 """
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import product
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -20,13 +26,35 @@ from torch.nn.parameter import is_lazy
 from memstore import _modes as modes
 from memstore import structure
 from memstore._arguments import whole_number
+from memstore._compat import inner_tensordict
 from memstore._wording import an
-from memstore.errors import ResourceLimitError, SnapshotMismatchError, UnsupportedValueError
-from memstore.sharding import Box, Shard, TensorShard, sharded_leaf, whole
-from memstore.snapshot.manifest import ManifestBox, ManifestTensor
+from memstore.contents import encode_boxes
+from memstore.engine import (
+    ALIGNMENT,
+    Content,
+    ExternalFiles,
+    Leaf,
+    base_after,
+    check_header,
+    decode_external,
+    end_of,
+    map_external,
+    opened,
+)
+from memstore.errors import (
+    CorruptionError,
+    MemstoreError,
+    ResourceLimitError,
+    SnapshotMismatchError,
+    UnsupportedValueError,
+    VersionGoneError,
+)
+from memstore.sharding import Box, Shard, StoredBox, TensorShard, narrow_to, sharded_leaf, whole
+from memstore.snapshot.manifest import ManifestBox, ManifestTensor, rank_of
 from memstore.snapshot.storage import CHUNK, SILENT, FilePart, ProgressMeter, by_width
 from memstore.snapshot.stored import Stored, Value
-from memstore.structure import DTYPES, copy_into, memory_of, name_of, over, takes_bytes, traits
+from memstore.structure import DTYPES, ExternalValue, copy_into, count, memory_of, name_of, over, takes_bytes, traits
+from memstore.view import Memory, Source, lazy_leaf
 
 # --- Boxes into shards -----------------------------------------------------------------------------------------------
 
@@ -34,6 +62,7 @@ from memstore.structure import DTYPES, copy_into, memory_of, name_of, over, take
 BUDGET = 1 << 28  # bytes of memory for what can't be read straight into its target
 
 
+T = TypeVar("T")
 Read = Callable[[int, Sequence[FilePart]], None]  # parts of a file, by its number in the manifest
 
 
@@ -53,7 +82,7 @@ def read_into(
     *,
     check_narrow: bool = True,
 ) -> None:
-    """Fills the shards, which may be filled (see structure/tensor_memory.py). Autograd isn't told of it.
+    """Fills the shards, which may be filled (see structure/memory.py). Autograd isn't told of it.
 
     Args:
         check_narrow: False: chunks of which less than half is wanted are neither read whole nor compared.
@@ -93,7 +122,7 @@ def _plan(box: ManifestBox, shard: Shard, direct: dict[int, list[FilePart]], det
     meet = shard.box.meet(there)
     if meet is None:
         return
-    part = BoxPart(box.file, box.offset, box.shape, meet.within(there), local[meet.within(shard.box).slices])
+    part = BoxPart(box.file, box.offset, box.shape, meet.within(there), narrow_to(local, meet.within(shard.box)))
     if part.is_direct:
         direct[box.file] += part.into_target()
     else:
@@ -129,26 +158,30 @@ def _apart(parts: Sequence[FilePart]) -> list[list[FilePart]]:
 # --- what lies otherwise in the target --------------------------------------------------------------------------------
 
 
+def in_batches(items: Iterable[T], most: int, nbytes: Callable[[T], int]) -> Iterator[list[T]]:
+    """Groups items, in their order, into lists of up to `most` bytes, but one item at least."""
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        size = nbytes(item)
+        if batch and total + size > most:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch
+
+
 def _read_detours(read: Read, file: int, detours: Sequence[BoxPart], budget: int) -> None:
-    batch: list[BoxPart] = []
-    nbytes = 0
-    for detour in sorted(detours, key=lambda detour: detour.start):
-        for piece in detour.pieces(budget):
-            if batch and nbytes + piece.nbytes > budget:
-                _read_batch(read, file, batch)
-                batch, nbytes = [], 0
-            batch.append(piece)
-            nbytes += piece.nbytes
-    _read_batch(read, file, batch)
-
-
-def _read_batch(read: Read, file: int, batch: Sequence[BoxPart]) -> None:
-    memories = [np.empty(piece.nbytes, np.uint8) for piece in batch]
-    parts = [part for piece, memory in zip(batch, memories, strict=True) for part in piece.into_memory(memory)]
-    for together in _apart(parts):
-        read(file, together)
-    for piece, memory in zip(batch, memories, strict=True):
-        piece.copy_from(memory)
+    pieces = (piece for detour in sorted(detours, key=lambda one: one.start) for piece in detour.pieces(budget))
+    for batch in in_batches(pieces, budget, lambda piece: piece.nbytes):
+        memories = [np.empty(piece.nbytes, np.uint8) for piece in batch]
+        parts = [part for piece, memory in zip(batch, memories, strict=True) for part in piece.into_memory(memory)]
+        for together in _apart(parts):
+            read(file, together)
+        for piece, memory in zip(batch, memories, strict=True):
+            piece.copy_from(memory)
 
 
 # --- Runs of a box ---------------------------------------------------------------------------------------------------
@@ -250,10 +283,8 @@ class BoxPart:
         dim = next(dim for dim, size in enumerate(inner.shape) if size > 1)
         half = inner.shape[dim] // 2
         for start, size in ((0, half), (half, inner.shape[dim] - half)):
-            offsets = tuple(at + start * (i == dim) for i, at in enumerate(inner.offsets))
-            shape = tuple(size if i == dim else length for i, length in enumerate(inner.shape))
-            target = self.target.narrow(dim, start, size)
-            yield from BoxPart(self.file, self.offset, self.shape, Box(offsets, shape), target).pieces(budget)
+            part, target = inner.narrow(dim, start, size), self.target.narrow(dim, start, size)
+            yield from BoxPart(self.file, self.offset, self.shape, part, target).pieces(budget)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -313,7 +344,7 @@ def _walk(value: Any, name: Name) -> Iterator[tuple[Name, Any]]:
     elif type(value) in (list, tuple, deque):
         for i, entry in enumerate(cast("list[Any]", value)):
             yield from _walk(entry, (*name, i))
-    elif isinstance(value, Mapping) and not hasattr(value, "_tensordict") and not hasattr(value, "batch_size"):
+    elif isinstance(value, Mapping) and inner_tensordict(value) is None and not hasattr(value, "batch_size"):
         for key, entry in cast("Mapping[Any, Any]", value).items():
             inner = (*name, key if type(key) is str else name_of(key))
             if type(entry) in _PLAIN:  # which most are
@@ -417,3 +448,233 @@ def build_unread(stored: Stored, value: Value, tensors: Sequence[Any], *, allow_
     read_into(stored, [ReadRequest(value.tensors[i], target.shards) for i, target in made.items()], SILENT)
     shown = [made[first[i]].value if i in first else tensor for i, tensor in enumerate(tensors)]
     return stored.build(value, shown, allow_pickle=allow_pickle)
+
+
+def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
+    """Reads a stored state dict into new memory."""
+    stored.check_files(value.tensors)
+    tensors: list[Any] = []
+    made: dict[int, Target] = {}  # what was one tensor in memory is one again
+    wants: list[ReadRequest] = []
+    for i, tensor in enumerate(value.tensors):
+        if i in value.plan.same:
+            tensors.append(tensors[value.plan.same[i]])
+            continue
+        if id(tensor) not in made:
+            made[id(tensor)] = new_target(tensor)
+            wants.append(ReadRequest(tensor, made[id(tensor)].shards))
+        with torch.inference_mode(False), modes.put_aside():
+            tensors.append(traits.with_traits(made[id(tensor)].value.detach(), value.plan.traits[i]))
+    read_into(stored, wants, SILENT)
+    return stored.build(value, tensors, allow_pickle=allow_pickle)
+
+
+# --- Views, and entries of a store -----------------------------------------------------------------------------------
+
+
+def describe_snapshot(key: str, path: str | os.PathLike[str], format: object, *, allow_pickle: bool) -> Content:
+    """Describes rank 0's state dicts, which lie in the files of a snapshot, for a record.
+
+    Args:
+        key: for errors.
+        format: not used: the arguments are those of `formats.describe_files`.
+    """
+    try:
+        stored = Stored(os.path.abspath(path))
+        values = stored.values(0)
+        places = MappedPlaces(stored, [tensor for value in values for tensor in value.tensors])
+        starts, boxes = places.with_room([tensor for value in values for tensor in value.tensors])
+        keys = [value.key for value in values]
+        try:
+            joined = structure.join_external(keys, [ExternalValue(one.plan, one.objects) for one in values], starts)
+        except CorruptionError as error:
+            raise stored.damaged(error.detail) from error
+        boxes = {leaf: found for leaf, found in boxes.items() if leaf not in joined.plan.same}
+        check_header(key, len(joined.plan.description) + len(joined.objects))
+    except MemstoreError as error:
+        error.key = key
+        raise
+    return Content(
+        joined.plan.description,
+        joined.objects,
+        joined.plan.nbytes,
+        adopted=places.files,
+        boxes=encode_boxes(boxes, {}) if boxes else None,
+    )
+
+
+def load_snapshot(key: str, path: str | os.PathLike[str], format: object, *, allow_pickle: bool) -> Any:
+    """Reads rank 0's state dicts into new memory, and compares them with their checksums."""
+    try:
+        stored = Stored(os.path.abspath(path))
+        values = stored.values(0)
+        return {value.key: state_dict_of(stored, value, allow_pickle=allow_pickle) for value in values}
+    except MemstoreError as error:
+        error.key = key
+        raise
+
+
+@modes.put_aside()
+def view(stored: Stored, rank: int, *, allow_pickle: bool) -> dict[str, Any]:
+    """Returns the state dicts of a rank with lazy leaves; see `Snapshot.view`."""
+    values = stored.values(rank)
+    places = MappedPlaces(stored, [tensor for value in values for tensor in value.tensors])
+    source = MappedFiles(stored.path, places.files)
+    with torch.inference_mode(False):
+        return {
+            value.key: stored.build(value, _lazy_leaves(stored, value, places, source), allow_pickle=allow_pickle)
+            for value in values
+        }
+
+
+def _lazy_leaves(stored: Stored, value: Value, places: MappedPlaces, source: MappedFiles) -> list[torch.Tensor]:
+    """Returns lazy leaves, and plain ones where a container looks into them (jagged, quantized, numpy arrays)."""
+    leaves: list[torch.Tensor] = []
+    plan, loaded = value.plan, value.plan.loaded
+    for i, (tensor, leaf, kind) in enumerate(zip(value.tensors, plan.leaves, plan.traits, strict=True)):
+        start, boxes = places.of(tensor)
+        if i in plan.same:
+            leaves.append(leaves[plan.same[i]])
+        elif i in loaded and boxes:
+            made = new_target(tensor)
+            read_into(stored, [ReadRequest(tensor, made.shards)], SILENT)
+            leaves.append(traits.with_traits(made.value, kind))
+        elif i in loaded:
+            leaves.append(traits.with_traits(_over_mapping(source, leaf, start), kind))
+        else:
+            leaves.append(lazy_leaf(source, leaf, start, boxes, kind))
+    return leaves
+
+
+def _over_mapping(source: MappedFiles, leaf: Leaf, start: int) -> torch.Tensor:
+    part = source.memory[start : start + leaf.nbytes]
+    if start % DTYPES[leaf.dtype].itemsize:
+        part = part.copy()
+    storage = torch.from_numpy(part).untyped_storage()
+    storage._memstore_mapping = source.mapping  # pyright: ignore[reportAttributeAccessIssue] - as structure's own leaves
+    return over(storage, DTYPES[leaf.dtype], 0, leaf.shape, traits.contiguous_stride(leaf.shape))
+
+
+# --- Files, mapped ---------------------------------------------------------------------------------------------------
+
+
+class MappedPlaces:
+    """The places of tensors in the range of addresses that the files of a snapshot are mapped to.
+
+    Args:
+        tensors: whose files are needed.
+
+    Attributes:
+        files: these files, encoded.
+    """
+
+    def __init__(self, stored: Stored, tensors: Iterable[ManifestTensor]) -> None:
+        found = ExternalFiles()
+        self._bases: dict[int, int] = {}
+        with stored.reading():
+            for index in sorted({box.file for tensor in tensors for box in tensor.boxes}):
+                file = stored.manifest.files[index]
+                stored.check_size(file)
+                path = f"{os.path.realpath(stored.path)}/{file.name}"
+                with opened(path) as (_, status):
+                    self._bases[index] = found.add(path, status)
+        self.files = found.encode()
+        self._ranks = {index: rank_of(stored.manifest.files[index].name) for index in self._bases}
+
+    def of(self, tensor: ManifestTensor) -> MappedPlace:
+        if len(tensor.boxes) == 1:
+            (box,) = tensor.boxes
+            return MappedPlace(self._bases[box.file] + box.offset, ())
+        if not tensor.boxes:
+            return MappedPlace(0, ())
+        boxes = sorted(tensor.boxes, key=lambda box: box.offsets)
+        starts = [self._bases[box.file] + box.offset for box in boxes]
+        end = starts[0]
+        for box, start in zip(boxes, starts, strict=True):
+            if start != end or box.shape[1:] != tensor.shape[1:]:
+                break
+            end += box.nbytes
+        else:
+            return MappedPlace(starts[0], ())
+        return MappedPlace(
+            starts[0],
+            tuple(
+                StoredBox(Box(box.offsets, box.shape), start, self._ranks[box.file], None)
+                for box, start in zip(boxes, starts, strict=True)
+            ),
+        )
+
+    def with_room(self, tensors: Sequence[ManifestTensor]) -> tuple[list[int], dict[int, tuple[StoredBox, ...]]]:
+        """Returns where tensors start, and the boxes of those in boxes, which start in room behind the files.
+
+        There a get puts them together (docs/format.md); what is one tensor has one place.
+        """
+        end = base_after(end_of(decode_external(self.files)), 0)
+        room: dict[int, int] = {}
+        starts: list[int] = []
+        found: dict[int, tuple[StoredBox, ...]] = {}
+        for number, tensor in enumerate(tensors):
+            start, boxes = self.of(tensor)
+            if boxes:
+                if any(box.place % DTYPES[tensor.dtype].itemsize for box in boxes):
+                    raise UnsupportedValueError(
+                        f"the parts of {tensor.path!r:.100} don't start on multiples of its elements: attach it with "
+                        "copy=True"
+                    )
+                found[number] = boxes
+                if id(tensor) not in room:
+                    room[id(tensor)] = end
+                    end = -(-(end + count(tensor.shape) * DTYPES[tensor.dtype].itemsize) // ALIGNMENT) * ALIGNMENT
+                start = room[id(tensor)]
+            starts.append(start)
+        return starts, found
+
+
+class MappedPlace(NamedTuple):
+    """The place of a tensor: whole, in C order, from `start` on; or in boxes, if there are any."""
+
+    start: int
+    boxes: tuple[StoredBox, ...]
+
+
+class MappedFiles(Source):
+    """Files of a snapshot, mapped.
+
+    Args:
+        path: of the snapshot.
+        files: which, and as they were when it was opened, encoded.
+    """
+
+    __slots__ = ("_files",)
+
+    def __init__(self, path: str, files: bytes) -> None:
+        mapping = map_external(decode_external(files))
+        memory: Memory = np.zeros(0, np.uint8) if mapping is None else np.asarray(mapping)
+        super().__init__(memory, mapping, path, is_on_disk=mapping is not None)
+        self._files = files
+
+    @property
+    def title(self) -> str:
+        return f"snapshot={self.key!r}"
+
+    def damaged(self, detail: str, place: int = 0) -> CorruptionError:
+        files = decode_external(self._files)
+        path = files[bisect_right([file.base for file in files], place) - 1].path if files else self.key
+        return CorruptionError(path=path, detail=detail)
+
+    def again(self) -> MappedFiles | None:
+        return None if self.mapping is None else MappedFiles(self.key, self._files)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return receive_mapped_files, (self.key, self._files)
+
+
+def receive_mapped_files(path: str, files: bytes) -> MappedFiles:
+    """Unpickles a source. Raises VersionGoneError if its files are gone, or others by now."""
+    try:
+        return MappedFiles(path, files)
+    except CorruptionError as error:
+        raise VersionGoneError(
+            f"a reference to a part of the snapshot {path} came when that was gone, or another one: {error.detail}",
+            key=path,
+        ) from None

@@ -1,8 +1,8 @@
 """Restores: how the state dicts of a snapshot come into the objects of an app state.
 
 `restore` has the steps. `match_value` compares an object with what is stored for it, `come_apart` finds targets that
-share memory, `StateLayouts` makes tensors that an object doesn't have yet, and `optimizer_differences` looks for what
-load_state_dict of an optimizer would refuse too late. `state_dict_of` makes a stored state dict in new memory.
+share memory, `_new_target` makes tensors that an object doesn't have yet, and `optimizer_differences` looks for what
+load_state_dict of an optimizer would refuse too late.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 
 from memstore import _modes as modes
 from memstore import structure
+from memstore._compat import may_rename_what_it_loads
 from memstore._info import Progress
 from memstore._wording import an
 from memstore.errors import SnapshotMismatchError, StructureMismatchError
 from memstore.sharding import Shard, allocate_like, sharded_leaf
-from memstore.snapshot.manifest import ManifestTensor
-from memstore.snapshot.names import path_of
+from memstore.snapshot.manifest import ManifestTensor, path_of
 from memstore.snapshot.ranks import RankGroup
 from memstore.snapshot.reading import (
     Name,
@@ -61,87 +61,87 @@ def restore(
     Up to step 4 nothing in the objects has changed. A rank that fails or dies in step 4 or 5 leaves tensors of any
     content.
     """
-    opened: list[Stored] = []
-    matches: dict[str, RestoreMatch] = {}
-    wants: list[ReadRequest] = []
-
-    def begin() -> bytes:
-        names = list(check_app_state(app_state))
-        opened.append(open_stored())
-        return msgspec.msgpack.encode((names, [name for name in names if isinstance(app_state[name], RNGState)]))
-
-    def tell_names() -> bytes:
-        """Tells which names the modules have, where the ranks that took the snapshot had different ones (pipelines)."""
-        told = {
-            key: [str(structure.name_of(name)) for name in state_dict]
-            for key, state_dict in dicts.items()
-            if isinstance(app_state[key], torch.nn.Module)
-            and len({values[key] for values in stored.manifest.ranks if key in values}) > 1
-        }
-        return msgspec.msgpack.encode(told)
-
-    def are_alike(built: Any, target: Any) -> bool:
-        return bool(structure.pair_shards(target, built))
-
-    def match() -> bytes:
-        differences: list[str] = []
-        for key, state_dict in dicts.items():
-            others = elsewhere.get(key, set())
-            found = match_value(stored, ranks.rank, key, app_state[key], state_dict, others, strict, differences)
-            if found is None:
-                continue
-            matches[key] = found
-            stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
-            if any(map(structure.has_wrapped_shards, _leaves_of(state_dict))):
-                unread = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
-                _with_present(unread, state_dict, (key,), are_alike)
-            if isinstance(app_state[key], torch.optim.Optimizer):
-                saved = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
-                differences += optimizer_differences(path_of((key,)), app_state[key], saved)
-        if not differences:
-            places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
-            wants.extend(ReadRequest(place.tensor, place.shards) for place in places)
-        if differences:
-            more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
-            lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
-            raise SnapshotMismatchError(
-                f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
-            )
-        return b""
-
-    def read() -> bytes:
-        nbytes = sum(shard.local.numel() * shard.local.itemsize for want in wants for shard in want.shards)
-        read_into(stored, wants, ProgressMeter(progress, nbytes, "reading", rank=ranks.rank))
-        return b""
-
-    def load(key: str) -> bytes:
-        if key in matches:
-            _load(stored, app_state[key], dicts[key], matches[key], strict=strict, allow_pickle=allow_pickle)
-        return b""
-
     try:
         # 1. The snapshot is opened, and the ranks tell each other the names in their app states.
-        said = [msgspec.msgpack.decode(text, type=tuple[list[str], list[str]]) for text in ranks.together(begin)]
-        (stored,) = opened
+        with ranks.together() as step:
+            names = list(check_app_state(app_state))
+            stored = open_stored()
+            random = [name for name in names if isinstance(app_state[name], RNGState)]
+            step.said = msgspec.msgpack.encode((names, random))
+        said = [msgspec.msgpack.decode(text, type=tuple[list[str], list[str]]) for text in step.heard]
         last = sorted({key for _, random in said for key in random})  # random states: other objects may draw numbers
         order = [*sorted({key for names, _ in said for key in names} - set(last)), *last]
         # 2. The present objects are asked for their state dicts: most give their own tensors.
         dicts = ask_state_dicts(ranks, order, app_state)
-        # 3. They are compared with what is stored. All differences are told at once.
+        # 3. They are compared with what is stored. All differences are told at once. Before that the ranks tell each
+        #    other which names their modules have, where those that took the snapshot had different ones (pipelines).
+        with ranks.together() as step:
+            told = {
+                key: [str(structure.name_of(name)) for name in state_dict]
+                for key, state_dict in dicts.items()
+                if isinstance(app_state[key], torch.nn.Module)
+                and len({values[key] for values in stored.manifest.ranks if key in values}) > 1
+            }
+            step.said = msgspec.msgpack.encode(told)
         elsewhere: dict[str, set[str]] = {}
-        for text in ranks.together(tell_names):
+        for text in step.heard:
             for key, names in msgspec.msgpack.decode(text, type=dict[str, list[str]]).items():
                 elsewhere.setdefault(key, set()).update(names)
-        ranks.together(match)
+        with ranks.together():
+            matches, wants = _match_all(stored, ranks.rank, app_state, dicts, elsewhere, strict, allow_pickle)
         # 4. What is stored is read straight into these tensors, and into new ones where there are none.
-        ranks.together(read)
+        with ranks.together():
+            nbytes = sum(shard.local.numel() * shard.local.itemsize for want in wants for shard in want.shards)
+            read_into(stored, wants, ProgressMeter(progress, nbytes, "reading", rank=ranks.rank))
         # 5. load_state_dict of each object gets the stored state dict, made of these tensors.
         for key in order:
-            ranks.together(partial(load, key))
+            with ranks.together():
+                if key in matches:
+                    _load(stored, app_state[key], dicts[key], matches[key], strict=strict, allow_pickle=allow_pickle)
         ranks.end()
     except BaseException as error:
         ranks.leave(error)
         raise
+
+
+def _match_all(
+    stored: Stored,
+    rank: int,
+    app_state: Any,
+    dicts: Mapping[str, Any],
+    elsewhere: Mapping[str, set[str]],
+    strict: bool,
+    allow_pickle: bool,
+) -> tuple[dict[str, RestoreMatch], list[ReadRequest]]:
+    """Compares all objects with what is stored for them. Returns the matches by key, and what is to be read.
+
+    Raises SnapshotMismatchError, which lists the differences.
+    """
+    matches: dict[str, RestoreMatch] = {}
+    differences: list[str] = []
+    for key, state_dict in dicts.items():
+        others = elsewhere.get(key, set())
+        found = match_value(stored, rank, key, app_state[key], state_dict, others, strict, differences)
+        if found is None:
+            continue
+        matches[key] = found
+        stored.objects_of(found.value, allow_pickle=allow_pickle)  # what can't be read is told in time
+        if any(map(structure.has_wrapped_shards, _leaves_of(state_dict))):
+            unread = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
+            _with_present(unread, state_dict, (key,), lambda built, present: structure.pair_shards(present, built))
+        if isinstance(app_state[key], torch.optim.Optimizer):
+            saved = build_unread(stored, found.value, found.tensors, allow_pickle=allow_pickle)
+            differences += optimizer_differences(path_of((key,)), app_state[key], saved)
+    places: list[RestorePlace] = []
+    if not differences:
+        places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
+    if differences:
+        more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
+        lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
+        raise SnapshotMismatchError(
+            f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
+        )
+    return matches, [ReadRequest(place.tensor, place.shards) for place in places]
 
 
 def _load(
@@ -181,7 +181,7 @@ def _with_present(
     built: Any,
     present: Any,
     path: tuple[str | int, ...],
-    fits: Callable[[Any, Any], bool] = structure.are_shards_of,
+    fits: Callable[[Any, Any], object] = structure.are_shards_of,
 ) -> Any:
     """Returns the state dict, with a DTensor that is there in place of what its parts make, where they were filled.
 
@@ -209,32 +209,10 @@ def _with_present(
     return built
 
 
-def state_dict_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Any:
-    """Reads a stored state dict into new memory."""
-    stored.check_files(value.tensors)
-    tensors: list[Any] = []
-    made: dict[int, Target] = {}  # what was one tensor in memory is one again
-    wants: list[ReadRequest] = []
-    for i, tensor in enumerate(value.tensors):
-        if i in value.plan.same:
-            tensors.append(tensors[value.plan.same[i]])
-            continue
-        if id(tensor) not in made:
-            made[id(tensor)] = new_target(tensor)
-            wants.append(ReadRequest(tensor, made[id(tensor)].shards))
-        with torch.inference_mode(False), modes.put_aside():
-            tensors.append(traits.with_traits(made[id(tensor)].value.detach(), value.plan.traits[i]))
-    read_into(stored, wants, SILENT)
-    return stored.build(value, tensors, allow_pickle=allow_pickle)
-
-
 # --- Step 2: objects and what is stored for them ---------------------------------------------------------------------
 # What is stored for an object, compared with the object: which tensors it is read into, and what differs.
 #
 # Nothing is read, and nothing in the object changes.
-
-
-# pyright: reportPrivateUsage=false
 
 
 _OF_DCP = {"state", "bytes", "dcp"}  # the names in a checkpoint that memstore.integrations.dcp has saved
@@ -288,7 +266,7 @@ def match_value(
     is_module = isinstance(stateful, torch.nn.Module)
     must_fit = is_module or isinstance(stateful, torch.optim.Optimizer)
     targets = find_targets(state_dict)
-    layouts = layouts_of(stateful)
+    parameters = _spread_parameters(stateful)
     reused = set(value.plan.same.values())
     left = {leaf.name[0] for leaf in value.plan.leaves if leaf.name and str(leaf.name[0]) in elsewhere}
     match = RestoreMatch(value, [], {}, [], left - set(map(structure.name_of, state_dict)))
@@ -306,7 +284,7 @@ def match_value(
         if problem and (must_fit or is_spread):  # else it gets memory of its own
             differences.append(f"{path}: {problem}")
         if target is None or problem:
-            made = layouts.make(leaf.name, tensor)
+            made = _new_target(leaf.name, tensor, parameters)
             match.tensors.append(traits.with_traits(made.value, value.plan.traits[i]))
         else:
             made = target
@@ -390,15 +368,8 @@ def _match_module(
 
 def _not_loaded(module: torch.nn.Module, state_dict: Any, value: Value) -> set[int]:
     """Returns the leaves that a module lacks and that needn't be read. Where it may rename what it loads, all are."""
-    plain = torch.nn.Module
-    for one in module.modules():
-        own = type(one)._load_from_state_dict
-        if (
-            one._load_state_dict_pre_hooks
-            or type(one).load_state_dict is not plain.load_state_dict
-            or (own is not plain._load_from_state_dict and not own.__module__.startswith("torch.nn.modules."))
-        ):
-            return set()
+    if any(map(may_rename_what_it_loads, module.modules())):
+        return set()
     names = set(map(structure.name_of, state_dict))
     first = {i: value.plan.same.get(i, i) for i in range(len(value.plan.leaves))}
     loaded = {first[i] for i, leaf in enumerate(value.plan.leaves) if leaf.name and leaf.name[0] in names}
@@ -548,27 +519,24 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 _STATE_NAME = 3  # parts of the name of an optimizer's state: "state", the parameter's number, "exp_avg"
 
 
-class StateLayouts:
-    """The layouts that new tensors of an object's state get.
+def _spread_parameters(stateful: Any) -> list[Any]:
+    """Returns the parameters of an optimizer, as its state dict numbers them; None for one that isn't spread."""
+    if not isinstance(stateful, torch.optim.Optimizer):
+        return []
+    parameters = [parameter for group in stateful.param_groups for parameter in group["params"]]
+    return [one if type(one).__name__ == "DTensor" else None for one in parameters]
+
+
+def _new_target(name: Name, tensor: ManifestTensor, parameters: Sequence[Any]) -> Target:
+    """Makes a new tensor for a stored leaf of an object's state dict.
 
     Args:
-        parameters: of an optimizer, in the order in which its state dict numbers them; else none.
+        parameters: as `_spread_parameters` returns them.
     """
-
-    def __init__(self, parameters: Sequence[Any] = ()) -> None:
-        self._parameters = parameters
-
-    def make(self, name: Name, tensor: ManifestTensor) -> Target:
-        """Returns a new tensor for a stored leaf of an object's state dict."""
-        number = name[1] if len(name) == _STATE_NAME and name[0] == "state" else None
-        if isinstance(number, int) and 0 <= number < len(self._parameters):
-            parameter = self._parameters[number]
-            if tuple(parameter.shape) == tensor.shape and sharded_leaf(parameter) is not None:
-                return _spread_as(parameter, tensor)
+    number = name[1] if len(name) == _STATE_NAME and name[0] == "state" else None
+    parameter = parameters[number] if isinstance(number, int) and 0 <= number < len(parameters) else None
+    if parameter is None or tuple(parameter.shape) != tensor.shape or sharded_leaf(parameter) is None:
         return new_target(tensor)
-
-
-def _spread_as(parameter: Any, tensor: ManifestTensor) -> Target:
     with torch.inference_mode(False), torch.no_grad(), modes.put_aside():
         like: torch.Tensor = parameter.to_local()
         made: Any = type(parameter).from_local(
@@ -580,17 +548,7 @@ def _spread_as(parameter: Any, tensor: ManifestTensor) -> Target:
             stride=parameter.stride(),
         )
         leaf = sharded_leaf(made)
-    shards = () if leaf is None else leaf.shards
-    return Target(made, made.dtype, tensor.shape, shards)
-
-
-def layouts_of(stateful: Any) -> StateLayouts:
-    """Returns the layouts of an optimizer's parameters; other objects have none."""
-    if not isinstance(stateful, torch.optim.Optimizer):
-        return StateLayouts()
-    groups = stateful.param_groups
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    return StateLayouts([one if type(one).__name__ == "DTensor" else torch.empty(0) for one in parameters])
+    return Target(made, made.dtype, tensor.shape, () if leaf is None else leaf.shards)
 
 
 # --- Optimizers ------------------------------------------------------------------------------------------------------

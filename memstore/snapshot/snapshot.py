@@ -18,12 +18,10 @@ from memstore._wording import age, shown, size, table_html, table_text
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
 from memstore.figures import compare
-from memstore.snapshot.manifest import Manifest, ManifestTensor
-from memstore.snapshot.mapped import view
-from memstore.snapshot.names import local_path
+from memstore.snapshot.manifest import Manifest, ManifestTensor, local_path
 from memstore.snapshot.ranks import RankGroup
-from memstore.snapshot.reading import read_tensor
-from memstore.snapshot.restore import restore, state_dict_of
+from memstore.snapshot.reading import read_tensor, state_dict_of, view
+from memstore.snapshot.restore import restore
 from memstore.snapshot.stateful import AppState
 from memstore.snapshot.storage import ProgressMeter
 from memstore.snapshot.stored import (
@@ -32,9 +30,9 @@ from memstore.snapshot.stored import (
     SnapshotMetadata,
     Stored,
     TensorEntry,
+    all_leaves,
     entries_of,
     find_leaf,
-    leaves_of,
     metadata_of,
     verify,
 )
@@ -313,13 +311,15 @@ class Snapshot:
     def __str__(self) -> str:
         """Returns a table of its entries; just its path if it can't be read."""
         try:
-            return snapshot_text(self.path, self.metadata)
+            found = self.metadata
+            return table_text(_COLUMNS, _cells(found), _title(self.path, found))
         except (MemstoreError, OSError):
             return repr(self)
 
     def _repr_html_(self) -> str:
         try:
-            return snapshot_html(self.path, self.metadata)
+            found = self.metadata
+            return table_html(_COLUMNS, _cells(found), _title(self.path, found))
         except (MemstoreError, OSError):
             return html.escape(repr(self))
 
@@ -376,20 +376,11 @@ def stored_of(snapshot: Snapshot) -> Stored:
     return snapshot._open()  # pyright: ignore[reportPrivateUsage]
 
 
-# --- Tables, for a terminal and for a notebook -----------------------------------------------------------------------
-# A snapshot as a table of what it has: for a terminal, and for a notebook. No tensor is read.
+# --- A snapshot as a table, for a terminal and for a notebook --------------------------------------------------------
 
 
 _COLUMNS = ("path", "dtype", "shape", "size", "files")
 _LONGEST = 40  # characters of a value
-
-
-def snapshot_text(path: str, found: SnapshotMetadata) -> str:
-    return table_text(_COLUMNS, _cells(found), _title(path, found))
-
-
-def snapshot_html(path: str, found: SnapshotMetadata) -> str:
-    return table_html(_COLUMNS, _cells(found), _title(path, found))
 
 
 def _title(path: str, found: SnapshotMetadata) -> str:
@@ -430,7 +421,7 @@ def differences(
         done: called with how many leaves have been compared, and how many there are.
     """
     left, right = stored_of(first), stored_of(second)
-    ours, theirs = _leaves(left), _leaves(right)
+    ours, theirs = dict(all_leaves(left, allow_pickle=False)), dict(all_leaves(right, allow_pickle=False))
     paths = list(dict.fromkeys([*ours, *theirs]))
     known: dict[tuple[int, int], str] = {}
     found: list[SnapshotDifference] = []
@@ -443,16 +434,6 @@ def differences(
                 found.append(SnapshotDifference(path, what))
         if done is not None:
             done(number, len(paths))
-    return found
-
-
-def _leaves(stored: Stored) -> dict[str, SnapshotLeaf]:
-    found: dict[str, SnapshotLeaf] = {}
-    for rank in range(stored.manifest.world_size):
-        for key in stored.keys(rank):
-            value = stored.value(rank, key)
-            for path, leaf in () if value is None else leaves_of(stored, value, allow_pickle=False):
-                found[f"{rank}/{path}"] = leaf
     return found
 
 

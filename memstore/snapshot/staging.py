@@ -1,8 +1,8 @@
 """Staging: tensors are copied into warm shared memory, and a process of its own makes files of that.
 
     staged = stage(tensors)                                # when it returns, the tensors may change
-    pending = staged.write(folder, files, finish="part", argument=...)
-    pending.wait()                                         # what that step returned
+    pending = staged.write(folder, files, part=...)
+    pending.wait()                                         # whether that was the last part
 
 The steps of an asynchronous snapshot:
 
@@ -79,8 +79,7 @@ class StagedTensors:
         folder: str | os.PathLike[str],
         files: Sequence[StagedFile],
         *,
-        finish: str | None = None,
-        argument: bytes = b"",
+        part: bytes | None = None,
         durable: bool = True,
         checksum: bool = True,
         done: Callable[[int], None] | None = None,
@@ -90,8 +89,8 @@ class StagedTensors:
         Args:
             folder: where they go. It exists.
             files: what they consist of.
-            finish: what comes when all are written, a name in `writer.STEPS`, with `argument` for it.
-            durable, checksum: as for `Storage.write`. The sums go to `finish`.
+            part: of a rank, encoded, where the files are a part of a snapshot (`publishing.finish_part`).
+            durable, checksum: as for `FileStorage.write`.
             done: called, in a thread of its own, with the bytes that were written since; must not raise.
 
         Raises:
@@ -103,7 +102,7 @@ class StagedTensors:
         path = os.path.abspath(folder)
         pending = PendingWrite(f"the snapshot in {path}", lambda: pool.give_back(block), done)
         place = os.fsencode(path)
-        job = WriteJob(next(_numbers), place, list(files), finish, argument, durable, checksum, done is not None)
+        job = WriteJob(next(_numbers), place, list(files), part, durable, checksum, done is not None)
         try:
             self._stager.send(job, block.fd, pending)
         except BaseException:  # an exception of a signal's handler may come when the writer has the memory already

@@ -11,7 +11,6 @@ import fnmatch
 import inspect
 import random
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -19,12 +18,12 @@ import torch
 
 from memstore import _modes as modes
 from memstore import structure
+from memstore._compat import PARAMETER_MARK
 from memstore._wording import an
 from memstore.engine import Leaf
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import Shard, ShardedLeaf, TensorShard, sharded_leaf, whole
-from memstore.snapshot.manifest import ManifestValue
-from memstore.snapshot.names import path_of
+from memstore.snapshot.manifest import ManifestValue, path_of
 from memstore.snapshot.ranks import RankGroup
 from memstore.structure import DTYPE_NAMES, RefusedError, Tree, Walk, traits
 
@@ -110,10 +109,9 @@ def _set_python_state(state: Any) -> None:
     if isinstance(state, torch.Tensor):
         version, *words = state.tolist()
         gauss = float(np.int64(words.pop()).view(np.float64)) if len(words) > _WORDS else None
-        random.setstate((version, tuple(words), gauss))
     else:  # of snapshots before memstore kept it so; torch makes lists of tuples
         version, words, gauss = state
-        random.setstate((version, tuple(words), gauss))
+    random.setstate((version, tuple(words), gauss))
 
 
 def check_app_state(app_state: Any) -> AppState:
@@ -161,15 +159,11 @@ def ask_state_dicts(ranks: RankGroup, keys: Iterable[str], app_state: AppState) 
     random_state = RNGState()
     before = random_state.state_dict()
     found = {key: value.state_dict() for key, value in app_state.items() if isinstance(value, RNGState)}
-
-    def one(key: str) -> bytes:
-        if key in app_state and key not in found:
-            found[key] = app_state[key].state_dict()
-        return b""
-
     try:
         for key in sorted(keys):
-            ranks.together(partial(one, key))
+            with ranks.together():
+                if key in app_state and key not in found:
+                    found[key] = app_state[key].state_dict()
     finally:
         random_state.load_state_dict(before)
     return found
@@ -254,7 +248,7 @@ class _StateWalk(Walk):
                 raise RefusedError(error.message) from None
             if leaf is not None:
                 found = traits.traits_of(value) if isinstance(value, torch.Tensor) else traits.PLAIN
-                kind = traits.PARAMETER if getattr(value, "_is_param", False) else found.kind
+                kind = traits.PARAMETER if getattr(value, PARAMETER_MARK, False) else found.kind
                 flags = traits.to_flags(kind, found.requires_grad)
                 wrapped = structure.flatten_wrapped_shards(value, leaf, flags, self)
                 if wrapped is not None:

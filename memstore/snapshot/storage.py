@@ -1,31 +1,61 @@
-"""Storage: what a snapshot needs of the place where its files lie. File systems have it; an object store can.
+"""Files of a snapshot: runs of bytes, and the folder of a file system that has them. Imports no torch.
 
-`Storage` is the interface: files by name, written and read in runs of bytes. A file has chunks of 16 MiB, each with a
-sum of its own: `runs_of` says which parts lie in which chunk. This file imports no torch.
+A file has chunks of 16 MiB, each with a sum of its own: `runs_of` says which parts lie in which chunk. The folder may
+be of any file system that has hard links: tmpfs, ext4, xfs, btrfs, overlay, NFS. Every name is looked up in the folder
+that was opened, wherever that is by now, and never through a link. A file is published in these steps
+(`FileStorage.publish`):
+
+    1. the data is written to a file ".memstore_snapshot.<random>.new" beside it
+    2. durable: that file is synced, then the folder, which has the names of all files that were written before
+    3. link(2) gives it its name, unless there is such a file
+    4. the first name is removed
+    5. durable: the folder is synced
+
+A process that dies before 3 has published nothing, one that dies later all; it may leave the file of step 1 behind.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import stat
 import sys
 import threading
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import xxhash
 
 from memstore._info import Progress
+from memstore._wording import check_new_folder
 from memstore._wording import size as size_text
-from memstore.errors import InvalidKeyError, in_callers_code
+from memstore.engine import LockFile, OwnedFile, SharedMemory, is_in_memory, syscalls
+from memstore.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    InvalidKeyError,
+    KeyNotFoundError,
+    MemstoreError,
+    NotAStoreError,
+    PermissionDeniedError,
+    ReadOnlyError,
+    StoreTimeoutError,
+    UnsupportedFilesystemError,
+    error_of_lack,
+    in_callers_code,
+    is_of_caller,
+)
 
-# --- The interface ---------------------------------------------------------------------------------------------------
+# --- Parts of files --------------------------------------------------------------------------------------------------
 
 
 CHUNK = 16 << 20  # bytes of a file that have a sum of their own
@@ -70,122 +100,6 @@ class LateBytes:
             if not self._left:
                 self._made = memoryview(b"")
             return found
-
-
-class Storage(Protocol):
-    """Files by name, in one place. Thread-safe.
-
-    A name is one component of a path, as text: no "/", no "." or "..", no NUL, at most 255 bytes. InvalidKeyError says
-    what is wrong with any other.
-
-    The *sums* of a file are the xxh3-64 of each of its chunks of 16 MiB (`CHUNK`; the last one is what is left), from
-    the file's first byte on: 8 bytes (`SUM_SIZE`) each, one after the other.
-    """
-
-    def write(
-        self,
-        name: str,
-        size: int,
-        parts: Sequence[FilePart],
-        *,
-        durable: bool,
-        checksum: bool = False,
-        done: Done | None = None,
-    ) -> bytes:
-        """Makes a new file of the parts, in large writes, several at once. If it fails, nothing is left.
-
-        Args:
-            name: of a file that doesn't exist.
-            size: of the file, in bytes. The parts cover it without gap and overlap, in any order.
-            parts: what the file consists of. Where their memory changes meanwhile, the file has some of both; the sums
-                are of the bytes that it has.
-            durable: when it returns, the bytes are on the disk. (The file's name is there when a later durable
-                `publish` returns.)
-            checksum: whether to compute the sums, of each piece right before it is written.
-            done: told the bytes written.
-
-        Returns:
-            The sums, or b"".
-
-        Raises:
-            AlreadyExistsError: there is such a file, which is left as it is.
-            StoreFullError: no room, or the file would be larger than the process, or the file system, may write.
-            OSError: any other failure of the file system.
-        """
-        ...
-
-    def read(
-        self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
-    ) -> None:
-        """Reads runs of a file straight into their memory, sorted and joined, several at once.
-
-        Args:
-            name: of the file.
-            parts: which runs, in any order, and where they go. They must not overlap in memory.
-            sums: of the whole file, to check every chunk that a part touches (what else the chunk has is read too).
-            done: told the bytes read, those that only the sums need among them.
-
-        Raises:
-            CorruptionError: the file is missing, shorter than a part, or of another size than the sums are for; or
-                a chunk doesn't fit its sum. The error names the file; the parts' memory then has any content.
-        """
-        ...
-
-    def read_bytes(self, name: str, limit: int) -> bytes:
-        """Reads a small file whole.
-
-        Raises:
-            KeyNotFoundError: there is no such file.
-            CorruptionError: it has more than `limit` bytes (none was read), or is no regular file.
-        """
-        ...
-
-    def publish(self, name: str, data: bytes, *, durable: bool) -> None:
-        """Makes a small file that appears whole or not at all, and never in the place of another one.
-
-        With `durable`, the order is: the data is on the disk, then the names of all files that were written before;
-        then the file appears; when the call returns, its name is on the disk too.
-
-        Raises:
-            AlreadyExistsError: there is such a file. Of several that publish one name at once, one gets no error.
-            StoreFullError: no room.
-        """
-        ...
-
-    def replace(self, name: str, data: bytes, *, durable: bool) -> None:
-        """Publishes a file in the place of an earlier one of this name: readers find the one or the other, whole.
-
-        Raises:
-            StoreFullError: no room. The earlier file is as it was.
-        """
-        ...
-
-    def size(self, name: str) -> int | None:
-        """Returns the size of a file in bytes; None if there is no such file."""
-        ...
-
-    def names(self) -> list[str]:
-        """Returns the names of all files, sorted, whoever made them."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Removes a file; nothing happens if there is none."""
-        ...
-
-
-# --- A file, compared with its sums ----------------------------------------------------------------------------------
-
-
-_AT_ONCE = 4 * CHUNK  # bytes, read in parallel
-
-
-def verify_file(storage: Storage, name: str, size: int, sums: bytes, done: Done | None = None) -> None:
-    """Reads all of a file that should have `size` bytes. Raises CorruptionError, which says where it is damaged."""
-    memory = memoryview(bytearray(min(size, _AT_ONCE)))
-    if not size:
-        storage.read(name, [], sums=sums)
-    for start in range(0, size, _AT_ONCE):
-        storage.read(name, [FilePart(start, memory[: size - start])], sums=sums, done=done)
 
 
 # --- Names of files --------------------------------------------------------------------------------------------------
@@ -334,14 +248,547 @@ def new_sum() -> Any:
     return xxhash.xxh3_64()
 
 
-def count_chunks(size: int) -> int:
-    """Returns how many chunks a file of so many bytes has."""
-    return -(-size // CHUNK)
+# --- The folder ------------------------------------------------------------------------------------------------------
 
 
-def expected_sum(sums: bytes, chunk: int) -> bytes:
-    """Returns the sum of a chunk, by its number."""
-    return sums[chunk * SUM_SIZE : (chunk + 1) * SUM_SIZE]
+_JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
+_PATIENCE, _PAUSE = 60.0, 0.01  # seconds for the lock of a folder, and between two looks
+_ATTEMPTS = 20  # to leave a first file in a folder that others remove while it is empty
+
+
+class FileStorage:
+    """Files by name, in a folder that exists. Thread-safe.
+
+    A name is one component of a path, as text: no "/", no "." or "..", no NUL, at most 255 bytes. InvalidKeyError says
+    what is wrong with any other.
+
+    The *sums* of a file are the xxh3-64 of each of its chunks of 16 MiB (`CHUNK`; the last one is what is left), from
+    the file's first byte on: 8 bytes (`SUM_SIZE`) each, one after the other.
+
+    Args:
+        path: of the folder.
+        file_mode: the permissions of new files.
+
+    Raises:
+        NotAStoreError: there is no such folder.
+        PermissionDeniedError: this process may not open it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, file_mode: int = 0o600) -> None:
+        self.path = os.path.abspath(path)
+        self._mode = file_mode
+        try:
+            with file_errors(self.path):
+                self._folder = OwnedFile(os.path.join(self.path, "."), os.O_RDONLY | os.O_DIRECTORY)
+                self._fd = self._folder.fd
+                self._in_memory = is_in_memory(f"/proc/self/fd/{self._fd}")
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotAStoreError(f"{self.path} is no folder") from None
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], *, durable: bool, folder_mode: int = 0o700, file_mode: int = 0o600
+    ) -> FileStorage:
+        """Makes the folder, and those above it that are missing; one that is there is opened as it is."""
+        path = os.path.abspath(path)
+        parent = os.path.dirname(path)
+        check_new_folder(path)
+        if not os.path.isdir(parent):
+            cls.create(parent, durable=durable, folder_mode=0o777)
+        with file_errors(path):
+            try:
+                syscalls.make_folder(path, folder_mode)
+                made = True
+            except FileExistsError:
+                made = False
+            try:
+                if durable:  # whoever made a folder that is there may not have synced its name
+                    try:
+                        syscalls.sync_folder(parent)
+                    except PermissionError:  # this process may not look into the folder above
+                        if made:
+                            raise
+                return cls(path, file_mode=file_mode)
+            except BaseException:
+                if made:
+                    with contextlib.suppress(OSError):  # another process may use it by now
+                        syscalls.remove_folder(path)
+                raise
+
+    @classmethod
+    def create_for(cls, path: str, first: Callable[[FileStorage], R], *, durable: bool) -> R:
+        """Makes the folder as `create` does, and calls `first`, which leaves a file there.
+
+        Both are done again if the folder is removed between them: who has made it and fails removes it if it is empty.
+        """
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError, NotAStoreError):
+                return first(cls.create(path, durable=durable))
+            time.sleep(_PAUSE)
+        return first(cls.create(path, durable=durable))
+
+    @property
+    def is_removed(self) -> bool:
+        """Returns whether the folder that was opened has been removed, whatever its path has now."""
+        try:
+            return os.fstat(self._fd).st_nlink == 0
+        except OSError as error:
+            return error.errno == errno.ESTALE  # as NFS says it
+
+    def write(
+        self,
+        name: str,
+        size: int,
+        parts: Sequence[FilePart],
+        *,
+        durable: bool,
+        checksum: bool = False,
+        done: Done | None = None,
+    ) -> bytes:
+        """Makes a new file of the parts, in large writes, several at once. If it fails, nothing is left.
+
+        Args:
+            name: of a file that doesn't exist.
+            size: of the file, in bytes. The parts cover it without gap and overlap, in any order.
+            parts: what the file consists of. Where their memory changes meanwhile, the file has some of both; the sums
+                are of the bytes that it has.
+            durable: when it returns, the bytes are on the disk. (The file's name is there when a later durable
+                `publish` returns.)
+            checksum: whether to compute the sums, of each piece right before it is written.
+            done: told the bytes written.
+
+        Returns:
+            The sums, or b"".
+
+        Raises:
+            AlreadyExistsError: there is such a file, which is left as it is.
+            StoreFullError: no room, or the file would be larger than the process, or the file system, may write.
+            OSError: any other failure of the file system.
+        """
+        path = self._path_of(name)
+        runs = runs_of(parts)
+        end = 0
+        for run in runs:
+            if run.offset != end:
+                raise ValueError(f"no part has the bytes from {end:,} to {run.offset:,} of the file")
+            end = run.end
+        if end != size:
+            raise ValueError(f"the parts end at {end:,}, and the file is to have {size:,} bytes")
+        with file_errors(path), self._new_file(path) as fd:
+            syscalls.truncate(fd, size)
+            memory = None
+            try:
+                if size >= syscalls.HUGE_PAGE and self._in_memory:
+                    # Huge pages are filled in a third of the time that writes take: writes allocate small pages one by
+                    # one, under a lock of the file.
+                    memory = SharedMemory(fd=os.dup(fd))
+                    memory.keep_from_children()
+                write = partial(write_run, fd, memory, durable=durable, checksum=checksum)
+                sums = in_parallel(write, runs, _counting(done))
+            finally:
+                if memory is not None:
+                    memory.leave()  # whatever refers to it: an error's traceback would keep the pages of a removed file
+            if durable:
+                syscalls.sync(fd)
+        return b"".join(sums)
+
+    @contextlib.contextmanager
+    def _new_file(self, path: str) -> Generator[int]:
+        """Makes a file and gives its descriptor. If the block fails, the file is removed again."""
+        try:
+            file = OwnedFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._mode, self._fd)
+        except FileExistsError:
+            raise AlreadyExistsError(f"{path} exists: nothing was written") from None
+        try:
+            yield file.fd
+        except BaseException:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                syscalls.unlink(path, self._fd)
+            raise
+        finally:
+            file.close()
+
+    def read(
+        self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
+    ) -> None:
+        """Reads runs of a file straight into their memory, sorted and joined, several at once.
+
+        Args:
+            name: of the file.
+            parts: which runs, in any order, and where they go. They must not overlap in memory.
+            sums: of the whole file, to check every chunk that a part touches (what else the chunk has is read too).
+            done: told the bytes read, those that only the sums need among them.
+
+        Raises:
+            CorruptionError: the file is missing, shorter than a part, or of another size than the sums are for; or
+                a chunk doesn't fit its sum. The error names the file; the parts' memory then has any content.
+        """
+        path = self._path_of(name)
+        with self._opened(path) as (fd, size):
+            if sums is None:
+                runs = runs_of(parts, join=_JOINED)
+            else:
+                expected = -(-size // CHUNK) * SUM_SIZE
+                if len(sums) != expected:
+                    detail = f"it has {size:,} bytes, and {len(sums):,} of checksums instead of {expected:,}"
+                    raise damaged(path, detail)
+                runs = whole_chunks(parts, size)
+            if runs and runs[-1].end > size:
+                raise damaged(path, f"it has {size:,} bytes, and those up to {runs[-1].end:,} were to be read")
+            in_parallel(partial(read_run, fd, path, sums=sums), runs, _counting(done))
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Generator[tuple[int, int]]:
+        """Opens a regular file for reading, and gives its descriptor and its size."""
+        try:
+            with file_errors(path):
+                file = OwnedFile(path, os.O_RDONLY, dir_fd=self._fd)
+        except FileNotFoundError:
+            raise damaged(path, "the file is missing") from None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise damaged(path, "it is a link or a socket, and no regular file") from None
+            raise
+        try:
+            fd = file.fd
+            found = syscalls.status(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise damaged(path, "it is no regular file")
+            with file_errors(path):
+                yield fd, found.st_size
+        finally:
+            file.close()
+
+    def read_bytes(self, name: str, limit: int) -> bytes:
+        """Reads a small file whole.
+
+        Raises:
+            KeyNotFoundError: there is no such file.
+            CorruptionError: it has more than `limit` bytes (none was read), or is no regular file.
+        """
+        path = self._path_of(name)
+        if not self._exists(path):
+            raise KeyNotFoundError(f"{path} is missing")
+        with self._opened(path) as (fd, size):
+            if size > limit:
+                raise damaged(path, f"it has {size:,} bytes, and {limit:,} are the most that such a file may have")
+            data = bytearray(size)
+            if syscalls.read_parts_at(fd, [memoryview(data)], 0) < size:
+                raise damaged(path, f"it became shorter than {size:,} bytes while it was read")
+            return bytes(data)
+
+    def publish(self, name: str, data: bytes, *, durable: bool) -> None:
+        """Makes a small file that appears whole or not at all, and never in the place of another one.
+
+        With `durable`, the order is: the data is on the disk, then the names of all files that were written before;
+        then the file appears; when the call returns, its name is on the disk too.
+
+        Raises:
+            AlreadyExistsError: there is such a file. Of several that publish one name at once, one gets no error.
+            StoreFullError: no room.
+        """
+        path = self._path_of(name)
+        folder = self._fd
+        with file_errors(path):
+            if self._exists(path):
+                raise AlreadyExistsError(f"{path} exists: nothing was written")
+            beside = self._write_beside(data, durable=durable)
+            try:
+                self._link(beside, name, path)
+            finally:
+                with contextlib.suppress(OSError):  # it is published, or there is another error to tell
+                    syscalls.unlink(beside, folder)
+            if durable:
+                syscalls.sync(folder)
+
+    def replace(self, name: str, data: bytes, *, durable: bool) -> None:
+        """Publishes a file in the place of an earlier one of this name: readers find the one or the other, whole.
+
+        Raises:
+            StoreFullError: no room. The earlier file is as it was.
+        """
+        path = self._path_of(name)
+        folder = self._fd
+        with file_errors(path):
+            beside = self._write_beside(data, durable=durable)
+            try:
+                syscalls.replace(beside, name, folder)
+            except BaseException:
+                with contextlib.suppress(OSError):  # the first error is the one to tell
+                    syscalls.unlink(beside, folder)
+                raise
+            if durable:
+                syscalls.sync(folder)
+
+    def _write_beside(self, data: bytes, *, durable: bool) -> str:
+        """Takes the steps 1 and 2. Returns the first name."""
+        beside = new_unfinished_name()
+        path = f"{self.path}/{beside}"
+        with file_errors(path), self._new_file(path) as fd:
+            syscalls.write_at(fd, data, 0)
+            if durable:
+                syscalls.sync(fd)
+                syscalls.sync(self._fd)
+        return beside
+
+    @contextlib.contextmanager
+    def alone(self) -> Generator[None]:
+        """Keeps other processes out of such a block of this folder while the block runs. The dead are in none.
+
+        Raises:
+            StoreTimeoutError: another process is in one for a minute.
+        """
+        with file_errors(self.path):
+            folder = OwnedFile(os.path.join(self.path, "."), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            deadline = time.monotonic() + _PATIENCE
+            while not _locked(partial(syscalls.lock_exclusive, folder.fd), without_locks=True):
+                if time.monotonic() > deadline:
+                    raise StoreTimeoutError(f"{self.path} is locked by another process for {_PATIENCE:g} s")
+                time.sleep(_PAUSE)
+            yield
+        finally:
+            folder.close()
+
+    def keep(self, name: str) -> OwnedFile | None:
+        """Marks a file as one that this process needs, until what is returned is closed, or the process dies.
+
+        Several processes may keep a file. A file system without locks (`flock`) takes all files for kept ones.
+
+        Returns:
+            None if there is no such file (any more).
+        """
+        path = self._path_of(name)
+        try:
+            file = LockFile(path, os.O_RDWR, dir_fd=self._fd)  # a forked child closes its copy
+        except FileNotFoundError:
+            return None
+        # Without locks it is kept as far as that goes: `unless_kept` takes every file for one that somebody keeps.
+        if _locked(partial(syscalls.lock_shared, file.fd), without_locks=True):
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+                if os.path.samestat(found, os.fstat(file.fd)):  # who removes a file does so under its lock
+                    return file
+        file.close()
+        return None
+
+    @contextlib.contextmanager
+    def unless_kept(self, name: str) -> Generator[bool]:
+        """Gives whether nobody keeps a file, and while the block runs, nobody can."""
+        try:
+            file = LockFile(self._path_of(name), os.O_RDWR, dir_fd=self._fd)
+        except FileNotFoundError:
+            yield False
+            return
+        try:
+            yield _locked(file.lock, without_locks=False)
+        finally:
+            file.close()
+
+    def _link(self, beside: str, name: str, path: str) -> None:
+        folder = self._fd
+        try:
+            syscalls.link(beside, name, folder)
+        except FileExistsError:
+            ours = os.stat(beside, dir_fd=folder, follow_symlinks=False)
+            theirs = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if not os.path.samestat(ours, theirs):  # over NFS, a call that succeeded may be sent again
+                raise AlreadyExistsError(f"{path} was made by somebody else meanwhile") from None
+        except FileNotFoundError:  # so does a take once it is published, with what others have not finished
+            text = f"{path}: another take to this folder was first, and removed what this one was about to publish"
+            raise AlreadyExistsError(text) from None
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise UnsupportedFilesystemError(
+                    f"{path}: the file system has no hard links ({error.strerror}), by which a snapshot appears at "
+                    "once: take it elsewhere, and copy the folder"
+                ) from error
+            raise
+
+    def size(self, name: str) -> int | None:
+        """Returns the size of a file in bytes; None if there is no such file."""
+        path = self._path_of(name)
+        if not self._exists(path):
+            return None
+        with self._opened(path) as (_, size):
+            return size
+
+    def names(self) -> list[str]:
+        """Returns the names of all files, sorted, whoever made them."""
+        return sorted(os.listdir(self._fd))
+
+    def remove(self, name: str) -> None:
+        """Removes a file; nothing happens if there is none."""
+        path = self._path_of(name)
+        with file_errors(path), contextlib.suppress(FileNotFoundError):
+            syscalls.unlink(path, self._fd)
+
+    def _path_of(self, name: str) -> str:
+        return f"{self.path}/{check_name(name)}"
+
+    def _exists(self, path: str) -> bool:
+        try:
+            os.stat(path[len(self.path) + 1 :], dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+_AT_ONCE = 4 * CHUNK  # bytes of a file that is verified, read in parallel
+
+
+def verify_file(storage: FileStorage, name: str, size: int, sums: bytes, done: Done | None = None) -> None:
+    """Reads all of a file that should have `size` bytes. Raises CorruptionError, which says where it is damaged."""
+    memory = memoryview(bytearray(min(size, _AT_ONCE)))
+    if not size:
+        storage.read(name, [], sums=sums)
+    for start in range(0, size, _AT_ONCE):
+        storage.read(name, [FilePart(start, memory[: size - start])], sums=sums, done=done)
+
+
+def _locked(lock: Callable[[], bool], *, without_locks: bool) -> bool:
+    """Takes a lock (flock), which is gone when its process dies, and returns whether that succeeded.
+
+    Args:
+        without_locks: what to return where the file system has no locks; over NFS they want a file that is open for
+            writing.
+    """
+    try:
+        return lock()
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF):
+            return without_locks
+        raise
+
+
+def _counting(done: Done | None) -> Callable[[ChunkRun], None]:
+    return (lambda _: None) if done is None else lambda run: done(run.nbytes)
+
+
+# --- Runs of bytes, from memory to a file or back --------------------------------------------------------------------
+
+
+_STEP = 1 << 18  # bytes
+
+
+def write_run(fd: int, mapped: SharedMemory | None, run: ChunkRun, *, durable: bool, checksum: bool) -> bytes:
+    """Writes a chunk. Returns its sum, which is of the bytes that are written even if the memory changes meanwhile.
+
+    For that, what is summed is a copy of each step, which stays in the processor's cache.
+
+    Args:
+        mapped: all of the file, if it is a large one in memory.
+        durable: it is going to be synced.
+    """
+    hasher = new_sum() if checksum else None
+    memory = memoryview(b"")  # of the run, as far as the kernel has huge pages that cost no more than small ones
+    if mapped is not None:
+        memory = mapped.bytes[run.offset : mapped.allocate_huge(run.offset, run.end)]
+    for offset, pieces in _steps(run):
+        start, stop = offset - run.offset, offset - run.offset + sum(map(len, pieces))
+        if stop <= len(memory):
+            _copy_pieces(pieces, memory[start:stop])
+            if hasher is not None:
+                hasher.update(memory[start:stop])
+            continue
+        if hasher is not None:
+            pieces = [memoryview(b"".join(pieces))]
+            hasher.update(pieces[0])
+        syscalls.write_parts_at(fd, pieces, offset)
+    if durable:
+        syscalls.start_sync(fd, run.offset, run.nbytes)
+    return hasher.digest() if hasher is not None else b""
+
+
+def _copy_pieces(pieces: Sequence[memoryview], target: memoryview) -> None:
+    """Copies the pieces. Other threads run meanwhile, but for read-only memory, which is a header as a rule."""
+    start = 0
+    for piece in pieces:
+        place = target[start : start + len(piece)]
+        if piece.readonly:
+            place[:] = piece
+        else:
+            syscalls.copy(syscalls.buffer_address(place), syscalls.buffer_address(piece), len(piece))
+        start += len(piece)
+
+
+def read_run(fd: int, path: str, run: ChunkRun, *, sums: bytes | None) -> None:
+    """Reads a run; with sums, it is a whole chunk and is compared with its own."""
+    hasher = new_sum()
+    for offset, pieces in _steps(run):
+        count = syscalls.read_parts_at(fd, pieces, offset)
+        if count < sum(map(len, pieces)):
+            raise damaged(path, f"it ends at {offset + count:,}, and was longer a moment ago")
+        for piece in pieces if sums is not None else ():
+            hasher.update(piece)
+    if sums is None:
+        return
+    chunk = run.offset // CHUNK
+    if hasher.digest() != sums[chunk * SUM_SIZE : (chunk + 1) * SUM_SIZE]:
+        raise damaged(path, f"bytes {run.offset:,} to {run.end:,} (chunk {chunk}) don't fit their checksum")
+
+
+def _steps(run: ChunkRun) -> Iterator[tuple[int, list[memoryview]]]:
+    """Yields a run in pieces that are summed while they are in the processor's cache, with their offset in the file.
+
+    Bytes that nobody wants go to memory that all steps share.
+    """
+    gaps = [piece for piece in run.pieces if isinstance(piece, int)]
+    scratch = memoryview(bytearray(min(sum(gaps), 2 * _STEP)))
+    offset, pieces, nbytes, used = run.offset, list[memoryview](), 0, 0
+    for whole in run.pieces:
+        size = whole if isinstance(whole, int) else len(whole)
+        if isinstance(whole, LatePiece):
+            whole = whole.source.take(whole.start, whole.stop)
+        for start in range(0, size, _STEP):
+            length = min(_STEP, size - start)
+            if isinstance(whole, int):
+                pieces.append(scratch[used : used + length])
+                used += length
+            else:
+                pieces.append(whole[start : start + length])
+            nbytes += length
+            if nbytes >= _STEP:
+                yield offset, pieces
+                offset, pieces, nbytes, used = offset + nbytes, [], 0, 0
+    if pieces:
+        yield offset, pieces
+
+
+def damaged(path: str, detail: str) -> CorruptionError:
+    """Returns an error that names the file."""
+    return CorruptionError(path=path, detail=detail)
+
+
+# --- What the file system refuses, as memstore's errors --------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def file_errors(path: str) -> Generator[None]:
+    """Turns OSErrors that a caller can do something about into typed ones that name `path`. Others get it as well."""
+    try:
+        yield
+    except MemstoreError:
+        raise
+    except OSError as error:
+        typed = error if is_of_caller(error) else _typed(error, path)
+        if typed is error:
+            raise
+        raise typed from error
+
+
+def _typed(error: OSError, path: str) -> OSError | MemstoreError:
+    code, reason = error.errno or 0, error.strerror
+    lack = error_of_lack(error, path)
+    if lack is not None:
+        return lack
+    if code in (errno.EACCES, errno.EPERM):
+        return PermissionDeniedError(f"{path}: {reason}: it belongs to somebody else, or its folder does")
+    if code == errno.EROFS:
+        return ReadOnlyError(f"{path} is on a file system that is mounted read-only")
+    if error.filename is None:
+        return type(error)(code, reason, path)
+    return error
 
 
 # --- Several calls at once -------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 
 from memstore import structure
@@ -32,11 +31,18 @@ from memstore.errors import (
     VersionGoneError,
 )
 from memstore.listing import near
-from memstore.sharding import Box, overlap
-from memstore.snapshot.file_storage import FileStorage
-from memstore.snapshot.manifest import Manifest, ManifestBox, ManifestFile, ManifestTensor, ManifestValue, load_manifest
-from memstore.snapshot.names import MANIFEST, path_of
-from memstore.snapshot.storage import FilePart, ProgressMeter, verify_file
+from memstore.sharding import Box, cover_of
+from memstore.snapshot.manifest import (
+    MANIFEST,
+    Manifest,
+    ManifestBox,
+    ManifestFile,
+    ManifestTensor,
+    ManifestValue,
+    load_manifest,
+    path_of,
+)
+from memstore.snapshot.storage import FilePart, FileStorage, ProgressMeter, verify_file
 from memstore.structure import DTYPES, PICKLED, name_of
 
 # --- The snapshot and its values -------------------------------------------------------------------------------------
@@ -106,14 +112,18 @@ class Stored:
             return list(ranks[rank])
         return list(dict.fromkeys(key for values in ranks for key in values))
 
+    def values(self, rank: int) -> list[Value]:
+        """Returns what this rank gets under each of these names."""
+        found = (self.value(rank, key) for key in self.keys(rank))
+        return [value for value in found if value is not None]
+
     def by_path(self) -> dict[str, ManifestTensor]:
         """Returns the tensors of all ranks by path; of one path, the first rank's."""
         if self._by_path is None:
             self._by_path = {}
-            for rank, values in enumerate(self.manifest.ranks):
-                for key in values:
-                    value = self.value(rank, key)
-                    for path, tensor in value.paths() if value is not None else ():
+            for rank in range(len(self.manifest.ranks)):
+                for value in self.values(rank):
+                    for path, tensor in value.paths():
                         self._by_path.setdefault(path, tensor)
         return self._by_path
 
@@ -125,10 +135,8 @@ class Stored:
     def _checked(self, stored: ManifestValue) -> Value:
         """Returns the value, once its leaves are known to be the tensors that it names. Raises CorruptionError."""
         tensors = tuple(self.manifest.tensors[i] for i in stored.tensors)
-        try:
+        with self.naming(stored.key):
             plan = structure.plan_of(stored.structure)
-        except CorruptionError as error:
-            raise self.damaged(f"the value {stored.key!r:.100}: {error.detail}") from error
         if len(plan.leaves) != len(tensors):
             raise self.damaged(
                 f"the value {stored.key!r:.100} has {len(plan.leaves):,} leaves, {len(tensors):,} tensors"
@@ -155,10 +163,8 @@ class Stored:
 
     def objects_of(self, value: Value, *, allow_pickle: bool) -> list[Any]:
         """Returns the leaves of a value that are no tensors, in the order of the plan's names."""
-        try:
+        with self.naming(value.key):
             return structure.decode_objects(value.objects, value.plan.object_count, allow_pickle)
-        except CorruptionError as error:
-            raise self.damaged(f"the value {value.key!r:.100}: {error.detail}") from error
 
     def check_size(self, file: ManifestFile) -> None:
         """Raises CorruptionError for a file that is missing, or of another size than the manifest says."""
@@ -208,10 +214,16 @@ class Stored:
 
     def build(self, value: Value, tensors: list[Any], *, allow_pickle: bool) -> Any:
         """Builds the state dict of these tensors."""
-        try:
+        with self.naming(value.key):
             return structure.build(value.plan, value.objects, tensors, allow_pickle=allow_pickle)
+
+    @contextmanager
+    def naming(self, key: str) -> Generator[None]:
+        """Names the manifest and a value in what is told of damage in the block."""
+        try:
+            yield
         except CorruptionError as error:
-            raise self.damaged(f"the value {value.key!r:.100}: {error.detail}") from error
+            raise self.damaged(f"the value {key!r:.100}: {error.detail}") from error
 
 
 # --- Entries and leaves, by path -------------------------------------------------------------------------------------
@@ -299,14 +311,15 @@ def metadata_of(stored: Stored, *, allow_pickle: bool) -> SnapshotMetadata:
 
 def entries_of(stored: Stored, *, allow_pickle: bool) -> dict[str, SnapshotEntry]:
     """Returns all tensors and objects, by rank and path: "0/model/layer.weight"."""
-    found: dict[str, SnapshotEntry] = {}
+    return {path: _entry(stored, leaf) for path, leaf in all_leaves(stored, allow_pickle=allow_pickle)}
+
+
+def all_leaves(stored: Stored, *, allow_pickle: bool) -> Iterator[tuple[str, SnapshotLeaf]]:
+    """Yields the leaves of all ranks by rank and path."""
     for rank in range(stored.manifest.world_size):
-        for key in stored.keys(rank):
-            value = stored.value(rank, key)
-            if value is not None:
-                for path, leaf in leaves_of(stored, value, allow_pickle=allow_pickle):
-                    found[f"{rank}/{path}"] = _entry(stored, leaf)
-    return found
+        for value in stored.values(rank):
+            for path, leaf in leaves_of(stored, value, allow_pickle=allow_pickle):
+                yield f"{rank}/{path}", leaf
 
 
 def _entry(stored: Stored, leaf: SnapshotLeaf) -> SnapshotEntry:
@@ -334,7 +347,9 @@ def leaves_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Iterator[t
     try:
         objects = stored.objects_of(value, allow_pickle=allow_pickle)
     except UnsupportedValueError:
-        for name, raw in zip(value.plan.object_names, _raw_objects(stored, value), strict=True):
+        with stored.naming(value.key):
+            raws = structure.raw_objects(value.objects, len(value.plan.object_names))
+        for name, raw in zip(value.plan.object_names, raws, strict=True):
             if "__dict__" not in name:
                 yield path_of((value.key, *name)), SnapshotLeaf(None, PICKLED, bytes(raw))
         return
@@ -342,13 +357,6 @@ def leaves_of(stored: Stored, value: Value, *, allow_pickle: bool) -> Iterator[t
         if "__dict__" not in name:  # what a Module keeps beside its state_dict
             for path, entry in _opened((value.key, *name), found):
                 yield path, SnapshotLeaf(None, entry)
-
-
-def _raw_objects(stored: Stored, value: Value) -> list[msgspec.Raw]:
-    try:
-        return structure.raw_objects(value.objects, len(value.plan.object_names))
-    except CorruptionError as error:
-        raise stored.damaged(f"the value {value.key!r:.100}: {error.detail}") from error
 
 
 def _opened(name: tuple[str | int, ...], value: Any) -> Iterator[tuple[str, Any]]:
@@ -407,11 +415,9 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> SnapshotLeaf:
 def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> None:
     """Reads all files, and compares them with their checksums and the manifest; see `Snapshot.verify`."""
     for rank in range(stored.manifest.world_size):
-        for key in stored.keys(rank):
-            value = stored.value(rank, key)
-            if value is not None:
-                with contextlib.suppress(UnsupportedValueError):  # pickles, which only who trusts them may look into
-                    stored.objects_of(value, allow_pickle=allow_pickle)
+        for value in stored.values(rank):
+            with contextlib.suppress(UnsupportedValueError):  # pickles, which only who trusts them may look into
+                stored.objects_of(value, allow_pickle=allow_pickle)
     meter = ProgressMeter(progress, stored.manifest.nbytes, "verifying")
     boxes: list[list[tuple[ManifestTensor, ManifestBox]]] = [[] for _ in stored.manifest.files]
     for tensor in stored.manifest.tensors:
@@ -454,8 +460,12 @@ def _bytes(stored: Stored, file: ManifestFile, offset: int, size: int) -> bytes:
 
 def check_cover(path: str, shape: Sequence[int], boxes: Sequence[Box]) -> None:
     """Raises ShardMismatchError unless the boxes cover the tensor, each element once."""
-    covered, wanted = sum(math.prod(box.shape) for box in boxes), math.prod(shape)
-    if len(boxes) > 1 and overlap(boxes) is not None:
+    found = cover_of(shape, boxes)
+    if found.outside is not None:
+        raise ShardMismatchError(f"{path}: the ranks' part [{boxes[found.outside].text}] lies outside of {list(shape)}")
+    if found.pair is not None:
         raise ShardMismatchError(f"{path}: the ranks' parts of it overlap without being equal: it can't be saved")
-    if covered != wanted:
+    if found.missing:
+        wanted = math.prod(shape)
+        covered = wanted - sum(math.prod(gap.shape) for gap in found.missing)
         raise ShardMismatchError(f"{path}: the ranks have {covered:,} of its {wanted:,} elements: a rank is missing")

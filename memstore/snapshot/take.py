@@ -20,6 +20,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
@@ -41,18 +42,20 @@ from memstore.errors import (
     UnknownOutcomeError,
 )
 from memstore.snapshot.drafts import FileDraft, Naming, Offer, draft, lone_replicas, offers_of, own_bytes, partition
-from memstore.snapshot.file_storage import FileStorage
-from memstore.snapshot.manifest import Manifest, ManifestValue, check_length, read_manifest
-from memstore.snapshot.names import (
+from memstore.snapshot.manifest import (
     CLAIM,
     INDEX,
     MANIFEST,
+    Manifest,
+    ManifestFile,
+    check_length,
     claim_name,
     failure_name,
     local_path,
     others_in,
     part_name,
     path_of,
+    read_manifest,
 )
 from memstore.snapshot.publishing import (
     SnapshotPart,
@@ -74,7 +77,7 @@ from memstore.snapshot.stateful import (
     is_replicating,
     matches_globs,
 )
-from memstore.snapshot.storage import ProgressMeter, Storage
+from memstore.snapshot.storage import FileStorage, ProgressMeter
 from memstore.snapshot.writer import PendingWrite, StagedFile
 
 # --- Options ---------------------------------------------------------------------------------------------------------
@@ -146,24 +149,21 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> Prep
     take: Take | None = None
     storage: FileStorage | None = None
     may_write = False  # whether other ranks may be writing
-
-    def open_take() -> bytes:
-        nonlocal take, storage
-        checked, found = _check_arguments(path, app_state, options)
-        modules = [
-            (key, "module." if is_replicating(value) else "")
-            for key, value in checked.items()
-            if isinstance(value, torch.nn.Module)
-        ]
-        replicated = [*options.replicated, *globs_of_ddp(checked)]
-        if not ranks.rank:
-            take, storage = _begin(found, ranks.size, options)
-        return msgspec.msgpack.encode(Opening(take, replicated, list(checked), modules))
-
     try:
         # 1. Rank 0 looks that there is no snapshot, makes the folder, and claims its plain names if nobody has.
         #    Killed: a folder with a claim.
-        opening = [msgspec.msgpack.decode(text, type=Opening) for text in ranks.together(open_take)]
+        with ranks.together() as step:
+            checked, folder = _check_arguments(path, app_state, options)
+            modules = [
+                (key, "module." if is_replicating(value) else "")
+                for key, value in checked.items()
+                if isinstance(value, torch.nn.Module)
+            ]
+            replicated = [*options.replicated, *globs_of_ddp(checked)]
+            if not ranks.rank:
+                take, storage = _begin(folder, ranks.size, options)
+            step.said = msgspec.msgpack.encode(Opening(take, replicated, list(checked), modules))
+        opening = [msgspec.msgpack.decode(text, type=Opening) for text in step.heard]
         begun = opening[0].take
         if begun is None:
             raise MemstoreError("rank 0 of the process group said nothing of the snapshot")
@@ -174,23 +174,21 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> Prep
             # 3. The ranks tell each other which tensors they share; each computes who writes what.
             globs = set.intersection(*(set(said.replicated) for said in opening)) if ranks.size > 1 else ()
             walker = StateWalker(allow_pickle=options.allow_pickle)
-            values: list[ManifestValue] = []
-            shared: set[str] = set()
-
-            def offer() -> bytes:
-                nonlocal storage
+            with ranks.together() as step:
                 storage = storage or FileStorage(begun.path)
                 # modules first: a tensor has the name of its first leaf, and a dict may hold a model's tensors, too
                 modules_first = sorted(dicts, key=lambda key: not isinstance(app_state[key], torch.nn.Module))
-                values.extend([walker.add(key, dicts[key]) for key in modules_first])
+                values = [walker.add(key, dicts[key]) for key in modules_first]
                 nbytes = sum([len(one.path) for one in walker.tensors], sum([one.manifest_bytes for one in values]))
                 check_length(nbytes, values)
-                for one in walker.tensors:
-                    if one.is_sharded or (globs and matches_globs(one.path, globs, ranks.rank)):
-                        shared.add(one.path)
-                return msgspec.msgpack.encode((own_bytes(walker.tensors, shared), offers_of(walker.tensors, shared)))
-
-            found = [msgspec.msgpack.decode(text, type=tuple[int, list[Offer]]) for text in ranks.together(offer)]
+                shared = {
+                    one.path
+                    for one in walker.tensors
+                    if one.is_sharded or (globs and matches_globs(one.path, globs, ranks.rank))
+                }
+                said = own_bytes(walker.tensors, shared), offers_of(walker.tensors, shared)
+                step.said = msgspec.msgpack.encode(said)
+            found = [msgspec.msgpack.decode(text, type=tuple[int, list[Offer]]) for text in step.heard]
             may_write = True
             alone = lone_replicas([mine for _, mine in found])
             shared -= alone
@@ -201,7 +199,6 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> Prep
                 ranks.all_know = True  # each computes the same
                 raise
             part, files = draft(begun, ranks.rank, values, walker.tensors, shared, shares, _naming_of(opening))
-        assert storage is not None
         return PreparedTake(ranks, storage, part, files, sum([file.size for file in files]))
     except BaseException as error:
         ranks.leave(error)
@@ -231,7 +228,11 @@ def _begin(path: str, world_size: int, options: TakeOptions) -> tuple[Take, File
     if os.path.lexists(path) and not os.path.isdir(path):
         raise AlreadyExistsError(f"{path} is there, and is no folder: take to another path")
     take = new_take(path, world_size, durable=options.durability == "disk", checksum=options.checksum)
-    storage = FileStorage.create(path, durable=take.durable)
+    return FileStorage.create_for(path, partial(_claim, take), durable=take.durable)
+
+
+def _claim(take: Take, storage: FileStorage) -> tuple[Take, FileStorage]:
+    """Claims the plain names of the folder, or names with the take's id where another take has those."""
     try:
         if not any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names()):
             with contextlib.suppress(AlreadyExistsError):  # another take is first
@@ -263,25 +264,22 @@ def take(prepared: PreparedTake, progress: Progress | bool | None) -> Manifest:
     is_told = False  # whether the others may know that this rank's files are there
     try:
         meter = ProgressMeter(progress, nbytes, "writing", rank=ranks.rank)
-
-        def write() -> bytes:
-            nonlocal is_told
-            with_sums = []
+        # 4. Each rank writes its files, straight from the tensors' memory. Killed: files that no manifest names.
+        with ranks.together() as step:
+            with_sums: list[ManifestFile] = []
             for file in files:
                 with_sums.append(file.write(storage, durable=take.durable, checksum=take.checksum, done=meter.done))
                 written.append(file.name)
             meter.finish()
             is_told = True
-            return msgspec.msgpack.encode(msgspec.structs.replace(part, files=tuple(with_sums)))
-
-        # 4. Each rank writes its files, straight from the tensors' memory. Killed: files that no manifest names.
-        parts = ranks.together(write)
+            step.said = msgspec.msgpack.encode(msgspec.structs.replace(part, files=tuple(with_sums)))
+        parts = step.heard
         # 5. Rank 0 publishes the parts. Killed: `publish` says in which step it leaves what.
-        text = ranks.at_first(
-            lambda: publish(storage, [msgspec.msgpack.decode(part, type=SnapshotPart) for part in parts])
-        )
+        with ranks.at_first() as step:
+            if not ranks.rank:
+                step.said = publish(storage, [msgspec.msgpack.decode(text, type=SnapshotPart) for text in parts])
         ranks.end()
-        return read_manifest(take.path, text)
+        return read_manifest(take.path, step.heard[0])
     except BaseException as error:
         ranks.leave(error)
         if ranks.lost and is_told:
@@ -309,27 +307,19 @@ def start(prepared: PreparedTake, meter: ProgressMeter) -> PendingTake:
     ranks, storage, part, files, _ = prepared
     take = part.take
     staged: StagedTensors | None = None
-
-    def copy() -> bytes:
-        nonlocal staged
-        pieces = [piece for file in files for piece in file.pieces]
-        with modes.put_aside():
-            names = [part.tensors[piece.tensor].path for piece in pieces]
-            staged = stage([piece.elements for piece in pieces], names=names)
-        return b""
-
     try:
         # 4. Each rank copies its pieces into shared memory. Killed: nothing but the folder with its claim.
-        ranks.together(copy)
+        with ranks.together(), modes.put_aside():
+            pieces = [piece for file in files for piece in file.pieces]
+            names = [part.tensors[piece.tensor].path for piece in pieces]
+            staged = stage([piece.elements for piece in pieces], names=names)
         ranks.end()
-        assert staged is not None
         # 5. The writer gets the memory. Killed from here on: the writers complete the snapshot.
         places = iter(staged.places)
         write = staged.write(
             take.path,
             [StagedFile(file.name, file.header, [next(places) for _ in file.pieces]) for file in files],
-            finish="part",
-            argument=msgspec.msgpack.encode(part),
+            part=msgspec.msgpack.encode(part),
             durable=take.durable,
             checksum=take.checksum,
             done=meter.done,
@@ -475,7 +465,7 @@ class PendingTake:
         abandon(self._storage, self._take, files, self._rank, all_ended=failed)
 
 
-def tell_others(storage: Storage, take: Take, rank: int, error: BaseException) -> None:
+def tell_others(storage: FileStorage, take: Take, rank: int, error: BaseException) -> None:
     """Leaves a note of what has failed here, for the other ranks' `wait`."""
     note = msgspec.json.encode([type(error).__name__, str(error)])
     with contextlib.suppress(MemstoreError, OSError):

@@ -12,7 +12,6 @@ that sends one in the very moment of that end, the kernel says that it was not s
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 import select
@@ -22,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -31,8 +30,8 @@ from memstore import errors
 from memstore._parsing import UNDECODABLE
 from memstore.engine import SharedMemory, syscalls
 from memstore.errors import MemstoreError, ResourceLimitError, StoreTimeoutError, UnknownOutcomeError
-from memstore.snapshot.file_storage import FileStorage
-from memstore.snapshot.storage import FilePart, Storage
+from memstore.snapshot.publishing import finish_part
+from memstore.snapshot.storage import FilePart, FileStorage
 
 # --- The trainer's side ----------------------------------------------------------------------------------------------
 # The trainer's side: starts a writer when there is a job and none runs, sends it jobs, and hears of their outcomes.
@@ -201,7 +200,7 @@ class PendingWrite:
         return self._end.is_set()
 
     def wait(self, timeout: float | None = None) -> bytes:
-        """Waits for the end. Returns what the job's last step returned, b"" if it had none.
+        """Waits for the end. Returns what `finish_part` returned, b"" for files that are no part of a snapshot.
 
         Raises:
             StoreTimeoutError: it takes longer than `timeout` seconds. It goes on, and `wait` can be called again.
@@ -307,13 +306,13 @@ def _write_all(job: WriteJob, staged: memoryview, done: Callable[[int], None] | 
             sums[file.name] = storage.write(
                 file.name, file.size, parts, durable=job.durable, checksum=job.checksum, done=done
             )
-        finish = None if job.finish is None else step_named(job.finish)
     except BaseException:
         for name in sums:
             with contextlib.suppress(OSError):  # the first error is the one to tell
                 storage.remove(name)
         raise
-    return b"" if finish is None else finish(storage, job.argument, sums, job.durable)
+    # From here on the files stay if something fails: others may count on them already.
+    return b"" if job.part is None else finish_part(storage, job.part, sums, job.durable)
 
 
 def _parts_of(file: StagedFile, staged: memoryview) -> list[FilePart]:
@@ -327,30 +326,6 @@ def _parts_of(file: StagedFile, staged: memoryview) -> list[FilePart]:
         parts.append(FilePart(offset, staged[start : start + nbytes]))
         offset += nbytes
     return parts
-
-
-# --- Last steps of a job ---------------------------------------------------------------------------------------------
-# The last steps that a job may name: functions of memstore itself, and no others.
-
-
-Step = Callable[[Storage, bytes, Mapping[str, bytes], bool], bytes]
-"""Called with the storage, the job's argument, the sums of its files by name, and whether it is durable.
-
-What it returns is the job's result. If it raises, the job's files stay: others may count on them already. It removes
-them itself where it knows that nobody does.
-"""
-
-STEPS = {
-    "part": "memstore.snapshot.publishing:finish_part",  # leaves a rank's part; who finds all parts publishes
-}
-
-
-def step_named(name: str) -> Step:
-    """Raises MemstoreError for any name but those above."""
-    if name not in STEPS:
-        raise MemstoreError(f"a job of a snapshot names the step {name!r:.100}, and there are {sorted(STEPS)}")
-    module, _, function = STEPS[name].partition(":")
-    return getattr(importlib.import_module(module), function)
 
 
 # --- Messages --------------------------------------------------------------------------------------------------------
@@ -385,16 +360,15 @@ class WriteJob(msgspec.Struct, frozen=True):
     Attributes:
         number: which job of this trainer it is: the outcome has it too.
         folder: where the files go, an absolute path, as the kernel takes it.
-        finish: the name of the step that follows, or None; `argument` is for it.
-        durable, checksum: as `Storage.write` has them.
+        part: of the rank, encoded, where its files are a part of a snapshot; `finish_part` follows then.
+        durable, checksum: as `FileStorage.write` has them.
         told: whether the trainer wants to hear how it advances.
     """
 
     number: int
     folder: bytes
     files: list[StagedFile]
-    finish: str | None
-    argument: bytes
+    part: bytes | None
     durable: bool
     checksum: bool
     told: bool = False
@@ -417,7 +391,7 @@ class WriteAdvance(msgspec.Struct, frozen=True, tag=True):
 
 
 class WriteOutcome(msgspec.Struct, frozen=True, tag=True):
-    """The outcome of a job: what its step returned, or why it failed."""
+    """The outcome of a job: what `finish_part` returned, or why it failed."""
 
     number: int
     result: bytes = b""
@@ -463,7 +437,7 @@ def send_outcome(channel: socket.socket, outcome: WriteOutcome) -> None:
     """Raises BrokenPipeError if the trainer has gone."""
     body = msgspec.msgpack.encode(outcome)
     if len(body) > OUTCOME_LIMIT:
-        text = f"the step of a snapshot returned {len(body):,} bytes, and {OUTCOME_LIMIT:,} can be sent"
+        text = f"the last step of a snapshot returned {len(body):,} bytes, and {OUTCOME_LIMIT:,} can be sent"
         body = msgspec.msgpack.encode(WriteOutcome(outcome.number, failure=WriteFailure("", text)))
     channel.send(body)
 

@@ -1,4 +1,4 @@
-"""What a user calls. Its door is `memstore` itself, which imports these files when their names are needed.
+"""Stores, as a user calls them. Their door is `memstore` itself, which imports these files when their names are needed.
 
 opening       open: what may be asked for; waiting for a store that another process makes
 values        the methods of Store for values, and Ref: one version of a key, pinned

@@ -16,6 +16,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from memstore import contents, structure
+from memstore._compat import MODULE_WRAPPERS, copy_module_versions, has_load_hooks
 from memstore._threads import between_forks, writing
 from memstore._wording import an
 from memstore.engine import Pin
@@ -50,18 +51,6 @@ from memstore.view import StoredTensor, view
 MODEL, OPTIMIZER = "model", "optimizer"  # the entries of what save_model stores
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
 _NAMES = "param_names"  # torch keeps them beside the numbers of named parameters
-
-
-_WRAPPERS = (
-    ("torch.nn.parallel", "DistributedDataParallel", "module"),
-    ("torch.nn.parallel", "DataParallel", "module"),
-    ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
-    (
-        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
-        "ActivationWrapper",
-        "_checkpoint_wrapped_module",
-    ),
-)
 
 
 class ModelEntry(NamedTuple):
@@ -133,7 +122,7 @@ def clean_name(model: torch.nn.Module, name: str) -> str:
 
 def _wrapped(module: Any) -> str | None:
     """Returns the name under which a wrapper has the module that it wraps."""
-    for home, kind, name in _WRAPPERS:
+    for home, kind, name in MODULE_WRAPPERS:
         if _is_a(home, kind, module):
             return name
     return None
@@ -199,8 +188,8 @@ def parameter_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 
 def loads_as_torch(optimizer: torch.optim.Optimizer) -> bool:
     """Returns whether it takes a state dict as torch's own optimizers do, and no hook changes the state dict before."""
-    hooks = getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None)
-    return getattr(type(optimizer), "load_state_dict", None) is torch.optim.Optimizer.load_state_dict and not hooks
+    is_torchs = getattr(type(optimizer), "load_state_dict", None) is torch.optim.Optimizer.load_state_dict
+    return is_torchs and not has_load_hooks(optimizer)
 
 
 def steps_as_torch(optimizer: torch.optim.Optimizer) -> bool:
@@ -225,10 +214,6 @@ def why_of_another(optimizer: torch.optim.Optimizer, group: Container[str]) -> s
 # --- A stored model, fitted to a module and its optimizer: what goes where, and all that doesn't fit -----------------
 # The module's own tensors are the targets, and so are the optimizer's states where it has them; others are made here,
 # laid out as their parameter is. Nothing is written before `fill`.
-
-
-# Trees of any shape: what they hold is looked at, and has no type before.
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 
 class Fit:
@@ -282,7 +267,7 @@ class Fit:
         if self._loaded:
             state: Any = self._model.state_dict(keep_vars=True)  # for the versions of its modules, which some ask for
             loaded: Any = OrderedDict(self._loaded)
-            loaded._metadata = getattr(state, "_metadata", {})
+            copy_module_versions(state, loaded)
             self._model.load_state_dict(loaded, strict=False)
         if self._optimizer is not None and self._optimizer_state is not None:
             self._optimizer.load_state_dict(self._optimizer_state)

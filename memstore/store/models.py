@@ -25,12 +25,15 @@ import msgspec
 import torch
 
 from memstore import structure
+from memstore._arguments import encode_key
 from memstore._ranks import RankError
 from memstore._threads import AbandonedError
-from memstore.engine import Pin, deadline_after, pack
+from memstore.engine import Pin, PinOptions, Root, deadline_after, pack, unpack
 from memstore.errors import MemstoreError, StructureMismatchError
 from memstore.store.model_fit import MODEL, OPTIMIZER, Fit, is_spread, model_state, optimizer_state
-from memstore.store.sharded import StoreCall
+from memstore.store.sharded import DistributedRank, StoreCall, meet, put_sharded
+from memstore.store.values import pin as pin_version
+from memstore.store.values import put_one
 from memstore.structure import HeldValue
 
 # --- What is stored of a model ---------------------------------------------------------------------------------------
@@ -44,13 +47,43 @@ def value_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) ->
     return value
 
 
-def take_model_apart(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, allow_pickle: bool
-) -> HeldValue:
-    """Returns what this rank holds of a model, of which a cast concerns the module's leaves only."""
-    held = structure.take_shards_apart(value_of(model, optimizer), allow_pickle=allow_pickle)
-    leaves = (leaf._replace(is_fixed=leaf.is_fixed or leaf.name[0] != MODEL) for leaf in held.leaves)
-    return held._replace(leaves=tuple(leaves))
+def save_model(
+    root: Root,
+    key: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    process_group: Any,
+    dtype: torch.dtype | None,
+    allow_pickle: bool,
+    deadline: float,
+    timeout: float,
+) -> int:
+    """Saves a model, and returns the version. Raises what `Store.save_model` raises."""
+    call = meet(process_group, "put", key, root)
+    if call is None:
+        value, name = value_of(model, optimizer), encode_key(key)
+        return put_one(
+            root,
+            key,
+            name,
+            value,
+            dtype=dtype,
+            expect=None,
+            allow_pickle=allow_pickle,
+            deadline=deadline,
+            below=(MODEL,),
+        )
+
+    def take() -> HeldValue:
+        """Returns what this rank holds of the model, of which a cast concerns the module's leaves only."""
+        held = structure.take_shards_apart(value_of(model, optimizer), allow_pickle=allow_pickle)
+        leaves = (leaf._replace(is_fixed=leaf.is_fixed or leaf.name[0] != MODEL) for leaf in held.leaves)
+        return held._replace(leaves=tuple(leaves))
+
+    rank = DistributedRank(call)
+    version = put_sharded(root, key, take, rank, dtype=dtype, expect=None, wait=True, lease=0.0, timeout=timeout)
+    assert isinstance(version, int), "it has waited"
+    return version
 
 
 # --- Loads -----------------------------------------------------------------------------------------------------------
@@ -68,19 +101,17 @@ class ModelLoad:
     all else. Who awaits a load waits between the two for a newer version, and no thread does.
 
     Args:
+        options: of the store that loads it.
         call: of all ranks; None: this process is no rank.
-        take: takes the key's current version. Its argument: whether what lies on other hosts may come when it is read.
-        receive: maps the version that rank 0 has packed, in the same ways.
+        timeout: seconds for a version that rank 0 has taken, where its bytes lie on other hosts.
 
     Attributes:
         is_alone: there are no other ranks.
         leads: it takes the version, for all.
     """
 
-    def __init__(
-        self, call: StoreCall | None, take: Callable[[bool, float], Pin], receive: Callable[[bytes, bool], Pin]
-    ) -> None:
-        self._call, self._take, self._receive = call, take, receive
+    def __init__(self, root: Root, key: str, options: PinOptions, call: StoreCall | None, timeout: float) -> None:
+        self._root, self._key, self._options, self._call, self._timeout = root, key, options, call, timeout
         self.is_alone = call is None or call.world_size == 1
         self.leads = call is None or call.rank == 0
 
@@ -110,7 +141,7 @@ class ModelLoad:
             return self._follow(self._call, target, deadline + _LATER, timeout + _LATER)
         if wait is not None:
             wait()
-        pin = self._take(target.reads_lazily, deadline)
+        pin = pin_version(self._root, self._key, self._options, deadline, lazily=target.reads_lazily)
         fit = target.fit(pin)
         raise_problems(pin, fit.problems, fit.unexpected if strict else [])
         fit.fill()
@@ -129,7 +160,7 @@ class ModelLoad:
         with _told(call, _VERSION, TakenVersion):
             if wait is not None:
                 wait()
-            pin = self._take(target.reads_lazily, deadline)
+            pin = pin_version(self._root, self._key, self._options, deadline, lazily=target.reads_lazily)
         call.say(_VERSION, TakenVersion(pack(pin)))
         # 2. Compare.
         with _told(call, _VERDICT, Finding):
@@ -161,7 +192,8 @@ class ModelLoad:
         # 2. Compare. Who fails hears what rank 0 makes of it, too, so that the words are removed.
         try:
             with _told(call, found, Finding):
-                pin = self._receive(version.record, target.reads_lazily)
+                options = msgspec.structs.replace(self._options, timeout=self._timeout)
+                pin = unpack(self._root, self._key, version.record, options, lazily=target.reads_lazily)
                 fit = target.fit(pin)
         except BaseException:
             _hear_verdict(call, deadline)

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -62,11 +62,8 @@ from memstore.errors import (
     UnknownOutcomeError,
     VersionConflictError,
 )
+from memstore.listing import abort_attempt
 from memstore.structure import HeldValue
-
-if TYPE_CHECKING:
-    from memstore.engine import Root
-
 
 # --- The put ---------------------------------------------------------------------------------------------------------
 
@@ -135,7 +132,7 @@ class PendingPut:
         """
         deadline = deadline_after(self._timeout if timeout is None else timeout)
         if self._outcome is None:
-            _abort(self._root, self._member, "PendingPut.abort was called", deadline)
+            abort_attempt(self._root, self._member, "PendingPut.abort was called", deadline)
 
     def _look(self, waits_until: float, deadline: float) -> bool:
         """Waits for an outcome, and returns whether there is one. If all parts are there, this publishes them.
@@ -313,26 +310,6 @@ def _end(root: Root, member: Participant, failure: AttemptFailure, deadline: flo
             f"{key!r}: attempt {member.attempt!r} could not be given up, so others may still complete it: {error}",
             key=key,
         ) from failure
-
-
-def abort(root: Root, key: bytes, attempt: str, why: str, deadline: float) -> bool:
-    """Gives an attempt up, and returns whether it was pending until now."""
-    parts = [part for part, _ in pending_parts(root, key, deadline) if part.attempt == attempt]
-    if not parts:
-        return False
-    member = Participant(key, attempt, parts[0].rank, parts[0].world_size, parts[0].lease / 1e9, parts[0].number)
-    return _abort(root, member, why, deadline)
-
-
-def _abort(root: Root, member: Participant, why: str, deadline: float) -> bool:
-    waiting = pending_parts(root, member.key, deadline)
-    failure = ended(member, [part for part, _ in waiting if part.number == member.number], why)
-    try:
-        return give_up(root, member, failure, deadline).message == str(failure)
-    except UnknownOutcomeError:
-        if time.monotonic() >= deadline:  # its home gave no answer
-            raise
-        return False  # it was over long ago
 
 
 # --- The ranks, and the name of their attempt ------------------------------------------------------------------------

@@ -10,6 +10,9 @@ create_dataset, ...      datasets
 keys, wait, delete, ...  are inherited from `listing.Keyspace`, which needs no values
 """
 
+# Functions of this file use what Store has.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import contextlib
@@ -23,12 +26,13 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
+import msgspec
+
 from memstore import contents, listing, structure
 from memstore._arguments import (
     as_row_index,
     check_key,
     encode_key,
-    encode_prefix,
     expected_version,
     expected_versions,
     flag,
@@ -43,17 +47,13 @@ from memstore.engine import (
     DEFAULT_LEASE,
     MISFIT,
     Creation,
-    MappedEntry,
-    Pin,
     PinOptions,
     Root,
     RootUse,
     deadline_after,
-    hold,
     hold_at_once,
     index,
     is_served,
-    mutable_entry,
     open_root,
     resource_errors,
     verify_store,
@@ -71,6 +71,8 @@ from memstore.errors import (
 )
 from memstore.listing import Keyspace, KeyTree, Mode, WhileRead, absent, key_tree, opened
 from memstore.store.values import (
+    NO_DEFAULT,
+    NOT_NOW,
     Ref,
     as_items,
     attach_files,
@@ -78,10 +80,15 @@ from memstore.store.values import (
     describe,
     doubtful_default,
     export,
+    get_many,
+    held_version,
+    hold_version,
     load_to_copy,
     log_read,
+    pin,
     put_many,
     put_one,
+    value_at_once,
 )
 from memstore.structure import modes
 from memstore.view import view
@@ -94,22 +101,9 @@ if TYPE_CHECKING:
     from memstore.store.sharded import PendingPut
 
 
-class _NoDefault:
-    """Stands for a default that nobody gave. `help` shows it as stubs write it."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "..."
-
-
-NO_DEFAULT: Any = _NoDefault()
-NOT_NOW: Any = object()
 _ABSENT: Any = object()
-_AT_ONCE = 1 << 16  # bytes of a description, or of objects, that are made into a value in some hundred microseconds
 _COMPLETED = 1000  # keys that a notebook offers
 _COMPLETED_WITHIN = 1.0  # seconds that it waits for other hosts
-_CLEARED_AT_ONCE = 4096  # keys; it takes 40 ms, and others wait for the mutex meanwhile
 _SHOWN_WITHIN = 3.0  # seconds: a cell of a notebook doesn't wait longer for hosts that don't answer
 
 
@@ -120,7 +114,12 @@ class Store(Keyspace):
 
     Thread-safe; usable in forked children; pickled by its root, so that spawned children and queues may carry it.
     Every method raises StoreClosedError after `close`, InvalidKeyError for an invalid key, and StoreTimeoutError if it
-    could not get a lock within `timeout` seconds (None: as given to `open`).
+    could not get a lock within `timeout` seconds (None: as given to `open`); one that changes something raises
+    ReadOnlyError if the store was opened with mode "r".
+
+    In a store on several hosts, methods also raise HomeUnavailableError: the host that has the key, or its bytes,
+    didn't answer, and nothing was changed. If that host was asked to change something, and gave no answer, they raise
+    UnknownOutcomeError.
 
     Attributes:
         root: the folder, as an absolute path.
@@ -138,6 +137,7 @@ class Store(Keyspace):
     ) -> None:
         super().__init__(use, mode, timeout=timeout, asked=asked)
         self._verify, self._allow_pickle = verify, allow_pickle
+        self._as_opened = PinOptions(mode, timeout, verify, allow_pickle)
 
     # --- put ----------------------------------------------------------------------------------------------------------
 
@@ -170,27 +170,23 @@ class Store(Keyspace):
             TypeError: `dtype` isn't a real floating-point dtype.
             VersionConflictError: the key is at another version than `expect_version`.
             StoreFullError: no room. Nothing was changed.
-            ReadOnlyError: the store was opened with mode "r".
-            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer. Nothing was
-                changed.
-            UnknownOutcomeError: that host was asked to publish the value, and gave no answer.
         """
-        root = self._writable(timeout)
+        root = self._opened(timeout, writes=True)
         try:
             name = encode_key(key)
         except InvalidKeyError as error:
             raise refused_put(error, key, value) from None
-        if expect_version is not None:
-            expect_version = expected_version(expect_version)
-        deadline, allow_pickle = self._deadline(timeout), self._allow_pickle
+        expect = None if expect_version is None else expected_version(expect_version)
+        deadline = deadline_after(self._timeout if timeout is None else timeout)
+        allow_pickle = self._allow_pickle
         try:
             version = put_one(
-                root, key, name, value, dtype=dtype, expect=expect_version, allow_pickle=allow_pickle, deadline=deadline
+                root, key, name, value, dtype=dtype, expect=expect, allow_pickle=allow_pickle, deadline=deadline
             )
         except UnsupportedValueError:
             if not structure.has_shards(value):
                 raise
-            return self.put_sharded(key, value, dtype=dtype, expect_version=expect_version, timeout=timeout)
+            return self.put_sharded(key, value, dtype=dtype, expect_version=expect, timeout=timeout)
         self._puts += 1
         return version
 
@@ -211,20 +207,15 @@ class Store(Keyspace):
         the first "/" have; otherwise CrossHostError is raised before anything is done. With `atomic` False there is one
         moment for each home, and after an error the values that were put at other homes stay.
         """
-        root, items = self._writable(timeout), as_items(items)
+        root, items = self._opened(timeout, writes=True), as_items(items)
         flag("atomic", atomic)
         expected, deadline = expected_versions(expect_versions), self._deadline(timeout)
-        versions: dict[str, int] = {}
-        if items:
-            versions = put_many(
-                root,
-                items,
-                dtype=dtype,
-                expected=expected,
-                atomic=atomic,
-                allow_pickle=self._allow_pickle,
-                deadline=deadline,
-            )
+        if not items:
+            return {}
+        allow_pickle = self._allow_pickle
+        versions = put_many(
+            root, items, dtype=dtype, expected=expected, atomic=atomic, allow_pickle=allow_pickle, deadline=deadline
+        )
         self._puts += len(versions)
         return versions
 
@@ -236,7 +227,6 @@ class Store(Keyspace):
         """Returns the value of `key`. If there is no such key, puts `value` first; of several processes only one does.
 
         Args:
-            key: the key.
             value: as for `put`. The result is what a `get` of the key returns.
 
         Raises:
@@ -249,7 +239,7 @@ class Store(Keyspace):
             ...     store.setdefault("seed", 1), store.setdefault("seed", 2)
             (1, 1)
         """
-        self._writable()
+        self._opened(writes=True)
         deadline = self._deadline(None)
         while True:
             found = self.get(key, _ABSENT)
@@ -283,7 +273,6 @@ class Store(Keyspace):
         A value that you hold never changes, whatever others put or delete. If you write to it, nobody else sees that.
 
         Args:
-            key: the key.
             default: returned unchanged if there is no such key; without it, a missing key is an error.
             out: a value of the same structure, which is filled in place and returned. It is checked before anything is
                 written. For a DTensor or TensorShard only this rank's part is read; such a target may lack leaves that
@@ -306,7 +295,6 @@ class Store(Keyspace):
             StructureMismatchError: `out` or `like` differs; all differences are listed, and nothing was written.
             CorruptionError: the stored bytes are damaged.
             ResourceLimitError: too many open files or mappings.
-            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
             ValueError: `max_age` isn't a number of seconds.
         """
         began = perf_counter() if self._tells else 0.0
@@ -321,7 +309,12 @@ class Store(Keyspace):
                 out, like, device, dtype, non_blocking, flag("strict", strict), flag("cast", cast)
             )
             lazily = is_served(root) and (structure.has_shards(out) or structure.has_shards(like))
-        held = self._hold(root, key, name, deadline, lazily=lazily, max_age=max_age)
+        try:
+            held = hold_at_once(root, name)
+        except (OSError, MemoryError):
+            held = MISFIT  # `hold_version` tries once more, and says what is lacking
+        if held is MISFIT or (held is None and is_served(root)) or (held is not None and held.record.is_mutable):
+            held = hold_version(root, key, name, self._as_opened, deadline, lazily=lazily, max_age=max_age)
         if default is not NO_DEFAULT and default is not ...:
             doubt = doubtful_default(key, default, held)
             if doubt is not None:
@@ -343,42 +336,23 @@ class Store(Keyspace):
             KeyNotFoundError: some of them don't exist.
             PartialCommitError: none is missing, but one waits for the parts of other ranks.
             MutableEntryError: one is a dataset or replay buffer.
-            HomeUnavailableError: in a store on several hosts, one that has a key, or its bytes, didn't answer.
         """
         began = perf_counter() if self._tells else 0.0
         root = self._opened(timeout)
-        names = {key: encode_key(key) for key in several(keys)}
-        with resource_errors(self.root):
-            found = hold(root, tuple(names.values()), self._deadline(timeout), may_lock=self._mode != "r")
-        gone = [name for name, held in zip(names.values(), found, strict=True) if held is None]
-        if gone:
-            raise listing.no_values(root, gone, len(names), "get(key, default) gets those that are there")
-        values: dict[str, Any] = {}
-        for (key, name), held in zip(names.items(), found, strict=True):
-            assert held is not None, "those that are gone have raised"
-            if held.record.is_mutable:
-                raise mutable_entry(name, held.record.mutable_kind)
-            self._gets += 1
-            values[key] = contents.read(
-                root, key, held, contents.PLAIN_READ, verify=self._verify, allow_pickle=self._allow_pickle
-            )
-            if began:
-                log_read(root, "get", key, held, began)
+        values = get_many(root, several(keys), self._as_opened, self._deadline(timeout), began)
+        self._gets += len(values)
         return values
 
     def pop(self, key: str, default: Any = NO_DEFAULT) -> Any:
         """Deletes a key, and returns its value. If several processes pop one version, only one of them gets it.
 
         Args:
-            key: the key.
             default: returned unchanged if there is no such key; without it, a missing key is an error.
 
         Raises:
             KeyNotFoundError: no such key, and no default.
             MutableEntryError: the key is that of a dataset or replay buffer, which `delete` frees.
             ContentionError: others replaced the key again and again, until the store's timeout.
-            ReadOnlyError: the store was opened with mode "r".
-            HomeUnavailableError, UnknownOutcomeError: as in `get` and `delete`.
 
         Example:
             >>> import memstore, tempfile
@@ -387,7 +361,7 @@ class Store(Keyspace):
             ...     store.pop("job"), store.pop("job", None)
             ('train', None)
         """
-        self._writable()
+        self._opened(writes=True)
         deadline = self._deadline(None)
         while True:
             try:
@@ -409,13 +383,11 @@ class Store(Keyspace):
         """Returns a picklable reference to the current version of `key`, which keeps that version.
 
         Args:
-            key: the key.
             lease: seconds for which the version stays readable after the ref was pickled, until a receiver gets it.
 
         Raises:
             KeyNotFoundError: no such key.
             MutableEntryError: the key is that of a dataset or replay buffer.
-            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
         """
         root = self._opened()
         try:
@@ -423,7 +395,7 @@ class Store(Keyspace):
         except (TypeError, ValueError):
             encode_key(key)
             raise
-        return Ref(self._pin(root, key, self._pin_options(seconds)))
+        return Ref(pin(root, key, msgspec.structs.replace(self._as_opened, lease=seconds)))
 
     def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
         """Returns the current version of `key` with lazy leaves: slicing one reads nothing, using it reads that part.
@@ -432,7 +404,6 @@ class Store(Keyspace):
         dataset has the rows that exist now, and shows what others write into them.
 
         Args:
-            key: the key.
             device: the device to which tensors that are read from the view move; None: that from which they were put.
 
         Returns:
@@ -443,7 +414,6 @@ class Store(Keyspace):
             KeyNotFoundError: no such key.
             MutableEntryError: the key is that of a replay buffer.
             CrossHostError: the key is that of a dataset, whose rows are on another host.
-            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
 
         Example:
             >>> import memstore, tempfile, torch
@@ -455,114 +425,25 @@ class Store(Keyspace):
         """
         began = perf_counter() if self._tells else 0.0
         root = self._opened()
-        held = self._held_or_rows(root, key)
+        try:
+            held = held_version(root, key, self._as_opened, lazily=True)
+        except MutableEntryError:
+            held = None  # an error of the dataset's has another cause: it isn't chained to this one
+        if held is None:
+            with between_forks():
+                from memstore.datasets import hold_rows
+            with contextlib.suppress(MutableEntryError):
+                held = hold_rows(root, key, self._timeout)
+        if held is None:  # a buffer; or a dataset that was sealed just now
+            held = held_version(root, key, self._as_opened, lazily=True)
         self._gets += 1
-        found = view(root, key, held, self._pin_options(), device)
+        found = view(root, key, held, self._as_opened, device)
         if began:
             log_read(root, "view", key, held, began)
         return found
 
-    def _held_or_rows(self, root: Root, key: str) -> MappedEntry:
-        """Returns the current version of a key, or the rows of a dataset."""
-        try:
-            return self._held(root, key, lazily=True)
-        except MutableEntryError:
-            pass  # an error of the dataset's has another cause: it isn't chained to this one
-        with between_forks():
-            from memstore.datasets import hold_rows
-        with contextlib.suppress(MutableEntryError):
-            return hold_rows(root, key, self._timeout)
-        return self._held(root, key, lazily=True)  # a buffer; or a dataset that was sealed just now
-
-    def _pin(
-        self, root: Root, key: str, options: PinOptions, *, lazily: bool = False, deadline: float | None = None
-    ) -> Pin:
-        held = self._held(root, key, lazily=lazily, deadline=deadline)
-        return Pin(root, key, held.record, held, options)
-
-    def _pin_options(self, lease: float = DEFAULT_LEASE, *, timeout: float | None = None) -> PinOptions:
-        seconds = self._timeout if timeout is None else timeout
-        return PinOptions(self._mode, seconds, self._verify, self._allow_pickle, lease)
-
-    def _held(self, root: Root, key: str, *, lazily: bool = False, deadline: float | None = None) -> MappedEntry:
-        """Returns the current version of a key. Raises KeyNotFoundError and what `_hold` raises."""
-        name = encode_key(key)
-        held = self._hold(root, key, name, deadline, lazily=lazily)
-        if held is None:
-            raise listing.no_value(root, name)
-        return held
-
-    def _hold(
-        self,
-        root: Root,
-        key: str,
-        name: bytes,
-        deadline: float | None,
-        *,
-        lazily: bool = False,
-        max_age: float | None = None,
-    ) -> MappedEntry | None:
-        """Returns the current version of a key; None if there is none. Raises MutableEntryError."""
-        try:
-            held = hold_at_once(root, name)
-            if held is MISFIT or (held is None and is_served(root)):
-                deadline = self._deadline(None) if deadline is None else deadline
-                may_lock = self._mode != "r"
-                held = hold(root, (name,), deadline, may_lock=may_lock, lazily=lazily, max_age=max_age)[0]
-        except (OSError, MemoryError):
-            with resource_errors(self.root, key):
-                raise
-        if held is not None and held.record.is_mutable:
-            raise mutable_entry(name, held.record.mutable_kind)
-        return held
-
-    def _get_at_once(self, key: str, default: Any) -> Any:
-        """Returns what `get_at_once` returns, which is the only caller: a warning names the line that called that."""
-        began = perf_counter() if self._tells else 0.0
-        root = self._root
-        if root is None or self._verify or not root.on_tmpfs or root.catalog.is_released:
-            return NOT_NOW
-        name = encode_key(key)
-        if not root.guard.acquire(False):  # held by a thread that commits, or opens a file
-            return NOT_NOW
-        try:
-            root.glance()
-            held = hold_at_once(root, name)
-        except (OSError, MemoryError):  # `get` says of what
-            return NOT_NOW
-        finally:
-            root.guard.release()
-        has_default = default is not NO_DEFAULT and default is not ...
-        if held is MISFIT or (held is None and (is_served(root) or not has_default)):
-            return NOT_NOW
-        value = default
-        if held is not None:
-            record = held.record
-            if record.is_mutable or record.objects_checksum is not None:
-                return NOT_NOW
-            if len(record.description) > _AT_ONCE or len(record.objects) > _AT_ONCE:
-                return NOT_NOW
-            value = contents.read_bare(held)
-            if value is None:
-                if "tensordict" not in sys.modules:  # to import it takes a second
-                    return NOT_NOW
-                options, allow_pickle = contents.PLAIN_READ, self._allow_pickle
-                value = contents.read(root, key, held, options, verify=False, allow_pickle=allow_pickle)
-            self._gets += 1
-        if has_default:
-            doubt = doubtful_default(key, default, held)
-            if doubt is not None:
-                warnings.warn(doubt, UserWarning, stacklevel=4)
-        if began and held is not None:
-            log_read(root, "get", key, held, began)
-        return value
-
     # --- the names that a mapping has ---------------------------------------------------------------------------------
     # It is no MutableMapping, whose `get` never raises, and which compares by contents.
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterates over all keys, sorted by their UTF-8 bytes, as `keys()`."""
-        return iter(self.keys())
 
     def __getitem__(self, key: str) -> Any:
         """Returns the value of a key, as `get(key)`."""
@@ -574,10 +455,6 @@ class Store(Keyspace):
     def __setitem__(self, key: str, value: Any) -> None:
         """Stores a value, as `put(key, value)`."""
         self.put(key, value)
-
-    def __delitem__(self, key: str) -> None:
-        """Deletes a key, as `delete(key)`."""
-        self.delete(key)
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Iterates over keys and values; keys that are deleted meanwhile are left out. Errors as `keys` and `get`."""
@@ -601,9 +478,6 @@ class Store(Keyspace):
 
         Returns:
             A `KeyTree`. Its text is the drawing.
-
-        Raises:
-            HomeUnavailableError: in a store on several hosts, one didn't answer.
 
         Example:
             >>> import memstore, tempfile
@@ -710,7 +584,7 @@ class Store(Keyspace):
             PartialCommitError: no rank holds some part of a leaf, or a rank failed.
             StoreTimeoutError: it names the ranks that put nothing.
             TypeError: the rank of this process isn't known.
-            UnsupportedValueError, VersionConflictError, StoreFullError, ReadOnlyError: as in `put`.
+            UnsupportedValueError, VersionConflictError, StoreFullError: as in `put`.
             UnknownOutcomeError: the put could not be given up in time, so it may still be published.
 
         Example:
@@ -730,7 +604,7 @@ class Store(Keyspace):
 
         seconds = self._timeout if timeout is None else timeout
         deadline_after(seconds)  # raises for what is no number of seconds
-        root = self._writable(timeout)
+        root = self._opened(timeout, writes=True)
         encode_key(key)
         flag("wait", wait)
         if expect_version is not None:
@@ -794,38 +668,14 @@ class Store(Keyspace):
             True
         """
         with between_forks():
-            from memstore.store.model_fit import MODEL
-            from memstore.store.models import take_model_apart, value_of
-            from memstore.store.sharded import DistributedRank, meet, put_sharded
+            from memstore.store.models import save_model
 
-        root = self._writable(timeout)
+        root = self._opened(timeout, writes=True)
         check_key("save_model", key, model)
-        meeting = meet(process_group, "put", key, root)
-        if meeting is None:
-            version = put_one(
-                root,
-                key,
-                encode_key(key),
-                value_of(model, optimizer),
-                dtype=dtype,
-                expect=None,
-                allow_pickle=self._allow_pickle,
-                deadline=self._deadline(timeout),
-                below=(MODEL,),
-            )
-        else:
-            version = put_sharded(
-                root,
-                key,
-                partial(take_model_apart, model, optimizer, allow_pickle=self._allow_pickle),
-                DistributedRank(meeting),
-                dtype=dtype,
-                expect=None,
-                wait=True,
-                lease=0.0,
-                timeout=self._timeout if timeout is None else timeout,
-            )
-            assert isinstance(version, int), "it has waited"
+        deadline = self._deadline(timeout)
+        seconds = self._timeout if timeout is None else timeout
+        allow_pickle = self._allow_pickle
+        version = save_model(root, key, model, optimizer, process_group, dtype, allow_pickle, deadline, seconds)
         self._puts += 1
         return version
 
@@ -872,57 +722,14 @@ class Store(Keyspace):
                 as another one's does; all differences are listed, and no rank has loaded anything.
             StoreTimeoutError: there was no newer version in time, or a rank did not come, which is named.
             CorruptionError: the stored bytes are damaged. The other ranks raise what one rank does, and name it.
-            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
         """
         check_key("load_model", key, model)
         seconds = self._timeout if timeout is None else timeout
         deadline = deadline_after(seconds)
         strict, cast = flag("strict", strict), flag("cast", cast)  # before other ranks wait for this one
-        load = self._begin_load(key, process_group, seconds)
+        load = begin_load(self, key, process_group, seconds)
         wait = None if newer_than is None else partial(self.wait, key, newer_than=newer_than, timeout=seconds)
         return load.fill(model, optimizer, strict=strict, cast=cast, wait=wait, deadline=deadline, timeout=seconds)
-
-    def _begin_load(self, key: str, process_group: Any, timeout: float) -> ModelLoad:
-        """Returns what `begin_load` returns."""
-        with between_forks():
-            from memstore.engine import unpack
-            from memstore.store.models import ModelLoad
-            from memstore.store.sharded import meet
-
-        root = self._opened(timeout)
-        encode_key(key)
-        meeting = meet(process_group, "load", key, root)
-
-        def take(lazily: bool, deadline: float) -> Pin:
-            pin = self._pin(root, key, self._pin_options(), lazily=lazily, deadline=deadline)
-            self._gets += 1
-            return pin
-
-        def receive(packed: bytes, lazily: bool) -> Pin:
-            pin = unpack(root, key, packed, self._pin_options(timeout=timeout), lazily=lazily)
-            self._gets += 1
-            return pin
-
-        return ModelLoad(meeting, take, receive)
-
-    def abort(self, key: str, attempt: str, *, timeout: float | None = None) -> bool:
-        """Gives up a sharded put that waits for parts, for all its ranks. Returns whether there was one.
-
-        Args:
-            key: of the put.
-            attempt: as `pending` names it.
-            timeout: seconds; None: the store's.
-
-        Raises:
-            StoreTimeoutError: another process held the store's mutex; the message names it.
-            HomeUnavailableError: in a store on several hosts, the key's home didn't answer; it is named.
-            UnknownOutcomeError: that home was asked to give it up, and gave no answer.
-        """
-        with between_forks():
-            from memstore.store.sharded import abort
-
-        deadline = self._deadline(timeout)
-        return abort(self._writable(timeout), encode_key(key), attempt, "Store.abort was called", deadline)
 
     # --- entries whose rows are written in place ----------------------------------------------------------------------
 
@@ -949,8 +756,6 @@ class Store(Keyspace):
             StoreFullError: no room for all of its rows. Nothing was changed.
             TypeError, ValueError: `spec`, `capacity` or `length` is invalid.
             UnsupportedValueError: a leaf that can't be written in place.
-            ReadOnlyError: the store was opened with mode "r".
-            HomeUnavailableError, UnknownOutcomeError: as in `put`.
 
         Example:
             >>> import memstore, tempfile, torch
@@ -1002,7 +807,7 @@ class Store(Keyspace):
         is told so in time, and not after that second.
         """
         deadline = self._deadline(timeout)
-        root = self._writable(timeout)
+        root = self._opened(timeout, writes=True)
         if "tensordict" not in sys.modules:
             with resource_errors(self.root, None, root):
                 root.mutex.run(lambda: None, deadline)
@@ -1027,7 +832,6 @@ class Store(Keyspace):
             ReadOnlyError: mode "r+", and the store was opened with mode "r".
             CorruptionError: the file is damaged.
             CrossHostError: its rows are on another host.
-            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer.
         """
         with between_forks():
             from memstore.datasets import open_dataset
@@ -1067,7 +871,6 @@ class Store(Keyspace):
         it is changed in place, values that were got before change too, which never happens to values that were put.
 
         Args:
-            key: the key.
             path: a safetensors file, the index of a checkpoint of several, a folder that has either, a folder that
                 `TensorDict.memmap` wrote, a file of `torch.save`, or a `.npy`; or the folder of a `Snapshot`, whose
                 value is a dict of rank 0's state dicts.
@@ -1086,17 +889,17 @@ class Store(Keyspace):
                 `format` is another one than the files have.
             PermissionDeniedError: the folder has a link that leads out of it.
             FileNotFoundError: there is nothing at `path`.
-            VersionConflictError, StoreFullError, ReadOnlyError: as in `put`.
-            HomeUnavailableError, UnknownOutcomeError: as in `put`.
+            VersionConflictError, StoreFullError: as in `put`.
         """
-        root, allow_pickle = self._writable(timeout), self._allow_pickle
+        root, allow_pickle = self._opened(timeout, writes=True), self._allow_pickle
         encode_key(key)
         deadline = self._deadline(timeout)
         if expect_version is not None:
             expect_version = expected_version(expect_version)
             check_early(root, {key: expect_version})
         if flag("copy", copy):
-            value = load_to_copy(root, key, path, format, allow_pickle=allow_pickle)
+            with resource_errors(self.root, key, root):
+                value = load_to_copy(key, path, format, allow_pickle=allow_pickle)
             return self.put(key, value, expect_version=expect_version, timeout=timeout)
         version = attach_files(
             root, key, path, format, expect=expect_version, allow_pickle=allow_pickle, deadline=deadline
@@ -1116,7 +919,6 @@ class Store(Keyspace):
         """Writes the value of `key` to files for other programs. They appear at `path` completely, or not at all.
 
         Args:
-            key: the key.
             path: a file, which is replaced if it exists; or a folder, which must be missing or empty. It is a folder
                 for memmap, and for safetensors with `max_shard_size` or if `path` is a folder or ends with "/".
             format: "safetensors": the tensors by their names joined with ".", in C order, tied ones stored separately.
@@ -1131,7 +933,6 @@ class Store(Keyspace):
             UnsupportedValueError: the format can't represent a leaf, which is named. Nothing was written.
             AlreadyExistsError: the folder isn't empty.
             StoreFullError, ResourceLimitError: there is no room, or a file may be no larger. Nothing is left.
-            HomeUnavailableError: in a store on several hosts, the one that has the key, or its bytes, didn't answer.
             ValueError: `path` ends in the suffix of another format (.pt, .pth, .ckpt, .bin, .npy, .npz, .safetensors).
         """
         with between_forks():
@@ -1140,7 +941,7 @@ class Store(Keyspace):
         check_progress(progress)
         target, limit = check_export(path, format, max_shard_size)
         root = self._opened()
-        held = self._held(root, key)
+        held = held_version(root, key, self._as_opened)
         self._gets += 1
         export(
             root,
@@ -1156,52 +957,12 @@ class Store(Keyspace):
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
-    def clear(self, prefix: str = "", *, timeout: float | None = None) -> int:
-        """Deletes all keys that start with `prefix`, also those of datasets and replay buffers.
-
-        Values that were got stay valid. Up to 4,096 keys go at one moment, more of them in such steps, sorted; in a
-        store on several hosts, those of one home after the other. Keys that are put meanwhile may stay. Sharded puts
-        under such keys that wait for other ranks are given up. `open(root, "w")` begins a store anew as a whole.
-
-        Args:
-            prefix: as for `keys`; "" stands for all keys.
-            timeout: seconds for each step; None: the store's.
-
-        Returns:
-            How many keys were deleted.
-
-        Raises:
-            ReadOnlyError: the store was opened with mode "r".
-            HomeUnavailableError, UnknownOutcomeError: as in `delete`. What was deleted before stays so.
-
-        Example:
-            >>> import memstore, tempfile
-            >>> with memstore.open(tempfile.mkdtemp()) as store:
-            ...     versions = store.put_many({"runs/1": 1.0, "runs/2": 2.0, "seed": 7})
-            ...     store.clear("runs/"), list(store)
-            (2, ['seed'])
-        """
-        self._writable(timeout)
-        start = encode_prefix(prefix)
-        seconds = self._timeout if timeout is None else timeout
-        deadline_after(seconds)  # raises for what is no number of seconds
-        for one in self.pending(timeout=timeout):
-            if one.key.startswith(prefix):
-                self.abort(one.key, one.attempt, timeout=timeout)
-        names, deleted = index.keys_from(self._writable, start, seconds), 0
-        while step := [name.decode() for name in itertools.islice(names, _CLEARED_AT_ONCE)]:
-            deleted += self.delete_many(step, missing_ok=True, atomic=False, timeout=timeout)
-        if not deleted and listing.GLOB.intersection(prefix):
-            warnings.warn(listing.no_match(prefix, "clear"), UserWarning, stacklevel=2)
-        return deleted
-
     def info(self, key: str) -> EntryInfo:
         """Describes the current version of `key`, without reading its tensors.
 
         Raises:
             KeyNotFoundError: no such key.
             CorruptionError: its description is damaged.
-            HomeUnavailableError: in a store on several hosts, the one that is the key's home didn't answer.
         """
         return describe(self._opened(), key, self._timeout)
 
@@ -1275,19 +1036,24 @@ def _changed_too_fast(key: str) -> NoReturn:
 # --- For memstore's own parts above the store ------------------------------------------------------------------------
 
 
-def get_at_once(store: Store, key: str, default: Any) -> Any:
+def get_at_once(store: Store, root: Root, key: str, default: Any, began: float) -> Any:
     """Returns what `store.get(key, default)` returns, by a call that never waits: for threads that others wait for.
 
     Returns NOT_NOW where it might wait: for a lock, a disk, or another host; or where much is to be copied or imported.
     A warning of its default names the line that called its caller.
+
+    Args:
+        began: the time of `perf_counter` at which the call began, for the log; 0: it is silent.
     """
-    return store._get_at_once(key, default)  # pyright: ignore[reportPrivateUsage]
+    value = NOT_NOW if store._verify else value_at_once(root, key, default, store._as_opened, began)
+    if value is not NOT_NOW and value is not default:
+        store._gets += 1
+    return value
 
 
 def ref_lazily(store: Store, key: str) -> Ref:
     """Returns `store.ref(key)` for this process only: bytes of other hosts come when they are read."""
-    root = opened(store)
-    return Ref(store._pin(root, key, store._pin_options(), lazily=True))  # pyright: ignore[reportPrivateUsage]
+    return Ref(pin(opened(store), key, store._as_opened, lazily=True))
 
 
 def begin_load(store: Store, key: str, process_group: Any, timeout: float) -> ModelLoad:
@@ -1295,4 +1061,12 @@ def begin_load(store: Store, key: str, process_group: Any, timeout: float) -> Mo
 
     It is for a caller who waits for a newer version in another way.
     """
-    return store._begin_load(key, process_group, timeout)  # pyright: ignore[reportPrivateUsage]
+    with between_forks():
+        from memstore.store.models import ModelLoad
+        from memstore.store.sharded import meet
+
+    root = opened(store, timeout)
+    encode_key(key)
+    load = ModelLoad(root, key, store._as_opened, meet(process_group, "load", key, root), timeout)
+    store._gets += 1
+    return load

@@ -1,6 +1,8 @@
 """Values on their way into a store and out of it, for the methods of `Store`; and Ref, a version of a key.
 
 put_one, put_many        contents.flatten, contents.draft, engine.put
+hold_version, pin        engine.hold_at_once, engine.hold
+get_many, value_at_once  the same, and contents.read
 attach_files, export     files of other programs, by `formats` and `snapshot`
 describe                 what `Store.info` gives
 doubtful_default         arguments that nearly always mean something else than they say
@@ -12,8 +14,10 @@ import contextlib
 import logging
 import os
 import re
+import sys
+import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from time import perf_counter
 from typing import Any, Literal, cast
@@ -27,28 +31,50 @@ from memstore._parsing import UNDECODABLE
 from memstore._threads import between_forks
 from memstore._wording import an_instance
 from memstore.engine import (
+    MISFIT,
     CatalogCrowded,
+    Content,
     Draft,
     MappedEntry,
     Path,
     Pin,
+    PinOptions,
     Record,
     Root,
     at_each_home,
     check_version,
+    deadline_after,
     files_of,
+    hold,
+    hold_at_once,
     index,
+    is_served,
+    mutable_entry,
     need_boxes,
     plan_bytes,
     put,
     resource_errors,
 )
 from memstore.errors import CorruptionError, UnsupportedValueError, lacks_told
-from memstore.listing import UnknownKindError, absent, outline
+from memstore.listing import UnknownKindError, absent, no_value, no_values, outline
 from memstore.structure import modes
 from memstore.view import view
 
 log = logging.getLogger("memstore")
+
+
+class _NoDefault:
+    """A default that nobody gave. `help` shows it as stubs write it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+NO_DEFAULT: Any = _NoDefault()
+NOT_NOW: Any = object()
+_AT_ONCE = 1 << 16  # bytes of a description, or of objects, that are made into a value in some hundred microseconds
 
 
 # --- Putting values --------------------------------------------------------------------------------------------------
@@ -72,7 +98,7 @@ def put_one(
         name: the key, encoded.
         below: the path of the part of the value that is cast to `dtype`; (): all of it.
     """
-    limit = contents.inline_limit(root)
+    limit = contents.inline_limit(root) if root.catalog.crowded else root.settings.inline_limit
     while True:
         flat = contents.flatten(key, value, root, limit=limit, allow_pickle=allow_pickle, dtype=dtype, below=below)
         if expect is not None:
@@ -154,6 +180,126 @@ def as_items(items: Any, call: str = "put_many") -> Mapping[str, Any]:
     return dict(items.items())  # a TensorDict, or another store: to iterate over them means something else
 
 
+# --- Versions, held --------------------------------------------------------------------------------------------------
+
+
+def hold_version(
+    root: Root,
+    key: str,
+    name: bytes,
+    options: PinOptions,
+    deadline: float | None = None,
+    *,
+    lazily: bool = False,
+    max_age: float | None = None,
+) -> MappedEntry | None:
+    """Returns the current version of a key; None if there is none. Raises MutableEntryError.
+
+    Args:
+        name: the key, encoded.
+        options: of the store that reads it.
+        deadline: monotonic; None: the store's timeout from now on.
+        lazily: what lies on other hosts may be fetched when it is read.
+        max_age: as in `Store.get`.
+    """
+    try:
+        held = hold_at_once(root, name)
+        if held is MISFIT or (held is None and is_served(root)):
+            until = deadline_after(options.timeout) if deadline is None else deadline
+            may_lock = options.mode != "r"
+            held = hold(root, (name,), until, may_lock=may_lock, lazily=lazily, max_age=max_age)[0]
+    except (OSError, MemoryError):
+        with resource_errors(root.path, key):
+            raise
+    if held is not None and held.record.is_mutable:
+        raise mutable_entry(name, held.record.mutable_kind)
+    return held
+
+
+def held_version(
+    root: Root, key: str, options: PinOptions, deadline: float | None = None, *, lazily: bool = False
+) -> MappedEntry:
+    """Returns the current version of a key. Arguments as of `hold_version`. Raises KeyNotFoundError."""
+    name = encode_key(key)
+    held = hold_version(root, key, name, options, deadline, lazily=lazily)
+    if held is None:
+        raise no_value(root, name)
+    return held
+
+
+def pin(root: Root, key: str, options: PinOptions, deadline: float | None = None, *, lazily: bool = False) -> Pin:
+    """Pins the current version of a key. Arguments and errors as of `held_version`."""
+    held = held_version(root, key, options, deadline, lazily=lazily)
+    return Pin(root, key, held.record, held, options)
+
+
+def get_many(root: Root, keys: Iterable[str], options: PinOptions, deadline: float, began: float) -> dict[str, Any]:
+    """Returns the values of several keys as they were at one moment. Raises what `Store.get_many` raises.
+
+    Args:
+        options: of the store that reads them.
+        began: the time of `perf_counter` at which the call began, for the log; 0: it is silent.
+    """
+    names = {key: encode_key(key) for key in keys}
+    with resource_errors(root.path):
+        found = hold(root, tuple(names.values()), deadline, may_lock=options.mode != "r")
+    gone = [name for name, held in zip(names.values(), found, strict=True) if held is None]
+    if gone:
+        raise no_values(root, gone, len(names), "get(key, default) gets those that are there")
+    values: dict[str, Any] = {}
+    for (key, name), held in zip(names.items(), found, strict=True):
+        assert held is not None, "those that are gone have raised"
+        if held.record.is_mutable:
+            raise mutable_entry(name, held.record.mutable_kind)
+        plain, verify, allow_pickle = contents.PLAIN_READ, options.verify, options.allow_pickle
+        values[key] = contents.read(root, key, held, plain, verify=verify, allow_pickle=allow_pickle)
+        if began:
+            log_read(root, "get", key, held, began)
+    return values
+
+
+def value_at_once(root: Root, key: str, default: Any, options: PinOptions, began: float) -> Any:
+    """Returns a value without a wait, the default if there is no such key, or NOT_NOW where it might wait.
+
+    A warning of the default names the line that called the caller of who calls this. `began`: as of `get_many`.
+    """
+    if not root.on_tmpfs or root.catalog.is_released:
+        return NOT_NOW
+    name = encode_key(key)
+    if not root.guard.acquire(False):  # held by a thread that commits, or opens a file
+        return NOT_NOW
+    try:
+        root.glance()
+        held = hold_at_once(root, name)
+    except (OSError, MemoryError):  # `get` says of what
+        return NOT_NOW
+    finally:
+        root.guard.release()
+    has_default = default is not NO_DEFAULT and default is not ...
+    if held is MISFIT or (held is None and (is_served(root) or not has_default)):
+        return NOT_NOW
+    value = default
+    if held is not None:
+        record = held.record
+        if record.is_mutable or record.objects_checksum is not None:
+            return NOT_NOW
+        if len(record.description) > _AT_ONCE or len(record.objects) > _AT_ONCE:
+            return NOT_NOW
+        value = contents.read_bare(held)
+        if value is None:
+            if "tensordict" not in sys.modules:  # to import it takes a second
+                return NOT_NOW
+            plain, allow_pickle = contents.PLAIN_READ, options.allow_pickle
+            value = contents.read(root, key, held, plain, verify=False, allow_pickle=allow_pickle)
+    if has_default:
+        doubt = doubtful_default(key, default, held)
+        if doubt is not None:
+            warnings.warn(doubt, UserWarning, stacklevel=4)
+    if began and held is not None:
+        log_read(root, "get", key, held, began)
+    return value
+
+
 # --- Files of other programs: attached in place, and exported --------------------------------------------------------
 
 
@@ -171,29 +317,33 @@ def attach_files(
     deadline: float,
 ) -> int:
     """Puts a value that stays in its files, and returns the version. Raises what `Store.attach` raises."""
-    with between_forks():
-        if _is_of_snapshot(path, format):
-            from memstore.snapshot import describe_snapshot as describe_files
-        else:
-            from memstore.formats import describe_files
     with resource_errors(root.path, key, root):
-        content = describe_files(key, path, format, allow_pickle=allow_pickle)
+        content = content_in_place(key, path, format, allow_pickle=allow_pickle)
         if content.boxes is not None:
             need_boxes(root, deadline)
     return put(root, [Draft(encode_key(key), content, expect)], deadline)[0]
 
 
-def load_to_copy(
-    root: Root, key: str, path: str | os.PathLike[str], format: AttachedFormat | None, *, allow_pickle: bool
-) -> Any:
+def content_in_place(
+    key: str, path: str | os.PathLike[str], format: AttachedFormat | None, *, allow_pickle: bool
+) -> Content:
+    """Returns what a store says of files that it serves where they are. Raises what `Store.attach` raises."""
+    with between_forks():
+        if _is_of_snapshot(path, format):
+            from memstore.snapshot import describe_snapshot as describe_files
+        else:
+            from memstore.formats import describe_files
+    return describe_files(key, path, format, allow_pickle=allow_pickle)
+
+
+def load_to_copy(key: str, path: str | os.PathLike[str], format: AttachedFormat | None, *, allow_pickle: bool) -> Any:
     """Returns the value that files have, for a put of a copy. Raises what `Store.attach` raises."""
     with between_forks():
         if _is_of_snapshot(path, format):
             from memstore.snapshot import load_snapshot as load_files
         else:
             from memstore.formats import load_files
-    with resource_errors(root.path, key, root):
-        return load_files(key, path, format, allow_pickle=allow_pickle)
+    return load_files(key, path, format, allow_pickle=allow_pickle)
 
 
 def _is_of_snapshot(path: Any, format: str | None) -> bool:

@@ -2,71 +2,74 @@
 
 The modules, from the top floor down; a module imports only those below it:
 
-    transport        tensors of memstore's memory through multiprocessing queues
-    target_filling   get with out= and like=
-    target_matching  what a stored value and such a target have in common, and how they differ
-    rebuilding       a stored value, built again
-    descriptions     values in external files, and rows in place; what a stored value looks like
-    shards           what one rank holds of a sharded value
-    flattening       a value, taken apart: its plan, its tensors and its objects
-    copying          tensors, copied into memory
-    containers/      each kind of container: how it is flattened, and the node that builds it again
-    walk             one walk over a value: its tree, its tensors, its other leaves
-    plans            how the values of one structure are laid out in memory; the same as bytes
-    objects          leaves that are no tensors, as bytes
-    extensions       those of them that msgpack lacks: numpy's, torch's, the standard library's
-    pickled          those that only pickle can store; the only module that imports pickle
-    classes          classes by name, and attributes past their code
-    tree             which containers a value has: trees, and nodes that are made of them
-    ties             which tensors share bytes
-    tensor_memory    whether a tensor's bytes are there, and how they are overwritten
-    traits           dtypes, devices and strides
-    refusals         bytes that no put wrote, and values that can't be stored
+    targets       get with out= and like=
+    rebuilding    a stored value, built again
+    flattening    a value, taken apart: its plan, its tensors and its objects
+    tensordicts   TensorDict and its relatives: imported once a value needs them
+    tensors       arrays, and tensors that are not plain: how each kind is flattened, and the node that builds it again
+    containers    the containers of Python, likewise
+    walk          one walk over a value: its tree, its tensors, its other leaves
+    plans         how the values of one structure are laid out in memory; the same as bytes
+    objects       leaves that are no tensors, as bytes
+    classes       classes by name, and attributes past their code; pickles: the only module that imports pickle
+    tree          which containers a value has: trees, and nodes that are made of them
+    memory        whether a tensor's bytes are there; how they are overwritten, copied, tied and sent
+    traits        dtypes, devices and strides
+    refusals      bytes that no put wrote, and values that can't be stored
 """
 
 from __future__ import annotations
 
+import memstore.structure.containers  # noqa: F401  # pyright: ignore[reportUnusedImport] - registers its containers
 from memstore import _modes as modes
 from memstore.structure import traits
-from memstore.structure.classes import class_name, shown_attributes
-from memstore.structure.containers import (
-    are_shards_of,
-    check_wrapped_shards,
-    clone_parts,
-    fill_parts,
-    flatten_wrapped_shards,
-    has_wrapped_shards,
-    is_made_of_several,
-    is_wrapper,
-    pair_parts,
-    pair_shards,
-    tensor_of_array,
-    why_parts_not_filled,
-)
-from memstore.structure.copying import CopyPlan, FlatValue, GatheredCopy, PlainCopy, contents, copy_tensors, fill
-from memstore.structure.descriptions import (
+from memstore.structure.classes import class_name, read_known_pickle, read_pickle, shown_attributes
+from memstore.structure.flattening import (
     ExternalValue,
+    FlatValue,
+    HeldLeaf,
+    HeldValue,
+    contents,
     describe_external_tree,
     describe_external_value,
+    fill,
+    flatten,
+    has_shards,
+    held_in_memory,
+    in_memory,
     iter_tensors,
     join_external,
-    leaf_table,
     plan_at,
     plan_dense,
     raw_objects,
-    stored_bytes,
-    structure_text,
+    take_shards_apart,
 )
-from memstore.structure.flattening import flatten
+from memstore.structure.memory import (
+    CopyPlan,
+    GatheredCopy,
+    PlainCopy,
+    copy_into,
+    copy_tensors,
+    is_readable,
+    lend_by,
+    memory_of,
+    over,
+    takes_bytes,
+    why_no_memory,
+    why_not_filled,
+)
+from memstore.structure.memory import register as _register_transport
 from memstore.structure.objects import PICKLED, decode_objects, show_objects, written_objects
-from memstore.structure.pickled import read_known_pickle, read_pickle
 from memstore.structure.plans import (
     Plan,
     capacity_of,
     check_extent,
+    leaf_table,
     plan_of,
     plan_of_rows,
     read_leaf,
+    stored_bytes,
+    structure_text,
 )
 from memstore.structure.rebuilding import (
     assemble,
@@ -89,17 +92,20 @@ from memstore.structure.refusals import (
     render_path,
     require,
 )
-from memstore.structure.shards import HeldLeaf, HeldValue, has_shards, held_in_memory, in_memory, take_shards_apart
-from memstore.structure.target_filling import get_into, get_like
-from memstore.structure.target_matching import can_cast
-from memstore.structure.tensor_memory import (
-    copy_into,
-    is_readable,
-    memory_of,
-    over,
-    takes_bytes,
-    why_no_memory,
-    why_not_filled,
+from memstore.structure.targets import can_cast, get_into, get_like
+from memstore.structure.tensors import (
+    are_shards_of,
+    check_wrapped_shards,
+    clone_parts,
+    fill_parts,
+    flatten_wrapped_shards,
+    has_wrapped_shards,
+    is_made_of_several,
+    is_wrapper,
+    pair_parts,
+    pair_shards,
+    tensor_of_array,
+    why_parts_not_filled,
 )
 from memstore.structure.traits import (
     DTYPE_NAMES,
@@ -119,8 +125,6 @@ from memstore.structure.traits import (
     to_device,
     to_flags,
 )
-from memstore.structure.transport import lend_by
-from memstore.structure.transport import register as _register_transport
 from memstore.structure.tree import (
     MAX_DEPTH,
     TENSOR,
@@ -134,6 +138,7 @@ from memstore.structure.tree import (
 from memstore.structure.walk import Walk, check_nesting, flattens, take_apart
 
 _register_transport()
+
 
 __all__ = [
     "CopyPlan",

@@ -16,7 +16,8 @@ one behind the other are the rows of one array.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,90 +28,61 @@ from memstore._parsing import UNDECODABLE, nests_too_deeply
 from memstore.engine import CONTROL_SIZE, Leaf, Path, Span, decode_mutable, lay_out
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
+from memstore.structure.memory import ByteRange, clusters_of
 from memstore.structure.refusals import MalformedError, as_list, require, sizes, unpack
-from memstore.structure.ties import ByteRange, clusters_of
 from memstore.structure.traits import DTYPES, NUMPY_DTYPES, PARAMETER, PLAIN, Traits, read_device, read_flags, to_flags
 from memstore.structure.tree import (
     Container,
     Node,
-    ObjectNode,
     TensorNode,
     TreeReader,
     from_msgpack,
-    leaf_names,
+    names_of,
     to_msgpack,
 )
 
 # --- Plans -----------------------------------------------------------------------------------------------------------
 
 
-Memory = np.ndarray[Any, np.dtype[np.uint8]]  # a data section, or as much of one as a plan needs
-
-
+@dataclass(slots=True, eq=False, repr=False)
 class Plan:
     """The layout of values of one structure in memory, and what builds them from it. Immutable.
 
     Attributes:
         description: the bytes from which `plan_of` makes this plan.
+        root: the compiled tree.
         leaves: the tensors, in the order of the walk.
         traits: kind, requires_grad and device of each leaf.
-        marked: whether any leaf has traits.
         same: {leaf: the earlier leaf that is the very same tensor}.
-        nbytes: size of the data section.
         inline: whether the value is meant to live in its record.
-        root: the compiled tree.
+        object_names: of the leaves that are no tensors.
         fixed, host: leaves that keep their dtype, or stay on the CPU, whatever a get's dtype= or device= says.
-        object_count: how many leaves are no tensors.
+        marked: whether any leaf has traits.
+        nbytes: size of the data section.
+        recipe, bare: made by the first get; see structure/rebuilding.py.
     """
 
-    __slots__ = (
-        "_header",
-        "_loaded",
-        "bare",
-        "description",
-        "fixed",
-        "host",
-        "inline",
-        "leaves",
-        "marked",
-        "nbytes",
-        "object_count",
-        "object_names",
-        "recipe",
-        "root",
-        "same",
-        "traits",
-    )
+    description: bytes
+    root: Node
+    leaves: tuple[Leaf, ...]
+    traits: tuple[Traits, ...]
+    same: dict[int, int]
+    inline: bool
+    object_names: tuple[Path, ...]
+    fixed: frozenset[int]
+    host: frozenset[int]
+    marked: bool = field(init=False)
+    object_count: int = field(init=False)
+    nbytes: int = field(init=False)
+    recipe: Recipe | None = field(init=False, default=None)
+    bare: tuple[np.dtype[Any], tuple[int, ...]] | tuple[()] | None = field(init=False, default=None)
+    _header: bytes | None = field(init=False, default=None)
+    _loaded: frozenset[int] | None = field(init=False, default=None)
 
-    def __init__(
-        self,
-        description: bytes,
-        root: Node,
-        leaves: tuple[Leaf, ...],
-        leaf_traits: tuple[Traits, ...],
-        same: dict[int, int],
-        inline: bool,
-        object_names: tuple[Path, ...],
-        fixed: frozenset[int],
-        host: frozenset[int],
-    ) -> None:
-        self.description = description
-        self.root = root
-        self.leaves = leaves
-        self.traits = leaf_traits
-        self.same = same
-        self.marked = any(found is not PLAIN for found in leaf_traits)
-        self.inline = inline
-        self.object_names = object_names
-        self.fixed = fixed
-        self.host = host
-        self.object_count = len(object_names)
-        self.nbytes = max((leaf.offset + leaf.nbytes for leaf in leaves), default=0)
-        self._loaded: frozenset[int] | None = None
-        self._header: bytes | None = None
-        # These two are made by the first get; see structure/rebuilding.py.
-        self.recipe: Recipe | None = None
-        self.bare: tuple[np.dtype[Any], tuple[int, ...]] | tuple[()] | None = None
+    def __post_init__(self) -> None:
+        self.marked = any(found is not PLAIN for found in self.traits)
+        self.object_count = len(self.object_names)
+        self.nbytes = max((leaf.offset + leaf.nbytes for leaf in self.leaves), default=0)
 
     @property
     def header(self) -> bytes:
@@ -122,7 +94,7 @@ class Plan:
 
     @property
     def loaded(self) -> frozenset[int]:
-        """Leaves that a view has as plain tensors. Only views need them."""
+        """The leaves that a view has as plain tensors. Only views need them."""
         if self._loaded is None:
             self._loaded = frozenset(_leaves_looked_into(self.root, False))
         return self._loaded
@@ -153,6 +125,7 @@ _CACHED_BYTES = 16 << 20  # of descriptions
 def describe(
     tree: Any, leaves: Sequence[Leaf], leaf_traits: Sequence[Traits], same: dict[int, int], inline: bool
 ) -> bytes:
+    """Writes the description from which `plan_of` makes a plan."""
     written = [
         same[i] if i in same else _write_leaf(leaf, leaf_trait)
         for i, (leaf, leaf_trait) in enumerate(zip(leaves, leaf_traits, strict=True))
@@ -181,32 +154,25 @@ def plan_of(description: bytes) -> Plan:
     Raises:
         CorruptionError: no put wrote this description.
     """
+    global _plans_bytes
     name = description if len(description) <= _SHORT else xxhash.xxh3_64_intdigest(description)
     plan = _plans.get(name)
     if plan is not None and plan.description == description:
         return plan
-    plan = _read_description(bytes(description))
-    _remember_plan(name, plan)
-    return plan
-
-
-def _remember_plan(name: int | bytes, plan: Plan) -> None:
-    global _plans_bytes
+    description = bytes(description)
+    try:
+        plan = _parse_description(description)
+    except (MalformedError, *UNDECODABLE) as error:
+        if isinstance(error, RecursionError) and not nests_too_deeply(lambda: _parse_description(description)):
+            raise
+        raise CorruptionError(f"the description of the value is damaged: {error}") from error
     # Threads may be here at once: the count can drift by one plan, which the clear puts right.
     if len(_plans) >= _CACHED_PLANS or _plans_bytes > _CACHED_BYTES:
         _plans.clear()
         _plans_bytes = 0
     _plans[name] = plan
-    _plans_bytes += len(plan.description)
-
-
-def _read_description(description: bytes) -> Plan:
-    try:
-        return _parse_description(description)
-    except (MalformedError, *UNDECODABLE) as error:
-        if isinstance(error, RecursionError) and not nests_too_deeply(lambda: _parse_description(description)):
-            raise
-        raise CorruptionError(f"the description of the value is damaged: {error}") from error
+    _plans_bytes += len(description)
+    return plan
 
 
 def _parse_description(description: bytes) -> Plan:
@@ -214,13 +180,7 @@ def _parse_description(description: bytes) -> Plan:
     reader = TreeReader()
     root = reader.node(tree)
     require(reader.tensors == len(written), f"{reader.tensors} tensors in the tree, {len(written)} leaves")
-    names: list[Path] = []
-    object_names: list[Path] = []
-    for name, node in leaf_names(root):
-        if type(node) is ObjectNode:
-            object_names.append(name)
-        elif type(node) is TensorNode:
-            names.append(name)
+    names, object_names = names_of(root)
     leaves: list[Leaf] = []
     leaf_traits: list[Traits] = []
     same: dict[int, int] = {}
@@ -235,7 +195,9 @@ def _parse_description(description: bytes) -> Plan:
             leaf, leaf_trait = read_leaf(names[i], entry)
             leaves.append(leaf)
             leaf_traits.append(leaf_trait)
-    _check_ties(leaves, same)
+    for cluster in cluster_leaves(leaves, same):
+        whole = len(cluster) == 1 or all(leaves[i].offset % DTYPES[leaves[i].dtype].itemsize == 0 for i in cluster)
+        require(whole, "tied leaves that don't start at a whole element")
     return Plan(
         description,
         root,
@@ -243,7 +205,7 @@ def _parse_description(description: bytes) -> Plan:
         tuple(leaf_traits),
         same,
         inline,
-        tuple(object_names),
+        object_names,
         frozenset(reader.fixed),
         frozenset(reader.host),
     )
@@ -268,11 +230,12 @@ def read_leaf(name: Path, entry: Any) -> tuple[Leaf, Traits]:
     if stride is not None:
         stride = sizes(stride)
         require(len(stride) == len(shape), "a leaf with fewer or more strides than sizes")
-    elements = check_extent(shape, stride, dtype)
-    return (
-        Leaf(name, dtype_name, shape, stride, offset, elements * dtype.itemsize),
-        _read_traits(flags, device, dtype),
-    )
+    nbytes = check_extent(shape, stride, dtype) * dtype.itemsize
+    kind, requires_grad = read_flags(flags)
+    require(device is None or (type(device) is str and _is_device(device)), "a malformed device")
+    require(not requires_grad or dtype.is_floating_point or dtype.is_complex, "a gradient of integers")
+    leaf_traits = Traits(kind, requires_grad, device) if flags or device else PLAIN
+    return Leaf(name, dtype_name, shape, stride, offset, nbytes), leaf_traits
 
 
 def check_extent(shape: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype) -> int:
@@ -285,29 +248,12 @@ def check_extent(shape: Sequence[int], stride: Sequence[int] | None, dtype: torc
     return elements
 
 
-def _read_traits(flags: Any, device: Any, dtype: torch.dtype) -> Traits:
-    kind, requires_grad = read_flags(flags)
-    require(device is None or (type(device) is str and _is_device(device)), "a malformed device")
-    require(not requires_grad or dtype.is_floating_point or dtype.is_complex, "a gradient of integers")
-    return Traits(kind, requires_grad, device) if flags or device else PLAIN
-
-
 def _is_device(name: str) -> bool:
     try:
         device = read_device(name)
     except MalformedError:
         return False
     return isinstance(device, str) or device.type not in ("cpu", "meta")
-
-
-def _check_ties(leaves: Sequence[Leaf], same: dict[int, int]) -> None:
-    for cluster in cluster_leaves(leaves, same):
-        if len(cluster) > 1:
-            for i in cluster:
-                require(
-                    leaves[i].offset % DTYPES[leaves[i].dtype].itemsize == 0,
-                    "tied leaves that don't start at a whole element",
-                )
 
 
 # --- Plans of mutable entries: leaves of one number of rows, behind a control page -----------------------------------
@@ -373,6 +319,30 @@ def spans_of(leaves: Sequence[Leaf], same: dict[int, int]) -> list[tuple[Span, l
     return [(_span_of(leaves, members), members) for members in found]
 
 
+# --- A stored value, described for people ----------------------------------------------------------------------------
+
+
+def leaf_table(plan: Plan) -> list[tuple[Path, torch.dtype, tuple[int, ...], int]]:
+    """Lists name, dtype, shape and bytes of each tensor. A nested tensor is several: values, offsets, lengths."""
+    return [(leaf.name, DTYPES[leaf.dtype], leaf.shape, leaf.nbytes) for leaf in plan.leaves]
+
+
+def stored_bytes(plan: Plan) -> int:
+    """Counts the bytes of the tensors; shared bytes once."""
+    ranges = [storage_range(plan.leaves, cluster) for cluster in cluster_leaves(plan.leaves, plan.same)]
+    return sum(stop - start for start, stop in ranges)
+
+
+def structure_text(plan: Plan) -> str:
+    """Describes a structure: "TensorDict[3] of 12 leaves", "dict of 300 leaves and 2 objects", "Tensor"."""
+    name = plan.root.title
+    tensors, others = len(plan.leaves), plan.object_count
+    if not any(True for _ in plan.root.children()):
+        return name if tensors or others else f"empty {name}"
+    text = f"{name} of {tensors} {'leaf' if tensors == 1 else 'leaves'}"
+    return f"{text} and {others} {'object' if others == 1 else 'objects'}" if others else text
+
+
 # --- Recipes ---------------------------------------------------------------------------------------------------------
 
 
@@ -409,9 +379,8 @@ class Recipe:
         self.alone: list[tuple[int, np.dtype[Any], tuple[int, ...], int]] = []  # leaf, dtype, shape, offset
         self.buffers: list[tuple[int, torch.dtype, tuple[Any, ...], int, int]] = []  # leaf, dtype, sizes, count, offset
         self.storages: list[tuple[int, int, tuple[StoragePart, ...]]] = []  # start, stop
-        self.copied: list[
-            tuple[int, int, tuple[StoragePart, ...]]
-        ] = []  # the same; in files of others, between elements
+        # the same, of leaves in files of others that start between elements
+        self.copied: list[tuple[int, int, tuple[StoragePart, ...]]] = []
         self.empty = [i for i, leaf in enumerate(leaves) if not leaf.nbytes and i not in same]
         self.same = tuple(same.items())
         marked = [(i, found) for i, found in enumerate(leaf_traits) if found is not PLAIN and i not in same]
@@ -419,31 +388,46 @@ class Recipe:
         self.traits = [(i, t) for i, t in marked if t.kind != PARAMETER or t.device is not None]
         rows: list[int] = []
         for cluster in cluster_leaves(leaves, same):
-            if len(cluster) == 1 and leaves[cluster[0]].offset % DTYPES[leaves[cluster[0]].dtype].itemsize:
+            first, leaf, dtype = cluster[0], leaves[cluster[0]], DTYPES[leaves[cluster[0]].dtype]
+            if len(cluster) > 1:
+                self.storages.append(_shared_storage(leaves, cluster))
+            elif leaf.offset % dtype.itemsize:
                 self.copied.append(_shared_storage(leaves, cluster))
-            elif len(cluster) == 1 and suits_numpy(leaves[cluster[0]]):
-                rows.append(cluster[0])
-            elif len(cluster) == 1 and leaves[cluster[0]].stride is None:
-                leaf = leaves[cluster[0]]
-                dtype = DTYPES[leaf.dtype]
+            elif suits_numpy(leaf):
+                rows.append(first)
+            elif leaf.stride is None:
                 sizes = leaf.shape or ((),)  # for resize_: of numbers, or of no dimension
-                self.buffers.append((cluster[0], dtype, sizes, leaf.nbytes // dtype.itemsize, leaf.offset))
+                self.buffers.append((first, dtype, sizes, leaf.nbytes // dtype.itemsize, leaf.offset))
             else:
                 self.storages.append(_shared_storage(leaves, cluster))
-        self._add_runs(leaves, rows)
+        for run in runs_of(leaves, rows):
+            leaf, dtype = leaves[run[0]], NUMPY_DTYPES[leaves[run[0]].dtype]
+            if len(run) == 1:
+                self.alone.append((run[0], dtype, leaf.shape, leaf.offset))
+            else:
+                self.runs.append(ArrayRun(dtype, (len(run), *leaf.shape), leaf.offset, tuple(run)))
 
-    def _add_runs(self, leaves: Sequence[Leaf], rows: list[int]) -> None:
-        run: list[int] = []
-        for i in [*rows, -1]:
-            if run and (i < 0 or not _continues(leaves[run[-1]], leaves[i])):
-                first = leaves[run[0]]
-                dtype = NUMPY_DTYPES[first.dtype]
-                if len(run) == 1:
-                    self.alone.append((run[0], dtype, first.shape, first.offset))
-                else:
-                    self.runs.append(ArrayRun(dtype, (len(run), *first.shape), first.offset, tuple(run)))
-                run = []
-            run.append(i)
+
+def runs_of(leaves: Sequence[Leaf], members: Iterable[int]) -> list[list[int]]:
+    """Groups leaves, each with those of its dtype and shape that lie right behind it."""
+    runs: list[list[int]] = []
+    for i in members:
+        before = leaves[runs[-1][-1]] if runs else None
+        if (
+            before is not None
+            and before.dtype == leaves[i].dtype
+            and before.shape == leaves[i].shape
+            and before.shape != ()  # the rows of a one-dimensional array are scalars, not arrays
+            and before.offset + before.nbytes == leaves[i].offset
+        ):
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return runs
+
+
+def strides_of(leaf: Leaf) -> tuple[int, ...]:
+    return traits.contiguous_stride(leaf.shape) if leaf.stride is None else leaf.stride
 
 
 def suits_numpy(leaf: Leaf) -> bool:
@@ -451,20 +435,11 @@ def suits_numpy(leaf: Leaf) -> bool:
     return leaf.stride is None and leaf.dtype in NUMPY_DTYPES and len(leaf.shape) < _NUMPY_DIMENSIONS
 
 
-def _continues(before: Leaf, leaf: Leaf) -> bool:
-    return (
-        before.dtype == leaf.dtype
-        and before.shape == leaf.shape
-        and leaf.shape != ()  # the rows of a one-dimensional array are scalars, not arrays
-        and before.offset + before.nbytes == leaf.offset
-    )
-
-
 def _shared_storage(leaves: Sequence[Leaf], cluster: Sequence[int]) -> tuple[int, int, tuple[StoragePart, ...]]:
     start, stop = storage_range(leaves, cluster)
     parts = []
     for i in cluster:
         leaf, dtype = leaves[i], DTYPES[leaves[i].dtype]
-        stride = traits.contiguous_stride(leaf.shape) if leaf.stride is None else leaf.stride
-        parts.append(StoragePart(i, dtype, (leaf.offset - start) // dtype.itemsize, leaf.shape, stride))
+        offset = (leaf.offset - start) // dtype.itemsize
+        parts.append(StoragePart(i, dtype, offset, leaf.shape, strides_of(leaf)))
     return start, stop, tuple(parts)

@@ -29,16 +29,17 @@ from memstore.engine import Leaf, watch
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
 from memstore.sharding import Box, Boxes, Shard, StoredBox, narrow_to, uncovered, whole
 from memstore.structure import traits
+from memstore.structure.memory import Memory, over
 from memstore.structure.objects import decode_objects
-from memstore.structure.plans import Memory, Plan, Recipe, suits_numpy
+from memstore.structure.plans import Plan, Recipe, strides_of, suits_numpy
 from memstore.structure.refusals import MalformedError, require
-from memstore.structure.tensor_memory import over
 from memstore.structure.traits import (
     DTYPES,
     NO_DEVICE,
     NUMPY_DTYPES,
     has_device,
     lacks_device,
+    lacks_own_device,
     to_device,
     with_traits,
 )
@@ -151,7 +152,12 @@ def rebuild_lazily(
             if i in plan.same:
                 tensors[i] = tensors[plan.same[i]]
             elif i in plan.loaded:
-                tensors[i] = finish_one(plan, i, tensor, device)
+                found = plan.traits[i]
+                if device is not None and i not in plan.host:
+                    tensor = to_device(tensor, device)
+                elif device is None and found.device is not None:
+                    tensor = _to_own_device(tensor, found.device, non_blocking=False)
+                tensors[i] = with_traits(tensor, found)
             else:
                 tensors[i] = make_leaf(i, tensor)
         return plan.root.build(TreeParts(tensors, values, device))
@@ -205,7 +211,8 @@ def tensors_of(plan: Plan, memory: Memory, keep: object | None) -> list[torch.Te
     for part, copy in copies:
         tensors[part.leaf] = over(from_numpy(copy).untyped_storage(), part.dtype, 0, part.shape, part.stride)
     for i in recipe.empty:
-        tensors[i] = _empty(plan.leaves[i])
+        leaf = plan.leaves[i]
+        tensors[i] = torch.empty_strided(leaf.shape, strides_of(leaf), dtype=DTYPES[leaf.dtype], device="cpu")
     for i, source in recipe.same:
         tensors[i] = tensors[source]
     if keep is not None:
@@ -236,26 +243,16 @@ def in_own_storage(view: torch.Tensor, memory: Memory, keep: object) -> torch.Te
 def bare_array(plan: Plan, memory: bytearray | Memory, start: int) -> np.ndarray[Any, Any] | None:
     """Returns the array to make the value of, over the bytes from `start`; None if it isn't a single plain tensor."""
     if plan.bare is None:
-        plan.bare = _dtype_and_shape(plan)
+        bare: tuple[np.dtype[Any], tuple[int, ...]] | tuple[()] = ()
+        if type(plan.root) is TensorNode and not plan.marked and plan.nbytes:
+            (leaf,) = plan.leaves
+            if suits_numpy(leaf) and not leaf.offset:
+                bare = NUMPY_DTYPES[leaf.dtype], leaf.shape
+        plan.bare = bare
     if not plan.bare:
         return None
     dtype, shape = plan.bare
     return np.ndarray(shape, dtype, memory, start)
-
-
-def _dtype_and_shape(plan: Plan) -> tuple[np.dtype[Any], tuple[int, ...]] | tuple[()]:
-    """Returns dtype and shape of a value that is a single plain tensor; else nothing."""
-    if type(plan.root) is not TensorNode or plan.marked or not plan.nbytes:
-        return ()
-    (leaf,) = plan.leaves
-    return (NUMPY_DTYPES[leaf.dtype], leaf.shape) if suits_numpy(leaf) and not leaf.offset else ()
-
-
-def _empty(leaf: Leaf) -> torch.Tensor:
-    dtype = DTYPES[leaf.dtype]
-    if leaf.stride is None:
-        return torch.empty(leaf.shape, dtype=dtype, device="cpu")
-    return torch.empty_strided(leaf.shape, leaf.stride, dtype=dtype, device="cpu")
 
 
 def finish(
@@ -295,19 +292,7 @@ def _to_own_device(tensor: torch.Tensor, device: str, non_blocking: bool) -> tor
     try:
         return tensor.to(device, non_blocking=non_blocking)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UnsupportedValueError(
-            f"the value was put from the device {device!r}, which this process can't use ({error}); pass device='cpu'"
-        ) from error
-
-
-def finish_one(plan: Plan, i: int, tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
-    """Does what `finish` does for one leaf that is not the same as another."""
-    found = plan.traits[i]
-    if device is not None and i not in plan.host:
-        tensor = to_device(tensor, device)
-    elif device is None and found.device is not None:
-        tensor = _to_own_device(tensor, found.device, non_blocking=False)
-    return with_traits(tensor, found)
+        raise lacks_own_device(device, error) from error
 
 
 # --- Leaves in boxes -------------------------------------------------------------------------------------------------

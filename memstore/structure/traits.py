@@ -164,6 +164,10 @@ def repeats(tensor: torch.Tensor) -> bool:
     return reach(tensor.shape, tensor.stride()) < tensor.numel()
 
 
+def repeats_or_has_gaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    return reach(shape, stride) != count(shape) or has_gaps(shape, stride)
+
+
 def expanded_bytes(tensor: torch.Tensor) -> int:
     """Counts the bytes that elements take when each is written by itself, beyond those that they have in memory."""
     if tensor.layout is not torch.strided or tensor.is_nested:
@@ -283,11 +287,15 @@ def need_device(device: torch.device | str | None, instead: torch.device | None 
         try:
             return torch.device(device)
         except RuntimeError as error:
-            raise UnsupportedValueError(
-                f"the value was put from the device {device!r}, which this process can't use ({error}); "
-                "pass device='cpu', or import what registers it"
-            ) from error
+            raise lacks_own_device(device, error) from error
     return device
+
+
+def lacks_own_device(device: str, error: Exception) -> UnsupportedValueError:
+    return UnsupportedValueError(
+        f"the value was put from the device {device!r}, which this process can't use ({error}); pass device='cpu', or "
+        "import what registers it"
+    )
 
 
 def to_device(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:

@@ -7,9 +7,6 @@
 The leaves are numbered in the order of one walk, containers before their entries, so that no index is stored. While a
 value is flattened the tree is made of tuples, and is the key of the cache of plans.
 
-Containers of tensordict are registered late: it takes a second to import it, and values without them don't need it.
-The walk and the reader of trees ask `load_late_containers`, and so need not know those modules.
-
 In keys of dicts, str and int stand for themselves. The others are tagged, so that True, 1 and 1.0, which Python holds
 equal, stay three keys, in a description and in the cache of plans.
 
@@ -21,6 +18,7 @@ has its own.
 
 from __future__ import annotations
 
+import importlib
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import torch
 
+from memstore._threads import between_forks
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError
 from memstore.structure.refusals import MalformedError, as_list, require, unpack
@@ -227,39 +226,40 @@ class TreeReader:
         return nodes, locked and not above
 
 
-def walk_names(node: Node, prefix: Path = ()) -> Iterator[tuple[Path, Node]]:
-    """Iterates over the leaves below `node`, tensors and objects, in order, with their names."""
-    if isinstance(node, (TensorNode, ObjectNode)):
-        yield prefix, node
-        return
-    for name, child in node.children():
-        yield from walk_names(child, prefix + name)
+class LeafNames(NamedTuple):
+    """The names of a value's leaves, in their order."""
+
+    tensors: tuple[Path, ...]
+    objects: tuple[Path, ...]
 
 
-def leaf_names(root: Node) -> Iterator[tuple[Path, Node]]:
-    """Iterates over all leaves of a value. Raises MalformedError where the names would fill the memory."""
+def names_of(root: Node) -> LeafNames:
+    """Returns the names of all leaves. Raises MalformedError where they would fill the memory."""
     parts = 0
-    for name, node in walk_names(root):
+    tensors: list[Path] = []
+    objects: list[Path] = []
+    for name, node in _walk(root, ()):
         parts += len(name)
         require(parts <= MAX_NAME_PARTS, "too many leaves on too many levels: their names would fill the memory")
+        (objects if isinstance(node, ObjectNode) else tensors).append(name)
+    return LeafNames(tuple(tensors), tuple(objects))
+
+
+def _walk(node: Node, name: Path) -> Iterator[tuple[Path, Node]]:
+    if isinstance(node, (TensorNode, ObjectNode)):
         yield name, node
+    else:
+        for step, child in node.children():
+            yield from _walk(child, name + step)
 
 
 # --- Late containers -------------------------------------------------------------------------------------------------
 
 
-_loaders: list[Callable[[], None]] = []
-
-
-def loads_containers(load: Callable[[], None]) -> Callable[[], None]:
-    """Registers a function that imports modules with containers. It is called each time one is looked for."""
-    _loaders.append(load)
-    return load
-
-
 def load_late_containers() -> None:
-    for load in _loaders:
-        load()
+    """Registers the containers of tensordict. It takes a second to import that, and most values have none of them."""
+    with between_forks():
+        importlib.import_module("memstore.structure.tensordicts")
 
 
 # --- Keys of dicts ---------------------------------------------------------------------------------------------------
@@ -368,6 +368,11 @@ def compile_tree(tree: Tree) -> tuple[Node, TreeReader]:
         ) from None
 
 
+def tree_names(tree: Tree) -> LeafNames:
+    """Returns the names of the leaves of a tree. Raises MalformedError."""
+    return names_of(compile_tree(tree)[0])
+
+
 # --- The trees of several processes, merged --------------------------------------------------------------------------
 
 
@@ -388,23 +393,6 @@ class TreesDifferError(Exception):
         super().__init__(found)
         self.path: list[Any] = []
         self.found = found
-
-
-class LeafNames(NamedTuple):
-    """The names of a value's leaves, in their order."""
-
-    tensors: tuple[Path, ...]
-    objects: tuple[Path, ...]
-
-
-def tree_names(tree: Tree) -> LeafNames:
-    """Raises MalformedError."""
-    root, _ = compile_tree(tree)
-    tensors: list[Path] = []
-    objects: list[Path] = []
-    for name, node in leaf_names(root):
-        (tensors if isinstance(node, TensorNode) else objects).append(name)
-    return LeafNames(tuple(tensors), tuple(objects))
 
 
 def merge_trees(first: Tree, second: Tree) -> Tree:

@@ -11,7 +11,7 @@ views        views of held versions; their leaves loaded one by one; the parts o
 
 from __future__ import annotations
 
-from memstore.view.leaf import StoredTensor, lazy_leaf
+from memstore.view.leaf import StoredTensor, distribute, lazy_leaf
 from memstore.view.leaf_boxes import LeafBoxes, Points
 from memstore.view.source import LeafBytes, Memory, Source, StoredLeaf
 from memstore.view.views import ValueParts, load_leaf, own_leaf, parts_of, view
@@ -25,6 +25,7 @@ __all__ = [
     "Source",
     "StoredLeaf",
     "StoredTensor",
+    "distribute",
     "lazy_leaf",
     "load_leaf",
     "own_leaf",

@@ -7,11 +7,21 @@ StoredTensor of all this.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from memstore._compat import (
+    PARAMETER_MARK,
+    aten_unsafe_index,
+    call_of,
+    make_subclass,
+    make_wrapper_subclass,
+    schema_of,
+    throw_on_mutable_data_ptr,
+)
 from memstore.errors import ReadOnlyError
 from memstore.structure import modes, over, to_device, traits
 from memstore.view.leaf_boxes import LeafBoxes, Points
@@ -31,19 +41,13 @@ from memstore.view.source import LeafBytes, StoredLeaf, nbytes_of
 # is of the kind of meta tensors: a plain tensor that were given it as its `.data` would read at the address 0.
 
 
-# pyright: reportPrivateUsage=false
-
-
 Lazy = TypeVar("Lazy", bound="LazyTensor")
 
-make_subclass: Callable[..., Any] = torch.Tensor._make_subclass
-_make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 _META = torch.device("meta")
-guard: Callable[[torch.Tensor], None] = torch._C._set_throw_on_mutable_data_ptr
 
 
 class LazyTensor(torch.Tensor):
-    """A lazy leaf, as the modules of this package know it. It is not for users.
+    """Lazy leaf, as the modules of this package know it. It is not for users.
 
     Attributes:
         shown: the elements, over the guarded storage, or without memory.
@@ -64,8 +68,8 @@ def wrap(cls: type[Lazy], shown: torch.Tensor, stored: StoredLeaf) -> Lazy:
             is_apart = shown.is_meta
             device = _META if is_apart else stored.wrapped
             layout, more = torch.strided, {"dispatch_device": is_apart}
-            leaf = _make_wrapper(cls, shape, strides, offset, None, shown.dtype, layout, device, **more)
-        guard(leaf)
+            leaf = make_wrapper_subclass(cls, shape, strides, offset, None, shown.dtype, layout, device, **more)
+        throw_on_mutable_data_ptr(leaf)
     leaf.shown, leaf.stored = shown, stored
     return leaf
 
@@ -76,8 +80,9 @@ def read(leaf: LazyTensor) -> torch.Tensor:
 
 
 def kind_of(leaf: LazyTensor) -> traits.Traits:
+    """Returns what a leaf is beside its bytes: Parameter, Buffer or neither; its gradient, and its device."""
     kind = traits.traits_of(leaf)
-    is_parameter = getattr(leaf, "_is_param", False)
+    is_parameter = getattr(leaf, PARAMETER_MARK, False)
     return kind._replace(
         kind=traits.PARAMETER if is_parameter else kind.kind, requires_grad=leaf.requires_grad and leaf.is_leaf
     )
@@ -86,7 +91,7 @@ def kind_of(leaf: LazyTensor) -> traits.Traits:
 def with_kind(leaf: Lazy, kind: traits.Traits) -> Lazy:
     """Makes `leaf`, which nobody else has yet, a Parameter (by the mark that isinstance looks at) or a Buffer."""
     if kind.kind == traits.PARAMETER:
-        leaf._is_param = True  # type: ignore[attr-defined]
+        setattr(leaf, PARAMETER_MARK, True)
         leaf.requires_grad_(kind.requires_grad)
     else:
         traits.with_traits(leaf, kind)
@@ -106,9 +111,6 @@ def refusal(leaf: LazyTensor, what: str) -> ReadOnlyError:
 
 
 # --- Operators on lazy tensors, and what becomes of their results ----------------------------------------------------
-
-
-# pyright: reportPrivateUsage=false
 
 
 _STRIDED = torch.strided
@@ -131,10 +133,10 @@ def run(
         return _run_lazily(operator, rule, args, kwargs or {})
     if len(args) == 1 and not kwargs and type(args[0]) is cls:  # as below: 1 us less
         real = args[0].stored.read(args[0].shown)
-        made = operator._op(real)
+        made = rule.call(real)
         if type(made) is torch.Tensor and made.layout is _STRIDED:
-            return made.clone() if made.untyped_storage()._cdata == real.untyped_storage()._cdata else made
-        return _apart(made, (real.untyped_storage()._cdata,))
+            return made.clone() if made.untyped_storage() is real.untyped_storage() else made
+        return _apart(made, [real])
     return _run_on_values(operator, rule, args, kwargs or {})
 
 
@@ -151,7 +153,7 @@ def _run_on_values(operator: Any, rule: Rule, args: tuple[Any, ...], kwargs: dic
         is_leaf = isinstance(one, LazyTensor)
         arguments.append(use(one) if is_leaf else one if type(one) in _FLAT else _replace(one, use))
     made = operator(*arguments, **_replace(kwargs, use)) if kwargs else operator(*arguments)
-    return _apart(made, [real.untyped_storage()._cdata for real in reals])
+    return _apart(made, reals)
 
 
 def _refuse_writes(operator: Any, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -199,8 +201,7 @@ def _are_views(made: Any, shown: torch.Tensor) -> bool:
         return all(_are_views(one, shown) for one in made)
     if not isinstance(made, torch.Tensor):
         return True
-    in_place = made.untyped_storage()._cdata == shown.untyped_storage()._cdata
-    return in_place and not made.is_conj() and not made.is_neg()
+    return made.untyped_storage() is shown.untyped_storage() and not made.is_conj() and not made.is_neg()
 
 
 def _resolved(made: Any) -> Any:
@@ -227,20 +228,15 @@ def results(made: Any, leaf: LazyTensor, source: torch.Tensor) -> Any:
         return type(made)(results(one, leaf, source) for one in made)
     if not isinstance(made, torch.Tensor):
         return made
-    if made.untyped_storage()._cdata != source.untyped_storage()._cdata:
-        _use(leaf, made.nbytes)
+    in_place = made.untyped_storage() is source.untyped_storage()
+    if not in_place or made.is_conj() or made.is_neg():  # a lazy leaf has no bits for these
+        if isinstance(leaf.stored, LeafBytes):
+            leaf.stored.use(nbytes_of(made) if in_place else made.nbytes)
+        made = made.resolve_conj().resolve_neg() if in_place else made
         return _on_place(made, leaf) if made.is_cpu else made
-    if made.is_conj() or made.is_neg():  # a lazy leaf has no bit for it
-        _use(leaf, nbytes_of(made))
-        return _on_place(made.resolve_conj().resolve_neg(), leaf)
     if source is not leaf.shown:  # of a leaf that has memory
         made = over(leaf.shown.untyped_storage(), made.dtype, made.storage_offset(), made.shape, made.stride())
     return wrap(type(leaf), made, leaf.stored)
-
-
-def _use(leaf: LazyTensor, nbytes: int) -> None:
-    if isinstance(leaf.stored, LeafBytes):
-        leaf.stored.use(nbytes)
 
 
 def _on_place(made: torch.Tensor, leaf: LazyTensor) -> torch.Tensor:
@@ -248,14 +244,15 @@ def _on_place(made: torch.Tensor, leaf: LazyTensor) -> torch.Tensor:
     return made if place is None else to_device(made, place)
 
 
-def _apart(made: Any, storages: Sequence[int]) -> Any:
+def _apart(made: Any, reals: Sequence[torch.Tensor]) -> Any:
     """Gives results memory of their own: some operators return an argument, and their schemas don't say so."""
     if isinstance(made, (tuple, list)):
-        return type(made)(_apart(one, storages) for one in made)
+        return type(made)(_apart(one, reals) for one in made)
     if not isinstance(made, torch.Tensor):
         return made
     try:
-        return made.clone() if made.untyped_storage()._cdata in storages else made
+        storage = made.untyped_storage()  # one object for all tensors of a storage
+        return made.clone() if any(storage is real.untyped_storage() for real in reals) else made
     except (NotImplementedError, RuntimeError):  # sparse, or another wrapper: no memory, so none of ours
         return made
 
@@ -305,17 +302,6 @@ def _prefetch(leaf: LazyTensor, index: object) -> bool:
 
 _aten: Any = torch.ops.aten
 
-_OF_ROWS: frozenset[Any] = frozenset(
-    {
-        _aten.index.Tensor,
-        _aten._unsafe_index.Tensor,
-        _aten.index_select.default,
-        _aten.masked_select.default,
-        _aten.gather.default,
-        _aten.take.default,
-        _aten.embedding.default,
-    }
-)
 _OF_SHAPES = frozenset(
     f"aten::{name}"
     for name in (
@@ -327,18 +313,20 @@ _MOVES = frozenset({"aten::to", "aten::type_as"})
 
 
 class Rule(NamedTuple):
-    """Attributes:
-    written: place and name of each argument that is written.
-    makes_views: some result is a view of the arguments, as a rule.
-    moves: its results may be on another device; in inference mode such a one comes whole, and seems to make views.
-    reads_rows: only those elements of the first argument are read that the result has.
-    reads_nothing: only shapes and dtypes matter.
-    keeps: another tensor gets the memory of an argument.
-    reads_all: none of the rules above for less.
+    """Effects of an operator on its tensors.
+
+    Attributes:
+        call: calls it in C.
+        written: place and name of each argument that is written.
+        moves: its results may be on another device; in inference mode such a one comes whole, and seems to make views.
+        reads_rows: only those elements of the first argument are read that the result has.
+        reads_nothing: only shapes and dtypes matter.
+        keeps: another tensor gets the memory of an argument.
+        reads_all: it makes no views, and none of the rules above lets it read less.
     """
 
+    call: Callable[..., Any]
     written: tuple[tuple[int, str], ...]
-    makes_views: bool
     moves: bool
     reads_rows: bool
     reads_nothing: bool
@@ -346,18 +334,10 @@ class Rule(NamedTuple):
     reads_all: bool
 
 
-_rules: dict[Any, Rule] = {}
-
-
+@functools.cache
 def rule_of(operator: Any) -> Rule:
-    rule = _rules.get(operator)
-    if rule is None:
-        rule = _rules[operator] = _find_rule(operator)
-    return rule
-
-
-def _find_rule(operator: Any) -> Rule:
-    schema = operator._schema
+    """Returns the rule of an operator, by its schema and its name."""
+    schema = schema_of(operator)
     written = [
         (i, argument.name)
         for i, argument in enumerate(schema.arguments)
@@ -365,11 +345,11 @@ def _find_rule(operator: Any) -> Rule:
     ]
     if schema.name.startswith("c10d::") and schema.name.endswith("_"):
         written.append((0, schema.arguments[0].name))
-    views = [one.alias_info for one in schema.returns if one.alias_info is not None and not one.alias_info.is_write]
-    makes_views, reads_rows, reads_nothing = bool(views), operator in _OF_ROWS, schema.name in _OF_SHAPES
+    makes_views = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+    reads_rows, reads_nothing = operator in _MEANINGS, schema.name in _OF_SHAPES
     return Rule(
+        call_of(operator),
         tuple(written),
-        makes_views,
         moves=schema.name in _MOVES,
         reads_rows=reads_rows,
         reads_nothing=reads_nothing,
@@ -381,15 +361,12 @@ def _find_rule(operator: Any) -> Rule:
 # --- Operators that read some elements of a leaf in boxes ------------------------------------------------------------
 
 
-# pyright: reportPrivateUsage=false
-
-
 _MASKS = frozenset({torch.bool, torch.uint8})
 _INTEGERS = frozenset({torch.int64, torch.int32})
 
 
 class _MeantPoints(NamedTuple):
-    """The points that an operator means: `box[indices]`."""
+    """Points that an operator means: `box[indices]`."""
 
     box: torch.Tensor
     indices: Sequence[torch.Tensor | None]
@@ -445,10 +422,6 @@ def _in_range(meant: _MeantPoints) -> list[torch.Tensor | None] | None:
     return found
 
 
-def _index(box: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> _MeantPoints:
-    return _MeantPoints(box, indices, may_be_negative=True)
-
-
 def _index_select(box: torch.Tensor, dim: int, index: torch.Tensor) -> _MeantPoints | None:
     if not -box.ndim <= dim < box.ndim or index.ndim > 1:
         return None
@@ -487,10 +460,10 @@ def _embedding(box: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> 
     return _MeantPoints(box, [indices]) if box.ndim == 2 else None
 
 
-_OF_INDEX = frozenset({_aten.index.Tensor, _aten._unsafe_index.Tensor})
+_OF_INDEX = frozenset({_aten.index.Tensor, aten_unsafe_index})
 _MEANINGS: dict[Any, Callable[..., _MeantPoints | None]] = {
-    _aten.index.Tensor: _index,
-    _aten._unsafe_index.Tensor: _index,
+    _aten.index.Tensor: functools.partial(_MeantPoints, may_be_negative=True),
+    aten_unsafe_index: functools.partial(_MeantPoints, may_be_negative=True),
     _aten.index_select.default: _index_select,
     _aten.masked_select.default: _masked_select,
     _aten.gather.default: _gather,

@@ -7,14 +7,14 @@ and as a plain tensor where it is saved (`plain_tensor`).
 from __future__ import annotations
 
 import copy
-import sys
+import inspect
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
+from memstore._compat import disabled_torch_function, make_subclass, throw_on_mutable_data_ptr
 from memstore._threads import between_forks
 from memstore._wording import size
 from memstore.contents import StoredBox
@@ -35,12 +35,9 @@ from memstore.structure import (
     traits,
 )
 from memstore.view.lazy import (
-    Lazy,
     LazyTensor,
-    guard,
     index_leaf,
     kind_of,
-    make_subclass,
     name_of,
     plain_index,
     read,
@@ -59,9 +56,6 @@ if TYPE_CHECKING:
 # --- StoredTensor ----------------------------------------------------------------------------------------------------
 
 
-# pyright: reportPrivateUsage=false
-
-
 _BASIC = frozenset({int, slice, type(None), type(...)})  # indices that make views
 _tensor_getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
 _dispatch_modes, _transform = modes.count_dispatch_modes, modes.current_transform
@@ -69,12 +63,12 @@ _grad_is_enabled = torch.is_grad_enabled
 
 
 class NoPointerError(ReadOnlyError, RuntimeError):
-    """A pointer into a lazy leaf is refused, since it could be written by. Torch's callers expect a RuntimeError."""
+    """Refusal of a pointer into a lazy leaf, by which it could be written. Torch's callers expect a RuntimeError."""
 
 
 @modes.uncompiled_methods
 class StoredTensor(LazyTensor):
-    """A tensor of a stored value that is read when it is used, and just the part that is used.
+    """Tensor of a stored value that is read when it is used, and just the part that is used.
 
     Slicing, transposing or reshaping it returns another lazy leaf, and reads nothing; any other operator reads what it
     needs. It never changes, and can't be written: take a copy with `clone()`. If it is sent to a process, it is a
@@ -82,7 +76,7 @@ class StoredTensor(LazyTensor):
     `Snapshot.view`.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function  # type: ignore[assignment]
     __torch_dispatch__ = classmethod(run)  # type: ignore[assignment]
 
     def __new__(cls, *_: Any, **__: Any) -> StoredTensor:
@@ -216,7 +210,7 @@ class StoredTensor(LazyTensor):
 
 
 class _NoStorage(torch.UntypedStorage):
-    """An empty storage: many ask for its size, and then read what there is or take a copy. Its bytes are an error."""
+    """Empty storage: many ask for its size, and then read what there is or take a copy. Its bytes are an error."""
 
     leaf: StoredTensor
 
@@ -235,17 +229,10 @@ def _no_memory(leaf: StoredTensor) -> NoPointerError:
     )
 
 
-def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
-    """Unpickles a leaf."""
-    return unpack_leaf(StoredTensor, source, packed)
-
-
 # --- Lazy leaves, made where their bytes lie -------------------------------------------------------------------------
 
 
-def lazy_leaf(
-    cls: type[Lazy], source: Source, leaf: Leaf, start: int, boxes: Sequence[StoredBox], kind: traits.Traits
-) -> Lazy:
+def lazy_leaf(source: Source, leaf: Leaf, start: int, boxes: Sequence[StoredBox], kind: traits.Traits) -> StoredTensor:
     """Makes a contiguous leaf on the CPU, whose places were checked, without checksums.
 
     Args:
@@ -258,19 +245,18 @@ def lazy_leaf(
     dtype, nbytes = DTYPES[leaf.dtype], leaf.nbytes
     if boxes:
         stored = LeafBoxes(source, leaf, boxes, verify=False)
-        made = wrap(cls, stored.shown, stored)
+        made = wrap(StoredTensor, stored.shown, stored)
     elif nbytes and not start % dtype.itemsize:
         count = nbytes // dtype.itemsize
         shown = torch.frombuffer(source.memory, dtype=dtype, count=count, offset=start).resize_(leaf.shape)
-        guard(shown)
-        made = wrap(cls, shown, LeafBytes(source, start, nbytes, None, start))
+        throw_on_mutable_data_ptr(shown)
+        made = wrap(StoredTensor, shown, LeafBytes(source, start, nbytes, None, start))
     else:
-        made = lazy_bytes(cls, source, dtype, start, leaf.shape, traits.contiguous_stride(leaf.shape))
+        made = lazy_bytes(source, dtype, start, leaf.shape, traits.contiguous_stride(leaf.shape))
     return made if kind is traits.PLAIN else with_kind(made, kind)
 
 
 def lazy_bytes(
-    cls: type[Lazy],
     source: Source,
     dtype: torch.dtype,
     offset: int,
@@ -278,7 +264,7 @@ def lazy_bytes(
     stride: Sequence[int],
     checked: tuple[int, int, bytes] | None = None,
     place: torch.device | None = None,
-) -> Lazy:
+) -> StoredTensor:
     """Makes a lazy tensor of bytes in one place.
 
     Args:
@@ -292,32 +278,37 @@ def lazy_bytes(
         memory = memory.copy()
         base = over(torch.from_numpy(memory).untyped_storage(), dtype, 0, (0,), (1,))
     shown = over(torch.from_numpy(memory).untyped_storage(), dtype, 0, shape, stride)
-    guard(shown)
+    throw_on_mutable_data_ptr(shown)
     stored = LeafBytes(source, *(checked or (offset, nbytes, None)), offset, place)
     stored.base = base
-    return wrap(cls, shown, stored)
+    return wrap(StoredTensor, shown, stored)
 
 
 # --- A rank's part, as a DTensor -------------------------------------------------------------------------------------
 
 
-def distribute(leaf: LazyTensor, mesh: Any, placements: Sequence[Any]) -> Any:
-    """Makes a DTensor of the leaf's values.
+def distribute(tensor: torch.Tensor, mesh: Any, placements: Sequence[Any], dtype: torch.dtype | None = None) -> Any:
+    """Makes a DTensor of this rank's part of a tensor, lazy or not, in memory of its own. There is no collective.
 
-    Raises UnsupportedValueError for placements that nothing can be read into.
+    Raises:
+        UnsupportedValueError: there is no such dimension, or a placement is Partial or unknown.
     """
     with between_forks():
         from torch.distributed.tensor import DTensor
-    shape = tuple(leaf.shape)
+    shape = tuple(tensor.shape)
     pieces, own = place(mesh, placements, shape), local_shape(mesh, placements, shape)
     with modes.put_aside(), torch.inference_mode(False), torch.no_grad():
-        local = torch.empty(own, dtype=leaf.dtype, device=mesh.device_type)
+        local = torch.empty(own, dtype=dtype or tensor.dtype, device=mesh.device_type)
         for piece in pieces:
-            leaf.stored.copy_to(narrow_to(local, piece.local), narrow_to(leaf.shown, piece.box))
+            part = narrow_to(local, piece.local)
+            if isinstance(tensor, LazyTensor) and local.dtype == tensor.dtype:
+                tensor.stored.copy_to(part, narrow_to(tensor.shown, piece.box))
+            else:
+                part.copy_(narrow_to(tensor, piece.box))
         made: Any = DTensor.from_local(
             local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=contiguous_stride(shape)
         )
-        return made.requires_grad_(leaf.requires_grad)
+        return made.requires_grad_(tensor.requires_grad)
 
 
 # --- Lazy leaves as references, for pickles that are sent ------------------------------------------------------------
@@ -357,7 +348,7 @@ def pack_leaf(leaf: LazyTensor) -> bytes:
     return _encode_reference((dtype, offset, tuple(shown.shape), stride, flags, kind.device, checked, boxes))
 
 
-def unpack_leaf(cls: type[Lazy], source: Source, packed: bytes) -> Lazy:
+def restore_leaf(source: Source, packed: bytes) -> StoredTensor:
     """Returns the leaf that was packed. Raises CorruptionError if it isn't in the bytes of its source."""
     try:
         dtype_name, offset, shape, stride, flags, device, checked, boxes = _decode_reference(packed)
@@ -368,11 +359,12 @@ def unpack_leaf(cls: type[Lazy], source: Source, packed: bytes) -> Lazy:
             raise ValueError("it is none")
         end = max((offset + nbytes, *((checked[0] + checked[1],) if checked else ())))
         limit = source.memory.nbytes
-        if boxes is not None:
-            leaf, apart = _read_boxes(boxes)
+        in_boxes = None if boxes is None else _read_boxes(boxes)
+        if in_boxes is not None:
+            whole, apart = in_boxes
             for one in apart:
-                check_box(leaf, one, limit)
-            limit = leaf.nbytes
+                check_box(whole, one, limit)
+            limit = whole.nbytes
         if min((0, offset, *shape, *stride, *(checked or ())[:2])) < 0 or end > limit:
             raise ValueError("it lies outside of the value")
     except (msgspec.MsgspecError, KeyError, ValueError, MalformedError) as error:
@@ -380,13 +372,12 @@ def unpack_leaf(cls: type[Lazy], source: Source, packed: bytes) -> Lazy:
     kind, requires_grad = divmod(flags, 2)
     found = traits.Traits(kind, bool(requires_grad), device)
     with modes.put_aside(), torch.inference_mode(False):
-        if boxes is not None:
-            leaf, apart = _read_boxes(boxes)
-            stored = LeafBoxes(source, leaf, apart, need_device(device))
-            shown = over(stored.shown.untyped_storage(), dtype, offset // dtype.itemsize, shape, stride, "meta")
-            return with_kind(wrap(cls, shown, stored), found)
         place = need_device(device)
-        return with_kind(lazy_bytes(cls, source, dtype, offset, shape, stride, checked, place), found)
+        if in_boxes is None:
+            return with_kind(lazy_bytes(source, dtype, offset, shape, stride, checked, place), found)
+        stored = LeafBoxes(source, *in_boxes, place)
+        shown = over(stored.shown.untyped_storage(), dtype, offset // dtype.itemsize, shape, stride, "meta")
+        return with_kind(wrap(StoredTensor, shown, stored), found)
 
 
 def _read_boxes(boxes: _Boxes) -> tuple[Leaf, list[StoredBox]]:
@@ -403,6 +394,11 @@ def _read_boxes(boxes: _Boxes) -> tuple[Leaf, list[StoredBox]]:
 # A reference is good for a minute, so a checkpoint must not have any. But whoever saves and whoever sends call the same
 # `__reduce_ex__`, and neither says what becomes of the pickle. So the stack is searched for one of the modules that
 # write files and nothing else. `pickle.dump` can't be told from `pickle.dumps`, and sends.
+#
+# Nothing else tells the two apart. Those who send are too many to be told: pickle.dumps, the cloudpickle of Ray and of
+# Monarch, torch.distributed's collectives of objects; multiprocessing's ForkingPickler alone has a table of reducers.
+# Those who write have no hook either. torch.save asks its `persistent_id` for storages only, and of a tensor that it
+# makes from one, all picklers would get the same function. joblib and shelve take any object as pickle does.
 
 
 _WRITERS = frozenset({"torch.serialization", "joblib.numpy_pickle", "shelve"})
@@ -410,7 +406,7 @@ _WRITERS = frozenset({"torch.serialization", "joblib.numpy_pickle", "shelve"})
 
 def goes_to_a_file() -> bool:
     """Returns whether what is pickled now is written to a file, as far as can be told."""
-    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    frame = inspect.currentframe()
     while frame is not None:
         if frame.f_globals.get("__name__") in _WRITERS:
             return True

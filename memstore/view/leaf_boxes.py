@@ -16,7 +16,7 @@ import xxhash
 
 from memstore.contents import StoredBox, count_read
 from memstore.engine import Leaf
-from memstore.sharding import Box, BoxIndex
+from memstore.sharding import Box, BoxIndex, box_of
 from memstore.structure import DTYPES, box_bytes, contiguous_stride, modes, over, to_device
 from memstore.view.source import Source, StoredLeaf, nbytes_of
 
@@ -27,7 +27,7 @@ from memstore.view.source import Source, StoredLeaf, nbytes_of
 
 
 class Region(NamedTuple):
-    """A product of ranges, none of them empty; and where the view lies in it.
+    """Product of ranges, none of them empty; and where the view lies in it.
 
     Attributes:
         ranges: one for each dimension of the tensor.
@@ -116,7 +116,7 @@ def all_of(whole: Sequence[int], stride: Sequence[int], offset: int) -> Region:
 
 
 class PickedPoints(NamedTuple):
-    """The points that a box has: their places in the result (see `Points.shape`), and the values there."""
+    """Points that a box has: their places in the result (see `Points.shape`), and the values there."""
 
     places: tuple[torch.Tensor | slice, ...]
     values: torch.Tensor
@@ -232,14 +232,14 @@ _in_inference_mode = torch.is_inference_mode_enabled
 
 
 class _Found(NamedTuple):
-    """The part of a region that lies in one box: its places in the region, and the tensor that has it."""
+    """Part of a region that lies in one box: its places in the region, and the tensor that has it."""
 
     places: tuple[slice, ...]
     tensor: torch.Tensor
 
 
 class LeafBoxes(StoredLeaf):
-    """The boxes of one stored leaf, and their checksums until somebody has compared them.
+    """Boxes of one stored leaf, and their checksums until somebody has compared them.
 
     Attributes:
         leaf: as it would be if it were whole.
@@ -279,7 +279,7 @@ class LeafBoxes(StoredLeaf):
                 self._index = BoxIndex([one.box for one in self.stored])
                 self._parts = [self._bits(one) for one in self.stored]
         ranges = region.ranges[: len(self.leaf.shape)]
-        hull = Box(tuple(one.start for one in ranges), tuple(one[-1] - one.start + 1 for one in ranges))
+        hull = box_of([(one.start, one[-1] + 1) for one in ranges])
         return [number for number, _ in self._index.meeting(hull)]
 
     def _bits(self, stored: StoredBox) -> torch.Tensor:
@@ -290,7 +290,10 @@ class LeafBoxes(StoredLeaf):
 
     def read(self, box: torch.Tensor) -> torch.Tensor:
         with modes.put_aside() if modes.are_active() else nullcontext(), torch.inference_mode(False), torch.no_grad():
-            values = self._read(box) if box.numel() else _empty(box)
+            if box.numel():
+                values = self._read(box)
+            else:
+                values = torch.empty_strided(box.shape, box.stride(), dtype=box.dtype, device="cpu")
         return values if self.place is None else to_device(values, self.place)
 
     def _read(self, box: torch.Tensor) -> torch.Tensor:
@@ -334,7 +337,7 @@ class LeafBoxes(StoredLeaf):
         """Returns the stored boxes that have some of it, without the checksums that were compared already."""
         if not box.numel():
             return []
-        region = self._region(box) if box.dtype.itemsize == self._item else _all(self.leaf.shape)
+        region = self._region(box) if box.dtype.itemsize == self._item else all_of(self.leaf.shape, (), 0)
         return [self.stored[number]._replace(checksum=self._checksums[number]) for number in self._meeting(region)]
 
     def _region(self, box: torch.Tensor) -> Region:
@@ -470,10 +473,6 @@ class LeafBoxes(StoredLeaf):
                 yield part[(*at[:dim], slice(None), *at[dim + 1 :])].movedim(dim, 0), inside
 
 
-def _empty(box: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(box.shape, box.stride(), dtype=box.dtype, device="cpu")
-
-
 def _view(made: torch.Tensor, box: torch.Tensor, region: Region) -> torch.Tensor:
     """Returns the box in a tensor that has just its region: with the strides of that."""
     stride = region.stride
@@ -483,7 +482,3 @@ def _view(made: torch.Tensor, box: torch.Tensor, region: Region) -> torch.Tensor
             for dim, found in enumerate(region.dims)
         ]
     return over(made.untyped_storage(), box.dtype, made.storage_offset() + region.offset, box.shape, stride)
-
-
-def _all(shape: Sequence[int]) -> Region:
-    return all_of(shape, (), 0)

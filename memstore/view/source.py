@@ -50,7 +50,7 @@ def without_leaves(record: Record) -> Record:
 
 
 class Source:
-    """The value that lazy leaves are parts of, and its bytes in memory.
+    """Value that lazy leaves are parts of, and its bytes in memory.
 
     Attributes:
         memory: the bytes. Never written: nobody else may hold this mapping.
@@ -121,7 +121,7 @@ class Source:
 
 
 class PinnedSource(Source):
-    """A version of a key, pinned; its memory is the data section."""
+    """Pinned version of a key; its memory is the data section."""
 
     __slots__ = ("pin",)
 
@@ -225,7 +225,7 @@ def _are_resident(addresses: Sequence[int], unit: int = 1) -> bool:
 
 
 class StoredLeaf:
-    """The elements of one stored leaf.
+    """Elements of one stored leaf.
 
     Attributes:
         source: the version that it is a part of.
@@ -278,7 +278,7 @@ _in_inference_mode = torch.is_inference_mode_enabled
 
 
 class LeafBytes(StoredLeaf):
-    """The bytes of one stored leaf, in their source, and their checksum until somebody has checked it.
+    """Bytes of one stored leaf, in their source, and their checksum until somebody has checked it.
 
     Attributes:
         start: where the storages of its lazy leaves start, in the source: others may share them.

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import torch
 
 from memstore import contents, structure
+from memstore._compat import throw_on_mutable_data_ptr
 from memstore.contents import CHECKSUM_SIZE, count_read
 from memstore.engine import Absent, MappedEntry, Path, Pin, PinOptions, Root, lies_in_mapping
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.structure import DTYPES, RefusedError, Walk, flattens, modes, need_device, over, traits
-from memstore.view.lazy import LazyTensor, guard, kind_of, read, with_kind, wrap
+from memstore.view.lazy import LazyTensor, kind_of, read, with_kind, wrap
 from memstore.view.leaf import StoredTensor, lazy_bytes
 from memstore.view.leaf_boxes import LeafBoxes
 from memstore.view.source import LeafBytes, PinnedSource, Source, without_leaves
@@ -41,7 +42,9 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
             apart = structure.boxes_of_leaf(plan, boxes, i) if boxes else ()
             if apart and (options.verify or not structure.lies_in_order(stored, apart)):
                 own = place if wanted is not None else need_device(kind.device)
-                return _leaf_in_boxes(LeafBoxes(source, stored, apart, own, verify=options.verify), kind)
+                leaf_boxes = LeafBoxes(source, stored, apart, own, verify=options.verify)
+                leaf = wrap(StoredTensor, leaf_boxes.shown, leaf_boxes)
+                return leaf if kind is traits.PLAIN else with_kind(leaf, kind)
             checksum = None if sums is None else sums[i * CHECKSUM_SIZE : (i + 1) * CHECKSUM_SIZE]
             item = tensor.dtype.itemsize
             start = stored.offset - int(tensor.storage_offset()) * item
@@ -51,7 +54,7 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
                 leaf_bytes.base = tensor
             if loaded or leaf_bytes.base is not None:  # others may write into this storage
                 tensor = _twin(tensor)
-            guard(tensor)
+            throw_on_mutable_data_ptr(tensor)
             leaf = wrap(StoredTensor, tensor, leaf_bytes)
             return leaf if kind is traits.PLAIN else with_kind(leaf, kind)
 
@@ -89,11 +92,6 @@ def _bring_loaded(absent: Absent, source: PinnedSource, plan: structure.Plan, bo
     contents.bring(absent, [*found, *whole])
 
 
-def _leaf_in_boxes(stored: LeafBoxes, kind: traits.Traits) -> StoredTensor:
-    leaf = wrap(StoredTensor, stored.shown, stored)
-    return leaf if kind is traits.PLAIN else with_kind(leaf, kind)
-
-
 def _twin(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor over a second storage of the same bytes."""
     whole = over(tensor.untyped_storage(), torch.uint8, 0, (tensor.untyped_storage().nbytes(),), (1,))
@@ -110,9 +108,6 @@ def _flatten_leaf(value: StoredTensor, walk: Walk) -> Any:
 
 
 # --- Lazy leaves, loaded one by one ----------------------------------------------------------------------------------
-
-
-# pyright: reportPrivateUsage=false
 
 
 @modes.uncompiled
@@ -159,7 +154,7 @@ def own_leaf(leaf: LazyTensor, sources: dict[Source, Source | None]) -> torch.Te
 
 
 class ValueParts(NamedTuple):
-    """The parts that a value consists of.
+    """Parts that a value consists of.
 
     Attributes:
         structure: "TensorDict[3] of 12 leaves".
@@ -187,9 +182,7 @@ def parts_of(root: Root, key: str, held: MappedEntry, options: PinOptions) -> Va
                 tensors[leaf.name] = wrap(StoredTensor, stored.shown, stored)
             else:
                 stride = traits.contiguous_stride(leaf.shape) if leaf.stride is None else leaf.stride
-                tensors[leaf.name] = lazy_bytes(
-                    StoredTensor, source, DTYPES[leaf.dtype], leaf.offset, leaf.shape, stride
-                )
+                tensors[leaf.name] = lazy_bytes(source, DTYPES[leaf.dtype], leaf.offset, leaf.shape, stride)
         objects = structure.show_objects(encoded, plan.object_count)
     except CorruptionError as error:
         raise error if error.key is not None else contents.blame(root, key, record, error) from error

@@ -28,6 +28,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if item.path != CONTRACT or item.get_closest_marker("embedded") is None]
 
 
+@pytest.fixture
+def store(root: str) -> memstore.aio.AsyncStore:
+    """A store for a test that is a coroutine, in whose loop it is opened and closed."""
+    return memstore.aio.open(root, timeout=20.0)
+
+
 CONTRACT = Path(__file__).parent / "test_contract.py"
 
 

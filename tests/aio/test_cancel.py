@@ -18,7 +18,7 @@ from memstore._threads import ABANDONED
 from memstore.aio import AsyncStore
 from memstore.aio import calls as aio_calls
 from memstore.engine import SAMPLES
-from memstore.replay.samples import Samples
+from memstore.replay.sampling import Samples
 from memstore.store import models
 from memstore.store.model_fit import Fit
 from tests.aio.loops import Stopper, end_of_calls, threads_of_aio, until, with_store
@@ -30,40 +30,36 @@ async def cancelled(task: asyncio.Future[object]) -> None:
         await task
 
 
-def test_a_put_that_waits_for_the_mutex_is_left_at_once_and_never_made(root: str) -> None:
-    async def use(store: AsyncStore) -> None:
-        await store.put("x", torch.zeros(1000))
-        with memstore.open(root) as blocking, Stopper(blocking) as stopper:
-            task = asyncio.ensure_future(store.put("x", torch.ones(1000)))
-            await asyncio.sleep(0.05)
-            started = time.monotonic()
-            await cancelled(task)
-            assert time.monotonic() - started < 9
-            stopper.let_go()
-        await until(lambda: not ABANDONED)
-        assert (await store.get("x")).sum() == 0  # it had not copied its bytes
-        await store.put("x", torch.ones(1000))
-
-    with_store(root, use)
+async def test_a_put_that_waits_for_the_mutex_is_left_at_once_and_never_made(root: str, store: AsyncStore) -> None:
+    await store.put("x", torch.zeros(1000))
+    with memstore.open(root) as blocking, Stopper(blocking) as stopper:
+        task = asyncio.ensure_future(store.put("x", torch.ones(1000)))
+        await asyncio.sleep(0.05)
+        started = time.monotonic()
+        await cancelled(task)
+        assert time.monotonic() - started < 9
+        stopper.let_go()
+    await until(lambda: not ABANDONED)
+    assert (await store.get("x")).sum() == 0  # it had not copied its bytes
+    await store.put("x", torch.ones(1000))
 
 
-def test_a_put_that_waits_for_a_thread_is_never_made(root: str) -> None:
-    async def use(store: AsyncStore) -> None:
-        await store.put("x", 0)
-        with memstore.open(root) as blocking, Stopper(blocking) as stopper:
-            tasks = [asyncio.ensure_future(store.put("x", number + 1)) for number in range(aio_calls.THREADS)]
-            await asyncio.sleep(0.05)
-            late = asyncio.ensure_future(store.put("late", 1))
-            await asyncio.sleep(0.01)
-            await cancelled(late)
-            stopper.let_go()
-            await asyncio.gather(*tasks)
-        assert not await store.contains("late")
-
-    with_store(root, use)
+async def test_a_put_that_waits_for_a_thread_is_never_made(root: str, store: AsyncStore) -> None:
+    await store.put("x", 0)
+    with memstore.open(root) as blocking, Stopper(blocking) as stopper:
+        tasks = [asyncio.ensure_future(store.put("x", number + 1)) for number in range(aio_calls.THREADS)]
+        await asyncio.sleep(0.05)
+        late = asyncio.ensure_future(store.put("late", 1))
+        await asyncio.sleep(0.01)
+        await cancelled(late)
+        stopper.let_go()
+        await asyncio.gather(*tasks)
+    assert not await store.contains("late")
 
 
-def test_a_put_that_is_cancelled_in_its_copy_is_not_made(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_put_that_is_cancelled_in_its_copy_is_not_made(
+    store: AsyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So whoever catches the cancellation may write into the tensors again."""
     copies, may_end = threading.Event(), threading.Event()
     original = structure.fill
@@ -73,17 +69,14 @@ def test_a_put_that_is_cancelled_in_its_copy_is_not_made(root: str, monkeypatch:
         copies.set()
         assert may_end.wait(60)
 
-    async def use(store: AsyncStore) -> None:
-        before = await store.put("x", torch.zeros(100_000))
-        monkeypatch.setattr(structure, "fill", slow)
-        task = asyncio.ensure_future(store.put("x", torch.ones(100_000)))
-        await until(copies.is_set)
-        await cancelled(task)
-        may_end.set()
-        await until(lambda: not ABANDONED)
-        assert await store.version("x") == before and (await store.get("x")).sum() == 0
-
-    with_store(root, use)
+    before = await store.put("x", torch.zeros(100_000))
+    monkeypatch.setattr(structure, "fill", slow)
+    task = asyncio.ensure_future(store.put("x", torch.ones(100_000)))
+    await until(copies.is_set)
+    await cancelled(task)
+    may_end.set()
+    await until(lambda: not ABANDONED)
+    assert await store.version("x") == before and (await store.get("x")).sum() == 0
 
 
 def test_puts_cancelled_at_any_moment_are_whole_or_not_made(root: str) -> None:
@@ -110,7 +103,9 @@ def test_puts_cancelled_at_any_moment_are_whole_or_not_made(root: str) -> None:
     end_of_calls()  # before leaks are looked for
 
 
-def test_a_get_into_memory_is_left_when_nothing_is_written_there(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_get_into_memory_is_left_when_nothing_is_written_there(
+    store: AsyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copies, may_end = threading.Event(), threading.Event()
     original = structure.get_into
 
@@ -119,25 +114,22 @@ def test_a_get_into_memory_is_left_when_nothing_is_written_there(root: str, monk
         assert may_end.wait(60)
         return original(*arguments, **options)  # type: ignore[arg-type]
 
-    async def use(store: AsyncStore) -> None:
-        await store.put("x", torch.ones(1000))
-        monkeypatch.setattr(structure, "get_into", slow)
-        out = torch.zeros(1000)
-        task = asyncio.ensure_future(store.get("x", out=out))
-        await until(copies.is_set)
-        task.cancel()
-        await asyncio.sleep(0.02)
-        task.cancel()  # once more
-        await asyncio.sleep(0.02)
-        assert not task.done()
-        may_end.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert out.sum() == 1000  # it has ended
-        monkeypatch.undo()
-        assert (await store.get("x", out=out)) is out
-
-    with_store(root, use)
+    await store.put("x", torch.ones(1000))
+    monkeypatch.setattr(structure, "get_into", slow)
+    out = torch.zeros(1000)
+    task = asyncio.ensure_future(store.get("x", out=out))
+    await until(copies.is_set)
+    task.cancel()
+    await asyncio.sleep(0.02)
+    task.cancel()  # once more
+    await asyncio.sleep(0.02)
+    assert not task.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert out.sum() == 1000  # it has ended
+    monkeypatch.undo()
+    assert (await store.get("x", out=out)) is out
 
 
 def trained(value: float) -> torch.nn.Linear:
@@ -152,25 +144,23 @@ def values_of(model: torch.nn.Module) -> set[float]:
     return {value for parameter in model.parameters() for value in parameter.unique().tolist()}
 
 
-def test_a_load_that_is_cancelled_while_it_waits_never_writes(root: str) -> None:
+async def test_a_load_that_is_cancelled_while_it_waits_never_writes(store: AsyncStore) -> None:
     """Also when the version comes later that it waited for: the module is in use again."""
-
-    async def use(store: AsyncStore) -> None:
-        version = await store.save_model("policy", trained(1.0))
-        mine = trained(0.0)
-        loading = asyncio.ensure_future(store.load_model("policy", mine, newer_than=version))
-        await asyncio.sleep(0.1)
-        await cancelled(loading)
-        await store.save_model("policy", trained(2.0))
-        await until(lambda: not ABANDONED)
-        assert values_of(mine) == {0.0}
-        assert await store.load_model("policy", mine, newer_than=version) > version
-        assert values_of(mine) == {2.0}
-
-    with_store(root, use)
+    version = await store.save_model("policy", trained(1.0))
+    mine = trained(0.0)
+    loading = asyncio.ensure_future(store.load_model("policy", mine, newer_than=version))
+    await asyncio.sleep(0.1)
+    await cancelled(loading)
+    await store.save_model("policy", trained(2.0))
+    await until(lambda: not ABANDONED)
+    assert values_of(mine) == {0.0}
+    assert await store.load_model("policy", mine, newer_than=version) > version
+    assert values_of(mine) == {2.0}
 
 
-def test_a_load_that_is_cancelled_before_its_copy_writes_nothing(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_load_that_is_cancelled_before_its_copy_writes_nothing(
+    store: AsyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fits, may_go_on = threading.Event(), threading.Event()
 
     class Slow(Fit):
@@ -179,22 +169,19 @@ def test_a_load_that_is_cancelled_before_its_copy_writes_nothing(root: str, monk
             fits.set()
             assert may_go_on.wait(60)
 
-    async def use(store: AsyncStore) -> None:
-        await store.save_model("policy", trained(1.0))
-        mine = trained(0.0)
-        monkeypatch.setattr(models, "Fit", Slow)
-        loading = asyncio.ensure_future(store.load_model("policy", mine))
-        await until(fits.is_set)
-        await cancelled(loading)  # at once: it writes nothing yet
-        may_go_on.set()
-        await until(lambda: not ABANDONED)
-        assert values_of(mine) == {0.0}
-
-    with_store(root, use)
+    await store.save_model("policy", trained(1.0))
+    mine = trained(0.0)
+    monkeypatch.setattr(models, "Fit", Slow)
+    loading = asyncio.ensure_future(store.load_model("policy", mine))
+    await until(fits.is_set)
+    await cancelled(loading)  # at once: it writes nothing yet
+    may_go_on.set()
+    await until(lambda: not ABANDONED)
+    assert values_of(mine) == {0.0}
 
 
-def test_a_load_that_is_cancelled_in_its_copy_is_left_when_that_is_over(
-    root: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_load_that_is_cancelled_in_its_copy_is_left_when_that_is_over(
+    store: AsyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies, may_end = threading.Event(), threading.Event()
     original = structure.get_into
@@ -204,37 +191,31 @@ def test_a_load_that_is_cancelled_in_its_copy_is_left_when_that_is_over(
         assert may_end.wait(60)
         return original(*arguments, **options)  # type: ignore[arg-type]
 
-    async def use(store: AsyncStore) -> None:
-        await store.save_model("policy", trained(1.0))
-        mine = trained(0.0)
-        monkeypatch.setattr(structure, "get_into", slow)
-        loading = asyncio.ensure_future(store.load_model("policy", mine))
-        await until(copies.is_set)
-        loading.cancel()
-        await asyncio.sleep(0.02)
-        assert not loading.done()
-        may_end.set()
-        with pytest.raises(asyncio.CancelledError):
-            await loading
-        assert values_of(mine) == {1.0}  # it has ended
-
-    with_store(root, use)
+    await store.save_model("policy", trained(1.0))
+    mine = trained(0.0)
+    monkeypatch.setattr(structure, "get_into", slow)
+    loading = asyncio.ensure_future(store.load_model("policy", mine))
+    await until(copies.is_set)
+    loading.cancel()
+    await asyncio.sleep(0.02)
+    assert not loading.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert values_of(mine) == {1.0}  # it has ended
 
 
 @pytest.mark.parametrize("sampler", ["fifo", "lifo"])
-def test_a_sample_that_is_cancelled_takes_no_rows(root: str, sampler: Any) -> None:
-    async def use(store: AsyncStore) -> None:
-        queue = memstore.aio.ReplayBuffer(store, "queue", {"x": ((), torch.int64)}, capacity=100, sampler=sampler)
-        await queue.opened()
-        for _ in range(3):
-            waiting = asyncio.ensure_future(queue.sample(4))
-            await until(lambda: is_under_way(queue))
-            await cancelled(waiting)
-        await queue.extend({"x": torch.arange(4)})
-        assert sorted((await asyncio.wait_for(queue.sample(4), 60))["x"].tolist()) == [0, 1, 2, 3]
-        await until(lambda: not ABANDONED)
-
-    with_store(root, use)
+async def test_a_sample_that_is_cancelled_takes_no_rows(store: AsyncStore, sampler: Any) -> None:
+    queue = memstore.aio.ReplayBuffer(store, "queue", {"x": ((), torch.int64)}, capacity=100, sampler=sampler)
+    await queue.opened()
+    for _ in range(3):
+        waiting = asyncio.ensure_future(queue.sample(4))
+        await until(lambda: is_under_way(queue))
+        await cancelled(waiting)
+    await queue.extend({"x": torch.arange(4)})
+    assert sorted((await asyncio.wait_for(queue.sample(4), 60))["x"].tolist()) == [0, 1, 2, 3]
+    await until(lambda: not ABANDONED)
 
 
 MOMENTS = ("before its thread is done", "before the loop has seen it", "before its task has gone on")
@@ -242,8 +223,8 @@ MOMENTS = ("before its thread is done", "before the loop has seen it", "before i
 
 @pytest.mark.parametrize("sampler", ["fifo", "lifo", "uniform"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_sample_that_is_cancelled_when_it_has_its_rows_puts_them_back(
-    root: str, monkeypatch: pytest.MonkeyPatch, moment: str, sampler: Any
+async def test_a_sample_that_is_cancelled_when_it_has_its_rows_puts_them_back(
+    store: AsyncStore, monkeypatch: pytest.MonkeyPatch, moment: str, sampler: Any
 ) -> None:
     is_there, may_end = threading.Event(), threading.Event()
     original = Samples.build
@@ -253,35 +234,32 @@ def test_a_sample_that_is_cancelled_when_it_has_its_rows_puts_them_back(
         assert may_end.wait(60)
         return original(*arguments)
 
-    async def use(store: AsyncStore) -> None:
-        limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=1, tolerance=8.0)
-        queue = memstore.aio.ReplayBuffer(
-            store, "queue", {"x": ((), torch.int64)}, capacity=100, sampler=sampler, rate_limiter=limiter
-        )
-        ring = (await queue.opened())._ring
-        await queue.extend({"x": torch.arange(4)})
-        monkeypatch.setattr(Samples, "build", slow)
-        task = asyncio.ensure_future(queue.sample(4))
-        await until(is_there.is_set)
-        assert ring.numbers.sampled == 4
-        if moment == MOMENTS[0]:
-            await cancelled(task)
-            may_end.set()
+    limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=1, tolerance=8.0)
+    queue = memstore.aio.ReplayBuffer(
+        store, "queue", {"x": ((), torch.int64)}, capacity=100, sampler=sampler, rate_limiter=limiter
+    )
+    ring = (await queue.opened())._ring
+    await queue.extend({"x": torch.arange(4)})
+    monkeypatch.setattr(Samples, "build", slow)
+    task = asyncio.ensure_future(queue.sample(4))
+    await until(is_there.is_set)
+    assert ring.numbers.sampled == 4
+    if moment == MOMENTS[0]:
+        await cancelled(task)
+        may_end.set()
+    else:
+        may_end.set()
+        while is_under_way(queue):  # the loop sees nothing meanwhile
+            time.sleep(0.001)
+        if moment == MOMENTS[1]:
+            task.cancel()
         else:
-            may_end.set()
-            while is_under_way(queue):  # the loop sees nothing meanwhile
-                time.sleep(0.001)
-            if moment == MOMENTS[1]:
-                task.cancel()
-            else:
-                asyncio.get_running_loop().call_soon(task.cancel)
-            with pytest.raises(asyncio.CancelledError):
-                await task
-        await until(lambda: ring.numbers.sampled == 0)
-        assert sorted((await queue.sample(4))["x"].tolist()) == [0, 1, 2, 3] or sampler == "uniform"
-        assert ring.numbers.sampled == 4
-
-    with_store(root, use)
+            asyncio.get_running_loop().call_soon(task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await until(lambda: ring.numbers.sampled == 0)
+    assert sorted((await queue.sample(4))["x"].tolist()) == [0, 1, 2, 3] or sampler == "uniform"
+    assert ring.numbers.sampled == 4
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -317,29 +295,23 @@ async def all_threads_of(pool: str) -> None:
     await asyncio.gather(*(aio_calls.call(pool, lambda _: everyone.wait(60)) for _ in range(aio_calls.THREADS)))
 
 
-def test_what_is_to_be_undone_is_undone_before_the_interpreter_ends() -> None:
+async def test_what_is_to_be_undone_is_undone_before_the_interpreter_ends() -> None:
     """Also if all threads are busy when it is given up. Calls that wait for a thread are not made any more."""
     undone: list[str] = []
-
-    async def use() -> None:
-        may_end = threading.Event()
-        busy = [
-            asyncio.ensure_future(aio_calls.call("undo", lambda _: may_end.wait(60))) for _ in range(aio_calls.THREADS)
-        ]
-        late = asyncio.ensure_future(aio_calls.call("undo", lambda _: undone.append("late")))
-        await until(lambda: "undo" in aio_calls._pools and aio_calls._pools["undo"]._running == aio_calls.THREADS)
-        pool = aio_calls._pools["undo"]
-        pool.add(aio_calls.ThreadCall(lambda _: undone.append("sample"), pool.add, is_awaited=False))
-        ending = threading.Thread(target=lambda: pool.end(time.monotonic() + 60))
-        ending.start()
-        await until(lambda: pool._jobs[0].function is None)
-        may_end.set()
-        ending.join()
-        assert undone == ["sample"]
-        await asyncio.gather(*busy)
-        await cancelled(late)
-
-    asyncio.run(use())
+    may_end = threading.Event()
+    busy = [asyncio.ensure_future(aio_calls.call("undo", lambda _: may_end.wait(60))) for _ in range(aio_calls.THREADS)]
+    late = asyncio.ensure_future(aio_calls.call("undo", lambda _: undone.append("late")))
+    await until(lambda: "undo" in aio_calls._pools and aio_calls._pools["undo"]._running == aio_calls.THREADS)
+    pool = aio_calls._pools["undo"]
+    pool.add(aio_calls.ThreadCall(lambda _: undone.append("sample"), pool.add, is_awaited=False))
+    ending = threading.Thread(target=lambda: pool.end(time.monotonic() + 60))
+    ending.start()
+    await until(lambda: pool._jobs[0].function is None)
+    may_end.set()
+    ending.join()
+    assert undone == ["sample"]
+    await asyncio.gather(*busy)
+    await cancelled(late)
 
 
 def is_under_way(queue: memstore.aio.ReplayBuffer) -> bool:
@@ -348,69 +320,53 @@ def is_under_way(queue: memstore.aio.ReplayBuffer) -> bool:
     return pool is not None and pool._running > 0
 
 
-def test_a_sample_that_is_cancelled_counts_for_no_rate_limiter_and_leaves_its_queue(root: str) -> None:
-    async def use(store: AsyncStore) -> None:
-        limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=4, tolerance=8.0)
-        spec = {"x": ((), torch.int64)}
-        buffer = memstore.aio.ReplayBuffer(store, "replay", spec, capacity=100, rate_limiter=limiter)
-        ring = (await buffer.opened())._ring
-        waiting = asyncio.ensure_future(buffer.sample(2))
-        await until(lambda: bool(ring.queue.waiting(SAMPLES)))
-        await cancelled(waiting)
-        await buffer.extend({"x": torch.arange(4)})
-        await until(lambda: not ABANDONED)
-        assert ring.numbers.sampled == 0 and not ring.queue.waiting(SAMPLES)
-        assert len((await buffer.sample(2))["x"]) == 2 and ring.numbers.sampled == 2
-
-    with_store(root, use)
+async def test_a_sample_that_is_cancelled_counts_for_no_rate_limiter_and_leaves_its_queue(store: AsyncStore) -> None:
+    limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=4, tolerance=8.0)
+    spec = {"x": ((), torch.int64)}
+    buffer = memstore.aio.ReplayBuffer(store, "replay", spec, capacity=100, rate_limiter=limiter)
+    ring = (await buffer.opened())._ring
+    waiting = asyncio.ensure_future(buffer.sample(2))
+    await until(lambda: bool(ring.queue.waiting(SAMPLES)))
+    await cancelled(waiting)
+    await buffer.extend({"x": torch.arange(4)})
+    await until(lambda: not ABANDONED)
+    assert ring.numbers.sampled == 0 and not ring.queue.waiting(SAMPLES)
+    assert len((await buffer.sample(2))["x"]) == 2 and ring.numbers.sampled == 2
 
 
-def test_waits_that_are_cancelled_leave_nothing(root: str) -> None:
-    async def use(store: AsyncStore) -> None:
-        for _ in range(3):
-            tasks = [asyncio.ensure_future(store.wait(f"key{number}")) for number in range(300)]
-            await asyncio.sleep(0.01)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        from memstore.aio import waits
+async def test_waits_that_are_cancelled_leave_nothing(store: AsyncStore) -> None:
+    for _ in range(3):
+        tasks = [asyncio.ensure_future(store.wait(f"key{number}")) for number in range(300)]
+        await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    from memstore.aio import waits
 
-        (room,) = waits._wait_threads.values()
-        await until(lambda: not room._waiting and not room._incoming)
-        waiting = asyncio.ensure_future(store.wait("key1"))
-        version = await store.put("key1", 1)
-        assert await waiting == version
-
-    with_store(root, use)
+    (room,) = waits._wait_threads.values()
+    await until(lambda: not room._waiting and not room._incoming)
+    waiting = asyncio.ensure_future(store.wait("key1"))
+    version = await store.put("key1", 1)
+    assert await waiting == version
 
 
-def test_a_pool_has_a_few_threads_which_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pool_has_a_few_threads_which_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aio_calls, "IDLE", 0.01)
     others = set(threads_of_aio())
-
-    async def main() -> None:
-        calls = [aio_calls.call("a pool of this test", lambda waited: time.sleep(0.001)) for _ in range(50)]
-        await asyncio.gather(*calls)
-        assert len(set(threads_of_aio()) - others) <= aio_calls.THREADS
-        await until(lambda: not set(threads_of_aio()) - others)
-        assert await aio_calls.call("a pool of this test", lambda waited: 7) == 7
-
-    asyncio.run(main())
+    calls = [aio_calls.call("a pool of this test", lambda waited: time.sleep(0.001)) for _ in range(50)]
+    await asyncio.gather(*calls)
+    assert len(set(threads_of_aio()) - others) <= aio_calls.THREADS
+    await until(lambda: not set(threads_of_aio()) - others)
+    assert await aio_calls.call("a pool of this test", lambda waited: 7) == 7
 
 
-def test_a_timeout_of_asyncio_ends_a_wait(root: str) -> None:
-    async def use(store: AsyncStore) -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(store.wait("key", timeout=float("inf")), 0.05)
-
-    with_store(root, use)
+async def test_a_timeout_of_asyncio_ends_a_wait(store: AsyncStore) -> None:
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(store.wait("key", timeout=float("inf")), 0.05)
 
 
-def test_an_iteration_over_keys_may_be_left(root: str) -> None:
-    async def use(store: AsyncStore) -> None:
-        await store.put_many({f"key{number:04}": 1 for number in range(1500)})
-        async for key in store.keys():
-            assert key == "key0000"
-            break
-
-    with_store(root, use)
+async def test_an_iteration_over_keys_may_be_left(store: AsyncStore) -> None:
+    await store.put_many({f"key{number:04}": 1 for number in range(1500)})
+    async for key in store.keys():
+        assert key == "key0000"
+        break

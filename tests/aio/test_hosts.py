@@ -14,18 +14,20 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.aio import AsyncStore, opened
+from memstore.aio import AsyncStore, waits
 from memstore.aio import calls as aio_calls
 from memstore.aio.waits import BatchedWakeups, RemoteWaits, Wakeup
 from memstore.distributed.client import begun_wait
 from memstore.distributed.client.elsewhere import OtherHosts
 from memstore.distributed.rules import Wait
+from memstore.distributed.serving import waiting
 from memstore.engine import elsewhere_of
 from tests.aio.loops import threads_of_aio, until, with_store
 from tests.aio.test_results import RANKS, shard
 from tests.children import in_child
 from tests.distributed.client.hosts import Cluster, await_, cluster_of, join_anew
 from tests.distributed.homes import Home
+from tests.distributed.serving.homes import AnsweringHome, answering, join
 from tests.inside import root_of
 
 
@@ -36,18 +38,21 @@ def pair(scratch: str) -> Iterator[Cluster]:
         yield made
 
 
-def test_a_store_goes_on_beyond_this_host(pair: Cluster) -> None:
-    async def use(store: AsyncStore) -> None:
-        version = await store.put("k", torch.ones(5000))
-        assert await store.version("k") == version
-        there.put("k", torch.zeros(5000))
-        assert (await store.get("k")).sum() == 0
-        assert await store.get("missing", None) is None
-        assert [key async for key in store.keys("k")] == ["k"]
-        assert await store.contains("k") and await store.count() == 1
+@pytest.fixture
+def store(pair: Cluster) -> AsyncStore:
+    """A store of the first host, which is opened and closed in the test's loop."""
+    return memstore.aio.open(pair.stores[0].root, timeout=20.0)
 
+
+async def test_a_store_goes_on_beyond_this_host(pair: Cluster, store: AsyncStore) -> None:
     there = pair.stores[1]
-    with_store(pair.stores[0].root, use)
+    version = await store.put("k", torch.ones(5000))
+    assert await store.version("k") == version
+    there.put("k", torch.zeros(5000))
+    assert (await store.get("k")).sum() == 0
+    assert await store.get("missing", None) is None
+    assert [key async for key in store.keys("k")] == ["k"]
+    assert await store.contains("k") and await store.count() == 1
 
 
 LONG = 200.0  # seconds, which no wait takes that is told
@@ -58,24 +63,20 @@ def threads_of_links() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.full)])
-def test_waits_for_keys_of_another_home_take_no_thread_each(
-    pair: Cluster, count: int, monkeypatch: pytest.MonkeyPatch
+async def test_waits_for_keys_of_another_home_take_no_thread_each(
+    pair: Cluster, store: AsyncStore, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aio_calls, "IDLE", 0.05)
-
-    async def use(store: AsyncStore) -> None:
-        await store.put("other", 1)
-        others = set(threads_of_links())
-        keys = [f"key{number}" for number in range(count)]
-        waiting = [asyncio.ensure_future(store.wait(key, timeout=LONG)) for key in keys]
-        await until(lambda: waits_at(pair.homes[1]) == count, LONG)
-        await until(lambda: not threads_of_aio(), LONG)
-        assert len(set(threads_of_links()) - others) <= 1 and threads_of_links()
-        versions = await asyncio.to_thread(pair.stores[1].put_many, dict.fromkeys(keys, 1))
-        assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
-        assert not store._lazy.remote_waits
-
-    with_store(pair.stores[0].root, use)
+    await store.put("other", 1)
+    others = set(threads_of_links())
+    keys = [f"key{number}" for number in range(count)]
+    waiting = [asyncio.ensure_future(store.wait(key, timeout=LONG)) for key in keys]
+    await until(lambda: waits_at(pair.homes[1]) == count, LONG)
+    await until(lambda: not threads_of_aio(), LONG)
+    assert len(set(threads_of_links()) - others) <= 1 and threads_of_links()
+    versions = await asyncio.to_thread(pair.stores[1].put_many, dict.fromkeys(keys, 1))
+    assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
+    assert not store._lazy.remote_waits
 
 
 def waits_at(home: Home) -> int:
@@ -83,139 +84,113 @@ def waits_at(home: Home) -> int:
     return len({request.key for request in list(home.asked) if isinstance(request, Wait)})
 
 
-def test_waits_that_are_cancelled_or_whose_time_is_over_leave_nothing(pair: Cluster) -> None:
-    async def use(store: AsyncStore) -> None:
-        waiting = [asyncio.ensure_future(store.wait(f"none{number}")) for number in range(20)]
-        await until(lambda: waits_at(pair.homes[1]) > 10)
-        for task in waiting:
-            task.cancel()
-        assert all(
-            isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*waiting, return_exceptions=True)
-        )
-        with pytest.raises(memstore.StoreTimeoutError, match="'missing' doesn't exist: .* within 0.3 s"):
-            await store.wait("missing", timeout=0.3)
-        assert not store._lazy.remote_waits
-
-    with_store(pair.stores[0].root, use)
+async def test_waits_that_are_cancelled_or_whose_time_is_over_leave_nothing(pair: Cluster, store: AsyncStore) -> None:
+    waiting = [asyncio.ensure_future(store.wait(f"none{number}")) for number in range(20)]
+    await until(lambda: waits_at(pair.homes[1]) > 10)
+    for task in waiting:
+        task.cancel()
+    assert all(
+        isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*waiting, return_exceptions=True)
+    )
+    with pytest.raises(memstore.StoreTimeoutError, match="'missing' doesn't exist: .* within 0.3 s"):
+        await store.wait("missing", timeout=0.3)
+    assert not store._lazy.remote_waits
 
 
-def test_a_wait_for_a_mutable_entry_of_another_home_is_refused(pair: Cluster) -> None:
-    async def use(store: AsyncStore) -> None:
-        with pytest.raises(memstore.MutableEntryError):
-            await store.wait("rows")
-
+async def test_a_wait_for_a_mutable_entry_of_another_home_is_refused(pair: Cluster, store: AsyncStore) -> None:
     pair.stores[1].create_dataset("rows", ((2,), torch.float32), capacity=10)
-    with_store(pair.stores[0].root, use)
+    with pytest.raises(memstore.MutableEntryError):
+        await store.wait("rows")
 
 
-def test_a_wait_is_kept_again_where_the_home_has_no_news_for_long(
-    pair: Cluster, monkeypatch: pytest.MonkeyPatch
+async def test_a_wait_is_kept_again_where_the_home_has_no_news_for_long(
+    pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked anew when an answer should be there, whatever became of it."""
     monkeypatch.setattr(begun_wait, "_LOST", 0.1)
-
-    async def use(store: AsyncStore) -> None:
-        waiting = asyncio.ensure_future(store.wait("key"))
-        await until(lambda: sum(isinstance(request, Wait) for request in list(pair.homes[1].asked)) > 2)
-        version = await asyncio.to_thread(pair.stores[1].put, "key", 1)
-        assert await asyncio.wait_for(waiting, 60) == version
-
-    with_store(pair.stores[0].root, use)
+    waiting = asyncio.ensure_future(store.wait("key"))
+    await until(lambda: sum(isinstance(request, Wait) for request in list(pair.homes[1].asked)) > 2)
+    version = await asyncio.to_thread(pair.stores[1].put, "key", 1)
+    assert await asyncio.wait_for(waiting, 60) == version
 
 
-def test_waits_go_on_when_the_connection_breaks(pair: Cluster) -> None:
-    async def use(store: AsyncStore) -> None:
-        waiting = [asyncio.ensure_future(store.wait(f"key{number}", timeout=LONG)) for number in range(30)]
-        await until(lambda: waits_at(pair.homes[1]) == 30)
-        assert store._lazy.opened_root is not None
-        links = store._lazy.opened_root.elsewhere._links
-        for link in links._links.values():
-            link.current.break_off("a test does it")
-        await until(lambda: sum(isinstance(request, Wait) for request in list(pair.homes[1].asked)) == 60)
-        versions = await asyncio.to_thread(pair.stores[1].put_many, {f"key{number}": 1 for number in range(30)})
-        assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
-
-    with_store(pair.stores[0].root, use)
+async def test_waits_go_on_when_the_connection_breaks(pair: Cluster, store: AsyncStore) -> None:
+    waiting = [asyncio.ensure_future(store.wait(f"key{number}", timeout=LONG)) for number in range(30)]
+    await until(lambda: waits_at(pair.homes[1]) == 30)
+    assert store._lazy.opened_root is not None
+    links = store._lazy.opened_root.home._links
+    for link in links._links.values():
+        link.current.break_off("a test does it")
+    await until(lambda: sum(isinstance(request, Wait) for request in list(pair.homes[1].asked)) == 60)
+    versions = await asyncio.to_thread(pair.stores[1].put_many, {f"key{number}": 1 for number in range(30)})
+    assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
 
 
-def test_a_store_that_is_closed_ends_its_waits_for_other_homes(pair: Cluster) -> None:
-    async def use(store: AsyncStore) -> None:
-        other = memstore.aio.open(store.root)
-        ended, kept = (asyncio.ensure_future(one.wait(f"k{number}")) for number, one in enumerate((store, other)))
-        await until(lambda: waits_at(pair.homes[1]) == 2)
-        await store.close()
-        with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
-            await asyncio.wait_for(ended, 60)
-        version = await asyncio.to_thread(pair.stores[1].put, "k1", 1)
-        assert await asyncio.wait_for(kept, 60) == version
-        await other.close()
-
-    with_store(pair.stores[0].root, use)
+async def test_a_store_that_is_closed_ends_its_waits_for_other_homes(pair: Cluster, store: AsyncStore) -> None:
+    other = memstore.aio.open(store.root)
+    ended, kept = (asyncio.ensure_future(one.wait(f"k{number}")) for number, one in enumerate((store, other)))
+    await until(lambda: waits_at(pair.homes[1]) == 2)
+    await store.close()
+    with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
+        await asyncio.wait_for(ended, 60)
+    version = await asyncio.to_thread(pair.stores[1].put, "k1", 1)
+    assert await asyncio.wait_for(kept, 60) == version
+    await other.close()
 
 
-def test_a_wait_that_comes_while_its_store_is_closed_ends_too(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_that_comes_while_its_store_is_closed_ends_too(
+    pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between its look for the key's home, and its entry among the waits that are ended."""
+    other = memstore.aio.open(store.root)  # so that the folder stays open
+    await other.contains("k")
+    await store.contains("k")
 
-    async def use(store: AsyncStore) -> None:
-        other = memstore.aio.open(store.root)  # so that the folder stays open
-        await other.contains("k")
-        await store.contains("k")
+    async def wait_later(*arguments: Any) -> int | None:
+        await store.close()
+        return await wait_elsewhere(*arguments)
 
-        async def wait_later(*arguments: Any) -> int | None:
-            await store.close()
-            return await wait_elsewhere(*arguments)
-
-        wait_elsewhere = opened.wait_elsewhere
-        monkeypatch.setattr(opened, "wait_elsewhere", wait_later)
-        with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
-            await asyncio.wait_for(store.wait("k", timeout=LONG), 60)
-        await other.close()
-
-    with_store(pair.stores[0].root, use)
+    wait_elsewhere = waits.wait_elsewhere
+    monkeypatch.setattr(waits, "wait_elsewhere", wait_later)
+    with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
+        await asyncio.wait_for(store.wait("k", timeout=LONG), 60)
+    await other.close()
 
 
-def test_waits_that_are_looked_up_now_and_then_are_told_and_end_with_their_store(
-    pair: Cluster, monkeypatch: pytest.MonkeyPatch
+async def test_waits_that_are_looked_up_now_and_then_are_told_and_end_with_their_store(
+    pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a process that asks other hosts by actors."""
     monkeypatch.setattr(OtherHosts, "begin_wait", lambda *_: None)
-
-    async def use(store: AsyncStore) -> None:
-        waiting = [asyncio.ensure_future(store.wait(f"k{number}", timeout=LONG)) for number in range(20)]
-        ended = asyncio.ensure_future(store.wait("never", timeout=LONG))
-        await store.put("other", 1)  # there is a connection from now on
-        with pytest.raises(memstore.StoreTimeoutError):
-            await store.wait("never", timeout=0.3)
-        versions = await asyncio.to_thread(pair.stores[1].put_many, {f"k{number}": 1 for number in range(20)})
-        assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
-        await store.close()
-        with pytest.raises(memstore.StoreClosedError):
-            await asyncio.wait_for(ended, 60)
-        assert not store._lazy.remote_waits
-
-    with_store(pair.stores[0].root, use)
+    waiting = [asyncio.ensure_future(store.wait(f"k{number}", timeout=LONG)) for number in range(20)]
+    ended = asyncio.ensure_future(store.wait("never", timeout=LONG))
+    await store.put("other", 1)  # there is a connection from now on
+    with pytest.raises(memstore.StoreTimeoutError):
+        await store.wait("never", timeout=0.3)
+    versions = await asyncio.to_thread(pair.stores[1].put_many, {f"k{number}": 1 for number in range(20)})
+    assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
+    await store.close()
+    with pytest.raises(memstore.StoreClosedError):
+        await asyncio.wait_for(ended, 60)
+    assert not store._lazy.remote_waits
 
 
-def test_a_wait_that_begins_as_the_last_one_leaves_is_looked_up_too(
-    pair: Cluster, monkeypatch: pytest.MonkeyPatch
+async def test_a_wait_that_begins_as_the_last_one_leaves_is_looked_up_too(
+    pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that left have stopped the task that looks, which has not seen that yet."""
     monkeypatch.setattr(OtherHosts, "begin_wait", lambda *_: None)
-
-    async def use(store: AsyncStore) -> None:
-        await store.put("other", 1)
-        assert store._lazy.opened_root is not None
-        waits, deadline = RemoteWaits(store._lazy.opened_root, "a pool of this test"), time.monotonic() + LONG
-        leaves = asyncio.ensure_future(waits.wait(b"never", 0, deadline))
-        await until(lambda: waits._task is not None)
-        leaves.cancel()
-        bell = Wakeup(BatchedWakeups())
-        comes = asyncio.ensure_future(waits._look_now_and_then(b"key", 0, bell, deadline))
-        await asyncio.gather(leaves, return_exceptions=True)
-        version = await asyncio.to_thread(pair.stores[1].put, "key", 1)
-        assert await asyncio.wait_for(comes, 60) == version
-
-    with_store(pair.stores[0].root, use)
+    await store.put("other", 1)
+    assert store._lazy.opened_root is not None
+    waits, deadline = RemoteWaits(store._lazy.opened_root, "a pool of this test"), time.monotonic() + LONG
+    leaves = asyncio.ensure_future(waits.wait(b"never", 0, deadline))
+    await until(lambda: waits._task is not None)
+    leaves.cancel()
+    bell = Wakeup(BatchedWakeups())
+    comes = asyncio.ensure_future(waits._look_now_and_then(b"key", 0, bell, deadline))
+    await asyncio.gather(leaves, return_exceptions=True)
+    version = await asyncio.to_thread(pair.stores[1].put, "key", 1)
+    assert await asyncio.wait_for(comes, 60) == version
 
 
 @pytest.mark.parametrize("home", ["this host", "another one"])
@@ -238,19 +213,16 @@ def test_many_ranks_of_one_process_put_together_in_a_served_store(scratch: str, 
         with_store(homes.stores[0].root, use, timeout=40.0)
 
 
-def test_a_forked_child_waits_by_itself_and_its_parent_goes_on(pair: Cluster) -> None:
-    async def use(store: AsyncStore) -> None:
-        waiting = asyncio.ensure_future(store.wait("parents", timeout=LONG))
-        await until(lambda: waits_at(pair.homes[1]) == 1)
-        child = asyncio.ensure_future(asyncio.to_thread(in_child, in_the_child, store))
-        await until(lambda: waits_at(pair.homes[1]) == 2 or child.done(), LONG)
-        version = await asyncio.to_thread(pair.stores[1].put, "childs", 1)
-        assert await child == version
-        assert not waiting.done()
-        version = await asyncio.to_thread(pair.stores[1].put, "parents", 1)
-        assert await asyncio.wait_for(waiting, LONG) == version
-
-    with_store(pair.stores[0].root, use)
+async def test_a_forked_child_waits_by_itself_and_its_parent_goes_on(pair: Cluster, store: AsyncStore) -> None:
+    waiting = asyncio.ensure_future(store.wait("parents", timeout=LONG))
+    await until(lambda: waits_at(pair.homes[1]) == 1)
+    child = asyncio.ensure_future(asyncio.to_thread(in_child, in_the_child, store))
+    await until(lambda: waits_at(pair.homes[1]) == 2 or child.done(), LONG)
+    version = await asyncio.to_thread(pair.stores[1].put, "childs", 1)
+    assert await child == version
+    assert not waiting.done()
+    version = await asyncio.to_thread(pair.stores[1].put, "parents", 1)
+    assert await asyncio.wait_for(waiting, LONG) == version
 
 
 def in_the_child(store: AsyncStore) -> int:
@@ -295,25 +267,23 @@ def test_a_wait_for_another_home_follows_its_key(scratch: str, to: str) -> None:
         with_store(homes.stores[0].root, use)
 
 
-def test_waits_outlast_a_home_that_is_away(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waits_outlast_a_home_that_is_away(
+    pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ends in the middle of them, and comes back later, at its address."""
-
-    async def use(store: AsyncStore) -> None:
-        waiting = [asyncio.ensure_future(store.wait(key, timeout=LONG)) for key in keys]
-        await until(lambda: waits_at(there) == len(keys))
-        await asyncio.to_thread(there.close)
-        monkeypatch.setattr(there, "close", lambda: None)
-        assert store._lazy.opened_root is not None
-        link = store._lazy.opened_root.elsewhere._links._links[there.member.address]
-        await until(lambda: link._tries > 2)  # it was looked for, and not found
-        assert not any(task.done() for task in waiting)
-        with Home(pair.stores[1].root, there.member.address) as again:
-            await until(lambda: waits_at(again) == len(keys), LONG)
-            versions = await asyncio.to_thread(pair.stores[1].put_many, dict.fromkeys(keys, 1))
-            assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
-
     there, keys = pair.homes[1], [f"k/{number}" for number in range(40)]
-    with_store(pair.stores[0].root, use)
+    waiting = [asyncio.ensure_future(store.wait(key, timeout=LONG)) for key in keys]
+    await until(lambda: waits_at(there) == len(keys))
+    await asyncio.to_thread(there.close)
+    monkeypatch.setattr(there, "close", lambda: None)
+    assert store._lazy.opened_root is not None
+    link = store._lazy.opened_root.home._links._links[there.member.address]
+    await until(lambda: link._tries > 2)  # it was looked for, and not found
+    assert not any(task.done() for task in waiting)
+    with Home(pair.stores[1].root, there.member.address) as again:
+        await until(lambda: waits_at(again) == len(keys), LONG)
+        versions = await asyncio.to_thread(pair.stores[1].put_many, dict.fromkeys(keys, 1))
+        assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
 
 
 def test_a_home_is_told_for_how_long_a_wait_is_wanted(pair: Cluster) -> None:
@@ -380,3 +350,103 @@ def test_calls_for_a_silent_home_are_left_at_once_and_hold_up_no_others(scratch:
     with cluster_of(scratch, True, True) as homes:
         here, there = homes.key_at(0), homes.key_at(1)
         with_store(homes.stores[0].root, use, timeout=20.0)
+
+
+# --- waits that their home keeps: each is woken by a put of its key ---------------------------------------------------
+
+
+MANY = [100, pytest.param(1000, marks=pytest.mark.full)]
+
+
+@pytest.fixture
+def home(scratch: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringHome]:
+    """It doesn't look at all waits each second: what it misses is missed."""
+    monkeypatch.setattr(waiting, "_LOOK_EVERY", 1000.0)
+    with answering(f"{scratch}-home", with_waits=True) as one:
+        yield one
+
+
+@pytest.fixture
+def there(home: AnsweringHome) -> Iterator[memstore.Store]:
+    with memstore.open(home.root.path, timeout=20.0) as store:
+        yield store
+
+
+@pytest.fixture
+def here(scratch: str, home: AnsweringHome) -> Iterator[str]:
+    """The root of a host that is no home."""
+    with memstore.open(f"{scratch}-here", timeout=20.0) as store:
+        join(home, root_of(store))
+        yield store.root
+
+
+@pytest.mark.parametrize("count", MANY)
+def test_each_of_many_tasks_is_woken_by_a_put_of_its_own_key(there: memstore.Store, here: str, count: int) -> None:
+    keys = [f"key{number}" for number in range(count)]
+
+    async def use(store: AsyncStore) -> None:
+        waiting = {key: asyncio.ensure_future(store.wait(key, timeout=LONG)) for key in keys}
+        for key, task in waiting.items():
+            version = await asyncio.to_thread(there.put, key, 1)
+            assert await asyncio.wait_for(task, LONG) == version
+        assert not store._lazy.remote_waits
+
+    with_store(here, use)
+
+
+@pytest.mark.parametrize("count", MANY)
+def test_no_put_is_missed_that_comes_while_waits_begin(there: memstore.Store, here: str, count: int) -> None:
+    keys = [f"key{number}" for number in range(count)]
+
+    async def use(store: AsyncStore) -> None:
+        versions: dict[str, int] = {}
+
+        def put() -> None:
+            for key in keys:
+                versions[key] = there.put(key, 1)
+
+        putter = asyncio.ensure_future(asyncio.to_thread(put))
+        told = await asyncio.wait_for(asyncio.gather(*(store.wait(key, timeout=LONG) for key in keys)), LONG)
+        await putter
+        assert told == list(versions.values())
+
+    with_store(here, use)
+
+
+def test_bells_that_are_rung_together_call_the_loop_once() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        calls = 0
+        call = loop.call_soon_threadsafe
+
+        def count(*arguments: object) -> asyncio.Handle:
+            nonlocal calls
+            calls += 1
+            return call(*arguments)  # pyright: ignore
+
+        loop.call_soon_threadsafe = count  # pyright: ignore
+        chime = BatchedWakeups()
+        bells = [Wakeup(chime) for _ in range(100)]
+        for turn in range(1, 4):
+            rung = [bell.arm() for bell in bells]
+            ringer = threading.Thread(target=lambda: [bell.ring() for bell in bells])
+            ringer.start()
+            ringer.join()  # the loop does nothing meanwhile
+            assert calls == turn and not any(one.done() for one in rung)
+            await asyncio.gather(*rung)
+        del loop.call_soon_threadsafe
+
+    asyncio.run(main())
+
+
+async def test_no_ring_is_lost_while_the_loop_takes_others() -> None:
+    loop, chime = asyncio.get_running_loop(), BatchedWakeups()
+
+    async def ring_often() -> None:
+        bell = Wakeup(chime)
+        for _ in range(100):
+            rung = bell.arm()
+            await loop.run_in_executor(None, bell.ring)
+            await rung  # nothing else rings it
+
+    await asyncio.wait_for(asyncio.gather(*(ring_often() for _ in range(8))), LONG)

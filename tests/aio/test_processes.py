@@ -14,28 +14,24 @@ import torch
 import memstore
 import memstore.aio
 from memstore.aio import AsyncStore
-from tests.aio.loops import Stopper, with_store
+from tests.aio.loops import Stopper
 from tests.children import in_child
 
 
-def test_a_forked_child_goes_on_with_the_store(root: str) -> None:
+async def test_a_forked_child_goes_on_with_the_store(root: str, store: AsyncStore) -> None:
     """Forked while threads of the parent hold locks, and wait."""
-
-    async def use(store: AsyncStore) -> None:
-        await store.put("x", torch.ones(1000))
-        waiting = asyncio.ensure_future(store.wait("later"))
-        with memstore.open(root) as blocking, Stopper(blocking) as stopper:
-            put = asyncio.ensure_future(store.put("y", 1))
-            await asyncio.sleep(0.02)
-            child = asyncio.ensure_future(asyncio.to_thread(in_child, in_the_child, store))
-            await asyncio.sleep(0.2)
-            stopper.let_go()
-            assert await child == "fine"
-            await put
-        assert await asyncio.wait_for(waiting, 60) == await store.version("later")
-        assert (await store.get("x")).sum() == 0
-
-    with_store(root, use)
+    await store.put("x", torch.ones(1000))
+    waiting = asyncio.ensure_future(store.wait("later"))
+    with memstore.open(root) as blocking, Stopper(blocking) as stopper:
+        put = asyncio.ensure_future(store.put("y", 1))
+        await asyncio.sleep(0.02)
+        child = asyncio.ensure_future(asyncio.to_thread(in_child, in_the_child, store))
+        await asyncio.sleep(0.2)
+        stopper.let_go()
+        assert await child == "fine"
+        await put
+    assert await asyncio.wait_for(waiting, 60) == await store.version("later")
+    assert (await store.get("x")).sum() == 0
 
 
 def in_the_child(store: AsyncStore) -> str:

@@ -131,7 +131,7 @@ def bash(tmp_path: Path) -> Iterator[Shell]:
     if shutil.which("bash") is None:
         pytest.skip("no bash")
     script = tmp_path / "memstore"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m memstore.cli "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m memstore "$@"\n')
     script.chmod(0o700)
     shell = Shell(["bash", "--norc", "--noprofile", "-i"], tmp_path)
     shell.type('eval "$(memstore completion bash)"; echo re""ady\n', "ready")

@@ -155,11 +155,6 @@ def test_where_the_terminal_has_no_utf_8(odd: str) -> None:
     assert sorted(one["key"] for one in json.loads(done.stdout)) == sorted(ODD)
 
 
-def test_a_store_that_does_not_exist(root: str) -> None:
-    seen = in_terminal("ls", f"{root}/not/there")
-    assert seen.code == 3 and "exist" in " ".join(seen.screen) and "Traceback" not in seen.text
-
-
 def test_rows_come_page_by_page() -> None:
     def rows() -> Iterator[tuple[str, str]]:
         for number in range(10_000):

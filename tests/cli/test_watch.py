@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.cli.watch import Rates, WatchSample, lines
+from memstore.cli.keys import Rates, WatchSample, watch_lines
 from memstore.listing import ListedEntry, open_keyspace, opened
 from tests.children import Child, Wire, in_child
 from tests.cli.terminals import in_terminal
@@ -121,7 +121,7 @@ def test_what_is_shown_fits(height: int, width: int) -> None:
         ListedEntry(f"run/{'long/' * 20}{i:02}", i, "inline", 10 * i, time.time(), 1, "Tensor") for i in range(30)
     ]
     rates = {one.key: float(one.version) for one in entries if one.version > 20}
-    shown = lines(WatchSample(time.time(), 5.0, 1e6, entries, rates), height, width)
+    shown = watch_lines(WatchSample(time.time(), 5.0, 1e6, entries, rates), height, width)
     assert len(shown) <= height and all(len(line) <= width for line in shown), shown
     assert shown[-1].startswith("30 keys") and "5.0 puts/s" in shown[-1]
     assert height < 12 or any("29" in line and "29.0" in line for line in shown)  # the ends of keys, and their rates
@@ -131,14 +131,14 @@ def test_a_narrow_window_does_without_the_columns_that_matter_least() -> None:
     look = WatchSample(
         time.time(), 1.0, 10.0, [ListedEntry("run/policy", 7, "inline", 10, time.time(), 1, "Tensor")], {}
     )
-    titles = {width: lines(look, 5, width)[0].split() for width in (80, 45, 30, 22)}
+    titles = {width: watch_lines(look, 5, width)[0].split() for width in (80, 45, 30, 22)}
     assert titles[80] == ["key", "version", "size", "age", "puts/s", "bytes/s"]
     assert titles[45] == ["key", "version", "size", "puts/s", "bytes/s"]
     assert titles[30] == ["key", "puts/s", "bytes/s"] and titles[22] == ["key", "puts/s"]
-    assert [lines(look, 5, width)[0].split() for width in (14, 13, 8)] == [["key", "puts/s"], ["key"], ["key"]]
-    assert [lines(look, 5, width)[-1] for width in (24, 19, 10)] == [*["1 key; 1.0 puts/s"] * 2, "1 key"]
+    assert [watch_lines(look, 5, width)[0].split() for width in (14, 13, 8)] == [["key", "puts/s"], ["key"], ["key"]]
+    assert [watch_lines(look, 5, width)[-1] for width in (24, 19, 10)] == [*["1 key; 1.0 puts/s"] * 2, "1 key"]
     whole = WatchSample(time.time(), 1.0, 10.0, look.entries, {"run/policy": 12345.6})
-    assert all(lines(whole, 5, width)[1].endswith("  12345.6") for width in (15, 18, 22))
+    assert all(watch_lines(whole, 5, width)[1].endswith("  12345.6") for width in (15, 18, 22))
 
 
 def test_a_store_without_keys_is_told_as_such(root: str) -> None:

@@ -17,9 +17,9 @@ import memstore
 from memstore import contents, structure
 from memstore.contents.merging import merge
 from memstore.contents.parts import RankPart, read_part
-from memstore.engine import PART_MARK, Content, FoundPart, Record, index
-from memstore.engine.format import SegmentExtent, read_header
-from memstore.engine.format.records import decode_segments
+from memstore.engine import PART_MARK, Content, FoundPart, Record, end_of, index, mapped_size
+from memstore.engine.format.headers import read_header
+from memstore.engine.format.records import SegmentExtent, decode_segments
 from memstore.errors import CorruptionError, MemstoreError, PartialCommitError, ShardMismatchError
 from tests.contents.mutations import mutated
 from tests.damage.sharded_stores import part, put
@@ -152,6 +152,27 @@ def test_a_record_that_lies_with_a_right_checksum(filled: memstore.Store, data: 
         ):
             with contextlib.suppress(MemstoreError):
                 look()
+
+
+@pytest.mark.parametrize("start", [0, 1, 4096, 1 << 40, 1 << 62])
+@pytest.mark.parametrize("nbytes", [0, 1, 4096, 1 << 40, 1 << 62])
+def test_the_range_of_a_value_has_room_for_its_files(filled: memstore.Store, start: int, nbytes: int) -> None:
+    """Else what is mapped or read there would go over other memory of the process, on storage that hosts share say."""
+    right = index.find(root_of(filled), b"k")
+    assert right is not None and len(right.segments) > 1
+    for hosts in (None, (bytes(16),) * len(right.segments)):
+        wrong = msgspec.structs.replace(right, start=start, nbytes=nbytes, hosts=hosts)
+        with contextlib.suppress(CorruptionError):
+            assert mapped_size(wrong, wrong.segments) >= end_of(wrong.segments)
+
+
+def test_a_range_without_room_for_a_file_is_refused(filled: memstore.Store) -> None:
+    """Nothing is mapped, in the range or behind it."""
+    root = root_of(filled)
+    record = index.find(root, b"k")
+    assert record is not None
+    with pytest.raises(CorruptionError, match="have no room in 4,096 addresses"):
+        root.storage.map_beside(record.segments, 4096)
 
 
 def test_a_sharded_record_without_files(filled: memstore.Store) -> None:

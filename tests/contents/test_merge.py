@@ -247,17 +247,12 @@ def test_any_grid_of_boxes_gives_the_whole(store: memstore.Store, data: st.DataO
     [
         ({"rank": False}, TypeError, "rank is a whole number, and not False"),
         ({"rank": 0.0}, TypeError, "rank is a whole number"),
-        ({"rank": "0"}, TypeError, "rank is a whole number"),
-        ({"rank": 1}, ValueError, "rank 1 of 1"),
         ({"world_size": 10**10}, ValueError, "65,536 at most"),
         ({"world_size": True}, TypeError, "world_size is a whole number"),
-        ({"attempt": ""}, TypeError, "attempt is a text"),
         ({"attempt": "\ud800"}, ValueError, "lone surrogate"),
         ({"expect_version": True}, TypeError, "expect_version is a whole number"),
         ({"expect_version": 1.5}, TypeError, "expect_version is a whole number"),
-        ({"lease": -1}, ValueError, "lease is seconds, 0 or more"),
         ({"lease": math.nan}, ValueError, "lease is seconds"),
-        ({"lease": "1"}, TypeError, "lease is seconds"),
     ],
 )
 def test_wrong_arguments_are_told_before_anything_is_written(

@@ -116,7 +116,7 @@ def test_all_that_a_process_takes_is_less_than_the_file(tmp_path: Path) -> None:
     torch.save({"x": value}, tmp_path / "source.pt")
     paths = [f"{tmp_path}/source.pt", f"{tmp_path}/target.safetensors"]
     most = 0
-    with subprocess.Popen([sys.executable, "-m", "memstore.cli", "convert", *paths]) as running:
+    with subprocess.Popen([sys.executable, "-m", "memstore", "convert", *paths]) as running:
         while running.poll() is None:
             most = max(most, own_memory(running.pid, "Anon|Shmem"))
             time.sleep(0.001)  # or its own work would have to wait

@@ -19,8 +19,7 @@ import memstore
 from memstore import RNGState, Snapshot, StateDict
 from memstore.convert import convert
 from memstore.convert.converting import draft_target
-from memstore.convert.formats import Rules
-from memstore.convert.leaves import SourceValue
+from memstore.convert.leaves import Rules, SourceValue
 from memstore.convert.naming import unread_by_torch
 from memstore.errors import UnsupportedValueError
 from memstore.integrations import dcp

@@ -159,7 +159,7 @@ def _rest(channel: Connection, store: memstore.Store) -> None:
     """Lets go of everything, sends what is open and mapped still, and waits."""
     channel.recv()
     gc.collect()
-    root_of(store).spares.clear()
+    root_of(store).storage.mappings.clear()
     reuse.close_kept_file(root_of(store))
     channel.send((len(open_fds()), [name for name in mapped_files(store.root) if "/segments/" in name]))
     channel.recv()

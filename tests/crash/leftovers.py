@@ -40,9 +40,9 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
         totals[FILLING if row.state == PREPARED else row.state] += row.nbytes
     idle = [*retired, *(segment for _, segment in held)]
     kept = {segment for segment in idle if rows[segment].state == RETIRED} if spares else set[int]()
-    if spares and root.kept_file is not None:
-        kept.add(root.kept_file.segment)
-        filling = [row for row in filling if row != (root.kept_file.segment, root.kept_file.put_id)]
+    if spares and root.next_put.file is not None:
+        kept.add(root.next_put.file.segment)
+        filling = [row for row in filling if row != (root.next_put.file.segment, root.next_put.file.put_id)]
     live = {extent.segment for record in records if record is not None for extent in record.segments}
     found = [f"a part, and no part: {segment}" for segment in parts if rows[segment].state != PREPARED]
     kept |= parts
@@ -140,18 +140,18 @@ def held_locks(store: memstore.Store) -> list[str]:
 def open_fds(but_ahead: memstore.Store | None = None) -> set[str]:
     """What this process has open, by number and target; but not what it keeps for its next put into that store."""
     found: set[str] = set()
-    ahead = None if but_ahead is None else root_of(but_ahead).kept_file
+    ahead = None if but_ahead is None else root_of(but_ahead).next_put.file
     for fd in os.listdir("/proc/self/fd"):
         try:
             found.add(f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}")
         except FileNotFoundError:  # the listing's own
             continue
-    return found if ahead is None else {name for name in found if name.split()[0] != str(ahead.file.fd)}
+    return found if ahead is None else {name for name in found if name.split()[0] != str(ahead.file.lock_file.fd)}
 
 
 def shared_mappings(store: memstore.Store) -> list[str]:
     """Mappings of this process through which it could write to segments, but for those kept for the next puts."""
-    root_of(store).spares.clear()
+    root_of(store).storage.mappings.clear()
     path = store.root
     with open("/proc/self/maps") as file:
         return [line.rstrip("\n") for line in file if f"{path}/segments/" in line and line.split()[1][3] == "s"]

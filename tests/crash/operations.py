@@ -12,7 +12,7 @@ import torch
 
 import memstore
 from memstore import contents
-from memstore.engine.protocols import put as engine_put
+from memstore.engine.protocols.put import put as engine_put
 from memstore.engine.sync.primitives import deadline_after
 from tests.crash.values import INLINE, LARGE, SMALL, SMALLISH, stamp_at, stamped
 from tests.huge_pages import ask_at_any_price
@@ -188,7 +188,9 @@ def _put_another_before(store: memstore.Store) -> None:
 
 
 def _put_and_hold(store: memstore.Store) -> object:
-    root_of(store).keeps_none_for = 0  # as if the last refusal were long ago: after one, some puts keep nothing
+    root_of(
+        store
+    ).next_put.keeps_none_for = 0  # as if the last refusal were long ago: after one, some puts keep nothing
     store.put("a", stamped(OLD, SMALL))
     return store.get("a")
 

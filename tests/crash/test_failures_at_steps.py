@@ -92,7 +92,7 @@ def _steps(store: memstore.Store, name: str) -> list[str]:
 def _prepare(store: memstore.Store, operation: Operation) -> object:
     prepared = operation.prepare(store)
     root = root_of(store)
-    root.looked_at_held = root.looked_for_dead = 0.0  # looks that come by time come each time
+    root.sweeps.looked_at_held = root.sweeps.looked_for_dead = 0.0  # looks that come by time come each time
     return prepared
 
 

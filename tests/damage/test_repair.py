@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.engine.catalog import NAMES, OPTIONAL
-from memstore.engine.catalog.tables import Transaction
+from memstore.engine.catalog.tables import NAMES, OPTIONAL, Transaction
 from memstore.engine.files.segments import write_slots
 from memstore.engine.format import headers
 from memstore.engine.format.headers import HeaderSlots

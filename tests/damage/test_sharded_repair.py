@@ -11,7 +11,7 @@ import torch
 
 import memstore
 from memstore import TensorShard
-from memstore.engine.format import STATE_AT
+from memstore.engine.format.headers import STATE_AT
 from tests.children import in_child
 from tests.damage.sharded_stores import RANKS, check, make, put, whole
 from tests.damage.stores import CATALOG, content_of, files_of, header_size, overwrite

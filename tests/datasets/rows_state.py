@@ -58,10 +58,6 @@ def is_end(state: State) -> bool:
     return all(process == DONE for process in state.processes)
 
 
-def is_bad_luck(name: str) -> bool:
-    return name.startswith("(")
-
-
 def stored(state: State, place: int | str, value: int | str) -> State:
     """A store reaches memory."""
     if isinstance(place, str):

@@ -92,33 +92,6 @@ def test_a_column_is_one_leaf_of_all_rows_over_the_shared_memory(store: memstore
         data["obs"] = torch.zeros(4, 3)  # data["obs"][:] = ... writes it
 
 
-@pytest.mark.parametrize(
-    "index",
-    [0, -1, slice(None), slice(1, 4), slice(0, 5, 2), slice(4, 1), slice(None, None, -2), [4, 0, 4], [], range(1, 3)],
-    ids=str,
-)
-def test_an_index_means_what_it_means_for_a_tensor(store: memstore.Store, index: Any) -> None:
-    data = new(store)
-    data.extend(batch(5))
-    expected = torch.arange(5).numpy()[index] if not isinstance(index, list) else np.arange(5)[np.array(index, int)]
-    assert data[index]["y"].tolist() == np.asarray(expected).tolist()
-    rows = data.read_rows([index] if isinstance(index, int) else index)
-    assert rows["y"].tolist() == np.atleast_1d(expected).tolist()
-
-
-@pytest.mark.parametrize(
-    "index", [slice(1, 3), [3, 0], torch.tensor([False, True, True, False, False]), slice(4, None, -3), slice(4, 0, -2)]
-)
-def test_rows_are_written_where_the_index_says(store: memstore.Store, index: Any) -> None:
-    data = new(store)
-    data.extend(batch(5))
-    expected = np.arange(5)
-    expected[np.asarray(index) if not isinstance(index, slice) else index] = (100, 101)
-    data[index] = batch(2, 100)
-    assert data[:]["y"].tolist() == expected.tolist()
-    assert data[:]["more", "z"][:, 0, 0].tolist() == expected.tolist()
-
-
 def test_iteration_gives_rows(store: memstore.Store) -> None:
     data = new(store)
     data.extend(batch(5))
@@ -475,21 +448,6 @@ def test_what_is_told_of_it(store: memstore.Store) -> None:
     report = store.verify()
     assert (report.ok, report.unchecked) == (True, 1)
     assert "dataset" in store._repr_html_()
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, FakeTensorMode], ids=lambda mode: mode.__name__)
-def test_torch_modes_change_nothing(store: memstore.Store, mode: Any) -> None:
-    one = torch.ones(2, 3)
-    with mode():
-        data = store.create_dataset("data", ((3,), torch.float32), capacity=4)
-        data.extend(one)
-        data[0:1] = data[1:2]
-        rows = data[0:2]
-    assert type(rows) is torch.Tensor and not rows.is_inference()
-    assert torch.equal(rows, one)
-    with mode():
-        data.seal()
-    assert torch.equal(store.get("data"), one)
 
 
 def test_on_a_disk_flushed_rows_are_noted(disk_store: memstore.Store) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from tests.datasets import rows_model, rows_state
 from tests.datasets.rows_model import MUTATIONS, Model, check
-from tests.datasets.rows_state import Process, State, is_bad_luck, is_end
+from tests.datasets.rows_state import Process, State, is_end
 from tests.examples import one_in
-from tests.support.explore import Explored, Fault, explore
+from tests.support.explore import Explored, Fault, explore, is_bad_luck
 
 SCENES: dict[str, tuple[list[str], dict[str, int]]] = {
     "appends": (["extender", "extender", "reader"], {"kills": 2, "rows": 3}),

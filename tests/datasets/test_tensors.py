@@ -113,10 +113,11 @@ def test_modes_change_neither_reads_nor_writes(store: memstore.Store, mode: Any)
         found = _read_and_write(data, batch)
         made = store.create_dataset_from("other", batch)
         shared = [part["x"] for part in (*found[:2], made[:], store.open_dataset("data")[:])]
+        made.seal()
     assert not any(tensor.is_inference() for tensor in shared)
     for tensor in (*shared, found[2]["x"]):  # a copy is as any tensor that is made in inference mode
         assert type(tensor) is torch.Tensor and tensor.device.type == "cpu"
-    assert first(data[:]) == [0, 9, 2, 3, 9]
+    assert first(data[:]) == [0, 9, 2, 3, 9] and first(store.get("other")) == [9]
 
 
 def test_inside_a_transform_rows_are_plain_and_its_own_tensors_are_refused(store: memstore.Store) -> None:

@@ -116,19 +116,6 @@ def test_a_lazy_module_may_run_before_it_is_made() -> None:
     assert_made_as(expected, made)
 
 
-def test_hooks_of_parameters_are_those_of_the_real_ones() -> None:
-    made = deferred(lambda: nn.Linear(2, 2))
-    seen: list[torch.Tensor] = []
-    made.weight.register_hook(lambda gradient: gradient * 3)
-    taken = made.bias.register_hook(lambda gradient: gradient * 0)
-    made.weight.register_post_accumulate_grad_hook(seen.append)
-    materialize_module(made)
-    taken.remove()
-    made(torch.ones(1, 2)).sum().backward()
-    assert made.weight.grad.tolist() == [[3, 3], [3, 3]] and made.bias.grad.tolist() == [1, 1]
-    assert seen == [made.weight]
-
-
 def test_a_vector_of_all_parameters_is_deferred() -> None:
     expected, made = eager(net), deferred(net)
     vector = nn.utils.parameters_to_vector(made.parameters())

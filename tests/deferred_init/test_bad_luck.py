@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import operator
 import pickle
@@ -234,27 +233,11 @@ def test_a_state_dict_shares_the_modules_memory_when_both_are_made() -> None:
     assert weight.data_ptr() == made.weight.data_ptr() and not weight.requires_grad
 
 
-def test_a_deepcopy_is_deferred_and_by_itself() -> None:
-    expected, made = eager(lambda: nn.LSTM(3, 3)), deferred(lambda: nn.LSTM(3, 3))
-    copied = copy.deepcopy(made)
-    materialize_module(made)
-    assert is_deferred(copied)
-    with torch.no_grad():
-        made.weight_ih_l0.zero_()
-    materialize_module(copied)
-    assert_made_as(expected, copied)
-
-
 def test_a_real_tensor_may_be_written_from_a_deferred_one() -> None:
     target = torch.zeros(3)
     expected = eager(lambda: nn.Linear(3, 1)).weight[0]
     deferred(lambda: (target.copy_(nn.Linear(3, 1).weight.detach()[0]), nn.Linear(1, 1))[1])
     assert torch.equal(target, expected)
-
-
-def test_sparse_tensors_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedValueError, match="aten.*sparse"):
-        deferred_init(lambda: torch.ones(3, 3).to_sparse())
 
 
 def test_what_is_no_tensor_is_not_deferred() -> None:

@@ -137,12 +137,15 @@ def test_modules_in_plain_lists_are_left_to_the_caller() -> None:
 
 
 def test_buffers_only_leaves_parameters_in_containers() -> None:
-    made = deferred(lambda: nn.LSTM(3, 3))
+    def make() -> nn.Module:
+        return nn.ModuleList([nn.LSTM(3, 3), nn.BatchNorm1d(3)])
+
+    expected, made = eager(make), deferred(make)
     materialize_module(made, buffers_only=True)
     assert is_deferred(made) and all(is_fake(one) for one in made.parameters())
+    assert not any(is_fake(one) for one in made.buffers())
     materialize_module(made)
-    expected = eager(lambda: nn.LSTM(3, 3))
-    assert torch.equal(made(torch.ones(2, 3))[0], expected(torch.ones(2, 3))[0])
+    assert torch.equal(made[0](torch.ones(2, 3))[0], expected[0](torch.ones(2, 3))[0])
 
 
 def test_parameters_in_a_tensordict_are_made_there_too() -> None:

@@ -1,17 +1,19 @@
-"""Modules of random parts and random initialisation, in place writes and views: deferred as made eagerly."""
+"""Modules of random parts and steps, and random trees of torch's own modules: deferred as made eagerly."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from memstore.deferred_init import materialize_module, materialize_tensor
 from tests.deferred_init.modules import assert_made_as, deferred, eager, in_any_order
+from tests.deferred_init.trees import NOT_COPIED, Plan, build, kinds, plans
 
 Step = tuple[Any, ...]
 SIZES = st.integers(1, 20)
@@ -141,5 +143,20 @@ def test_a_module_is_made_as_without_deferral(plan: list[Step], order: list[int]
             materialize_tensor(tensors[number % len(tensors)])
         materialize_module(made)
     else:
+        in_any_order(made, order)
+    assert_made_as(expected, made)
+
+
+@given(plans, st.lists(st.integers(0, 20), max_size=3))
+@settings(max_examples=300 if os.environ.get("HYPOTHESIS_PROFILE") == "full" else 30)
+def test_a_tree_of_modules_is_made_as_without_deferral(plan: Plan, order: list[int]) -> None:
+    assume("copied" not in kinds(plan) or not kinds(plan) & NOT_COPIED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the hooks of old are deprecated; empty tensors are not initialised
+        try:
+            expected = eager(lambda: build(plan))
+        except (RuntimeError, ValueError, NotImplementedError, TypeError):
+            assume(False)  # no such module, deferred or not
+        made = deferred(lambda: build(plan))
         in_any_order(made, order)
     assert_made_as(expected, made)

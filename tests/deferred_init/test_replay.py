@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +13,7 @@ from torch import nn
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from memstore.fake import is_fake
 from tests.deferred_init.modules import Make, assert_made_as, assert_same, deferred, eager, in_any_order
-
-parametrizations = nn.utils.parametrizations
+from tests.deferred_init.trees import LEAVES
 
 
 def initialised(make: Make, initialise: Callable[[torch.Tensor], Any]) -> Make:
@@ -24,12 +23,6 @@ def initialised(make: Make, initialise: Callable[[torch.Tensor], Any]) -> Make:
         return module
 
     return made
-
-
-def lazy() -> nn.Module:
-    module = nn.Sequential(nn.LazyLinear(7), nn.ReLU(), nn.LazyLinear(3))
-    module(torch.ones(2, 5))
-    return module
 
 
 class Tied(nn.Module):
@@ -101,12 +94,7 @@ class Seeds(nn.Module):
 
 
 MODULES: dict[str, Make] = {
-    "linear": lambda: nn.Linear(5, 3),
-    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32), 2, enable_nested_tensor=False),
-    "convolution": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ConvTranspose1d(2, 3, 2)),
-    "lstm": lambda: nn.LSTM(5, 7, 2),
-    "embedding": lambda: nn.Embedding(10, 3, padding_idx=0),
-    "attention": lambda: nn.MultiheadAttention(8, 2),
+    **{name: partial(make, 3, 4) for name, make in LEAVES.items()},
     "half": lambda: nn.Linear(5, 3).half().double(),
     "normal": lambda: nn.Linear(33, 65, dtype=torch.bfloat16),
     "orthogonal": initialised(lambda: nn.Linear(5, 4), nn.init.orthogonal_),
@@ -117,11 +105,6 @@ MODULES: dict[str, Make] = {
     "eye": initialised(lambda: nn.Linear(4, 4), nn.init.eye_),
     "kaiming": initialised(lambda: nn.Linear(4, 4), nn.init.kaiming_normal_),
     "xavier": initialised(lambda: nn.Linear(4, 4), nn.init.xavier_normal_),
-    "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(6, 6)),
-    "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(6, 6)),
-    "orthogonal parametrization": lambda: parametrizations.orthogonal(nn.Linear(6, 6)),
-    "lazy": lazy,
-    "lazy still": lambda: nn.LazyLinear(3),
     "tied": Tied,
     "moved": Moved,
     "reads": Reads,
@@ -235,12 +218,6 @@ def test_children_come_first_and_a_check_chooses() -> None:
     assert is_deferred(made[0]) and not is_deferred(made[1])
 
 
-def test_buffers_only() -> None:
-    made = deferred(lambda: nn.BatchNorm1d(3))
-    materialize_module(made, buffers_only=True)
-    assert is_deferred(made) and not is_fake(made.running_mean) and is_fake(made.weight)
-
-
 def test_tensors_from_before_stay_and_are_read_as_they_were() -> None:
     layer, factor = nn.Linear(2, 2), torch.full((2,), 3.0)
 
@@ -254,25 +231,3 @@ def test_tensors_from_before_stay_and_are_read_as_they_were() -> None:
     assert made.layer is layer and not is_fake(layer.weight)
     materialize_module(made)
     assert made.weight.tolist() == [3.0, 3.0]
-
-
-def test_a_deferred_module_is_copied_with_its_past() -> None:
-    expected, made = eager(Tied), deferred(Tied)
-    copied = copy.deepcopy(made)
-    assert is_deferred(copied)
-    materialize_module(copied)
-    assert torch.equal(copied.flat, expected.flat) and copied.first.weight is copied.second.weight
-    materialize_module(made)
-    assert_made_as(expected, made)
-    assert copied.flat.data_ptr() != made.flat.data_ptr()
-
-
-def test_what_is_done_after_it_is_recorded_too() -> None:
-    made = deferred(lambda: nn.Linear(3, 3))
-    nn.init.ones_(made.bias)
-    made.double()
-    with torch.no_grad():
-        made.weight.mul_(2)
-    expected = eager(lambda: nn.Linear(3, 3)).double()
-    materialize_module(made)
-    assert made.bias.tolist() == [1, 1, 1] and torch.equal(made.weight, expected.weight * 2)

@@ -234,14 +234,6 @@ def test_weights_that_were_looked_at_before_come_from_the_source_too(look: Any, 
         assert torch.equal(seen, look(made))
 
 
-def test_an_entry_of_a_state_dict_that_was_looked_at_is_loaded_too() -> None:
-    made = deferred_init(nn.Linear, 3, 2)
-    seen = materialize_tensor(made.state_dict()["weight"])
-    state = weights(made)
-    materialize_module(made, source=state)
-    assert torch.equal(made.weight, state["weight"]) and torch.equal(seen, state["weight"])
-
-
 def test_what_is_looked_at_later_shares_what_was_taken() -> None:
     made = deferred_init(nn.Linear, 3, 2)
     before, state = made.state_dict(), weights(made)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.testing._internal.two_tensor import TwoTensor
 
 import memstore
@@ -17,6 +18,7 @@ from memstore.deferred_init import deferred_init, is_deferred, materialize_modul
 from memstore.errors import CorruptionError, NotAStoreError, StructureMismatchError
 from memstore.fake import fake_like
 from tests.children import in_child
+from tests.deferred_init.modules import Make, assert_made_as
 from tests.sharding.fake_world import as_rank
 
 
@@ -83,6 +85,8 @@ def test_weights_are_those_of_the_source(name: str, model: Model, tmp_path: Path
     assert "embed.weight" in done.found and isinstance(made.embed.weight, nn.Parameter)
     assert "passing" in done.replayed and made.passing.tolist() == [0, 1, 2, 3]
     assert len(done.found) == (2 if name == "nested dicts" else 9)
+    if name in ("a snapshot's path", "a folder of safetensors"):
+        assert in_a_file(made.embed.weight) and in_a_file(made.layers[0].weight)
 
 
 def test_a_view_of_a_store_is_mapped_and_what_is_written_stays_here(model: Model, root: str) -> None:
@@ -107,13 +111,6 @@ def in_a_file(tensor: torch.Tensor) -> bool:
         if int(start, 16) <= address < int(end, 16):
             return len(line.split()) > 5 and line.split()[5].startswith("/")
     return False
-
-
-def test_weights_of_files_are_mapped(model: Model, tmp_path: Path) -> None:
-    for source in (snapshot(model, tmp_path), safetensors(model, tmp_path)):
-        made = deferred_init(Model)
-        materialize_module(made, source=source)
-        assert in_a_file(made.embed.weight) and in_a_file(made.layers[0].weight)
 
 
 def test_weights_are_converted_on_the_way(model: Model, tmp_path: Path) -> None:
@@ -344,3 +341,129 @@ def check_parts_of_wrappers() -> None:
                 with pytest.raises(StructureMismatchError, match=f"weight: the source's is a .*Tensor.*{way_out}"):
                     materialize_module(made, source={"weight": theirs}, **kinds)
                 assert is_deferred(made)
+
+
+# --- which part of a source is the module's: prefixes of names --------------------------------------------------------
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+
+def state(value: float) -> dict[str, torch.Tensor]:
+    return {name: torch.full_like(one, value) for name, one in net().state_dict().items()}
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "trainer.state.model."])
+def test_a_prefix_that_all_names_have_is_ignored(prefix: str) -> None:
+    made = deferred_init(net)
+    done = materialize_module(made, source={f"{prefix}{name}": one for name, one in state(2).items()})
+    assert len(done.found) == 4 and made[1].weight.unique().tolist() == [2]
+
+
+@pytest.mark.parametrize("names", [("actor", "actor_target", "critic"), ("ema", "model")])
+def test_a_source_with_several_modules_that_fit_is_refused_and_names_them(names: tuple[str, ...]) -> None:
+    made, source = deferred_init(net), {name: state(number) for number, name in enumerate(names)}
+    with pytest.raises(StructureMismatchError) as caught:
+        materialize_module(made, source=source)
+    assert all(f"'{name}' (4 of 4)" in str(caught.value) for name in names)
+    assert "Say which" in str(caught.value) and is_deferred(made[0]) and is_deferred(made[1])
+    materialize_module(made, source=source[names[1]])
+    assert made[0].bias.unique().tolist() == [1]
+
+
+def test_the_same_names_in_a_snapshot_are_refused_and_its_view_says_which(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    values = {"ema": net(), "model": net()}
+    memstore.Snapshot.take(tmp_path / "s", values)
+    with pytest.raises(StructureMismatchError, match="2 of its parts"):
+        materialize_module(deferred_init(net), source=tmp_path / "s")
+    made = deferred_init(net)
+    materialize_module(made, source=memstore.Snapshot(tmp_path / "s").view()["model"])
+    assert torch.equal(made[0].weight, values["model"][0].weight)
+
+
+def test_a_module_is_found_beside_what_has_other_names() -> None:
+    made = deferred_init(net)
+    materialize_module(made, source={"optimizer": {"exp_avg": torch.zeros(3)}, "model": state(2)})
+    assert made[0].weight.unique().tolist() == [2]
+
+
+def test_names_without_a_prefix_come_before_those_with_one() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.inner = nn.Parameter(torch.zeros(1)), nn.ParameterDict({"scale": torch.zeros(1)})
+
+    made = deferred_init(Outer)
+    materialize_module(made, source={"scale": torch.ones(1), "inner.scale": torch.full((1,), 2.0)})
+    assert made.scale.item() == 1 and made.inner["scale"].item() == 2
+
+
+def test_a_deep_part_does_not_get_the_weights_of_another() -> None:
+    """`weight` is a name of many modules."""
+    whole = deferred_init(lambda: nn.ModuleDict({"layers": net(), "head": nn.Linear(3, 3)}))
+    part: Any = whole["layers"][0]
+    weights = {"weight": torch.ones(3, 3), "bias": torch.ones(3)}
+    source = {
+        **{f"layers.0.{name}": one for name, one in weights.items()},
+        **{f"head.{name}": one * 9 for name, one in weights.items()},
+    }
+    with pytest.raises(StructureMismatchError, match=r"'layers\.0' \(2 of 2\), 'head' \(2 of 2\).*check_fn"):
+        materialize_module(part, source=source)
+    with pytest.raises(StructureMismatchError, match=r"'head' \(1 of 2\)"):
+        materialize_module(part, source={"head.weight": torch.ones(3, 3), "other.bias2": torch.ones(3)})
+    assert is_deferred(part)
+    materialize_module(whole, source=source, check_fn=lambda one: one is part)
+    assert part.weight.unique().tolist() == [1] and is_deferred(whole["head"])
+
+
+def test_a_mismatch_says_which_part_was_compared() -> None:
+    source = {f"model.{name}": one[:2] for name, one in state(1).items()}
+    with pytest.raises(StructureMismatchError, match=r"under 'model', don't fit"):
+        materialize_module(deferred_init(net), source=source)
+
+
+# --- lazy modules, which get their shapes from a source ---------------------------------------------------------------
+
+
+def used(make: Make) -> nn.Module:
+    made = make()
+    made(torch.ones(2, 5, 4))
+    return made
+
+
+MODULES: dict[str, Make] = {
+    "linear": lambda: nn.LazyLinear(3),
+    "convolution": lambda: nn.LazyConv1d(3, 2),
+    "with buffers": lambda: nn.LazyBatchNorm1d(),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_lazy_module_takes_its_shapes_from_the_source(name: str) -> None:
+    state = used(MODULES[name]).state_dict()
+    expected, made = MODULES[name](), deferred_init(MODULES[name])
+    expected.load_state_dict(state)
+    done = materialize_module(made, source=state)
+    assert set(done.found) == set(state)
+    assert_made_as(expected, made)
+    assert torch.equal(made(torch.ones(2, 5, 4)), expected(torch.ones(2, 5, 4)))
+
+
+def test_a_lazy_module_that_was_looked_at_takes_them_too() -> None:
+    state, made = used(MODULES["linear"]).state_dict(), deferred_init(nn.LazyLinear, 3)
+    assert is_lazy(materialize_tensor(made.weight))
+    materialize_module(made, source=state, dtype=torch.float64)
+    assert torch.equal(made.weight, state["weight"].double()) and type(made.weight) is nn.Parameter
+
+
+def test_what_the_source_has_no_shape_for_stays_lazy() -> None:
+    made = deferred_init(nn.LazyLinear, 3)
+    done = materialize_module(made, source={"weight": torch.ones(3, 5)})
+    assert done == (("weight",), ("bias",)) and is_lazy(made.bias) and not is_lazy(made.weight)
+    made = deferred_init(nn.LazyLinear, 3)
+    assert materialize_module(made, source=nn.LazyLinear(3).state_dict()).found == ()
+    assert is_lazy(made.weight) and not is_deferred(made)
+    with pytest.raises(StructureMismatchError, match="weight: the source's is uninitialized"):
+        materialize_module(deferred_init(nn.Linear, 5, 3), source=nn.LazyLinear(3).state_dict())

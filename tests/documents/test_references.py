@@ -35,6 +35,7 @@ def test_named_tests_exist(page: Path) -> None:
         assert path.exists(), f"{relative(page)} names {file}"
         if name:
             nodes = ast.walk(ast.parse(path.read_text()))
-            defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+            kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+            defined = {node.name for node in nodes if isinstance(node, kinds)}
             missing = [word for word in name.split("::") if word not in defined]
             assert not missing, f"{relative(page)} names {file}::{name}"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from memstore.engine import protocols
-from memstore.engine.catalog import AttemptOutcome, Counters, PendingPart, Transaction, tables
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import AttemptOutcome, Counters, PendingPart, Transaction
 from memstore.engine.files.segments import segment_path
 from memstore.engine.format.records import (
     FILLING,
@@ -21,7 +21,9 @@ from memstore.engine.format.records import (
     encode_extents,
     end_of,
 )
-from memstore.engine.protocols import Content, Participant
+from memstore.engine.protocols import attempts, sharded_put
+from memstore.engine.protocols.attempts import Participant
+from memstore.engine.protocols.change import Content
 from memstore.engine.protocols.get import hold
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
@@ -39,7 +41,7 @@ def prepare(root: Root, member: Participant, data: bytes, *, expect: int | None 
     """`data` is longer than INLINE, or empty: the rank holds no bytes then."""
     assert not data or len(data) > INLINE
     part = draft(root, member.key, data, expect)
-    return protocols.prepare(root, member, part, lambda: b"%d" % len(data), deadline_after(10))
+    return sharded_put.prepare(root, member, part, lambda: b"%d" % len(data), deadline_after(10))
 
 
 def part(root: Root, member: Participant, data: bytes, *, expect: int | None = None) -> Participant:
@@ -51,13 +53,13 @@ def part(root: Root, member: Participant, data: bytes, *, expect: int | None = N
 
 def outcome(root: Root, member: Participant, seconds: float = 0.0) -> AttemptOutcome | None:
     """Publishes the attempt if it is complete."""
-    return protocols.outcome_of(root, member, merge, deadline_after(seconds), deadline_after(10))
+    return sharded_put.outcome_of(root, member, merge, deadline_after(seconds), deadline_after(10))
 
 
 def version(root: Root, member: Participant, seconds: float = 0.0) -> int:
     found = outcome(root, member, seconds)
     assert found is not None, "it is pending"
-    return protocols.version_of_outcome(found)
+    return attempts.version_of_outcome(found)
 
 
 def merge(parts: Sequence[PendingPart], said: Sequence[bytes]) -> Content:

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from memstore.engine import protocols
-from memstore.engine.files import WritableMemory
+from memstore.engine.files.segments import WritableMemory
 from memstore.engine.format.headers import Header, Span, lay_out
 from memstore.engine.opening import Creation, open_root
-from memstore.engine.protocols import Change, Content, Draft
+from memstore.engine.protocols import put as protocol
+from memstore.engine.protocols.change import Change, Content
 from memstore.engine.protocols.get import hold
+from memstore.engine.protocols.put import Draft
 from memstore.engine.root.roots import Root, close_root
 from memstore.engine.sync.primitives import deadline_after
 
@@ -34,7 +35,7 @@ def put(root: Root, key: bytes, data: bytes, *, expect: int | None = None) -> in
 
 def put_many(root: Root, items: dict[bytes, bytes], *, expect: int | None = None) -> list[int]:
     drafts = [draft(root, key, data, expect) for key, data in items.items()]
-    return protocols.put(root, drafts, deadline_after(10))
+    return protocol.put(root, drafts, deadline_after(10))
 
 
 def draft(root: Root, key: bytes, data: bytes, expect: int | None = None) -> Draft:
@@ -60,7 +61,7 @@ def get(root: Root, key: bytes) -> bytes | None:
 
 
 def delete(root: Root, key: bytes) -> None:
-    protocols.delete(root, [Change(key, None)], deadline_after(10))
+    protocol.delete(root, [Change(key, None)], deadline_after(10))
 
 
 def keys(root: Root) -> list[bytes]:

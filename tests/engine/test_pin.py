@@ -12,7 +12,7 @@ from memstore.engine.pin import Pin, PinOptions
 from memstore.engine.protocols.elsewhere import MappedEntry
 from memstore.engine.protocols.get import hold
 from memstore.engine.root.roots import Root
-from memstore.engine.sync import deadline_after
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import ReadOnlyError, VersionGoneError
 from tests.engine import bytes_store
 

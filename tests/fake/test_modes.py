@@ -17,7 +17,7 @@ from torch import nn
 
 import memstore
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module
-from memstore.deferred_init.init import Recording
+from memstore.deferred_init.replay import Recording
 from memstore.errors import UnsupportedValueError
 from memstore.fake import Session, fake_like, fake_mode, in_session, is_fake, meta_like
 

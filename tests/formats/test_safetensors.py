@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import memstore
-from memstore.engine.format.safetensors import SAFETENSORS_DTYPES
+from memstore.engine.format.headers import SAFETENSORS_DTYPES
 from memstore.structure.traits import DTYPES
 from tests.examples import examples
 from tests.formats.files import write_checkpoint, write_safetensors

@@ -48,10 +48,6 @@ def is_end(state: State) -> bool:
     return len({one.side for one in active}) < 2 or not any(_may_go(state, one) for one in active)
 
 
-def is_bad_luck(name: str) -> bool:
-    return name.startswith("(")
-
-
 def _may_go(state: State, process: Process) -> bool:
     may = state.limiter.may_insert if process.side == INSERT else state.limiter.may_sample
     return may(state.inserted, state.sampled, process.rows)

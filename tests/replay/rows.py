@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -54,7 +56,7 @@ def check_priorities(buffer: memstore.ReplayBuffer) -> None:
     tree = ring.priorities.tree
     np.testing.assert_array_equal(tree.priorities != 0, ring.words & READABLE != 0)
     assert ring.numbers.sequence % 2 == 0
-    np.testing.assert_allclose(tree.total(), tree.priorities.sum())
+    np.testing.assert_allclose(tree.sums()[-1], tree.priorities.sum())
     generator = np.random.default_rng(0)
     if len(buffer):
         drawn = np.unique(tree.draw(100 * buffer.capacity, generator))
@@ -71,3 +73,39 @@ def check_whole(store: memstore.Store, buffer: memstore.ReplayBuffer, number: in
     assert not (ring.words & STATE == WRITING).any()
     assert ring.claims.in_use() == []
     check_priorities(buffer)
+
+
+# --- something happens in the middle of a call ------------------------------------------------------------------------
+
+
+class _Leaf:
+    """Stands before the rows of a leaf, and calls something when they are written."""
+
+    def __init__(self, array: Any, action: Callable[[], object]) -> None:
+        self._array, self._action = array, action
+
+    def take(self, *arguments: Any) -> Any:
+        return self._array.take(*arguments)
+
+    def __setitem__(self, index: Any, rows: Any) -> None:
+        half = len(rows) // 2 or 1
+        self._array[index][:half] = rows[:half]
+        self._action()
+        self._array[index][half:] = rows[half:]
+
+
+@contextmanager
+def in_the_copy(buffer: memstore.ReplayBuffer, action: Callable[[], object], *, small: bool = False) -> Generator[None]:
+    """In the middle of the rows of the last leaf that a write stores, inside this `with`.
+
+    `small`: as a small batch, in a hold of the mutex; else as a large one.
+    """
+    ring: Any = ring_of(buffer)
+    writer = writer_of(buffer)
+    arrays, small_batch = ring.arrays, writer.small_batch
+    ring.arrays = (*arrays[:-1], _Leaf(arrays[-1], action))
+    writer.small_batch = buffer.capacity if small else 0
+    try:
+        yield
+    finally:
+        ring.arrays, writer.small_batch = arrays, small_batch

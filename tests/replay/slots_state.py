@@ -109,10 +109,6 @@ def is_end(state: State) -> bool:
     return all(process == DONE or process.stopped for process in state.processes)
 
 
-def is_bad_luck(name: str) -> bool:
-    return name.startswith("(")
-
-
 Steps = Iterator[tuple[str, State]]
 
 

@@ -103,8 +103,6 @@ def test_a_forked_child_goes_on_with_it(store: memstore.Store) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"capacity": 11}, r"its capacity is 10, and not 11"),
-        ({"spec": {"x": ((3,), torch.float16)}}, r"its rows are .*float32.*, and not .*float16"),
         ({"sampler": "prioritized"}, "made without priorities"),
         ({"rate_limiter": memstore.RateLimiter(1.0, 1, 2.0)}, "its rate limiter is None, and not RateLimiter"),
     ],
@@ -143,18 +141,6 @@ def test_modes_say_whether_it_has_to_be_there(store: memstore.Store) -> None:
     store.create_dataset("data", SPEC, capacity=2)
     with pytest.raises(memstore.MutableEntryError, match="is a dataset"):
         memstore.ReplayBuffer(store, "data")
-
-
-def test_a_store_that_is_only_read_can_be_sampled(root: str) -> None:
-    with memstore.open(root) as store:
-        buffer = new(store)
-        buffer.extend(batch(0, 3))
-        with memstore.open(root, "r") as reader:
-            seen = memstore.ReplayBuffer(reader, "replay")
-            buffer.extend(batch(3, 3))
-            assert set(check(seen.sample(100))) == set(range(6))
-            with pytest.raises(memstore.ReadOnlyError, match="opened with mode 'r'"):
-                seen.add(row(6))
 
 
 def test_what_does_not_fit_changes_nothing(store: memstore.Store) -> None:

@@ -12,9 +12,9 @@ import memstore
 from memstore import RateLimiter
 from memstore.engine import QUEUE_SIZE, SAMPLES
 from tests.children import Child, Wire
-from tests.replay.limiter_model import INSERT, MUTATIONS, SAMPLE, Model, Process, State, is_bad_luck, is_end
+from tests.replay.limiter_model import INSERT, MUTATIONS, SAMPLE, Model, Process, State, is_end
 from tests.replay.rows import SPEC, ring_of, rows
-from tests.support.explore import Fault, explore
+from tests.support.explore import Fault, explore, is_bad_luck
 
 # --- the model --------------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,7 @@ import memstore.aio
 from memstore.replay import sampling
 from memstore.replay.sampling import copy_picked
 from tests.aio.loops import with_store
-from tests.replay.interfere import in_the_copy
-from tests.replay.rows import SPEC, numbers_of, rows
+from tests.replay.rows import SPEC, in_the_copy, numbers_of, rows
 
 
 def test_rows_are_counted_from_the_oldest_on(store: memstore.Store) -> None:

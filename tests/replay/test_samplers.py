@@ -13,8 +13,7 @@ import torch
 
 import memstore
 from tests.children import Child, Wire, children, in_child
-from tests.replay.interfere import in_the_copy
-from tests.replay.rows import SPEC, check_priorities, check_whole, numbers_of, ring_of, rows
+from tests.replay.rows import SPEC, check_priorities, check_whole, in_the_copy, numbers_of, ring_of, rows
 
 
 def new(store: memstore.Store, capacity: int = 100, **options: Any) -> memstore.ReplayBuffer:

@@ -10,10 +10,9 @@ import pytest
 
 from tests.examples import one_in
 from tests.replay import slots_model, slots_writer
-from tests.replay.slots_check import check
-from tests.replay.slots_model import MUTATIONS, Model
-from tests.replay.slots_state import Process, is_bad_luck, is_end, start
-from tests.support.explore import Explored, Fault, explore
+from tests.replay.slots_model import MUTATIONS, Model, check
+from tests.replay.slots_state import Process, is_end, start
+from tests.support.explore import Explored, Fault, explore, is_bad_luck
 
 FULL = [pytest.mark.full, pytest.mark.timeout(1800)]
 

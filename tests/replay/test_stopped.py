@@ -14,10 +14,9 @@ import pytest
 
 import memstore
 from memstore.engine import INSERTS, deadline_after
-from memstore.replay.waiting import LimiterWait
+from memstore.replay.ring import Wait
 from tests.children import Child, Wire
-from tests.replay.interfere import in_the_copy
-from tests.replay.rows import SPEC, check_whole, numbers_of, ring_of, rows, there, writer_of
+from tests.replay.rows import SPEC, check_whole, in_the_copy, numbers_of, ring_of, rows, there, writer_of
 from tests.support import faults
 
 
@@ -239,8 +238,8 @@ def test_a_thread_that_ends_in_the_middle_of_a_row_is_dead(store: memstore.Store
 
 
 def claim(buffer: memstore.ReplayBuffer) -> None:
-    ring = ring_of(buffer)
-    ring.run(lambda: writer_of(buffer)._claim(1, LimiterWait(ring, INSERTS, 1), is_small=False), deadline_after(10.0))
+    ring, deadline = ring_of(buffer), deadline_after(10.0)
+    ring.run(writer_of(buffer)._claim, deadline, 1, Wait(ring, INSERTS, 1, deadline, str))
 
 
 def ended(thread: threading.Thread) -> None:

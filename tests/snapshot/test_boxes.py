@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore import Snapshot, StateDict, TensorShard
-from memstore.sharding import Box
+from memstore.sharding import Box, whole
 from memstore.snapshot import drafts as partitions
 from memstore.snapshot import reading
 from memstore.snapshot.drafts import Naming, Offer, draft, offers_of, own_bytes, partition
-from memstore.snapshot.file_storage import FileStorage
 from memstore.snapshot.publishing import Take, publish
 from memstore.snapshot.stateful import StateWalker
+from memstore.snapshot.storage import FileStorage
 from tests.examples import examples
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
@@ -74,20 +74,20 @@ def test_any_boxes_are_read_into_any_others(joined: int, data: st.DataObject) ->
 def _check_boxes_into_others(data: st.DataObject) -> None:
     shape = data.draw(shapes)
     dtype = data.draw(st.sampled_from([torch.int16, torch.float64, torch.complex128]))
-    whole = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
+    value = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
     stored, wanted = data.draw(grids(shape)), data.draw(grids(shape))
     turned = data.draw(st.booleans())
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        take_as_ranks(f"{folder}/s", [{"x": TensorShard(whole[box.slices], shape, box.offsets)} for box in stored])
+        take_as_ranks(f"{folder}/s", [{"x": TensorShard(value[box.slices], shape, box.offsets)} for box in stored])
         snapshot = Snapshot(f"{folder}/s")
         snapshot.verify()
-        assert torch.equal(snapshot.read_object("0/state/x"), whole)
+        assert torch.equal(snapshot.read_object("0/state/x"), value)
         for box in wanted:
             local = torch.zeros(tuple(reversed(box.shape)) if turned else box.shape, dtype=dtype)
             local = local.permute(tuple(range(len(shape) - 1, -1, -1))) if turned else local
             target = TensorShard(local, shape, box.offsets)
             snapshot.read_object("0/state/x", target, data.draw(st.sampled_from([None, 1, 64])))
-            assert torch.equal(local, whole[box.slices])
+            assert torch.equal(local, value[box.slices])
 
 
 @given(st.data())
@@ -101,33 +101,39 @@ def test_every_box_is_written_once_by_a_rank_that_has_it(data: st.DataObject) ->
         wanted[path] = boxes
         held = [data.draw(st.sets(st.integers(0, ranks - 1), min_size=1)) for _ in boxes]
         for rank in range(ranks):
-            mine = tuple((box.offsets, box.shape) for box, who in zip(boxes, held, strict=True) if rank in who)
+            mine = tuple(box for box, who in zip(boxes, held, strict=True) if rank in who)
             offers[rank].append(Offer(path, "int64", 8, shape, mine, True))
     shares = partition([0] * ranks, offers)
     for path, boxes in wanted.items():
         written = [(rank, box) for rank in range(ranks) for box in shares[rank].get(path, [])]
         assert sorted(box for _, box in written) == sorted(boxes)
         for rank, box in written:
-            assert (box.offsets, box.shape) in next(offer for offer in offers[rank] if offer.path == path).boxes
+            assert box in next(offer for offer in offers[rank] if offer.path == path).boxes
 
 
 def test_what_all_ranks_have_is_balanced_and_large_tensors_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "SPLIT", 1000)
     sizes = [(7, 100), (1, 900), (90, 10), (3, 5), (1, 2000), ()]
-    offers = [[Offer(f"x{i}", "int8", 1, size, ((((0,) * len(size)), size),), False) for i, size in enumerate(sizes)]]
+    offers = [[Offer(f"x{i}", "int8", 1, size, (whole(size),), False) for i, size in enumerate(sizes)]]
     shares = partition([0, 0, 500], offers * 3)
     loads = [sum(math.prod(box.shape) for boxes in share.values() for box in boxes) for share in shares]
     assert sum(loads) == sum(map(math.prod, sizes)) and loads == pytest.approx([1500, 1700, 1200], abs=900)
     assert sum(len(share.get("x4", [])) for share in shares) == 1, "its rows can't be split"
-    wide = partition([0, 0], [[Offer("w", "int8", 1, (40, 100), (((0, 0), (40, 100)),), False)]] * 2)
+    wide = partition([0, 0], [[Offer("w", "int8", 1, (40, 100), (whole((40, 100)),), False)]] * 2)
     assert sorted(box for share in wide for box in share["w"]) == [Box((0, 0), (20, 100)), Box((20, 0), (20, 100))]
     assert all(len(share["w"]) == 1 for share in wide)
 
 
 def test_ranks_that_disagree_about_a_tensor_are_named() -> None:
-    offers = [[Offer("x", "int8", 1, (3,), (((0,), (3,)),), False)], [Offer("x", "int8", 1, (4,), (), False)]]
+    offers = [[Offer("x", "int8", 1, (3,), (whole((3,)),), False)], [Offer("x", "int8", 1, (4,), (), False)]]
     with pytest.raises(memstore.ShardMismatchError, match=r"rank 0 has it as int8\[3\], rank 1 as int8\[4\]"):
         partition([0, 0], offers)
+    beyond = [
+        [Offer("x", "int8", 1, (3,), (Box((0,), (2,)),), True)],
+        [Offer("x", "int8", 1, (3,), (Box((2,), (2,)),), True)],
+    ]
+    with pytest.raises(memstore.ShardMismatchError, match=r"x: the ranks' part \[2:4\] lies outside of \[3\]"):
+        partition([0, 0], beyond)
 
 
 @pytest.mark.parametrize("checksum, most", [(False, 4 << 20), (True, 120 << 20)])

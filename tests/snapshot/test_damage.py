@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -29,10 +28,9 @@ def value() -> dict[str, Any]:
 
 
 @pytest.fixture
-def path() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
-        Snapshot.take(f"{folder}/snapshot", {"state": StateDict(value())}, durability="process")
-        yield f"{folder}/snapshot"
+def path(path: str) -> str:
+    Snapshot.take(path, {"state": StateDict(value())}, durability="process")
+    return path
 
 
 def restored(path: str) -> dict[str, Any]:

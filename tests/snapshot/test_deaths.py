@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,12 +19,6 @@ from tests.support import faults
 from tests.support.equality import assert_same
 
 FILES = ["memstore_snapshot.json", "model.safetensors", "state.safetensors"]
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
-        yield f"{folder}/snapshot"
 
 
 def steps(chosen: frozenset[str] = faults.STEPS) -> list[str]:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import memstore
 from memstore import Snapshot, StateDict
 from memstore.convert import convert
-from memstore.snapshot.names import MANIFEST
+from memstore.snapshot.manifest import MANIFEST
 from tests.examples import examples
 
 DEEP = "deep"  # stands for lists within lists

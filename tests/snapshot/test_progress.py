@@ -6,8 +6,6 @@ import contextlib
 import errno
 import os
 import sys
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,12 +19,6 @@ from tests.children import in_child
 from tests.snapshot.ranks import all_right, on_ranks
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
-        yield f"{folder}/snapshot"
 
 
 def state(mib: int = 40) -> dict[str, Any]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,16 +14,10 @@ import torch
 import memstore
 from memstore import Snapshot, StateDict
 from memstore.snapshot import ranks
-from memstore.snapshot.ranks import RankGroup
+from memstore.snapshot.ranks import RankGroup, RankStep
 from tests.snapshot.leftovers import MANIFEST, app_state, check_whats_left
 from tests.snapshot.ranks import all_right, on_ranks
 from tests.support import faults
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
-        yield f"{folder}/snapshot"
 
 
 def ranks_state(rank: int, number: float) -> dict[str, Any]:
@@ -58,15 +50,14 @@ def _ranks_restore(rank: int, path: str) -> tuple[float, float]:
 
 def _rank_1_dies_after_its_file(rank: int, path: str) -> None:
     if rank == 1:
-        together = RankGroup.together
+        end_step = RankGroup.end_step
 
-        def die_after_writing(self: RankGroup, step: Any) -> Any:
-            if getattr(step, "__name__", "") == "write":
-                step()
+        def die_after_writing(self: RankGroup, step: RankStep, raised: BaseException | None) -> None:
+            if os.path.exists(f"{path}/state-00002-of-00002.safetensors"):
                 faults.die()
-            return together(self, step)
+            end_step(self, step, raised)
 
-        RankGroup.together = die_after_writing  # type: ignore[method-assign]
+        RankGroup.end_step = die_after_writing  # type: ignore[method-assign]
     Snapshot.take(path, ranks_state(rank, 1.0))
 
 

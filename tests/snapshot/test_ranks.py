@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +15,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import memstore
 from memstore import Snapshot, StateDict, TensorShard
 from tests.snapshot.ranks import all_right, on_ranks
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
-        yield f"{folder}/snapshot"
 
 
 def whole() -> torch.Tensor:

@@ -7,7 +7,6 @@ import random
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,6 @@ from memstore.snapshot.stored import Value
 from tests.examples import examples
 from tests.support import strategies
 from tests.support.equality import assert_same
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
-        yield f"{folder}/snapshot"
 
 
 def plainly(value: Any) -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,12 +13,6 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 import memstore
 from memstore import Snapshot, StateDict
 from memstore._ranks import RankError
-
-
-@pytest.fixture
-def path() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
-        yield f"{folder}/snapshot"
 
 
 def test_weights_that_are_stored_apart_come_apart_from_the_models(path: str) -> None:

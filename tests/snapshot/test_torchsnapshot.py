@@ -81,17 +81,6 @@ def test_the_loop_of_ddp_is_resumed_bit_for_bit(folder: str) -> None:
     assert {f"{rank}/{path}": entry for path, entry in first.items() for rank in (0, 1)} == entries  # written once
 
 
-def test_an_asynchronous_take_returns_a_pending_snapshot(folder: str) -> None:
-    model = network()
-    pending_snapshot = torchsnapshot.Snapshot.async_take(f"{folder}/a", {"model": model})
-    with torch.no_grad():
-        model[0].weight.zero_()
-    snapshot = pending_snapshot.wait()
-    assert pending_snapshot.done() and snapshot.path == f"{folder}/a"
-    snapshot.restore({"model": model})
-    assert model[0].weight.count_nonzero() > 0
-
-
 def test_objects_are_read_one_by_one(folder: str) -> None:
     model, progress = network(), torchsnapshot.StateDict(steps=7, losses=[0.5, 0.25], name="run")
     snapshot = Snapshot.take(f"{folder}/a", {"model": model, "progress": progress})

@@ -34,7 +34,7 @@ def of_size(size: int, number: int = 7) -> torch.Tensor:
 
 
 def kept(store: memstore.Store) -> KeptFile:
-    ahead = root_of(store).kept_file
+    ahead = root_of(store).next_put.file
     assert ahead is not None, "nothing is kept"
     return ahead
 
@@ -81,7 +81,7 @@ def test_who_puts_once_keeps_nothing(root: str) -> None:
     for number in range(4):
         with memstore.open(root) as store:
             store.put("key", of_size(SIZE, number))
-            assert root_of(store).kept_file is None
+            assert root_of(store).next_put.file is None
 
 
 def test_sizes_in_turn_keep_nothing(store: memstore.Store) -> None:
@@ -89,7 +89,7 @@ def test_sizes_in_turn_keep_nothing(store: memstore.Store) -> None:
         store.put("small", of_size(SIZE, number))
         store.put("other", of_size(3 * SIZE, number))
         store.put_many({"a": of_size(SIZE, number), "b": of_size(SIZE, number)})
-    assert root_of(store).kept_file is None
+    assert root_of(store).next_put.file is None
     assert len(files(store)) <= 7
 
 
@@ -107,14 +107,14 @@ def test_another_size_takes_its_place(store: memstore.Store) -> None:
 def test_large_files_and_inline_values_are_not_kept(store: memstore.Store) -> None:
     for size in (100, 3 * MIB):
         put_in_a_row(store, size=size)
-        assert root_of(store).kept_file is None
+        assert root_of(store).next_put.file is None
 
 
 def test_a_batch_may_use_it(store: memstore.Store) -> None:
     put_in_a_row(store)
     segment = kept(store).segment
     store.put_many({"a": of_size(SIZE, 1), "b": of_size(SIZE, 2)})
-    assert root_of(store).kept_file is None
+    assert root_of(store).next_put.file is None
     assert segment in {row.segment for row in map(root_of(store).catalog.read, (b"a", b"b")) if row is not None}
     assert (store.get("a") == 1).all() and (store.get("b") == 2).all()
 
@@ -127,7 +127,7 @@ def test_what_is_held_is_not_kept(store: memstore.Store) -> None:
     for number in range(40):
         store.put("key", of_size(SIZE, number))
         held.append(store.get("key"))
-        assert root_of(store).kept_file is None
+        assert root_of(store).next_put.file is None
     for number, value in enumerate(held):
         assert (value == number).all()
     assert FILLING not in states(store)
@@ -138,7 +138,7 @@ def test_after_a_refusal_it_is_not_tried_at_each_put(store: memstore.Store) -> N
     held = store.get("key")
     for left in range(16, 0, -1):
         store.put("key", of_size(SIZE))
-        assert (root_of(store).keeps_none_for, root_of(store).kept_file) == (left, None)
+        assert (root_of(store).next_put.keeps_none_for, root_of(store).next_put.file) == (left, None)
     assert (held == 3).all()
     del held
     put_in_a_row(store)
@@ -209,7 +209,7 @@ def test_a_put_without_room_gets_it(root: str) -> None:
         put_in_a_row(store, size=MIB)
         assert kept(store).size > MIB
         store.put("other", of_size(MIB + MIB // 2, 5))
-        assert root_of(store).kept_file is None
+        assert root_of(store).next_put.file is None
         assert (store.get("other") == 5).all() and (store.get("key") == 3).all()
         with pytest.raises(memstore.StoreFullError, match=" 0 B being written"):
             store.put("third", of_size(MIB))
@@ -302,7 +302,7 @@ def test_a_file_that_somebody_spoiled_is_not_used(store: memstore.Store, spoil: 
     segment = kept(store).segment
     spoil(f"{store.root}/segments/{segment:016x}.safetensors")
     put_in_a_row(store)
-    assert root_of(store).kept_file is None or kept(store).segment != segment
+    assert root_of(store).next_put.file is None or kept(store).segment != segment
     store.gc()
     assert leftovers(store) == []
 
@@ -342,7 +342,7 @@ def test_a_forked_child_has_none(store: memstore.Store) -> None:
 
 def _fork_and_put(store: memstore.Store) -> tuple[KeptFile | None, list[str], int]:
     root = root_of(store)
-    found, there = root.kept_file, open_files(store.root)
+    found, there = root.next_put.file, open_files(store.root)
     put_in_a_row(store, "theirs", puts=20)
     first = holds(store, "theirs")
     store.close()

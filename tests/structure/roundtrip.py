@@ -1,13 +1,18 @@
-"""What the tests of structure share: a value through bytes and back, and a mapping's stand-in."""
+"""What the tests of structure share: a value through bytes and back, or through a store; a mapping's stand-in."""
 
 from __future__ import annotations
 
+import pickle
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+import memstore
 from memstore.structure import FlatValue, Plan, fill, flatten, plan_of, rebuild
+from tests.support.equality import assert_same
 
 
 def stored(value: Any, **options: Any) -> tuple[Plan, bytes, np.ndarray[Any, Any]]:
@@ -35,3 +40,17 @@ class Mapping:
 
     def __deepcopy__(self, memo: object) -> None:
         return None
+
+
+def serve(store: memstore.Store, key: str, value: Any, like: Any, path: Path, *, saved_by_torch: bool = True) -> None:
+    """Puts a value, and checks what a store gives of it in every way."""
+    store.put(key, value)
+    assert_same(value, store.get(key))
+    assert_same(value, store.get(key, device="cpu"))
+    assert_same(value, pickle.loads(pickle.dumps(store.ref(key))).get())
+    store.put("again", store.view(key))
+    assert_same(value, store.get("again"), ties=False)
+    assert_same(value, store.get(key, like=like))
+    store.export(key, path, format="torch")
+    if saved_by_torch:
+        assert_same(value, torch.load(path, weights_only=False), ties=False)

@@ -22,9 +22,11 @@ from tensordict import (
     lazy_stack,
     tensorclass,
 )
+from torch.autograd import forward_ad
 
 from memstore.structure import fill, flatten, rebuild
 from memstore.structure.traits import DTYPES, QUANTIZED
+from tests.structure import classes
 from tests.structure.roundtrip import round_trip, stored
 from tests.support.equality import assert_same, is_same
 from tests.support.strategies import random_bits
@@ -57,6 +59,24 @@ def test_every_dtype(name: str, shape: tuple[int, ...]) -> None:
         tensor = torch.empty(0, dtype=dtype).set_(storage, 0, shape, plain.stride())
     check(tensor)
     check({"a": tensor, "b": [tensor[1:] if shape else tensor, tensor.t()[::2] if len(shape) == 2 else tensor]})
+
+
+MANY = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int16, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", [*MANY, torch.complex64, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("shape", [(), (16,), (3, 8, 8)])
+def test_many_leaves_of_one_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    rows = [random_bits(shape, dtype, i) for i in range(100)]
+    turned = [random_bits((4, 8), dtype, i).t() for i in range(100)]
+    check([*rows, torch.ones(3), *turned, *rows[:2], [torch.nn.Parameter(torch.randn(8, 8)) for _ in range(70)]])
+
+
+def test_many_leaves_with_tangents() -> None:
+    rows = [torch.randn(8, 8) for _ in range(100)]
+    with forward_ad.dual_level():
+        got = round_trip([forward_ad.make_dual(row, torch.ones(8, 8)) for row in rows])
+    assert_same(rows, got)
 
 
 def test_a_bare_tensor_is_described_in_a_few_bytes() -> None:
@@ -304,13 +324,42 @@ def test_module_and_optimizer_states() -> None:
 
 
 def test_objects_that_change_keep_the_plan() -> None:
-    def state(step: Any, lr: Any) -> Any:
+    def state(n: int, lr: Any) -> Any:
         groups = [{"lr": lr, "betas": (0.9, lr), "params": [0, 1], "names": ["x"] * 3}]
-        return {"state": {0: {"step": step, "avg": torch.zeros(3)}}, "param_groups": groups}
+        losses = collections.deque(range(n), maxlen=100)
+        others = {"losses": losses, "config": classes.Config(n), "seen": collections.Counter(range(n))}
+        return {"state": {0: {"step": [n], "avg": torch.zeros(3)}}, "param_groups": groups, "others": others}
 
-    plan = flatten(state(1, 0.1)).plan
-    assert flatten(state(2, "auto")).plan is plan
-    assert flatten(state([1], None)).plan is plan
+    assert flatten(state(3, 0.1)).plan is flatten(state(8, "auto")).plan is flatten(state(1, None)).plan
+
+
+OTHERS = {
+    "dtype": lambda: torch.randn(4, 4).double(),
+    "shape": lambda: torch.randn(4, 5),
+    "strides": lambda: torch.randn(4, 4).t(),
+    "expanded": lambda: torch.randn(4, 1).expand(4, 4),
+    "a gradient": lambda: torch.randn(4, 4, requires_grad=True),
+    "a parameter": lambda: torch.nn.Parameter(torch.randn(4, 4)),
+    "a buffer": lambda: torch.nn.Buffer(torch.randn(4, 4)),
+    "negated lazily": lambda: torch._neg_view(torch.randn(4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_value_that_differs_from_many_of_its_tree(name: str) -> None:
+    """What is known of the last values of a tree isn't taken for what a value of it is that differs."""
+    for _ in range(8):
+        value = check({name: torch.randn(4, 4), "b": torch.zeros(3)})
+    check({name: OTHERS[name](), "b": torch.zeros(3)})
+    same = torch.randn(4, 4)
+    for _ in range(8):
+        check({name: torch.randn(4, 4), "b": torch.randn(4, 4)})
+    check({name: same, "b": same})
+    value[name].requires_grad_()
+    value["b"].resize_(2)
+    check(value)
+    value[name].data = torch.randn(2, 2).double()
+    check(value)
 
 
 # -- objects ---------------------------------------------------------------------------------------------------------

@@ -21,17 +21,12 @@ slow = settings(
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's, on prototype dtypes
 
 
+@pytest.mark.parametrize(("inline_limit", "mapping"), [(1536, None), (0, Mapping())], ids=["inline", "mapped"])
 @slow
-@given(strategies.values())
-def test_values_come_back(value: Any) -> None:
-    assert_same(value, round_trip(value))
-
-
-@slow
-@given(strategies.values())
-def test_values_come_back_with_a_mapping_and_aligned(value: Any) -> None:
-    plan, objects, memory = stored(value, inline_limit=0)
-    assert_same(value, rebuild(plan, objects, memory, Mapping()))
+@given(value=strategies.values())
+def test_values_come_back(inline_limit: int, mapping: Any, value: Any) -> None:
+    plan, objects, memory = stored(value, inline_limit=inline_limit)
+    assert_same(value, rebuild(plan, objects, memory, mapping))
     assert structure_text(plan)
 
 

@@ -14,9 +14,8 @@ from memstore.structure.refusals import MalformedError
 HOME = Path(__file__).parent.parent.parent / "memstore/structure"
 PREFIX = "memstore.structure."
 FLOORS = (  # from the bottom
-    *("refusals", "traits", "tensor_memory", "ties", "tree", "classes", "pickled", "extensions", "objects", "plans"),
-    *("walk", "containers", "copying", "flattening", "shards", "descriptions", "rebuilding"),
-    *("target_matching", "target_filling", "transport"),
+    *("refusals", "traits", "memory", "tree", "classes", "objects", "plans", "walk", "containers", "tensors"),
+    *("tensordicts", "flattening", "rebuilding", "targets"),
 )
 
 
@@ -66,7 +65,7 @@ def test_containers_that_come_late_are_asked_for_before_a_kind_is_unknown(monkey
     def load() -> None:
         monkeypatch.setitem(tree.KINDS, "late", tree.KINDS["list"])
 
-    monkeypatch.setattr(tree, "_loaders", [load])
+    monkeypatch.setattr(tree, "load_late_containers", load)
     assert tree.find_kind("late") is tree.KINDS["list"]
     with pytest.raises(MalformedError, match="no container is called 'later'"):
         tree.find_kind("later")

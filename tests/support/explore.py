@@ -33,6 +33,11 @@ class Fault(Exception):
         return "\n  ".join([self.what, *self.steps])
 
 
+def is_bad_luck(name: str) -> bool:
+    """Returns whether a step's name stands in parentheses: for models whose deaths and failures have such names."""
+    return name.startswith("(")
+
+
 @dataclass(frozen=True)
 class Explored:
     """What was visited. Made by `explore`.

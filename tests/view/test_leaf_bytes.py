@@ -23,13 +23,6 @@ def test_a_box_is_read_where_it_lies(any_store: memstore.Store, reads: Any) -> N
         assert leaf.stored.read(box).data_ptr() == leaf.stored.tensor(leaf.shown).data_ptr() + (2 * 12 + 5) * 4
 
 
-def test_values_go_to_their_place(store: memstore.Store) -> None:
-    store.put("key", torch.rand(10))
-    leaf = store.view("key", device="meta")
-    assert leaf.stored.read(leaf.shown).device.type == "meta"
-    assert leaf.stored.tensor(leaf.shown).device.type == "cpu"
-
-
 def test_the_checksum_is_compared_once(root: str, reads: Any) -> None:
     with memstore.open(root, checksum=True, verify=True, inline_limit=0) as store:
         store.put("key", torch.rand(1000))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -65,9 +64,9 @@ class Reading:
             CorruptionError: the entry can't be one; or its bytes aren't what it says.
         """
         record = catalog.record_of(entry, self._root.member_id())
-        shared = self._root.shared is not None
-        if record.hosts is None and not (shared and self._lazily and record.segments):
-            with contextlib.nullcontext() if shared else self._root.guard:
+        reads_lazily = self._lazily and not self._root.storage.maps_at_once
+        if record.hosts is None and not (reads_lazily and record.segments):
+            with self._root.reading():
                 held = map_entry(self._root, key, record, live=True)
             return held or self._missed(key, entry, record)
         if record.is_mutable:
@@ -90,7 +89,7 @@ class Reading:
             self._misfits.add((key, entry))
         elif record.hosts is None:
             raise damaged_entry(self._root, key, record)
-        elif self._root.shared is not None:
+        elif self._root.storage.sees_all_hosts:
             self._check_may_come(key, record)
         else:
             raise self._damaged_elsewhere(key, record.hosts)

@@ -83,9 +83,19 @@ class OtherHosts:
     def take_in(self, deadline: float | None = None) -> None:
         self._known.take_in(deadline)
 
-    def home_here(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
+    @property
+    def is_alone(self) -> bool:
+        return False
+
+    @property
+    def membership(self) -> int:
+        return 0 if self._known.homes is None else self._known.homes.membership
+
+    def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
         homes = self._known.homes or self._known.take_in(deadline)
-        return homes.membership if homes.are_here(keys) else 0
+        if len(keys) == 1 and keys[0].partition(b"/")[0] in homes.here:  # every put comes here
+            return homes.membership
+        return homes.membership if homes.are_here(keys) else None
 
     def home_of(self, key: bytes, deadline: float | None = None) -> bytes:
         return self._known.home_of(key, deadline)

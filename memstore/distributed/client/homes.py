@@ -18,12 +18,12 @@ class Homes:
 
     Attributes:
         membership: the number of the catalog's counters that it was read under.
-        here: groups of keys that were asked after, and whose home is here -> that number. Puts look into it.
+        here: groups of keys that were asked after, and whose home is here. Puts look into it.
     """
 
     def __init__(self, membership: int, standing: Standing) -> None:
         self.membership, self.standing = membership, standing
-        self.here: dict[bytes, int] = {}
+        self.here: set[bytes] = set()
 
     def are_here(self, keys: Sequence[bytes]) -> bool:
         """Whether this host is the home of all of them, and has all that was put under them. Raises CrossHostError."""
@@ -39,7 +39,7 @@ class Homes:
             return False
         if len(self.here) >= _GROUPS:
             self.here.clear()
-        self.here[group_of(key)] = self.membership
+        self.here.add(group_of(key))
         return True
 
 
@@ -69,8 +69,6 @@ class KnownHomes:
         if homes is None:
             raise StaleMembershipError(f"{self._root.path} is served, and doesn't say by whom: serve it anew")
         self.homes = homes
-        self._root.homes_here = homes.here
-        self._root.membership = homes.membership
         return homes
 
     def home_of(self, key: bytes, deadline: float | None = None) -> bytes:

@@ -61,7 +61,7 @@ class IndexProcess:
         self._root, self._news, self._ending, self._pulse = root, start.news, ending, pulse
         self._place = membership.place_of(root, options)
         member, secret = self._place.member, secret_of(root.state)
-        storage = "" if root.shared is None else root.shared.store
+        storage = "" if root.settings.shared is None else root.settings.shared.store
         hello = Hello(__version__, start.torch, start.monarch, start.incarnation, os.getpid(), member.name, storage)
         self._index = Index(member, self._place.seed, boot_clock)
         self._waits = Waits(root, self._index, ending)
@@ -161,7 +161,7 @@ class IndexProcess:
     def _open_plane(self) -> None:
         """If it is wanted. Late, as the actor: until then, and without it, all goes over TCP."""
         member, senders = self._place.member, self._senders
-        if senders is None or self._root.shared is not None:
+        if senders is None or self._root.storage.sees_all_hosts:
             return
         if not needs_monarch(self._transport, has_monarch=self._has_actor):
             return
@@ -237,7 +237,7 @@ class IndexProcess:
 
     def _clear_former_lives(self, standing: Standing) -> None:
         """On storage that hosts share: what this host has left there before it lost its state folder."""
-        if self._root.shared is None:
+        if self._root.settings.shared is None:
             return
         member = self._place.member
         try:

@@ -87,7 +87,7 @@ def _found(tables: CatalogTables, member: Member) -> None:
 
 def _other_storage(root: Root, hello: Hello) -> str | None:
     """None: both have the same storage, or none that hosts share."""
-    own = "" if root.shared is None else root.shared.store
+    own = "" if root.settings.shared is None else root.settings.shared.store
     if own == hello.storage:
         return None
     if not own:

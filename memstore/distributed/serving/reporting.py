@@ -57,7 +57,7 @@ class Reporter:
             pid=os.getpid(),
             keys=keys,
             live_bytes=live,
-            transport=beside.transport if self._root.shared is None else SHARED,
+            transport=beside.transport if self._root.settings.shared is None else SHARED,
             sent=moved.sent + beside.moved.sent,
             received=moved.received + beside.moved.received,
             memstore=self._hello.memstore,

@@ -31,7 +31,7 @@ from memstore.engine import (
     SegmentExtent,
     WritableMemory,
     copy_header,
-    fill,
+    fill_and_publish,
     map_entry,
     retry_after_sweep,
     syscalls,
@@ -162,7 +162,7 @@ def _fetch(root: Root, key: bytes, record: Record, source: _Source, deadline: fl
     draft = Draft(key, content, header=header, fill=receive)
 
     def make(root: Root, draft: Draft, deadline: float) -> Copy:
-        return fill(root, [draft], publish, deadline)
+        return fill_and_publish(root, [draft], publish, deadline)
 
     return retry_after_sweep(make, root, draft, deadline, key.decode())  # a sweep drops all other copies
 

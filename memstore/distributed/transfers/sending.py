@@ -1,7 +1,7 @@
 """The sender: answers what is asked on one stream, from segments of this host. It runs in the index process.
 
 1. Read a request, and check all that it says.
-2. Map each segment under a shared lock (`engine.map_segment`), which compares the put id in its header: another put, or
+2. Map each segment under a shared lock (`root.storage`), which compares the put id in its header: another put, or
    a locked file, is *gone*. As long as it is mapped, nobody writes into it.
 3. Send the ranges from the mapping. The kernel copies them into the socket's buffers, and nobody else copies anything.
    (`sendfile` and MSG_ZEROCOPY save that copy, but took more: 0.27 and 0.24 s of CPU for a GB, and twice as long at the
@@ -44,7 +44,7 @@ from memstore.distributed.transfers.messages import (
     encode,
 )
 from memstore.distributed.transfers.ranges import Ranges
-from memstore.engine import HEAD_SIZE, Mapping, Root, SegmentExtent, belongs, map_segment, segment_path
+from memstore.engine import HEAD_SIZE, Mapping, Root, SegmentExtent, belongs
 from memstore.errors import CorruptionError, ResourceLimitError
 
 STALLED = 10.0  # seconds in which a client takes nothing, or sends no more of a request
@@ -161,13 +161,7 @@ def map_segments(root: Root, named: Sequence[Segment]) -> list[Mapping] | None:
     for one in named:
         extent = SegmentExtent(one.segment, one.put_id, one.size, one.start)
         with root.guard:
-            mapping = map_segment(
-                segment_path(root.segments, one.segment),
-                extent,
-                store=root.settings.store,
-                dir_fd=root.segments_fd,
-                keep_open=root.locks_need_files,
-            )
+            mapping = root.storage.map_segment(extent)
         if mapping is None:
             return None
         found.append(mapping)

@@ -1,7 +1,7 @@
 """Bytes of values on storage that hosts share: a process reads the files itself, and no host sends anything.
 
 What a host has written lies in its own folder there (`engine.segments_of`). Readers lock nothing: see
-`engine/files/shared_storage.py` for what they compare instead, and for how long a file stays.
+`engine/files/segments.py` for what they compare instead, and for how long a file stays.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from memstore.engine import (
     SegmentExtent,
     fits,
     open_stored,
-    placed_segments,
     read_stored,
     segment_path,
     segments_of,
@@ -42,17 +41,16 @@ class StoredFiles:
 
     def are_there(self, record: Record) -> bool:
         """Whether all segments of a value can be seen from here, whole."""
-        return all(self._is_there(host, extent) for host, extent in placed_segments(self._root, record))
+        return all(self._is_there(*place) for place in self._root.storage.placed(record))
 
-    def _is_there(self, host: str, extent: SegmentExtent) -> bool:
-        path = self._path(host, extent)
+    def _is_there(self, host: str, path: str, extent: SegmentExtent) -> bool:
         try:
             return open_stored(path, extent, host) is not None
         except OSError as error:
             raise storage_error(path, error) from error
 
     def _read(self, host: str, part: Part, deadline: float) -> bool:
-        path = self._path(host, part.extent)
+        path = segment_path(segments_of(self._root.path, host), part.extent.segment)
         try:
             file = open_stored(path, part.extent, host)
             if file is None:
@@ -67,9 +65,6 @@ class StoredFiles:
             raise
         except OSError as error:
             raise storage_error(path, error) from error
-
-    def _path(self, host: str, extent: SegmentExtent) -> str:
-        return segment_path(segments_of(self._root.path, host), extent.segment)
 
 
 def _pieces(part: Part) -> Iterator[list[tuple[int, int, int]]]:

@@ -30,12 +30,9 @@ from memstore.engine import (
     Record,
     Root,
     SegmentExtent,
-    end_of,
-    map_beside,
+    map_entry,
     map_file,
     mapped_size,
-    placed_segments,
-    stored_entry,
 )
 from memstore.errors import CrossHostError, HomeUnavailableError, StoreFullError
 
@@ -52,7 +49,7 @@ class Transfers:
     def __init__(self, root: Root, links: Links, members: Callable[[bytes], Member | None]) -> None:
         self._root, self._find = root, members
         self._streams, self._keeper = Streams(links, Relay(root, members)), Keeper(links)
-        self._files = None if root.shared is None else StoredFiles(root)
+        self._files = StoredFiles(root) if root.storage.sees_all_hosts else None
 
     def hold(self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True) -> MappedEntry | None:
         """Maps a value some of whose segments lie on other hosts. None: some are gone, look it up again.
@@ -124,10 +121,9 @@ class Transfers:
         self, key: bytes, record: Record, kept: Kept | None, seconds: float, deadline: float
     ) -> MappedEntry | None:
         root = self._root
-        extents = record.segments
-        size = record.start + record.nbytes if record.start else max(record.nbytes, end_of(extents))
+        size = mapped_size(record, record.segments)
         with root.guard:
-            mapping = map_beside(root, record.here(root.member_id()), size)
+            mapping = root.storage.map_beside(record.here(root.member_id()), size)
         if mapping is None:
             return None
         absent = AbsentBytes(
@@ -151,15 +147,15 @@ class Transfers:
         self, files: StoredFiles, key: bytes, record: Record, seconds: float, deadline: float, *, lazily: bool = False
     ) -> MappedEntry | None:
         """On storage that hosts share: nothing is sent or copied, and files of this host are as those of others."""
-        root = self._root
-        if root.shared is not None and (root.shared.maps or not lazily):
-            return stored_entry(root, key, record)
+        root, shared = self._root, self._root.settings.shared
+        assert shared is not None, "files are stored there alone"
+        if shared.maps or not lazily:
+            return map_entry(root, key, record)
         if not files.are_there(record):
             return None
-        grace = root.shared.grace if root.shared is not None else 0.0
-        why_gone = f"its file was kept for the grace time of the store, {grace:g} s, and no longer"
-        mapping = map_file(None, mapped_size(record))
-        placed = [(bytes.fromhex(host), extent) for host, extent in placed_segments(root, record)]
+        why_gone = f"its file was kept for the grace time of the store, {shared.grace:g} s, and no longer"
+        mapping = map_file(None, mapped_size(record, record.segments))
+        placed = [(bytes.fromhex(host), extent) for host, _, extent in root.storage.placed(record)]
         absent = AbsentBytes(key, record, placed, mapping, files.read, seconds, lambda until: None, None, why_gone)
         if record.objects_checksum is not None and not absent.header(deadline):
             return None

@@ -24,7 +24,7 @@ import lmdb
 
 from memstore.engine.catalog.environment import STEP, Environment, count_free, located, reader_of_the_past
 from memstore.engine.catalog.tables import SERVED, UNSERVED, Counters, Transaction
-from memstore.engine.format import Record, decode_record
+from memstore.engine.format.records import Record, decode_record
 from memstore.errors import CorruptionError, StoreFullError
 
 Arguments = ParamSpec("Arguments")

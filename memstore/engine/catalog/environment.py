@@ -133,7 +133,7 @@ class Environment:
             self.tables |= {name: self.handle.open_db(name.encode(), create=False) for name in tables.SERVED}
 
     def _check_identity(self, status: os.stat_result) -> None:
-        """Who opens by the path again, as a forked child does, may find another store there."""
+        """Raises NotAStoreError if the path, which a forked child opens again, leads to another store by now."""
         found = (status.st_dev, status.st_ino)
         if self._identity not in (None, found):
             raise NotAStoreError(f"{self.path} was replaced while it was open: open the store again")
@@ -186,7 +186,7 @@ class Environment:
     # --- size ---------------------------------------------------------------------------------------------------------
 
     def allocate(self, size: int) -> None:
-        """Of data.mdb, to be mapped afterwards."""
+        """Allocates so much of data.mdb, to be mapped afterwards."""
         fd = syscalls.open_file(self.path, os.O_RDWR)
         try:
             self._check_identity(syscalls.status(fd))
@@ -405,7 +405,7 @@ def _lists_of_free_pages(fd: int, meta: MetaPage) -> Iterator[tuple[int, int]]:
 
 
 def _nodes(page: bytes) -> Iterator[tuple[int, int, int, int, int]]:
-    """Where each one's key starts, and its head."""
+    """Yields for each node of a page where its key starts, and the four words of its head: see `_NODE`."""
     end = int.from_bytes(page[_END_AT : _END_AT + 2], "little")
     for (place,) in struct.iter_unpack("<H", page[_PAGE_HEAD:end]):
         yield place + _NODE.size, *_NODE.unpack_from(page, place)

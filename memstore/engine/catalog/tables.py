@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from memstore._parsing import UNDECODABLE
-from memstore.engine.format import (
+from memstore.engine.format.records import (
     DAMAGED_BEFORE,
     LARGE_ROW,
     Record,
@@ -305,7 +305,7 @@ class Transaction:
 
 
 def check_row(table: str, key: bytes, value: bytes) -> None:
-    """Of the tables of numbers. Raises CorruptionError unless the row is one that could have been written."""
+    """Checks a row of a table of numbers. Raises CorruptionError unless it is one that could have been written."""
     if table != "counters":
         (_unpack_pair if table == "retired" else _unpack_number)(key)
         _unpack_number(value)
@@ -350,7 +350,7 @@ class Now(NamedTuple):
 
 
 class PendingPart(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank has put in an attempt: a prepared segment. What it says of the value is its `content_of`.
+    """Part of an attempt: the segment that one rank has prepared. `content_of` returns what it says of the value.
 
     A part of another host is lent to this one. The processes that serve the store alone end attempts that have such.
     """
@@ -375,7 +375,7 @@ class PendingPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AttemptOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """What became of an attempt: its version, or with version 0 the error that ended it."""
+    """End of an attempt: its version, or with version 0 the error that ended it."""
 
     key: bytes
     attempt: str
@@ -414,7 +414,7 @@ def delete_part(transaction: Transaction, part: PendingPart) -> None:
 
 
 def content_of(transaction: Transaction, part: PendingPart) -> bytes:
-    """Raises CorruptionError."""
+    """Returns what the part's rank says of the value. Raises CorruptionError."""
     stored = transaction.row(CONTENTS, _row_name_of(part))
     if stored is None:
         raise CorruptionError(f"the catalog has lost what rank {part.rank} of attempt {part.attempt!r} has put")
@@ -512,12 +512,12 @@ _decode_kept = msgspec.msgpack.Decoder(KeptRow).decode
 
 
 def members_body(stored: bytes) -> bytes:
-    """What the row `cluster` says. Raises CorruptionError."""
+    """Returns the body of the row `cluster`. Raises CorruptionError."""
     return checked(MEMBERS, stored)
 
 
 def read_body(transaction: Transaction, table: str, key: bytes) -> bytes | None:
-    """What a row of `cluster`, `sessions`, `calls` or `owed_rows` says. Raises CorruptionError."""
+    """Returns the body of a row of `cluster`, `sessions`, `calls` or `owed_rows`. Raises CorruptionError."""
     stored = transaction.row(table, key)
     return None if stored is None else checked(key, stored)
 
@@ -580,7 +580,7 @@ def owed_rows(transaction: Transaction, limit: int) -> list[tuple[bytes, int, in
 
 
 def read_owed(key: bytes, stored: bytes) -> tuple[bytes, int, int]:
-    """Raises CorruptionError."""
+    """Returns the host, put id and segment of a row of `owed`. Raises CorruptionError."""
     body = checked(key, stored, _NUMBER_SIZE)
     if len(key) != _HOST_SIZE + _NUMBER_SIZE:
         raise CorruptionError(f"a row of table {OWED!r} in the catalog has a key of {len(key)} bytes")

@@ -33,7 +33,7 @@ import msgspec
 
 from memstore.engine import syscalls
 from memstore.engine.files.huge_pages import allocate_huge, allocate_rest, move_to_huge
-from memstore.engine.format import MAPPED_LIMIT, ExternalExtent, base_after, encode_extents, end_of
+from memstore.engine.format.records import MAPPED_LIMIT, ExternalExtent, base_after, encode_extents, end_of
 from memstore.engine.syscalls import Cleanup
 from memstore.errors import CorruptionError, PermissionDeniedError, UnsupportedValueError
 
@@ -44,20 +44,20 @@ class OwnedFile:
     """A file descriptor that is closed when nothing refers to it any more.
 
     It is never copied: the copy would close it too, when the number may be that of another file already.
+
+    Attributes:
+        fd: the descriptor; -1 once it is closed.
     """
 
-    __slots__ = ("__weakref__", "_fds")
+    __slots__ = ("__weakref__", "_fds", "fd")
 
     def __init__(self, path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> None:
         self._fds: list[int] = []
         syscalls.open_into(self._fds, path, flags, mode, dir_fd)
-
-    @property
-    def fd(self) -> int:
-        """The descriptor; -1 once it is closed."""
-        return self._fds[0] if self._fds else -1
+        self.fd = self._fds[0]
 
     def close(self) -> None:
+        self.fd = -1  # first: once it is closed, the number may be another file's
         syscalls.close_all(self._fds)
 
     def __reduce__(self) -> NoReturn:
@@ -144,6 +144,17 @@ def map_file(fd: int | None, size: int, file: Cleanup | None = None, *, shared: 
     address = place[0]
     _live[address] = size
     return Mapping(address, size, cleanup, file)
+
+
+def address_in(mapping: Mapping, base: int, size: int) -> int:
+    """Returns the address of a file that goes into a range from `base` on.
+
+    Raises CorruptionError where the range has no room for it: what is mapped or read there would go over other memory
+    of the process. Everything that fills a part of a range asks here.
+    """
+    if not 0 <= base <= base + size <= mapping.size:
+        raise CorruptionError(f"{size:,} bytes at {base:,} have no room in {mapping.size:,} addresses")
+    return mapping.address + base
 
 
 def watch(address: int, memory: Any) -> None:
@@ -258,7 +269,7 @@ def map_external(extents: Sequence[ExternalExtent], size: int = 0) -> Mapping | 
     mapping = map_file(None, max(end, size))
     for extent in extents:
         with _unchanged(extent) as fd:
-            syscalls.map_over(mapping.address + extent.base, fd, extent.size)
+            syscalls.map_over(address_in(mapping, extent.base, extent.size), fd, extent.size)
     return mapping
 
 

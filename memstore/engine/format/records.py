@@ -188,7 +188,7 @@ def encode_record(key: bytes, record: Record) -> bytes | bytearray:
         body = _encode(record)
         if record.hosts is None:
             body = _FIFTEEN + body[len(_SIXTEEN) : -1]
-        return with_checksum(key, body)
+        return _digest(key + body) + body
     row = bytearray(_CHECKSUM)
     if record.hosts is None:
         start = _CHECKSUM + len(_FIFTEEN) - len(_SIXTEEN)  # the longer head begins where the checksum comes
@@ -203,8 +203,13 @@ def encode_record(key: bytes, record: Record) -> bytes | bytearray:
 
 def decode_record(key: bytes, stored: bytes | memoryview) -> Record:
     """Decodes a record. Raises CorruptionError unless the bytes are those that were stored for this key."""
-    body = stored[_CHECKSUM:] if len(stored) < LARGE_ROW else memoryview(stored)[_CHECKSUM:]
-    if stored[:_CHECKSUM] != _hash(key, body):
+    if len(stored) < LARGE_ROW:
+        body = stored[_CHECKSUM:]
+        digest = _digest(key + body)
+    else:
+        body = memoryview(stored)[_CHECKSUM:]
+        digest = _hash(key, body)
+    if stored[:_CHECKSUM] != digest:
         raise _wrong_checksum(key, stored)
     try:
         return _decode_record(body)
@@ -267,7 +272,8 @@ def replaced_by(key: bytes, stored: bytes | memoryview) -> Replaced:
 
 def encode_row(key: bytes, row: SegmentRow) -> bytes:
     """Encodes a row. `key` is that of the table, the segment's id."""
-    return with_checksum(key, _encode(row))
+    body = _encode(row)
+    return _digest(key + body) + body
 
 
 def decode_row(key: bytes, stored: bytes | memoryview) -> SegmentRow:

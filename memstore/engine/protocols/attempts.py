@@ -26,12 +26,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-from memstore.engine.catalog import AttemptOutcome, Counters, Now, PendingPart, Transaction, tables
-from memstore.engine.format import PREPARED, RETIRED, SegmentRow
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import AttemptOutcome, Counters, Now, PendingPart, Transaction
+from memstore.engine.format.records import PREPARED, RETIRED, SegmentRow
 from memstore.engine.protocols.change import Content, MembershipChanged, missing
 from memstore.engine.protocols.reuse import retire
-from memstore.engine.root import Root
-from memstore.engine.sync import Refusal, boot_clock, boot_id
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import Refusal, boot_clock, boot_id
 from memstore.errors import (
     KeyNotFoundError,
     MutableEntryError,
@@ -87,7 +88,7 @@ def find_attempt(transaction: Transaction, member: Participant) -> tuple[Attempt
 
 
 def look_into_attempt(root: Root, member: Participant) -> tuple[AttemptOutcome | None, list[PendingPart], list[bytes]]:
-    """As `find_attempt`, with what the parts say of the value."""
+    """Does what `find_attempt` does, and returns what the parts say of the value, too."""
 
     def read(transaction: Transaction) -> tuple[AttemptOutcome | None, list[PendingPart], list[bytes]]:
         outcome, parts = find_attempt(transaction, member)
@@ -160,7 +161,7 @@ def give_up_here(root: Root, member: Participant, failure: AttemptFailure, deadl
 def give_up_if(
     root: Root, member: Participant, only: Sequence[PendingPart] | None, failure: AttemptFailure, deadline: float
 ) -> AttemptOutcome | None:
-    """As `give_up_here`, but that it changes nothing and returns None if the parts are not `only` those, or none."""
+    """Ends an attempt; but changes nothing, and returns None, if its parts are not `only` those, or there are none."""
 
     def apply(transaction: Transaction) -> tuple[AttemptOutcome | None, Counters | None]:
         outcome, parts = find_attempt(transaction, member)
@@ -223,7 +224,7 @@ def end_expired(root: Root, deadline: float) -> None:
 
 
 def end_expired_locked(root: Root) -> list[int]:
-    """As `end_expired`, for the mutex's owner, who wakes the bells that it returns after the mutex."""
+    """Ends attempts that have expired, under the mutex. Returns the bells to wake after it."""
     moment = now()
     if not root.catalog.view(lambda transaction: _has_expired(transaction, moment)):
         return []

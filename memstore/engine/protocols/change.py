@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import msgspec
 
 from memstore._wording import conflict, no_key
-from memstore.engine.files import SealedSegment
-from memstore.engine.format import MutableKind, Record, is_mutable
-from memstore.engine.root import CLUSTER, MUTABLE, SHARDED, Feature, Root, folder
-from memstore.engine.sync import Refusal
-from memstore.errors import KeyNotFoundError, MutableEntryError, UnsupportedFilesystemError, VersionConflictError
+from memstore.engine.files.segments import SealedSegment
+from memstore.engine.format.records import MutableKind, Record, is_mutable
+from memstore.engine.root import folder
+from memstore.engine.root.folder import CLUSTER, MUTABLE, SHARDED, Feature
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import Refusal
+from memstore.errors import KeyNotFoundError, MutableEntryError, VersionConflictError
 
 SMALL = 1536  # bytes: a larger value needs pages of its own in the catalog, and goes into a segment if they are scarce
 
@@ -99,7 +101,8 @@ def check_versions(changes: Sequence[Change], found: Sequence[Record | None]) ->
     for change, old in zip(changes, found, strict=True):
         if change.seals or (old is not None and old.is_mutable):
             check_mutable(change, old)
-        check_version(change.key, change.expect, old.version if old else 0)
+        if change.expect is not None:
+            check_version(change.key, change.expect, old.version if old else 0)
         if change.content is None and old is None and not change.missing_ok:
             raise missing(change.key)
 
@@ -154,15 +157,9 @@ def need_boxes(root: Root, deadline: float) -> None:
 def need_mutable(root: Root, deadline: float) -> None:
     """Lets the store have entries whose rows are written in place.
 
-    Raises UnsupportedFilesystemError on storage that hosts share: rows are written through mappings, under a lock that
-    the mapping keeps, and such a file system has neither to rely on.
+    Raises UnsupportedFilesystemError where the storage has no mappings and locks to rely on.
     """
-    if root.shared is not None:
-        raise UnsupportedFilesystemError(
-            f"{root.path} is on storage that hosts share, and a dataset's or buffer's rows are written in place, which "
-            "takes mappings and locks of a local file system: create it in a store of this host alone, and put there "
-            "what the other hosts are to have"
-        )
+    root.storage.check_writable()
     _need(root, MUTABLE, deadline)
 
 

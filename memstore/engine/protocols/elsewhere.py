@@ -1,10 +1,11 @@
 """Questions of a root to other hosts, where its store goes on beyond this one; and what a get is given.
 
-A root that nobody serves has `membership` 0 in its catalog's counters, and none of this is called. Of a served one:
+A root that nobody serves has `membership` 0 in its catalog's counters, and its `home` is `Alone`. Of a served one:
 
 - who finds no record, or one that lies on other hosts, asks `Elsewhere` (`get.py`, `index.py`);
-- who changes keys asks whether their home is here (`put.publish`). If it is, the commit compares the counters'
-  `membership` with the number under which that was so; if not, the change is committed there.
+- who changes keys asks whether their home is here (`root.home.membership_for`, in `put.publish`). If it is, the
+  commit compares the counters' `membership` with the number under which that was so; if not, the change is committed
+  there.
 
 A get is given a `MappedEntry`, a version of a key and its bytes in memory; those that still lie on other hosts are its
 `Absent`. The engine knows the questions only: memstore/distributed/client answers them.
@@ -14,16 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
-from memstore.engine.catalog import AttemptOutcome, PendingPart, Transaction
-from memstore.engine.files import Mapping, SealedSegment
-from memstore.engine.format import Record, SegmentExtent
+from memstore.engine.catalog.tables import AttemptOutcome, PendingPart, Transaction
+from memstore.engine.files.mapping import Mapping
+from memstore.engine.files.segments import SealedSegment
+from memstore.engine.format.records import Record, SegmentExtent
 from memstore.engine.protocols.attempts import AttemptFailure, Merge, Participant
 from memstore.engine.protocols.change import Change
-from memstore.engine.root import Root
+from memstore.engine.root.roots import Root
 from memstore.errors import CrossHostError
 
 Thing = TypeVar("Thing")
@@ -77,35 +79,45 @@ class Elsewhere(Protocol):
         """Reads the cluster's row of the catalog anew."""
         ...
 
-    def home_here(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
-        """The number `membership` under which this host was the home of all of them, and ready; 0: it isn't.
+    @property
+    def is_alone(self) -> bool:
+        """Returns False: the store has other hosts."""
+        ...
+
+    @property
+    def membership(self) -> int:
+        """Returns the counters' number of what was taken in last; 0 if nothing was."""
+        ...
+
+    def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
+        """Returns `membership` if this host was the home of all of them then, and ready; else None.
 
         By what was taken in last: nobody is asked, and nothing is read.
         """
         ...
 
     def home_of(self, key: bytes, deadline: float | None = None) -> bytes:
-        """The id of the member that is its home, by what was taken in last."""
+        """Returns the id of the member that is the key's home, by what was taken in last."""
         ...
 
     def cluster(self) -> bytes:
-        """The id that all hosts of the store have in common."""
+        """Returns the id that all hosts of the store have in common."""
         ...
 
     def name_of(self, member: bytes) -> str:
-        """A member's name and address, for errors."""
+        """Returns a member's name and address, for errors."""
         ...
 
     def commit(self, changes: Sequence[Change], deadline: float) -> list[int]:
-        """As `commit` in `put.py`, wherever the homes are. Raises UnknownOutcomeError too."""
+        """Commits changes as `commit` in `put.py`, wherever the homes are. Raises UnknownOutcomeError too."""
         ...
 
     def is_member(self, member: bytes) -> bool:
-        """Whether it is a host of the store now."""
+        """Returns whether it is a host of the store now."""
         ...
 
     def is_unsealed(self, key: bytes, segment: int, put_id: int, deadline: float) -> bool:
-        """Whether the key has a mutable entry still, of this host's segment, and no seal of it is under way any more.
+        """Returns whether the key still has the mutable entry of this host's segment, and no seal of it is under way.
 
         Raises HomeUnavailableError, too, where that can't be said.
         """
@@ -120,7 +132,7 @@ class Elsewhere(Protocol):
         lazily: bool = False,
         max_age: float | None = None,
     ) -> list[MappedEntry | None]:
-        """As `protocols.hold`: bytes that lie elsewhere are fetched, once a host, and mapped from the copy.
+        """Maps entries as `protocols.hold`. What lies elsewhere is fetched, once a host, and mapped from the copy.
 
         Args:
             lazily: what isn't here may be fetched when it is read.
@@ -129,27 +141,27 @@ class Elsewhere(Protocol):
         ...
 
     def seen_from_here(self, member: bytes, record: Record) -> Record:
-        """The record that a member's catalog has of a version, as this host's would have it."""
+        """Returns the record that a member's catalog has of a version, as this host's would have it."""
         ...
 
     def hold_version(self, key: bytes, record: Record, deadline: float, *, lazily: bool) -> MappedEntry | None:
-        """As `hold`, of that very version, whose bytes lie elsewhere. None: it is gone."""
+        """Maps one version, whose bytes lie elsewhere. Returns None if it is gone."""
         ...
 
     def records(self, keys: Sequence[bytes], deadline: float) -> list[Record | None]:
-        """The records; nothing is fetched. Keys of several homes are not of one moment."""
+        """Returns the records; nothing is fetched. Keys of several homes are not of one moment."""
         ...
 
     def keys(self, prefix: bytes, after: bytes, limit: int, deadline: float) -> list[tuple[bytes, int]]:
-        """The next keys of all homes in order, with their versions. Empty: there are no more."""
+        """Returns the next keys of all homes in order, with their versions; none if there are no more."""
         ...
 
     def wait(self, key: bytes, newer_than: int, deadline: float) -> int | None:
-        """The first version that is newer. None: the home is here by now, or the deadline is over."""
+        """Waits for a newer version. Returns None if the home is here by now, or the deadline is over."""
         ...
 
     def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None], deadline: float) -> BegunWait | None:
-        """As `wait`, for who has other things to do.
+        """Begins to wait, and returns at once: see `wait`.
 
         Args:
             deadline: after which nobody wants to know; it does not end by itself then.
@@ -174,15 +186,15 @@ class Elsewhere(Protocol):
     def outcome_of(
         self, member: Participant, merge: Merge, waits_until: float, deadline: float
     ) -> AttemptOutcome | None:
-        """As `protocols.outcome_of`."""
+        """Returns the outcome of an attempt: see `protocols.outcome_of`."""
         ...
 
     def give_up(self, member: Participant, failure: AttemptFailure, deadline: float) -> AttemptOutcome:
-        """As `protocols.give_up`."""
+        """Ends an attempt: see `protocols.give_up`."""
         ...
 
     def pending(self, key: bytes | None, deadline: float) -> list[tuple[PendingPart, float]]:
-        """As `protocols.pending_parts`."""
+        """Returns the parts that wait: see `protocols.pending_parts`."""
         ...
 
     def close(self) -> None: ...
@@ -193,41 +205,41 @@ def elsewhere_of(root: Root) -> Elsewhere:
 
     The engine imports nothing that is above it, so `listing` gives that to each root that it opens.
     """
-    found: Elsewhere | None = root.elsewhere
-    if found is not None:
-        return found
+    if not root.home.is_alone:
+        return cast(Elsewhere, root.home)
     assert root.connect is not None, "who opened this root asks no other hosts"
     made = root.connect(root)  # it imports: not under the guard
     with root.guard:
-        kept: Elsewhere = root.elsewhere or made  # another thread may have been first
-        root.elsewhere = kept
-    if kept is not made:
+        is_first = root.home.is_alone  # else another thread was
+        if is_first:
+            root.home = made
+    if not is_first:
         made.close()
-    return kept
+    return cast(Elsewhere, root.home)
 
 
 def is_served(root: Root) -> bool:
-    """Whether the root is a member of a cluster. It takes half a microsecond, so a get asks that finds no record."""
-    return root.membership != 0 or root.catalog.has_membership()
+    """Returns whether the root is a member of a cluster. It takes 0.5 us, so a get asks that finds no record."""
+    return not root.home.is_alone or root.catalog.has_membership()
 
 
-def home_now(root: Root, key: bytes) -> int:
-    """As `Elsewhere.home_here` of a key, by what the catalog says now. 0 if nobody serves the root, too."""
+def home_now(root: Root, key: bytes) -> int | None:
+    """Returns `root.home.membership_for` of a key, by what the catalog says now."""
     if not is_served(root):
         return 0
     elsewhere = elsewhere_of(root)
-    if root.catalog.view(Transaction.counters).membership != root.membership:
+    if root.catalog.view(Transaction.counters).membership != elsewhere.membership:
         elsewhere.take_in()
-    return elsewhere.home_here((key,))
+    return elsewhere.membership_for((key,))
 
 
 def shared_id(root: Root) -> str:
-    """The store's id, and of one on several hosts the same on all of them."""
+    """Returns the store's id, and of one on several hosts the same on all of them."""
     return elsewhere_of(root).cluster().hex() if is_served(root) else root.settings.store
 
 
 def is_fellow(root: Root, store: str) -> bool:
-    """Whether this store id is that of another host's folder of the same store."""
+    """Returns whether this store id is that of another host's folder of the same store."""
     return store != root.settings.store and is_served(root) and elsewhere_of(root).is_member(bytes.fromhex(store))
 
 
@@ -253,7 +265,7 @@ def at_each_home(
 
 
 def _of_one_home(root: Root, things: Sequence[Thing], key_of: Callable[[Thing], bytes]) -> list[Thing]:
-    """Those that have the home of the first one."""
+    """Returns the things that have the home of the first one."""
     if not is_served(root):
         return list(things)
     home_of = elsewhere_of(root).home_of
@@ -262,7 +274,7 @@ def _of_one_home(root: Root, things: Sequence[Thing], key_of: Callable[[Thing], 
 
 
 def find_record(root: Root, key: bytes, deadline: float) -> Record | None:
-    """The record of a key, wherever its home is."""
+    """Returns the record of a key, wherever its home is."""
     record = root.catalog.read(key)
     if record is None and is_served(root):
         return elsewhere_of(root).records([key], deadline)[0]
@@ -313,7 +325,7 @@ class MappedEntry(msgspec.Struct, frozen=True):
     absent: Absent | None = None  # None: all bytes are there
 
     def header(self, extent: SegmentExtent | None = None) -> memoryview:
-        """The header of a segment: of the only one, or of one of several. It does not keep the mapping alive."""
+        """Returns the header of a segment: of the only one, or one of several. It doesn't keep the mapping alive."""
         if self.mapping is None:
             return memoryview(b"")
         base, start = (0, self.record.start) if extent is None else (extent.base, extent.start)

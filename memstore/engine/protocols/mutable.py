@@ -23,13 +23,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Transaction
-from memstore.engine.files import Mapping, map_segment, segment_path
-from memstore.engine.format import LIVE, MutableKind, Record, SegmentExtent
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.files.mapping import Mapping
+from memstore.engine.files.segments import segment_path
+from memstore.engine.format.records import LIVE, MutableKind, Record, SegmentExtent
 from memstore.engine.protocols.change import gone_while_sealed, missing, mutable_entry
 from memstore.engine.protocols.elsewhere import elsewhere_of, find_record, is_served
-from memstore.engine.root import Root, reopen_root, use_root
-from memstore.engine.sync import OPEN, SEALED, SEALING, ControlPage, FileIdentity
+from memstore.engine.root.roots import Root, reopen_root, use_root
+from memstore.engine.sync.pages import OPEN, SEALED, SEALING, ControlPage, FileIdentity
 from memstore.engine.usage import resource_errors
 from memstore.errors import (
     ContentionError,
@@ -236,16 +237,17 @@ def open_mutable(
     if root.catalog.is_released:
         reopen_root(root, deadline)
     name = key.encode()
-    before: Record | None = None
+    before, may_lock = None, False
     for _ in range(_TRIES):
         record = _checked(root, name, find_record(root, name, deadline), kind, put_id)
         mapping = _map(root, name, record, writable=writable)
         if mapping is not None:
             return _entry(root, key, record, mapping, capacity_of(record), deadline, writable=writable)
-        if before is not None and before.put_id == record.put_id and (root.lock is None or root.membership):
+        may_lock = root.lock is not None and root.home.is_alone
+        if before is not None and before.put_id == record.put_id and not may_lock:
             raise _damaged(root, key, record)
         before = record
-    if root.lock is None or root.membership:
+    if not may_lock:
         raise ContentionError(f"{key!r} was replaced each time it was opened: open it again", key=key)
 
     def under_the_mutex() -> tuple[Record, Mapping | None]:
@@ -282,18 +284,9 @@ def _checked(root: Root, name: bytes, record: Record | None, kind: MutableKind, 
 def _map(root: Root, name: bytes, record: Record, *, writable: bool) -> Mapping | None:
     """Maps the file of a record. Returns None if it was replaced since."""
     with root.guard:
-        path = segment_path(root.segments, record.segment)
         extent = SegmentExtent(record.segment, record.put_id, record.size, record.start)
         try:
-            return map_segment(
-                path,
-                extent,
-                store=root.settings.store,
-                dir_fd=root.segments_fd,
-                live=True,
-                keep_open=root.locks_need_files,
-                shared=writable,
-            )
+            return root.storage.map_segment(extent, live=True, writable=writable)
         except CorruptionError as error:
             key = name.decode()
             raise CorruptionError(f"{key!r}: {error}", key=key, path=error.path, detail=error.detail) from None

@@ -8,8 +8,9 @@
    - a new file: its row is committed as filling, and then the file is created and locked.
    A kill leaves a retired file without a put id, or a filling row with an unlocked file or none: others claim or sweep
    it.
-3. *Fill* (`write`): allocate, which is where a full disk shows, and let the caller copy its tensors. `seal` writes the
-   header and what was assembled in memory, and syncs if the store is durable. A kill leaves what it leaves in step 2.
+3. *Fill* (`fill_segment`): allocate, and let the caller copy its tensors. `seal` writes the header and what was
+   assembled in memory, and syncs if the store is durable. A full disk shows in the first of them for a file that is
+   mapped, in `seal` for a smaller one. A kill leaves what it leaves in step 2.
 4. *Commit* (`commit`): publish all changes at one moment, in one hold of the store's mutex (`_commit_locked`):
    - of a store that is served to other hosts: give up if who the members are has changed since this process read it;
    - check that the keys are at the versions that were expected, and assign the new versions;
@@ -37,8 +38,7 @@ claim assigns the id of that put, so put ids are not in the order of versions.
 After an error, what was claimed is given back (`clean_up`). If the error is that the mutex was not to be had in time,
 giving back would wait for it as well: a single small file is kept for the next put instead.
 
-Which host is the home of a key is remembered, under the number `membership` of the catalog's counters:
-`root.homes_here` has it of groups of keys (their text before the first `/`) whose home was found to be here. The
+Which host is the home of a key is known to `root.home`, under the number `membership` of the catalog's counters. The
 transaction of a commit compares that number, which it reads anyway, and gives up before it has changed anything where
 it differs. So a store that nobody serves, whose number is 0, pays a comparison of two integers, and a served one a look
 into a dict. If the home is another host, that one commits (`Elsewhere.commit`).
@@ -47,10 +47,8 @@ into a dict. If the home is another host, that one commits (`Elsewhere.commit`).
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import logging
-import os
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import TypeVar
@@ -58,21 +56,13 @@ from typing import TypeVar
 import msgspec
 
 from memstore import _wording as wording
-from memstore.engine.catalog import MOST_FOR_VALUES, Counters, Transaction, tables
-from memstore.engine.files import (
-    ClaimedFile,
-    ClaimedOnStorage,
-    LockFile,
-    OwnedFile,
-    SealedSegment,
-    SegmentWriter,
-    SharedStorageWriter,
-    StorageFile,
-    WritableMemory,
-    remove_file,
-    segment_path,
-)
-from memstore.engine.format import FILLING, LIVE, RETIRED, Header, HeaderSlots, Record, SegmentRow
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.catalog import MOST_FOR_VALUES
+from memstore.engine.catalog.tables import Counters, Transaction
+from memstore.engine.files.mapping import OwnedFile
+from memstore.engine.files.segments import ClaimedFile, SealedSegment, SegmentWriter, WritableMemory, remove_file
+from memstore.engine.format.headers import Header, HeaderSlots
+from memstore.engine.format.records import LIVE, RETIRED, Record, SegmentRow
 from memstore.engine.protocols.change import (
     SMALL,
     Change,
@@ -89,17 +79,18 @@ from memstore.engine.protocols.reuse import (
     ReplacedFile,
     Reuse,
     begin_filling,
+    is_filling,
     keep_file,
-    keep_for_grace,
     replaced_file,
     retire,
-    size_class,
     take_kept_file,
     unclaim,
 )
 from memstore.engine.protocols.sweep import close_unlinked, needs_sweep, sweep_all, sweep_some
-from memstore.engine.root import Root, give_to_group
-from memstore.engine.sync import LockPage, deadline_after
+from memstore.engine.root.folder import give_to_group
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.pages import LockPage
+from memstore.engine.sync.primitives import deadline_after
 from memstore.engine.usage import OneOfMany, is_full, one_of_many, resource_errors
 from memstore.errors import CorruptionError, MemstoreError, StoreFullError, StoreTimeoutError, VersionConflictError
 
@@ -110,7 +101,7 @@ log = logging.getLogger("memstore")
 _logs = log.isEnabledFor
 
 _OPEN_FILES = 16  # of a batch; the others are parked
-_LARGE = 16 << 20  # bytes: to copy them takes a thousand times the look whether the commit would refuse them
+_LARGE = 16 << 20  # bytes: whether a commit would refuse so many is looked up before they are copied, in a thousandth
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -143,7 +134,9 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     """
     if len(drafts) == 1:
         return retry_after_sweep(_put, root, drafts, deadline, drafts[0].key.decode())
-    check_one_home(root, [draft.key for draft in drafts])
+    root.home.membership_for(
+        [draft.key for draft in drafts]
+    )  # raises, before anything is done, if they have several homes
     return retry_after_sweep(_put, root, drafts, deadline, None)
 
 
@@ -151,6 +144,29 @@ def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Deletes keys at one moment, or none of them. Returns the versions that they had, or 0."""
     key = changes[0].key.decode() if len(changes) == 1 else None
     return retry_after_sweep(publish, root, changes, deadline, key)
+
+
+def retry_after_sweep(
+    make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
+) -> Result:
+    """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
+
+    Args:
+        key: what errors name, if the change is of a single key.
+
+    Raises:
+        StoreFullError: there is still no room.
+        ResourceLimitError: the kernel refused memory, files or mappings.
+    """
+    try:
+        return make(root, change, deadline)
+    except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
+        if isinstance(error, MemoryError) or not is_full(error):
+            with resource_errors(root.path, key, root):
+                raise
+    with resource_errors(root.path, key, root):
+        sweep_all(root, deadline)  # it may find nothing, where another process has swept since: try again all the same
+        return make(root, change, deadline)
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
@@ -165,7 +181,10 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     try:
         # Steps 2 and 3, claim and fill, for each key. An inline value has no header, and needs neither.
         for draft in drafts:
-            changes.append(write(root, draft, writers, deadline))
+            if draft.header is None:
+                changes.append(Change(draft.key, draft.content, draft.expect, seals=draft.seals))
+            else:
+                changes.append(fill_segment(root, draft, writers, deadline))
         # 4. Commit, of all keys at one moment; and 5. what follows.
         versions = publish(root, changes, deadline)
     except BaseException as error:
@@ -182,24 +201,10 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     return versions
 
 
-def _tell(
-    root: Root, drafts: Sequence[Draft], writers: Sequence[SegmentWriter], versions: Sequence[int], began: float
-) -> None:
-    """Logs a put: one line for each key, with the time of all."""
-    left, took = iter(writers), (perf_counter() - began) * 1e3
-    for draft, version in zip(drafts, versions, strict=True):
-        where = "in the catalog"
-        if draft.header is not None:
-            writer = next(left)
-            where = f"in {'a new file' if writer.is_new else 'a file that is used again'}, put {writer.put_id:#x}"
-        key, nbytes = draft.key.decode(), draft.content.nbytes or len(draft.content.objects)
-        log.debug("%s: put %r: version %d, %d bytes %s, %.3f ms", root.path, key, version, nbytes, where, took)
-
-
 # --- steps 2 and 3: a file is claimed and filled ---------------------------------------------------------------------
 
 
-def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: float) -> Change:
+def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: float) -> Change:
     """Takes steps 2 and 3 for one key. It appends to the batch's `writers` as soon as it has claimed a file."""
     header, content = draft.header, draft.content
     if header is None:
@@ -211,10 +216,10 @@ def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: floa
     writer = claim(root, draft.key, header.nbytes, content.nbytes, batch, deadline, exact=is_mutable)
     writers.append(writer)
 
-    # 3. Fill. Room that isn't there shows in the first line. A kill leaves a filling row, and the file unlocked.
+    # 3. Fill. A full disk shows in `allocate` or in `seal`. A kill leaves a filling row, and the file unlocked.
     writer.allocate(header, content.nbytes, root.guard, huge_pages=root.on_tmpfs)
     checksums = draft.fill(writer)
-    segment = writer.seal(checksums, durable=root.settings.durable)
+    segment = writer.seal(checksums, durable=root.storage.durable)
     if is_mutable:
         writer.unmap()  # it is written through another mapping, and never again by a put
     if len(writers) > _OPEN_FILES:
@@ -225,14 +230,16 @@ def write(root: Root, draft: Draft, writers: list[SegmentWriter], deadline: floa
     return Change(draft.key, content, draft.expect, segments=(segment,), seals=draft.seals)
 
 
-def fill(root: Root, drafts: Sequence[Draft], publish: Callable[[list[Change]], Result], deadline: float) -> Result:
-    """Takes steps 2 and 3 for another change than a put: `publish` makes all the segments live in a way of its own.
+def fill_and_publish(
+    root: Root, drafts: Sequence[Draft], make_live: Callable[[list[Change]], Result], deadline: float
+) -> Result:
+    """Takes steps 2 and 3 for another change than a put: `make_live` publishes the segments in a way of its own.
 
-    Raises what `publish` raises, and then the segments are given back; StoreFullError, StoreTimeoutError, OSError.
+    Raises what `make_live` raises, and then the segments are given back; StoreFullError, StoreTimeoutError, OSError.
     """
     writers: list[SegmentWriter] = []
     try:
-        published = publish([write(root, draft, writers, deadline) for draft in drafts])
+        published = make_live([fill_segment(root, draft, writers, deadline) for draft in drafts])
     except BaseException as error:
         clean_up(root, writers, error)
         raise
@@ -247,7 +254,7 @@ def claim(
 
     With `exact`, it is a new one of just this size: zeros, which nobody has to write.
     """
-    if root.kept_file is not None and not batch and not exact:
+    if root.next_put.file is not None and not batch and not exact:
         kept = take_kept_file(root, header + nbytes)
         if kept is not None:
             return kept
@@ -258,15 +265,14 @@ def claim(
 
 
 def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, *, exact: bool) -> SegmentWriter:
-    reuse = Reuse(header + nbytes)
-    exact = exact or root.claims is not None  # on shared storage no file is used again
+    reuse, storage = Reuse(header + nbytes), root.storage
 
     def allot(transaction: Transaction) -> tuple[int, int, int]:  # called again if the catalog's map had to grow
         counters = transaction.counters()
         if not exact and reuse.take(root, transaction, counters) and reuse.row is not None:
             size, _, segment = reuse.row
         else:
-            size = size_of_new(root, header, nbytes, exact=exact)
+            size = header + (nbytes if exact else storage.room_for(nbytes))
             _check_capacity(root, counters, size)
             segment = counters.number = counters.number + 1
         put_id = begin_filling(transaction, counters, segment, key, size, batch)
@@ -279,44 +285,23 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
         except BaseException:
             reuse.close()
             raise
-        path = segment_path(root.segments, segment)
-        if root.claims is not None:
-            file = _create(root, path, segment)
-            claimed = ClaimedOnStorage(path, file, root.segments_fd)
-            return SharedStorageWriter(claimed, segment, put_id, size, is_new=True)
-        is_new = reuse.file is None
-        file = reuse.file or _create(root, path, segment)
-        spare = None if is_new else root.spares.take(segment, size)
-        claimed = ClaimedFile(path, file, root.segments_fd)
-        return SegmentWriter(claimed, segment, put_id, size, is_new=is_new, spare=spare)
-
-
-def size_of_new(root: Root, header: int, nbytes: int, *, exact: bool = False) -> int:
-    """Returns the size of the file that `claim` makes where none is used again."""
-    return header + (nbytes if exact or root.claims is not None else size_class(nbytes))
+        file = reuse.file or _create(root, segment)
+        return storage.writer(file, segment, put_id, size, is_new=reuse.file is None)
 
 
 def park(root: Root, writer: SegmentWriter, deadline: float) -> None:
-    """Gives back the memory of a sealed segment of a large batch, and closes its file where a mapping keeps locks."""
+    """Gives back the memory of a sealed segment of a large batch, and closes its file where that can be claimed so."""
     writer.unmap()
-    if not root.locks_need_files:
-        root.mutex.run(writer.file.park, deadline, root.guard)
+    root.mutex.run(writer.file.park, deadline, root.guard)
 
 
-def _create(root: Root, path: str, segment: int) -> LockFile:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+def _create(root: Root, segment: int) -> ClaimedFile:
     try:
-        if root.claims is not None:
-            file = StorageFile(root.claims, segment, path, flags, root.settings.file_mode, root.segments_fd)
-        else:
-            file = LockFile(path, flags, root.settings.file_mode, root.segments_fd)
-    except FileExistsError:
+        return root.storage.create(segment)
+    except FileExistsError as error:
         root.catalog.update(lambda transaction: _drop(transaction, segment), is_delete=True)
-        detail = "it is there already, and the catalog doesn't know it"
+        path, detail = error.filename, "it is there already, and the catalog doesn't know it"
         raise CorruptionError(f"{path}: {detail}: move it away", path=path, detail=detail) from None
-    if not file.lock():
-        raise BlockingIOError(errno.EAGAIN, f"{path} is new, and locked")
-    return file
 
 
 def _check_capacity(root: Root, counters: Counters, size: int) -> None:
@@ -325,7 +310,7 @@ def _check_capacity(root: Root, counters: Counters, size: int) -> None:
 
 
 def _over_capacity(size: int, taken: int, capacity: int) -> StoreFullError:
-    """Makes the error outside of the frame that raises it: the two would keep each other."""
+    """Makes the error here, and not in the frame that raises it: frame and traceback would be a reference cycle."""
     error = StoreFullError(
         f"it takes {wording.size(size)} more, and {wording.size(taken)} of {wording.size(capacity)} are taken"
     )
@@ -367,25 +352,16 @@ class Committed(msgspec.Struct):
     gone: Sequence[int] = ()
 
 
-def check_one_home(root: Root, keys: Sequence[bytes]) -> None:
-    """Raises CrossHostError if the keys of one change have several homes. Called before anything is done for it."""
-    if root.membership:
-        elsewhere_of(root).home_here(keys)
-
-
 def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Commits changes at their home, which may be another host. Returns as `commit`, and raises what it raises.
 
     Raises CrossHostError, HomeUnavailableError, UnknownOutcomeError and StaleMembershipError too.
     """
+    keys = (changes[0].key,) if len(changes) == 1 else tuple([change.key for change in changes])
     while True:
-        membership = 0
-        if root.membership:
-            if len(changes) == 1:
-                membership = root.homes_here.get(changes[0].key.partition(b"/")[0], 0)
-            membership = membership or elsewhere_of(root).home_here([change.key for change in changes], deadline)
-            if not membership:
-                return elsewhere_of(root).commit(changes, deadline)
+        membership = root.home.membership_for(keys, deadline)
+        if membership is None:
+            return elsewhere_of(root).commit(changes, deadline)
         try:
             return commit(root, changes, deadline, membership=membership)
         except MembershipChanged:
@@ -407,16 +383,19 @@ def commit(
     Raises MembershipChanged, VersionConflictError, KeyNotFoundError or MutableEntryError before anything is changed;
     and NotAStoreError if the store was removed or moved: nothing is acknowledged then.
     """
-    first, page, bell = changes[0], root.mutex, root.doorbell.bell
+    first, mutex, bell = changes[0], root.mutex, root.doorbell.bell
     content, is_alone = first.content, len(changes) == 1 and publication is None
     goes_over_any = is_alone and first.expect is None and first.version is None and not first.seals
     # 4. Commit. A kill before its transaction is committed leaves headers that say live; one after it, the values.
     if goes_over_any and content is not None and content.inline is not None:
         bells = {bell(first.key)}
-        done = page.run(_commit_inline_locked, deadline, root, page, first.key, content, bells, membership)
+        done = mutex.run(_commit_inline_locked, deadline, root, mutex, first.key, content, bells, membership)
     else:
-        bells = {bell(change.key) for change in changes if change.content is not None}  # nobody waits for deletions
-        done = page.run(_commit_locked, deadline, root, page, changes, bells, publication, membership)
+        bells = set[int]()
+        for change in changes:
+            if change.content is not None:  # nobody waits for deletions
+                bells.add(bell(change.key))
+        done = mutex.run(_commit_locked, deadline, root, mutex, changes, bells, publication, membership)
     # 5. After the mutex. A kill leaves waiters asleep, who look again after a second.
     finish(root, bells, done.counters, len(done.retired))
     return done.versions
@@ -424,57 +403,57 @@ def commit(
 
 def _commit_locked(
     root: Root,
-    page: LockPage,
+    mutex: LockPage,
     changes: Sequence[Change],
     bells: Collection[int],
     publication: Publication | None,
     membership: int,
 ) -> Committed:
     """Takes step 4, under the mutex."""
-    root.glance()  # this may have waited long for the mutex: a store that was moved meanwhile stays as it was
-    first, next_file = changes[0], None
+    root.glance()  # the wait for the mutex may have been long: in a store that was moved meanwhile nothing is changed
+    first, kept_file = changes[0], None
     if len(changes) == 1 and len(first.segments) == 1 and first.content is not None and first.content.parts is None:
-        next_file = replaced_file(root, first.segments[0].used)  # no other change keeps what it replaces
+        kept_file = replaced_file(root, first.segments[0].used)  # no other change keeps what it replaces
     most = None  # bytes to which the catalog may grow for the sake of these values; None: as many as it has to
     for change in changes:
         if change.content is not None and change.content.inline is not None and len(change.content.inline) > SMALL:
             most = MOST_FOR_VALUES
 
-    write = functools.partial(_write_changes, root, changes, membership, next_file, publication)
+    make_changes = functools.partial(_write_changes, root, changes, membership, kept_file, publication)
 
-    is_settled = True
+    is_locked = True
     with root.guard:
         try:
             # A kill before this commit leaves headers that say live, and the note of them, by which recovery undoes it.
-            done = root.catalog.update(write, is_delete=not bells, most=most)
+            done = root.catalog.update(make_changes, is_delete=not bells, most=most)
             # From here on the values are there. Whatever a kill leaves, recovery sees by the count of publications.
-            page.batch = 0
-            if next_file is not None:
-                is_settled = next_file.keep()
+            mutex.batch = 0
+            if kept_file is not None:
+                is_locked = kept_file.keep()
         finally:
-            if next_file is not None:
-                next_file.close()
-    if done.retired:  # for a repair, which sees the files only
+            if kept_file is not None:
+                kept_file.close()
+    if done.retired:  # a repair without a catalog sees only the files, and must not take these for live ones
         mark_retired(root, done.retired)
     for segment in done.gone:
         say_gone(root, segment)
     for bell in bells:
         root.doorbell.change(bell)
-    if is_settled:
-        page.publications_rung = done.counters.publications
+    if is_locked:
+        mutex.publications_rung = done.counters.publications
     else:
-        page.owe_recovery()
+        mutex.owe_recovery()
     return done
 
 
 def _commit_inline_locked(
-    root: Root, page: LockPage, key: bytes, content: Content, bells: Collection[int], membership: int
+    root: Root, mutex: LockPage, key: bytes, content: Content, bells: Collection[int], membership: int
 ) -> Committed:
     """Takes step 4 for one inline value that goes over whatever its key has, in two thirds of the general form's time.
 
     No file becomes live, so no batch is noted, and of the record that is replaced only the segments are read.
     """
-    root.glance()  # as above
+    root.glance()  # the wait may have been long, as in `_commit_locked`
     inline = content.inline
 
     def apply(transaction: Transaction) -> Committed:
@@ -500,38 +479,8 @@ def _commit_inline_locked(
         mark_retired(root, done.retired)
     for bell in bells:
         root.doorbell.change(bell)
-    page.publications_rung = done.counters.publications
+    mutex.publications_rung = done.counters.publications
     return done
-
-
-def finish(root: Root, bells: Collection[int], counters: Counters, retired: int) -> None:
-    """Takes step 5, after the mutex: wakes waiters, looks whether the store is still in its place, and sweeps.
-
-    Args:
-        retired: how many files the commit has retired.
-
-    Raises NotAStoreError if the store was removed or moved: nothing is acknowledged then.
-    """
-    for bell in bells:
-        root.doorbell.wake(bell)
-    root.check_in_place()
-    if not (counters.retired or counters.held or counters.filling):
-        return
-    try:
-        if needs_sweep(root, counters):
-            sweep_some(root, max(SWEPT_A_PUT, retired), deadline_after(SWEEP_WAIT))
-    except (OSError, MemstoreError) as error:  # the commit stands, and later ones sweep too
-        log.debug("%s: nothing swept: %s", root.path, str(error))
-
-
-def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
-    """Closes the files that were published, and keeps the mappings that the next puts can use."""
-    for writer in writers:
-        spare = writer.spare()
-        if spare is not None:
-            with root.guard:
-                root.spares.keep(writer.segment, spare)
-        writer.close()
 
 
 # --- the transaction of a commit -------------------------------------------------------------------------------------
@@ -541,7 +490,7 @@ def _write_changes(
     root: Root,
     changes: Sequence[Change],
     membership: int,
-    next_file: ReplacedFile | None,
+    kept_file: ReplacedFile | None,
     publication: Publication | None,
     transaction: Transaction,
 ) -> Committed:
@@ -589,10 +538,10 @@ def _write_changes(
         else:
             replaced = [extent.segment for extent in old.segments]
         for number in replaced:  # one file can be kept, and no more
-            if not replace_segment(transaction, counters, number, next_file if len(replaced) == 1 else None):
+            if not replace_segment(transaction, counters, number, kept_file if len(replaced) == 1 else None):
                 retired.append(number)
-    if retired and root.shared is not None:
-        keep_for_grace(root, transaction, retired)
+    if retired:
+        root.storage.retire(transaction, retired)
     if publication is not None:
         publication.settle(transaction, counters, versions[0])
     counters.publications += 1
@@ -628,9 +577,9 @@ def go_live(root: Root, batch: int, placed: Sequence[tuple[SealedSegment, int]],
     nbytes = 0
     for segment, version in placed:
         nbytes += segment.size
-        segment.file.go_live(
-            HeaderSlots(segment.put_id, LIVE, version, batch, len(placed)), durable=root.settings.durable
-        )
+        slots = HeaderSlots(segment.put_id, LIVE, version, batch, len(placed))
+        segment.file.go_live(slots, durable=root.storage.durable)
+    # How many bytes of retired files stay depends on the largest batch lately: it fades by a 64th a batch.
     counters.recent = max(nbytes, counters.recent - counters.recent // _RECENT)
 
 
@@ -651,17 +600,50 @@ def owe_what_lies_elsewhere(root: Root, transaction: Transaction, record: Record
 
 
 def replace_segment(
-    transaction: Transaction, counters: Counters, segment: int, next_file: ReplacedFile | None = None
+    transaction: Transaction, counters: Counters, segment: int, kept_file: ReplacedFile | None = None
 ) -> bool:
     """Retires the segment of a record that was replaced or deleted; or claims it for the next put, and returns True."""
     row = transaction.segment(segment)
     if row is not None:
         counters.live -= row.nbytes
-        if next_file is not None and next_file.claim(transaction, counters, segment, row):
+        if kept_file is not None and kept_file.claim(transaction, counters, segment, row):
             return True
         transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
         retire(transaction, counters, segment, row.nbytes)
     return False
+
+
+# --- step 5: after the mutex ------------------------------------------------------------------------------------------
+
+
+def finish(root: Root, bells: Collection[int], counters: Counters, retired: int) -> None:
+    """Takes step 5, after the mutex: wakes waiters, looks whether the store is still in its place, and sweeps.
+
+    Args:
+        retired: how many files the commit has retired.
+
+    Raises NotAStoreError if the store was removed or moved: nothing is acknowledged then.
+    """
+    for bell in bells:
+        root.doorbell.wake(bell)
+    root.check_in_place()
+    if not (counters.retired or counters.held or counters.filling):
+        return
+    try:
+        if needs_sweep(root, counters):
+            sweep_some(root, max(SWEPT_A_PUT, retired), deadline_after(SWEEP_WAIT))
+    except (OSError, MemstoreError) as error:  # the commit stands, and later ones sweep too
+        log.debug("%s: nothing swept: %s", root.path, str(error))
+
+
+def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
+    """Closes the files that were published, and keeps the mappings that the next puts can use."""
+    for writer in writers:
+        spare = writer.spare()
+        if spare is not None:
+            with root.guard:
+                root.storage.mappings.keep(writer.segment, spare)
+        writer.close()
 
 
 # --- after an error, and where there is no room ----------------------------------------------------------------------
@@ -706,8 +688,8 @@ def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False)
 
 def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedFile], *, keep: bool) -> None:
     with root.guard:
-        ours = root.catalog.view(lambda transaction: [writer for writer in writers if _is_ours(transaction, writer)])
-        kept = [writer for writer in ours if keep and writer.is_whole and root.claims is None]
+        ours = root.catalog.view(lambda transaction: [writer for writer in writers if is_filling(transaction, writer)])
+        kept = [writer for writer in ours if keep and writer.is_reusable]
         gone = [writer for writer in ours if writer not in kept]
 
         def drop(transaction: Transaction) -> None:
@@ -726,11 +708,6 @@ def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedF
             root.catalog.update(drop, is_delete=True)
 
 
-def _is_ours(transaction: Transaction, writer: SegmentWriter) -> bool:
-    row = transaction.segment(writer.segment)
-    return row is not None and row.state == FILLING and row.put_id == writer.put_id
-
-
 def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None:
     """Drops the row of a segment that is not to be published; with `keep`, its file is retired instead."""
     row, counters = transaction.segment(segment), transaction.counters()
@@ -747,30 +724,20 @@ def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None
 
 def _no_room_for_one(root: Root, drafts: Sequence[Draft], failed: int, reason: OSError) -> OneOfMany:
     """Makes the error for one of several drafts, once what was claimed is given back and not seen in the store."""
-    sizes = [
-        0 if draft.header is None else size_of_new(root, draft.header.nbytes, draft.content.nbytes) for draft in drafts
-    ]
+    room_for = root.storage.room_for
+    sizes = [0 if draft.header is None else draft.header.nbytes + room_for(draft.content.nbytes) for draft in drafts]
     return one_of_many(reason, drafts[failed].key, sizes[failed], len(drafts), sum(sizes))
 
 
-def retry_after_sweep(
-    make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
-) -> Result:
-    """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
-
-    Args:
-        key: what errors name, if the change is of a single key.
-
-    Raises:
-        StoreFullError: there is still no room.
-        ResourceLimitError: the kernel refused memory, files or mappings.
-    """
-    try:
-        return make(root, change, deadline)
-    except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
-        if isinstance(error, MemoryError) or not is_full(error):
-            with resource_errors(root.path, key, root):
-                raise
-    with resource_errors(root.path, key, root):
-        sweep_all(root, deadline)  # it may find nothing, where another process has swept since: try again all the same
-        return make(root, change, deadline)
+def _tell(
+    root: Root, drafts: Sequence[Draft], writers: Sequence[SegmentWriter], versions: Sequence[int], began: float
+) -> None:
+    """Logs a put: one line for each key, with the time of all."""
+    left, took = iter(writers), (perf_counter() - began) * 1e3
+    for draft, version in zip(drafts, versions, strict=True):
+        where = "in the catalog"
+        if draft.header is not None:
+            writer = next(left)
+            where = f"in {'a new file' if writer.is_new else 'a file that is used again'}, put {writer.put_id:#x}"
+        key, nbytes = draft.key.decode(), draft.content.nbytes or len(draft.content.objects)
+        log.debug("%s: put %r: version %d, %d bytes %s, %.3f ms", root.path, key, version, nbytes, where, took)

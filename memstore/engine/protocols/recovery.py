@@ -26,25 +26,17 @@ import re
 from collections.abc import Iterable
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Counters, Transaction, tables
-from memstore.engine.files import OwnedFile, segment_path, write_state
-from memstore.engine.format import (
-    FILLING,
-    HEAD_SIZE,
-    LIVE,
-    RETIRED,
-    HeaderSlots,
-    SegmentRow,
-    header_size,
-    is_mutable,
-    may_be_mutable,
-    read_header,
-    read_slots,
-)
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import Counters, Transaction
+from memstore.engine.files.mapping import OwnedFile
+from memstore.engine.files.segments import segment_path, write_state
+from memstore.engine.format.headers import HEAD_SIZE, HeaderSlots, header_size, may_be_mutable, read_header, read_slots
+from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentRow, is_mutable
 from memstore.engine.protocols.attempts import forget_other_boots
 from memstore.engine.protocols.reuse import unclaim
-from memstore.engine.root import CATALOG, LOCK, Root
-from memstore.engine.sync import GONE_AT, publications_rung
+from memstore.engine.root.folder import CATALOG, LOCK
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.pages import GONE_AT, publications_rung
 from memstore.errors import CorruptionError
 
 log = logging.getLogger("memstore")

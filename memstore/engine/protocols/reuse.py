@@ -34,51 +34,17 @@ listed.
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Counters, Transaction
-from memstore.engine.files import (
-    ClaimedFile,
-    LockFile,
-    SegmentWriter,
-    StorageFile,
-    erase_put_id,
-    segment_path,
-    vacate,
-    write_state,
-)
-from memstore.engine.format import FILLING, RETIRED, SegmentExtent, SegmentRow
-from memstore.engine.root import KeptFile, Root
-from memstore.engine.sync import boot_clock
+from memstore.engine.catalog.tables import Counters, Transaction
+from memstore.engine.files.segments import ClaimedFile, SegmentWriter, erase_put_id, vacate, write_state
+from memstore.engine.format.records import FILLING, RETIRED, SegmentExtent, SegmentRow
+from memstore.engine.root.roots import KeptFile, Root
+from memstore.engine.root.storage import RetiredRow, largest_for
+from memstore.engine.sync.primitives import boot_clock
 from memstore.errors import MemstoreError
-
-_CLASSES_A_DOUBLING = 8
-_TRIES = 4  # files that a claim asks for
-_LOOKS = 64  # rows among which it looks for files that this process has mapped
-
-
-class RetiredRow(NamedTuple):
-    """Row of the table `retired`, or with size 0 of `held`."""
-
-    size: int
-    sequence: int
-    segment: int
-
-
-def size_class(nbytes: int) -> int:
-    """Returns the room for so much data: whole pages, eight sizes a doubling, so at most 12.5 % or a page is slack."""
-    step = max(syscalls.PAGE, (1 << max(nbytes - 1, 0).bit_length()) // (2 * _CLASSES_A_DOUBLING))
-    return -(-nbytes // step) * step
-
-
-def largest_for(need: int) -> int:
-    """Returns the size of the largest file that is used again for so many bytes."""
-    return need + need // _CLASSES_A_DOUBLING + syscalls.PAGE
 
 
 def suits(size: int, need: int) -> bool:
@@ -93,7 +59,7 @@ class Reuse:
 
     def __init__(self, need: int) -> None:
         self._need, self._asked = need, False
-        self.file: LockFile | None = None
+        self.file: ClaimedFile | None = None
         self.row: RetiredRow | None = None
         self.refused: list[RetiredRow] = []
 
@@ -112,14 +78,14 @@ class Reuse:
 
     def _ask(self, root: Root, transaction: Transaction) -> None:
         now = boot_clock()
-        for row in _rows(root, transaction, self._need, largest_for(self._need)):
+        for row in root.storage.reusable(transaction, self._need):
             if not is_leased(transaction, row.segment, now):
-                self.file = lock_retired(root, transaction, row.segment)
-            if self.file is not None and syscalls.status(self.file.fd).st_size == row.size:
-                erase_put_id(self.file.fd)
+                self.file = claim_retired(root, transaction, row.segment)
+            if self.file is not None and syscalls.size_of(fd := self.file.lock_file.fd) == row.size:
+                erase_put_id(fd)
                 self.row = row
                 return
-            self.close()  # cut by somebody: left to the sweep
+            self.close()  # leased, locked, or cut to another size, which is left to the sweep
             self.refused.append(row)
 
     def close(self) -> None:
@@ -127,15 +93,6 @@ class Reuse:
         if self.file is not None:
             self.file.close()
         self.file = None
-
-
-def _rows(root: Root, transaction: Transaction, need: int, most: int) -> list[RetiredRow]:
-    """Returns the files to ask for, in this order."""
-    if not root.spares:
-        return [RetiredRow(*found) for found in transaction.retired(need, most, _TRIES)]
-    rows = [RetiredRow(*found) for found in transaction.retired(need, most, _LOOKS)]
-    rows.sort(key=lambda row: not root.spares.has(row.segment, row.size))
-    return rows[:_TRIES]
 
 
 def set_aside(transaction: Transaction, counters: Counters, row: RetiredRow) -> None:
@@ -172,31 +129,15 @@ def unclaim(transaction: Transaction, counters: Counters, segment: int, row: Seg
     retire(transaction, counters, segment, row.nbytes)
 
 
-def lock_retired(root: Root, transaction: Transaction, segment: int) -> LockFile | None:
+def claim_retired(root: Root, transaction: Transaction, segment: int) -> ClaimedFile | None:
+    """Claims a retired file, if it is one, is there, and nobody holds it."""
+    row = transaction.segment(segment)
+    if row is None or row.state != RETIRED:
+        return None
     try:
-        return lock_in_state(root, transaction, segment, RETIRED)
+        return root.storage.claim(segment)
     except FileNotFoundError:
         return None
-
-
-def lock_in_state(root: Root, transaction: Transaction, segment: int, state: int) -> LockFile | None:
-    """Locks and returns the file, if its row is in that state and nobody else locks it."""
-    row = transaction.segment(segment)
-    if row is None or row.state != state:
-        return None
-    try:
-        path = segment_path(root.segments, segment)
-        if root.claims is not None:
-            file = StorageFile(root.claims, segment, path, os.O_RDWR, dir_fd=root.segments_fd)
-        else:
-            file = LockFile(path, os.O_RDWR, dir_fd=root.segments_fd)
-    except PermissionError:  # another user's, killed before it got the store's group: theirs to sweep
-        return None
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR):  # planted: a link is unlinked, what it names is not touched
-            raise FileNotFoundError(errno.ENOENT, "no file of memstore's", error.filename) from None
-        raise
-    return file if file.lock() else None
 
 
 # --- the file that is kept for the next put --------------------------------------------------------------------------
@@ -210,12 +151,12 @@ _PUTS_AFTER_A_REFUSAL = 16  # so many puts keep nothing: a refusal costs a trans
 class ReplacedFile:
     """File that one commit replaces, for the next put: `claim` it in its transaction, `keep` it once that is done."""
 
-    __slots__ = ("_file", "_least", "_most", "_put_id", "_replaced", "_root", "_row", "_segment")
+    __slots__ = ("_before", "_file", "_need", "_put_id", "_replaced", "_root", "_row", "_segment")
 
     def __init__(self, root: Root, need: int, before: int) -> None:
         """Claims nothing yet. `need` are the bytes of its file that this put has used, `before` the last put's."""
-        self._root, self._least, self._most = root, max(need, before), largest_for(min(need, before))
-        self._file: LockFile | None = None
+        self._root, self._need, self._before = root, need, before
+        self._file: ClaimedFile | None = None
         self._row: SegmentRow | None = None
         self._segment = 0
         self._put_id = 0  # of the next put
@@ -225,20 +166,18 @@ class ReplacedFile:
         """Claims the file if that pays, else returns False. It is called again if the transaction is repeated."""
         root, size = self._root, row.nbytes
         self._row = None
-        if size >= syscalls.HUGE_PAGE or not self._least <= size <= self._most:
+        if size >= syscalls.HUGE_PAGE or size < max(self._need, self._before):
+            return False
+        if size > largest_for(min(self._need, self._before)):
             return False
         if is_leased(transaction, segment, boot_clock()):
             return False
         if self._file is None:
-            try:
-                file = LockFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
-                if syscalls.size_of(file.fd) != size:
-                    return False
-            except OSError:  # missing, another user's, planted; or too many are open
+            self._file = root.storage.open_replaced(segment, size)
+            if self._file is None:
                 return False
-            self._file = file
-        if root.kept_file is not None:
-            self._replaced, root.kept_file = root.kept_file, None
+        if root.next_put.file is not None:
+            self._replaced, root.next_put.file = root.next_put.file, None
         if self._replaced is not None:
             _unclaim_kept(transaction, counters, self._replaced)
         self._segment, self._row = segment, row
@@ -254,13 +193,13 @@ class ReplacedFile:
         if file is None or row is None:
             return True
         try:
-            fd = file.fd
+            fd = file.lock_file.fd
             if syscalls.lock_exclusive(fd):
                 vacate(fd)
-                root.kept_file = KeptFile(self._segment, self._put_id, row.nbytes, file)
+                root.next_put.file = KeptFile(self._segment, self._put_id, row.nbytes, file)
                 self._file = None
             else:
-                root.keeps_none_for = _PUTS_AFTER_A_REFUSAL
+                root.next_put.keeps_none_for = _PUTS_AFTER_A_REFUSAL
                 root.catalog.update(self._return, is_delete=True)
                 write_state(fd, RETIRED)
         except (OSError, MemstoreError) as error:  # the commit stands
@@ -307,9 +246,9 @@ class NextFile:
         """
         root = self._root
         if self._reuse is None:
-            before, root.filled_before = root.filled_before, need
+            before, root.next_put.filled_before = root.next_put.filled_before, need
             is_as_large = before and (suits(before, need) or suits(need, before))
-            if need >= syscalls.HUGE_PAGE or not is_as_large or root.claims is not None:
+            if need >= syscalls.HUGE_PAGE or not is_as_large:
                 return
             self._reuse = Reuse(need)
         try:
@@ -319,8 +258,8 @@ class NextFile:
         row = self._reuse.row
         if row is None:
             return
-        if root.kept_file is not None:
-            self._replaced, root.kept_file = root.kept_file, None
+        if root.next_put.file is not None:
+            self._replaced, root.next_put.file = root.next_put.file, None
         if self._replaced is not None:
             _unclaim_kept(transaction, counters, self._replaced)
         found = transaction.segment(row.segment)
@@ -330,7 +269,7 @@ class NextFile:
         """Keeps the file, once the transaction is committed."""
         if self._reuse is not None and self._reuse.row is not None and self._reuse.file is not None:
             row, file = self._reuse.row, self._reuse.file
-            self._root.kept_file = KeptFile(row.segment, self._put_id, row.size, file)
+            self._root.next_put.file = KeptFile(row.segment, self._put_id, row.size, file)
             self._reuse = None
 
     def close(self) -> None:
@@ -346,11 +285,11 @@ def replaced_file(root: Root, need: int) -> ReplacedFile | None:
 
     Call it under the mutex, once for each commit.
     """
-    before, root.filled_before = root.filled_before, need
+    before, root.next_put.filled_before = root.next_put.filled_before, need
     if not before or need >= syscalls.HUGE_PAGE:
         return None
-    if root.keeps_none_for:
-        root.keeps_none_for -= 1
+    if root.next_put.keeps_none_for:
+        root.next_put.keeps_none_for -= 1
         return None
     return ReplacedFile(root, need, before)
 
@@ -358,23 +297,22 @@ def replaced_file(root: Root, need: int) -> ReplacedFile | None:
 def take_kept_file(root: Root, need: int) -> SegmentWriter | None:
     """Returns the file that was kept, if it suits: it is locked, and its row is filling, as after a claim."""
     with root.guard:
-        kept = root.kept_file
+        kept = root.next_put.file
         if kept is None or not suits(kept.size, need):
             return None
         segment, put_id, size, file = kept
         try:
-            status = syscalls.status(file.fd)
+            status = syscalls.status(file.lock_file.fd)
             is_whole = status.st_nlink > 0 and status.st_size == size  # nobody has unlinked or cut it
         except OSError:
             is_whole = False
-        if root.kept_file is not kept:  # a signal handler has taken it for a put of its own
+        if root.next_put.file is not kept:  # a signal handler has taken it for a put of its own
             return None
-        root.kept_file = None
+        root.next_put.file = None
         if not is_whole:
             file.close()  # its row is left to the sweep
             return None
-        path = segment_path(root.segments, segment)
-        return SegmentWriter(ClaimedFile(path, file, root.segments_fd), segment, put_id, size, is_new=False)
+        return SegmentWriter(file, segment, put_id, size, is_new=False)
 
 
 def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
@@ -383,20 +321,21 @@ def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
     To give it back takes the mutex too. Returns False if the file is none to be kept: in a store on several hosts, one
     that was lent to the home of its key belongs to this process no more.
     """
-    if len(writers) != 1 or root.claims is not None:
+    if len(writers) != 1 or not writers[0].is_reusable:
         return False
     writer = writers[0]
     with root.guard:
-        if root.kept_file is not None or writer.size >= syscalls.HUGE_PAGE or not writer.is_whole:
+        if root.next_put.file is not None or writer.size >= syscalls.HUGE_PAGE:
             return False
-        if root.membership and not _is_filling(root, writer):
+        if not root.catalog.view(is_filling, writer):
             return False
-        root.kept_file = KeptFile(writer.segment, writer.put_id, writer.size, writer.file.lock_file)
+        root.next_put.file = KeptFile(writer.segment, writer.put_id, writer.size, writer.file)
     return True
 
 
-def _is_filling(root: Root, writer: SegmentWriter) -> bool:
-    row = root.catalog.view(Transaction.segment, writer.segment)
+def is_filling(transaction: Transaction, writer: SegmentWriter) -> bool:
+    """Returns whether the file is still being filled under the writer's put id."""
+    row = transaction.segment(writer.segment)
     return row is not None and (row.state, row.put_id) == (FILLING, writer.put_id)
 
 
@@ -410,7 +349,7 @@ def give_back_kept_file(root: Root) -> None:
             transaction.put_counters(counters)
 
     with root.guard:
-        kept, root.kept_file = root.kept_file, None
+        kept, root.next_put.file = root.next_put.file, None
         if kept is not None:
             try:
                 root.catalog.update(unclaim_it, is_delete=True)
@@ -420,7 +359,7 @@ def give_back_kept_file(root: Root) -> None:
 
 def close_kept_file(root: Root) -> None:
     """Gives back what was kept if the mutex is free; else only unlocks it, which leaves it to the next sweep."""
-    if root.kept_file is None:
+    if root.next_put.file is None:
         return
     try:
         if root.is_in_place():  # a store that was removed or moved stays as it is
@@ -432,14 +371,14 @@ def close_kept_file(root: Root) -> None:
 
 
 def _forget_kept_file(root: Root) -> None:
-    kept, root.kept_file = root.kept_file, None
+    kept, root.next_put.file = root.next_put.file, None
     if kept is not None:
         _unlock_and_close(kept.file)
 
 
-def _unlock_and_close(file: LockFile) -> None:
+def _unlock_and_close(file: ClaimedFile) -> None:
     """Closes a file, and unlocks it first: a subprocess has it open too until its exec, and with it the lock."""
-    syscalls.unlock(file.fd)
+    file.unlock()
     file.close()
 
 
@@ -470,15 +409,6 @@ def lease(root: Root, extents: Sequence[SegmentExtent], deadline: float, *, seco
         return True
 
     return root.mutex.run(root.catalog.update, deadline, write)
-
-
-def keep_for_grace(root: Root, transaction: Transaction, segments: Iterable[int]) -> None:
-    """Leases replaced files for a while on storage that hosts share, where readers lock nothing."""
-    if root.shared is not None:
-        until = boot_clock() + int(root.shared.grace * 1e9)
-        for segment in segments:
-            longest = max(until, transaction.number("leases", segment) or 0)
-            transaction.put_number("leases", segment, longest)
 
 
 def is_leased(transaction: Transaction, segment: int, now: int) -> bool:

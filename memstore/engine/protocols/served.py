@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from memstore.engine.catalog import Transaction
-from memstore.engine.files import PreparedFile, SealedSegment, segment_path
-from memstore.engine.format import FILLING, LIVE, PREPARED, RETIRED, SegmentRow
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.files.segments import PreparedFile, SealedSegment, segment_path
+from memstore.engine.format.records import FILLING, LIVE, PREPARED, RETIRED, SegmentRow
 from memstore.engine.protocols.put import finish, go_live
 from memstore.engine.protocols.recovery import mark_gone
-from memstore.engine.protocols.reuse import NextFile, keep_for_grace, retire, unclaim
-from memstore.engine.root import Root
-from memstore.engine.sync import Refusal
+from memstore.engine.protocols.reuse import NextFile, retire, unclaim
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import Refusal
 from memstore.errors import MemstoreError, StoreFullError
 
 Result = TypeVar("Result")
@@ -143,7 +143,7 @@ def _change_locked(
             has_gone_live = True
             go_live(root, effects.batch, live, effects.counters)
         if effects.retired:
-            keep_for_grace(root, transaction, effects.retired)
+            root.storage.retire(transaction, effects.retired)
         if effects.is_change:
             effects.counters.publications += 1
             transaction.put_counters(effects.counters)

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from memstore.engine.catalog import AttemptOutcome, Counters, Now, PendingPart, Transaction, tables
-from memstore.engine.files import ClaimedFile, PreparedFile, SealedSegment, SegmentWriter, segment_path
-from memstore.engine.format import PREPARED, SegmentRow
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import AttemptOutcome, Counters, Now, PendingPart, Transaction
+from memstore.engine.files.segments import ClaimedFile, PreparedFile, SealedSegment, SegmentWriter, segment_path
+from memstore.engine.format.records import PREPARED, SegmentRow
 from memstore.engine.protocols.attempts import (
     AttemptFailure,
     Merge,
@@ -41,9 +42,9 @@ from memstore.engine.protocols.attempts import (
 )
 from memstore.engine.protocols.change import Change, MembershipChanged, need_boxes
 from memstore.engine.protocols.elsewhere import elsewhere_of, is_served
-from memstore.engine.protocols.put import Draft, Publication, clean_up, close_published, commit, write
-from memstore.engine.root import Root
-from memstore.engine.sync import Refusal, deadline_after
+from memstore.engine.protocols.put import Draft, Publication, clean_up, close_published, commit, fill_segment
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import Refusal, deadline_after
 from memstore.errors import (
     CorruptionError,
     HomeUnavailableError,
@@ -60,7 +61,10 @@ _TO_EXPLAIN = 0.25  # seconds for other hosts to say what an error tells: the ti
 def prepare(
     root: Root, member: Participant, draft: Draft, content: Callable[[], bytes], deadline: float
 ) -> AttemptOutcome | Participant:
-    """As `prepare_part`. Raises HomeUnavailableError and StaleMembershipError too."""
+    """Prepares a part, wherever the key's home is: see `prepare_part`.
+
+    Raises HomeUnavailableError and StaleMembershipError too.
+    """
     return prepare_part(root, member, draft, content, _enter_anywhere, deadline)
 
 
@@ -76,7 +80,10 @@ def _enter_anywhere(
 def outcome_of(
     root: Root, member: Participant, merge: Merge, waits_until: float, deadline: float
 ) -> AttemptOutcome | None:
-    """As `outcome_here`. Raises HomeUnavailableError and StaleMembershipError too."""
+    """Returns the outcome of an attempt, wherever the key's home is: see `outcome_here`.
+
+    Raises HomeUnavailableError and StaleMembershipError too.
+    """
     if not is_served(root):
         with contextlib.suppress(MembershipChanged):
             return outcome_here(root, member, merge, waits_until, deadline)
@@ -84,7 +91,7 @@ def outcome_of(
 
 
 def give_up(root: Root, member: Participant, failure: AttemptFailure, deadline: float) -> AttemptOutcome:
-    """As `give_up_here`."""
+    """Ends an attempt, wherever the key's home is: see `give_up_here`."""
     if not is_served(root):
         with contextlib.suppress(MembershipChanged):
             return give_up_here(root, member, failure, deadline)
@@ -149,7 +156,7 @@ def prepare_part(
     need_boxes(root, deadline)
     writers: list[SegmentWriter] = []
     try:
-        change = write(root, draft, writers, deadline)
+        change = fill_segment(root, draft, writers, deadline)
         said = content()
         segment = change.segments[0] if change.segments else None
         found = enter(root, member, draft, segment, said, deadline)
@@ -168,7 +175,7 @@ def prepare_part(
 def enter_here(
     root: Root, member: Participant, draft: Draft, segment: SealedSegment | None, content: bytes, deadline: float
 ) -> AttemptOutcome | Participant:
-    """Of a store on one host. Raises MembershipChanged if it is served to others."""
+    """Enters a part in this host's catalog. Raises MembershipChanged if the store is served to others."""
     found, bells = root.mutex.run(_prepare_locked, deadline, root, member, draft, segment, content)
     for bell in bells:
         root.doorbell.wake(bell)
@@ -361,7 +368,7 @@ class _PartsChanged(Refusal):
 
 
 class _PartsPublication(Publication):
-    """What the transaction of a publication does beside the commit's own work."""
+    """Rows of an attempt's end, in the transaction that publishes its value."""
 
     def __init__(self, member: Participant, parts: Sequence[PendingPart]) -> None:
         self._member, self._parts, self._moment = member._replace(number=parts[0].number), parts, now()

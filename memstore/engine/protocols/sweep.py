@@ -1,8 +1,9 @@
 """Sweeps: which retired segments are kept to be used again, and which are given back.
 
-How many bytes of retired files may stay is limited (`limit`): by what is live or twice the largest batch lately put,
-and by a tenth of the free space; but as many bytes as the largest recent batch may always stay. Later sweeps look again
-at a file that is *held*, by a lock or a lease. Files that dead writers were filling are given back too.
+How many bytes of retired files may stay is limited (`root.storage.limit`): by what is live or twice the largest batch
+lately put, and by a tenth of the free space; but as many bytes as the largest recent batch may always stay. On storage
+that hosts share none may, and all are leased for a while. Later sweeps look again at a file that is *held*, by a lock
+or a lease. Files that dead writers were filling are given back too.
 
 Copies of values of other hosts are given up when there is no room, and by `gc` (`drop_copies`). They are fetched, and
 named in the table `copies`, by memstore/distributed/transfers.
@@ -22,70 +23,44 @@ from typing import NamedTuple
 import msgspec
 
 from memstore.engine import syscalls
-from memstore.engine.catalog import Counters, Transaction, tables
-from memstore.engine.files import LockFile, OwnedFile, erase_put_id, remove_file, segment_path
-from memstore.engine.format import FILLING, LIVE, RETIRED, SegmentRow
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import Counters, Transaction
+from memstore.engine.files.mapping import OwnedFile
+from memstore.engine.files.segments import erase_put_id, segment_path
+from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentRow
 from memstore.engine.protocols.attempts import end_expired, end_expired_locked
 from memstore.engine.protocols.recovery import check_header, mark_retired
-from memstore.engine.protocols.reuse import (
-    RetiredRow,
-    give_back_kept_file,
-    is_leased,
-    lock_in_state,
-    lock_retired,
-    retire,
-    set_aside,
-)
-from memstore.engine.root import Root
-from memstore.engine.sync import boot_clock
+from memstore.engine.protocols.reuse import claim_retired, give_back_kept_file, is_leased, retire, set_aside
+from memstore.engine.root.roots import Root
+from memstore.engine.root.storage import RetiredRow
+from memstore.engine.sync.primitives import boot_clock
 from memstore.errors import CorruptionError
 
 log = logging.getLogger("memstore")
 
 _SWEPT_A_HOLD = 16  # files of each kind: they are open until the hold is over
-_IN_GRACE_A_HOLD = 64  # files on storage that hosts share: none stays open
 _HELD_A_SWEEP = 16  # files that a put looks at again; 8 us each
-_LOOK_AT_HELD = 0.02  # seconds between two looks of a process at held files
-_LOOK_AT_WHAT_WAITS = 0.5  # seconds between two looks of a process at files in their grace time
 _LOOK_FOR_DEAD = 1.0  # seconds between two looks of a process for dead writers, at filling rows
-_FREE_SHARE = 0.1  # of the file system's free space
-
-
-def limit(root: Root, counters: Counters) -> int:
-    """Returns how many bytes of retired files may stay. On storage that hosts share none is used again."""
-    if root.shared is not None:
-        return 0
-    wanted = max(counters.live, 2 * counters.recent)
-    if counters.retired <= min(counters.recent, wanted):
-        return wanted
-    status = os.fstatvfs(root.segments_fd)
-    free = int(status.f_bavail * status.f_frsize * _FREE_SHARE)
-    return min(wanted, max(free, counters.recent))
 
 
 def needs_sweep(root: Root, counters: Counters) -> bool:
     """Returns whether a commit should be followed by a sweep."""
-    if root.shared is not None:
-        return _may_look_at_what_waits(root, counters) or _may_look_for_dead(root, counters)
-    return (
-        counters.retired > limit(root, counters)
-        or (counters.held > 0 and _may_look_at_held(root, counters))
-        or (counters.filling > 0 and _may_look_for_dead(root, counters))
+    storage = root.storage
+    is_over = counters.retired > 0 and counters.retired > storage.limit(counters)
+    if is_over and time.monotonic() > root.sweeps.looked_at_held + storage.sweep_every:
+        return True
+    return (counters.held > 0 and _may_look_at_held(root, counters)) or (
+        counters.filling > 0 and _may_look_for_dead(root, counters)
     )
 
 
-def _may_look_at_what_waits(root: Root, counters: Counters) -> bool:
-    """Returns whether files on storage that hosts share may have come to the end of their grace time."""
-    return counters.retired + counters.held > 0 and time.monotonic() > root.looked_at_held + _LOOK_AT_WHAT_WAITS
-
-
 def _may_look_at_held(root: Root, counters: Counters) -> bool:
-    return counters.held > 0 and time.monotonic() > root.looked_at_held + _LOOK_AT_HELD
+    return counters.held > 0 and time.monotonic() > root.sweeps.looked_at_held + root.storage.look_every
 
 
 def _may_look_for_dead(root: Root, counters: Counters) -> bool:
-    ours = root.kept_file.size if root.kept_file is not None else 0
-    return counters.filling > ours and time.monotonic() > root.looked_for_dead + _LOOK_FOR_DEAD
+    ours = root.next_put.file.size if root.next_put.file is not None else 0
+    return counters.filling > ours and time.monotonic() > root.sweeps.looked_for_dead + _LOOK_FOR_DEAD
 
 
 def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
@@ -99,7 +74,7 @@ def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
     end_expired(root, deadline)
     tables = ("retired", "held", "filling")
     rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
-    root.looked_for_dead, root.last_filling = 0.0, 0
+    root.sweeps.looked_for_dead, root.sweeps.last_filling = 0.0, 0
     return sweep_some(root, rows + 1, deadline, keep=keep)
 
 
@@ -109,8 +84,8 @@ def _give_up_what_is_kept(root: Root) -> None:
 
 
 def sweep_if_due(root: Root, deadline: float) -> None:
-    """Sweeps now and then on storage that hosts share, where nobody may put for long."""
-    if root.shared is not None and needs_sweep(root, root.catalog.view(Transaction.counters)):
+    """Sweeps now and then, where a sweep comes due by time: nobody may put for long."""
+    if root.storage.sweep_every and needs_sweep(root, root.catalog.view(Transaction.counters)):
         sweep_some(root, _SWEPT_A_HOLD, deadline)
 
 
@@ -118,7 +93,7 @@ def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = No
     """Sweeps in several holds: others publish in between, and few files are open at once. `keep` as in `sweep`."""
     freed, began = 0, time.perf_counter()
     for left in range(files, 0, -_SWEPT_A_HOLD):
-        unlinked: list[LockFile] = []
+        unlinked: list[OwnedFile] = []
         try:
             freed += root.mutex.run(sweep, deadline, root, unlinked, files=min(left, _SWEPT_A_HOLD), keep=keep)
         finally:  # after an error too: no later sweep would find what is unlinked already
@@ -148,15 +123,14 @@ class _Sweep(NamedTuple):
     dead: list[int]
 
 
-def sweep(root: Root, unlinked: list[LockFile], *, files: int, keep: int | None = None) -> int:
-    """Unlinks retired files beyond what may stay (`keep` bytes; None: `limit`), and what dead writers left.
+def sweep(root: Root, unlinked: list[OwnedFile], *, files: int, keep: int | None = None) -> int:
+    """Unlinks retired files beyond what may stay (`keep` bytes; None: the limit), and what dead writers left.
 
     It looks at up to `files` of each kind, and returns the bytes that it gave back. Files are unlinked before their
     rows go, and if the store is durable, that is synced: a kill in between leaves rows without files, which the next
     sweep takes as done. Their blocks are freed by the caller, after the mutex: 512 MiB of small pages take 70 ms.
     """
-    if root.shared is not None:
-        files, keep = max(files, _IN_GRACE_A_HOLD), 0
+    files = max(files, root.storage.swept_at_least)
     if _may_look_for_dead(root, root.catalog.view(Transaction.counters)):
         for bell in end_expired_locked(root):
             root.doorbell.wake(bell)
@@ -169,7 +143,7 @@ def sweep(root: Root, unlinked: list[LockFile], *, files: int, keep: int | None 
 
 def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) -> _Sweep:
     counters = transaction.counters()
-    over = counters.retired - (limit(root, counters) if keep is None else keep)
+    over = counters.retired - (root.storage.limit(counters) if keep is None else keep)
     surplus: list[RetiredRow] = []
     if over > 0:
         for row in transaction.oldest_retired(files):
@@ -179,17 +153,20 @@ def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) 
             over -= row[0]
     held: list[RetiredRow] = []
     if keep == 0 or _may_look_at_held(root, counters):
-        held = [RetiredRow(0, *row) for row in transaction.numbers("held", files if keep == 0 else _HELD_A_SWEEP)]
-        root.looked_at_held = time.monotonic()
+        count = files if keep == 0 else max(_HELD_A_SWEEP, root.storage.swept_at_least)
+        held = [RetiredRow(0, *row) for row in transaction.numbers("held", count)]
+        root.sweeps.looked_at_held = time.monotonic()
     dead: list[int] = []
     if _may_look_for_dead(root, counters):
-        dead = [segment for segment, _ in transaction.numbers("filling", files, root.last_filling)]
-        root.last_filling = dead[-1] if len(dead) == files else 0
-        root.looked_for_dead = time.monotonic() if root.last_filling == 0 else root.looked_for_dead
+        dead = [segment for segment, _ in transaction.numbers("filling", files, root.sweeps.last_filling)]
+        root.sweeps.last_filling = dead[-1] if len(dead) == files else 0
+        root.sweeps.looked_for_dead = time.monotonic() if root.sweeps.last_filling == 0 else root.sweeps.looked_for_dead
     return _Sweep(surplus, held, dead)
 
 
-def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: list[LockFile], keep: int | None) -> int:
+def _give_back(
+    root: Root, transaction: Transaction, chosen: _Sweep, unlinked: list[OwnedFile], keep: int | None
+) -> int:
     counters, freed, now = transaction.counters(), 0, boot_clock()
     rows = transaction.count("segments")
     before = msgspec.structs.astuple(counters)
@@ -201,11 +178,11 @@ def _give_back(root: Root, transaction: Transaction, chosen: _Sweep, unlinked: l
         transaction.delete_retired(row.size, row.sequence)
         counters.retired -= row.size
         freed += row.size
-    held = counters.held
+    held, stays = counters.held, keep != 0 and bool(chosen.held) and root.storage.limit(counters) > 0
     for row in chosen.held:
-        freed += _look_again(root, transaction, counters, row, unlinked, now, keep, rotate=rotate)
+        freed += _look_again(root, transaction, counters, row, unlinked, now, stays=stays, rotate=rotate)
     if counters.held < held:  # somebody let go, maybe of more: the next put looks on
-        root.looked_at_held = 0.0
+        root.sweeps.looked_at_held = 0.0
     for segment in chosen.dead:
         found = transaction.segment(segment)
         if _unlink(root, transaction, counters, segment, FILLING, unlinked, now):
@@ -225,24 +202,24 @@ def _look_again(
     transaction: Transaction,
     counters: Counters,
     row: RetiredRow,
-    unlinked: list[LockFile],
+    unlinked: list[OwnedFile],
     now: int,
-    keep: int | None,
     *,
+    stays: bool,
     rotate: bool,
 ) -> int:
-    """Retires or unlinks a held file that nobody holds any more. Returns the bytes that were given back.
+    """Unlinks a held file that nobody holds any more, or with `stays` retires it. Returns the bytes that it gave back.
 
     With `rotate`, a file that is still held goes behind the others.
     """
     found = transaction.segment(row.segment)
     size = found.nbytes if found else 0
-    if keep == 0 or not _is_usable(root, row.segment, size):
+    if not stays or not _is_usable(root, row.segment, size):
         if _unlink(root, transaction, counters, row.segment, RETIRED, unlinked, now):
             transaction.delete_number("held", row.sequence)
             counters.held -= size
             return size
-    elif not is_leased(transaction, row.segment, now) and lock_retired(root, transaction, row.segment):
+    elif not is_leased(transaction, row.segment, now) and claim_retired(root, transaction, row.segment):
         transaction.delete_number("held", row.sequence)
         counters.held -= size
         retire(transaction, counters, row.segment, size)
@@ -270,7 +247,7 @@ def _unlink(
     counters: Counters,
     segment: int,
     state: int,
-    unlinked: list[LockFile],
+    unlinked: list[OwnedFile],
     now: int,
 ) -> bool:
     """Unlinks a file that nobody locks or leases, and drops its row. True also where file or row is missing."""
@@ -281,18 +258,19 @@ def _unlink(
         if is_leased(transaction, segment, now):
             return False
         try:
-            file = lock_in_state(root, transaction, segment, state)
+            file = root.storage.claim(segment)
         except FileNotFoundError:
             file = None
         else:
             if file is None:
                 return False
-            check_header(root, file.fd, segment, row.put_id, counters)
-            if root.shared is None:  # there others may read it still, who lock nothing
-                unlinked.append(file)
+            fd = file.lock_file.fd
+            check_header(root, fd, segment, row.put_id, counters)
             if state == RETIRED:  # a reader may have opened it, to lock it when we are done: it must not know it then
-                erase_put_id(file.fd)
-        remove_file(segment_path(root.segments, segment), root.segments_fd)
+                erase_put_id(fd)
+        removed = root.storage.unlink(segment, file)
+        if removed is not None:
+            unlinked.append(removed)
         transaction.delete_segment(segment)
     transaction.delete_number("leases", segment)
     return True

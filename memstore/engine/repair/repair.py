@@ -52,15 +52,17 @@ import msgspec
 
 from memstore._info import Progress, RepairReport
 from memstore.engine import syscalls
-from memstore.engine.catalog import Catalog, Counters, Transaction, tables
-from memstore.engine.files import LockFile, OwnedFile, map_file, other_size, write_slots
-from memstore.engine.format import (
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.catalog import Catalog
+from memstore.engine.catalog.tables import Counters, Transaction
+from memstore.engine.files.mapping import LockFile, OwnedFile, map_file
+from memstore.engine.files.segments import other_size, write_slots
+from memstore.engine.format.headers import HeaderSlots, ParsedHeader
+from memstore.engine.format.records import (
     FILLING,
     LIVE,
     PREPARED,
     RETIRED,
-    HeaderSlots,
-    ParsedHeader,
     Record,
     SegmentExtent,
     SegmentRow,
@@ -76,24 +78,13 @@ from memstore.engine.repair.salvage import (
     read_catalog,
     read_segments,
 )
-from memstore.engine.root import (
-    CATALOG,
-    CLUSTER,
-    DOORBELL,
-    LOCK,
-    SEGMENTS,
-    SETTINGS,
-    Settings,
-    check_filesystem,
-    close_unused,
-    folder,
-    lockers_of,
-    no_state,
-    segments_of,
-    shared_settings,
-    state_of,
-)
-from memstore.engine.sync import deadline_after, read_notes
+from memstore.engine.root import folder
+from memstore.engine.root.filesystem import check_filesystem, lockers_of
+from memstore.engine.root.folder import CATALOG, CLUSTER, DOORBELL, LOCK, SEGMENTS, SETTINGS, Settings
+from memstore.engine.root.roots import close_unused
+from memstore.engine.root.shared import no_state, segments_of, shared_settings, state_of
+from memstore.engine.sync.pages import read_notes
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import NotAStoreError, StoreTimeoutError
 
 log = logging.getLogger("memstore")

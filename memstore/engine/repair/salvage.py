@@ -24,24 +24,21 @@ from memstore._arguments import KEY_LIMIT
 from memstore._info import Progress
 from memstore._parsing import UNDECODABLE
 from memstore.engine import syscalls
-from memstore.engine.catalog import SERVED, Counters, has_gone_back, read_counters, read_segment
-from memstore.engine.files import OwnedFile
-from memstore.engine.format import (
-    HEAD_SIZE,
+from memstore.engine.catalog.environment import has_gone_back
+from memstore.engine.catalog.tables import SERVED, Counters, read_counters, read_segment
+from memstore.engine.files.mapping import OwnedFile
+from memstore.engine.format.headers import HEAD_SIZE, PART_MARK, ParsedHeader, header_size, read_header
+from memstore.engine.format.records import (
     OBJECTS_IN_RECORD,
-    PART_MARK,
-    ParsedHeader,
     Record,
     SegmentExtent,
     SegmentRow,
     decode_record,
-    header_size,
     is_mutable,
-    read_header,
 )
-from memstore.engine.protocols import Content
+from memstore.engine.protocols.change import Content
 from memstore.engine.repair.survey import survey
-from memstore.engine.sync import CONTROL_SIZE, check_page
+from memstore.engine.sync.pages import CONTROL_SIZE, check_page
 from memstore.errors import CorruptionError, ResourceLimitError, in_callers_code
 
 _ANY_CAPACITY = 1 << 62  # rows: what a mutable entry has room for, its description says, which is opaque here

@@ -33,18 +33,10 @@ from typing import Any, BinaryIO
 import msgspec
 
 from memstore._arguments import encode_key
-from memstore.engine.catalog import (
-    NAMES,
-    OPTIONAL,
-    SERVED,
-    Catalog,
-    PendingPart,
-    Transaction,
-    check_row,
-    read_segment,
-    tables,
-)
-from memstore.engine.format import (
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.catalog import Catalog
+from memstore.engine.catalog.tables import NAMES, OPTIONAL, SERVED, PendingPart, Transaction, check_row, read_segment
+from memstore.engine.format.records import (
     FILLING,
     LIVE,
     PREPARED,
@@ -61,15 +53,12 @@ from memstore.errors import CorruptionError, lack_of
 SILENCE = 60.0  # seconds without a word from the child: it hangs
 _TIME_TO_END = 5.0  # seconds for the child, after its last word
 _SIGNALS_OF_DAMAGE = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_DOORS = {"memstore.engine": os.path.dirname(_HERE), "memstore.engine.repair": _HERE}
-# The child goes in past these doors: they would import all of the engine, which takes as long again as what it needs.
+# The child goes in past the engine's door, which would import all of it: as long again as what it needs.
 _PROGRAM = """
 import json, sys, types
-sys.path[:], doors, arguments = map(json.loads, sys.argv[1:])
-for name, folder in doors.items():
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [folder]
+sys.path[:], folder, arguments = map(json.loads, sys.argv[1:])
+sys.modules["memstore.engine"] = engine = types.ModuleType("memstore.engine")
+engine.__path__ = [folder]
 from memstore.engine.repair.survey import report
 report(*arguments)
 """
@@ -116,7 +105,8 @@ def survey(folder: str, *, locked: bool, on_row: OnRow | None = None) -> Survey:
     `on_row` gets each row that fits its checksum. Raises nothing.
     """
     found = Survey()
-    arguments = list(map(str, sys.path)), _DOORS, [folder, locked, on_row is not None]
+    engine = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    arguments = list(map(str, sys.path)), engine, [folder, locked, on_row is not None]
     command = [sys.executable, "-c", _PROGRAM, *map(json.dumps, arguments)]
     quiet = subprocess.DEVNULL
     try:

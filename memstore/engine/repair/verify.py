@@ -18,13 +18,17 @@ import msgspec
 
 from memstore._info import Progress, VerifyReport
 from memstore.engine import syscalls
-from memstore.engine.files import segment_path
-from memstore.engine.format import LIVE, PART_MARK, ParsedHeader, Record, SegmentExtent, read_header
+from memstore.engine.files.segments import segment_path
+from memstore.engine.format.headers import PART_MARK, ParsedHeader, read_header
+from memstore.engine.format.records import LIVE, Record, SegmentExtent
 from memstore.engine.index import find, keys_of_bytes_here
-from memstore.engine.protocols import MappedEntry, check_publications, hold, placed_segments
+from memstore.engine.protocols.elsewhere import MappedEntry
+from memstore.engine.protocols.get import hold
+from memstore.engine.protocols.recovery import check_publications
 from memstore.engine.repair.survey import Damage, survey
-from memstore.engine.root import Root, folder, segments_of
-from memstore.engine.sync import deadline_after
+from memstore.engine.root import folder
+from memstore.engine.root.roots import Root
+from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import (
     CorruptionError,
     HomeUnavailableError,
@@ -150,22 +154,19 @@ def look_at(
 
 def _check_headers(root: Root, name: str, held: MappedEntry) -> None:
     record = held.record
-    own, shared = root.settings.store, root.shared is not None
-    placed = placed_segments(root, record)
-    if not shared:  # the headers of others stay where they are: those hosts look at them
-        placed = [(host, extent) for host, extent in placed if host == own]
-    for host, extent in placed:
+    for host, path, extent in root.storage.placed(record):
+        if host != root.settings.store and not root.storage.sees_all_hosts:
+            continue  # the headers of others stay where they are: those hosts look at them
         try:
             with held.header(extent) as header:
                 found = read_header(header, extent.size)
             expected = _expected(record, extent, name, host)
-            if root.membership and not found.version:  # of bytes that were put here, and whose home is elsewhere
+            if not root.home.is_alone and not found.version:  # of bytes that were put here, and whose home is elsewhere
                 expected["version"] = 0
                 if record.parts is not None:  # lent by itself, before there was a version
                     expected["batch"] = (found.batch, found.count)
             _compare(_said(found, record.parts is not None), expected)
         except CorruptionError as error:
-            path = segment_path(segments_of(root.path, host) if shared else root.segments, extent.segment)
             raise CorruptionError(key=name, path=path, detail=error.detail) from None
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from typing import Literal
 
 from memstore.engine import syscalls
-from memstore.engine.files import OwnedFile, map_file
+from memstore.engine.files.mapping import OwnedFile, map_file
 from memstore.errors import UnsupportedFilesystemError
 
 log = logging.getLogger("memstore")

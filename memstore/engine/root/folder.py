@@ -34,9 +34,9 @@ from msgspec import Meta
 from memstore._parsing import UNDECODABLE
 from memstore._wording import of_no_place
 from memstore.engine import syscalls
-from memstore.engine.files import LockFile
+from memstore.engine.files.mapping import LockFile
 from memstore.engine.root.filesystem import Durability, check_filesystem, lockers_of
-from memstore.engine.sync import describe_thread
+from memstore.engine.sync.primitives import describe_thread
 from memstore.errors import FormatVersionError, NotAStoreError, NotServedError, PermissionDeniedError, StoreTimeoutError
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -559,7 +559,7 @@ def _remove_folder(path: str) -> None:
 
 
 def _empty_folder(path: str) -> None:
-    """Links are removed, and not followed."""
+    """Removes what a folder contains. Links are removed, and not followed."""
     with os.scandir(path) as found:
         entries = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_folder in entries:

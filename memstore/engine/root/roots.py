@@ -12,30 +12,31 @@ has them: the child must not unmap what their `KeptMappings` had mapped, because
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from memstore._threads import Hooks, around_forks
 from memstore.engine import syscalls
-from memstore.engine.catalog import Catalog
-from memstore.engine.files import FileClaims, KeptMappings, LockFile, OwnedFile, close_all
-from memstore.engine.root.folder import SETTINGS, Settings, Shared
-from memstore.engine.root.shared import CLAIMS_FILE, StorePaths, storage_error
-from memstore.engine.sync import Doorbell, LockPage
-from memstore.errors import NotAStoreError, PermissionDeniedError, StorageError, StoreClosedError
+from memstore.engine.catalog.catalog import Catalog
+from memstore.engine.files.mapping import close_all
+from memstore.engine.files.segments import ClaimedFile
+from memstore.engine.root.folder import SETTINGS, Settings
+from memstore.engine.root.storage import StorageDriver, StorePaths
+from memstore.engine.sync.pages import LockPage
+from memstore.engine.sync.primitives import Doorbell
+from memstore.errors import NotAStoreError, PermissionDeniedError, StorageError
 
 _REMOVED_EVERY = 0.25  # seconds in which a removal of many files removes another one
 _REMOVED_WITHIN = 10.0  # seconds for which a removal is watched
 _IN_PLACE_FOR = 1e-4  # seconds that `glance` believes a look: to look takes 2 us, which is a get of a small value
 MEMBER_SIZE = 16  # bytes
-_NEVER = 1 << 62  # puts
-_ADVICE = "open the store again, where it is now"
 
 
 class KeptFile(NamedTuple):
@@ -44,7 +45,67 @@ class KeptFile(NamedTuple):
     segment: int
     put_id: int
     size: int
-    file: LockFile
+    file: ClaimedFile
+
+
+@dataclass(eq=False, slots=True)
+class NextPut:
+    """State of the reuse of files in this process: see `engine/protocols/reuse.py`.
+
+    Attributes:
+        file: what the next put may fill.
+        filled_before: bytes of the last segment that was published by itself.
+        keeps_none_for: puts for which no file is to be kept.
+    """
+
+    file: KeptFile | None = None
+    filled_before: int = 0
+    keeps_none_for: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class SweepLooks:
+    """State of the sweeps of this process: see `engine/protocols/sweep.py`.
+
+    Attributes:
+        looked_at_held: when it last did, monotonic.
+        looked_for_dead: when it last came to the end of the filling rows, monotonic.
+        last_filling: the row where it stopped.
+    """
+
+    looked_at_held: float = 0.0
+    looked_for_dead: float = 0.0
+    last_filling: int = 0
+
+
+class Home(Protocol):
+    """The host that commits changes of a store's keys: this one (`Alone`), or one of many (`protocols.Elsewhere`)."""
+
+    is_alone: bool
+
+    def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
+        """Returns the counters' `membership` under which this host is the home of all keys; None if it isn't.
+
+        A commit compares it with that of its transaction. Raises CrossHostError if the keys have several homes.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Alone:
+    """The home of all keys, where nobody is known to serve the store."""
+
+    is_alone = True
+
+    def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+ALONE = Alone()
 
 
 @dataclass(eq=False)
@@ -54,7 +115,7 @@ class Root:
     Attributes:
         state: the folder of its catalog, lock page, doorbell and settings: `path`, but on storage that hosts share.
         segments: the path of the folder of its segments.
-        shared, claims: on storage that hosts share what it has fixed, and who fills what; else None.
+        storage: of its segments: the driver for the kind of storage that they lie on.
     """
 
     places: StorePaths
@@ -63,59 +124,49 @@ class Root:
     doorbell: Doorbell
     catalog: Catalog
     on_tmpfs: bool
-    locks_need_files: bool  # a mapping keeps none there: see `filesystem.mappings_keep_locks`
-    segments_folder: OwnedFile  # whatever its path names by now
+    storage: StorageDriver
     uses: set[weakref.ref[Any]] = field(default_factory=set[weakref.ref[Any]])  # see `RootUse`
-    spares: KeptMappings = field(default_factory=KeptMappings)
-    kept_file: KeptFile | None = None  # what the next put may fill
     before_close: Callable[[Root], None] = field(default=lambda root: None)  # gives back what this process keeps
-    filled_before: int = 0  # bytes of the last segment that was published by itself
-    keeps_none_for: int = 0  # puts for which no file is to be kept
-    looked_at_held: float = 0.0  # when this process last did, monotonic
-    looked_for_dead: float = 0.0  # when this process last came to the end of the filling rows, monotonic
-    last_filling: int = 0  # the row where it stopped
+    next_put: NextPut = field(default_factory=NextPut)
+    sweeps: SweepLooks = field(default_factory=SweepLooks)
     not_removed: float = 0.0  # until when nobody looks again whether the store is being removed
     look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
-    is_replaced: bool = False  # this process has opened what its path names by now; it keeps this one for its holders
-    membership: int = 0  # the counters' number under which this process has read who the members are; 0: it hasn't
-    homes_here: dict[bytes, int] = field(default_factory=dict[bytes, int])  # groups -> `membership`: see `put.py`
-    elsewhere: Any = None  # what this process asks of other hosts, if it did: see `engine/protocols/elsewhere.py`
-    connect: Callable[[Root], Any] | None = None  # makes `elsewhere`; whoever opens a root for a user gives it
+    home: Home = ALONE  # of its keys, as far as this process knows
+    connect: Callable[[Root], Any] | None = None  # makes the `home` of a served root; who opens one for a user gives it
     guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
     path: str = field(init=False)
     state: str = field(init=False)
     segments: str = field(init=False)
-    shared: Shared | None = field(init=False)
-    claims: FileClaims | None = field(init=False)
-    identity: tuple[int, int] = field(init=False)  # of `segments_folder`: no other gets it while that is open
+    identity: tuple[int, int] = field(init=False)  # of the folder of segments: no other gets it while it is open
 
     def __post_init__(self) -> None:
         self.guard = self.catalog.guard
         self.path, self.state, self.segments = self.places
-        self.shared = self.settings.shared
-        self.claims = None if self.shared is None else FileClaims(f"{self.state}/{CLAIMS_FILE}")
-        if self.shared is not None:
-            self.keeps_none_for = _NEVER  # no file there is used again
-        status = os.fstat(self.segments_folder.fd)
+        status = os.fstat(self.storage.fd)
         self.identity = (status.st_dev, status.st_ino)
 
     def leave_to_parent(self) -> None:
         """Gives up what must not be shared with the parent. A forked child calls it before it does anything."""
         self.catalog.leave_to_parent()
         self.guard = self.catalog.guard
-        self.kept_file, self.filled_before = None, 0
-        self.membership, self.elsewhere = 0, None  # its connections are the parent's
+        self.next_put.file, self.next_put.filled_before = None, 0
+        self.home = ALONE  # connections to others are the parent's
         if self.lock is not None:
             self.lock.forget_threads()
 
     @property
     def segments_fd(self) -> int:
-        fd = self.segments_folder.fd
-        if self.is_replaced:
-            raise self._replaced()
-        if fd < 0:  # by another thread
-            raise StoreClosedError(f"the store {self.path} was closed: memstore.open it again")
+        fd = self.storage.fd
+        if fd < 0:
+            raise self.storage.closed_error()
         return fd
+
+    def reading(self) -> AbstractContextManager[object]:
+        """Returns what is held while a value is mapped: no forked child is to have its open file, and with it the lock.
+
+        Nothing is held where bytes are read: others would wait, and nothing is locked.
+        """
+        return self.guard if self.storage.maps_at_once else contextlib.nullcontext()
 
     def sync_unlinked(self) -> None:
         """Syncs the folder, before the rows go: after a crash of the host nobody finds files that no row names."""
@@ -130,18 +181,14 @@ class Root:
     def check_in_place(self) -> None:
         """Raises NotAStoreError if the path doesn't name the opened folder any more; StorageError of a shared one."""
         now = monotonic()
-        if self.is_replaced:
-            raise self._replaced()
+        if self.storage.is_replaced:
+            raise self.storage.closed_error()
         try:
             status = os.stat(self.segments)
         except OSError as error:
-            raise self._unseen(error) from None
-        found = (status.st_dev, status.st_ino)
-        if found != self.identity and self.shared is not None:
-            what = "the storage was mounted anew, or the store was replaced, while it was open"
-            raise StorageError(f"{self.segments}: {what}: {_ADVICE}", path=self.segments)
-        if found != self.identity:
-            raise NotAStoreError(f"{self.path} is another store than was opened: it was replaced meanwhile; {_ADVICE}")
+            raise self.storage.unseen_error(error) from None
+        if (status.st_dev, status.st_ino) != self.identity:
+            raise self.storage.unseen_error(None)
         self.look_again = now + _IN_PLACE_FOR
 
     def check_missing(self) -> None:
@@ -158,7 +205,7 @@ class Root:
                     return
                 found = len(os.listdir(self.segments))
             except OSError as error:
-                raise self._unseen(error) from None
+                raise self.storage.unseen_error(error) from None
             if 0 <= left <= found or monotonic() > until:
                 self.not_removed = monotonic() + _REMOVED_WITHIN
                 return
@@ -177,22 +224,6 @@ class Root:
         """Calls `check_in_place`, unless that was done just now. For reads; and for writes, which look at the end."""
         if monotonic() > self.look_again:
             self.check_in_place()
-
-    def _replaced(self) -> NotAStoreError:
-        return NotAStoreError(f"{self.path} was moved or replaced while it was open, and opened anew since: {_ADVICE}")
-
-    def _unseen(self, error: OSError) -> Exception:
-        if self.shared is not None:
-            return storage_error(self.segments, error)
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            what = error.filename if os.path.lexists(self.path) else self.path
-            return NotAStoreError(f"{what} was removed or moved while the store was open: {_ADVICE}")
-        if error.errno in (errno.EACCES, errno.EPERM):
-            return PermissionDeniedError(
-                f"{self.path}: this process may not look any more whether its store is still there "
-                f"({error.strerror}): give it back the x bits of the folders above"
-            )
-        return error
 
     def member_id(self) -> bytes:
         """Returns the store's name as a member of a cluster: its id, 16 bytes. Raises NotAStoreError."""
@@ -264,7 +295,7 @@ def registered(identity: tuple[int, int], settings: Settings | None) -> RootUse 
             return None
         is_other = settings is None or settings.store != root.settings.store  # emptied or replaced while it was open
         if is_other or not root.is_in_place():  # or moved: it does all by its old path
-            root.is_replaced, root.look_again = True, 0.0
+            root.storage.is_replaced, root.look_again = True, 0.0
             _replaced_roots.append(root)
             del _opened[identity]
             _end_root(root)
@@ -310,14 +341,12 @@ def _forget_recovery(root: Root) -> None:
 
 
 def _end_root(root: Root) -> None:
-    elsewhere, root.elsewhere = root.elsewhere, None
-    if elsewhere is not None:
-        elsewhere.close()
+    home, root.home = root.home, ALONE
+    home.close()
     root.before_close(root)
     with root.guard:
         root.catalog.close()
-        root.segments_folder.close()
-        root.spares.clear()
+        root.storage.close()
 
 
 # --- fork -------------------------------------------------------------------------------------------------------------
@@ -328,7 +357,7 @@ def _before_fork() -> None:
     _forking[:] = _known_roots
     for root in _forking:
         root.guard.acquire()
-        root.spares.clear()  # a child doesn't get these mappings, and may map something else where they lay
+        root.storage.mappings.clear()  # a child doesn't get these mappings, and may map something else where they lay
 
 
 def _after_fork_in_parent() -> None:

@@ -16,14 +16,37 @@ import errno
 import os
 import time
 import uuid
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from memstore.engine import syscalls
+from memstore.engine.catalog.tables import Counters, Transaction
+from memstore.engine.files.mapping import Mapping, OwnedFile, address_in, map_file
+from memstore.engine.files.segments import (
+    ClaimedFile,
+    ClaimedOnStorage,
+    FileClaims,
+    SharedStorageWriter,
+    StorageFile,
+    fits,
+    open_stored,
+    read_stored,
+    segment_path,
+)
+from memstore.engine.format.records import Record, SegmentExtent
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS, check_filesystem, filesystem_name, is_network
 from memstore.engine.root.folder import SHARED, Settings, Shared, encode_settings
+from memstore.engine.root.storage import (
+    OPEN_AGAIN,
+    PlacedSegment,
+    RetiredRow,
+    StorageDriver,
+    StorePaths,
+    mapped_size,
+)
+from memstore.engine.sync.primitives import boot_clock
 from memstore.errors import (
     NotAStoreError,
     NotServedError,
@@ -36,20 +59,6 @@ STATE_VARIABLE = "MEMSTORE_STATE"
 CLAIMS_FILE = "claims"
 _LOOK_EVERY = 0.05  # seconds
 _NO_STORAGES_FAULT = {errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE}  # any store may meet it
-
-
-class StorePaths(NamedTuple):
-    """The paths of the parts of a store.
-
-    Attributes:
-        path: the store's folder, as its users name it.
-        state: the folder of catalog, lock page, doorbell and settings of this host: `path`, but for shared storage.
-        segments: the folder of the files that this host writes.
-    """
-
-    path: str
-    state: str
-    segments: str
 
 
 def shared_settings(root: str) -> Settings | None:
@@ -247,6 +256,118 @@ def no_state(root: str, state: str) -> NotServedError:
         f"{root} is on storage that hosts share, and this host is no host of it yet, as far as {state} tells: run "
         f"memstore serve {root} --shared --address tcp://IP:PORT here, and have the same {STATE_VARIABLE} as its agent"
     )
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+
+class SharedStorage(StorageDriver):
+    """Files on storage that hosts share. A byte of a local file says who fills one: see `files/segments.py`."""
+
+    maps_at_once = False
+    sees_all_hosts = True
+    sweep_every = look_every = 0.5
+    swept_at_least = 64  # none of them stays open
+
+    claimed_file = ClaimedOnStorage
+    segment_writer = SharedStorageWriter
+
+    def __init__(self, places: StorePaths, settings: Settings) -> None:
+        super().__init__(places, settings)
+        assert settings.shared is not None, "no store on shared storage"
+        self._settings = settings.shared
+        self._claims = FileClaims(f"{places.state}/{CLAIMS_FILE}")
+
+    def _open(self, segment: int, path: str, flags: int) -> StorageFile:
+        if self.fd < 0:
+            raise self.closed_error()
+        return StorageFile(self._claims, segment, path, flags, self._file_mode, self.fd)
+
+    def map(self, record: Record, *, live: bool = False) -> Mapping | None:
+        placed = self.placed(record)
+        return self._bring(placed, mapped_size(record, [one.extent for one in placed]), live=live)
+
+    def map_segment(self, extent: SegmentExtent, *, live: bool = False, writable: bool = False) -> Mapping | None:
+        if writable:
+            self.check_writable()
+        placed = PlacedSegment(self.store, segment_path(self.path, extent.segment), extent)
+        return self._bring([placed], extent.size, live=live)
+
+    def map_beside(self, extents: Sequence[SegmentExtent], size: int) -> Mapping | None:
+        found = [PlacedSegment(self.store, segment_path(self.path, extent.segment), extent) for extent in extents]
+        return self._bring(found, size)
+
+    def _bring(self, placed: Sequence[PlacedSegment], size: int, *, live: bool = False) -> Mapping | None:
+        """Reads whole segments to where they lie in a range of addresses, or maps them there. None: one isn't there."""
+        if self.fd < 0:
+            raise self.closed_error()
+        mapping = map_file(None, size)
+        for member, path, extent in placed:
+            try:
+                file = open_stored(path, extent, member, live=live)
+                if file is None:
+                    return None
+                address = address_in(mapping, extent.base, extent.size)
+                if self._settings.maps:
+                    syscalls.map_over(address, file.fd, extent.size)
+                elif not read_stored(file, [(0, extent.size, address)]):
+                    return None
+                if not fits(file, extent, member):
+                    return None
+            except OSError as error:
+                raise storage_error(path, error) from error
+        return mapping
+
+    def check_writable(self) -> None:
+        """Raises the error: rows are written through mappings, under a lock that the mapping keeps."""
+        raise UnsupportedFilesystemError(
+            f"{self.root} is on storage that hosts share, and a dataset's or buffer's rows are written in place, which "
+            "takes mappings and locks of a local file system: create it in a store of this host alone, and put there "
+            "what the other hosts are to have"
+        )
+
+    def _folder_of(self, member: str) -> str:
+        return segments_of(self.root, member)
+
+    def leased(self, record: Record) -> Sequence[SegmentExtent]:
+        """Returns this host's segments: those of others stay for their grace time."""
+        return record.here(bytes.fromhex(self.store))
+
+    def room_for(self, nbytes: int) -> int:
+        return nbytes
+
+    def reusable(self, transaction: Transaction, need: int) -> tuple[RetiredRow, ...]:
+        """Returns nothing: readers of other hosts lock nothing, so no file is used again."""
+        return ()
+
+    def open_replaced(self, segment: int, size: int) -> None:
+        return None
+
+    def retire(self, transaction: Transaction, segments: Iterable[int]) -> None:
+        """Leases them for the store's grace time."""
+        until = boot_clock() + int(self._settings.grace * 1e9)
+        for segment in segments:
+            longest = max(until, transaction.number("leases", segment) or 0)
+            transaction.put_number("leases", segment, longest)
+
+    def limit(self, counters: Counters) -> int:
+        return 0
+
+    def unlink(self, segment: int, file: ClaimedFile | None) -> OwnedFile | None:
+        """Removes a file. Its blocks stay: others may read it still."""
+        super().unlink(segment, file)
+        if file is not None:
+            file.close()
+        return None
+
+    def error(self, error: OSError, key: str | None = None) -> StorageError:
+        return storage_error(self.root, error, key)
+
+    def unseen_error(self, error: OSError | None) -> StorageError:
+        if error is not None:
+            return storage_error(self.path, error)
+        what = "the storage was mounted anew, or the store was replaced, while it was open"
+        return StorageError(f"{self.path}: {what}: {OPEN_AGAIN}", path=self.path)
 
 
 # --- the storage fails ------------------------------------------------------------------------------------------------

@@ -262,11 +262,12 @@ class ControlPage(RobustMutex):
 
     Attributes:
         capacity: in rows.
+        owes_wake: whether the bell was rung while somebody slept: call `wake` after the hold.
         forks: how often this process is a fork of the one that opened the page. Code that compares it with an earlier
             look knows that it goes on in a child, for less than a call of `thread_id`.
     """
 
-    __slots__ = ("__weakref__", "_boot", "_identity", "_memory", "_path", "_words", "capacity", "forks")
+    __slots__ = ("__weakref__", "_boot", "_identity", "_memory", "_path", "_words", "capacity", "forks", "owes_wake")
 
     def __init__(
         self, address: int, capacity: int, file: FileIdentity, memory: object, *, name: str, path: str
@@ -274,7 +275,7 @@ class ControlPage(RobustMutex):
         """Takes a mapped page, which `memory` keeps mapped. Raises CorruptionError if the page isn't whole."""
         refusals = (Refusal, MutableEntryError, StoreFullError)
         super().__init__(address, name=name, dirty_at=address + _ControlWords.dirty.offset, refusals=refusals)
-        self.capacity, self._memory, self._path, self.forks = capacity, memory, path, 0
+        self.capacity, self._memory, self._path, self.forks, self.owes_wake = capacity, memory, path, 0, False
         self._words = _ControlWords.from_address(address)
         self._boot = _boot_words()
         self._identity = (_CONTROL_MAGIC, *self._boot, *file, syscalls.pid_namespace())
@@ -362,15 +363,16 @@ class ControlPage(RobustMutex):
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
-    def ring(self) -> bool:
-        """Changes the bell, under the mutex. Returns whether somebody sleeps: call `wake` after the hold."""
+    def ring(self) -> None:
+        """Changes the bell, under the mutex. Sets `owes_wake` if somebody sleeps."""
         words = self._words
         words.bell = words.bell + 1 & 0xFFFFFFFF
-        sleeps, words.sleeps = bool(words.sleeps), 0
-        return sleeps
+        if words.sleeps:
+            words.sleeps, self.owes_wake = 0, True
 
     def wake(self) -> None:
         """Wakes all that sleep on the bell."""
+        self.owes_wake = False
         syscalls.futex_wake(self.address + _ControlWords.bell.offset)
 
     def listen(self) -> int:

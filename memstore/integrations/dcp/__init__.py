@@ -5,10 +5,9 @@
 
 For who works on it, the files:
 
-calls       save, load and async_save: torch's own, with what follows
+calls       save, load and async_save: torch's own, with what follows; Stager: copies for asynchronous saves
 storage     StorageWriter and StorageReader, as torch calls them
 planners    planners that neither pickle nor unpickle
-stager      Stager: copies for asynchronous saves
 plans       torch's plans and metadata, in memstore's terms
 places      a checkpoint in a folder (a snapshot), or in a store (a sharded entry), and which of them is meant
 """
@@ -22,15 +21,14 @@ from memstore._threads import between_forks
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.integrations.dcp.calls import async_save, load, save
+    from memstore.integrations.dcp.calls import Stager, async_save, load, save
     from memstore.integrations.dcp.planners import LoadPlanner, SavePlanner
-    from memstore.integrations.dcp.stager import Stager
     from memstore.integrations.dcp.storage import StorageReader, StorageWriter
 
 _HOMES = {
     "LoadPlanner": "planners",
     "SavePlanner": "planners",
-    "Stager": "stager",
+    "Stager": "calls",
     "StorageReader": "storage",
     "StorageWriter": "storage",
     "async_save": "calls",

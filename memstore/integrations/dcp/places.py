@@ -23,23 +23,27 @@ import msgspec
 import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
+from memstore import _modes as modes
 from memstore._arguments import encode_key
 from memstore._threads import between_forks
 from memstore._wording import an
 from memstore.engine import has_settings
-from memstore.errors import AlreadyExistsError, CorruptionError, KeyNotFoundError, MemstoreError, VersionGoneError
-from memstore.listing import may_write, opened
-from memstore.sharding import Box, TensorShards
-from memstore.snapshot.drafts import PlannedBox, WrittenFile, write_boxes
-from memstore.snapshot.manifest import ManifestTensor, refuse_two
-from memstore.snapshot.planned import (
-    PlannedRead,
-    PlannedSnapshot,
-    PlannedTensor,
-    SnapshotPlan,
-    publish_planned,
+from memstore.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    KeyNotFoundError,
+    MemstoreError,
+    NotAStoreError,
+    VersionGoneError,
 )
+from memstore.listing import may_write, opened
+from memstore.sharding import Box, Shard, TensorShards, whole
+from memstore.snapshot.drafts import PlannedBox, PlannedTensor, WrittenFile, publish_planned, write_boxes
+from memstore.snapshot.manifest import ManifestTensor, refuse_two
 from memstore.snapshot.publishing import Replacing, begin_save, new_id, remove_torchs, sweep_saves
+from memstore.snapshot.reading import ReadRequest, in_batches, new_memory, read_into
+from memstore.snapshot.storage import SILENT
+from memstore.snapshot.stored import Stored, Value
 from memstore.structure import DTYPES, copy_into
 from memstore.view import StoredTensor
 
@@ -88,15 +92,11 @@ class WrittenItem(msgspec.Struct, frozen=True):
 
 
 class CheckpointTensor(NamedTuple):
-    """A tensor of a checkpoint: what is known of it before it is written, or once it is read.
-
-    Attributes:
-        chunks: offsets and shape of each.
-    """
+    """A tensor of a checkpoint: what is known of it before it is written, or once it is read."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    chunks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+    chunks: Sequence[Box]
 
 
 class TensorRead(NamedTuple):
@@ -241,6 +241,9 @@ def folder_of(checkpoint_id: str | os.PathLike[str]) -> str:
 # --- Folders ---------------------------------------------------------------------------------------------------------
 
 
+_BATCH = 1 << 28  # bytes of memory for what is stored in another dtype than that of its target
+
+
 class FolderPlace:
     """A folder that is, or is to be, a checkpoint.
 
@@ -297,7 +300,9 @@ class FolderPlace:
     def publish(self, finished: FinishedSave) -> None:
         publish_planned(
             self.path,
-            SnapshotPlan(finished.files, finished.tensors, {DCP: finished.objects}),
+            finished.files,
+            finished.tensors,
+            {DCP: finished.objects},
             self._replacing,
             save=finished.save,
             durable=self._options.durability == "disk",
@@ -327,15 +332,19 @@ class FolderCheckpoint:
 
     def __init__(self, path: str, save: str | None = None) -> None:
         self._path, self._save = path, save
-        self.id: str = self._opened.snapshot.id if save is None else save
+        self.id: str = self.opened.snapshot.manifest.id if save is None else save
 
     @cached_property
-    def _opened(self) -> _OpenedFolder:
-        snapshot = PlannedSnapshot(self._path)
-        if self._save is not None and self._save != snapshot.id:
+    def opened(self) -> OpenedFolder:
+        snapshot = Stored(os.path.abspath(self._path))
+        if self._save is not None and self._save != snapshot.manifest.id:
             raise VersionGoneError(f"{self._path} was overwritten while it was about to be read: load it again")
-        wrapped = (WRAPPED,) if snapshot.has(WRAPPED) else ()
-        return _OpenedFolder(snapshot, {key: snapshot.tensors(key) for key in (STATE, BYTES, *wrapped)})
+        tensors: dict[str, Mapping[str, ManifestTensor]] = {WRAPPED: {}}
+        for key in (STATE, BYTES) if snapshot.value(0, WRAPPED) is None else (STATE, BYTES, WRAPPED):
+            value = _value_of(snapshot, key)
+            named = zip(value.plan.leaves, value.tensors, strict=True)
+            tensors[key] = {str(leaf.name[0]): tensor for leaf, tensor in named}
+        return OpenedFolder(snapshot, tensors)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FolderCheckpoint, (self._path, self.id)
@@ -346,20 +355,45 @@ class FolderCheckpoint:
 
     def tensors(self, key: str) -> Mapping[str, CheckpointTensor]:
         found: dict[str, CheckpointTensor] = {}
-        for name, tensor in self._opened.tensors.get(key, {}).items():
-            chunks = [(box.offsets, box.shape) for box in tensor.boxes] or [((0,) * len(tensor.shape), tensor.shape)]
+        for name, tensor in self.opened.tensors[key].items():
+            chunks = [Box(box.offsets, box.shape) for box in tensor.boxes] or [whole(tensor.shape)]
             found[name] = CheckpointTensor(DTYPES[tensor.dtype], tensor.shape, chunks)
         return found
 
     def objects(self) -> Any:
-        return self._opened.snapshot.objects(DCP)
+        value = _value_of(self.opened.snapshot, DCP)
+        if value.tensors:
+            raise self.damaged(f"the value {DCP!r} has tensors")
+        return self.opened.snapshot.build(value, [], allow_pickle=False)
 
+    @modes.put_aside()
     def read(self, parts: Sequence[TensorRead]) -> None:
-        snapshot, stored = self._opened
-        snapshot.read([PlannedRead(stored[part.key][part.name], part.box, part.target) for part in parts])
+        """Compares bytes with their checksums where most of a chunk of 16 MiB is read."""
+        snapshot, tensors = self.opened
+        straight: list[ReadRequest] = []
+        casts: list[tuple[ManifestTensor, TensorRead]] = []
+        for part in parts:
+            tensor = tensors[part.key][part.name]
+            if part.box.is_empty:
+                continue
+            if part.target.dtype == DTYPES[tensor.dtype]:
+                straight.append(ReadRequest(tensor, [Shard(part.box, part.target)]))
+            else:
+                casts.append((tensor, part))
+        snapshot.check_files([tensors[part.key][part.name] for part in parts])
+        read_into(snapshot, straight, SILENT, check_narrow=False)
+        for batch in in_batches(casts, _BATCH, lambda one: one[1].target.numel() * DTYPES[one[0].dtype].itemsize):
+            made = [new_memory(tensor.path, part.box.shape, DTYPES[tensor.dtype], "cpu") for tensor, part in batch]
+            wants = [
+                ReadRequest(tensor, [Shard(part.box, memory)])
+                for (tensor, part), memory in zip(batch, made, strict=True)
+            ]
+            read_into(snapshot, wants, SILENT, check_narrow=False)
+            for (_, part), memory in zip(batch, made, strict=True):
+                copy_into(part.target, memory)
 
     def damaged(self, detail: str) -> CorruptionError:
-        return self._opened.snapshot.damaged(detail)
+        return self.opened.snapshot.damaged(detail)
 
     def share(self) -> Any:
         return self.id
@@ -368,11 +402,20 @@ class FolderCheckpoint:
         return self if said == self.id else FolderCheckpoint(self._path, said)
 
 
-class _OpenedFolder(NamedTuple):
+class OpenedFolder(NamedTuple):
     """A checkpoint, and its tensors by STATE, BYTES or WRAPPED and by name."""
 
-    snapshot: PlannedSnapshot
-    tensors: dict[str, Mapping[str, ManifestTensor]]
+    snapshot: Stored
+    tensors: Mapping[str, Mapping[str, ManifestTensor]]
+
+
+def _value_of(snapshot: Stored, key: str) -> Value:
+    value = snapshot.value(0, key)
+    if value is None:
+        raise NotAStoreError(
+            f"{snapshot.path} has a snapshot that is no checkpoint, as it has no {key!r}: memstore.Snapshot reads it"
+        )
+    return value
 
 
 # --- Keys of stores --------------------------------------------------------------------------------------------------
@@ -500,7 +543,7 @@ class EntryCheckpoint:
             if not (isinstance(name, str) and isinstance(leaf, StoredTensor)):
                 raise self.damaged(f"its {key!r} has {an(type(leaf))} at {name!r:.100}, and no tensor with a name")
             shape = tuple(leaf.shape)
-            found[name] = CheckpointTensor(leaf.dtype, shape, [((0,) * len(shape), shape)])
+            found[name] = CheckpointTensor(leaf.dtype, shape, [whole(shape)])
         return found
 
     def objects(self) -> Any:

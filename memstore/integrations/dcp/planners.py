@@ -13,7 +13,6 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import torch
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem, WriteItemType
@@ -21,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from memstore import _modes as modes
 from memstore import structure
+from memstore._compat import is_sharded_tensor
 from memstore._parsing import UNDECODABLE
 from memstore._wording import an, first_line
 from memstore.errors import (
@@ -69,7 +69,7 @@ class SavePlanner(DefaultSavePlanner):
     def create_local_plan(self) -> SavePlan:
         """Raises UnsupportedValueError, which names the item, for a tensor that no plan can describe."""
         for name, value in self.state_dict.items():
-            if isinstance(value, torch.Tensor) and not isinstance(value, ShardedTensor):
+            if isinstance(value, torch.Tensor) and not is_sharded_tensor(value):
                 _check_plannable(name, value)
         return super().create_local_plan()
 

@@ -1,6 +1,6 @@
 """torch's plans and metadata, in memstore's terms and back.
 
-planned_items    what a plan of torch.distributed.checkpoint wants written, as boxes
+planned_item     what a plan of torch.distributed.checkpoint wants written, as a box
 reading_of       what a plan wants read, as parts of stored tensors
 describe         what is stored of torch's Metadata beside the tensors: known types in msgpack, no pickle
 metadata_of      torch's Metadata of a checkpoint, made anew
@@ -33,7 +33,6 @@ from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlanner,
     ReadItem,
-    SavePlan,
     SavePlanner,
     WriteItem,
     WriteItemType,
@@ -59,7 +58,7 @@ from memstore.integrations.dcp.places import (
     wrapped_name,
 )
 from memstore.integrations.dcp.planners import EncodedTensor, decode_tensor
-from memstore.sharding import Box, whole
+from memstore.sharding import Box, narrow_to, whole
 from memstore.snapshot.drafts import PlannedBox
 from memstore.structure import (
     DTYPE_NAMES,
@@ -83,16 +82,12 @@ class PlannedItem(NamedTuple):
     box: PlannedBox
 
 
-def planned_items(plan: SavePlan, planner: SavePlanner) -> list[PlannedItem]:
-    """Returns the items that a rank writes. Bytes of bytes items are asked for now, tensors when they are written.
+def planned_item(item: WriteItem, planner: SavePlanner) -> PlannedItem:
+    """Returns an item that a rank writes. Bytes of a bytes item are asked for now, a tensor when it is written.
 
     Raises:
-        UnsupportedValueError: an item is no tensor and no bytes.
+        UnsupportedValueError: it is no tensor and no bytes.
     """
-    return [_planned_item(item, planner) for item in plan.items]
-
-
-def _planned_item(item: WriteItem, planner: SavePlanner) -> PlannedItem:
     name = item.index.fqn
     if item.type == WriteItemType.BYTE_IO:
         data = _bytes_of(name, planner.resolve_data(item))
@@ -114,7 +109,7 @@ def _planned_item(item: WriteItem, planner: SavePlanner) -> PlannedItem:
 
 
 def _looked_up(item: WriteItem, planner: SavePlanner) -> torch.Tensor | None:
-    """Returns the tensor of an item, where the planner can show it without making it. Checks a plain one.
+    """Looks up the tensor of an item, where the planner can show it without making it. Checks a plain one.
 
     Raises UnsupportedValueError for one without memory: now, when nothing is written yet.
     """
@@ -225,11 +220,8 @@ def _reading_of_several(item: ReadItem, planner: LoadPlanner, chunk: CheckpointT
 
     def finish() -> None:
         found = decode_tensor(name, data)
-        starts = tuple(item.storage_offsets)
         try:
-            for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-                if size != found.shape[dim]:
-                    found = found.narrow(dim, start, size)
+            found = narrow_to(found, Box(tuple(item.storage_offsets), sizes))
         except Exception as error:  # of the class's own operators
             raise UnsupportedValueError(
                 f"{name}: {an(type(found))} of shape {list(found.shape)} is stored, of which this rank wants a part, "
@@ -256,18 +248,15 @@ def _fill(planner: LoadPlanner, item: ReadItem, target: torch.Tensor, found: tor
 
 def _box_of(item: ReadItem, tensor: CheckpointTensor) -> Box:
     """Returns which elements of the whole tensor an item wants."""
-    inner, sizes = tuple(item.storage_offsets), tuple(item.lengths)
-    chunk = tuple(item.storage_index.offset or (0,) * len(inner))
-    fits = len(chunk) == len(inner) == len(sizes) == len(tensor.shape) and all(
-        start >= 0 and size >= 0 and start + size <= length
-        for start, size, length in zip(map(sum, zip(chunk, inner, strict=True)), sizes, tensor.shape, strict=True)
-    )
-    if not fits:
+    inner = Box(tuple(item.storage_offsets), tuple(item.lengths))
+    chunk = tuple(item.storage_index.offset or (0,) * len(inner.offsets))
+    box = inner.moved(chunk) if len(chunk) == len(inner.offsets) else None
+    if box is None or not box.fits(tensor.shape):
         raise StructureMismatchError(
-            f"{item.storage_index.fqn}: the plan reads {list(sizes)} elements at {list(chunk)} + {list(inner)}, and "
-            f"the stored tensor is of shape {list(tensor.shape)}"
+            f"{item.storage_index.fqn}: the plan reads {list(inner.shape)} elements at {list(chunk)} + "
+            f"{list(inner.offsets)}, and the stored tensor is of shape {list(tensor.shape)}"
         )
-    return Box(tuple(map(sum, zip(chunk, inner, strict=True))), sizes)
+    return box
 
 
 # --- Metadata --------------------------------------------------------------------------------------------------------
@@ -299,11 +288,11 @@ class StoredOrigin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WrappedTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A tensor that is made of several, as it shows itself. Its chunks: offsets and shape of each."""
+    """A tensor that is made of several, as it shows itself, and its chunks."""
 
     dtype: str
     shape: tuple[int, ...]
-    chunks: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    chunks: list[Box]
 
 
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -358,7 +347,7 @@ def describe(metadata: Metadata, wrapped: Collection[str] = ()) -> dict[str, Any
 
 
 def _wrapped_of(found: Any) -> WrappedTensor:
-    chunks = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in found.chunks]
+    chunks = [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in found.chunks]
     return WrappedTensor(DTYPE_NAMES[found.properties.dtype], tuple(found.size), chunks)
 
 

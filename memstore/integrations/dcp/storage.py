@@ -71,9 +71,8 @@ from memstore.integrations.dcp.places import (
     text_of,
     wrapped_name,
 )
-from memstore.integrations.dcp.plans import ItemRead, describe, metadata_of, planned_items, reading_of
-from memstore.snapshot.drafts import WrittenFile
-from memstore.snapshot.planned import PlannedTensor
+from memstore.integrations.dcp.plans import ItemRead, describe, metadata_of, planned_item, reading_of
+from memstore.snapshot.drafts import PlannedTensor, WrittenFile
 from memstore.snapshot.publishing import new_id
 from memstore.structure import DTYPE_NAMES, DTYPES
 
@@ -295,7 +294,7 @@ class StorageWriter(storage.StorageWriter):
         if carry_out_plan((ticket.save, ticket.rank)):
             ticket = place.current(ticket)
             carry_out_plan((ticket.save, ticket.rank))
-        items = planned_items(plan, planner)
+        items = [planned_item(item, planner) for item in plan.items]
         _wait_for_devices()
         self._part = take_part_in_save(self, place.take_part(ticket))
         try:

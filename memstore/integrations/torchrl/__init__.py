@@ -1,8 +1,8 @@
 """TorchRL's replay buffers with rows in a store. The guide: docs/torchrl.md. It needs torchrl, which you install.
 
 rows       the rows of a storage, as processes read and write them, without torchrl: a batch is whole or absent
-storage    MemstoreStorage, what TorchRL calls a storage, and what `dumps` and `loads` of a buffer do with the rows
-writer     MemstoreWriter, whose cursor all processes share
+storage    MemstoreStorage, what TorchRL calls a storage; what `dumps` and `loads` of a buffer do with the rows; and
+           MemstoreWriter, whose cursor all processes share
 """
 
 from __future__ import annotations
@@ -15,33 +15,29 @@ from memstore._wording import offered
 from memstore.errors import MissingPackageError
 
 if TYPE_CHECKING:
-    from memstore.integrations.torchrl.storage import CopyCheckpointer, InPlaceCheckpointer, MemstoreStorage
-    from memstore.integrations.torchrl.writer import MemstoreWriter
+    from memstore.integrations.torchrl.storage import (
+        CopyCheckpointer,
+        InPlaceCheckpointer,
+        MemstoreStorage,
+        MemstoreWriter,
+    )
 
-_HOMES = {
-    "CopyCheckpointer": "storage",
-    "InPlaceCheckpointer": "storage",
-    "MemstoreStorage": "storage",
-    "MemstoreWriter": "writer",
-}
+__all__ = ["CopyCheckpointer", "InPlaceCheckpointer", "MemstoreStorage", "MemstoreWriter"]
+__dir__ = offered(__all__)
 
 
 if not TYPE_CHECKING:  # for a type checker any name would be there
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
             with between_forks():
-                home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+                storage = importlib.import_module(f"{__name__}.storage")
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] != "torchrl":
                 raise
             raise MissingPackageError(
                 f"{name} needs the package torchrl, which isn't installed: pip install 'torchrl>=0.14.1,<0.15'"
             ) from None
-        return getattr(home, name)
-
-
-__all__ = ["CopyCheckpointer", "InPlaceCheckpointer", "MemstoreStorage", "MemstoreWriter"]
-__dir__ = offered(__all__)
+        return getattr(storage, name)

@@ -101,26 +101,23 @@ class WholeRows:
         """Returns the rows that are there, in the shared memory."""
         return self.value[: len(self)]
 
-    def hold(self, action: Callable[[], _ResultT]) -> _ResultT:
+    def hold(self, action: Callable[..., _ResultT], *arguments: Any) -> _ResultT:
         """Calls `action` under the mutex, where nobody else writes. Raises StoreTimeoutError, MutableEntryError."""
         self._check_writable()
         self._entry.check_in_place()
-        return self._entry.run(functools.partial(self._held, action), self._deadline())
+        return self._entry.run(functools.partial(self._held, action, arguments), deadline_after(self._shared.timeout))
 
-    def _held(self, action: Callable[[], _ResultT]) -> _ResultT:
+    def _held(self, action: Callable[..., _ResultT], arguments: tuple[Any, ...]) -> _ResultT:
         self._entry.check_open()
         self.journal.recover()
-        return action()
-
-    def _deadline(self) -> float:
-        return deadline_after(self._shared.timeout)
+        return action(*arguments)
 
     def _check_writable(self) -> None:
         if not self._entry.writable:
             raise ReadOnlyError(f"the store of {self.data.key!r} was opened with mode 'r'", key=self.data.key)
 
     def lacks_entries(self, rows: Any) -> bool:
-        """Whether it is a TensorDict that has not all entries of a row."""
+        """Returns whether it is a TensorDict that has not all entries of a row."""
         if not isinstance(rows, TensorDictBase):
             return False
         return not set(self.names) <= set(rows.keys(include_nested=True, leaves_only=True))
@@ -136,7 +133,8 @@ class WholeRows:
         batch = self._batch(rows)
         if batch.rows != len(slots):
             raise ValueError(f"{self.data.key!r}: {batch.rows:,} rows for {len(slots):,} slots")
-        self._in_parts(batch, lambda start, stop: slots[start:stop], Moves.NOTHING if corrects else Moves.LAST)
+        for part in self._parts(batch):
+            self.hold(self.journal.stage, batch, part, slots[part], Moves.NOTHING if corrects else Moves.LAST)
 
     def append(self, rows: Any) -> torch.Tensor:
         """Writes a batch to the next slots, where no other process writes. Returns them.
@@ -147,27 +145,17 @@ class WholeRows:
         if "index" in self.names and isinstance(rows, TensorDictBase):
             index = torch.empty((len(rows), *self.value["index"].shape[1:]), dtype=torch.int64)
             rows = rows.copy().set("index", index)
-
-        def choose(start: int, stop: int) -> Words:
-            slots = self.journal.next_slots(stop - start)
-            if index is not None:
-                index[start:stop] = torch.from_numpy(slots).view(-1, *[1] * (index.ndim - 1))
-            return slots
-
-        return self._in_parts(self._batch(rows), choose, Moves.CURSOR)
-
-    def _in_parts(self, batch: Batch, choose: Callable[[int, int], Words], moves: Moves) -> torch.Tensor:
-        """Writes rows in parts: one hold of the mutex for as many rows as can be staged."""
-
-        def write(start: int, stop: int) -> Words:
-            slots = choose(start, stop)
-            self.journal.stage(batch, start, stop, slots, moves)
-            return slots
-
-        room = self.journal.room
-        parts = [(start, min(start + room, batch.rows)) for start in range(0, batch.rows, room)]
-        found = [self.hold(functools.partial(write, *part)) for part in parts]
+        batch = self._batch(rows)
+        found = [self.hold(self._append, batch, part, index) for part in self._parts(batch)]
         return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *found]))
+
+    def _append(self, batch: Batch, part: slice, index: torch.Tensor | None) -> Words:
+        journal, count = self.journal, part.stop - part.start
+        slots: Words = (np.arange(count, dtype=np.int64) + journal.state.cursor) % journal.slots
+        if index is not None:
+            index[part] = torch.from_numpy(slots).view(-1, *[1] * (index.ndim - 1))
+        journal.stage(batch, part, slots, Moves.CURSOR)
+        return slots
 
     def change(self, slots: Words, change: Callable[[Any], None]) -> None:
         """Calls `change` with a copy of rows of different slots, and writes them back, while nobody else writes."""
@@ -175,10 +163,9 @@ class WholeRows:
         def write() -> None:
             rows = read_rows(self.live(), slots)
             change(rows)
-            batch, room = self._batch(rows), self.journal.room
-            for start in range(0, batch.rows, room):
-                stop = min(start + room, batch.rows)
-                self.journal.stage(batch, start, stop, slots[start:stop], Moves.NOTHING)
+            batch = self._batch(rows)
+            for part in self._parts(batch):
+                self.journal.stage(batch, part, slots[part], Moves.NOTHING)
 
         self.hold(write)
 
@@ -192,6 +179,11 @@ class WholeRows:
         words = torch.zeros(count, dtype=torch.int64)
         return take_batch(self.data.key, self._shared.rows.plan, {"rows": rows, WORD[0]: words})
 
+    def _parts(self, batch: Batch) -> list[slice]:
+        """Returns the parts of a batch, each of as many rows as can be staged."""
+        room = self.journal.room
+        return [slice(start, min(start + room, batch.rows)) for start in range(0, batch.rows, room)]
+
     # --- read ---------------------------------------------------------------------------------------------------------
 
     def read(self, index: Any) -> Any:
@@ -199,13 +191,29 @@ class WholeRows:
 
         Raises IndexError, and StoreTimeoutError, which names who is in the middle of a write.
         """
-        live = self.live()
-        numbers = RowIndex(index).rows(len(live), repr(self.data.key))
-        return self._read(numbers.numpy(), lambda some: read_rows(live, numbers if some is None else some))
+        live, words = self.live(), self.journal.words
+        rows = RowIndex(index).rows(len(live), repr(self.data.key))
+        numbers = rows.numpy()
+        if not READS_ARE_ORDERED:
+            return self.read_whole(numbers, lambda: read_rows(live, rows))
+        before = words[numbers]
+        found = read_rows(live, rows)
+        (again,) = np.nonzero(self._changed(before, numbers))
+        for _ in range(_ROUNDS):  # what was written meanwhile, and that alone
+            if not again.size:
+                return found
+            some = numbers[again]
+            before = words[some]
+            found[torch.from_numpy(again)] = read_rows(live, some)
+            again = again[self._changed(before, some)]
+        if again.size:
+            some = numbers[again]
+            found[torch.from_numpy(again)] = self.read_whole(some, lambda: read_rows(live, some))
+        return found
 
     def read_whole(self, numbers: Words, gather: Callable[[], Any]) -> Any:
         """Returns what `gather` copies, as if nobody had written meanwhile to the slots `numbers`."""
-        deadline = self._deadline()
+        deadline = deadline_after(self._shared.timeout)
         while True:
             for _ in range(_ROUNDS if READS_ARE_ORDERED else 0):
                 before = self.journal.words[numbers]
@@ -216,37 +224,14 @@ class WholeRows:
                 return self.hold(gather)
             if not READS_ARE_ORDERED:
                 return gather()
-            self._pause(deadline)
-
-    def _read(self, numbers: Words, gather: Callable[[Words | None], Any]) -> Any:
-        """Reads again what was written meanwhile, and that alone."""
-        if not READS_ARE_ORDERED:
-            return self.read_whole(numbers, functools.partial(gather, None))
-        before = self.journal.words[numbers]
-        found = gather(None)
-        (again,) = np.nonzero(self._changed(before, numbers))
-        for _ in range(_ROUNDS):
-            if not again.size:
-                return found
-            some = numbers[again]
-            before = self.journal.words[some]
-            found[torch.from_numpy(again)] = gather(some)
-            again = again[self._changed(before, some)]
-        if again.size:
-            some = numbers[again]
-            found[torch.from_numpy(again)] = self.read_whole(some, functools.partial(gather, some))
-        return found
+            if time.monotonic() > deadline:
+                owner = self._entry.page.owner()
+                text = f"{self.data.key!r}: rows are in the middle of a write, by pid {owner} if it lives"
+                raise StoreTimeoutError(text, key=self.data.key)
+            time.sleep(_PAUSE)
 
     def _changed(self, before: Words, numbers: Words) -> Any:
         return (self.journal.words[numbers] != before) | (before & 1 != 0)
-
-    def _pause(self, deadline: float) -> None:
-        if time.monotonic() > deadline:
-            text = (
-                f"{self.data.key!r}: rows are in the middle of a write, by pid {self._entry.page.owner()} if it lives"
-            )
-            raise StoreTimeoutError(text, key=self.data.key)
-        time.sleep(_PAUSE)
 
     def generations(self, slots: torch.Tensor) -> torch.Tensor:
         """Returns how often each slot was written again since its first time; -1 if never, or for no slot."""
@@ -258,11 +243,7 @@ class WholeRows:
     # --- as a whole ---------------------------------------------------------------------------------------------------
 
     def empty(self) -> None:
-        def act() -> None:
-            self.journal.advance()
-            self.journal.set_length(0)
-
-        self.hold(act)
+        self.hold(self.journal.empty)
 
     def flush(self) -> None:
         """Flushes, as `Dataset.flush` does, all slots that were written, and the state."""
@@ -314,17 +295,14 @@ class Moves(Enum):
     CURSOR = 2
 
 
-def staging_rows(slots: int, row_bytes: int) -> int:
-    """Returns how many rows are staged at once, in a storage of so many slots."""
-    return max(1, min(slots, _STAGED_ROWS, _STAGED_BYTES // max(row_bytes, 1)))
-
-
 class Journal:
     """The slots of an open storage, and the state that its processes share. See the module.
 
     Attributes:
         slots: how many there are.
-        words: theirs.
+        room: how many rows can be staged at once.
+        words: those of the slots.
+        state: in the control page. To change it, hold the mutex.
     """
 
     def __init__(self, shared: SharedRows) -> None:
@@ -340,10 +318,8 @@ class Journal:
         self._word = word
         words: Words = shared.rows.arrays[word]
         self.words, self._staged_slots = words[: self.slots], words[self.slots :]
-        self._state = JournalState.from_address(entry.mapping.address + entry.record.start + SPARE_AT)
+        self.state = JournalState.from_address(entry.mapping.address + entry.record.start + SPARE_AT)
         self._mapping = entry.mapping  # it stays mapped
-
-    # --- state --------------------------------------------------------------------------------------------------------
 
     @property
     def length(self) -> int:
@@ -351,24 +327,9 @@ class Journal:
         return min(self._page.length, self.slots)
 
     @property
-    def cursor(self) -> int:
-        """The slot that `stage_next` takes first."""
-        return self._state.cursor
-
-    @property
-    def written(self) -> int:
-        """Rows ever written."""
-        return self._state.written
-
-    @property
     def last(self) -> int | None:
         """The slot that was written last, by a write that isn't a correction."""
-        return self._state.last - 1 if self._state.last else None
-
-    @property
-    def revision(self) -> int:
-        """Changes with the rows."""
-        return self._state.revision
+        return self.state.last - 1 if self.state.last else None
 
     # --- under the mutex ----------------------------------------------------------------------------------------------
 
@@ -378,30 +339,27 @@ class Journal:
         The slot behind the length was never written, unless the host crashed: then the length is as it was flushed, and
         what is behind it isn't known to be whole.
         """
-        if self._state.staged:
+        if self.state.staged:
             self._store()
         elif self.length < self.slots and self.words[self.length] > 0:
             self._forget_from(self.length)
 
-    def stage(self, batch: Batch, start: int, stop: int, slots: Words, moves: Moves) -> None:
-        """Writes rows `start` to `stop` of a batch to slots."""
-        count, state = stop - start, self._state
+    def stage(self, batch: Batch, part: slice, slots: Words, moves: Moves) -> None:
+        """Writes a part of the rows of a batch to slots."""
+        count, state = len(slots), self.state
         sources = [array for number, array in enumerate(batch.arrays) if number != self._word]
         for (_, staged), source in zip(self._rows, sources, strict=True):
-            staged[:count] = source[start:stop]
+            staged[:count] = source[part]
         self._staged_slots[:count] = slots
         last = int(slots[-1]) + 1
-        cursor = last % self.slots if moves is Moves.CURSOR else self.cursor
-        state.following[:] = (cursor, self.written + count, state.last if moves is Moves.NOTHING else last)
+        cursor = last % self.slots if moves is Moves.CURSOR else state.cursor
+        state.following[:] = (cursor, state.written + count, state.last if moves is Moves.NOTHING else last)
         state.staged = count  # the moment of publication
         self._store()
 
-    def next_slots(self, count: int) -> Words:
-        return (np.arange(count, dtype=np.int64) + self.cursor) % self.slots
-
     def _store(self) -> None:
         """Takes step 3, from wherever it stopped."""
-        state, words = self._state, self.words
+        state, words = self.state, self.words
         count = state.staged
         slots = self._staged_slots[:count].copy()
         if not 0 < count <= self.room or slots.min() < 0 or slots.max() >= self.slots:
@@ -415,7 +373,7 @@ class Journal:
         words[slots] += 1
         self._page.length = self._first_unwritten(self.length)
         state.cursor, state.written, state.last = state.following
-        self.bump()
+        state.revision += 1
         state.staged = 0
 
     def _first_unwritten(self, length: int) -> int:
@@ -428,7 +386,7 @@ class Journal:
         return length
 
     def bump(self) -> None:
-        self._state.revision += 1
+        self.state.revision += 1
 
     def set_length(self, length: int) -> None:
         """Says which slots count as written, whether they were or not."""
@@ -437,7 +395,7 @@ class Journal:
         self._page.length = min(length, self.length)
         self._forget_from(length)
         self._page.length = length
-        self.bump()
+        self.state.revision += 1
 
     def _forget_from(self, slot: int) -> None:
         """Lets slots count as not written, until they are."""
@@ -447,15 +405,18 @@ class Journal:
     def set_counts(self, cursor: int, written: int) -> None:
         if not (0 <= cursor < self.slots and written >= 0):
             raise ValueError(f"{self._key!r}: cursor {cursor} of {self.slots} slots, or {written} rows written")
-        self._state.cursor, self._state.written = cursor, written
+        self.state.cursor, self.state.written = cursor, written
 
-    def set_last(self, slot: int | None) -> None:
-        self._state.last = 0 if slot is None else slot % self.slots + 1
-
-    def advance(self) -> None:
-        """Notes that every slot was emptied, so what was sampled of it is out of date."""
+    def empty(self) -> None:
+        """Empties every slot, and notes it: so what was sampled of one is out of date."""
         words = self.words
         words[:] = np.where(words == 0, 0, -(np.abs(words) + 2))
+        self.set_length(0)
+
+
+def staging_rows(slots: int, row_bytes: int) -> int:
+    """Returns how many rows are staged at once, in a storage of so many slots."""
+    return max(1, min(slots, _STAGED_ROWS, _STAGED_BYTES // max(row_bytes, 1)))
 
 
 def slots_of(capacity: int, row_bytes: int) -> int:

@@ -1,11 +1,11 @@
 """MemstoreStorage: what TorchRL's replay buffers call a storage, with its rows in a store.
 
-StorageOfEntry                         the entry: found, or made; and what its processes share, under the names that
-                                       TorchRL looks for
 CopyCheckpointer, InPlaceCheckpointer  what `dumps` and `loads` of a replay buffer do with the rows
 row_numbers, cells_of                  which slots an index means, and which elements of them, where elements have
                                        several dimensions
-MemstoreStorage                        the reads and writes
+MemstoreStorage                        the entry, found or made; its reads and writes; and what its processes share,
+                                       under the names that TorchRL looks for
+MemstoreWriter                         the writer, whose cursor all processes share
 """
 
 # pyright: reportPrivateUsage=false
@@ -23,8 +23,11 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, is_non_tensor, is_tensor_collection, is_tensorclass
 from torchrl.data.replay_buffers.checkpointers import StorageCheckpointerBase, TensorStorageCheckpointer
 from torchrl.data.replay_buffers.storages import LazyTensorStorage, Storage, TensorStorage
+from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
+from memstore._compat import inner_tensordict
 from memstore._parsing import UNDECODABLE
+from memstore._wording import an
 from memstore.datasets import Dataset
 from memstore.errors import (
     AlreadyExistsError,
@@ -38,156 +41,6 @@ from memstore.integrations.torchrl.rows import WholeRows, Words, create_rows
 from memstore.rows import RowIndex
 from memstore.store.store import Store
 from memstore.structure import modes
-
-# --- The entry -------------------------------------------------------------------------------------------------------
-
-
-_OF_THIS_PROCESS = ("_mutation_revision_value", "_last_cursor_index_value", "_rows")
-
-
-class StorageOfEntry(TensorStorage):
-    """Base of `MemstoreStorage`, without its reads and writes. It is pickled by reference."""
-
-    def __init__(self, max_size: int, *, store: Store, key: str, ndim: int = 1) -> None:
-        Storage.__init__(self, max_size)  # not TensorStorage's: its length and tensors are those of one process
-        self.store, self.key, self.ndim = store, key, ndim
-        self.device = torch.device("cpu")
-        self._rows: WholeRows | None = None
-        self._attach()
-
-    # --- the entry ----------------------------------------------------------------------------------------------------
-
-    @property
-    def initialized(self) -> bool:
-        """Whether the entry exists by now."""
-        return self._attach() is not None
-
-    @property
-    def rows(self) -> WholeRows:
-        """Raises RuntimeError as TorchRL's storages do, before the first batch."""
-        rows = self._attach()
-        if rows is None:
-            raise RuntimeError(f"Cannot get elements out of a non-initialized storage: {self.key!r} isn't there yet.")
-        return rows
-
-    def _attach(self) -> WholeRows | None:
-        if self._rows is None:
-            try:
-                self._take(WholeRows(self._open()))
-            except KeyNotFoundError:
-                return None
-        return self._rows
-
-    def _open(self) -> Dataset:
-        try:
-            return self.store.open_dataset(self.key)
-        except ReadOnlyError:
-            return self.store.open_dataset(self.key, "r")
-
-    def _take(self, rows: WholeRows) -> None:
-        shape = torch.Size(rows.value.shape[: self.ndim])
-        slots = self._slots_for(shape[1:])
-        if rows.journal.slots != slots:
-            raise StructureMismatchError(
-                f"{self.key!r} has {rows.journal.slots:,} slots, and max_size {self.max_size:,} makes {slots:,}: "
-                f"open it with max_size {shape.numel():,}, or take another key",
-                key=self.key,
-            )
-        self._rows, self._total_shape_value = rows, shape
-        self.max_size = shape.numel()
-
-    def _slots_for(self, inner: Sequence[int]) -> int:
-        return -(-self.max_size // torch.Size(inner).numel())
-
-    def _init(self, data: Any) -> None:
-        """Creates the entry. `data`: a row of it."""
-        slots = self._slots_for(data.shape[: self.ndim - 1])
-        try:
-            made = create_rows(self.store, self.key, data, slots)
-        except AlreadyExistsError:  # another process was first
-            made = self._open()
-        self._take(WholeRows(made))
-
-    @property
-    def _storage(self) -> Any:
-        """The slots, in the shared memory. TorchRL's samplers and checkpointers read this attribute."""
-        rows = self._attach()
-        return None if rows is None else rows.value
-
-    @property
-    def _total_shape(self) -> torch.Size | None:
-        return None if self._attach() is None else self._total_shape_value
-
-    # --- what all processes share -------------------------------------------------------------------------------------
-
-    @property
-    def _len(self) -> int:
-        rows = self._attach()
-        return 0 if rows is None else len(rows) * self._total_shape_value[1:].numel()
-
-    @_len.setter
-    def _len(self, value: int) -> None:
-        rows = self.rows
-        rows.hold(lambda: rows.journal.set_length(-(-value // self._total_shape_value[1:].numel())))
-
-    @property
-    def _mutation_revision(self) -> int:
-        rows = self._attach()
-        return 0 if rows is None else rows.journal.revision
-
-    def _bump_mutation_revision(self) -> None:
-        rows = self._attach()
-        if rows is not None:
-            rows.hold(rows.journal.bump)
-
-    @property
-    def _last_cursor_index(self) -> int | None:
-        rows = self._attach()
-        return None if rows is None else rows.journal.last
-
-    _last_cursor = _last_cursor_index
-
-    def _set_last_cursor(self, cursor: Any) -> None:
-        """Does nothing: a write notes the last slot by itself."""
-
-    # --- as a whole ---------------------------------------------------------------------------------------------------
-
-    def flush(self) -> None:
-        """Writes the rows to the disk, as `Dataset.flush` does, so that they survive a crash of the host."""
-        self.rows.flush()
-
-    def load_rows(self, value: Any, length: int) -> None:
-        """Replaces all rows by the first of another storage's tensors, and goes on behind. `length`: of elements."""
-        if not self.initialized:
-            self._init(value[0])
-        rows = self.rows
-        rows.empty()
-        count = -(-length // self._total_shape_value[1:].numel())
-        if count:
-            rows.write(value[:count], np.arange(count))
-        self.load_counts(count % rows.journal.slots, count, rows.journal.last)
-
-    def load_counts(self, cursor: int, written: int, last: int | None) -> None:
-        journal = self.rows.journal
-
-        def act() -> None:
-            journal.set_counts(cursor, written)
-            journal.set_last(last)
-
-        self.rows.hold(act)
-
-    # --- as a reference -----------------------------------------------------------------------------------------------
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
-        data = None if self._rows is None else self._rows.data
-        return {**state, "_rng": None, "data__reference": data}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        data = state.pop("data__reference")
-        Storage.__setstate__(self, state)
-        self._rows = None if data is None else WholeRows(data)
-
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -203,7 +56,7 @@ class CopyCheckpointer(TensorStorageCheckpointer):
     Writers wait while rows are copied, so that no row is torn.
     """
 
-    def dumps(self, storage: StorageOfEntry, path: Any) -> None:
+    def dumps(self, storage: MemstoreStorage, path: Any) -> None:
         """Writes all slots. Raises RuntimeError if the storage has no rows, as TorchRL does."""
         if not storage.initialized:
             raise RuntimeError("Cannot save a non-initialized storage.")
@@ -211,12 +64,12 @@ class CopyCheckpointer(TensorStorageCheckpointer):
         def copy() -> None:
             TensorStorageCheckpointer.dumps(self, storage, path)
             journal = storage.rows.journal
-            counts = _SavedCounts(journal.cursor, journal.written, journal.last)
+            counts = _SavedCounts(journal.state.cursor, journal.state.written, journal.last)
             (Path(path) / _COUNTS).write_bytes(msgspec.json.encode(counts))
 
         storage.rows.hold(copy)
 
-    def loads(self, storage: StorageOfEntry, path: Any) -> None:
+    def loads(self, storage: MemstoreStorage, path: Any) -> None:
         """Replaces all rows by the saved ones; creates the entry if it doesn't exist."""
         saved = _read_document(Path(path) / "storage_metadata.json", _SavedStorage)
         in_memory = saved.is_pytree or self._load_hooks
@@ -226,7 +79,7 @@ class CopyCheckpointer(TensorStorageCheckpointer):
             counts = _read_document(Path(path) / _COUNTS, _SavedCounts)
             storage.load_counts(counts.cursor, counts.written, counts.last)
 
-    def _loaded(self, storage: StorageOfEntry, path: Any) -> Any:
+    def _loaded(self, storage: MemstoreStorage, path: Any) -> Any:
         """Loads what hooks make of the files, or a single tensor, by TorchRL, into the memory of this process."""
         if storage.initialized and not is_tensor_collection(storage.rows.value):
             into = TensorStorage(torch.empty_like(storage.rows.value))
@@ -242,14 +95,14 @@ class InPlaceCheckpointer(StorageCheckpointerBase):
     After `loads`, rows, length and cursor are those of the present, and not those at the time of `dumps`.
     """
 
-    def dumps(self, storage: StorageOfEntry, path: Any) -> None:
+    def dumps(self, storage: MemstoreStorage, path: Any) -> None:
         """Raises RuntimeError if the storage has no rows."""
         Path(path).mkdir(exist_ok=True)
         storage.flush()
         note = _SavedReference(storage.store.root, storage.key, storage.rows.put_id)
         (Path(path) / _REFERENCE).write_bytes(msgspec.json.encode(note))
 
-    def loads(self, storage: StorageOfEntry, path: Any) -> None:
+    def loads(self, storage: MemstoreStorage, path: Any) -> None:
         """Checks that the storage has the rows that the checkpoint refers to.
 
         Raises:
@@ -336,9 +189,10 @@ def cells_of(index: tuple[Any, ...], count: int) -> Cells:
     return Cells(cast("Words", rows.numpy()), (places, *others))
 
 
-# --- Reads and writes ------------------------------------------------------------------------------------------------
+# --- The storage -----------------------------------------------------------------------------------------------------
 
 
+_OF_THIS_PROCESS = ("_mutation_revision_value", "_last_cursor_index_value", "_rows")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -348,7 +202,7 @@ def _eager(method: Callable[P, R]) -> Callable[P, R]:
     return cast("Callable[P, R]", torch.compiler.disable(modes.unaffected(method)))
 
 
-class MemstoreStorage(StorageOfEntry):
+class MemstoreStorage(TensorStorage):
     """A storage of a TorchRL replay buffer, with its rows in a store. All processes that open the store share the rows.
 
     If the key doesn't exist, the first batch creates the entry with the structure of this batch, and space for all rows
@@ -381,6 +235,146 @@ class MemstoreStorage(StorageOfEntry):
     """
 
     _default_checkpointer = CopyCheckpointer
+
+    def __init__(self, max_size: int, *, store: Store, key: str, ndim: int = 1) -> None:
+        Storage.__init__(self, max_size)  # not TensorStorage's: its length and tensors are those of one process
+        self.store, self.key, self.ndim = store, key, ndim
+        self.device = torch.device("cpu")
+        self._rows: WholeRows | None = None
+        self._attach()
+
+    # --- the entry ----------------------------------------------------------------------------------------------------
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the entry exists by now."""
+        return self._attach() is not None
+
+    @property
+    def rows(self) -> WholeRows:
+        """Raises RuntimeError as TorchRL's storages do, before the first batch."""
+        rows = self._attach()
+        if rows is None:
+            raise RuntimeError(f"Cannot get elements out of a non-initialized storage: {self.key!r} isn't there yet.")
+        return rows
+
+    def _attach(self) -> WholeRows | None:
+        if self._rows is None:
+            try:
+                self._take(WholeRows(self._open()))
+            except KeyNotFoundError:
+                return None
+        return self._rows
+
+    def _open(self) -> Dataset:
+        try:
+            return self.store.open_dataset(self.key)
+        except ReadOnlyError:
+            return self.store.open_dataset(self.key, "r")
+
+    def _take(self, rows: WholeRows) -> None:
+        shape = torch.Size(rows.value.shape[: self.ndim])
+        slots = self._slots_for(shape[1:])
+        if rows.journal.slots != slots:
+            raise StructureMismatchError(
+                f"{self.key!r} has {rows.journal.slots:,} slots, and max_size {self.max_size:,} makes {slots:,}: "
+                f"open it with max_size {shape.numel():,}, or take another key",
+                key=self.key,
+            )
+        self._rows, self._total_shape_value = rows, shape
+        self.max_size = shape.numel()
+
+    def _slots_for(self, inner: Sequence[int]) -> int:
+        return -(-self.max_size // torch.Size(inner).numel())
+
+    def _init(self, data: Any) -> None:
+        """Creates the entry. `data`: a row of it."""
+        slots = self._slots_for(data.shape[: self.ndim - 1])
+        try:
+            made = create_rows(self.store, self.key, data, slots)
+        except AlreadyExistsError:  # another process was first
+            made = self._open()
+        self._take(WholeRows(made))
+
+    @property
+    def _storage(self) -> Any:
+        """The slots, in the shared memory. TorchRL's samplers and checkpointers read this attribute."""
+        rows = self._attach()
+        return None if rows is None else rows.value
+
+    @property
+    def _total_shape(self) -> torch.Size | None:
+        return None if self._attach() is None else self._total_shape_value
+
+    # --- what all processes share -------------------------------------------------------------------------------------
+
+    @property
+    def _len(self) -> int:
+        rows = self._attach()
+        return 0 if rows is None else len(rows) * self._total_shape_value[1:].numel()
+
+    @_len.setter
+    def _len(self, value: int) -> None:
+        rows = self.rows
+        rows.hold(rows.journal.set_length, -(-value // self._total_shape_value[1:].numel()))
+
+    @property
+    def _mutation_revision(self) -> int:
+        rows = self._attach()
+        return 0 if rows is None else rows.journal.state.revision
+
+    def _bump_mutation_revision(self) -> None:
+        rows = self._attach()
+        if rows is not None:
+            rows.hold(rows.journal.bump)
+
+    @property
+    def _last_cursor_index(self) -> int | None:
+        rows = self._attach()
+        return None if rows is None else rows.journal.last
+
+    _last_cursor = _last_cursor_index
+
+    def _set_last_cursor(self, cursor: Any) -> None:
+        """Does nothing: a write notes the last slot by itself."""
+
+    # --- as a whole ---------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Writes the rows to the disk, as `Dataset.flush` does, so that they survive a crash of the host."""
+        self.rows.flush()
+
+    def load_rows(self, value: Any, length: int) -> None:
+        """Replaces all rows by the first of another storage's tensors, and goes on behind. `length`: of elements."""
+        if not self.initialized:
+            self._init(value[0])
+        rows = self.rows
+        rows.empty()
+        count = -(-length // self._total_shape_value[1:].numel())
+        if count:
+            rows.write(value[:count], np.arange(count))
+        self.load_counts(count % rows.journal.slots, count, rows.journal.last)
+
+    def load_counts(self, cursor: int, written: int, last: int | None) -> None:
+        journal = self.rows.journal
+
+        def load() -> None:
+            journal.set_counts(cursor, written)
+            journal.state.last = 0 if last is None else last % journal.slots + 1
+
+        self.rows.hold(load)
+
+    # --- as a reference -----------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if name not in _OF_THIS_PROCESS}
+        data = None if self._rows is None else self._rows.data
+        return {**state, "_rng": None, "data__reference": data}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        data = state.pop("data__reference")
+        Storage.__setstate__(self, state)
+        self._rows = None if data is None else WholeRows(data)
 
     # --- write --------------------------------------------------------------------------------------------------------
 
@@ -424,7 +418,7 @@ class MemstoreStorage(StorageOfEntry):
         return row[None]
 
     def _set_rows(self, slots: Words, data: Any, *, corrects: bool) -> None:
-        """Rows that are there may be corrected by some of their entries."""
+        """Writes rows. Those that are there may be corrected by some of their entries."""
         rows = self.rows
         are_there = len(set(slots.tolist())) == len(slots) and bool((slots < len(rows)).all())
         if corrects and are_there and rows.lacks_entries(data):
@@ -482,8 +476,8 @@ class MemstoreStorage(StorageOfEntry):
                 "_storage": value.state_dict() if is_tensor_collection(value) else value,
                 "initialized": True,
                 "_len": self._len,
-                "_cursor": journal.cursor,
-                "_written": journal.written,
+                "_cursor": journal.state.cursor,
+                "_written": journal.state.written,
                 "_last": journal.last,
             }
 
@@ -536,7 +530,7 @@ def check_row(key: str, row: Any, where: str = "") -> None:
 
 
 def _check_lazy_stacks(key: str, value: Any, path: tuple[str, ...]) -> None:
-    value = getattr(value, "_tensordict", value) if is_tensorclass(value) else value
+    value = inner_tensordict(value, value) if is_tensorclass(value) else value
     if isinstance(value, LazyStackedTensorDict):
         _check_shapes(key, value.tensordicts, path)
         return
@@ -568,6 +562,109 @@ def _check_shapes(key: str, rows: Sequence[Any], path: tuple[str, ...]) -> None:
 
 
 def _is_basic(index: Any) -> bool:
-    """Whether tensors give a part of themselves for it, and no copy."""
+    """Returns whether tensors give a part of themselves for it, and no copy."""
     parts = cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
     return all(part is None or part is Ellipsis or isinstance(part, (int, slice, str)) for part in parts)
+
+
+# --- The writer ------------------------------------------------------------------------------------------------------
+
+
+class MemstoreWriter(RoundRobinWriter):
+    """Writes to the slots of a MemstoreStorage in turn. Any number of processes may do so, also after a restart.
+
+    A writer chooses its slots and writes them under the entry's own mutex. So two writers never get the same slot, and
+    rows become visible only after they were written. The writer has no state of its own: cursor and count are in the
+    store.
+
+    Args:
+        track_generations: as in TorchRL: samples get `index_generation`, which says how often a slot was overwritten.
+            It counts the writes of all processes.
+    """
+
+    _storage: MemstoreStorage
+
+    def __init__(self, *, track_generations: bool = False) -> None:
+        self._storage = None  # type: ignore[assignment]  # until a buffer registers one
+        self._compilable = False
+        self._track_generations = track_generations
+
+    def register_storage(self, storage: Any) -> None:
+        """Sets the storage. Raises TypeError unless it is a MemstoreStorage."""
+        if not isinstance(storage, MemstoreStorage):
+            raise TypeError(f"MemstoreWriter writes to a MemstoreStorage, and not to {an(type(storage))}")
+        self._storage = storage
+
+    def add(self, data: Any) -> int | torch.Tensor:
+        return self._written(int(self._storage.append(self._storage.batch_of_one(data))))
+
+    def extend(self, data: Any) -> torch.Tensor:
+        """Writes rows. Raises RuntimeError if there are none, as in TorchRL."""
+        return self._written(self._storage.append(data))
+
+    def write_at(self, index: int | torch.Tensor, data: Any) -> int | torch.Tensor:
+        """Writes to the given slots. The cursor stays."""
+        self._storage.set(index, data, set_cursor=False)
+        return self._written(index)
+
+    def _written(self, index: Any) -> Any:
+        index = self._replicate_index(index)
+        self._mark_update_entities(index)
+        return index
+
+    def generations_of(self, index: Any) -> torch.Tensor:
+        """Returns generations as in TorchRL: int64, in the shape of `index`; -1 where nothing was written."""
+        if isinstance(index, tuple):
+            index = index[0]
+        index = torch.as_tensor(index, dtype=torch.long)
+        if self._storage.ndim > 1 and index.ndim >= 2 and index.shape[-1] == self._storage.ndim:
+            index = index[..., 0]
+        if not self._track_generations or not self._storage.initialized:
+            return torch.full_like(index, -1)
+        return self._storage.rows.generations(index)
+
+    # --- what the storage has -----------------------------------------------------------------------------------------
+
+    @property
+    def _cursor(self) -> int:
+        storage = self._storage
+        return storage.rows.journal.state.cursor if storage is not None and storage.initialized else 0
+
+    @_cursor.setter
+    def _cursor(self, value: int) -> None:
+        journal = self._storage.rows.journal
+        self._storage.rows.hold(lambda: journal.set_counts(int(value), journal.state.written))
+
+    @property
+    def _write_count(self) -> int:
+        storage = self._storage
+        return storage.rows.journal.state.written if storage is not None and storage.initialized else 0
+
+    @_write_count.setter
+    def _write_count(self, value: int) -> None:
+        journal = self._storage.rows.journal
+        self._storage.rows.hold(lambda: journal.set_counts(journal.state.cursor, int(value)))
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        if self._storage.initialized:
+            journal = self._storage.rows.journal
+            self._storage.rows.hold(lambda: journal.set_counts(0, 0 if empty_write_count else journal.state.written))
+
+    def dumps(self, path: Any) -> None:
+        """Does nothing: cursor and count are saved with the rows."""
+
+    def loads(self, path: Any) -> None:
+        """Does nothing: see `dumps`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Does nothing: see `dumps`."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Does nothing: see `dumps`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rng": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)

@@ -5,8 +5,8 @@ spmd       initialize_spmd, for ranks of torchrun
 calls      what is done with a Store: values, state dicts, slices, DTensors
 folders    a job's stores, made and removed
 actors     how actors of Monarch hear of a store; several hosts of a mesh
-errors     errors, also of imports of what isn't here
-strategy, transport, utils, logging: names that scripts import from TorchStore, under the same paths
+strategy   strategies, which have no effect; errors of what TorchStore has and memstore lacks
+transport, utils, logging: names that scripts import from TorchStore, under the same paths
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from memstore._wording import offered
 from memstore.integrations.torchstore import spmd
 from memstore.integrations.torchstore.api import (
     Client,
+    NotInitializedError,
     client,
     delete,
     delete_batch,
@@ -32,22 +33,19 @@ from memstore.integrations.torchstore.api import (
     reset_client,
     shutdown,
 )
-from memstore.integrations.torchstore.errors import (
-    AlreadyInitializedError,
-    NoCounterpartError,
-    NoCounterpartImportError,
-    NotInitializedError,
-    StateDictNotFoundError,
-    explain_absent_modules,
-    no_counterpart,
-)
+from memstore.integrations.torchstore.calls import StateDictNotFoundError
+from memstore.integrations.torchstore.folders import AlreadyInitializedError
 from memstore.integrations.torchstore.logging import init_logging
 from memstore.integrations.torchstore.spmd import initialize as initialize_spmd
 from memstore.integrations.torchstore.strategy import (
     ControllerStorageVolumes,
     HostStrategy,
     LocalRankStrategy,
+    NoCounterpartError,
+    NoCounterpartImportError,
     TorchStoreStrategy,
+    explain_absent_modules,
+    no_counterpart,
 )
 from memstore.integrations.torchstore.transport import TensorSlice, TransportType
 from memstore.integrations.torchstore.utils import spawn_actors

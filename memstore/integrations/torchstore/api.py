@@ -28,11 +28,15 @@ import memstore
 from memstore._arguments import encode_key, flag
 from memstore._threads import between_forks
 from memstore.aio.calls import call
-from memstore.aio.opened import pool_in
+from memstore.aio.waits import pool_in
 from memstore.errors import NotAStoreError
 from memstore.integrations.torchstore import calls, folders
-from memstore.integrations.torchstore.errors import NoCounterpartError, NotInitializedError, no_counterpart
-from memstore.integrations.torchstore.strategy import HostStrategy, TorchStoreStrategy
+from memstore.integrations.torchstore.strategy import (
+    HostStrategy,
+    NoCounterpartError,
+    TorchStoreStrategy,
+    no_counterpart,
+)
 from memstore.integrations.torchstore.transport import TensorSlice
 from memstore.listing import opened
 
@@ -45,6 +49,10 @@ _clients: dict[str, Client] = {}
 _served: dict[str, HostService] = {}
 
 
+class NotInitializedError(NotAStoreError, RuntimeError):
+    """An error of a store that no process has called `initialize` for, or that was shut down."""
+
+
 class HostService(Protocol):
     """Hosts that serve a store."""
 
@@ -52,7 +60,7 @@ class HostService(Protocol):
 
 
 def end_with(store_name: str, hosts: HostService) -> None:
-    """The `shutdown` of this process ends them, before it removes the store."""
+    """Has the `shutdown` of this process end these hosts, before it removes the store."""
     _served[store_name] = hosts
 
 
@@ -209,7 +217,7 @@ async def keys(prefix: str | None = None, *, store_name: str = DEFAULT_TORCHSTOR
 
 
 async def exists(key: str, store_name: str = DEFAULT_TORCHSTORE_NAME) -> bool:
-    """Whether `get` would find this key."""
+    """Returns whether `get` would find this key."""
     return await (await client(store_name)).exists(key)
 
 
@@ -305,9 +313,8 @@ class Client:
             key: that it is about; None: several.
             fills: it writes into tensors of the caller's.
         """
-        store = await self.store() if self._store is None else self._store  # a Store is false when it is empty
         with contextlib.suppress(NotAStoreError):
-            return await _in_thread(store, function, arguments, key, fills=fills)
+            return await _in_thread(await self.store(), function, arguments, key, fills=fills)
         self._store = None  # it was shut down, and perhaps initialized again
         return await _in_thread(await self.store(), function, arguments, key, fills=fills)
 
@@ -399,15 +406,15 @@ async def _in_thread(
     fills: bool,
 ) -> _ResultT:
     root = opened(store)
-    lane = pool_in(root, None if key is None else calls.stored(key), fetches=True)
-    return await call(lane, lambda _: function(store, *arguments), settles=fills)
+    pool = pool_in(root, None if key is None else calls.stored(key), fetches=True)
+    return await call(pool, lambda _: function(store, *arguments), settles=fills)
 
 
 # --- Names of stores -------------------------------------------------------------------------------------------------
 
 
 def monarch_names() -> ModuleType | None:
-    """How names are told by Monarch; None in a process that hasn't imported it, and so is none of its actors."""
+    """Returns the module that tells names by Monarch; None in a process that hasn't imported Monarch: no actor's."""
     if "monarch" not in sys.modules:
         return None
     with between_forks():
@@ -417,7 +424,7 @@ def monarch_names() -> ModuleType | None:
 
 
 async def find(name: str) -> str:
-    """The root of a store.
+    """Returns the root of a store.
 
     Raises:
         NotInitializedError: nobody has made it, or it was shut down.

@@ -39,7 +39,6 @@ from memstore.errors import (
     StructureMismatchError,
     UnsupportedValueError,
 )
-from memstore.integrations.torchstore.errors import StateDictNotFoundError
 from memstore.integrations.torchstore.transport import TensorSlice
 from memstore.listing import absent, opened
 from memstore.sharding import Shard, sharded_leaf, whole
@@ -49,6 +48,10 @@ from memstore.view import StoredTensor, load_leaf
 
 PICKLE_VARIABLE = "MEMSTORE_TORCHSTORE_ALLOW_PICKLE"
 _EMPTY = "\x01"  # stands for "", which TorchStore takes for a key
+
+
+class StateDictNotFoundError(KeyNotFoundError, RuntimeError):
+    """An error of a state dict that isn't there. It is also a RuntimeError, as in TorchStore."""
 
 
 def stored(key: str) -> str:
@@ -170,7 +173,7 @@ def get_batch(store: memstore.Store, keys: list[str] | dict[str, torch.Tensor | 
 def get_state_dict(store: memstore.Store, key: str, target: Any, strict: bool) -> Any:
     try:
         if target is None:
-            return plain_tensors(store.get(stored(key), device="cpu"))
+            return _merged(store.get(stored(key), device="cpu"), None, {})
         if not strict:
             return fill_common(store, stored(key), target)
         store.get(stored(key), out=target, cast=True)
@@ -263,11 +266,6 @@ def plain_tensor(value: Any) -> Any:
     """Returns the plain tensor of a Parameter or Buffer, or of one that requires gradients. Other values stay."""
     marked = isinstance(value, torch.nn.Parameter | torch.nn.Buffer)
     return value.detach() if marked or (isinstance(value, torch.Tensor) and value.requires_grad) else value
-
-
-def plain_tensors(state_dict: Any) -> Any:
-    """Returns the state dict of a get with plain tensors in dicts, lists and tuples. Tied ones stay one tensor."""
-    return _merged(state_dict, None, {})
 
 
 # --- one leaf ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Where the stores of a job lie: one folder a job, in it one store for each name, and a lock of who made it.
+"""Folders of the stores of a job: one folder a job, in it one store for each name, and a lock of who made it.
 
     /dev/shm/memstore-torchstore-UID/job-ID/NAME        the store's root; job-ID is what MEMSTORE_TORCHSTORE_ROOT names
     /dev/shm/memstore-torchstore-UID/job-ID/NAME.owner  locked by who called `initialize`, as long as it lives
@@ -32,8 +32,7 @@ from urllib.parse import quote
 
 import memstore
 from memstore.engine import syscalls
-from memstore.errors import PermissionDeniedError, StoreTimeoutError
-from memstore.integrations.torchstore.errors import AlreadyInitializedError
+from memstore.errors import MemstoreError, PermissionDeniedError, StoreTimeoutError
 
 ROOT_VARIABLE = "MEMSTORE_TORCHSTORE_ROOT"
 _SHARED_MEMORY = "/dev/shm"
@@ -42,6 +41,10 @@ _LONGEST = 200  # characters of a file name, of 255
 _PATIENCE = 30.0  # seconds for the lock of the folder above, under which stale folders are removed
 _AGENT_ENDS_WITHIN = 15.0  # seconds after its root was removed
 _SERVED_WITHIN = 600.0  # seconds from the making of a folder on a host of a mesh to its agent's lock
+
+
+class AlreadyInitializedError(MemstoreError, RuntimeError):
+    """A store of this name exists, and the process that initialized it is alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def make(name: str) -> str:
         path = path_in(given, name)
         owner = _own(path, name)
     else:
-        with _above(_base()) as base:
+        with _base_locked() as base:
             _sweep(base)
             job = f"{base}/{_JOB}{uuid.uuid4().hex[:16]}"
             os.mkdir(job, 0o700)
@@ -103,7 +106,7 @@ def make(name: str) -> str:
 def prepare(path: str) -> None:
     """Makes the job's folder on another host than that of who initializes the store."""
     job = os.path.dirname(path)
-    with _above(_base()) if _is_made_here(job) else contextlib.nullcontext():
+    with _base_locked() if _is_made_here(job) else contextlib.nullcontext():
         os.makedirs(job, mode=0o700, exist_ok=True)
 
 
@@ -196,8 +199,9 @@ def _is_made_here(job: str) -> bool:
 
 
 @contextlib.contextmanager
-def _above(base: str) -> Generator[str]:
+def _base_locked() -> Generator[str]:
     """Locks this user's folder: nobody makes a job's folder, or looks for stale ones, meanwhile."""
+    base = _base()
     with contextlib.suppress(FileExistsError):
         os.mkdir(base, 0o700)
     found = os.lstat(base)

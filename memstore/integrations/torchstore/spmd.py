@@ -148,7 +148,7 @@ def _check(store_name: object, env: object, timeout: object) -> None:
         raise ValueError(f"rendezvous_timeout is a time of 0 or more, and not {timeout!r}")
 
 
-class _Folder(msgspec.Struct, frozen=True):
+class _HostFolder(msgspec.Struct, frozen=True):
     """The folder of a host, as its first rank tells the others; or why it has none."""
 
     path: str = ""
@@ -181,7 +181,7 @@ class _Initialization(RankCall):
         """Makes the folder, on the first rank of each host. The host's other ranks find it."""
         env = self._env
         if env.local_rank:
-            said = self.hear(self._folder, _Folder, self._deadline)
+            said = self.hear(self._folder, _HostFolder, self._deadline)
             if said.error is not None:
                 raise MemstoreError(f"the first rank of this host failed: {said.error}")
             folders.follow(name, said.path)
@@ -197,9 +197,9 @@ class _Initialization(RankCall):
                 end_with(name, JoinedHost(cluster, is_seed=env.rank == 0))
         except BaseException as error:
             folders.leave(name)
-            self.say(self._folder, _Folder(error=f"{type(error).__name__}: {error}"))
+            self.say(self._folder, _HostFolder(error=f"{type(error).__name__}: {error}"))
             raise
-        self.say(self._folder, _Folder(path))
+        self.say(self._folder, _HostFolder(path))
 
     def wait_for_others(self) -> None:
         """Returns on the first rank when all have opened the store: it may remove it soon."""
@@ -211,7 +211,7 @@ class _Initialization(RankCall):
 
 @dataclass(frozen=True, slots=True)
 class JoinedHost:
-    """This host's part of a store on several hosts, as its first rank ends it."""
+    """A host of a store on several hosts, as its first rank ends it."""
 
     cluster: memstore.Cluster
     is_seed: bool

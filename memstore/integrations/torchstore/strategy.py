@@ -1,14 +1,81 @@
-"""TorchStore's strategies, which choose the storage volume of a put. In memstore a process puts into its host's files.
+"""TorchStore's strategies, and the errors of what else memstore lacks.
 
-So strategies are accepted, and have no effect. As in TorchStore, every process finds what was put.
+A strategy chooses the storage volume of a put. In memstore a process puts into its host's files, so strategies are
+accepted, and have no effect. As in TorchStore, every process finds what was put.
 """
 
 from __future__ import annotations
 
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
-from memstore.integrations.torchstore.errors import no_counterpart
+from memstore.errors import MemstoreError
 from memstore.integrations.torchstore.transport import TransportType
+
+# --- What has no counterpart -----------------------------------------------------------------------------------------
+
+
+_ALIKE = 0.8  # a typo; less would take TorchStore's StorageVolume for our ControllerStorageVolumes
+_PACKAGE = f"{__package__}."
+
+
+class NoCounterpartError(MemstoreError, NotImplementedError, AttributeError):
+    """The error of a part of TorchStore that memstore lacks (volumes, controllers, transports).
+
+    The message says what replaces it.
+    """
+
+
+class NoCounterpartImportError(MemstoreError, NotImplementedError, ImportError):
+    """An import of a name or a module of TorchStore that memstore lacks. The message says what replaces it."""
+
+
+def no_counterpart(owner: str, name: str, known: Sequence[str] = ()) -> NoCounterpartError:
+    """Returns the error for a name that isn't here. If it is like one of the known ones, that is meant."""
+    return NoCounterpartError(_without_counterpart(owner, name, known))
+
+
+def _without_counterpart(owner: str, name: str, known: Sequence[str] = ()) -> str:
+    likely = difflib.get_close_matches(name, known, 1, _ALIKE)
+    if likely:
+        return f"{owner} has no {name!r}: did you mean {likely[0]!r}?"
+    return (
+        f"{owner} has no {name!r} in memstore: values lie in files that every process of the host maps, so there are "
+        "no volumes, controllers or transports to ask. docs/coming-from/torchstore.md says what takes their place"
+    )
+
+
+class _AbsentModules(MetaPathFinder):
+    """The last finder: it is asked for modules of this package that no other finder has found.
+
+    `from package import name` asks for a module of that name, too, if the package has no such attribute.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        owner, _, name = fullname.rpartition(".")
+        if fullname.startswith(_PACKAGE) and not name.startswith("__"):
+            known: Sequence[str] = getattr(sys.modules.get(owner), "__all__", ())
+            raise NoCounterpartImportError(_without_counterpart(f"module {owner}", name, known))
+        return None
+
+
+def explain_absent_modules() -> None:
+    """Makes imports of what TorchStore has and memstore lacks say, from now on, what takes its place.
+
+    Python's own error names a module, and says nothing more.
+    """
+    if not any(isinstance(one, _AbsentModules) for one in sys.meta_path):
+        sys.meta_path.append(_AbsentModules())
+
+
+# --- Strategies ------------------------------------------------------------------------------------------------------
 
 
 class TorchStoreStrategy:

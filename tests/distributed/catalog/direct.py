@@ -12,7 +12,7 @@ import numpy as np
 from memstore.distributed.catalog import look, record_of, run
 from memstore.distributed.rules import Client, Entry, Index, Member, Pause, Send, Steps, Transact, found, page, read
 from memstore.distributed.rules.messages import Change, Request
-from memstore.engine.protocols import map_entry
+from memstore.engine.protocols.get import map_entry
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from tests.distributed.catalog.filling import Filled, asked, fill, given_up, published

@@ -9,8 +9,8 @@ import msgspec
 from memstore import engine
 from memstore.distributed import rules
 from memstore.distributed.catalog import change_of
-from memstore.engine.files import SegmentWriter
-from memstore.engine.protocols.put import clean_up, close_published, write
+from memstore.engine.files.segments import SegmentWriter
+from memstore.engine.protocols.put import clean_up, close_published, fill_segment
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from tests.engine.bytes_store import draft
@@ -30,13 +30,13 @@ class Filled(msgspec.Struct):
 def fill(root: Root, key: bytes, data: bytes) -> Filled:
     """Steps 1 to 3 of a put. Up to 1,536 bytes are inline, and have no segment."""
     writers: list[SegmentWriter] = []
-    return Filled(write(root, draft(root, key, data), writers, deadline_after(10)), writers)
+    return Filled(fill_segment(root, draft(root, key, data), writers, deadline_after(10)), writers)
 
 
 def fill_in_parts(root: Root, key: bytes, parts: Sequence[bytes]) -> Filled:
     """One value in several segments, as a sharded one has them."""
     writers: list[SegmentWriter] = []
-    changes = [write(root, draft(root, key, part), writers, deadline_after(10)) for part in parts]
+    changes = [fill_segment(root, draft(root, key, part), writers, deadline_after(10)) for part in parts]
     segments = tuple(segment for change in changes for segment in change.segments)
     extents: list[engine.SegmentExtent] = []
     for one in segments:

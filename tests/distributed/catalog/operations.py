@@ -11,9 +11,9 @@ from memstore.distributed.catalog import CatalogTables, look, record_of, run
 from memstore.distributed.rules import Change, Entry, LastCall, Lent, Member, Place, found
 from memstore.distributed.rules.messages import Done
 from memstore.distributed.rules.partition import apply
-from memstore.engine.catalog import Transaction
-from memstore.engine.format import LIVE, PREPARED
-from memstore.engine.protocols.put import write
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.format.records import LIVE, PREPARED
+from memstore.engine.protocols.put import fill_segment
 from memstore.engine.repair.survey import inspect
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
@@ -67,7 +67,7 @@ def change(root: Root) -> None:
     """All that a transaction may do to files, in one."""
     writers: list[Any] = []
     filled = [
-        Filled(write(root, draft(root, key, BYTES), writers, deadline_after(10)), [])
+        Filled(fill_segment(root, draft(root, key, BYTES), writers, deadline_after(10)), [])
         for key in (b"replaced", b"for another")
     ]
     owned, lent = (asked(root, one) for one in filled)
@@ -101,7 +101,7 @@ def lend(root: Root, key: bytes = b"lent") -> None:
     """As a put does whose home is elsewhere, of a process that has put as many bytes before."""
     filled = fill(root, key, BYTES)
     (place,) = asked(root, filled).places
-    root.filled_before = filled.sealed[0].used
+    root.next_put.filled_before = filled.sealed[0].used
     run(root, lambda tables: tables.lend(place, Lent(key, OTHER)), deadline_after(10), sealed=filled.sealed)
     published(root, filled)
 

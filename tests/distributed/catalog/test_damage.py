@@ -11,7 +11,8 @@ from memstore.distributed.catalog import damage, look, run
 from memstore.distributed.rules import Entry, Joining, Lent, Member, View, moving
 from memstore.distributed.rules.messages import Done, Give, Given, Release
 from memstore.engine import sweep_all
-from memstore.engine.catalog import Transaction, tables
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import Transaction
 from memstore.engine.protocols.sweep import drop_copies
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after

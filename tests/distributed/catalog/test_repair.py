@@ -14,10 +14,11 @@ from memstore.distributed.rules import Entry, Joining, LastCall, Lent, Member, V
 from memstore.distributed.rules.calls import answer_again
 from memstore.distributed.rules.messages import Done, Resolve
 from memstore.engine import Change, MembershipChanged, need_cluster, retry_after_sweep, sweep_all
-from memstore.engine.catalog import Transaction, tables
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import Transaction
 from memstore.engine.protocols.put import commit
 from memstore.engine.repair.survey import survey
-from memstore.engine.root import CATALOG
+from memstore.engine.root.folder import CATALOG
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError

@@ -11,7 +11,7 @@ import memstore
 from memstore.distributed.catalog import look, run
 from memstore.distributed.rules import Lent
 from memstore.engine import record_of
-from memstore.engine.root import CATALOG
+from memstore.engine.root.folder import CATALOG
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError

@@ -11,8 +11,8 @@ import pytest
 from memstore.distributed.catalog import look, run
 from memstore.distributed.rules.messages import Commit, Never, Remove
 from memstore.engine import Change, MembershipChanged
-from memstore.engine.catalog import Transaction
-from memstore.engine.format import LIVE
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.format.records import LIVE
 from memstore.engine.protocols.put import commit
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CrossHostError, KeyNotFoundError, VersionConflictError

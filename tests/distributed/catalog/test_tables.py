@@ -17,8 +17,8 @@ from memstore.distributed.rules import Change, Entry, Joining, LastCall, Lent, M
 from memstore.distributed.rules.messages import Committed, Done, Failed, Found, Never
 from memstore.distributed.rules.partition import apply
 from memstore.engine import SealedSegment
-from memstore.engine.catalog import Transaction
-from memstore.engine.format import LIVE
+from memstore.engine.catalog.tables import Transaction
+from memstore.engine.format.records import LIVE
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError

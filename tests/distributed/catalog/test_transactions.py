@@ -12,7 +12,7 @@ import pytest
 from memstore.distributed.catalog import CatalogTables, look, run
 from memstore.distributed.rules import Entry, Joining, Lent, Place
 from memstore.engine import Creation, close_root, open_root, sweep_all
-from memstore.engine.catalog import SERVED, Transaction
+from memstore.engine.catalog.tables import SERVED, Transaction
 from memstore.engine.root import folder as folders
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError, FormatVersionError, NotAStoreError, StoreFullError
@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_claimed_for_the_next_put_is_left(folder: str, err
     with bytes_store.opened(f"{folder}/store") as root:
         operations.before_lend(root)
         names = faults.record(lambda: operations.lend(root), names=CAN_FAIL)
-        assert root.kept_file is not None
+        assert root.next_put.file is not None
         failure = faults.raising(OSError(error, "injected"))
         for number, step in enumerate(names, 1):
             operations.before_lend(root)

@@ -20,7 +20,7 @@ from memstore.distributed.rules import Client, Pause, Seat
 from memstore.distributed.rules.messages import Commit, Committed, Failed, Lookup, Open, Request, Resolve
 from memstore.distributed.rules.moving import leave
 from memstore.engine import Participant
-from memstore.engine.catalog import Transaction
+from memstore.engine.catalog.tables import Transaction
 from memstore.errors import CrossHostError
 from tests.children import in_child
 from tests.distributed.client.hosts import Cluster, await_, join_anew
@@ -46,7 +46,7 @@ def segments(store: memstore.Store) -> dict[int, int]:
     """Of a host: its live and filling segments, with their states; without the file that is kept for the next put."""
     root = root_of(store)
     rows = root.catalog.view(lambda transaction: dict(transaction.segments()))
-    kept = root.kept_file.segment if root.kept_file is not None else 0
+    kept = root.next_put.file.segment if root.next_put.file is not None else 0
     return {segment: row.state for segment, row in rows.items() if row.state in (1, 2) and segment != kept}
 
 
@@ -92,7 +92,7 @@ def test_who_lends_a_segment_claims_a_file_for_the_next_put(pair: Cluster) -> No
         here.put("ab"[number % 2], big(number))
     await_(lambda: retired() >= 2 * 4 * BIG)  # the home has told what was replaced
     here.put("a", big(4))
-    kept = root.kept_file
+    kept = root.next_put.file
     assert kept is not None
     here.put("b", big(5))
     entry = pair.homes[1].look(lambda tables: tables.record(b"b"))
@@ -101,7 +101,7 @@ def test_who_lends_a_segment_claims_a_file_for_the_next_put(pair: Cluster) -> No
     assert torch.equal(here.get("b"), big(5))
     here.gc()
     counters = root.catalog.view(Transaction.counters)
-    assert root.kept_file is None and counters.filling == 0
+    assert root.next_put.file is None and counters.filling == 0
 
 
 def test_what_was_replaced_is_given_back_where_it_lies(pair: Cluster) -> None:
@@ -286,7 +286,7 @@ def test_a_file_that_was_lent_is_not_filled_again(pair: Cluster, monkeypatch: py
         patch.setattr(Links, "send", late)
         with pytest.raises(memstore.StoreTimeoutError, match="before its home had heard of it"):
             here.put("k", big(2))
-    assert root_of(here).kept_file is None
+    assert root_of(here).next_put.file is None
     here.put("k", big(3))
     assert torch.equal(here.get("k"), big(3))
 

@@ -16,8 +16,8 @@ from typing import Any
 import memstore
 from memstore.distributed.serving import Cluster
 from memstore.engine import elsewhere_of
-from memstore.engine.root import Shared, create_shared, new_settings, new_shared
-from memstore.engine.root.shared import STATE_VARIABLE
+from memstore.engine.root.folder import Shared, new_settings
+from memstore.engine.root.shared import STATE_VARIABLE, create_shared, new_shared
 from tests.inside import root_of
 
 GRACE = 0.4  # seconds

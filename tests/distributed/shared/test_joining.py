@@ -16,10 +16,9 @@ import memstore
 from memstore.distributed.serving import Cluster
 from memstore.distributed.serving.agent_lock import holders, is_served
 from memstore.engine import Creation, close_root, open_root, state_folder, syscalls
-from memstore.engine.root import create_shared, new_settings, new_shared, shared_settings
 from memstore.engine.root import folder as root_folder
-from memstore.engine.root.folder import Settings
-from memstore.engine.root.shared import STATE_VARIABLE, state_base
+from memstore.engine.root.folder import Settings, new_settings
+from memstore.engine.root.shared import STATE_VARIABLE, create_shared, new_shared, shared_settings, state_base
 from tests.distributed.hosts.clusters import wait_until
 from tests.distributed.shared.pairs import Pair, free_ports, make_storage
 from tests.inside import root_of

@@ -36,6 +36,7 @@ from tests.distributed.transfers.wires import (
     serving,
 )
 from tests.examples import examples
+from tests.inside import root_of
 from tests.patience import give_back_until
 
 _BIG = 1 << 62
@@ -214,7 +215,7 @@ def test_a_sender_without_files_says_so(
         raise OSError(24, "Too many open files")
 
     extent = extent_of(store, "value")
-    monkeypatch.setattr(sending, "map_segment", none_left)
+    monkeypatch.setattr(root_of(store).storage, "map_segment", none_left)
     with pytest.raises(CannotSendError, match="Too many open files"):
         read_ranges(streams, [(served.member, [Target(extent.size).part(extent, ranges_of([(0, 10)]))])], _soon())
 

@@ -15,8 +15,7 @@ import memstore
 from memstore.engine import SharedMemory, syscalls
 from memstore.engine.files import huge_pages
 from memstore.engine.files.huge_pages import COLLAPSE_STEP, PagePrices
-from memstore.snapshot.file_storage import FileStorage
-from memstore.snapshot.storage import FilePart
+from memstore.snapshot.storage import FilePart, FileStorage
 from tests.children import in_child
 from tests.support import faults
 

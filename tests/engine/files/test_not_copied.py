@@ -15,7 +15,7 @@ import pytest
 
 from memstore.distributed.transfers.kept import Kept
 from memstore.engine import LockFile, OwnedFile, SharedMemory, syscalls
-from memstore.engine.files import map_file
+from memstore.engine.files.mapping import map_file
 from memstore.engine.sync.primitives import SharedPage
 from memstore.engine.syscalls import Cleanup
 from tests.support.fork_server import Worker

@@ -22,7 +22,7 @@ from memstore.engine.files.segments import ClaimedFile, SegmentWriter, map_segme
 from memstore.engine.format import headers
 from memstore.engine.format.headers import Header, HeaderSlots, Span, lay_out
 from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentExtent
-from memstore.engine.protocols.reuse import size_class
+from memstore.engine.root.storage import size_class
 from memstore.errors import CorruptionError, UnsupportedValueError
 from tests.children import in_child
 from tests.engine.files.interrupts import interrupted

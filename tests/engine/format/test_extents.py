@@ -7,7 +7,7 @@ from pathlib import Path
 from memstore.engine.format.records import ExternalExtent, Record, SegmentExtent, encode_extents
 from memstore.engine.protocols.elsewhere import MappedEntry
 from memstore.engine.protocols.get import files_of, hold
-from memstore.engine.sync import deadline_after
+from memstore.engine.sync.primitives import deadline_after
 from tests.engine import bytes_store
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memstore.engine.format import Header, MutableDescription, encode_mutable, may_be_mutable
+from memstore.engine.format.headers import Header, may_be_mutable
+from memstore.engine.format.records import MutableDescription, encode_mutable
 
 _MUTABLE = encode_mutable(MutableDescription("dataset", b"plan"))
 

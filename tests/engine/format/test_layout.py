@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstore.engine import syscalls
-from memstore.engine.format.headers import ALIGNMENT, Header, Span, lay_out
-from memstore.engine.format.safetensors import SAFETENSORS_DTYPES
+from memstore.engine.format.headers import ALIGNMENT, SAFETENSORS_DTYPES, Header, Span, lay_out
 
 ITEMSIZES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,

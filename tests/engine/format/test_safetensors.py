@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from memstore.engine.format import safetensors
-from memstore.engine.format.safetensors import SAFETENSORS_DTYPES, header_size, make_header, read_tensors, split_header
+from memstore.engine.format import headers
+from memstore.engine.format.headers import SAFETENSORS_DTYPES, header_size, make_header, read_tensors, split_header
 from memstore.errors import CorruptionError, UnsupportedValueError
 
 
-def read(text: bytes, nbytes: int) -> tuple[dict[str, str], dict[str, safetensors.HeaderEntry]]:
+def read(text: bytes, nbytes: int) -> tuple[dict[str, str], dict[str, headers.HeaderEntry]]:
     metadata, values = split_header(text)
     return metadata, read_tensors(values, nbytes)
 
@@ -61,7 +61,7 @@ def test_a_file_that_ends_within_its_header_is_truncated() -> None:
 
 def test_headers_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     header = make_header([("a", "uint8", (1,), 1)])
-    monkeypatch.setattr(safetensors, "HEADER_LIMIT", len(header) - 9)
+    monkeypatch.setattr(headers, "HEADER_LIMIT", len(header) - 9)
     with pytest.raises(CorruptionError, match="limit"):
         header_size(header[:8], len(header) + 1)
     with pytest.raises(UnsupportedValueError, match="fit into a header"):

@@ -13,10 +13,13 @@ from typing import Any
 import lmdb
 import pytest
 
-from memstore.engine import protocols
-from memstore.engine.catalog import AttemptOutcome, PendingPart
+from memstore.engine.catalog.tables import AttemptOutcome, PendingPart
 from memstore.engine.format.records import RETIRED
-from memstore.engine.protocols import Content, Participant, ended, give_up, sharded_put, sweep_all
+from memstore.engine.protocols import sharded_put
+from memstore.engine.protocols.attempts import Participant, ended
+from memstore.engine.protocols.change import Content
+from memstore.engine.protocols.sharded_put import give_up
+from memstore.engine.protocols.sweep import sweep_all
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import (
@@ -256,7 +259,7 @@ def test_parts_that_are_replaced_while_they_are_merged(store: Root, before: byte
             part(store, rank(1), C)
         return bytes_parts.merge(parts, said)
 
-    found = protocols.outcome_of(store, first, merge, deadline_after(0), deadline_after(10))
+    found = sharded_put.outcome_of(store, first, merge, deadline_after(0), deadline_after(10))
     assert found is not None and found.version == 1 and get(store) == [A, C]
 
 
@@ -378,7 +381,7 @@ def test_others_end_what_is_over(store: Root, how: str) -> None:
     if how == "prepare":
         part(store, rank(0, key=b"other"), b"")
     else:
-        store.looked_for_dead = 0.0
+        store.sweeps.looked_for_dead = 0.0
         bytes_store.put(store, b"other", B)
     assert [one.key for one in parts_of(store)] == [b"other"] * (how == "prepare")
     with pytest.raises(PartialCommitError, match="its lease was over"):
@@ -465,7 +468,7 @@ def test_pending_parts_of_a_key(store: Root) -> None:
     part(store, rank(0), A)
     part(store, rank(1, "other", world=3, lease=5.0), A)
     part(store, rank(1, key=b"yek"), A)
-    found = protocols.pending_parts(store, b"key", inf)
+    found = sharded_put.pending_parts(store, b"key", inf)
     assert {(one.attempt, one.rank, one.world_size) for one, _ in found} == {("first", 0, 2), ("other", 1, 3)}
     assert sorted(left > 5 for _, left in found) == [False, True]
-    assert len(protocols.pending_parts(store, None, inf)) == 3
+    assert len(sharded_put.pending_parts(store, None, inf)) == 3

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from memstore.engine.files import SealedSegment, WritableMemory
+from memstore.engine.files.segments import SealedSegment, WritableMemory
 from memstore.engine.format.records import FILLING
-from memstore.engine.protocols import Change, Content, Draft, put
-from memstore.engine.protocols.put import abandon, claim, commit
+from memstore.engine.protocols.change import Change, Content
+from memstore.engine.protocols.put import Draft, abandon, claim, commit, put
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import KeyNotFoundError, StoreFullError, VersionConflictError

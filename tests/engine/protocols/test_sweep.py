@@ -16,9 +16,10 @@ from memstore.engine import syscalls
 from memstore.engine.format.headers import Header
 from memstore.engine.protocols.get import hold
 from memstore.engine.protocols.put import abandon, claim, park
-from memstore.engine.protocols.reuse import lease, size_class
+from memstore.engine.protocols.reuse import lease
 from memstore.engine.protocols.sweep import sweep_all
 from memstore.engine.root.roots import Root
+from memstore.engine.root.storage import size_class
 from memstore.engine.sync.primitives import deadline_after
 from tests.children import Child, Wire
 from tests.engine.bytes_store import delete, opened, put
@@ -51,10 +52,10 @@ def test_puts_give_back_what_the_dead_filled(root: str) -> None:
         for number in range(2):
             put(opened_root, b"key", b"%d" % number * 5000)
         assert len(os.listdir(f"{root}/segments")) == 2
-        assert opened_root.kept_file is not None  # the other one is this process's next
+        assert opened_root.next_put.file is not None  # the other one is this process's next
         with opened_root.guard:
             counters = opened_root.catalog.view(lambda transaction: transaction.counters())
-            assert (counters.filling, counters.retired) == (opened_root.kept_file.size, 0)
+            assert (counters.filling, counters.retired) == (opened_root.next_put.file.size, 0)
 
 
 def test_versions_that_are_held_hide_none_that_are_not(root: str) -> None:

@@ -57,6 +57,7 @@ def test_torch_calls_them_in_this_order(scratch: str) -> None:
         "write_data",
     ]
     assert [name for name, _ in calls] == [*order, "finish"]
+    assert dict(calls)["set_up_storage_writer"] == {"rank": 0, "use_collectives": True}
     calls.clear()
     load({"w": torch.zeros(3)}, _noting(StorageReader, calls)("/nowhere"), checkpoint_id=scratch)
     order = [
@@ -68,19 +69,6 @@ def test_torch_calls_them_in_this_order(scratch: str) -> None:
         "read_data",
     ]
     assert [name for name, _ in calls] == order
-
-
-def test_torch_tells_the_rank_and_whether_others_are_there(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
-    real = StorageWriter.set_up_storage_writer
-
-    def set_up(self: Any, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        told.append(kwargs)
-        real(self, is_coordinator, *args, **kwargs)
-
-    monkeypatch.setattr(StorageWriter, "set_up_storage_writer", set_up)
-    save({"w": torch.ones(3)}, StorageWriter(scratch))
-    assert told == [{"rank": 0, "use_collectives": True}]
 
 
 def test_one_writer_and_one_reader_serve_many_checkpoints(scratch: str) -> None:

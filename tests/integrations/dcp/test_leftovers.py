@@ -8,6 +8,8 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,25 @@ def test_what_the_manifest_names_stays_though_a_trace_of_it_is_there(scratch: st
     touch(scratch, f"memstore_snapshot.{file.removeprefix('state-').removesuffix('.safetensors')}.save")
     sweep_saves(scratch)
     assert files(scratch) == [file] and number_in(scratch) == 1.0
+
+
+def test_a_save_begins_in_a_folder_that_one_that_fails_removes(scratch: str) -> None:
+    """Who has made a folder and fails removes it while it is empty; it may be another rank's of the same save."""
+    text = (
+        "import os, sys\n"
+        "while True:\n"
+        "    for call in os.mkdir, os.rmdir:\n"
+        "        try: call(sys.argv[1])\n"
+        "        except OSError: pass\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", text, scratch]) as other:
+        try:
+            for _ in range(300):
+                begin_save(scratch, new_id(), durable=False).close()
+                for trace in os.listdir(scratch):
+                    os.unlink(f"{scratch}/{trace}")
+        finally:
+            other.kill()
 
 
 def test_nothing_is_removed_beside_a_manifest_that_cannot_be_read(scratch: str) -> None:
@@ -165,5 +186,5 @@ def test_nor_is_one_of_another_thread(scratch: str) -> None:
 def test_saves_of_ranks_that_fail_again_and_again_take_no_more_room(ranks4: Ranks, scratch: str) -> None:
     """One rank may not write: what the other three have written is there once, however often it is tried."""
     told = ranks4.run(failing_on_ranks.fail_again_and_again, scratch)
-    assert told == [(["ResourceLimitError"] * 3, [3] * 3)] * 4
+    assert told == [(["2: ResourceLimitError"] * 3, [3] * 3)] * 4
     assert len(os.listdir(scratch)) == 5 and ranks4.run(failing_on_ranks.load_rows, scratch, None) == [3.0] * 4

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 import memstore
 from memstore.errors import CorruptionError
 from memstore.integrations.dcp import StorageReader, StorageWriter
-from memstore.snapshot import file_storage
+from memstore.snapshot import storage
 from tests.integrations.dcp.states import load, save
 
 ROWS, COLUMNS = 12 << 10, 1024  # 48 MiB: three chunks
@@ -59,13 +59,13 @@ def _plan(items: Any) -> Any:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes of each run that is read of a file of tensors."""
     found: list[int] = []
-    real = file_storage.read_run
+    real = storage.read_run
 
     def read_run(file: Any, path: str, run: Any, *, sums: Any) -> None:
         found.append(run.nbytes)
         real(file, path, run, sums=sums)
 
-    monkeypatch.setattr(file_storage, "read_run", read_run)
+    monkeypatch.setattr(storage, "read_run", read_run)
     return found
 
 

@@ -34,7 +34,7 @@ def test_rows_are_those_of_the_last_writes_in_every_process(store: memstore.Stor
     assert len(rows) == len(other) == 5
     assert numbers_of(other.read([0, 1, 2, 3, 4])) == [8, 1, 2, 9, 4]
     assert numbers_of(other.live()) == [8, 1, 2, 9, 4]
-    assert (other.journal.cursor, other.journal.written, other.journal.last) == (5, 7, 0)
+    assert (other.journal.state.cursor, other.journal.state.written, other.journal.last) == (5, 7, 0)
 
 
 @given(slots=st.integers(1, 9000), row=st.integers(0, 1 << 25))
@@ -152,7 +152,7 @@ def test_a_kill_at_each_line_of_a_write_leaves_all_or_nothing(root: str, kind: s
             assert found in ([0, 1, 2, 3, 4], after), number
             is_there = found == after
             outcomes.append(is_there)
-            state = (rows.journal.cursor, rows.journal.written, rows.journal.last)
+            state = (rows.journal.state.cursor, rows.journal.state.written, rows.journal.last)
             assert state == (
                 ((1 if kind == "append" else 4), 8, (0 if kind == "append" else 2)) if is_there else (4, 5, 4)
             )
@@ -252,7 +252,7 @@ def test_no_sampled_row_is_torn_while_two_processes_write(root: str, rounds: int
                 writer.receive()
             assert _sample_while(rows, writers, 0) > 100
             assert [writer.receive() for writer in writers] == [rounds, rounds]
-        assert rows.journal.written == 600 + 2 * sum(5 if n % 3 == 0 else 1 + n % 40 for n in range(rounds))
+        assert rows.journal.state.written == 600 + 2 * sum(5 if n % 3 == 0 else 1 + n % 40 for n in range(rounds))
 
 
 @pytest.mark.full
@@ -357,6 +357,6 @@ def test_a_damaged_state_is_told(scratch: str) -> None:
     with memstore.open(scratch) as store:
         rows = new(store, 6)
         rows.append(batch([1]))
-        rows.journal._state.staged = 99  # pyright: ignore[reportPrivateUsage]
+        rows.journal.state.staged = 99
         with pytest.raises(memstore.CorruptionError, match="99 rows are staged"):
             rows.append(batch([2]))

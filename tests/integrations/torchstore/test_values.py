@@ -43,105 +43,81 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_values_come_back(name: str) -> None:
-    async def use() -> None:
-        await ts.put(name, VALUES[name])
-        assert same(VALUES[name], await ts.get(name))
-        assert await ts.exists(name) and not await ts.exists("other")
-
-    asyncio.run(use())
+async def test_values_come_back(name: str) -> None:
+    await ts.put(name, VALUES[name])
+    assert same(VALUES[name], await ts.get(name))
+    assert await ts.exists(name) and not await ts.exists("other")
 
 
-def test_a_tensordict_is_put_and_got_as_one() -> None:
-    async def use() -> None:
-        await ts.put("batch", TensorDict({"x": torch.ones(4, 2)}, [4]))
-        assert (await ts.get("batch")).batch_size == torch.Size([4])
-
-    asyncio.run(use())
+async def test_a_tensordict_is_put_and_got_as_one() -> None:
+    await ts.put("batch", TensorDict({"x": torch.ones(4, 2)}, [4]))
+    assert (await ts.get("batch")).batch_size == torch.Size([4])
 
 
-def test_what_was_got_stays_when_the_key_is_put_again() -> None:
-    async def use() -> None:
-        await ts.put("key", torch.zeros(1000))
-        held = await ts.get("key")
-        await ts.put("key", torch.ones(1000))
-        assert torch.equal(held, torch.zeros(1000)) and torch.equal(await ts.get("key"), torch.ones(1000))
-
-    asyncio.run(use())
+async def test_what_was_got_stays_when_the_key_is_put_again() -> None:
+    await ts.put("key", torch.zeros(1000))
+    held = await ts.get("key")
+    await ts.put("key", torch.ones(1000))
+    assert torch.equal(held, torch.zeros(1000)) and torch.equal(await ts.get("key"), torch.ones(1000))
 
 
-def test_a_key_may_change_from_a_tensor_to_an_object() -> None:
-    async def use() -> None:
-        await ts.put("key", torch.zeros(3))
-        await ts.put("key", {"a": 1})
-        assert await ts.get("key") == {"a": 1}
-
-    asyncio.run(use())
+async def test_a_key_may_change_from_a_tensor_to_an_object() -> None:
+    await ts.put("key", torch.zeros(3))
+    await ts.put("key", {"a": 1})
+    assert await ts.get("key") == {"a": 1}
 
 
-def test_a_tensor_is_filled_in_place_and_cast() -> None:
-    async def use() -> None:
-        value = torch.randn(50, 4)
-        await ts.put("key", value)
-        target = torch.zeros(50, 4)
-        assert await ts.get("key", target) is target and torch.equal(target, value)
-        half = torch.zeros(50, 4, dtype=torch.bfloat16)
-        assert await ts.get("key", inplace_tensor=half) is half and torch.equal(half, value.bfloat16())
-        wrong = torch.zeros(4, 50)
-        with pytest.raises(memstore.StructureMismatchError):
-            await ts.get("key", wrong)
-        assert not wrong.any()
-
-    asyncio.run(use())
+async def test_a_tensor_is_filled_in_place_and_cast() -> None:
+    value = torch.randn(50, 4)
+    await ts.put("key", value)
+    target = torch.zeros(50, 4)
+    assert await ts.get("key", target) is target and torch.equal(target, value)
+    half = torch.zeros(50, 4, dtype=torch.bfloat16)
+    assert await ts.get("key", inplace_tensor=half) is half and torch.equal(half, value.bfloat16())
+    wrong = torch.zeros(4, 50)
+    with pytest.raises(memstore.StructureMismatchError):
+        await ts.get("key", wrong)
+    assert not wrong.any()
 
 
-def test_what_is_no_tensor_is_not_filled() -> None:
-    async def use() -> None:
-        await ts.put("key", torch.ones(2))
-        target: Any = [0, 0]
-        with pytest.raises(TypeError, match="inplace_tensor is a tensor"):
-            await ts.get("key", target)
-        await ts.put("object", {"a": 1})
-        with pytest.raises(memstore.StructureMismatchError):
-            await ts.get("object", torch.zeros(2))
-
-    asyncio.run(use())
+async def test_what_is_no_tensor_is_not_filled() -> None:
+    await ts.put("key", torch.ones(2))
+    target: Any = [0, 0]
+    with pytest.raises(TypeError, match="inplace_tensor is a tensor"):
+        await ts.get("key", target)
+    await ts.put("object", {"a": 1})
+    with pytest.raises(memstore.StructureMismatchError):
+        await ts.get("object", torch.zeros(2))
 
 
 def box(offsets: Any, shape: Any, whole: Any = (100, 200)) -> ts.TensorSlice:
     return ts.TensorSlice(offsets=offsets, coordinates=(), global_shape=whole, local_shape=shape, mesh_shape=())
 
 
-def test_a_slice_is_read_or_filled() -> None:
-    async def use() -> None:
-        value = torch.randn(100, 200)
-        await ts.put("key", value)
-        found = await ts.get("key", tensor_slice_spec=box((10, 20), torch.Size([5, 10])))
-        assert torch.equal(found, value[10:15, 20:30]) and found.is_contiguous()
-        target = torch.empty(30, 40)
-        assert await ts.get("key", target, box([70, 160], (30, 40))) is target
-        assert torch.equal(target, value[70:, 160:])
-
-    asyncio.run(use())
+async def test_a_slice_is_read_or_filled() -> None:
+    value = torch.randn(100, 200)
+    await ts.put("key", value)
+    found = await ts.get("key", tensor_slice_spec=box((10, 20), torch.Size([5, 10])))
+    assert torch.equal(found, value[10:15, 20:30]) and found.is_contiguous()
+    target = torch.empty(30, 40)
+    assert await ts.get("key", target, box([70, 160], (30, 40))) is target
+    assert torch.equal(target, value[70:, 160:])
 
 
 @pytest.mark.parametrize("key", ["key", "state/w"])
-def test_a_slice_past_the_end_is_clipped_to_the_tensor(key: str) -> None:
-    async def use() -> None:
-        value = torch.randn(100, 200)
-        await ts.put("key", value)
-        await ts.put_state_dict({"w": value}, "state")
-        found = await ts.get(key, tensor_slice_spec=box((96, 190), (5, 20)))
-        assert torch.equal(found, value[96:101, 190:210]) and found.shape == (4, 10)
-        assert (await ts.get(key, tensor_slice_spec=box((100, 0), (5, 20)))).shape == (0, 20)
-        target = torch.zeros(4, 5)
-        assert await ts.get(key, target, box((96, 0), (5, 5))) is target and torch.equal(target, value[96:, :5])
-        larger = torch.zeros(5, 5)
-        with pytest.raises(memstore.StructureMismatchError, match=r"the slice \[4, 5\], clipped to .* \[100, 200\]"):
-            await ts.get(key, larger, box((96, 0), (5, 5)))
-        assert not larger.any()
-
-    asyncio.run(use())
+async def test_a_slice_past_the_end_is_clipped_to_the_tensor(key: str) -> None:
+    value = torch.randn(100, 200)
+    await ts.put("key", value)
+    await ts.put_state_dict({"w": value}, "state")
+    found = await ts.get(key, tensor_slice_spec=box((96, 190), (5, 20)))
+    assert torch.equal(found, value[96:101, 190:210]) and found.shape == (4, 10)
+    assert (await ts.get(key, tensor_slice_spec=box((100, 0), (5, 20)))).shape == (0, 20)
+    target = torch.zeros(4, 5)
+    assert await ts.get(key, target, box((96, 0), (5, 5))) is target and torch.equal(target, value[96:, :5])
+    larger = torch.zeros(5, 5)
+    with pytest.raises(memstore.StructureMismatchError, match=r"the slice \[4, 5\], clipped to .* \[100, 200\]"):
+        await ts.get(key, larger, box((96, 0), (5, 5)))
+    assert not larger.any()
 
 
 @pytest.mark.parametrize(
@@ -149,33 +125,27 @@ def test_a_slice_past_the_end_is_clipped_to_the_tensor(key: str) -> None:
     [torch.nn.Parameter(torch.ones(4, 2)), torch.nn.Buffer(torch.ones(4, 2)), torch.ones(4, 2, requires_grad=True) * 1],
     ids=["Parameter", "Buffer", "of a graph"],
 )
-def test_tensors_come_back_plain_and_without_gradients(value: torch.Tensor) -> None:
-    async def use() -> None:
-        await ts.put("w", value)
-        await ts.put_batch({"batched": value})
-        await ts.put_state_dict({"w": value}, "state")
-        part = ts.TensorSlice((1, 0), None, (4, 2), (2, 2), None)
-        found = [
-            await ts.get("w"),
-            await ts.get("state/w"),
-            await ts.get("w", tensor_slice_spec=part),
-            await ts.get("state/w", tensor_slice_spec=part),
-            *(await ts.get_batch(["w", "batched"])).values(),
-            *(await ts.get_batch({"batched": None, "state/w": None})).values(),
-        ]
-        for tensor in found:
-            assert type(tensor) is torch.Tensor and not isinstance(tensor, torch.nn.Buffer)
-            assert tensor.is_leaf and not tensor.requires_grad and tensor.all()
-
-    asyncio.run(use())
+async def test_tensors_come_back_plain_and_without_gradients(value: torch.Tensor) -> None:
+    await ts.put("w", value)
+    await ts.put_batch({"batched": value})
+    await ts.put_state_dict({"w": value}, "state")
+    part = ts.TensorSlice((1, 0), None, (4, 2), (2, 2), None)
+    found = [
+        await ts.get("w"),
+        await ts.get("state/w"),
+        await ts.get("w", tensor_slice_spec=part),
+        await ts.get("state/w", tensor_slice_spec=part),
+        *(await ts.get_batch(["w", "batched"])).values(),
+        *(await ts.get_batch({"batched": None, "state/w": None})).values(),
+    ]
+    for tensor in found:
+        assert type(tensor) is torch.Tensor and not isinstance(tensor, torch.nn.Buffer)
+        assert tensor.is_leaf and not tensor.requires_grad and tensor.all()
 
 
-def test_an_object_keeps_its_parameters() -> None:
-    async def use() -> None:
-        await ts.put("object", {"w": torch.nn.Parameter(torch.ones(2))})
-        assert isinstance((await ts.get("object"))["w"], torch.nn.Parameter)
-
-    asyncio.run(use())
+async def test_an_object_keeps_its_parameters() -> None:
+    await ts.put("object", {"w": torch.nn.Parameter(torch.ones(2))})
+    assert isinstance((await ts.get("object"))["w"], torch.nn.Parameter)
 
 
 @pytest.mark.parametrize(
@@ -195,111 +165,87 @@ def test_a_slice_that_does_not_fit_is_told(wanted: ts.TensorSlice, target: Any, 
         asyncio.run(use())
 
 
-def test_batches() -> None:
-    async def use() -> None:
-        batch = {"one": torch.ones(3), "two": torch.zeros(1000), "object": {"rank": 1}}
-        await ts.put_batch(batch)
-        assert same(batch, await ts.get_batch(list(batch)))
-        target = torch.ones(1000)
-        found = await ts.get_batch({"two": target, "object": None})
-        assert found["two"] is target and not target.any() and found["object"] == {"rank": 1}
-
-    asyncio.run(use())
+async def test_batches() -> None:
+    batch = {"one": torch.ones(3), "two": torch.zeros(1000), "object": {"rank": 1}}
+    await ts.put_batch(batch)
+    assert same(batch, await ts.get_batch(list(batch)))
+    target = torch.ones(1000)
+    found = await ts.get_batch({"two": target, "object": None})
+    assert found["two"] is target and not target.any() and found["object"] == {"rank": 1}
 
 
-def test_a_batch_with_a_missing_key_fills_nothing() -> None:
-    async def use() -> None:
-        await ts.put("one", torch.ones(3))
-        target = torch.zeros(3)
-        with pytest.raises(KeyError, match="missing"):
-            await ts.get_batch({"one": target, "missing": None})
-        assert not target.any()
-        for wrong in ([], ["one", "one"]):
-            with pytest.raises(ValueError, match="at least one key"):
-                await ts.get_batch(wrong)
-        with pytest.raises(TypeError):
-            await ts.get_batch("one")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="entries"):
-            await ts.put_batch({})
-
-    asyncio.run(use())
+async def test_a_batch_with_a_missing_key_fills_nothing() -> None:
+    await ts.put("one", torch.ones(3))
+    target = torch.zeros(3)
+    with pytest.raises(KeyError, match="missing"):
+        await ts.get_batch({"one": target, "missing": None})
+    assert not target.any()
+    for wrong in ([], ["one", "one"]):
+        with pytest.raises(ValueError, match="at least one key"):
+            await ts.get_batch(wrong)
+    with pytest.raises(TypeError):
+        await ts.get_batch("one")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="entries"):
+        await ts.put_batch({})
 
 
-def test_keys_are_deleted() -> None:
-    async def use() -> None:
-        await ts.put_batch({name: torch.ones(2) for name in "abcd"})
-        await ts.delete("a")
-        await ts.delete_batch(["b", "c", "b", "missing"])
-        await ts.delete_batch([])
-        assert await ts.keys() == ["d"]
-        for gone in (ts.get("a"), ts.delete("a")):
-            with pytest.raises(KeyError):
-                await gone
-        with pytest.raises(TypeError):
-            await ts.delete_batch("d")  # type: ignore[arg-type]
-
-    asyncio.run(use())
+async def test_keys_are_deleted() -> None:
+    await ts.put_batch({name: torch.ones(2) for name in "abcd"})
+    await ts.delete("a")
+    await ts.delete_batch(["b", "c", "b", "missing"])
+    await ts.delete_batch([])
+    assert await ts.keys() == ["d"]
+    for gone in (ts.get("a"), ts.delete("a")):
+        with pytest.raises(KeyError):
+            await gone
+    with pytest.raises(TypeError):
+        await ts.delete_batch("d")  # type: ignore[arg-type]
 
 
-def test_prefixes_of_keys_are_words() -> None:
-    async def use() -> None:
-        for key in ("", ".x", "v0.x", "v0.y", "v0.x.z", "v01.x", "v1.x"):
-            await ts.put(key, torch.ones(1))
-        assert sorted(await ts.keys()) == ["", ".x", "v0.x", "v0.x.z", "v0.y", "v01.x", "v1.x"]
-        assert sorted(await ts.keys("v0")) == ["v0.x", "v0.x.z", "v0.y"]
-        assert sorted(await ts.keys("v0.x")) == ["v0.x", "v0.x.z"]
-        assert await ts.keys("") == ["", ".x"]
-        assert await ts.keys("v") == []
-        await ts.delete("")
-        assert await ts.keys("") == [".x"]
-
-    asyncio.run(use())
+async def test_prefixes_of_keys_are_words() -> None:
+    for key in ("", ".x", "v0.x", "v0.y", "v0.x.z", "v01.x", "v1.x"):
+        await ts.put(key, torch.ones(1))
+    assert sorted(await ts.keys()) == ["", ".x", "v0.x", "v0.x.z", "v0.y", "v01.x", "v1.x"]
+    assert sorted(await ts.keys("v0")) == ["v0.x", "v0.x.z", "v0.y"]
+    assert sorted(await ts.keys("v0.x")) == ["v0.x", "v0.x.z"]
+    assert await ts.keys("") == ["", ".x"]
+    assert await ts.keys("v") == []
+    await ts.delete("")
+    assert await ts.keys("") == [".x"]
 
 
-def test_what_only_pickle_can_store_is_refused_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use() -> None:
-        for refused in (ts.put("key", Custom(5)), ts.put_batch({"key": Custom(5)})):
-            with pytest.raises(memstore.UnsupportedValueError, match=f"set {PICKLE_VARIABLE}=1"):
-                await refused
-        monkeypatch.setenv(PICKLE_VARIABLE, "1")
-        ts.reset_client()
-        await ts.put("key", Custom(5))
-        assert (await ts.get("key")).number == 5
-
-    asyncio.run(use())
+async def test_what_only_pickle_can_store_is_refused_unless_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for refused in (ts.put("key", Custom(5)), ts.put_batch({"key": Custom(5)})):
+        with pytest.raises(memstore.UnsupportedValueError, match=f"set {PICKLE_VARIABLE}=1"):
+            await refused
+    monkeypatch.setenv(PICKLE_VARIABLE, "1")
+    ts.reset_client()
+    await ts.put("key", Custom(5))
+    assert (await ts.get("key")).number == 5
 
 
-def test_many_calls_at_once() -> None:
-    async def use() -> None:
-        await asyncio.gather(*(ts.put(f"key{number}", torch.full((1000,), number)) for number in range(50)))
-        found = await asyncio.gather(*(ts.get(f"key{number}") for number in range(50)))
-        assert all(torch.equal(value, torch.full((1000,), number)) for number, value in enumerate(found))
-
-    asyncio.run(use())
+async def test_many_calls_at_once() -> None:
+    await asyncio.gather(*(ts.put(f"key{number}", torch.full((1000,), number)) for number in range(50)))
+    found = await asyncio.gather(*(ts.get(f"key{number}") for number in range(50)))
+    assert all(torch.equal(value, torch.full((1000,), number)) for number, value in enumerate(found))
 
 
-def test_names_are_stores_of_their_own() -> None:
-    async def use() -> None:
-        await ts.initialize(store_name="../other")
-        await ts.put("key", torch.ones(1), store_name="../other")
-        assert await ts.exists("key", store_name="../other") and not await ts.exists("key")
-        await ts.shutdown(store_name="../other")
-        await ts.put("key", torch.zeros(1))
-
-    asyncio.run(use())
+async def test_names_are_stores_of_their_own() -> None:
+    await ts.initialize(store_name="../other")
+    await ts.put("key", torch.ones(1), store_name="../other")
+    assert await ts.exists("key", store_name="../other") and not await ts.exists("key")
+    await ts.shutdown(store_name="../other")
+    await ts.put("key", torch.zeros(1))
 
 
-def test_a_missing_key_is_told_with_what_is_near_and_in_words_of_this_api() -> None:
-    async def use() -> None:
-        for call in (ts.get, ts.delete, lambda key: ts.get_batch([key])):
-            with pytest.raises(KeyError, match=r"no key 'nothing': the store has none yet$"):
-                await call("nothing")
-        await ts.put("policy", torch.ones(3))
-        for call in (ts.get, ts.delete, lambda key: ts.get_batch([key])):
-            with pytest.raises(KeyError, match="no key 'plicy': did you mean 'policy'"):
-                await call("plicy")
-
-    asyncio.run(use())
+async def test_a_missing_key_is_told_with_what_is_near_and_in_words_of_this_api() -> None:
+    for call in (ts.get, ts.delete, lambda key: ts.get_batch([key])):
+        with pytest.raises(KeyError, match=r"no key 'nothing': the store has none yet$"):
+            await call("nothing")
+    await ts.put("policy", torch.ones(3))
+    for call in (ts.get, ts.delete, lambda key: ts.get_batch([key])):
+        with pytest.raises(KeyError, match="no key 'plicy': did you mean 'policy'"):
+            await call("plicy")
 
 
 # --- arguments that are none ------------------------------------------------------------------------------------------
@@ -308,14 +254,11 @@ BOX = ts.TensorSlice((0, 0), None, (4, 2), (2, 2), None)
 
 
 @pytest.mark.parametrize("spec", [3, slice(0, 2), (slice(0, 2),), {"offsets": (0, 0)}, ts.TensorSlice])
-def test_a_slice_that_is_none_is_told(spec: Any) -> None:
-    async def use() -> None:
-        await ts.put("w", torch.ones(4, 2))
-        for key in ("w", "absent"):
-            with pytest.raises(TypeError, match=f"'{key}': tensor_slice_spec is a TensorSlice\\(offsets, .*, and not"):
-                await ts.get(key, tensor_slice_spec=spec)
-
-    asyncio.run(use())
+async def test_a_slice_that_is_none_is_told(spec: Any) -> None:
+    await ts.put("w", torch.ones(4, 2))
+    for key in ("w", "absent"):
+        with pytest.raises(TypeError, match=f"'{key}': tensor_slice_spec is a TensorSlice\\(offsets, .*, and not"):
+            await ts.get(key, tensor_slice_spec=spec)
 
 
 @pytest.mark.parametrize(
@@ -347,77 +290,64 @@ def test_numbers_that_are_no_slice_are_told(change: dict[str, Any], error: type[
     ],
     ids=["meta", "sparse", "expanded"],
 )
-def test_a_target_that_cannot_be_filled_is_told(make: Any, message: str) -> None:
-    async def use() -> None:
-        await ts.put("w", torch.ones(4, 2))
-        await ts.put_state_dict({"w": torch.ones(2, 2)}, "state")
-        for key, spec in (("w", BOX), ("state/w", None)):
-            with pytest.raises(memstore.StructureMismatchError, match=f"'{key}': inplace_tensor is {message}"):
-                await ts.get(key, make(), spec)
-
-    asyncio.run(use())
+async def test_a_target_that_cannot_be_filled_is_told(make: Any, message: str) -> None:
+    await ts.put("w", torch.ones(4, 2))
+    await ts.put_state_dict({"w": torch.ones(2, 2)}, "state")
+    for key, spec in (("w", BOX), ("state/w", None)):
+        with pytest.raises(memstore.StructureMismatchError, match=f"'{key}': inplace_tensor is {message}"):
+            await ts.get(key, make(), spec)
 
 
 @pytest.mark.parametrize("key", [None, 3, b"w", ["w"], []], ids=str)
-def test_a_key_that_is_none_is_told(key: Any) -> None:
+async def test_a_key_that_is_none_is_told(key: Any) -> None:
     """None, [] and b"" were taken for the key ""."""
-
-    async def use() -> None:
-        await ts.put("", torch.ones(2))
-        calls = (
-            lambda: ts.put(key, torch.zeros(2)),
-            lambda: ts.get(key),
-            lambda: ts.get_batch([key]),
-            lambda: ts.exists(key),
-            lambda: ts.delete(key),
-            lambda: ts.delete_batch([key]),
-            lambda: ts.put_state_dict({}, key, direct_rdma=True),
-            lambda: ts.get_state_dict(key),
-        )
-        for call in calls:
-            with pytest.raises(memstore.InvalidKeyError, match="a key is a str"):
-                await call()
-        assert (await ts.get("")).tolist() == [1, 1]
-
-    asyncio.run(use())
+    await ts.put("", torch.ones(2))
+    calls = (
+        lambda: ts.put(key, torch.zeros(2)),
+        lambda: ts.get(key),
+        lambda: ts.get_batch([key]),
+        lambda: ts.exists(key),
+        lambda: ts.delete(key),
+        lambda: ts.delete_batch([key]),
+        lambda: ts.put_state_dict({}, key, direct_rdma=True),
+        lambda: ts.get_state_dict(key),
+    )
+    for call in calls:
+        with pytest.raises(memstore.InvalidKeyError, match="a key is a str"):
+            await call()
+    assert (await ts.get("")).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", [3, None, ["torchstore"]], ids=str)
-def test_a_store_name_that_is_none_is_told(name: Any) -> None:
-    async def use() -> None:
-        env = ts.spmd.SPMDEnv(0, 0, 1, 1, "127.0.0.1", 1)
-        calls = (
-            lambda: ts.get("w", store_name=name),
-            lambda: ts.client(name),
-            lambda: ts.initialize(store_name=name),
-            lambda: ts.initialize_spmd(ts.HostStrategy(), name, env=env),
-            lambda: ts.shutdown(name),
-        )
-        for call in calls:
-            with pytest.raises(TypeError, match="store_name is a str, as 'torchstore', and not"):
-                await call()
-        with pytest.raises(TypeError, match="store_name is a str"):
-            ts.reset_client(name)
-
-    asyncio.run(use())
+async def test_a_store_name_that_is_none_is_told(name: Any) -> None:
+    env = ts.spmd.SPMDEnv(0, 0, 1, 1, "127.0.0.1", 1)
+    calls = (
+        lambda: ts.get("w", store_name=name),
+        lambda: ts.client(name),
+        lambda: ts.initialize(store_name=name),
+        lambda: ts.initialize_spmd(ts.HostStrategy(), name, env=env),
+        lambda: ts.shutdown(name),
+    )
+    for call in calls:
+        with pytest.raises(TypeError, match="store_name is a str, as 'torchstore', and not"):
+            await call()
+    with pytest.raises(TypeError, match="store_name is a str"):
+        ts.reset_client(name)
 
 
-def test_flags_and_ranks_that_are_none_are_told() -> None:
-    async def use() -> None:
-        env: Any = 3
-        no: Any = "no"
-        seconds: Any = 120
-        with pytest.raises(TypeError, match="strict is True or False, and not 'no'"):
-            await ts.get_state_dict("state", {}, no)
-        with pytest.raises(TypeError, match="direct_rdma is True or False, and not 'no'"):
-            await ts.get_state_dict("state", {}, direct_rdma=no)
-        with pytest.raises(TypeError, match="direct_rdma is True or False, and not 'no'"):
-            await ts.put_state_dict({}, "state", direct_rdma=no)
-        with pytest.raises(TypeError, match="env is an SPMDEnv, or None to read torchrun's environment, and not 3"):
-            await ts.initialize_spmd(ts.HostStrategy(), env=env)
-        with pytest.raises(TypeError, match=r"rendezvous_timeout is a datetime.timedelta, as .*, and not 120"):
-            await ts.initialize_spmd(ts.HostStrategy(), rendezvous_timeout=seconds)
-        with pytest.raises(TypeError, match="mesh is a ProcMesh of Monarch, or None, and not an int"):
-            await ts.spawn_actors(1, object, "name", mesh=3)
-
-    asyncio.run(use())
+async def test_flags_and_ranks_that_are_none_are_told() -> None:
+    env: Any = 3
+    no: Any = "no"
+    seconds: Any = 120
+    with pytest.raises(TypeError, match="strict is True or False, and not 'no'"):
+        await ts.get_state_dict("state", {}, no)
+    with pytest.raises(TypeError, match="direct_rdma is True or False, and not 'no'"):
+        await ts.get_state_dict("state", {}, direct_rdma=no)
+    with pytest.raises(TypeError, match="direct_rdma is True or False, and not 'no'"):
+        await ts.put_state_dict({}, "state", direct_rdma=no)
+    with pytest.raises(TypeError, match="env is an SPMDEnv, or None to read torchrun's environment, and not 3"):
+        await ts.initialize_spmd(ts.HostStrategy(), env=env)
+    with pytest.raises(TypeError, match=r"rendezvous_timeout is a datetime.timedelta, as .*, and not 120"):
+        await ts.initialize_spmd(ts.HostStrategy(), rendezvous_timeout=seconds)
+    with pytest.raises(TypeError, match="mesh is a ProcMesh of Monarch, or None, and not an int"):
+        await ts.spawn_actors(1, object, "name", mesh=3)

@@ -99,7 +99,7 @@ def _flatten_ordered(value: OrderedDict[Any, Any], walk: Walk) -> Tree:
     keys = walk.keys(value)
     attributes = vars(value)
     if attributes:
-        return ("ordered", keys, trees, walk.entry("__dict__", attributes))
+        return ("ordered", keys, trees, *walk.entries(value, ("__dict__",), [attributes]))
     return walk.joined(("ordered", keys, trees, None), trees, lambda items: join_dict(keys, items, ordered=True))
 
 
@@ -107,9 +107,8 @@ def _flatten_ordered(value: OrderedDict[Any, Any], walk: Walk) -> Tree:
 def _flatten_defaultdict(value: defaultdict[Any, Any], walk: Walk) -> Tree:
     factory = value.default_factory
     if factory not in _FACTORY_NAMES:
-        if walk.allow_pickle:
-            return walk.object(value)
-        raise RefusedError("a defaultdict whose factory is no builtin type, which only allow_pickle=True can store")
+        reason = "a defaultdict whose factory is no builtin type, which only allow_pickle=True can store"
+        return walk.pickled(value, RefusedError(reason))
     trees = walk.entries(value, value, value.values())
     return ("defaultdict", _FACTORY_NAMES[factory], walk.keys(value), trees)
 
@@ -207,10 +206,8 @@ def _flatten_dataclass(value: Any, walk: Walk) -> Tree:
                 f"a dataclass {dotted(name)} that has attributes beside its fields: {', '.join(others)}; "
                 "make them fields, or put a dict of what it holds"
             )
-    except RefusedError:
-        if walk.allow_pickle:
-            return walk.object(value)
-        raise
+    except RefusedError as error:
+        return walk.pickled(value, error)
     there = tuple(one for one in names if one in attributes)
     unset = tuple(one for one in names if one not in attributes)
     trees = walk.entries(value, there, [attributes[one] for one in there])
@@ -265,10 +262,8 @@ def _flatten_mapping(value: Any, walk: Walk) -> Tree:
                 f"a {dotted(name)} that has more than its items: {', '.join(map(str, others))}; put dict(...) of it"
             )
         names = _written_names(attributes, walk)
-    except RefusedError:
-        if walk.allow_pickle:
-            return walk.object(value)
-        raise
+    except RefusedError as error:
+        return walk.pickled(value, error)
     trees = walk.entries(value, items, items.values())
     return walk.joined(("mapping", name, names, walk.keys(items), trees), trees)
 
@@ -328,9 +323,8 @@ def _namedtuple_rule(kind: type) -> Flattener | None:
 def _flatten_namedtuple(value: Any, walk: Walk) -> Tree:
     name = class_name(type(value))
     if getattr(value, "__dict__", None):
-        if walk.allow_pickle:
-            return walk.object(value)
-        raise RefusedError(f"a {dotted(name)} that has attributes beside its fields; put tuple(...) of it")
+        reason = f"a {dotted(name)} that has attributes beside its fields; put tuple(...) of it"
+        return walk.pickled(value, RefusedError(reason))
     return ("namedtuple", name, walk.entries(value, type(value)._fields, value))
 
 

@@ -17,6 +17,7 @@ Rules are asked in the order of this file: the one for all collections is the la
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple, cast
 
@@ -64,7 +65,7 @@ def _read_dimensions(batch: Any, device: Any, names: Any) -> _Dimensions:
 def _make_tensordict(
     entries: dict[str, Any], dimensions: _Dimensions, asked: torch.device | None, **options: Any
 ) -> TensorDict:
-    """Args: asked: the device that the caller asked for."""
+    """Makes a TensorDict on its own device, or the one that the caller asked for."""
     return _compat.new_tensordict(
         TensorDict,
         entries,
@@ -91,9 +92,16 @@ _DIMENSIONS = (list, (NoneType, str), (NoneType, list), bool)  # types of: batch
 
 
 def _read_non_tensor(
-    title: str, find: Callable[[], Any], reader: TreeReader, dimensions: _Dimensions, locked: bool, tree: Tree
+    title: str,
+    find: Callable[[], Any],
+    reader: TreeReader,
+    batch: Any,
+    device: Any,
+    names: Any,
+    locked: bool,
+    tree: Tree,
 ) -> Container:
-    lock = locked and not reader.locked
+    dimensions, lock = _read_dimensions(batch, device, names), locked and not reader.locked
 
     def make(values: list[Any], asked: torch.device | None) -> Any:
         inner = _make_tensordict({}, dimensions, asked)
@@ -104,18 +112,8 @@ def _read_non_tensor(
     return Container(title, make, (NAMELESS,), [reader.node(tree)])
 
 
-@reads("nontensor", *_DIMENSIONS, (int, list))
-def _read_non_tensor_data(
-    reader: TreeReader, batch: Any, device: Any, names: Any, locked: bool, tree: Tree
-) -> Container:
-    dimensions = _read_dimensions(batch, device, names)
-    return _read_non_tensor("NonTensorData", lambda: NonTensorData, reader, dimensions, locked, tree)
-
-
-@reads("metadata", *_DIMENSIONS, (int, list))
-def _read_metadata(reader: TreeReader, batch: Any, device: Any, names: Any, locked: bool, tree: Tree) -> Container:
-    dimensions = _read_dimensions(batch, device, names)
-    return _read_non_tensor("MetaData", lambda: MetaData, reader, dimensions, locked, tree)
+reads("nontensor", *_DIMENSIONS, (int, list))(partial(_read_non_tensor, "NonTensorData", lambda: NonTensorData))
+reads("metadata", *_DIMENSIONS, (int, list))(partial(_read_non_tensor, "MetaData", lambda: MetaData))
 
 
 # -- MetaData of one type --------------------------------------------------------------------------------------------
@@ -126,14 +124,11 @@ def _flatten_metadata_of(value: Any, walk: Walk) -> Tree:
 
 
 @reads("metadata_of", str, *_DIMENSIONS, (int, list))
-def _read_metadata_of(
-    reader: TreeReader, name: str, batch: Any, device: Any, names: Any, locked: bool, tree: Tree
-) -> Container:
+def _read_metadata_of(reader: TreeReader, name: str, *fields: Any) -> Container:
     def find() -> Any:
         return MetaData[find_class(name, lambda kind: True, "a class")]
 
-    dimensions = _read_dimensions(batch, device, names)
-    return _read_non_tensor(f"MetaData[{short(name)}]", find, reader, dimensions, locked, tree)
+    return _read_non_tensor(f"MetaData[{short(name)}]", find, reader, *fields)
 
 
 @rule
