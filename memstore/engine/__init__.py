@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from memstore.engine import index, syscalls
 from memstore.engine.catalog import tables
-from memstore.engine.catalog.catalog import Catalog, CatalogCrowded
+from memstore.engine.catalog.catalog import Catalog, CatalogCrowded, ReadOnlyTransaction
 from memstore.engine.catalog.tables import AttemptOutcome, Now, PendingPart, Transaction
 from memstore.engine.files.mapping import (
     ExternalFiles,
@@ -253,6 +253,7 @@ __all__ = [
     "Path",
     "Pin",
     "PinOptions",
+    "ReadOnlyTransaction",
     "Record",
     "Root",
     "RootUse",

@@ -109,7 +109,7 @@ def repair(root: str | os.PathLike[str], *, timeout: float = 30.0, progress: Pro
     path = absolute_path(root)
     check_progress(progress)
     with resource_errors(path):
-        return repair_store(path, mend_header, merge_headers, is_home_of_key, timeout, progress)
+        return repair_store(path, mend_header, merge_headers, is_joining, timeout, progress)
 
 
 def mend_header(store: str, key: bytes, record: Record, extent: SegmentExtent, content: memoryview) -> bytes | None:
@@ -130,12 +130,12 @@ def mend_header(store: str, key: bytes, record: Record, extent: SegmentExtent, c
         return None
 
 
-def is_home_of_key(said: bytes, key: bytes) -> bool:
-    """Returns whether a key is at home on this host, by what its catalog says of its cluster."""
+def is_joining(said: bytes) -> bool:
+    """Returns whether a root has keys of groups that it has not claimed yet, by what its catalog says of its cluster."""
     with between_forks():
         from memstore.distributed.catalog import standing_of
 
-    return standing_of(said).is_home_of(key)
+    return standing_of(said).is_joining
 
 
 def merge_headers(key: str, parts: Sequence[FoundPart]) -> Content | None:

@@ -1,4 +1,4 @@
-"""What the engine calls records and changes, as the rules have them: entries, whose bytes lie at places.
+"""What the engine calls records, changes and parts, as the rules have them: entries, whose bytes lie at places.
 
 The body of an entry is a `Record` in msgpack, under version 0 and without a host. Its segments stand in `parts`, also
 if it is one, which keeps its `start`; the places say on which hosts they are. External files are a place too, of
@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from memstore import engine
 from memstore._parsing import UNDECODABLE
-from memstore.distributed.rules import Change, Entry, Place
+from memstore.distributed.rules import LARGEST_DETAILS, LONGEST_TEXT, Change, Entry, Failure, Outcome, Part, Place
 from memstore.engine import (
     HEADER_LIMIT,
     Record,
     SegmentExtent,
     base_after,
+    boot_id,
     decode_external,
     decode_segments,
     end_of,
@@ -35,10 +37,12 @@ _LARGEST_START = HEADER_LIMIT + 8  # bytes: a header's length stands before it
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
+_DETAILS = ("expected", "found", "missing_ranks", "missing_boxes")  # attributes of an attempt's error
+_decode_details = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 def entry_of(record: Record, member: bytes) -> Entry:
-    """An entry of this host's catalog.
+    """Returns a record as an entry of this host's catalog.
 
     Args:
         member: the id of this host, where all lies for which the record names no other.
@@ -48,12 +52,12 @@ def entry_of(record: Record, member: bytes) -> Entry:
 
 
 def head_of(record: Record, member: bytes) -> Entry:
-    """As `entry_of`, without the body: in a fifth of the time."""
+    """Returns what `entry_of` does, without the body: in a fifth of the time."""
     return Entry(record.version, b"", _places_of(record, record.segments, member), record.is_mutable)
 
 
 def change_of(change: engine.Change, member: bytes) -> Change:
-    """A change whose segments this host has filled."""
+    """Returns a change whose segments this host has filled."""
     if change.content is None:
         return Change(change.key, None, (), change.expect, change.missing_ok)
     record = engine.record_of(change.content, change.segments, 0, 0)
@@ -64,7 +68,7 @@ def change_of(change: engine.Change, member: bytes) -> Change:
 
 
 def _extents_of(record: Record) -> tuple[SegmentExtent, ...]:
-    """The segments of a record of which it isn't said on which hosts they lie."""
+    """Returns the segments of a record of which it isn't said on which hosts they lie."""
     if record.parts is None:
         return record.segments
     return decode_segments(record.parts, of_one_host=False)
@@ -91,7 +95,7 @@ def _places_of(record: Record, extents: Sequence[SegmentExtent], member: bytes) 
 
 
 def record_of(entry: Entry, member: bytes) -> Record:
-    """The record as this host's catalog has it. Raises CorruptionError unless the entry can be one."""
+    """Returns the record as this host's catalog has it. Raises CorruptionError unless the entry can be one."""
     record = _read(entry.body)
     extents = _extents_of(record)
     _check(_is_consistent(record, extents), "its numbers don't fit one another")
@@ -109,11 +113,11 @@ def record_of(entry: Entry, member: bytes) -> Record:
 
 
 Checked = Mapping[tuple[bytes, tuple[Place, ...]], Record]
-"""By what an entry says, and where its bytes lie: the record, of whatever version."""
+"""Records, of whatever version, by what an entry says, and where its bytes lie."""
 
 
 def checked(entries: Iterable[Entry], member: bytes) -> Checked:
-    """The records of entries that another host has sent, so that nobody has to wait for it while they are looked at.
+    """Returns the records of entries that another host has sent: looked at before anybody would have to wait for it.
 
     Raises CorruptionError unless each can be one.
     """
@@ -166,3 +170,78 @@ def _has_room(record: Record, extents: Sequence[SegmentExtent]) -> bool:
 def _check(is_so: bool, detail: str) -> None:
     if not is_so:
         raise CorruptionError(f"what another host says of an entry can't be: {detail}")
+
+
+# --- sharded puts -----------------------------------------------------------------------------------------------------
+
+
+def part_row(part: Part, member: bytes) -> engine.PendingPart:
+    """Returns a part as the engine has it, on the host of that member."""
+    return engine.PendingPart(
+        part.key,
+        part.attempt,
+        part.number,
+        part.rank,
+        part.world_size,
+        part.place.put_id,
+        part.place.segment,
+        part.size,
+        part.start,
+        part.expect,
+        part.lease,
+        part.expires,
+        boot_id(),
+        b"" if part.place.host == member else part.place.host,
+    )
+
+
+def part_of(part: engine.PendingPart, member: bytes) -> Part:
+    """Returns a row as the rules have it. One of another boot is over."""
+    return Part(
+        part.key,
+        part.attempt,
+        part.number,
+        part.rank,
+        part.world_size,
+        Place(part.host or member, part.put_id, part.segment),
+        part.size,
+        part.start,
+        part.expect,
+        part.lease,
+        part.expires if part.boot == boot_id() else 0,
+    )
+
+
+def outcome_of(row: engine.AttemptOutcome) -> Outcome:
+    failure = None if row.version else Failure(row.error, row.message, _encode(row.details))
+    expires = row.expires if row.boot == boot_id() else 0
+    return Outcome(row.key, row.attempt, row.number, row.version, failure, expires)
+
+
+def outcome_row(outcome: Outcome) -> engine.AttemptOutcome:
+    """Returns an outcome as the engine has it. What another host says of an error's attributes is checked."""
+    failure = outcome.failure or Failure("", "")
+    try:
+        details = {name: value for name, value in _decode_details(failure.details).items() if name in _DETAILS}
+    except UNDECODABLE:
+        details = {}
+    return engine.AttemptOutcome(
+        outcome.key,
+        outcome.attempt,
+        outcome.number,
+        outcome.version,
+        failure.error,
+        failure.text,
+        details,
+        outcome.expires,
+        boot_id(),
+    )
+
+
+def failure_of(error: engine.AttemptFailure) -> Failure:
+    """Returns an error as other hosts are told of it: what it lists may be too long for a message."""
+    details = {name: value for name, value in vars(error).items() if name in _DETAILS}
+    encoded = _encode(details)
+    if len(encoded) > LARGEST_DETAILS:
+        encoded = _encode({name: value for name, value in details.items() if name != "missing_boxes"})
+    return Failure(type(error).__name__, str(error)[:LONGEST_TEXT], encoded[:LARGEST_DETAILS])

@@ -1,11 +1,13 @@
-"""The segments of this host in one transaction: which are there, owned, lent, copies, or nobody's any more."""
+"""The segments of this host in one transaction: which are there, owned, lent, copies, or nobody's any more.
+
+Of values of other hosts that were fetched there are rows, too. A damaged one is as none: the value is fetched again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memstore.distributed.catalog.damage import readable
-from memstore.distributed.catalog.rows import encode_lent, lent_of
+from memstore.distributed.catalog.rows import Copy, copy_of, encode, encode_lent, lent_of, readable, tell
 from memstore.distributed.rules import Lent, Place
 from memstore.engine import (
     FILLING,
@@ -13,6 +15,7 @@ from memstore.engine import (
     PREPARED,
     ClaimedFile,
     Effects,
+    Record,
     SealedSegment,
     SegmentRow,
     Transaction,
@@ -24,7 +27,7 @@ LENT_VERSION = 0  # in the header of a segment whose version another host assign
 
 
 class Segments:
-    """Of one transaction.
+    """Segments in one transaction.
 
     Args:
         sealed: segments that this process has filled, and has open: no row says that they are whole.
@@ -37,20 +40,20 @@ class Segments:
         self._sealed = {(one.segment, one.put_id): one for one in sealed}
 
     def is_there(self, place: Place) -> bool:
-        """Filled, and not retired. External files have no segment, and are there."""
+        """Returns whether it is filled, and not retired. External files have no segment, and are there."""
         return not place.segment or self._row(place) is not None
 
     def own(self, place: Place, key: bytes, version: int) -> None:
-        """A record here names it. Raises CorruptionError if it is another key's."""
+        """Notes that a record here names it. Raises CorruptionError if it is another key's."""
         if place.segment:
             row = self._row(place)
-            if row is not None and row.key != key and row.state != FILLING:  # a booked file has its old key until then
+            if row is not None and row.key != key and row.state != FILLING:  # a claimed file has its old key until then
                 raise _gone(key, place)
             self.hold(place.segment, place.put_id, key, version)
             self._end_lending(place)
 
     def lend(self, place: Place, lent: Lent) -> None:
-        """A record elsewhere names it, or will."""
+        """Notes that a record elsewhere names it, or will."""
         if place.segment:
             self.hold(place.segment, place.put_id, lent.key, LENT_VERSION)
             row = tables.KeptRow(((place.segment, place.put_id),), encode_lent(lent))
@@ -68,7 +71,7 @@ class Segments:
             self._effects.publish_prepared(key, segment, row, version)
 
     def prepare(self, place: Place, key: bytes) -> None:
-        """A part of a sharded put names it."""
+        """Notes that a part of a sharded put names it."""
         row = self._row(place)
         if row is None:
             raise _gone(key, place)
@@ -87,7 +90,7 @@ class Segments:
             self._effects.retire(place.segment, row)
 
     def _row(self, place: Place) -> SegmentRow | None:
-        """Its row, if it is live or a part's, or was filled by this process."""
+        """Returns its row, if it is live or a part's, or was filled by this process."""
         if place.host != self._member or not place.segment:
             return None
         row = self._transaction.segment(place.segment)
@@ -107,7 +110,7 @@ class Segments:
         return self._said(place, row)
 
     def all_lent(self, after: int, limit: int) -> list[tuple[Place, Lent]]:
-        """By put id, beyond that one."""
+        """Returns what is lent, by put id, beyond that one."""
 
         def read(key: bytes, stored: bytes) -> tuple[Place, Lent]:
             row = tables.read_kept(tables.LENT, key, stored)
@@ -133,3 +136,57 @@ def _gone(key: bytes, place: Place) -> CorruptionError:
     name = key.decode(errors="backslashreplace")
     text = f"{name!r}: segment {place.segment:016x} doesn't have put {place.put_id} of this key, or not any more"
     return CorruptionError(text, key=name)
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+class Copies:
+    """Values of other hosts that were fetched, in one transaction. `CatalogTables` is one."""
+
+    _transaction: Transaction
+    _member: bytes
+    _effects: Effects
+    _segments: Segments
+
+    def copy(self, key: bytes) -> Copy | None:
+        """Returns a copy. None, too, if its row is damaged."""
+        row = self._row_of_copy(key)
+        return None if row is None else copy_of(row.said)
+
+    def _row_of_copy(self, key: bytes) -> tables.KeptRow | None:
+        try:
+            return tables.kept_row(self._transaction, tables.COPIES, key)
+        except CorruptionError as error:
+            tell(self._member, key, error)
+            return None
+
+    def put_copy(self, key: bytes, places: Sequence[Place], record: Record) -> None:
+        """Writes a copy, in place of an older one. Segments of `sealed` that it names become live.
+
+        Args:
+            places: that its bytes came from.
+            record: of its version, in segments of this host.
+        """
+        self.delete_copy(key)
+        for extent in record.segments:
+            self._segments.hold(extent.segment, extent.put_id, key, LENT_VERSION)
+        segments = tuple((extent.segment, extent.put_id) for extent in record.segments)
+        row = tables.KeptRow(segments, encode(Copy(tuple(places), record)))
+        tables.put_kept(self._transaction, tables.COPIES, key, row)
+        self._effects.is_change = self._effects.adds = True
+
+    def delete_copy(self, key: bytes) -> None:
+        row = self._row_of_copy(key)
+        self._transaction.delete_row(tables.COPIES, key)
+        self._effects.is_change = True
+        for segment, put_id in () if row is None else row.segments:
+            self._segments.retire(Place(self._member, put_id, segment))
+
+    def copies(self, after: bytes, limit: int) -> list[tuple[bytes, Copy]]:
+        """Returns copies by key, beyond that one."""
+
+        def read(key: bytes, stored: bytes) -> Copy:
+            return copy_of(tables.read_kept(tables.COPIES, key, stored).said)
+
+        return readable(self._transaction, self._member, tables.COPIES, read, limit, after)

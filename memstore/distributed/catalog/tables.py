@@ -1,34 +1,56 @@
-"""The rules' tables in the catalog of this host: `CatalogTables` is one transaction. See rules/tables.py."""
+"""The rules' tables in the catalog of this host. `CatalogTables` is one transaction: see `Tables` in rules/steps.py.
+
+`run` makes one, under the store's mutex; `look` reads. Ranks of a store that nobody serves write the same rows of
+sharded puts, by the engine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
+from memstore import engine
 from memstore._arguments import check_encoded
-from memstore.distributed.catalog.attempts import Attempts
-from memstore.distributed.catalog.copies import Copies
-from memstore.distributed.catalog.damage import readable, tell
-from memstore.distributed.catalog.entries import Checked, entry_of, head_of, record_of
-from memstore.distributed.catalog.rows import (
-    encode,
-    joining_of,
-    last_call_of,
-    places_on,
-    standing_of,
+from memstore.distributed.catalog.entries import (
+    Checked,
+    entry_of,
+    head_of,
+    outcome_of,
+    outcome_row,
+    part_of,
+    part_row,
+    record_of,
 )
-from memstore.distributed.catalog.segments import LENT_VERSION, Segments
-from memstore.distributed.rules import Entry, Joining, LastCall, Lent, Place, Standing
-from memstore.engine import Effects, SealedSegment, Transaction, tables
+from memstore.distributed.catalog.groups import GroupTables
+from memstore.distributed.catalog.rows import encode, last_call_of, readable, standing_of, tell
+from memstore.distributed.catalog.segments import LENT_VERSION, Copies, Segments
+from memstore.distributed.rules import Entry, LastCall, Lent, Outcome, Part, Place, Standing
+from memstore.engine import (
+    Effects,
+    Now,
+    ReadOnlyTransaction,
+    Root,
+    SealedSegment,
+    Transaction,
+    boot_clock,
+    boot_id,
+    change_served,
+    need_cluster,
+    tables,
+)
 from memstore.errors import CorruptionError
 
+Result = TypeVar("Result")
+Row = TypeVar("Row")
+
+_MOST_ROWS = 1 << 20
 _LANES = 256
 _LANE = 1  # byte
-_LASTS = b"lasts"
 
 
-class CatalogTables(Attempts, Copies):
+class CatalogTables(GroupTables, Copies):
     """One transaction of this host's catalog, as the rules ask for it.
 
     Args:
@@ -66,7 +88,7 @@ class CatalogTables(Attempts, Copies):
         self._effects.is_change = self._effects.is_change or version != self.version
         self._effects.counters.version = version
 
-    # --- the records of the keys that are at home here ----------------------------------------------------------------
+    # --- the records of the keys that this host owns ------------------------------------------------------------------
 
     def record(self, key: bytes) -> Entry | None:
         record = self._transaction.record(key)
@@ -134,28 +156,23 @@ class CatalogTables(Attempts, Copies):
         return self._standing
 
     def put_standing(self, standing: Standing) -> None:
-        tables.put_body(self._transaction, tables.CLUSTER, tables.MEMBERS, encode(standing))
+        old = self.standing()
+        self._put(tables.CLUSTER, tables.MEMBERS, encode(standing))
         self._standing = standing
-        self._effects.counters.membership += 1
-        self._effects.is_change = self._effects.wakes_all = True
+        if old is None or standing.is_removed or old.is_joining != standing.is_joining:
+            self._change_membership()
 
     def membership(self) -> int:
         return self._effects.counters.membership
 
     # --- sessions, and the last call of each of their lanes -----------------------------------------------------------
 
-    def new_session(self, *, lasts: bool = False) -> int:
-        """Its number is that of no other session, segment or put."""
+    def new_session(self) -> int:
+        """Returns a number that no other session, segment or put has."""
         self._effects.counters.number += 1
         session = self._effects.counters.number
-        self._say(tables.SESSIONS, tables.pack_number(session), _LASTS if lasts else b"")
+        self._put(tables.SESSIONS, tables.pack_number(session), b"")
         return session
-
-    def lasts(self, session: int) -> bool:
-        try:
-            return tables.read_body(self._transaction, tables.SESSIONS, tables.pack_number(session)) == _LASTS
-        except CorruptionError:
-            return True
 
     def has_session(self, session: int) -> bool:
         return tables.read_body(self._transaction, tables.SESSIONS, tables.pack_number(session)) is not None
@@ -167,7 +184,7 @@ class CatalogTables(Attempts, Copies):
             self._delete(tables.CALLS, key)
 
     def sessions(self, after: int, limit: int) -> list[int]:
-        rows = self._transaction.rows_with(tables.SESSIONS, b"", limit, tables.pack_number(after))
+        rows = self._rows(tables.SESSIONS, limit, tables.pack_number(after))
         return [int.from_bytes(key, "big") for key, _ in rows]
 
     def last_call(self, session: int, lane: int) -> LastCall | None:
@@ -175,7 +192,7 @@ class CatalogTables(Attempts, Copies):
         return None if said is None else last_call_of(said)
 
     def put_last_call(self, session: int, lane: int, call: LastCall) -> None:
-        self._say(tables.CALLS, _lane(session, lane), encode(call))
+        self._put(tables.CALLS, _lane(session, lane), encode(call))
 
     # --- segments of this host ----------------------------------------------------------------------------------------
 
@@ -215,32 +232,141 @@ class CatalogTables(Attempts, Copies):
     def owed(self, limit: int) -> list[Place]:
         return [Place(*row) for row in tables.owed_rows(self._transaction, limit)]
 
-    # --- records of a root that had keys when it was first served -----------------------------------------------------
+    # --- sharded puts -------------------------------------------------------------------------------------------------
 
-    def put_joining(self, key: bytes, row: Joining) -> None:
-        kept = tables.KeptRow(places_on(self._member, row.entry), encode(row))
-        tables.put_kept(self._transaction, tables.JOINING, key, kept)
+    def now(self) -> int:
+        return boot_clock()
+
+    def new_number(self) -> int:
+        self._effects.counters.number += 1
+        self._effects.is_change = True
+        return self._effects.counters.number
+
+    def parts(self, key: bytes | None = None, attempt: str | None = None) -> list[Part]:
+        if key is None:
+            return [part_of(part, self._member) for part in self._whole(tables.PENDING, tables.read_part)]
+        return [part_of(part, self._member) for part in tables.parts_of(self._transaction, key, attempt)]
+
+    def _whole(self, table: str, read: Callable[[bytes, bytes], Row]) -> list[Row]:
+        return [row for _, row in readable(self._transaction, self._member, table, read, _MOST_ROWS)]
+
+    def content(self, part: Part) -> bytes:
+        return tables.content_of(self._transaction, self._row(part))
+
+    def put_part(self, part: Part, content: bytes | None) -> None:
+        """A segment of this host is kept by it from now on. Raises InvalidKeyError of what another host has sent."""
+        check_encoded(part.key)
+        row = self._row(part)
+        if content is None:
+            tables.renew_part(self._transaction, row)
+        else:
+            tables.put_part(self._transaction, row, content)
+            self._effects.adds = True
+            for place in part.places:
+                if place.host == self._member:
+                    self._segments.prepare(place, part.key)
+        self._ring(part.key)
+
+    def delete_part(self, part: Part) -> None:
+        tables.delete_part(self._transaction, self._row(part))
         self._effects.is_change = True
 
-    def delete_joining(self, key: bytes) -> None:
-        self._delete(tables.JOINING, key)
+    def _row(self, part: Part) -> engine.PendingPart:
+        return part_row(part, self._member)
 
-    def joining(self, limit: int) -> list[tuple[bytes, Joining]]:
-        def read(key: bytes, stored: bytes) -> Joining:
-            return joining_of(tables.read_kept(tables.JOINING, key, stored).said)
+    def outcome(self, key: bytes, attempt: str) -> Outcome | None:
+        row = tables.outcome_of(self._transaction, key, attempt)
+        return None if row is None else outcome_of(row)
 
-        return readable(self._transaction, self._member, tables.JOINING, read, limit)
+    def outcomes(self) -> list[Outcome]:
+        return [outcome_of(row) for row in self._whole(tables.OUTCOMES, tables.read_outcome)]
 
-    # --- rows ---------------------------------------------------------------------------------------------------------
+    def put_outcome(self, outcome: Outcome) -> None:
+        """Raises InvalidKeyError of what another host has sent."""
+        check_encoded(outcome.key)
+        tables.put_outcome(self._transaction, outcome_row(outcome))
+        self._ring(outcome.key)
 
-    def _say(self, table: str, key: bytes, body: bytes) -> None:
-        tables.put_body(self._transaction, table, key, body)
+    def drop_outcomes(self, limit: int) -> None:
+        tables.drop_outcomes(self._transaction, Now(boot_clock(), boot_id()), limit)
+
+    def _ring(self, key: bytes) -> None:
         self._effects.is_change = True
-
-    def _delete(self, table: str, key: bytes) -> None:
-        self._transaction.delete_row(table, key)
-        self._effects.is_change = True
+        self._effects.keys.add(key)
 
 
 def _lane(session: int, lane: int) -> bytes:
     return tables.pack_number(session) + lane.to_bytes(_LANE, "big")
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+class MustChange(Exception):
+    """Raised by `look` where its action has to change something. It is never seen by users."""
+
+
+def run(
+    root: Root,
+    action: Callable[[CatalogTables], Result],
+    deadline: float,
+    *,
+    sealed: Sequence[SealedSegment] = (),
+    checked: Checked | None = None,
+) -> Result:
+    """Calls `action` in one transaction: what it changes is there wholly or not at all, also after a kill.
+
+    It may be called more than once, and only the last call counts. A store that was never served gets its tables.
+
+    Args:
+        deadline: monotonic, for the store's mutex.
+        sealed: segments of one put that this process has filled, and still has open. Those that `lend`, `own` or
+            `put_copy` names are published, and the others stay as they are.
+        checked: records of entries that `action` may write, looked at before the store's mutex is taken.
+
+    Raises:
+        StoreTimeoutError, StoreFullError.
+        NotAStoreError: the store was removed or moved.
+        CorruptionError: a row is damaged, or an entry can't be one. Nothing has changed.
+    """
+    need_cluster(root, deadline)
+    member = root.member_id()
+    return change_served(
+        root,
+        lambda transaction, effects: action(CatalogTables(transaction, member, effects, sealed, checked)),
+        deadline,
+    )
+
+
+def look(root: Root, action: Callable[[CatalogTables], Result], deadline: float) -> Result:
+    """Calls `action` with one moment of the catalog, and without the mutex. It changes nothing.
+
+    Args:
+        deadline: monotonic; of the mutex, which is taken once a process if the store was served after it was opened.
+            Who may not write the store needs none for that either.
+
+    Raises:
+        MustChange: the action has tried to write.
+        CorruptionError: a row is damaged.
+    """
+    member = root.member_id()
+    if not root.catalog.is_served and root.catalog.view(Transaction.counters).membership:
+        if root.lock is None:  # its LMDB reads only: it opens tables as it has opened all, in a read transaction
+            root.catalog.open_served()
+        else:
+            root.mutex.run(root.catalog.open_served, deadline)
+    try:
+        return root.catalog.view(lambda transaction: action(CatalogTables(transaction, member, Effects(transaction))))
+    except ReadOnlyTransaction:
+        raise MustChange from None
+
+
+def look_or_run(root: Root, action: Callable[[CatalogTables], Result], deadline: float) -> Result:
+    """Calls `action` as `look` does; and once more in a transaction that changes, if it has to change something.
+
+    Few reads have to: the first one by a new grant serves the records that were handed over.
+    """
+    try:
+        return look(root, action, deadline)
+    except MustChange:
+        return run(root, action, deadline)

@@ -33,6 +33,10 @@ Result = TypeVar("Result")
 _MapFull: Any = lmdb.MapFullError  # its stub doesn't say that it is an exception
 
 
+class ReadOnlyTransaction(Exception):
+    """Raised where the action of a `view` writes. Nothing was written; users never see this."""
+
+
 class Catalog:
     """Index of a host: one LMDB environment. Open it once a process, under the folder's lock and the store's mutex.
 
@@ -113,6 +117,8 @@ class Catalog:
                 return action(transaction, *arguments, **keywords)
             except BaseException as error:
                 transaction.forget()  # who keeps the error keeps its frames, and with them the transaction's slot
+                if isinstance(error, lmdb.ReadonlyError):
+                    raise ReadOnlyTransaction from None
                 if isinstance(error, lmdb.Error):
                     raise environment.translated(error) from error
                 if isinstance(error, CorruptionError):

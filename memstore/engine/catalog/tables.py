@@ -14,16 +14,21 @@ its boot: one of another boot is over.
     outcomes   blake2b-128 of the key | blake2b-128 of the attempt's name
 
 Of a store that is served to other hosts, as far as the engine has to know them: what they say beyond this is opaque
-here, see memstore/distributed/catalog. A segment that a row of the last three names is live, as one that an entry
-names.
+here, see memstore/distributed/catalog. A segment that a row of `lent` or `copies` names is live, as one that an entry
+names. A group is the text of a key before its first "/", which may be empty; its row's key is "=" and the group.
 
-    cluster    "cluster" -> who the members are, and where this host stands among them
+    cluster    "cluster" -> who the members are, and where this host stands among them; "granted", "mirrored"
     sessions   session (8 bytes) -> nothing
     calls      session | lane (1 byte) -> the last call of the lane, with its answer
     owed       host (16 bytes) | put id (8) -> segment (8): nobody needs it any more, and its host is to be told
     lent       put id (8) -> `KeptRow`: a segment that records of other hosts name, or may name soon
-    joining    key -> `KeptRow`: a record from before the store was served, on its way to its home
     copies     key -> `KeptRow`: a value of other hosts, fetched
+    owned      group -> the grant by which this host owns it
+    leaving    group -> it is being handed over to another host
+    kept       group -> it is being handed over to this host
+    given      key -> a record of such a group, or nothing if it was damaged
+    directory  group -> its owner and grant; at the seed and its deputies
+    grants     number of the grant (8 bytes) | group, as above -> nothing
 """
 
 from __future__ import annotations
@@ -59,7 +64,10 @@ from memstore.errors import CorruptionError
 # that was made before gets it when somebody opens it to write; who only reads may find none, and takes it for empty.
 OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes")
 # Those of SERVED come when the store is first served to other hosts, and most stores never get them.
-SERVED: tuple[str, ...] = ("cluster", "sessions", "calls", "lent", "owed", "copies", "joining")
+SERVED: tuple[str, ...] = (
+    *("cluster", "sessions", "calls", "lent", "owed", "copies"),
+    *("owned", "leaving", "kept", "given", "directory", "grants"),
+)
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
@@ -81,7 +89,7 @@ class Counters(msgspec.Struct):
     filling: int = 0
     recent: int = 0  # bytes of the largest batch lately put
     capacity: int = 0  # bytes that files may have in all; 0: no limit
-    membership: int = 0  # how often the row `cluster` was written; 0: never, and the store has no such number
+    membership: int = 0  # how often this host began or ended to be a member, or a group left it; 0: it never was one
 
     @property
     def allocated(self) -> int:
@@ -493,12 +501,10 @@ def _name_digest(text: bytes) -> bytes:
 # --- a store that is served to other hosts ---------------------------------------------------------------------------
 
 
-CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, JOINING = (
-    *("cluster", "sessions", "calls", "lent", "owed", "copies", "joining"),
-)
-KEEPING = (LENT, JOINING, COPIES)  # tables whose rows keep segments
-MEMBERS = b"cluster"  # the key of the only row of `cluster`
-_HOST_SIZE, _NUMBER_SIZE = 16, 8  # bytes
+CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, OWNED, LEAVING, KEPT, GIVEN, DIRECTORY, GRANTS = SERVED
+KEEPING = (LENT, COPIES)  # tables whose rows keep segments
+MEMBERS, GRANTED, MIRRORED = b"cluster", b"granted", b"mirrored"  # the keys of the rows of `cluster`
+_HOST_SIZE, NUMBER_SIZE = 16, 8  # bytes
 
 
 class KeptRow(msgspec.Struct, frozen=True, array_like=True):
@@ -516,8 +522,13 @@ def members_body(stored: bytes) -> bytes:
     return checked(MEMBERS, stored)
 
 
+def body_of(key: bytes, stored: bytes) -> bytes:
+    """Returns the body of a row that was read as one of many. Raises CorruptionError."""
+    return checked(key, stored)
+
+
 def read_body(transaction: Transaction, table: str, key: bytes) -> bytes | None:
-    """Returns the body of a row of `cluster`, `sessions`, `calls` or `owed_rows`. Raises CorruptionError."""
+    """Returns the body of a row of a table whose rows keep no segments. Raises CorruptionError."""
     stored = transaction.row(table, key)
     return None if stored is None else checked(key, stored)
 
@@ -527,7 +538,7 @@ def put_body(transaction: Transaction, table: str, key: bytes, body: bytes) -> N
 
 
 def kept_row(transaction: Transaction, table: str, key: bytes) -> KeptRow | None:
-    """A row of `lent`, `joining` or `copies`. Raises CorruptionError."""
+    """A row of `lent` or `copies`. Raises CorruptionError."""
     stored = transaction.row(table, key)
     return None if stored is None else read_kept(table, key, stored)
 
@@ -550,7 +561,7 @@ def read_kept(table: str, key: bytes, stored: bytes) -> KeptRow:
 
 def is_kept(transaction: Transaction, segment: int, row: SegmentRow) -> bool:
     """Whether a row of these tables names a segment that no entry names. Raises CorruptionError."""
-    names = {LENT: pack_number(row.put_id), JOINING: row.key, COPIES: row.key}
+    names = {LENT: pack_number(row.put_id), COPIES: row.key}
     found = (kept_row(transaction, table, name) for table, name in names.items())
     return any((segment, row.put_id) in one.segments for one in found if one is not None)
 
@@ -569,7 +580,7 @@ def delete_owed(transaction: Transaction, host: bytes, put_id: int) -> None:
 def owed_rows(transaction: Transaction, limit: int) -> list[tuple[bytes, int, int]]:
     """Hosts with put ids and segments: of each host the first ones, so that none that is away keeps the others out."""
     hosts: list[bytes] = []
-    while rows := transaction.rows_with(OWED, b"", 1, hosts[-1] + b"\xff" * _NUMBER_SIZE if hosts else b""):
+    while rows := transaction.rows_with(OWED, b"", 1, hosts[-1] + b"\xff" * NUMBER_SIZE if hosts else b""):
         hosts.append(rows[0][0][:_HOST_SIZE])
     share = limit // max(len(hosts), 1) or 1
     found: list[tuple[bytes, int, int]] = []
@@ -581,12 +592,17 @@ def owed_rows(transaction: Transaction, limit: int) -> list[tuple[bytes, int, in
 
 def read_owed(key: bytes, stored: bytes) -> tuple[bytes, int, int]:
     """Returns the host, put id and segment of a row of `owed`. Raises CorruptionError."""
-    body = checked(key, stored, _NUMBER_SIZE)
-    if len(key) != _HOST_SIZE + _NUMBER_SIZE:
+    body = checked(key, stored, NUMBER_SIZE)
+    if len(key) != _HOST_SIZE + NUMBER_SIZE:
         raise CorruptionError(f"a row of table {OWED!r} in the catalog has a key of {len(key)} bytes")
     return key[:_HOST_SIZE], int.from_bytes(key[_HOST_SIZE:], "big"), int.from_bytes(body, "big")
 
 
+def group_row(group: bytes) -> bytes:
+    """Returns the key of a group's row: LMDB has no empty ones."""
+    return b"=" + group
+
+
 def pack_number(value: int) -> bytes:
     """As keys have it, so that they are in order."""
-    return value.to_bytes(_NUMBER_SIZE, "big")
+    return value.to_bytes(NUMBER_SIZE, "big")

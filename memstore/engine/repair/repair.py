@@ -27,12 +27,13 @@ has several segments, and is kept, or made of their headers (`merged`), only if 
 for others are none: nobody is left who would bring these.
 
 Of a store that is served as a member of a cluster, rows that name segments for other hosts count as records do: what is
-lent, and what is on its way to its home. Copies are dropped, since they can be fetched again. Of a catalog that wasn't
-whole, sessions and calls are dropped: a call that came again might be made twice, where its answer was lost; so it is
-refused, as one of a session that has ended. Files that say live, and that nothing names, are lent to nobody in
-particular: an audit asks the homes of their keys whether they are needed. If the row is gone that says of which cluster
-the store is, or if the catalog is older than its files, the store can't be a member any more. Its counters say that it
-was one, so each commit, and each get of what isn't there, raises an error that says so.
+lent. Copies are dropped, since they can be fetched again. Of a catalog that wasn't whole, sessions and calls are
+dropped: a call that came again might be made twice, where its answer was lost; so it is refused, as one of a session
+that has ended. Files that say live, and that nothing names, stand for keys of groups that this host owns by its
+catalog; those of other groups are lent to nobody in particular: an audit asks the owners of their keys whether they are
+needed. If the row is gone that says of which cluster the store is, or if the catalog is older than its files, the store
+can't be a member any more. Its counters say that it was one, so each commit, and each get of what isn't there, raises
+an error that says so.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ _ROWS_A_COMMIT = 4096
 
 
 def repair_store(
-    path: str, mend: Mend, merge: MergeFound, is_home: IsHome, timeout: float, progress: Progress | None
+    path: str, mend: Mend, merge: MergeFound, is_joining: IsJoining, timeout: float, progress: Progress | None
 ) -> RepairReport:
     """Repairs the store at `path`. Raises NotAStoreError without its settings, StoreTimeoutError while it is used.
 
@@ -143,7 +144,7 @@ def repair_store(
                 publications_rung=notes.publications_rung,
                 mend=mend,
                 merge=merge,
-                is_home=is_home,
+                is_joining=is_joining,
                 is_served=CLUSTER in settings.features,
             )
 
@@ -340,8 +341,8 @@ def _names(keys: Iterable[bytes]) -> tuple[str, ...]:
 # --- what is kept of a member of a cluster ---------------------------------------------------------------------------
 
 
-IsHome = Callable[[bytes, bytes], bool]
-"""Says whether a key is at home on this host. It is called with what the row `cluster` says, and the key."""
+IsJoining = Callable[[bytes], bool]
+"""Says, by the row `cluster`, whether the root has keys of groups that it has not claimed yet."""
 
 Rows = dict[tuple[str, bytes], bytes]
 
@@ -457,7 +458,7 @@ class Choice:
     publications_rung: int
     mend: Mend
     merge: MergeFound
-    is_home: IsHome
+    is_joining: IsJoining
     is_served: bool = False
     membership: Membership = field(default_factory=Membership)
     entries: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
@@ -579,9 +580,8 @@ class Choice:
         found, key = files[0].found, files[0].key
         if found is None or key is None or key in self.incomplete:
             return
-        said = said_of(self.old) if self.is_served else None
-        if said is not None and not self.is_home(said, key):
-            return  # its home is on another host, which has the record
+        if self.is_served and not self._may_own(key):
+            return  # another host owns it, and has the record
         known = [one.version for one in (self.old.records.get(key), self.entries.get(key)) if one is not None]
         if found.version <= max(*known, self.old.counters.version if self.old.is_sound else 0, 0):
             return
@@ -591,6 +591,11 @@ class Choice:
         else:
             self.entries[key] = record
             self.from_headers.add(key)
+
+    def _may_own(self, key: bytes) -> bool:
+        said = said_of(self.old)
+        owned = (tables.OWNED, tables.group_row(key.partition(b"/")[0])) in self.old.served
+        return said is None or owned or self.is_joining(said)
 
     def lost(self) -> set[bytes]:
         """Returns the keys that the store had, as far as anything tells, and that have no entry now."""

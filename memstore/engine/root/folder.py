@@ -42,13 +42,14 @@ from memstore.errors import FormatVersionError, NotAStoreError, NotServedError, 
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-Feature = Literal["sharded", "mutable", "cluster", "shared"]
+Feature = Literal["sharded", "mutable", "owners", "shared"]
 
 FORMAT = 2  # the newest that can be read; a store has the oldest one that can say what it holds
 _PLAIN, _WITH_FEATURES = 1, 2
+_HASHED_HOMES = "cluster"  # a feature of former versions: hashes said which host has the record of a key
 SHARDED: Feature = "sharded"  # records of several segments, and prepared segments
 MUTABLE: Feature = "mutable"  # entries whose rows are written in place
-CLUSTER: Feature = "cluster"  # the store was served to other hosts: records name what lies there
+CLUSTER: Feature = "owners"  # the store was served to other hosts: records name what lies there
 SHARED: Feature = "shared"  # its segments lie on storage that hosts mount, its catalogs do not: see `shared.py`
 
 GRACE = 60.0  # seconds
@@ -143,6 +144,12 @@ def decode_settings(text: bytes, path: str) -> Settings:
                 f"{path} has format {version}, and this version of memstore reads up to {FORMAT}: upgrade memstore"
             )
         unknown = sorted(set(msgspec.json.decode(text, type=_AnyFeatures).features) - set(get_args(Feature)))
+        if _HASHED_HOMES in unknown:
+            raise FormatVersionError(
+                f"{path} was served to other hosts by a former version of memstore, which kept records on hosts that "
+                "this version would not look at: export the store with that version, or serve an empty folder and put "
+                "the values again"
+            )
         if unknown:
             raise FormatVersionError(
                 f"{path} has the feature {', '.join(unknown)}, which this version of memstore doesn't know: upgrade it"

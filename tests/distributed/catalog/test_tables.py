@@ -13,9 +13,23 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore.distributed.catalog import look, run
-from memstore.distributed.rules import Change, Entry, Joining, LastCall, Lent, Member, Place, Standing, Tables, View
+from memstore.distributed.rules import (
+    Change,
+    Entry,
+    Grant,
+    KeptGroup,
+    LastCall,
+    LeavingGroup,
+    Lent,
+    Member,
+    Ownership,
+    Place,
+    Roster,
+    Standing,
+    Tables,
+)
 from memstore.distributed.rules.messages import Committed, Done, Failed, Found, Never
-from memstore.distributed.rules.partition import apply
+from memstore.distributed.rules.owning import apply
 from memstore.engine import SealedSegment
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.records import LIVE
@@ -31,7 +45,8 @@ from tests.inside import root_of
 Result = TypeVar("Result")
 
 OTHER, THIRD = b"o" * 16, b"t" * 16
-KEYS = [b"a", b"a/1", b"a/2", b"b", b"b/\xc3\xa4", b"c" * 500]
+KEYS = [b"a", b"a/1", b"a/2", b"b", b"b/\xc3\xa4", b"c" * 500, b"/x", b"a!"]
+GROUPS = [b"", b"a", b"a!", b"b", b"c" * 500]
 SIZES = [100, 5_000, 20_000]
 MOST = 1 << 10
 
@@ -53,9 +68,9 @@ class Both:
         self.bodies: dict[bytes, Entry] = {}
         self.run(lambda tables: tables.put_standing(self.standing(1)))
 
-    def standing(self, epoch: int) -> Standing:
+    def standing(self, epoch: int, *, is_joining: bool = False) -> Standing:
         members = (Member(self.member, "here"), Member(OTHER, "there"))
-        return Standing(self.member, View(b"C" * 16, epoch, members, (self.member,)))
+        return Standing(self.member, Roster(b"C" * 16, 1, epoch, members, self.member), is_joining=is_joining)
 
     def run(self, action: Callable[[Tables], Result], sealed: tuple[SealedSegment, ...] = ()) -> Result:
         """Does the same to both, and returns what both have answered."""
@@ -94,14 +109,29 @@ class Both:
         for i in range(len(lent)):
             self.look(lambda tables, after=lent[i][0].put_id: tables.all_lent(after, 2))
         self.look(lambda tables: set(tables.owed(MOST)))
-        self.look(lambda tables: tables.joining(MOST))
+        self.compare_groups()
         self.look(lambda tables: [tables.has_session(session) for session in range(200)])
         for session in [0, *self.look(lambda tables: tables.sessions(0, MOST))]:
             self.look(lambda tables, after=session: tables.sessions(after, 2))
-            self.look(lambda tables, session=session: tables.lasts(session))
         calls = [(session, lane) for session in self.sim.open_sessions for lane in range(256)]
         self.look(lambda tables: [tables.last_call(*call) for call in calls])
         self.check_bytes()
+
+    def compare_groups(self) -> None:
+        self.look(lambda tables: [tables.owned(group) for group in GROUPS])
+        self.look(lambda tables: [tables.leaving(group) for group in GROUPS])
+        self.look(lambda tables: [tables.kept(group) for group in GROUPS])
+        self.look(lambda tables: [tables.ownership(group) for group in GROUPS])
+        self.look(lambda tables: (tables.granted, tables.mirrored))
+        self.look(lambda tables: sorted(tables.all_leaving()))
+        self.look(lambda tables: sorted(tables.all_kept()))
+        for limit in (1, MOST):
+            self.look(lambda tables, limit=limit: tables.all_owned(None, limit))
+            for group in GROUPS:
+                self.look(lambda tables, limit=limit, group=group: tables.all_owned(group, limit))
+                self.look(lambda tables, limit=limit, group=group: tables.kept_page(group, limit))
+            for number in range(0, 64, 7):
+                self.look(lambda tables, limit=limit, number=number: tables.ownerships(number, limit))
 
     def check_bytes(self) -> None:
         rows, counters = self.root.catalog.view(lambda one: (dict(one.segments()), one.counters()))
@@ -117,9 +147,10 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from(
             ["put", "put", "put_parts", "put_elsewhere", "lend", "own", "retire", "delete", "session", "end", "call"]
-            + ["owe", "settle", "join", "joined", "standing", "version", "look"]
+            + ["owe", "settle", "standing", "version", "look", "owned", "disowned", "leaving", "stays"]
+            + ["kept", "keep", "keep_damaged", "forget", "drop_kept", "grant", "drop_grant", "granted", "mirrored"]
         ),
-        st.integers(0, 5),
+        st.integers(0, 7),
         st.integers(0, 63),
         st.integers(0, 255),
     ),
@@ -155,7 +186,7 @@ def do(both: Both, name: str, key_at: int, choice: int, number: int) -> None:
     elif name == "delete":
         both.run(lambda tables: apply(tables, tables.standing(), [Change(key, None, missing_ok=choice % 2 == 0)]))
     elif name == "session":
-        both.run(lambda tables: tables.new_session(lasts=choice % 2 == 0))
+        both.run(lambda tables: tables.new_session())
     elif name == "end":
         both.run(lambda tables: tables.end_session(session))
     elif name == "call":
@@ -166,18 +197,52 @@ def do(both: Both, name: str, key_at: int, choice: int, number: int) -> None:
         both.run(lambda tables: tables.owe(Place([OTHER, THIRD][choice % 2], number + 1, 7)))
     elif name == "settle":
         both.run(lambda tables: tables.settle(Place([OTHER, THIRD][choice % 2], number + 1, 7)))
-    elif name == "join":
-        row = Joining(both.bodies.get(key, Entry(0, b"")), OTHER, choice, number)
-        both.run(lambda tables: tables.put_joining(key, row))
-    elif name == "joined" and key in sim.from_before:
-        both.run(lambda tables: tables.delete_joining(key))
     elif name == "standing":
-        epoch = 1 if sim.own_standing is None else sim.own_standing.view.epoch + choice % 2
-        both.run(lambda tables: tables.put_standing(both.standing(epoch)))
+        epoch = 1 if sim.own_standing is None else sim.own_standing.roster.epoch + choice % 2
+        standing = both.standing(epoch, is_joining=choice % 3 == 0)
+        both.run(lambda tables: tables.put_standing(standing))
     elif name == "version":
         both.run(lambda tables: setattr(tables, "version", tables.version + number))
     elif name == "look":
         both.compare()
+    else:
+        change_group(both, name, GROUPS[key_at % len(GROUPS)], key, choice, number)
+
+
+def change_group(both: Both, name: str, group: bytes, key: bytes, choice: int, number: int) -> None:
+    sim, grant = both.sim, Grant(number, choice, number // 2)
+    if name == "owned":
+        both.run(lambda tables: tables.put_owned(group, grant))
+    elif name == "disowned" and group in sim.own_groups:
+        both.run(lambda tables: tables.drop_owned(group))
+    elif name == "leaving":
+        leaving = LeavingGroup(OTHER, number, grant if choice % 2 else None, choice)
+        both.run(lambda tables: tables.put_leaving(group, leaving))
+    elif name == "stays":
+        both.run(lambda tables: tables.drop_leaving(group))
+    elif name == "kept":
+        kept = KeptGroup(OTHER, number, choice if choice % 2 else None, is_free=choice % 3 == 0)
+        both.run(lambda tables: tables.put_kept(group, kept))
+    elif name == "keep":
+        entry = both.bodies.get(key, Entry(choice, b"body", (Place(OTHER, number, 3),)))
+        both.run(lambda tables: tables.keep(key, entry))
+    elif name == "keep_damaged":
+        both.run(lambda tables: tables.keep(key, None))
+    elif name == "forget" and key in sim.kept_records:
+        both.run(lambda tables: tables.forget_kept(key))
+    elif name == "drop_kept":
+        both.run(lambda tables: tables.drop_kept(group))
+    elif name == "grant" and not any(row.grant.number == number for row in sim.directory.values()):
+        row = Ownership(group, OTHER, grant, THIRD if choice % 2 else None)
+        if not sim.granted:  # without a number that was given, the catalog tells it by the rows
+            both.run(lambda tables: setattr(tables, "granted", 63))
+        both.run(lambda tables: tables.put_ownership(row))
+    elif name == "drop_grant" and group in sim.directory:
+        both.run(lambda tables: tables.drop_ownership(group))
+    elif name == "granted":
+        both.run(lambda tables: setattr(tables, "granted", number + 1))
+    elif name == "mirrored":
+        both.run(lambda tables: setattr(tables, "mirrored", (choice, number)))
 
 
 def put(both: Both, name: str, key: bytes, choice: int) -> None:
