@@ -21,7 +21,7 @@ from memstore._wording import an_instance
 from memstore.aio.calls import HERE, WORTH_COUNTING, Awaits, awaited, call, called_as, refusing, start
 from memstore.aio.waits import ALL_HOSTS, LazyStore, WaitOwner, change_of, wait_for, wait_for_any
 from memstore.datasets import Dataset, as_name
-from memstore.engine import Root, absolute_path, deadline_after, home_now
+from memstore.engine import Root, absolute_path, deadline_after, owned_now
 from memstore.errors import HomeUnavailableError, StoreTimeoutError
 from memstore.listing import Mode, wanted_of
 from memstore.rows import read_rows as read_rows_blocking
@@ -189,7 +189,7 @@ class AsyncPendingPut(Awaits[PendingPut]):
 
     def _done_here(self, name: bytes, deadline: float) -> bool | None:
         """Returns what `done` returns, in a thread. Returns None if the key's home is another host."""
-        return None if home_now(self._root, name) is None else done_by(self._pending, deadline + TO_PUBLISH)
+        return None if owned_now(self._root, name) is None else done_by(self._pending, deadline + TO_PUBLISH)
 
     async def wait_or_give_up(self, deadline: float, seconds: float) -> int:
         """Waits as `wait_until`; a timeout gives the put up for all ranks."""
@@ -303,7 +303,7 @@ _NONE = frozenset(("out", "like", "device", "dtype", "max_age", "timeout"))  # t
 
 def _as_ref(store: AsyncStore, ref: Ref) -> AsyncRef:
     root = store._lazy.opened_root
-    return AsyncRef(ref, HERE if root is None or root.home.is_alone else ALL_HOSTS)
+    return AsyncRef(ref, HERE if root is None or root.owners.is_alone else ALL_HOSTS)
 
 
 def _pool_of_ranks(store: AsyncStore, key: object) -> Hashable:

@@ -1,8 +1,8 @@
 """An opened store's waits, and the store that its first call opens.
 
 LazyStore          opens the store in a thread; `pool_in` says which pool of threads takes a call
-news_of            for keys whose home is here, one thread looks for all waits of a process and a store
-RemoteWaits        for keys of another host, the home keeps the wait, and no thread waits for that
+news_of            for keys that this host owns, one thread looks for all waits of a process and a store
+RemoteWaits        for other keys, the owner keeps the wait, and no thread waits for that
 wait_for           a wait for newer versions of one key; `wait_for_any`: of several
 """
 
@@ -32,17 +32,17 @@ from memstore.engine import (
     absolute_path,
     deadline_after,
     elsewhere_of,
-    home_now,
     index,
     mutable_entry,
+    owned_now,
 )
-from memstore.errors import HomeUnavailableError, StoreClosedError, StoreTimeoutError
+from memstore.errors import StoreClosedError, StoreTimeoutError
 from memstore.listing import Mode, opened, tell_of_wait
 from memstore.store.opening import check_mode, when_there
 from memstore.store.opening import open as open_blocking
 from memstore.store.store import Store
 
-# --- Keys whose home is here -----------------------------------------------------------------------------------------
+# --- Keys that this host owns ----------------------------------------------------------------------------------------
 # One thread looks for all waits of a process and a store.
 #
 # 1. It marks the store's watch word (`engine.Watch`), **then** takes the waits that are new.
@@ -83,7 +83,7 @@ class Waiting:
         seen: the word of the key's bell at its last look, or of all of them the state; -1: there was none.
         is_of_any_change: it is told LOOK_AGAIN whenever that word changes, and each second.
         owner: the store object that it was asked of: see `end_waits`.
-        membership: under which the key's home is here; 0: of a store that nobody serves.
+        membership: under which this host owns the key; 0: of a store that nobody serves.
         future: gives the version, or LOOK_AGAIN.
     """
 
@@ -321,32 +321,28 @@ def _after_fork_in_child() -> None:
 around_forks(Hooks(after_in_child=_after_fork_in_child))
 
 
-# --- Waits for keys whose home is another host -----------------------------------------------------------------------
-# 1. A wait is **begun**: the home keeps it until there is a newer version, and no thread waits for that. Its steps that
-#    may take time, a look into the catalog and a connection to the home, are made in a thread of the home's pool.
-# 2. Where nothing can be begun (this process asks other hosts by actors), all waits for a home are looked up together,
-#    ten times a second, by one message for each 1,024 of them.
+# --- Waits for keys that this host doesn't own -----------------------------------------------------------------------
+# A wait is **begun**: the owner keeps it until there is a newer version, and no thread waits for it; or the directory,
+# if nobody owns the key yet. Its steps that may take time, a look into the catalog and a connection, are made in a
+# thread of the owner's pool.
 
 
-HERE_BY_NOW = 0  # in place of a version: the key's home has moved here
-_EVERY = 0.1  # seconds
-_TO_ANSWER = 5.0  # seconds for a home; it is asked again
+HERE_BY_NOW = 0  # in place of a version: this host owns the key by now
+_TO_ANSWER = 5.0  # seconds for a host; it is asked again
 
 
 class RemoteWaits:
-    """The waits of one store, in one loop, for one home."""
+    """The waits of one store, in one loop, of one pool."""
 
     def __init__(self, root: Root, pool: Hashable) -> None:
         self._root, self._pool = root, pool
         self._wakeups: set[Wakeup] = set()  # of begun waits
         self._batch = BatchedWakeups()
         self._is_ended = False
-        self._shared: dict[asyncio.Future[int], tuple[bytes, int]] = {}  # name and version, newer than which
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def is_idle(self) -> bool:
-        return not (self._wakeups or self._shared)
+        return not self._wakeups
 
     def end(self) -> None:
         """Lets the waits raise StoreClosedError, since the store is being closed. Any thread may call it."""
@@ -362,8 +358,6 @@ class RemoteWaits:
             begun = await call(self._pool, lambda _: self._begin(name, newer_than, deadline, wakeup), left)
             if isinstance(begun, int):
                 return begun
-            if begun is None:
-                return await self._look_now_and_then(name, newer_than, wakeup, deadline)
             try:
                 return await self._go_on(begun, wakeup, deadline)
             finally:
@@ -399,58 +393,15 @@ class RemoteWaits:
                 return None
             await wakeup.rung_within(min(left, answer.again))
 
-    # --- those that are looked up -------------------------------------------------------------------------------------
-
-    async def _look_now_and_then(self, name: bytes, newer_than: int, wakeup: Wakeup, deadline: float) -> int | None:
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._shared[future] = name, newer_than
-        try:
-            rung = wakeup.arm()
-            self._check_open()
-            if self._task is None or self._task.done():
-                self._task = asyncio.ensure_future(self._look())
-            left = max(deadline - time.monotonic(), 0.0)
-            await asyncio.wait((future, rung), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if future.done():
-                return future.result()
-            self._check_open()
-            return None
-        finally:
-            self._shared.pop(future, None)
-            if not self._shared and self._task is not None:
-                self._task.cancel()
-                self._task = None  # it isn't done yet: who comes next must not wait for it
-
     def _check_open(self) -> None:
         if self._is_ended:
             raise closed(self._root.path)
-
-    async def _look(self) -> None:
-        while self._shared:
-            try:
-                await self._look_at_all()
-            except HomeUnavailableError:
-                pass  # it may come back before the waits' time is over
-            except Exception as error:
-                for future in self._shared:
-                    if not future.done():
-                        future.set_exception(error)
-            await asyncio.sleep(_EVERY)
-
-    async def _look_at_all(self) -> None:
-        names = sorted({name for name, _ in self._shared.values()})
-        root = self._root
-        records = await call(self._pool, lambda _: elsewhere_of(root).records(names, deadline_after(_TO_ANSWER)))
-        versions = {name: record.version for name, record in zip(names, records, strict=True) if record is not None}
-        for future, (name, newer_than) in self._shared.items():
-            if not future.done() and versions.get(name, 0) > newer_than:
-                future.set_result(versions[name])
 
 
 class BatchedWakeups:
     """The calls into one loop that wake its tasks: one call for all that are woken while the loop does something else.
 
-    A put of many keys, or one message of a home's, ends many waits; each call into a loop is a system call.
+    A put of many keys, or one message of an owner's, ends many waits; each call into a loop is a system call.
     """
 
     def __init__(self) -> None:
@@ -511,17 +462,19 @@ ALL_HOSTS = "all hosts"  # the pool of calls that may ask several
 
 
 def pool_in(root: Root, key: object, *, fetches: bool = False) -> Hashable:
-    """Returns the pool of a call for a key: of this host, or of the host that is the key's home.
+    """Returns the pool of a call for a key: of this host, or of the host that owns it as far as this process knows.
 
     Args:
-        fetches: the call may ask other hosts for bytes, also if the home is here.
+        fetches: the call may ask other hosts for bytes, also if this host owns the key.
     """
-    if root.home.is_alone:
+    if root.owners.is_alone:
         return HERE
     if not isinstance(key, str):
         return ALL_HOSTS
-    home = elsewhere_of(root).home_of(encode_key(key))
-    return HERE if home == root.member_id() and not fetches else home
+    owner = elsewhere_of(root).known_owner(encode_key(key))
+    if owner is None:
+        return ALL_HOSTS
+    return HERE if owner == root.member_id() and not fetches else owner
 
 
 class LazyStore:
@@ -670,9 +623,9 @@ async def wait_for(lazy: LazyStore, key: str, newer_than: int, deadline: float, 
     if store is None:
         store = await call(lazy.pool_of(key), lambda _: lazy.blocking())
     root = opened(store)
-    is_sure = root.home.is_alone
+    is_sure = root.owners.is_alone
     while True:
-        membership = 0 if is_sure else await call(HERE, lambda _: home_now(root, name), seconds)
+        membership = 0 if is_sure else await call(HERE, lambda _: owned_now(root, name), seconds)
         if membership is None:
             version = await wait_elsewhere(lazy, root, key, newer_than, deadline)
         else:
@@ -690,9 +643,9 @@ async def wait_for(lazy: LazyStore, key: str, newer_than: int, deadline: float, 
 
 
 async def wait_elsewhere(lazy: LazyStore, root: Root, key: str, newer_than: int, deadline: float) -> int | None:
-    """Waits for a newer version of a key whose home is another host.
+    """Waits for a newer version of a key that this host doesn't own.
 
-    Returns the version; LOOK_AGAIN if the home has moved here; None if there was none by the deadline.
+    Returns the version; LOOK_AGAIN if this host owns it by now; None if there was none by the deadline.
     """
     pool = "waits", lazy.pool_of(key, fetches=True)
     name = asyncio.get_running_loop(), pool

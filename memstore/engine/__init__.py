@@ -127,11 +127,11 @@ from memstore.engine.protocols.elsewhere import (
     Elsewhere,
     MappedEntry,
     WaitState,
-    at_each_home,
+    at_each_owner,
     elsewhere_of,
-    home_now,
     is_fellow,
     is_served,
+    owned_now,
     shared_id,
 )
 from memstore.engine.protocols.get import MISFIT, damaged_entry, files_of, hold, hold_at_once, map_entry
@@ -177,11 +177,11 @@ from memstore.engine.usage import Holding, huge_page_bytes, measure, resource_er
 
 __all__ = [
     "SMALL",
-    "at_each_home",
+    "at_each_owner",
     "elsewhere_of",
     "boot_clock",
     "map_entry",
-    "home_now",
+    "owned_now",
     "is_fellow",
     "gone_if_new",
     "has_settings",

@@ -15,7 +15,7 @@ from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.records import Record
 from memstore.engine.protocols.change import mutable_entry
-from memstore.engine.protocols.elsewhere import elsewhere_of, find_record, home_now, is_served
+from memstore.engine.protocols.elsewhere import elsewhere_of, find_record, is_served, owned_now
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import CorruptionError, StoreTimeoutError
@@ -23,7 +23,7 @@ from memstore.errors import CorruptionError, StoreTimeoutError
 _KEYS_A_PAGE = 1024
 DEFAULT_TIMEOUT = 30.0  # seconds
 LOOK_EVERY = 1.0  # seconds: a waiter looks again by itself, should its wake get lost
-ASK_EVERY = 0.05  # seconds, where homes on other hosts are asked
+ASK_EVERY = 0.05  # seconds, where other hosts are asked
 _BETWEEN_LOOKS = 0.0005  # seconds at least, where many others change keys that nobody waits for here
 _WILDCARDS = frozenset("*?[")
 _BETWEEN_GLANCES = 0.002  # seconds, in a store that may only be read: nobody wakes its processes
@@ -46,7 +46,7 @@ def version_of(root: Root, name: bytes, timeout: float) -> int:
 def known_version(root: Root, name: bytes) -> int | None:
     """Returns the version of a key, or None where other hosts would have to be asked."""
     record = root.catalog.read(name)
-    if record is None and home_now(root, name) is None:
+    if record is None and owned_now(root, name) is None:
         return None
     return record.version if record else 0
 
@@ -92,7 +92,7 @@ def record_here(root: Root, name: bytes) -> Record | None:
 
 
 def keys_of_bytes_here(root: Root) -> Iterator[bytes]:
-    """Yields the keys whose bytes lie on this host, sorted; their homes may be elsewhere."""
+    """Yields the keys whose bytes lie on this host, sorted; other hosts may own them."""
     try:
         is_of_cluster = is_served(root)
     except CorruptionError:  # the row that says so is damaged, and reported as such
@@ -154,7 +154,7 @@ def _pages(opened: Callable[[], Root], prefix: bytes, timeout: float) -> Iterato
         if is_served(root):
             rows = elsewhere_of(root).keys(prefix, after or b"", _KEYS_A_PAGE, deadline_after(timeout))
             keys = [key for key, _ in rows]
-            is_last = not keys  # a page of several homes may be a short one
+            is_last = not keys  # a page of several owners may be a short one
         yield root, keys
         if is_last:
             return
@@ -177,7 +177,7 @@ def wait_for(opened: Callable[[], Root], name: bytes, newer_than: int, timeout: 
         root = opened()
         record = root.catalog.read(name)
         version = record.version if record else 0
-        is_here = version > newer_than or home_now(root, name) is not None  # it may have moved
+        is_here = version > newer_than or owned_now(root, name) is not None  # it may have moved
         if not is_here:
             (record,) = elsewhere_of(root).records([name], deadline)
             version = record.version if record else 0
@@ -232,13 +232,13 @@ def newer_versions(opened: Callable[[], Root], wanted: AwaitedKeys, timeout: flo
 
 
 def hears_of_all(root: Root, wanted: AwaitedKeys) -> bool:
-    """Returns whether each put that is waited for changes a doorbell of this host: the homes of all keys are here."""
+    """Returns whether each put that is waited for changes a doorbell of this host, which owns all keys."""
     if not is_served(root):
         return True
     names = wanted.keys
-    if names is None:  # a key's home depends on what stands before its first "/"
+    if names is None:  # a key's owner depends on what stands before its first "/"
         names = (wanted.prefix,) if b"/" in wanted.prefix else None
-    return names is not None and all(home_now(root, name) is not None for name in names)
+    return names is not None and all(owned_now(root, name) is not None for name in names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from memstore.engine import (
     Root,
     RootUse,
     absolute_path,
-    at_each_home,
+    at_each_owner,
     close_root,
     deadline_after,
     delete,
@@ -116,8 +116,8 @@ class Keyspace:
     ) -> int:
         """Deletes keys at one moment, all or none. Returns how many were there. Errors as `delete`.
 
-        In a store on several hosts, keys of different homes raise a CrossHostError. With `atomic` False they are
-        deleted one home after the other; after an error, keys that were deleted at other homes stay deleted.
+        In a store on several hosts, keys of different owners raise a CrossHostError. With `atomic` False they are
+        deleted one owner after the other; after an error, keys that were deleted at other owners stay deleted.
         """
         names = dict.fromkeys(encode_key(key) for key in several(keys))
         changes = [Change(name, None, None, flag("missing_ok", missing_ok)) for name in names]
@@ -129,7 +129,8 @@ class Keyspace:
         if flag("atomic", atomic):
             delete_part(changes)
         else:
-            at_each_home(self._opened(timeout), changes, lambda change: change.key, delete_part)
+            deadline = self._deadline(timeout)
+            at_each_owner(self._opened(timeout), changes, lambda change: change.key, delete_part, deadline)
         return sum(map(bool, versions))
 
     def _delete(self, changes: list[Change], timeout: float | None) -> list[int]:

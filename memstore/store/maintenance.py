@@ -131,7 +131,7 @@ def mend_header(store: str, key: bytes, record: Record, extent: SegmentExtent, c
 
 
 def is_joining(said: bytes) -> bool:
-    """Returns whether a root has keys of groups that it has not claimed yet, by what its catalog says of its cluster."""
+    """Returns whether a root has keys of groups that it has not claimed yet, by what its catalog says."""
     with between_forks():
         from memstore.distributed.catalog import standing_of
 

@@ -205,7 +205,7 @@ class Store(Keyspace):
 
         In a store on several hosts, all keys of one call must have the same home, as keys with the same text before
         the first "/" have; otherwise CrossHostError is raised before anything is done. With `atomic` False there is one
-        moment for each home, and after an error the values that were put at other homes stay.
+        moment for each owner, and after an error the values that were put at other owners stay.
         """
         root, items = self._opened(timeout, writes=True), as_items(items)
         flag("atomic", atomic)

@@ -41,7 +41,7 @@ from memstore.engine import (
     PinOptions,
     Record,
     Root,
-    at_each_home,
+    at_each_owner,
     check_version,
     deadline_after,
     files_of,
@@ -150,7 +150,7 @@ def put_many(
             if atomic:
                 put_part(drafts)
             else:
-                at_each_home(root, drafts, lambda draft: draft.key, put_part)
+                at_each_owner(root, drafts, lambda draft: draft.key, put_part, deadline)
             return {key: versions[name] for key, name in names.items()}
         except CatalogCrowded:
             limit = contents.inline_limit_when_crowded(root)

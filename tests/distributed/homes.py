@@ -1,7 +1,7 @@
 """Hosts for tests of what asks them: each a root with a listener, and the rules' index over its catalog, in threads.
 
-No agent, no index process, no seed that is asked: the view is written into every root. So a test has its hosts in
-milliseconds, in one process or in several.
+No agent and no index process, and nobody asks to be admitted: the roster is written into every root, without deputies.
+The first host is the seed. So a test has its hosts in milliseconds, in one process or in several.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from memstore.distributed.rules import (
     Index,
     Member,
     Request,
+    Roster,
     Standing,
     Steps,
-    View,
     failed_of,
 )
-from memstore.distributed.rules.messages import List, Look, Lookup, Named, Wait
-from memstore.distributed.rules.moving import adopt
+from memstore.distributed.rules.directory import give
+from memstore.distributed.rules.messages import TERM_BITS, List, Look, Lookup, Named, Wait, WaitAny
 from memstore.distributed.transfers import Senders
 from memstore.engine import Creation, boot_clock, close_root, deadline_after, open_root
 from memstore.errors import MemstoreError
@@ -66,9 +66,9 @@ class Home:
         path: str,
         address: str = "tcp://127.0.0.1:0",
         *,
-        is_home: bool = True,
+        is_owner: bool = True,
         secret: bytes | None = None,
-        duties: Sequence[str] = ("pay", "settle", "register", "audit"),
+        duties: Sequence[str] = ("pay", "settle", "hand_over", "audit"),
     ) -> None:
         self._use = open_root(path, "a", Creation(), 10.0)
         self.root = self._use.root
@@ -78,9 +78,9 @@ class Home:
         self._listener = Listener(
             address, secret=secret, member=member, hello=hello, serve=self._serve, stream=self._senders.serve
         )
-        self.member = Member(member, self._listener.address, os.path.basename(path), is_home)
+        self.member = Member(member, self._listener.address, os.path.basename(path), is_owner)
         self._links = Links(secret=secret, kind=INDEX, hello=hello)
-        self._index = Index(self.member, "", boot_clock)
+        self._index = Index(self.member, [], boot_clock, cluster=CLUSTER)
         self._duties = duties
         self._pool = ThreadPoolExecutor(4)
         self._waiting: dict[int, Asked] = {}
@@ -94,8 +94,12 @@ class Home:
         self.delays: Callable[[Request], bool] = lambda request: False
         self.delayed: list[Asked] = []
 
-    def adopt(self, view: View) -> None:
-        self.run(lambda tables: adopt(tables, self.member.id, view))
+    def adopt(self, roster: Roster) -> None:
+        def action(tables: CatalogTables) -> None:
+            standing = tables.standing() or Standing(self.member.id, roster, roster.term << TERM_BITS, roster.term)
+            tables.put_standing(msgspec.structs.replace(standing, roster=roster))
+
+        self.run(action)
 
     def standing(self) -> Standing:
         standing = self.look(lambda tables: tables.standing())
@@ -130,10 +134,11 @@ class Home:
         def action(tables: CatalogTables) -> Answer:
             return self._index.answer(tables, request)
 
-        reads = isinstance(request, Lookup | List | Named | Wait | Look)
+        reads = isinstance(request, Lookup | List | Named | Wait | WaitAny | Look)
         with self._lock:
             try:
-                answer = self.look(action) if reads else self.run(action)
+                look = catalog.look_or_run if reads else catalog.run
+                answer = look(self.root, action, deadline_after(10))
             except MemstoreError as error:
                 answer = failed_of(error)
             if self._index.may_keep(request, answer):
@@ -153,7 +158,8 @@ class Home:
     def _do_duties(self) -> None:
         while not self._is_over.wait(_LOOK_EVERY):
             with self._lock:
-                for ticket, answer in self.look(self._index.ended_waits):
+                for ticket, answer in catalog.run(self.root, self._index.ended_waits, deadline_after(10)):
+                    self._index.forget(ticket)
                     self._waiting.pop(ticket).reply(_encode(answer))
             for duty in self._duties:
                 steps: Steps[None] = getattr(self._index, duty)()
@@ -185,10 +191,15 @@ class Home:
         self.close()
 
 
-def join(homes: Sequence[Home], epoch: int = 1) -> View:
-    """They are a cluster from now on, settled."""
+def join(homes: Sequence[Home], epoch: int = 1) -> Roster:
+    """Makes them a cluster, of which the first is the seed."""
     members = tuple(home.member for home in homes)
-    view = View(CLUSTER, epoch, members, tuple(member.id for member in members if member.is_home))
+    roster = Roster(CLUSTER, 1, epoch, members, members[0].id)
     for home in homes:
-        home.adopt(view)
-    return view
+        home.adopt(roster)
+    return roster
+
+
+def claim(seed: Home, owner: Home, group: bytes) -> None:
+    """Has the directory say that a host owns a group. It records that when it is first asked to change something."""
+    seed.run(lambda tables: give(tables, seed.standing().roster, group, owner.member.id))

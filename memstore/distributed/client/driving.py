@@ -1,10 +1,11 @@
-"""Runs the rules' steps in a process that has the root open.
+"""Runs the rules' steps in a process that has the root open: in a thread (`drive`), or without one (`BegunWait`).
 
 1. `Transact`: one transaction of this host's catalog; reads without the store's mutex.
 2. `Send`: a message by the process's links, with the time that is left. None as its answer: nobody knows whether it
    came; NOT_SENT: it didn't. A link that is refused (another secret, or another member) is tried again for some
    seconds, since a host may be about to take the place of one that was lost; then that is the error.
-3. `Pause`: sleep, at most until the deadline.
+3. `Race`: several messages, of which the first answer counts.
+4. `Pause`: sleep, at most until the deadline.
 
 When the time is over, `DeadlinePassed` is thrown into the steps in place of a message or a pause; never in place of a
 transaction, nor within one. What the steps do after that are transactions that give back: they get half a second. What
@@ -14,23 +15,43 @@ steps where they are: what they have lent is left to the host's audit.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from memstore._parsing import UNDECODABLE
 from memstore.distributed import catalog
-from memstore.distributed.rules import NOT_SENT, Answer, DeadlinePassed, NotSent, Pause, Send, Stale, Steps, Transact
-from memstore.engine import Root, SealedSegment
+from memstore.distributed.links import Begun, Links
+from memstore.distributed.rules import (
+    LONGEST_WAIT,
+    NOT_SENT,
+    Answer,
+    Client,
+    DeadlinePassed,
+    NotSent,
+    Pause,
+    Race,
+    Send,
+    Stale,
+    Steps,
+    Transact,
+    wait_there,
+)
+from memstore.engine import IN_A_THREAD, Root, SealedSegment, WaitState
 from memstore.errors import HomeUnavailableError, LinkRefusedError
 
 Result = TypeVar("Result")
 
 TO_GIVE_BACK = 0.5  # seconds
 REFUSED_FOR = 3.0  # seconds, after which a link that is refused is an error
+_KEPT = LONGEST_WAIT / 1000  # seconds that another host keeps a question
+_LOST = _KEPT + 2.0  # seconds after which its answer will not come any more
+_TO_READ = 10.0  # seconds for the catalog
 _BEHIND = "hosts have come or gone, and this host hasn't heard of it: does an agent serve this folder?"
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Answer).decode
@@ -41,13 +62,23 @@ class Sender(Protocol):
 
     def send(self, address: str, member: bytes | None, message: bytes, deadline: float) -> bytes | None: ...
 
+    def begin(
+        self,
+        address: str,
+        member: bytes | None,
+        message: bytes,
+        seconds: float,
+        told: Callable[[], None],
+        deadline: float,
+    ) -> Begun: ...
+
     def trouble_of(self, address: str) -> str: ...
 
 
 def drive(
     steps: Steps[Result], root: Root, links: Sender, deadline: float, *, sealed: Sequence[SealedSegment] = ()
 ) -> Result:
-    """The result of the steps.
+    """Returns the result of the steps.
 
     Args:
         deadline: monotonic.
@@ -60,7 +91,7 @@ def drive(
 
 
 class _Call(Generic[Result]):
-    """Steps under way."""
+    """Steps under way in a thread."""
 
     def __init__(
         self, steps: Steps[Result], root: Root, links: Sender, deadline: float, sealed: Sequence[SealedSegment]
@@ -87,7 +118,7 @@ class _Call(Generic[Result]):
         finally:
             self._steps.close()
 
-    def _take(self, step: Send | Transact | Pause) -> Callable[[], Any]:
+    def _take(self, step: Send | Race | Transact | Pause) -> Callable[[], Any]:
         """Does what a step asks for. Returns how the steps go on."""
         if isinstance(step, Transact):
             return partial(self._steps.send, self._transact(step))
@@ -100,7 +131,8 @@ class _Call(Generic[Result]):
         if isinstance(step, Pause):
             time.sleep(max(min(step.seconds, self._deadline - time.monotonic()), 0))
             return partial(next, self._steps)
-        return partial(self._steps.send, self._send(step))
+        answer = self._race(step.sends) if isinstance(step, Race) else self._send(step)
+        return partial(self._steps.send, answer)
 
     def _transact(self, step: Transact) -> Any:
         deadline = time.monotonic() + TO_GIVE_BACK if self._is_told else self._deadline
@@ -112,22 +144,48 @@ class _Call(Generic[Result]):
         self._asked = step.address
         message = encode_request(step)
         answer = self._refusals.sent(lambda: self._links.send(step.address, step.member, message, self._deadline))
-        if answer is None or isinstance(answer, NotSent):
-            return answer
+        return answer if answer is None or isinstance(answer, NotSent) else self._heard(answer)
+
+    def _heard(self, answer: bytes) -> Answer | None:
         self._asked = ""
         decoded = decode_answer(answer)
         self._is_behind = isinstance(decoded, Stale)
         return decoded
 
+    def _race(self, sends: Sequence[Send]) -> Answer | NotSent | None:
+        """Returns the first answer. NOT_SENT: one of the messages could not be sent."""
+        news = threading.Event()
+        until = min(self._deadline, time.monotonic() + _LOST)
+        begun: list[Begun] = []
+        try:
+            for send in sends:
+                self._asked = send.address
+                begin = partial(self._links.begin, send.address, send.member, encode_request(send))
+                seconds = max(min(until - time.monotonic(), _KEPT), 0.0)
+                one = self._refusals.sent(lambda begin=begin, seconds=seconds: begin(seconds, news.set, until))
+                if isinstance(one, NotSent):
+                    return one
+                begun.append(one)
+            while not any(one.is_over for one in begun):
+                if not news.wait(max(until - time.monotonic(), 0.0)):
+                    return None
+                news.clear()
+            answer = next(one.answer for one in begun if one.is_over)
+            return None if answer is None else self._heard(answer)
+        finally:
+            for one in begun:
+                if not one.is_over:
+                    one.give_up()
+
 
 class Refusals:
-    """Of the links of one call."""
+    """Links that were refused in one call."""
 
     def __init__(self) -> None:
         self._since = 0.0  # monotonic; 0: no link is refused
 
     def sent(self, send: Callable[[], Result]) -> Result | NotSent:
-        """What `send` gives. Raises LinkRefusedError if it does so for REFUSED_FOR."""
+        """Returns what `send` does. Raises LinkRefusedError if it does so for REFUSED_FOR."""
         try:
             result = send()
         except HomeUnavailableError:
@@ -147,8 +205,115 @@ def encode_request(step: Send) -> bytes:
 
 
 def decode_answer(answer: bytes) -> Answer | None:
-    """None: nobody knows what it was to say, as if it had not come."""
+    """Returns an answer. None: nobody knows what it was to say, as if it had not come."""
     try:
         return _decode(answer)
     except UNDECODABLE:
         return None
+
+
+# --- without a thread -------------------------------------------------------------------------------------------------
+
+
+class BegunWait:
+    """A wait for a newer version at another owner that takes no thread while it lasts: an `engine.BegunWait`.
+
+    It runs the same steps as a wait in a thread (`rules.wait_there`). Where these wait for an answer, nobody does: who
+    began it is told when the answer is there, and calls `go_on`. That may read the catalog, and connect; so it is
+    called first without the time for either, and in a thread if that was not enough.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        links: Links,
+        client: Client,
+        key: bytes,
+        newer_than: int,
+        told: Callable[[], None],
+        until: float,
+    ) -> None:
+        self._root, self._links, self._told, self._until = root, links, told, until
+        self._steps = wait_there(client, key, newer_than)
+        self._resume: Callable[[], Any] = partial(self._steps.send, None)
+        self._step: Send | Transact | None = None  # that is to be taken
+        self._call: Begun | None = None  # that is under way
+        self._due = inf  # when it is lost
+        self._refusals = Refusals()
+        self._using = threading.Lock()  # who goes on, or closes it
+        self._is_closed = False
+
+    def go_on(self, deadline: float | None) -> WaitState:
+        try:
+            with self._using:
+                return WaitState(0, inf) if self._is_closed else self._go_on(deadline)
+        finally:
+            self._end_if_closed()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._end_if_closed()
+
+    def _end_if_closed(self) -> None:
+        """Ends it, unless somebody goes on with it: who does looks here after that, so one of the two always does."""
+        if self._is_closed and self._using.acquire(blocking=False):
+            try:
+                self._end()
+            finally:
+                self._using.release()
+
+    def _end(self) -> None:
+        if self._call is not None:
+            self._call.give_up()
+            self._call = None
+        self._steps.close()
+
+    def _go_on(self, deadline: float | None) -> WaitState:
+        if self._call is not None:
+            left = self._due - time.monotonic()
+            if not self._call.is_over and left > 0:
+                return WaitState(None, left)
+            self._take_answer(self._call)
+        while True:
+            step = self._step
+            if step is None:
+                try:
+                    following: Any = self._resume()
+                except StopIteration as end:
+                    return WaitState(end.value or 0, inf)
+                if isinstance(following, Pause):
+                    self._resume = partial(self._steps.send, None)
+                    return WaitState(None, following.seconds)
+                self._step = step = following
+            if deadline is None:
+                return IN_A_THREAD
+            self._step = None
+            try:
+                if isinstance(step, Send):
+                    if self._send(step, deadline):
+                        return WaitState(None, _LOST)
+                elif step is not None:
+                    found = catalog.look_or_run(self._root, step.action, time.monotonic() + _TO_READ)
+                    self._resume = partial(self._steps.send, found)
+            except Exception as error:
+                self._resume = partial(self._steps.throw, error)
+
+    def _send(self, step: Send, deadline: float) -> bool:
+        """Returns whether it was sent; if not, the steps go on with that."""
+        message = encode_request(step)
+        kept = max(0.0, min(_KEPT, self._until - time.monotonic()))
+        call = self._refusals.sent(
+            lambda: self._links.begin(step.address, step.member, message, kept, self._told, deadline)
+        )
+        if isinstance(call, NotSent):
+            self._resume = partial(self._steps.send, call)
+            return False
+        self._call, self._due = call, time.monotonic() + _LOST
+        return True
+
+    def _take_answer(self, call: Begun) -> None:
+        self._call = None
+        if not call.is_over:
+            call.give_up()
+        answer = None if call.answer is None else decode_answer(call.answer)
+        self._resume = partial(self._steps.send, answer)

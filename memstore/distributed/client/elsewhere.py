@@ -1,6 +1,6 @@
 """What a root asks where its store goes on beyond this host: the engine's `Elsewhere`, by the rules.
 
-A process has one for each root, with its own session at each home, and its own connections. A forked child makes
+A process has one for each root, with its own session at each owner, and its own connections. A forked child makes
 another.
 """
 
@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from memstore.distributed import catalog, rules
-from memstore.distributed.actors import ActorLinks, used_actors
-from memstore.distributed.client.begun_wait import BegunWait
+from memstore.distributed import catalog
 from memstore.distributed.client.bytes_of import Bytes, name_of
-from memstore.distributed.client.driving import drive
-from memstore.distributed.client.homes import KnownHomes
-from memstore.distributed.client.seen import Seen
+from memstore.distributed.client.driving import BegunWait, drive
 from memstore.distributed.client.sharded import ShardedPuts
 from memstore.distributed.links import CLIENT, Links, hello_of_this_process, secret_of
 from memstore.distributed.rules import (
-    BATCH_LIMIT,
-    CALL_BYTES_LIMIT,
     KEY_LIMIT,
     ROWS_LIMIT,
     Client,
@@ -30,11 +25,16 @@ from memstore.distributed.rules import (
     Entry,
     Member,
     Place,
+    Standing,
     Steps,
+    Tables,
+    group_of,
+    groups_of,
     is_unsealed,
     look_up,
     page,
     read_all,
+    wait_any,
     wait_there,
 )
 from memstore.engine import (
@@ -48,40 +48,131 @@ from memstore.engine import (
     Root,
     SealedSegment,
     boot_clock,
+    deadline_after,
 )
 from memstore.engine import Participant as AttemptMember
-from memstore.errors import CrossHostError, HomeUnavailableError, UnknownOutcomeError
+from memstore.errors import CrossHostError, HomeUnavailableError, StaleMembershipError, UnknownOutcomeError
 
 Result = TypeVar("Result")
 
+_GROUPS = 1 << 16  # that are remembered
 _LONGEST_LENT = 600.0  # seconds that no audit asks after what was lent for a put
 _TO_ASK = 0.1  # seconds that a call has at least which asks another host, also with a timeout of 0
-_TO_END = 0.5  # seconds for the homes to hear that a session ends
+_TO_END = 0.5  # seconds for the owners to hear that a session ends
+_TO_OPEN = 5.0  # seconds for the store's mutex, when tables are opened that came since, of a call without a deadline
+_SEEN_KEYS = 1024
+_LARGEST_SEEN = 1 << 16  # bytes of an entry that is kept
 
 
 def open_elsewhere(root: Root) -> OtherHosts:
     """Raises SecretError where the secret's file can't be used."""
-    links = Links(secret=secret_of(root.state), kind=CLIENT, hello=hello_of_this_process())
-    handed = used_actors()
-    return OtherHosts(root, ActorLinks(links, handed) if handed else links)
+    return OtherHosts(root, Links(secret=secret_of(root.state), kind=CLIENT, hello=hello_of_this_process()))
+
+
+# --- what this host owns ----------------------------------------------------------------------------------------------
+
+
+class OwnedHere:
+    """One reading of the catalog. It is never changed, but for the groups, of which more come.
+
+    Attributes:
+        membership: the number of the catalog's counters that it was read under. While the catalog has it, no group of
+            these has left this host.
+        may_commit: this host is a member, and all that its root had before is the cluster's.
+        groups: that were asked after, and that this host owns. Puts look into it.
+    """
+
+    def __init__(self, membership: int, standing: Standing) -> None:
+        self.membership = membership
+        self.may_commit = not (standing.is_removed or standing.is_joining)
+        self.groups: set[bytes] = set()
+
+
+def _read_owned(tables: Tables, groups: Sequence[bytes], known: OwnedHere | None) -> OwnedHere | None:
+    """Adds to what is known the groups that this host owns, and that don't leave it. None: nobody serves the root."""
+    if known is None or tables.membership() != known.membership:
+        standing = tables.standing()
+        if standing is None:
+            return None
+        known = OwnedHere(tables.membership(), standing)
+    if len(known.groups) >= _GROUPS:
+        known = OwnedHere(known.membership, _standing(tables))
+    known.groups.update(group for group in groups if tables.owned(group) is not None and tables.leaving(group) is None)
+    return known
+
+
+def _standing(tables: Tables) -> Standing:
+    standing = tables.standing()
+    assert standing is not None, "a member stays one"
+    return standing
+
+
+# --- gets with `max_age` ----------------------------------------------------------------------------------------------
+
+
+class Seen:
+    """What this process has looked up lately. Thread-safe: each step of it is one call into C, or may be lost."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[bytes, tuple[float, Entry]] = OrderedDict()
+
+    def note(self, key: bytes, entry: Entry, looked: float) -> None:
+        """`looked` is when its owner was asked, monotonic: the entry is not older."""
+        if len(entry.body) <= _LARGEST_SEEN:
+            self._entries[key] = (looked, entry)
+            if len(self._entries) > _SEEN_KEYS:
+                self._entries.popitem(last=False)
+
+    def within(self, key: bytes, max_age: float) -> Entry | None:
+        """Returns an entry that was the present one less than `max_age` seconds ago."""
+        looked, entry = self._entries.get(key, (0.0, None))
+        return entry if time.monotonic() - looked < max_age else None
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Notes that this process has changed them."""
+        for key in keys:
+            self._entries.pop(key, None)
+
+
+# --- the questions ----------------------------------------------------------------------------------------------------
+
+
+class _Standings:
+    """What the catalog says of the cluster. It refers to nothing of what asks it.
+
+    So what a closed store had goes at once, its files too, and not when Python next looks for circles.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+
+    def read(self, deadline: float | None = None) -> Standing:
+        """Raises StaleMembershipError."""
+        until = deadline_after(_TO_OPEN) if deadline is None else deadline
+        standing = catalog.look(self._root, lambda tables: tables.standing(), until)
+        if standing is None:
+            raise StaleMembershipError(f"{self._root.path} is served, and doesn't say by whom: serve it anew")
+        return standing
+
+    def member_of(self, member: bytes) -> Member | None:
+        """Finds a member as the catalog says now."""
+        return self.read().roster.member(member)
 
 
 class OtherHosts:
-    """See `engine.Elsewhere`, which this is."""
+    """The way to other hosts of a root, in one process: an `engine.Elsewhere`."""
 
-    def __init__(self, root: Root, links: Links | ActorLinks) -> None:
+    def __init__(self, root: Root, links: Links) -> None:
         self._root, self._links = root, links
         self._member = root.member_id()
-        self._known = KnownHomes(root)
+        self._standings = _Standings(root)
+        self._owned: OwnedHere | None = None
         self._client = Client()
-        self._sharded = ShardedPuts(root, links, self._client, self._known.home_of)
-        self._bytes = Bytes(root, links, self._known.member_of)
+        self._sharded = ShardedPuts(root, links, self._client)
+        self._bytes = Bytes(root, links, self._standings.member_of)
         self._seen = Seen()
 
-    # --- who the homes are --------------------------------------------------------------------------------------------
-
-    def take_in(self, deadline: float | None = None) -> None:
-        self._known.take_in(deadline)
+    # --- who the owners are -------------------------------------------------------------------------------------------
 
     @property
     def is_alone(self) -> bool:
@@ -89,33 +180,53 @@ class OtherHosts:
 
     @property
     def membership(self) -> int:
-        return 0 if self._known.homes is None else self._known.homes.membership
+        return 0 if self._owned is None else self._owned.membership
+
+    def take_in(self, deadline: float | None = None) -> None:
+        self._take_in((), deadline)
+
+    def _take_in(self, groups: Sequence[bytes], deadline: float | None) -> OwnedHere:
+        until = deadline_after(_TO_OPEN) if deadline is None else deadline
+        known = self._owned
+        owned = catalog.look(self._root, lambda tables: _read_owned(tables, groups, known), until)
+        if owned is None:
+            raise StaleMembershipError(f"{self._root.path} is served, and doesn't say by whom: serve it anew")
+        self._owned = owned
+        return owned
 
     def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
-        homes = self._known.homes or self._known.take_in(deadline)
-        if len(keys) == 1 and keys[0].partition(b"/")[0] in homes.here:  # every put comes here
-            return homes.membership
-        return homes.membership if homes.are_here(keys) else None
+        owned = self._owned
+        if owned is not None and len(keys) == 1 and keys[0].partition(b"/")[0] in owned.groups:  # every put comes here
+            return owned.membership if owned.may_commit else None
+        groups = groups_of(keys)
+        if owned is None or not owned.groups.issuperset(groups):
+            owned = self._take_in(groups, deadline)
+        return owned.membership if owned.may_commit and owned.groups.issuperset(groups) else None
 
-    def home_of(self, key: bytes, deadline: float | None = None) -> bytes:
-        return self._known.home_of(key, deadline)
+    def known_owner(self, key: bytes) -> bytes | None:
+        owner = self._client.known_owner(group_of(key))
+        if owner is None and self.membership_for((key,)) is not None:
+            owner = self._member
+        return owner
+
+    def owners_of(self, keys: Sequence[bytes], deadline: float) -> list[bytes | None]:
+        found = self._drive(self._client.owners_of(groups_of(keys)), deadline)
+        return [found[group_of(key)] for key in keys]
 
     def cluster(self) -> bytes:
-        return self._known.cluster()
+        return self._standings.read().roster.cluster
 
     def name_of(self, member: bytes) -> str:
-        return name_of(self._known.member_of(member))
+        return name_of(self._standings.member_of(member))
 
     def is_member(self, member: bytes) -> bool:
-        return self._known.member_of(member) is not None
+        return self._standings.member_of(member) is not None
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def commit(self, changes: Sequence[Change], deadline: float) -> list[int]:
         keys, deadline = [change.key for change in changes], _at_least(deadline)
-        _check_count(keys)
         asked = [catalog.change_of(change, self._member) for change in changes]
-        _check_bytes(asked)
         sealed = tuple(itertools.chain.from_iterable(change.segments for change in changes))
         steps = self._client.commit(asked, self._begin_change(deadline))
         try:
@@ -137,8 +248,8 @@ class OtherHosts:
         except (HomeUnavailableError, UnknownOutcomeError) as error:
             name = key.decode()
             raise HomeUnavailableError(
-                f"{name!r}: a seal of it was cut off, and only the key's home knows whether it was made, so nobody may "
-                f"write rows until that answers: {error}",
+                f"{name!r}: a seal of it was cut off, and only the key's owner knows whether it was made, so nobody "
+                f"may write rows until that answers: {error}",
                 key=name,
             ) from error
 
@@ -169,7 +280,7 @@ class OtherHosts:
             return held
             yield  # steps, as the rules want it, and none of them
 
-        found = self._drive(read_all(keys, fetch), deadline)
+        found = self._drive(read_all(self._client, keys, fetch), deadline)
         return [None if one is None else one[1] for one in found]
 
     def seen_from_here(self, member: bytes, record: Record) -> Record:
@@ -180,14 +291,20 @@ class OtherHosts:
 
     def records(self, keys: Sequence[bytes], deadline: float) -> list[Record | None]:
         found: dict[bytes, Record | None] = {}
-        parts: dict[bytes, list[bytes]] = {}
-        for key in keys:
-            parts.setdefault(self.home_of(key, deadline), []).append(key)
-        for part in parts.values():
-            for start in range(0, len(part), ROWS_LIMIT):
-                asked = part[start : start + ROWS_LIMIT]
-                entries = self._drive(look_up(asked), deadline)
-                found.update(zip(asked, map(self._record_of, entries), strict=True))
+        left = list(keys)
+        while left:
+            owner_of = dict.fromkeys(left)
+            if len(groups_of(left)) > 1:
+                owner_of = dict(zip(left, self.owners_of(left, deadline), strict=True))
+            part = [key for key in left if owner_of[key] == owner_of[left[0]]][:ROWS_LIMIT]
+            try:
+                entries = self._drive(look_up(self._client, part), deadline)
+            except CrossHostError:  # they got owners meanwhile
+                if len(groups_of(part)) == 1:
+                    raise
+                continue
+            found.update(zip(part, map(self._record_of, entries), strict=True))
+            left = [key for key in left if key not in found]
         return [found[key] for key in keys]
 
     def _record_of(self, entry: Entry | None) -> Record | None:
@@ -196,17 +313,19 @@ class OtherHosts:
     def keys(self, prefix: bytes, after: bytes, limit: int, deadline: float) -> list[tuple[bytes, int]]:
         if len(prefix) > KEY_LIMIT:  # no key starts with it, and no message may say it
             return []
-        return self._drive(page(prefix, after, min(limit, ROWS_LIMIT)), deadline)
+        return self._drive(page(self._client, prefix, after, min(limit, ROWS_LIMIT)), deadline)
 
     def wait(self, key: bytes, newer_than: int, deadline: float) -> int | None:
         try:
-            return drive(wait_there(key, newer_than), self._root, self._links, deadline)
+            return drive(wait_there(self._client, key, newer_than), self._root, self._links, deadline)
         except DeadlinePassed:
             return None
 
-    def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None], deadline: float) -> BegunWait | None:
-        links = self._links
-        return BegunWait(self._root, links, key, newer_than, told, deadline) if isinstance(links, Links) else None
+    def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None], deadline: float) -> BegunWait:
+        return BegunWait(self._root, self._links, self._client, key, newer_than, told, deadline)
+
+    def wait_any(self, prefix: bytes, newer_than: Mapping[bytes, int] | int, deadline: float) -> dict[bytes, int]:
+        return self._drive(wait_any(self._client, prefix, newer_than), deadline)
 
     def _drive(self, steps: Steps[Result], deadline: float) -> Result:
         return drive(steps, self._root, self._links, _at_least(deadline))
@@ -232,9 +351,8 @@ class OtherHosts:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        def connected(home: bytes) -> Member | None:
-            homes = self._known.homes
-            member = None if homes is None else homes.standing.view.member(home)
+        def connected(owner: bytes) -> Member | None:
+            member = self._standings.member_of(owner)
             return None if member is None or self._links.hello_of(member.address) is None else member
 
         try:
@@ -246,20 +364,3 @@ class OtherHosts:
 
 def _at_least(deadline: float) -> float:
     return max(deadline, time.monotonic() + _TO_ASK)
-
-
-def _check_bytes(changes: Sequence[rules.Change]) -> None:
-    nbytes = sum(change.nbytes for change in changes)
-    if nbytes > CALL_BYTES_LIMIT:
-        raise CrossHostError(
-            f"{len(changes):,} keys in one call, from {changes[0].key.decode()!r} on: their home is on another host, "
-            f"and their records take {nbytes:,} bytes; one message has {CALL_BYTES_LIMIT:,}: make several calls"
-        )
-
-
-def _check_count(keys: Sequence[bytes]) -> None:
-    if len(keys) > BATCH_LIMIT:
-        raise CrossHostError(
-            f"{len(keys):,} keys in one call, from {keys[0].decode()!r} on: their home is on another host, which takes "
-            f"up to {BATCH_LIMIT:,} at one moment: make several calls"
-        )

@@ -23,6 +23,7 @@ from memstore.distributed.rules import owning
 from memstore.distributed.rules.lending import give_back
 from memstore.distributed.rules.messages import (
     BATCH_LIMIT,
+    CALL_BYTES_LIMIT,
     KEY_LIMIT,
     LANES,
     Answer,
@@ -153,6 +154,49 @@ class Client:
         """
         standing = seen.standing
         assert standing is not None, "who isn't served asks nobody"
+        rows = yield from self._locate(seen, standing, groups, claims=claims)
+        if rows is None:
+            return None
+        owners = {row.owner: row.group for row in rows.values() if row is not None}
+        nobody = tuple(group for group in groups if rows[group] is None)
+        if len(owners) > 1:
+            raise _several(standing, owners)
+        if nobody and claims:
+            return None  # some had owners, and nothing was claimed: the others are claimed for their owner
+        member = next((standing.roster.member(owner) for owner in owners), None)
+        if owners and member is None:
+            yield from pause(AGAIN)  # it is removed, or new, and this host will hear of it
+            return None
+        return GroupOwner(member, {group: row.grant for group, row in rows.items() if row is not None}, nobody)
+
+    def owners_of(self, groups: Sequence[bytes]) -> Steps[dict[bytes, bytes | None]]:
+        """Finds the owner of each group, which may be several members. None: nobody owns it.
+
+        Raises:
+            HomeUnavailableError: the directory gave no answer.
+            StaleMembershipError.
+        """
+        self.asked = None
+        try:
+            while True:
+                seen = yield from view(lambda tables: look_at(tables, [], groups))
+                if seen.standing is None:
+                    return dict.fromkeys(groups)
+                rows = yield from self._locate(seen, seen.standing, groups)
+                if rows is not None:
+                    return {group: None if row is None else row.owner for group, row in rows.items()}
+        except DeadlinePassed as why:
+            raise unavailable(groups[0], self.asked, why) from None
+
+    def known_owner(self, group: bytes) -> bytes | None:
+        """Returns the member that was the owner when the directory was asked last. It may be another one by now."""
+        row = self._owners.get(group)
+        return None if row is None else row.owner
+
+    def _locate(
+        self, seen: CatalogView, standing: Standing, groups: Sequence[bytes], *, claims: bool = False
+    ) -> Steps[dict[bytes, Ownership | None] | None]:
+        """Finds the row of each group: here, as remembered, or by the directory. None, after a pause: not yet."""
         if standing.is_removed:
             raise removed()
         if standing.is_joining:
@@ -171,17 +215,7 @@ class Client:
             if located is None:
                 return None
             rows.update(zip(unknown, located.rows, strict=True))
-        owners = {row.owner: row.group for row in rows.values() if row is not None}
-        nobody = tuple(group for group in groups if rows[group] is None)
-        if len(owners) > 1:
-            raise _several(standing, owners)
-        if nobody and claims:
-            return None  # some had owners, and nothing was claimed: the others are claimed for their owner
-        member = next((standing.roster.member(owner) for owner in owners), None)
-        if owners and member is None:
-            yield from pause(AGAIN)  # it is removed, or new, and this host will hear of it
-            return None
-        return GroupOwner(member, {group: row.grant for group, row in rows.items() if row is not None}, nobody)
+        return rows
 
     def _ask_directory(
         self, standing: Standing, groups: tuple[bytes, ...], owners: set[bytes], *, claims: bool
@@ -290,6 +324,7 @@ class Client:
         """Returns the definite answer of another host. None: it has not made the changes, and won't: look again."""
         assert seen.standing is not None and owner.member is not None
         member, changes = owner.member, tuple(attempt.changes)
+        _check_size(changes)
         attempt.owner = member
         lane = yield from self.take_lane()
         try:
@@ -412,6 +447,21 @@ def _lend(tables: Tables, membership: int, owner: bytes, call: Call, attempt: _A
             if owning.is_here(standing, place):
                 tables.lend(place, lent)
     return Done()
+
+
+def _check_size(changes: Sequence[Change]) -> None:
+    """Raises CrossHostError unless one message has room for the changes."""
+    first, nbytes = changes[0].key.decode(errors="replace"), sum(change.nbytes for change in changes)
+    if len(changes) > BATCH_LIMIT:
+        raise CrossHostError(
+            f"{len(changes):,} keys in one call, from {first!r} on: they belong to another host, which takes up to "
+            f"{BATCH_LIMIT:,} at one moment: make several calls"
+        )
+    if nbytes > CALL_BYTES_LIMIT:
+        raise CrossHostError(
+            f"{len(changes):,} keys in one call, from {first!r} on: they belong to another host, and their records "
+            f"take {nbytes:,} bytes; one message has {CALL_BYTES_LIMIT:,}: make several calls"
+        )
 
 
 def _of_nothing(changes: Sequence[Change]) -> Answer:

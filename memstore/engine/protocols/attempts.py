@@ -58,7 +58,7 @@ class Participant(NamedTuple):
     Attributes:
         lease: seconds that its part waits for the others.
         number: of the attempt, once the rank's part is there; 0 before. It tells attempts of one name apart.
-        home: of a store on several hosts, the member that has the rank's part; empty: none has, or this one.
+        owner: of a store on several hosts, the member that has the rank's part; empty: none has, or this one.
     """
 
     key: bytes
@@ -67,7 +67,7 @@ class Participant(NamedTuple):
     world_size: int
     lease: float
     number: int = 0
-    home: bytes = b""
+    owner: bytes = b""
 
 
 def nanoseconds(lease: float) -> int:

@@ -63,9 +63,9 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class MembershipChanged(Refusal):
-    """Raised by a commit that has changed nothing: the homes of its keys may be on other hosts by now.
+    """Raised by a commit that has changed nothing: its keys may belong to other hosts by now.
 
-    Its caller reads who the members are, and finds the homes anew. It is never seen by users.
+    Its caller finds their owners anew. It is never seen by users.
     """
 
 

@@ -1,11 +1,11 @@
 """Questions of a root to other hosts, where its store goes on beyond this one; and what a get is given.
 
-A root that nobody serves has `membership` 0 in its catalog's counters, and its `home` is `Alone`. Of a served one:
+A root that nobody serves has `membership` 0 in its catalog's counters, and its `owners` are `Alone`. Of a served one:
 
 - who finds no record, or one that lies on other hosts, asks `Elsewhere` (`get.py`, `index.py`);
-- who changes keys asks whether their home is here (`root.home.membership_for`, in `put.publish`). If it is, the
-  commit compares the counters' `membership` with the number under which that was so; if not, the change is committed
-  there.
+- who changes keys asks whether this host owns them (`root.owners.membership_for`, in `put.publish`). If it does, the
+  commit compares the counters' `membership` with the number under which that was so. If not, `Elsewhere.commit` claims
+  what nobody owns, and commits here or there.
 
 A get is given a `MappedEntry`, a version of a key and its bytes in memory; those that still lie on other hosts are its
 `Absent`. The engine knows the questions only: memstore/distributed/client answers them.
@@ -13,6 +13,7 @@ A get is given a `MappedEntry`, a version of a key and its bytes in memory; thos
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
@@ -36,7 +37,7 @@ class WaitState:
     """Where a begun wait stands.
 
     Attributes:
-        version: the newer one; 0: the key's home is here by now; None: there is none yet.
+        version: the newer one; 0: this host owns the key by now; None: there is none yet.
         again: seconds after which it has to go on, also if nobody was told anything.
     """
 
@@ -72,11 +73,11 @@ class Elsewhere(Protocol):
     Where `deadline` is None, one that the store's mutex is waited for, once a process at most, is some seconds.
 
     All raise HomeUnavailableError and StaleMembershipError, and CrossHostError where the keys of one call are to be of
-    one moment and have several homes.
+    one moment and have several owners.
     """
 
     def take_in(self, deadline: float | None = None) -> None:
-        """Reads the cluster's row of the catalog anew."""
+        """Reads anew what the catalog says of who owns what."""
         ...
 
     @property
@@ -90,14 +91,18 @@ class Elsewhere(Protocol):
         ...
 
     def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
-        """Returns `membership` if this host was the home of all of them then, and ready; else None.
+        """Returns `membership` if this host owned all of them then, and may change them; else None.
 
-        By what was taken in last: nobody is asked, and nothing is read.
+        Nobody is asked. What isn't known yet is read in the catalog.
         """
         ...
 
-    def home_of(self, key: bytes, deadline: float | None = None) -> bytes:
-        """Returns the id of the member that is the key's home, by what was taken in last."""
+    def known_owner(self, key: bytes) -> bytes | None:
+        """Returns the id of the member that owns the key, as far as this host knows. Nobody is asked."""
+        ...
+
+    def owners_of(self, keys: Sequence[bytes], deadline: float) -> list[bytes | None]:
+        """Finds the members that own keys; None: nobody does."""
         ...
 
     def cluster(self) -> bytes:
@@ -109,7 +114,7 @@ class Elsewhere(Protocol):
         ...
 
     def commit(self, changes: Sequence[Change], deadline: float) -> list[int]:
-        """Commits changes as `commit` in `put.py`, wherever the homes are. Raises UnknownOutcomeError too."""
+        """Commits changes as `commit` in `put.py`, wherever the owner is. Raises UnknownOutcomeError too."""
         ...
 
     def is_member(self, member: bytes) -> bool:
@@ -149,25 +154,27 @@ class Elsewhere(Protocol):
         ...
 
     def records(self, keys: Sequence[bytes], deadline: float) -> list[Record | None]:
-        """Returns the records; nothing is fetched. Keys of several homes are not of one moment."""
+        """Returns the records; nothing is fetched. Keys of several owners are not of one moment."""
         ...
 
     def keys(self, prefix: bytes, after: bytes, limit: int, deadline: float) -> list[tuple[bytes, int]]:
-        """Returns the next keys of all homes in order, with their versions; none if there are no more."""
+        """Returns the next keys of all owners in order, with their versions; none if there are no more."""
         ...
 
     def wait(self, key: bytes, newer_than: int, deadline: float) -> int | None:
-        """Waits for a newer version. Returns None if the home is here by now, or the deadline is over."""
+        """Waits for a newer version. Returns None if this host owns it by now, or the deadline is over."""
         ...
 
-    def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None], deadline: float) -> BegunWait | None:
+    def wait_any(self, prefix: bytes, newer_than: abc.Mapping[bytes, int] | int, deadline: float) -> dict[bytes, int]:
+        """Waits until keys with a prefix have newer versions, and returns these. Raises StoreTimeoutError."""
+        ...
+
+    def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None], deadline: float) -> BegunWait:
         """Begins to wait, and returns at once: see `wait`.
 
         Args:
             deadline: after which nobody wants to know; it does not end by itself then.
             told: called, by any thread, when there is news. It must not wait.
-
-        Returns: None: this process has no way to wait so.
         """
         ...
 
@@ -176,7 +183,7 @@ class Elsewhere(Protocol):
     def prepare(
         self, member: Participant, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
     ) -> AttemptOutcome | Participant:
-        """Gives a rank's part to the home of its key. Returns the member with the attempt's number and home.
+        """Gives a rank's part to the owner of its key. Returns the member with the attempt's number and owner.
 
         Args:
             content: what the part says of the value.
@@ -205,26 +212,26 @@ def elsewhere_of(root: Root) -> Elsewhere:
 
     The engine imports nothing that is above it, so `listing` gives that to each root that it opens.
     """
-    if not root.home.is_alone:
-        return cast(Elsewhere, root.home)
+    if not root.owners.is_alone:
+        return cast(Elsewhere, root.owners)
     assert root.connect is not None, "who opened this root asks no other hosts"
     made = root.connect(root)  # it imports: not under the guard
     with root.guard:
-        is_first = root.home.is_alone  # else another thread was
+        is_first = root.owners.is_alone  # else another thread was
         if is_first:
-            root.home = made
+            root.owners = made
     if not is_first:
         made.close()
-    return cast(Elsewhere, root.home)
+    return cast(Elsewhere, root.owners)
 
 
 def is_served(root: Root) -> bool:
     """Returns whether the root is a member of a cluster. It takes 0.5 us, so a get asks that finds no record."""
-    return not root.home.is_alone or root.catalog.has_membership()
+    return not root.owners.is_alone or root.catalog.has_membership()
 
 
-def home_now(root: Root, key: bytes) -> int | None:
-    """Returns `root.home.membership_for` of a key, by what the catalog says now."""
+def owned_now(root: Root, key: bytes) -> int | None:
+    """Returns `root.owners.membership_for` of a key, by what the catalog says now."""
     if not is_served(root):
         return 0
     elsewhere = elsewhere_of(root)
@@ -243,38 +250,42 @@ def is_fellow(root: Root, store: str) -> bool:
     return store != root.settings.store and is_served(root) and elsewhere_of(root).is_member(bytes.fromhex(store))
 
 
-def at_each_home(
-    root: Root, things: Sequence[Thing], key_of: Callable[[Thing], bytes], make: Callable[[list[Thing]], None]
+def at_each_owner(
+    root: Root,
+    things: Sequence[Thing],
+    key_of: Callable[[Thing], bytes],
+    make: Callable[[list[Thing]], None],
+    deadline: float,
 ) -> None:
-    """Calls `make` with parts of what is to be done, each for keys of one home.
+    """Calls `make` with parts of what is to be done, each for keys of one owner, or of nobody.
 
-    If homes move meanwhile, it goes on with those of then. Raises what `make` raises: then later parts are not done.
+    If owners change meanwhile, it goes on with those of then. Raises what `make` raises: then later parts are not done.
     """
     todo: list[Thing] = list(things)
     while todo:
-        part: list[Thing] = _of_one_home(root, todo, key_of)
+        part: list[Thing] = _of_one_owner(root, todo, key_of, deadline)
         try:
             make(part)
         except CrossHostError:
-            elsewhere_of(root).take_in()
-            if len(_of_one_home(root, part, key_of)) == len(part):
+            if len(_of_one_owner(root, part, key_of, deadline)) == len(part):
                 raise  # that isn't why
         else:
             done = set(map(id, part))
             todo = [thing for thing in todo if id(thing) not in done]
 
 
-def _of_one_home(root: Root, things: Sequence[Thing], key_of: Callable[[Thing], bytes]) -> list[Thing]:
-    """Returns the things that have the home of the first one."""
+def _of_one_owner(
+    root: Root, things: Sequence[Thing], key_of: Callable[[Thing], bytes], deadline: float
+) -> list[Thing]:
+    """Returns the things that have the owner of the first one."""
     if not is_served(root):
         return list(things)
-    home_of = elsewhere_of(root).home_of
-    home = home_of(key_of(things[0]))
-    return [thing for thing in things if home_of(key_of(thing)) == home]
+    owners = elsewhere_of(root).owners_of([key_of(thing) for thing in things], deadline)
+    return [thing for thing, owner in zip(things, owners, strict=True) if owner == owners[0]]
 
 
 def find_record(root: Root, key: bytes, deadline: float) -> Record | None:
-    """Returns the record of a key, wherever its home is."""
+    """Returns the record of a key, wherever its owner is."""
     record = root.catalog.read(key)
     if record is None and is_served(root):
         return elsewhere_of(root).records([key], deadline)[0]

@@ -243,7 +243,7 @@ def open_mutable(
         mapping = _map(root, name, record, writable=writable)
         if mapping is not None:
             return _entry(root, key, record, mapping, capacity_of(record), deadline, writable=writable)
-        may_lock = root.lock is not None and root.home.is_alone
+        may_lock = root.lock is not None and root.owners.is_alone
         if before is not None and before.put_id == record.put_id and not may_lock:
             raise _damaged(root, key, record)
         before = record

@@ -12,7 +12,8 @@
    assembled in memory, and syncs if the store is durable. A full disk shows in the first of them for a file that is
    mapped, in `seal` for a smaller one. A kill leaves what it leaves in step 2.
 4. *Commit* (`commit`): publish all changes at one moment, in one hold of the store's mutex (`_commit_locked`):
-   - of a store that is served to other hosts: give up if who the members are has changed since this process read it;
+   - of a store that is served to other hosts: give up if groups have left this host since this process read who owns
+     them;
    - check that the keys are at the versions that were expected, and assign the new versions;
    - note the batch in the lock page;
    - write into the segments' headers that they are live, and unlock their files;
@@ -38,10 +39,11 @@ claim assigns the id of that put, so put ids are not in the order of versions.
 After an error, what was claimed is given back (`clean_up`). If the error is that the mutex was not to be had in time,
 giving back would wait for it as well: a single small file is kept for the next put instead.
 
-Which host is the home of a key is known to `root.home`, under the number `membership` of the catalog's counters. The
+Whether this host owns a key is known to `root.owners`, under the number `membership` of the catalog's counters. The
 transaction of a commit compares that number, which it reads anyway, and gives up before it has changed anything where
 it differs. So a store that nobody serves, whose number is 0, pays a comparison of two integers, and a served one a look
-into a dict. If the home is another host, that one commits (`Elsewhere.commit`).
+into a set. `Elsewhere.commit` makes the other changes: of keys that another host owns, and the first one of a group,
+which claims it, and records the grant in the transaction that makes the change.
 """
 
 from __future__ import annotations
@@ -132,12 +134,7 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
         NotAStoreError: the store was removed or moved.
         CrossHostError, HomeUnavailableError, UnknownOutcomeError, StaleMembershipError: of a store on several hosts.
     """
-    if len(drafts) == 1:
-        return retry_after_sweep(_put, root, drafts, deadline, drafts[0].key.decode())
-    root.home.membership_for(
-        [draft.key for draft in drafts]
-    )  # raises, before anything is done, if they have several homes
-    return retry_after_sweep(_put, root, drafts, deadline, None)
+    return retry_after_sweep(_put, root, drafts, deadline, drafts[0].key.decode() if len(drafts) == 1 else None)
 
 
 def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
@@ -353,13 +350,13 @@ class Committed(msgspec.Struct):
 
 
 def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
-    """Commits changes at their home, which may be another host. Returns as `commit`, and raises what it raises.
+    """Commits changes at their owner, which may be another host. Returns as `commit`, and raises what it raises.
 
     Raises CrossHostError, HomeUnavailableError, UnknownOutcomeError and StaleMembershipError too.
     """
     keys = (changes[0].key,) if len(changes) == 1 else tuple([change.key for change in changes])
     while True:
-        membership = root.home.membership_for(keys, deadline)
+        membership = root.owners.membership_for(keys, deadline)
         if membership is None:
             return elsewhere_of(root).commit(changes, deadline)
         try:
@@ -378,7 +375,7 @@ def commit(
 ) -> list[int]:
     """Publishes all changes at one moment. Returns the new versions; for deletes the old ones, or 0.
 
-    `membership` is the counters' number under which the home of the keys was found to be here.
+    `membership` is the counters' number under which this host was found to own the keys.
 
     Raises MembershipChanged, VersionConflictError, KeyNotFoundError or MutableEntryError before anything is changed;
     and NotAStoreError if the store was removed or moved: nothing is acknowledged then.

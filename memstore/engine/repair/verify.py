@@ -161,7 +161,7 @@ def _check_headers(root: Root, name: str, held: MappedEntry) -> None:
             with held.header(extent) as header:
                 found = read_header(header, extent.size)
             expected = _expected(record, extent, name, host)
-            if not root.home.is_alone and not found.version:  # of bytes that were put here, and whose home is elsewhere
+            if not root.owners.is_alone and not found.version:  # of bytes that another host owns
                 expected["version"] = 0
                 if record.parts is not None:  # lent by itself, before there was a version
                     expected["batch"] = (found.batch, found.count)

@@ -78,15 +78,15 @@ class SweepLooks:
     last_filling: int = 0
 
 
-class Home(Protocol):
-    """The host that commits changes of a store's keys: this one (`Alone`), or one of many (`protocols.Elsewhere`)."""
+class Owners(Protocol):
+    """The hosts that own a store's keys: this one alone (`Alone`), or several (`protocols.Elsewhere`)."""
 
     is_alone: bool
 
     def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int | None:
-        """Returns the counters' `membership` under which this host is the home of all keys; None if it isn't.
+        """Returns the counters' `membership` under which this host owns all keys; None if it doesn't.
 
-        A commit compares it with that of its transaction. Raises CrossHostError if the keys have several homes.
+        A commit compares it with that of its transaction.
         """
         ...
 
@@ -94,7 +94,7 @@ class Home(Protocol):
 
 
 class Alone:
-    """The home of all keys, where nobody is known to serve the store."""
+    """This host as the owner of all keys, where nobody is known to serve the store."""
 
     is_alone = True
 
@@ -131,8 +131,8 @@ class Root:
     sweeps: SweepLooks = field(default_factory=SweepLooks)
     not_removed: float = 0.0  # until when nobody looks again whether the store is being removed
     look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
-    home: Home = ALONE  # of its keys, as far as this process knows
-    connect: Callable[[Root], Any] | None = None  # makes the `home` of a served root; who opens one for a user gives it
+    owners: Owners = ALONE  # of its keys, as far as this process knows
+    connect: Callable[[Root], Any] | None = None  # makes the `owners` of a served root
     guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
     path: str = field(init=False)
     state: str = field(init=False)
@@ -150,7 +150,7 @@ class Root:
         self.catalog.leave_to_parent()
         self.guard = self.catalog.guard
         self.next_put.file, self.next_put.filled_before = None, 0
-        self.home = ALONE  # connections to others are the parent's
+        self.owners = ALONE  # connections to others are the parent's
         if self.lock is not None:
             self.lock.forget_threads()
 
@@ -341,8 +341,8 @@ def _forget_recovery(root: Root) -> None:
 
 
 def _end_root(root: Root) -> None:
-    home, root.home = root.home, ALONE
-    home.close()
+    owners, root.owners = root.owners, ALONE
+    owners.close()
     root.before_close(root)
     with root.guard:
         root.catalog.close()

@@ -11,13 +11,13 @@ from tests.distributed.client.hosts import Cluster, cluster_of
 
 @pytest.fixture
 def pair(scratch: str) -> Iterator[Cluster]:
-    """Two hosts, of which the second is the home of all keys."""
+    """Two hosts, of which the second owns all keys."""
     with cluster_of(scratch, False, True) as made:
         yield made
 
 
 @pytest.fixture
 def homes(scratch: str) -> Iterator[Cluster]:
-    """Two hosts that are homes."""
+    """Two hosts that are owners."""
     with cluster_of(scratch, True, True) as made:
         yield made

@@ -6,14 +6,14 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 
 import memstore
-from memstore.distributed.rules import View
-from tests.distributed.homes import Home, join
+from memstore.distributed.rules import Roster, group_of
+from tests.distributed.homes import Home, claim, join
 
 
 @dataclass
@@ -22,41 +22,42 @@ class Cluster:
 
     homes: list[Home]
     stores: list[memstore.Store]
-    view: View
+    roster: Roster
+    claimed: set[str] = field(default_factory=set[str])
 
     def key_at(self, number: int, name: str = "k") -> str:
-        """A key whose home is that host; others under the same name are of the same group."""
+        """A key that this host owns; others under the same name are of the same group."""
         return next(key for key in self.keys_at(number, name))
 
     def keys_at(self, number: int, name: str = "k") -> Iterator[str]:
         """Such keys, each of another group."""
         for group in itertools.count():
-            key = f"{group}/{name}"
-            if self.view.home_of(key.encode()) == self.homes[number].member.id:
-                yield key
+            key = f"{number}-{group}/{name}"
+            if key not in self.claimed:
+                claim(self.homes[0], self.homes[number], group_of(key.encode()))
+                self.claimed.add(key)
+            yield key
 
 
 @contextmanager
-def cluster_of(folder: str, *are_homes: bool) -> Generator[Cluster]:
-    """So many hosts; False: one that is no home."""
+def cluster_of(folder: str, *are_owners: bool) -> Generator[Cluster]:
+    """Makes so many hosts; False: one that is never an owner."""
     with ExitStack() as stack:
-        paths = [f"{folder}-{number}" for number in range(len(are_homes))]
+        paths = [f"{folder}-{number}" for number in range(len(are_owners))]
         stores = [stack.enter_context(memstore.open(path, timeout=20.0)) for path in paths]
         homes = [
-            stack.enter_context(Home(path, is_home=is_home)) for path, is_home in zip(paths, are_homes, strict=True)
+            stack.enter_context(Home(path, is_owner=is_owner)) for path, is_owner in zip(paths, are_owners, strict=True)
         ]
         yield Cluster(homes, stores, join(homes))
 
 
-def join_anew(cluster: Cluster) -> View:
-    """The next epoch, with the members as they are now. What they were homes of before moves."""
+def join_anew(cluster: Cluster) -> Roster:
+    """Begins the next epoch, with the members as they are now."""
     members = tuple(home.member for home in cluster.homes)
-    view = msgspec.structs.replace(
-        cluster.view, epoch=cluster.view.epoch + 1, members=members, before=cluster.view.homes
-    )
+    cluster.roster = msgspec.structs.replace(cluster.roster, epoch=cluster.roster.epoch + 1, members=members)
     for home in cluster.homes:
-        home.adopt(view)
-    return view
+        home.adopt(cluster.roster)
+    return cluster.roster
 
 
 def await_(what: Callable[[], bool], seconds: float = 20.0) -> None:
