@@ -289,7 +289,7 @@ class HostStatus:
         epoch: of the members that it knows; all hosts come to the same one.
         incarnation: how often its index process was started.
         alive: whether it has answered. If not, `trouble` says why, and the rest is unknown.
-        keys: how many keys have their home there.
+        keys: how many keys it owns.
         live_bytes: of the values that lie there.
         transport: how large values are sent between it and hosts with the same transport: "tcp", "rdma" or "monarch".
         sent: bytes that its index process has sent over the network since it was started. They are its answers to
@@ -326,11 +326,13 @@ class ClusterStatus:
         seed: the address of the host that decides who is a member.
         epoch: of the members, as the host that was asked knows it.
         hosts: the members, each as it says itself.
+        deputies: the addresses of the hosts that can be the seed without loss, since they have a copy of its directory.
     """
 
     seed: str
     epoch: int
     hosts: tuple[HostStatus, ...]
+    deputies: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return table_text(_HOST_COLUMNS, map(_host_cells, self.hosts), f"memstore.{self._caption()}")

@@ -164,12 +164,14 @@ _SECTIONS = {
     "Change": ("put", "cp", "rm", "clear", "destroy", "abort"),
     "Other files": ("attach", "export", "convert", "snapshot"),
     "Upkeep": ("verify", "repair", "gc", "bench"),
-    "Several hosts": ("serve", "status", "remove"),
+    "Several hosts": ("serve", "status", "promote", "remove"),
     "Shells": ("completion",),
 }
 
 
-_NEVER_MEANT = frozenset(("abort", "clear", "destroy", "gc", "remove", "repair", "rm"))  # what can't be taken back
+_NEVER_MEANT = frozenset(
+    ("abort", "clear", "destroy", "gc", "promote", "remove", "repair", "rm")
+)  # what can't be taken back
 
 
 class _Group(click.Group):

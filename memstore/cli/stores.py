@@ -44,7 +44,7 @@ from memstore.cli.group import (
 from memstore.cli.keys import tell_pattern
 from memstore.cli.messages import in_words, message_of
 from memstore.engine import Holding, destroy_root, is_served, resource_errors, who_holds
-from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, StoreTimeoutError
+from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, NotServedError, StoreTimeoutError
 from memstore.listing import entries, open_keyspace, opened
 
 # --- What `memstore bench` measures: this machine, in a few seconds. For figures to quote, see tests/benchmarks -------
@@ -539,13 +539,17 @@ def _open_fd(context: click.Context, option: click.Parameter, fd: int | None) ->
     "--address", required=True, help="Where other hosts reach this one: tcp://IP:PORT. It can't change later."
 )
 @click.option(
-    "--join", "seeds", multiple=True, help="The address of the cluster's seed. Without it, this host is the seed."
+    "--join",
+    "named",
+    multiple=True,
+    help="The address of a member, or several. Hosts of a first boot name each other. A member needs none.",
 )
-@click.option("--no-homes", is_flag=True, help="No key has its home here: for hosts that come and go, or will leave.")
+@click.option("--new", is_flag=True, help="A store without a cluster makes one at once.")
+@click.option("--moved", is_flag=True, help="The store was served at another address, and isn't there any more.")
+@click.option("--no-owner", is_flag=True, help="Another host owns what is put here first: for hosts that come and go.")
 @click.option(
     "--insecure", is_flag=True, help="Serve without a secret: whoever can connect may read and change the store."
 )
-@click.option("--monarch", is_flag=True, help="Answer actors of Monarch too. Whoever can connect may then run code.")
 @click.option(
     "--shared", is_flag=True, help="ROOT is on storage that all hosts mount: each reads there what others put."
 )
@@ -557,8 +561,8 @@ def _open_fd(context: click.Context, option: click.Parameter, fd: int | None) ->
     type=click.Choice(("auto", "rdma", "tcp", "monarch")),
     default="auto",
     show_default=True,
-    help="How large values are sent between hosts with the same setting. rdma is experimental, and runs Monarch; "
-    "monarch is rdma without its hardware, for tests; auto is rdma with --monarch and ibverbs, otherwise tcp.",
+    help="How large values are sent between hosts with the same setting. rdma is experimental, and runs Monarch: "
+    "whoever can connect to it may run code; monarch is rdma without its hardware, for tests; auto is tcp.",
 )
 @click.option(
     "--ready-fd",
@@ -576,10 +580,11 @@ def _open_fd(context: click.Context, option: click.Parameter, fd: int | None) ->
 def serve(
     root: str,
     address: str,
-    seeds: tuple[str, ...],
-    no_homes: bool,
+    named: tuple[str, ...],
+    new: bool,
+    moved: bool,
+    no_owner: bool,
     insecure: bool,
-    monarch: bool,
     shared: bool,
     maps: bool,
     transport: str,
@@ -597,10 +602,11 @@ def serve(
     serve_root(
         root,
         address,
-        join=seeds,
+        join=named,
+        new=new,
+        moved=moved,
+        owner=not no_owner,
         insecure=insecure,
-        is_home=not no_homes,
-        monarch=monarch,
         shared=shared,
         maps=maps,
         transport=transport,
@@ -613,10 +619,16 @@ def serve(
 @root
 @as_json
 def status(root: str, as_json: bool) -> None:
-    """Show the hosts that serve the store, and how they are. Exit code 1 unless all of them answer."""
-    from memstore.distributed.serving import status_at
+    """Show the hosts that serve the store, and how they are. Exit code 1 unless all of them answer.
 
-    found = status_at(root)
+    ROOT is the store's folder on one of them, or the address of one, tcp://IP:PORT, from anywhere.
+    """
+    from memstore.distributed.serving import cluster_of
+
+    try:
+        found = cluster_of(root).status()
+    except NotServedError:
+        found = None
     if as_json:
         render.print_json({"served": False} if found is None else {"served": True, **render.plain(found)})
     elif found is None:
@@ -635,7 +647,9 @@ def _show_status(found: ClusterStatus) -> None:
         if not host.alive:
             render.console.print(render.printable(f"{host.address} does not answer: {host.trouble}"), soft_wrap=True)
     alive = [host for host in found.hosts if host.alive]
-    render.console.print(f"epoch {found.epoch}, seed {found.seed}: {len(alive)} of {len(found.hosts)} hosts answer")
+    deputies = f", deputies {' '.join(found.deputies)}" if found.deputies else ""
+    answers = f"{len(alive)} of {len(found.hosts)} hosts answer"
+    render.console.print(f"epoch {found.epoch}, seed {found.seed}{deputies}: {answers}", soft_wrap=True)
     versions: dict[str, list[str]] = {}
     for host in alive:
         text = f"memstore {host.memstore}, torch {host.torch or 'missing'}, monarch {host.monarch or 'missing'}"
@@ -665,11 +679,35 @@ def _host_cells(host: HostStatus) -> tuple[str, ...]:
 @cli.command(short_help="Remove a dead host from the cluster.")
 @root
 @click.argument("host")
-@click.option("--force", is_flag=True, help="Also if it answers and has keys: they are lost.")
+@click.option("--force", is_flag=True, help="Also if it answers: what it has put is lost.")
 @as_json
 def remove(root: str, host: str, force: bool, as_json: bool) -> None:
-    """Remove a HOST that is dead from the cluster: its address, name or id. Its keys and bytes are gone."""
-    from memstore.distributed.serving import remove_host
+    """Remove a HOST that is dead from the cluster: its address, name or id. What it has put is gone.
 
-    removed = remove_host(root, host, force=force)
+    ROOT is the store's folder on another host, or the address of one, tcp://IP:PORT, from anywhere.
+    """
+    from memstore.distributed.serving import cluster_of
+
+    removed = cluster_of(root).remove_member(host, force=force)
     render.tell({"removed": removed.address, "id": removed.id.hex()}, f"{removed.address} removed", as_json=as_json)
+
+
+@cli.command(short_help="Make another host the seed, since that one is lost.")
+@root
+@click.argument("host", required=False, default="")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also without a majority of the hosts, or at one without a copy of the directory: see docs/hosts.md.",
+)
+@as_json
+def promote(root: str, host: str, force: bool, as_json: bool) -> None:
+    """Make HOST the seed: its address, name or id. Without it, the first deputy that answers.
+
+    ROOT is the store's folder on one of the hosts, or the address of one, tcp://IP:PORT, from anywhere. With --force,
+    what the old seed has said last is lost: it must not come back.
+    """
+    from memstore.distributed.serving import cluster_of
+
+    seed = cluster_of(root).promote(host, force=force)
+    render.tell({"seed": seed}, f"{seed} is the seed", as_json=as_json)

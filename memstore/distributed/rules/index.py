@@ -104,6 +104,11 @@ class Index:
         self._pins: dict[Place, int] = {}
         self._waits: dict[int, tuple[Request, int, int | None]] = {}
 
+    @property
+    def asked(self) -> str:
+        """The address of the seed that a root without a cluster asks to be admitted; empty: it knows of none."""
+        return "" if self._hint is None else self._hint.seed_address
+
     # --- what it answers ----------------------------------------------------------------------------------------------
 
     def answer(self, tables: Tables, request: Request, question: int | None = None) -> Answer:
@@ -219,11 +224,13 @@ class Index:
         self._waits[ticket] = (request, self._clock() + lasts, question)
 
     def forget(self, ticket: int) -> None:
-        """Forgets a request whose connection has closed."""
+        """Forgets a request that is answered, or whose connection has closed."""
         self._waits.pop(ticket, None)
 
     def ended_waits(self, tables: Tables, tickets: Collection[int] | None = None) -> list[tuple[int, Answer]]:
         """Looks at what is kept: after each change of the tables, after each mirror, and now and then.
+
+        Who answers those that have ended forgets them then: a transaction may be begun twice.
 
         Args:
             tickets: whose requests are looked at: those that the change may have answered, and those whose time is
@@ -231,15 +238,16 @@ class Index:
         """
         ended: list[tuple[int, Answer]] = []
         for ticket in list(self._waits) if tickets is None else tickets:
-            request, until, question = self._waits[ticket]
+            kept = self._waits.get(ticket)
+            if kept is None:  # its connection has closed meanwhile
+                continue
+            request, until, question = kept
             try:
                 answer = self.answer(tables, request, question)
             except CorruptionError as error:  # of this key: the others wait for theirs
                 answer = failed_of(error)
             if until <= self._clock() or not self.may_keep(request, answer):
                 ended.append((ticket, answer))
-        for ticket, _ in ended:
-            del self._waits[ticket]
         return ended
 
     # --- what it does by itself, again and again ----------------------------------------------------------------------

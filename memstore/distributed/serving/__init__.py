@@ -1,38 +1,22 @@
 """How a root is served: the agent of a host, and its index process.
 
-agent          starts the index process, and starts it again          ranks        memstore.join, under a launcher
-child, signals how it forks and hears it                               cluster      Cluster; how a dead host is removed
-watchdog       and when it takes it for hung                           asking       what they ask other hosts by
-agent_lock     who serves a root
-agent_process  its program
+agent          starts the index process, and starts it again                joining   memstore.join, under a launcher
+supervision    what the two share: lock, options, news, pulse, transports   cluster   Cluster: status, remove, promote
+__main__       the agent's program                                          asking    what they ask index processes
 
 index_process  the program: all of what follows, put together
-membership     how a root becomes a member                             taken_keys   and what it looks at before
-answering      requests, and their answers                             waiting      those that wait for a version
-connections    whose clients are there
-duties         what it does by itself                                  driving      how it takes the rules' steps
-reporting      how the host is                                         cluster_file ROOT/cluster
-pulse          and that it goes on                                     notices      what has changed, for people
-former         and what it has left on shared storage before
-silence        and who hasn't answered for a while
-lines          what both print                                         service      what systemd is told
-options, news, messages, ending: what agent, index process and others tell each other
+answering      requests, and their answers
+waiting        requests that are kept until there is one
+duties         what it does by itself, and how it takes the rules' steps
+membership     who this host is in its cluster: ROOT/cluster, and what people are told
 """
 
 from __future__ import annotations
 
 from memstore.distributed.serving.agent import serve
 from memstore.distributed.serving.asking import Asker, served_standing, standing_at
-from memstore.distributed.serving.cluster import (
-    Cluster,
-    actors_at,
-    halt,
-    raise_silent,
-    remove_host,
-    status_at,
-    status_of,
-)
-from memstore.distributed.serving.ranks import (
+from memstore.distributed.serving.cluster import Cluster, cluster_of
+from memstore.distributed.serving.joining import (
     ADDRESS_VARIABLE,
     PORT_VARIABLE,
     is_served_on,
@@ -41,26 +25,21 @@ from memstore.distributed.serving.ranks import (
     turn,
     wait_until_member,
 )
-from memstore.distributed.serving.transports import has_rdma
+from memstore.distributed.serving.supervision import has_rdma
 
 __all__ = [
     "ADDRESS_VARIABLE",
+    "PORT_VARIABLE",
     "Asker",
     "Cluster",
-    "PORT_VARIABLE",
-    "actors_at",
-    "halt",
+    "cluster_of",
     "has_rdma",
     "is_served_on",
     "join",
-    "raise_silent",
-    "remove_host",
     "serve",
     "served_standing",
     "standing_at",
     "start_agent",
-    "status_at",
-    "status_of",
     "turn",
     "wait_until_member",
 ]

@@ -1,40 +1,55 @@
 """The agent of a host: a plain process that serves a root by an index process, which it starts again when it ends.
 
 1. The agent checks what can be checked beforehand, opens the root, or creates it, and takes ROOT/agent.lock.
-2. It starts the index process, which inherits that lock, and is killed by the kernel when the agent ends.
+2. It forks the index process, which inherits that lock, and is killed by the kernel when the agent ends.
 3. When the index process ends otherwise than it was told to, the agent starts it again: at once, and later and later
-   if it keeps ending. One that hangs (`watchdog.py`) it kills first.
+   if it keeps ending. One that hangs it kills first.
 4. SIGTERM, SIGINT, or SIGHUP unless that is ignored (nohup): it passes that on, waits, notes a clean end, and ends.
 
 A kill of the agent leaves nothing but the lock's line, and a kill of the index process what its transactions make of
-it: nothing. It has one thread, imports neither numpy nor torch nor monarch, and opens no catalog while it serves: so
-it can be forked (`child.py`).
+it: nothing. An agent has one thread, imports neither numpy nor torch nor monarch, and opens no catalog while it serves:
+so it can be forked. A fresh interpreter would import for a third of a second what the agent has already, and other
+hosts wait for the index process after a kill.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import socket
+import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, NoReturn
 
-from memstore.distributed.actors import need_monarch
+from memstore._threads import between_forks
 from memstore.distributed.links import Hello, hello_of_this_process, parse_own_address, secret_of
-from memstore.distributed.serving.agent_lock import AgentLock, Note
-from memstore.distributed.serving.child import IndexChild
-from memstore.distributed.serving.lines import say
-from memstore.distributed.serving.news import Kind, News, tell
-from memstore.distributed.serving.options import Options
-from memstore.distributed.serving.service import READY, STOPPING, notify
-from memstore.distributed.serving.signals import OF_AGENTS, Stop
-from memstore.distributed.serving.transports import check_transport
-from memstore.distributed.serving.watchdog import HANG_AFTER, LEAST
+from memstore.distributed.serving.supervision import (
+    HANG_AFTER,
+    SHORTEST_HANG,
+    AgentLock,
+    Kind,
+    Lines,
+    News,
+    Note,
+    Options,
+    Start,
+    Watchdog,
+    check_transport,
+    look_every,
+    say,
+    tell,
+)
 from memstore.engine import (
     Creation,
     absolute_path,
     boot_id,
     close_root,
+    destroy_root,
     gone_if_new,
     is_in_memory,
     open_root,
@@ -45,10 +60,13 @@ from memstore.engine import (
 from memstore.errors import MemstoreError, NotServedError, TransportUnavailableError
 
 SECRET_FILE = "MEMSTORE_SECRET_FILE"
+OF_AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that an agent takes
 _OPEN_WITHIN = 30.0  # seconds
 _STEADY = 1.0  # seconds: an index process that has lived so long is no failure of its start
 _AT_ONCE = 3  # starts without a delay
 _FIRST_DELAY, _LONGEST_DELAY = 0.2, 5.0  # seconds
+_END_WITHIN = 10.0  # seconds after SIGTERM; then the index process is killed
+_FAILED = 1  # exit code
 
 
 def serve(
@@ -56,12 +74,13 @@ def serve(
     address: str,
     *,
     join: Sequence[str] = (),
+    new: bool = False,
+    moved: bool = False,
+    owner: bool = True,
     secret_file: str | None = None,
     insecure: bool = False,
-    is_home: bool = True,
     ready_fd: int | None = None,
     hang_after: float = HANG_AFTER,
-    monarch: bool = False,
     shared: bool = False,
     maps: bool = False,
     transport: str = "auto",
@@ -70,95 +89,70 @@ def serve(
 
     Args:
         root: the store's folder, which is created if there is none.
-        address: where the other hosts reach this one, "tcp://IP:PORT". It is this root's for life.
-        join: the address of the cluster's seed, and others; the first one counts. If it is `address`, or there is
-            none, this host is the seed.
+        address: where the other hosts reach this one, "tcp://IP:PORT".
+        join: addresses of members, or of hosts of a first boot that name each other; its own may be among them. A root
+            that is a member already needs none. Without any, and without a cluster, the root makes one after 3 s,
+            unless members of one find it at this address.
+        new: a root without a cluster makes one at once.
+        moved: the root was served at another address before. **A copy of its folder must not be served as well.**
+        owner: False: what processes of this host put first is owned by another host, as on one that comes and goes.
         secret_file: the file of the secret that all hosts have; None: `MEMSTORE_SECRET_FILE` names it. ROOT/secret,
             which `memstore.serve` leaves, goes before both.
         insecure: serve without a secret where others than this host can connect.
-        is_home: False: no key has its home here, as on a host that comes and goes.
-        ready_fd: a line is written there when this host is a member, or can't be (`news.py`).
+        ready_fd: a line is written there when this host is a member, or can't be.
         hang_after: seconds without a sign of life of its index process, after which that is killed and started again;
             0.5 or more. Time in which this process was stopped too doesn't count.
-        monarch: its index process has an index actor beside its listener. **Whoever can connect to Monarch's port
-            there may run code as this user: Monarch authenticates nobody.**
         shared: the folder is on storage that all hosts mount, and each reads there what others have put: see
-            docs/shared-storage.md. What the seed finds, or makes, holds for all.
+            docs/shared-storage.md. What the first host finds, or makes, holds for all.
         maps: with `shared`, at the store's creation: that storage keeps files that a host has mapped, also when another
             one has removed them, so gets need not copy.
         transport: which way bytes of values take to and from hosts that have the same: "tcp"; "rdma", experimental,
             since it has not run on hardware yet; "monarch", as "rdma" over Monarch's TCP fallback, for tests. Both run
-            Monarch, as `monarch` does. "auto": "rdma" with `monarch` and where there is ibverbs, else "tcp".
+            Monarch in the index process: **whoever can connect to its port there may run code as this user.** "auto"
+            is "tcp".
 
     Raises:
         NotServedError: the root can't be served, or no longer; the message says why.
         NotAStoreError, PermissionDeniedError, and what else `memstore.open` raises of a folder.
-        MissingPackageError: `monarch`, or a transport that takes it, and it isn't installed.
+        MissingPackageError: a transport takes Monarch, and it isn't installed.
         TransportUnavailableError: "rdma", and this host has no ibverbs.
         ValueError, MemstoreError: an address, or the secret; or `hang_after` is too short.
     """
     try:
-        seed = join[0] if join else address
         path = os.path.realpath(absolute_path(root))
-        options = Options(path, address, seed, is_home, insecure, monarch, hang_after, transport)
+        own = str(parse_own_address(address))
+        named = tuple(dict.fromkeys(one for one in (str(parse_own_address(one)) for one in join) if one != own))
+        options = Options(path, own, named, new, moved, owner, insecure, hang_after, transport)
         if shared and transport in ("rdma", "monarch"):
             raise TransportUnavailableError(
                 f"transport {transport!r} with shared: hosts read files there, and send no bytes: leave it out"
             )
         hello = hello_of_this_process()
-        _check(options, (address, *join), secret_file, hello)
+        _check(options, secret_file, hello)
         creation = Creation(shared=None if not shared else "map" if maps else "copy")
-        _serve(options, hello, ready_fd, creation)
+        if shared and named and not new:
+            wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
+        with gone_if_new(path):
+            _serve_opened(options, hello, ready_fd, durable=_open_once(path, creation))
     except (MemstoreError, OSError, ValueError) as error:
         if ready_fd is not None:
             tell(ready_fd, News(Kind.REFUSED, str(error)))
         raise
 
 
-def _check(options: Options, addresses: Sequence[str], secret_file: str | None, hello: Hello) -> None:
-    """What can be checked before anything is made."""
-    if options.monarch:
-        need_monarch(hello.monarch)
+def _check(options: Options, secret_file: str | None, hello: Hello) -> None:
+    """Checks what can be checked before anything is made."""
     check_transport(options.transport, hello.monarch)
-    if not options.hang_after >= LEAST:
+    if not options.hang_after >= SHORTEST_HANG:
         raise ValueError(
-            f"hang_after is {options.hang_after} s: an index process needs {LEAST:g} s to say that it lives"
+            f"hang_after is {options.hang_after} s: an index process needs {SHORTEST_HANG:g} s to say that it lives"
         )
-    for one in addresses:
-        parse_own_address(one)
     if secret_file is not None:
         os.environ[SECRET_FILE] = secret_file
-    secret = secret_of(options.root)
-    if secret is None and options.insecure:
+    if secret_of(options.root) is None and options.insecure:
         say("no secret: whoever can connect may read and change the store")
-    if options.monarch or options.transport in ("rdma", "monarch"):
+    if options.transport in ("rdma", "monarch"):
         say("Monarch listens too: it authenticates nobody, and whoever can connect there may run code as this user")
-
-
-def _serve(options: Options, hello: Hello, ready_fd: int | None, creation: Creation) -> None:
-    path = options.root
-    if creation.shared is not None and options.seed != options.address:
-        wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
-    with gone_if_new(path):
-        _serve_opened(options, hello, ready_fd, _open_once(path, creation))
-
-
-def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, durable: bool) -> None:
-    path = options.root
-    state = state_folder(path)
-    lock = AgentLock(path)
-    try:
-        on_a_disk = not is_in_memory(state)
-        if on_a_disk and not durable:
-            _check_last_end(path, lock)
-        reason = _keep_serving(options, lock, hello, ready_fd)
-        notify(STOPPING)
-        if on_a_disk and not durable:
-            os.sync()  # else the next boot could find an older catalog
-        lock.write(Note("", lock.read().incarnation))
-        say(f"{path} is served no longer: {reason or 'another host has ended it'}")
-    finally:
-        lock.close()
 
 
 def _open_once(path: str, creation: Creation) -> bool:
@@ -171,23 +165,39 @@ def _open_once(path: str, creation: Creation) -> bool:
             close_root(use)
 
 
-def _check_last_end(path: str, lock: AgentLock) -> None:
-    """A catalog that isn't synced may go back when the host goes down: and calls, epochs and versions with it."""
-    boot = lock.read().boot
-    if boot and boot != boot_id().hex():
-        raise NotServedError(
-            f"{path} was served until this host went down, and its durability is 'process': it may have lost what "
-            "other hosts know of it. Remove this host from its cluster (memstore remove), and serve an empty folder, "
-            "or one with durability='disk'"
-        )
+def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, *, durable: bool) -> None:
+    path = options.root
+    lock, removes = AgentLock(path), False
+    try:
+        may_go_back = not durable and not is_in_memory(state_folder(path))
+        boot = lock.read().boot
+        if may_go_back and boot and boot != boot_id().hex():
+            # A catalog that isn't synced may be an older one: and so calls, epochs and versions with it.
+            raise NotServedError(
+                f"{path} was served until this host went down, and its durability is 'process': it may have lost what "
+                "other hosts know of it. Remove this host from its cluster (memstore remove), and serve an empty "
+                "folder, or one with durability='disk'"
+            )
+        reason, removes = _keep_serving(options, lock, hello, ready_fd)
+        notify_service("STOPPING=1")
+        if may_go_back:
+            os.sync()  # else the next boot could find an older catalog
+        lock.write(Note("", lock.read().incarnation))
+        say(f"{path} is served no longer: {reason or 'another host has ended it'}")
+    finally:
+        lock.close()
+    if removes:
+        destroy_root(path, _OPEN_WITHIN)
+        say(f"{path} is removed")
 
 
-def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int | None) -> str:
-    """Until it is told to stop. Returns by which signal; empty: by another host."""
-    failures, was_ready, boot = 0, False, boot_id().hex()
+def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int | None) -> tuple[str, bool]:
+    """Serves until it is told to stop: by a signal, which it names, or ("") another host. Whether the root is to go."""
+    failures, was_ready, removes, boot = 0, False, False, boot_id().hex()
     if ready_fd is not None:
         os.set_inheritable(ready_fd, False)  # what the index process starts must not keep it
-    with Stop(*_signals()) as stop:
+    is_to_stay = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # when its terminal goes
+    with Stop(*(number for number in OF_AGENTS if not (is_to_stay and number == signal.SIGHUP))) as stop:
         while True:
             incarnation = lock.read().incarnation + 1
             lock.write(Note(boot, incarnation))
@@ -196,29 +206,192 @@ def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int
                     if news.kind is Kind.READY and not was_ready:
                         was_ready = True
                         say(f"{socket.gethostname()} serves {options.root} at {options.address} (pid {os.getpid()})")
-                        notify(READY, f"STATUS=serving {options.root} at {options.address}")
+                        notify_service("READY=1", f"STATUS=serving {options.root} at {options.address}")
                         if ready_fd is not None:
                             tell(ready_fd, news)
+                    elif news.kind is Kind.REMOVE:
+                        removes = True
                     elif news.kind is Kind.LOST or (news.kind is Kind.REFUSED and not was_ready):
                         raise NotServedError(news.text)
                     elif news.kind is Kind.REFUSED:
                         say(news.text)
                 if child.ended_well():
-                    return stop.name
+                    return stop.name, removes
                 failures = failures + 1 if child.age() < _STEADY else 1
-                delay = _delay(failures)
+                late = failures - _AT_ONCE
+                delay = 0.0 if late <= 0 else min(_FIRST_DELAY * 2 ** (late - 1), _LONGEST_DELAY)
                 again = "at once" if not delay else f"in {delay:g} s"
                 say(f"the index process (pid {child.pid}) {child.how_it_ended()}: started again {again}")
             if stop.wait(delay):
-                return stop.name
+                return stop.name, False
 
 
-def _signals() -> list[signal.Signals]:
-    is_to_stay = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # when its terminal goes
-    return [number for number in OF_AGENTS if not (is_to_stay and number == signal.SIGHUP)]
+def notify_service(*states: str) -> None:
+    """Tells systemd how a service of `Type=notify` is (sd_notify(3)). Nothing happens where nobody wants to hear it."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if path[:1] not in ("/", "@"):
+        return
+    address = f"\0{path[1:]}" if path.startswith("@") else path
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        sock.sendto("\n".join(states).encode(), address)
 
 
-def _delay(failures: int) -> float:
-    if failures <= _AT_ONCE:
-        return 0.0
-    return min(_FIRST_DELAY * 2 ** (failures - _AT_ONCE - 1), _LONGEST_DELAY)
+class Stop:
+    """Takes signals while it is entered, in the main thread, as something that a poll waits for.
+
+    Attributes:
+        is_set: one has come.
+        name: of the first one; empty: none has come.
+    """
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._numbers = numbers
+        self._before: dict[signal.Signals, Any] = {}
+        self.is_set, self.name = False, ""
+        self._reader, self._writer = -1, -1
+
+    def fileno(self) -> int:
+        """Returns what is readable from the first signal on."""
+        return self._reader
+
+    def wait(self, seconds: float) -> bool:
+        """Returns whether one came within that time."""
+        if not self.is_set:
+            select.select([self], [], [], seconds)
+        return self.is_set
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if not self.is_set:
+            self.is_set, self.name = True, signal.Signals(number).name
+            os.write(self._writer, b"\n")
+
+    def __enter__(self) -> Stop:
+        self._reader, self._writer = os.pipe()
+        self._before = {number: signal.signal(number, self._take) for number in self._numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+class IndexChild:
+    """A fork of this process that runs the index process. Use it in a `with`, which leaves none behind.
+
+    It has this process's files, and so keeps the agent's lock as long as it lives.
+
+    Args:
+        hello: versions of what is installed.
+
+    Attributes:
+        pid: its process id.
+    """
+
+    def __init__(self, options: Options, incarnation: int, hello: Hello) -> None:
+        with between_forks():  # late: only agents need it
+            from memstore.distributed.serving.index_process import main
+
+        self._hang_after, self._has_hung = options.hang_after, False
+        self._reader, writer = os.pipe()
+        pulse = look_every(options.hang_after)
+        start = Start(options, os.getpid(), incarnation, writer, pulse, hello.torch, hello.monarch)
+        self._started = time.monotonic()
+        self._code: int | None = None
+        self._is_told_to_end = False
+        try:
+            self.pid = _fork(lambda: main(start))
+        except BaseException:
+            os.close(self._reader)
+            raise
+        finally:
+            os.close(writer)
+
+    def told(self, stop: Stop) -> Iterator[News]:
+        """Yields what it tells, until it has ended. It is killed when it hangs.
+
+        From `stop` on it is told to end, and killed if it doesn't.
+        """
+        lines, deadline = Lines(self._reader), None
+        watchdog = Watchdog(self._hang_after, time.monotonic())
+        while True:
+            if stop.is_set and deadline is None:
+                deadline = time.monotonic() + _END_WITHIN
+                self._is_told_to_end = True
+                os.kill(self.pid, signal.SIGTERM)
+            wait = watchdog.look_every if deadline is None else max(deadline - time.monotonic(), 0.0)
+            files = [self._reader] if deadline is not None else [self._reader, stop.fileno()]
+            ready, _, _ = select.select(files, [], [], wait)
+            if self._reader in ready:
+                news = lines.read()
+                if news is None:  # the process has ended: it alone had the pipe's other end
+                    break
+                watchdog.hear(time.monotonic())
+                yield from (one for one in news if one.kind is not Kind.ALIVE)
+            elif deadline is None:
+                if watchdog.is_over(time.monotonic()):
+                    self._has_hung = True
+                    os.kill(self.pid, signal.SIGKILL)
+                    break
+            elif time.monotonic() >= deadline:
+                os.kill(self.pid, signal.SIGKILL)
+                break
+        self._reap()
+
+    def ended_well(self) -> bool:
+        """Returns whether it was told to end, by us or by another host."""
+        return self._code == 0 or self._is_told_to_end
+
+    def how_it_ended(self) -> str:
+        if self._has_hung:
+            return f"has answered nothing for {self._hang_after:g} s, and was killed"
+        code = self._reap()
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
+    def age(self) -> float:
+        return time.monotonic() - self._started
+
+    def __enter__(self) -> IndexChild:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._reap()
+        os.close(self._reader)
+
+    def _reap(self) -> int:
+        """Waits for its end. Returns its exit code, or minus the signal that ended it."""
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._code
+
+
+def _fork(program: Callable[[], None]) -> int:
+    """Runs `program` in a fork of this process. Returns its pid.
+
+    The fork takes no signal that this process has handlers for: the program unblocks them when it has its own.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, OF_AGENTS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(program)
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _become(program: Callable[[], None]) -> NoReturn:
+    try:
+        os.setsid()  # a Ctrl-C in the terminal is the agent's to pass on
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        program()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(_FAILED)

@@ -1,50 +1,59 @@
-"""What this host answers: requests go in, whichever door they came by, and answers come out.
-
-There are two doors, the listener and the index actor. Both call `take`.
+"""What this host answers.
 
 Reads take no mutex, and are answered in the thread that brought them. So are changes while nobody holds the store's
 mutex, no disk is waited for, and they are small; else threads of their own make them, as long as their deadline lets
-them, and hold up no read.
+them, and hold up no read. What can't be answered yet is kept (`waiting.py`).
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from memstore.distributed.actors import Asked, FindActor, FoundActor
-from memstore.distributed.catalog import CatalogTables, checked, look, run
+from memstore.distributed.catalog import CatalogTables, checked, look_or_run, run
+from memstore.distributed.links import Asked
 from memstore.distributed.rules import (
+    Announce,
     Answer,
+    Ask,
+    ClaimGroups,
     Commit,
     Done,
     Entry,
+    FindOwners,
+    Finish,
     GiveUp,
+    HandOver,
     Index,
     Later,
     List,
     Look,
     Lookup,
+    Meet,
     Named,
+    Obey,
     Prepare,
+    Promise,
     Publish,
+    Remove,
     Request,
     Resolve,
     Wait,
+    WaitAny,
+    WatchGroup,
     answer_again,
     failed_of,
     keep_answer,
     session_of,
 )
-from memstore.distributed.serving.agent_lock import note_end
-from memstore.distributed.serving.connections import Connections
-from memstore.distributed.serving.ending import Ending
-from memstore.distributed.serving.messages import Asking, Halt, Report, Reported, decode_request, encode
-from memstore.distributed.serving.news import Kind
-from memstore.distributed.serving.waiting import Waits
+from memstore.distributed.serving.asking import Asking, Halt, Promote, Report, Reported, decode_request, encode
+from memstore.distributed.serving.duties import Duties, Ending
+from memstore.distributed.serving.supervision import Kind, note_end
+from memstore.distributed.serving.waiting import KeyWaits, SeedWaits
 from memstore.engine import Root, retry_after_sweep
 from memstore.errors import MemstoreError, NotAStoreError, StoreFullError, StoreTimeoutError
 
@@ -52,18 +61,47 @@ _CHANGERS = 4  # threads that wait for the mutex
 _AT_ONCE = 0.05  # seconds that a thread which reads may wait for it
 _LARGE = 1 << 16  # bytes of a change that others needn't wait for: a batch of 65,536 keys takes a second
 _LONGEST = 30.0  # seconds, of a request that names no limit
-_READS = (Lookup, Wait, List, Named, Look)
+_READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce)
+_OF_ROSTER = (Ask, Remove, Finish, Promise, Obey)
+_TO_SEED = (Ask, Remove, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver)
 
 log = logging.getLogger("memstore")
 
 
+class Connections:
+    """Which sessions have a connection to this host: by them it is known whose clients are gone.
+
+    Thread-safe. Connections are numbers, of which none comes again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[int, set[int]] = {}  # by connection
+        self._left: set[int] = set()  # of connections that have ended lately
+
+    def note(self, connection: int, session: int) -> None:
+        """Notes that a call of a session came. Not after the connection's end: by the thread that calls `end`."""
+        with self._lock:
+            self._sessions.setdefault(connection, set()).add(session)
+
+    def end(self, connection: int) -> None:
+        with self._lock:
+            self._left |= self._sessions.pop(connection, set())
+
+    def sessions(self) -> set[int]:
+        """Returns those that have a connection, or had one since this was last called."""
+        with self._lock:
+            found, self._left = self._left.union(*self._sessions.values()), set()
+        return found
+
+
 class Answers:
-    """Thread-safe.
+    """Answers requests. Thread-safe.
 
     Args:
+        duties: what a change makes due.
         report: how this host is.
-        actor: where its index actor is.
-        owes: called when other hosts are to be told of segments that nobody needs.
+        promote: makes this host the seed; it may take long.
         connections: is told which sessions calls come for.
     """
 
@@ -71,23 +109,25 @@ class Answers:
         self,
         root: Root,
         index: Index,
-        waits: Waits,
         ending: Ending,
         *,
+        waits: KeyWaits,
+        at_seed: SeedWaits,
+        duties: Duties,
         report: Callable[[], Reported],
-        actor: Callable[[], FoundActor],
-        owes: Callable[[], None],
+        promote: Callable[[Promote], Answer],
         connections: Connections,
     ) -> None:
-        self._root, self._index, self._waits, self._ending = root, index, waits, ending
-        self._report, self._actor, self._owes, self._connections = report, actor, owes, connections
+        self._root, self._index, self._ending = root, index, ending
+        self._waits, self._at_seed, self._duties = waits, at_seed, duties
+        self._report, self._promote, self._connections = report, promote, connections
         self._changers = ThreadPoolExecutor(_CHANGERS, thread_name_prefix="change")
 
     def take(self, asked: Asked) -> None:
-        """In the thread of a door. Raises msgspec.DecodeError for what is no request."""
+        """Takes a request, in the listener's thread. Raises msgspec.DecodeError for what is none."""
         request = decode_request(asked.message)
         try:
-            session = None if isinstance(request, Report | Halt | FindActor) else session_of(request)
+            session = None if isinstance(request, Report | Halt | Promote) else session_of(request)
             if session is not None:
                 self._connections.note(asked.connection, session)
             self._take(asked, request)
@@ -97,25 +137,24 @@ class Answers:
     def _take(self, asked: Asked, request: Asking) -> None:
         if isinstance(request, Halt):
             note_end(self._root.path)  # before anybody hears of it, and starts the next one
+            self._ending.removes = request.removes
             asked.reply(encode(Done()))
             self._ending.end()
         elif isinstance(request, Report):
             asked.reply(encode(self._report()))
-        elif isinstance(request, FindActor):
-            asked.reply(encode(self._actor()))
-        elif isinstance(request, Wait | Look):
-            self._take_wait(asked, request)
-        elif isinstance(request, Lookup | List | Named):
-            _reply(asked, self.answer(request, asked.deadline))
+        elif isinstance(request, Promote):
+            threading.Thread(target=lambda: asked.reply(encode(self._promote(request))), daemon=True).start()
+        elif isinstance(request, _READS):
+            self._reply(asked, request, self.answer(request, asked.deadline))
         elif self._must_wait(asked) or not self._change_at_once(asked, request):
             self._changers.submit(self._change, asked, request)
 
     def _must_wait(self, asked: Asked) -> bool:
-        """For a thread of its own: for a disk, the mutex, or since it takes long."""
+        """Returns whether it is for a thread of its own: for a disk, the mutex, or since it takes long."""
         return self._root.settings.durable or self._root.mutex.owner() != 0 or len(asked.message) > _LARGE
 
     def answer(self, request: Request, deadline: float, *, at_once: bool = False) -> Answer | None:
-        """The answer; None: the time was over, or the process ends, and nothing was changed.
+        """Returns the answer; None: the time was over, or the process ends, and nothing was changed.
 
         Args:
             deadline: monotonic.
@@ -124,11 +163,14 @@ class Answers:
         deadline = min(deadline, time.monotonic() + _LONGEST)
         try:
             if isinstance(request, _READS):
-                return look(self._root, lambda tables: self._index.answer(tables, request), deadline)
+                return look_or_run(self._root, lambda tables: self._index.answer(tables, request), deadline)
             answer, has_owed = self._run(request, deadline, at_once=at_once)
             self._waits.look_again()
             if has_owed:
-                self._owes()
+                self._duties.pay_soon()
+            if isinstance(request, _OF_ROSTER):
+                self._at_seed.look_again()
+                self._duties.look_again()
             return answer
         except StoreTimeoutError as error:
             log.info("%s: %s", self._root.path, str(error))
@@ -143,7 +185,7 @@ class Answers:
             return self._failed(request, error, deadline)
 
     def _run(self, request: Request, deadline: float, *, at_once: bool) -> tuple[Answer, bool]:
-        """The answer, and whether something is owed then."""
+        """Returns the answer, and whether something is owed then."""
 
         def action(tables: CatalogTables) -> tuple[Answer, bool]:
             return self._index.answer(tables, request), tables.has_owed
@@ -153,37 +195,43 @@ class Answers:
             return make(self._root, action, deadline)
         return retry_after_sweep(make, self._root, action, deadline, None)
 
-    def _take_wait(self, asked: Asked, request: Wait | Look) -> None:
-        answer = self.answer(request, asked.deadline)
-        if answer is not None and self._index.may_keep(request, answer):
+    def _reply(self, asked: Asked, request: Request, answer: Answer | None) -> None:
+        """Answers a request, or keeps it."""
+        if answer is None:
+            return
+        if not self._index.may_keep(request, answer):
+            asked.reply(encode(answer))
+        elif isinstance(request, Wait | WaitAny | Look):
             self._waits.keep(asked, request)
         else:
-            _reply(asked, answer)
+            self._at_seed.keep(asked, request, answer)
 
     def _change_at_once(self, asked: Asked, request: Request) -> bool:
-        """False: somebody else has the mutex, or a sweep is to find room."""
+        """Returns False if somebody else has the mutex, or a sweep is to find room."""
         answer = self.answer(request, min(asked.deadline, time.monotonic() + _AT_ONCE), at_once=True)
-        _reply(asked, answer)
+        self._reply(asked, request, answer)
         return answer is not None or self._ending.is_set
 
     def _change(self, asked: Asked, request: Request) -> None:
         try:
             if time.monotonic() < asked.deadline:  # else nobody waits for it any more
                 answer = self.answer(request, asked.deadline)
-                if answer is None and not isinstance(request, Resolve) and time.monotonic() < asked.deadline:
-                    answer = Later()  # nothing was changed: who has more time than one wait takes asks again
-                _reply(asked, answer)
+                if answer is None and not isinstance(request, Resolve | _TO_SEED) and time.monotonic() < asked.deadline:
+                    asked.reply(encode(Later()))  # nothing was changed: who has more time asks again
+                    return
+                self._reply(asked, request, answer)
         except Exception as error:
             self._apologize(asked, request, error)
 
     def _apologize(self, asked: Asked, request: Asking, error: Exception) -> None:
         log.exception("%s: a request could not be answered", self._root.path)
         text = f"the index process could not answer ({type(error).__name__}): see what its agent prints"
-        deadline = min(asked.deadline, time.monotonic() + _AT_ONCE)
-        _reply(asked, self._failed(request, MemstoreError(text), deadline))
+        answer = self._failed(request, MemstoreError(text), min(asked.deadline, time.monotonic() + _AT_ONCE))
+        if answer is not None:
+            asked.reply(encode(answer))
 
     def _failed(self, request: Asking, error: Exception, deadline: float) -> Answer | None:
-        """The answer; None: there is none, and who asked asks again.
+        """Returns the answer; None: there is none, and who asked asks again.
 
         Of a call it is noted, unless that was made before the failure: it must not be made later, when there is room
         again for instance. To a question what became of a call it would be that call's answer, and there is none.
@@ -205,7 +253,8 @@ class Answers:
 
 
 def _entries_of(request: Request) -> list[Entry]:
-    """What of a request is to become records. Those of `Give` come one by one: what is none stops no other."""
+    """Returns what of a request is to become records. What `Give` brings comes one by one: one that is none stops no
+    other."""
     if isinstance(request, Commit):
         return [
             Entry(0, one.body, one.places, one.is_mutable)
@@ -215,8 +264,3 @@ def _entries_of(request: Request) -> list[Entry]:
     if isinstance(request, Publish):
         return [Entry(0, request.body, tuple(place for place in request.parts if place.segment))]
     return []
-
-
-def _reply(asked: Asked, answer: Answer | None) -> None:
-    if answer is not None:
-        asked.reply(encode(answer))

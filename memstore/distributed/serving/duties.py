@@ -2,77 +2,377 @@
 
 | duty | how often |
 |---|---|
-| ask the seed who is a member | 4 times a second; 20 times, until this host is one and has settled |
-| settle: give what is at home elsewhere | in each epoch, and 4 times a second until it has |
-| register what the root had before it was served | 10 times a second, until it has |
+| ask the seed for the roster | one question is open there, which it answers with a newer one, or after 10 s |
+| found a cluster, while there is none | 4 times a second |
+| settle what a change of members has begun; hand groups over | when the roster changes, and 4 times a second |
+| tell deputies rows of the directory, as the seed | as soon as there are any, or a question waits; else once a second |
+| appoint deputies, tell members of a new seed, hear what they own | 4 times a second, as the seed |
 | pay: tell other hosts which of their segments nobody needs | once a second; when something is owed, up to 100 times |
-| audit what other homes should name | every 5 seconds what is due |
+| audit what other owners should name | every 5 seconds what is due |
 | end the sessions of clients that are gone | every 30 seconds those without a connection for an hour |
+
+`Driver` runs the rules' steps: transactions by the catalog, messages by links. A client's steps have a deadline, and
+are driven elsewhere (`client/`); these end with the process.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection
+from functools import partial
+from typing import TypeVar
 
-from memstore.distributed.rules import Index, Steps
-from memstore.distributed.serving.driving import Driver
-from memstore.distributed.serving.ending import Ended, Ending
-from memstore.distributed.serving.news import Kind
-from memstore.errors import MemstoreError, NotAStoreError, StoreClosedError
+from memstore.distributed.catalog import look, run
+from memstore.distributed.links import Links
+from memstore.distributed.rules import (
+    LONGEST_WAIT,
+    NOT_SENT,
+    Announce,
+    Answer,
+    Ask,
+    Done,
+    Index,
+    Meet,
+    NotSent,
+    Obey,
+    Pause,
+    Promise,
+    Race,
+    Send,
+    Standing,
+    Steps,
+    Transact,
+)
+from memstore.distributed.serving.asking import Reported, decode_answer, encode, standing_of
+from memstore.distributed.serving.supervision import Kind
+from memstore.engine import Root
+from memstore.errors import (
+    CorruptionError,
+    HomeUnavailableError,
+    LinkRefusedError,
+    MemstoreError,
+    NotAStoreError,
+    StoreClosedError,
+)
 
-_ASK, _ASK_SOON, _SETTLE, _REGISTER, _PAY, _AUDIT, _SESSIONS = 0.25, 0.05, 0.25, 0.1, 1.0, 5.0, 30.0  # seconds
+Result = TypeVar("Result")
+
+MUTEX_WITHIN = 5.0  # seconds that a transaction waits for the store's mutex
+_ANSWER_WITHIN = 5.0  # seconds
+_TELL_WITHIN = 2.0  # seconds: of what is said to one host after the other, of which some may be dead
+_MEET_WITHIN = 1.0  # seconds, also to connect to the seed: who finds another root there tells it within ALONE
+_TO_MANY = (Announce, Obey, Promise)
+_NOTHING_NEW = encode(Done())
+_LONG = 2.0  # seconds: an index process that was killed is back long before
+_AT_FIRST, _SOON, _IDLE, _PAY, _AUDIT, _SESSIONS = 0.05, 0.25, 1.0, 1.0, 5.0, 30.0  # seconds
 _PAY_APART = 0.01  # seconds between two payments: each takes the mutex of both hosts, and puts wait for it
+_MIRRORS = 3  # deputies, and a member that is to be one
 
 log = logging.getLogger("memstore")
 
 
-class Duties:
-    """Args:
-    has_asked: called after each question to the seed. It returns the epoch that this host is at; 0: it is no member.
-    connected: sessions that have a connection, or had one since it was last called.
+# --- the end of the process -------------------------------------------------------------------------------------------
+
+
+class Ended(Exception):
+    """Raised in a thread that finds that the process is about to end."""
+
+
+class Ending:
+    """How an index process ends: whoever finds a reason says it here, the main thread does it, and the first counts.
 
     Attributes:
-        owed: set it when there is something to pay.
+        reason: a text with its kind; None: the process was told to end, and it is no failure.
+        removes: the root is to be removed then.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self.reason: tuple[Kind, str] | None = None
+        self.removes = False
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def end(self) -> None:
+        """Ends the process. From a signal handler too: it takes no lock."""
+        self._event.set()
+
+    def fail(self, kind: Kind, text: str) -> None:
+        with self._lock:
+            if not self._event.is_set():
+                self.reason = (kind, text)
+                self._event.set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._event.wait(seconds)
+
+
+# --- hosts that are silent --------------------------------------------------------------------------------------------
+
+
+class Silences:
+    """Hosts that give no answer for a while: the index process says so once, and once when they answer again.
+
+    Thread-safe: a line may come twice, if two threads ask one host.
+
+    Args:
+        tell: is given lines for people.
+        clock: seconds.
+    """
+
+    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell, self._clock = tell, clock
+        self._since: dict[str, float] = {}  # by address
+        self._told: set[str] = set()
+
+    def begin(self, address: str, why: str) -> None:
+        """Notes that it gave no answer. `why` may be empty."""
+        since = self._since.setdefault(address, self._clock())
+        if self._clock() - since >= _LONG and address not in self._told:
+            self._told.add(address)
+            self._tell(f"{address} does not answer ({why or 'no answer in time'}): it is asked again and again")
+
+    def end(self, address: str) -> None:
+        """Notes that it has answered, or said why it won't."""
+        if self._since.pop(address, None) is not None and address in self._told:
+            self._told.discard(address)
+            self._tell(f"{address} answers again")
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+class Driver:
+    """Runs steps of the rules for this host. Thread-safe.
+
+    Args:
+        changed: called after each transaction that may have changed something.
+
+    Attributes:
+        refused: by address, why a listener there would not speak with this process, whoever it is.
+    """
+
+    def __init__(self, root: Root, links: Links, ending: Ending, changed: Callable[[], None]) -> None:
+        self._root, self._links, self._ending, self._changed = root, links, ending, changed
+        self.refused: dict[str, str] = {}
+        self._warned: dict[str, str] = {}
+        self._silences = Silences(log.warning)
+        self._heard = threading.Event()  # what there is to hear of the question that is open at the seed
+        self._is_given_up = False
+
+    def run(self, steps: Steps[Result]) -> Result:
+        """Runs steps to their end.
+
+        Raises:
+            Ended: the process ends.
+            StoreTimeoutError, and what else a transaction raises: the steps are given up then.
+        """
+        try:
+            action = next(steps)
+            while True:
+                if self._ending.is_set:
+                    raise Ended
+                match action:
+                    case Send():
+                        result: object = self._send(action)
+                    case Transact():
+                        result = self._transact(action)
+                    case Pause():
+                        result = None
+                        if self._ending.wait(action.seconds):
+                            raise Ended
+                    case Race():
+                        raise TypeError("only waits of clients race")
+                action = steps.send(result)
+        except StopIteration as end:
+            return end.value
+        finally:
+            steps.close()
+
+    def begin_asking(self) -> None:
+        """Begins a question to the seed. From here on `give_up_asking` ends it."""
+        self._heard.clear()
+        self._is_given_up = False
+
+    def give_up_asking(self) -> None:
+        """Ends the question that is open at a seed, which is another one by now."""
+        self._is_given_up = True
+        self._heard.set()
+
+    def _transact(self, action: Transact) -> object:
+        deadline = time.monotonic() + MUTEX_WITHIN
+        if action.is_read:
+            return look(self._root, action.action, deadline)
+        result = run(self._root, action.action, deadline)
+        self._changed()
+        return result
+
+    def _send(self, send: Send) -> Answer | NotSent | None:
+        address = send.address
+        try:
+            received = self._ask(send) if isinstance(send.request, Ask) else self._received(send)
+            self.refused.pop(address, None)
+            if not isinstance(received, bytes):
+                self._silences.begin(address, self._links.trouble_of(address))
+                return received
+            self._silences.end(address)
+            answer = decode_answer(received)
+        except (LinkRefusedError, CorruptionError) as error:
+            self._silences.end(address)
+            if send.member is None:
+                self.refused[address] = str(error)
+            if self._warned.get(address) != str(error):
+                self._warned[address] = str(error)
+                log.warning("%s", str(error) if address in str(error) else f"{address}: {error}")
+            return None
+        return None if isinstance(answer, Reported) else answer
+
+    def _received(self, send: Send) -> bytes | NotSent | None:
+        within = _TELL_WITHIN if isinstance(send.request, _TO_MANY) else _ANSWER_WITHIN
+        if isinstance(send.request, Meet):
+            within = _MEET_WITHIN
+        try:
+            return self._links.send(send.address, send.member, encode(send.request), time.monotonic() + within)
+        except HomeUnavailableError:
+            return NOT_SENT
+
+    def _ask(self, send: Send) -> bytes | NotSent | None:
+        """Asks what the seed may keep for LONGEST_WAIT. A question that is given up is as one that was answered."""
+        seconds = LONGEST_WAIT / 1000 + _ANSWER_WITHIN
+        connected = time.monotonic() + _MEET_WITHIN
+        try:
+            begun = self._links.begin(
+                send.address, send.member, encode(send.request), seconds, self._heard.set, connected
+            )
+        except HomeUnavailableError:
+            return NOT_SENT
+        self._heard.wait(seconds)
+        if begun.is_over:
+            return begun.answer
+        begun.give_up()
+        return _NOTHING_NEW if self._is_given_up else None
+
+
+# --- duties -----------------------------------------------------------------------------------------------------------
+
+
+class Duties:
+    """The threads of an index process that do what nobody asked for.
+
+    Args:
+        has_changed: called with the standing when it may be another one, by one thread.
+        has_asked: called after each question to the seed, with the standing.
+        connected: sessions that have a connection, or had one since it was last called.
+        mirrored: called after each message to a deputy.
     """
 
     def __init__(
         self,
+        root: Root,
         index: Index,
         driver: Driver,
         ending: Ending,
-        has_asked: Callable[[], int],
+        *,
+        has_changed: Callable[[Standing | None], None],
+        has_asked: Callable[[Standing | None], None],
         connected: Callable[[], Collection[int]],
+        mirrored: Callable[[], None],
     ) -> None:
-        self._index, self._driver, self._ending, self._has_asked = index, driver, ending, has_asked
-        self._connected = connected
-        self._epoch = 0
-        self._asks, self._settles, self.owed = (threading.Event() for _ in range(3))
+        self._root, self._index, self._driver, self._ending = root, index, driver, ending
+        self._has_changed, self._has_asked = has_changed, has_asked
+        self._connected, self._mirrored = connected, mirrored
+        self._standing: Standing | None = None
+        self._seed = b""
+        self._looking = threading.Lock()
+        self._roster, self._hands, self._appoints, self._owes = (threading.Event() for _ in range(4))
+        self._mirrors = [threading.Event() for _ in range(_MIRRORS)]
 
     def start(self) -> None:
         index = self._index
-        self._begin("ask", self._ask, self._asks)
-        self._begin("settle", self._settle, self._settles)
-        self._begin("register", lambda: self._do(index.register(), _REGISTER))
-        self._begin("pay", self._pay, self.owed)
-        self._begin("audit", lambda: self._do(index.audit(), _AUDIT))
-        self._begin("sessions", lambda: self._do(index.end_sessions(self._connected), _SESSIONS))
+        self._look()
+        self._begin("roster", self._settle, self._roster)
+        self._begin("ask", self._ask, threading.Event())
+        self._begin("found", self._found, threading.Event())
+        self._begin("hand over", lambda: self._do(index.hand_over(), _SOON), self._hands)
+        for slot, event in enumerate(self._mirrors):
+            self._begin(f"mirror {slot}", partial(self._mirror, slot), event)
+        self._begin("appoint", self._appoint, self._appoints)
+        self._begin("pay", self._pay, self._owes)
+        self._begin("audit", lambda: self._do(index.audit(), _AUDIT), threading.Event())
+        self._begin("sessions", lambda: self._do(index.end_sessions(self._connected), _SESSIONS), threading.Event())
 
-    def _ask(self) -> float:
-        self._driver.run(self._index.ask_the_seed())
-        epoch = self._has_asked()
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._settles.set()
-        return _ASK if epoch and epoch == self._index.settled else _ASK_SOON
+    def look_again(self) -> None:
+        """Notes that the roster may have changed, or what is handed over."""
+        self._roster.set()
+
+    def pay_soon(self) -> None:
+        """Notes that there is something to pay."""
+        self._owes.set()
+
+    def mirror_soon(self) -> None:
+        """Notes that deputies are to be asked, or told: somebody waits for it."""
+        for event in self._mirrors:
+            event.set()
+
+    def _look(self) -> None:
+        """Looks at the standing, for all duties."""
+        with self._looking:
+            standing = standing_of(self._root)
+            if standing == self._standing:
+                return
+            self._standing = standing
+            seed = b"" if standing is None else standing.roster.seed
+            if seed != self._seed:
+                self._seed = seed
+                self._driver.give_up_asking()
+            self._has_changed(standing)
+        self.mirror_soon()
+        for event in (self._appoints, self._hands):
+            event.set()
 
     def _settle(self) -> float:
-        before = self._index.settled
+        self._look()
         self._driver.run(self._index.settle())
-        if self._index.settled != before:
-            self._asks.set()  # the seed is to know
-        return _SETTLE
+        self._look()
+        return _SOON
+
+    def _ask(self) -> float:
+        """Asks once. Where that brought nothing, and took no time, it waits a moment: nothing answers there."""
+        began, before = time.monotonic(), self._standing
+        self._driver.begin_asking()
+        self._driver.run(self._index.ask())
+        self._look_at_asked()
+        is_new = self._standing is None or self._standing != before
+        if time.monotonic() - began > _SOON:
+            return 0.0
+        return _AT_FIRST if is_new else _SOON
+
+    def _look_at_asked(self) -> None:
+        self._look()
+        self._has_asked(self._standing)
+
+    def _found(self) -> float:
+        if self._standing is None:
+            self._driver.run(self._index.found())
+            return _SOON
+        return _IDLE
+
+    def _mirror(self, slot: int) -> float:
+        if self._standing is None or not self._standing.is_seed:
+            return _IDLE
+        self._driver.run(self._index.mirror(slot))
+        self._mirrored()
+        return _SOON
+
+    def _appoint(self) -> float:
+        if self._standing is None or not self._standing.is_seed:
+            return _IDLE
+        return self._do(self._index.appoint(), _SOON)
 
     def _pay(self) -> float:
         self._driver.run(self._index.pay())
@@ -83,13 +383,14 @@ class Duties:
         self._driver.run(steps)
         return pause
 
-    def _begin(self, name: str, work: Callable[[], float], sooner: threading.Event | None = None) -> None:
+    def _begin(self, name: str, work: Callable[[], float], sooner: threading.Event) -> None:
         threading.Thread(target=self._repeat, args=(name, work, sooner), name=name, daemon=True).start()
 
-    def _repeat(self, name: str, work: Callable[[], float], sooner: threading.Event | None) -> None:
-        """`work` returns after how many seconds it is due again; it is earlier when `sooner` is set."""
-        trouble, pause = "", _ASK
+    def _repeat(self, name: str, work: Callable[[], float], sooner: threading.Event) -> None:
+        """Works again and again. `work` returns after how many seconds it is due; or it is when `sooner` is set."""
+        trouble, pause = "", _SOON
         while not self._ending.is_set:
+            sooner.clear()
             try:
                 pause = work()
                 trouble = ""
@@ -98,13 +399,11 @@ class Duties:
             except NotAStoreError as error:
                 self._ending.fail(Kind.LOST, str(error))
             except (MemstoreError, OSError) as error:  # of the mutex, a disk: it is tried again
+                pause = _SOON
                 if str(error) != trouble:
                     trouble = str(error)
                     log.warning("%s: %s", name, trouble)
             except Exception as error:  # a bug: another index process may do without
                 log.exception("%s: the index process ends", name)
                 self._ending.fail(Kind.REFUSED, f"{name}: {error!r}")
-            if sooner is None:
-                self._ending.wait(pause)
-            elif sooner.wait(pause):
-                sooner.clear()
+            sooner.wait(pause)

@@ -1,4 +1,4 @@
-"""The program of an index process, which an agent forks (`child.py`).
+"""The program of an index process, which an agent forks.
 
 It answers for its host, and does what its host owes the others. All that must outlive it is in the catalog. It ends
 when it is told to, by SIGTERM or `Halt`, and when it can't go on: it says why, and its agent starts another one.
@@ -12,32 +12,22 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
 from memstore._threads import between_forks
 from memstore._version import __version__
-from memstore.distributed.actors import FoundActor, start_actor, start_monarch
+from memstore.distributed.actors import start_monarch
 from memstore.distributed.links import INDEX, Hello, Links, Listener, Traffic, secret_of
-from memstore.distributed.rules import Index, Member, Standing
-from memstore.distributed.serving import membership
-from memstore.distributed.serving.agent_lock import note_end
-from memstore.distributed.serving.answering import Answers
-from memstore.distributed.serving.cluster_file import remove_cluster_file, write_cluster_file
-from memstore.distributed.serving.connections import Connections
-from memstore.distributed.serving.driving import Driver
-from memstore.distributed.serving.duties import Duties
-from memstore.distributed.serving.ending import Ended, Ending
-from memstore.distributed.serving.former import note_owner, remove_former_lives
-from memstore.distributed.serving.lines import log_by_lines, say
-from memstore.distributed.serving.news import Kind, News, tell
-from memstore.distributed.serving.notices import Notices
-from memstore.distributed.serving.options import Start
-from memstore.distributed.serving.pulse import Pulse
-from memstore.distributed.serving.reporting import Beside, Reporter, standing_of
-from memstore.distributed.serving.signals import OF_AGENTS
-from memstore.distributed.serving.transports import needs_monarch, transport_of
-from memstore.distributed.serving.waiting import Waits
+from memstore.distributed.rules import Answer, Done, Index, Member, NotPromoted, Refused
+from memstore.distributed.serving.agent import OF_AGENTS
+from memstore.distributed.serving.answering import Answers, Connections
+from memstore.distributed.serving.asking import Promote, Reported, standing_of
+from memstore.distributed.serving.duties import Driver, Duties, Ended, Ending
+from memstore.distributed.serving.membership import Membership, own_member, remove_cluster_file
+from memstore.distributed.serving.supervision import Kind, News, Pulse, Start, log_by_lines, note_end, tell
+from memstore.distributed.serving.waiting import KeyWaits, SeedWaits
 from memstore.engine import Creation, Root, boot_clock, close_root, need_cluster, open_root, sweep_if_due, syscalls
 from memstore.errors import MemstoreError, NotAStoreError, NotServedError, StoreFullError, StoreTimeoutError
 
@@ -45,6 +35,7 @@ if TYPE_CHECKING:
     from memstore.distributed.rdma import Plane
     from memstore.distributed.transfers import Senders
 
+SHARED = "shared"  # the transport of who reads files in place of streams
 _OPEN_WITHIN = 30.0  # seconds
 _LOOK_EVERY = 1.0  # seconds: is the root still there?
 _SWEEP_WITHIN = 1.0  # seconds
@@ -58,31 +49,44 @@ class IndexProcess:
 
     def __init__(self, root: Root, start: Start, ending: Ending, pulse: Pulse) -> None:
         options = start.options
-        self._root, self._news, self._ending, self._pulse = root, start.news, ending, pulse
-        self._place = membership.place_of(root, options)
-        member, secret = self._place.member, secret_of(root.state)
+        self._root, self._options, self._ending, self._pulse = root, options, ending, pulse
+        self._member = member = own_member(root, options)
+        secret = secret_of(root.state)
         storage = "" if root.settings.shared is None else root.settings.shared.store
         hello = Hello(__version__, start.torch, start.monarch, start.incarnation, os.getpid(), member.name, storage)
-        self._index = Index(member, self._place.seed, boot_clock)
-        self._waits = Waits(root, self._index, ending)
-        self._traffic = Traffic()
+        self._hello, self._traffic = hello, Traffic()
+        self._index = Index(
+            member, options.join, boot_clock, cluster=os.urandom(16), is_new=options.is_new, moved=options.moved
+        )
         self._links = Links(secret=secret, kind=INDEX, hello=hello, traffic=self._traffic)
+        self._waits = KeyWaits(root, self._index, ending)
+        self._driver = Driver(root, self._links, ending, self._has_transacted)
+        self._membership = Membership(
+            root, options, member, self._index, self._driver, self._links, ending, hello=hello, news=start.news
+        )
         connections = Connections()
-        self._driver = Driver(root, self._links, ending, self._waits.look_again)
-        self._duties = Duties(self._index, self._driver, ending, self._has_asked, connections.sessions)
-        self._senders: Senders | None = None
-        self._plane: Plane | None = None
-        self._transport = options.transport
-        self._hello, self._has_actor = hello, options.monarch
-        self._actor = FoundActor(b"", "it is started" if options.monarch else "this host is served without --monarch")
-        self._answers = Answers(
+        self._duties = Duties(
             root,
             self._index,
-            self._waits,
+            self._driver,
             ending,
-            report=Reporter(root, self._index, hello, self._traffic, self._beside).report,
-            actor=lambda: self._actor,
-            owes=self._duties.owed.set,
+            has_changed=self._membership.has_changed,
+            has_asked=self._membership.has_asked,
+            connected=connections.sessions,
+            mirrored=lambda: self._at_seed.look_again(),
+        )
+        self._at_seed = SeedWaits(
+            root, self._index, ending, is_asked=self._duties.mirror_soon, changed=self._duties.look_again
+        )
+        answers = Answers(
+            root,
+            self._index,
+            ending,
+            waits=self._waits,
+            at_seed=self._at_seed,
+            duties=self._duties,
+            report=self._report,
+            promote=self._promote,
             connections=connections,
         )
         self._listener = Listener(
@@ -90,27 +94,25 @@ class IndexProcess:
             secret=secret,
             member=member.id,
             hello=hello,
-            serve=self._answers.take,
+            serve=answers.take,
             stream=self._send,
             ended=connections.end,
             insecure=options.insecure,
             traffic=self._traffic,
         )
-        self._told: tuple[int, bool, bool, int] | None = None  # what ROOT/cluster says
-        self._notices = Notices(member, hello)
+        self._senders: Senders | None = None
+        self._plane: Plane | None = None
 
     def run(self) -> None:
-        """Until `ending`."""
+        """Runs until `ending`."""
         self._listener.start()
         self._pulse.follow(self._listener)
         self._waits.start()
+        self._at_seed.start()
         try:
-            if standing_of(self._root) is None:
-                self._driver.ended_by = self._place.seed
-            membership.begin(self._root, self._place, self._driver)
             self._duties.start()
+            threading.Thread(target=self._membership.compare_clusters, name="named", daemon=True).start()
             self._open_senders()
-            self._open_actor()
             self._open_plane()
             while not self._ending.wait(_LOOK_EVERY):
                 self._root.check_in_place()
@@ -129,56 +131,84 @@ class IndexProcess:
         if self._ending.reason is None:
             remove_cluster_file(self._root)
 
+    def _has_transacted(self) -> None:
+        """Looks again at what a step of the rules may have changed."""
+        self._waits.look_again()
+        self._at_seed.look_again()
+        self._duties.look_again()
+
+    def _promote(self, request: Promote) -> Answer:
+        try:
+            self._driver.run(self._index.promote(forced=request.force))
+        except NotPromoted as why:
+            return Refused(str(why))
+        except (Ended, MemstoreError, OSError) as error:
+            return Refused(f"it could not be done: {error}")
+        return Done()
+
+    def _report(self) -> Reported:
+        standing, moved = standing_of(self._root), self._traffic.moved()
+        plane = None if self._plane is None else self._plane.moved()
+        keys, live = self._root.catalog.view(
+            lambda transaction: (transaction.count("entries"), transaction.counters().live)
+        )
+        transport = "tcp" if self._plane is None else self._plane.transport
+        return Reported(
+            name=self._member.name,
+            epoch=0 if standing is None else standing.roster.epoch,
+            is_settled=standing is not None and not standing.is_joining and not standing.unheard,
+            incarnation=self._hello.incarnation,
+            pid=os.getpid(),
+            keys=keys,
+            live_bytes=live,
+            transport=transport if self._root.settings.shared is None else SHARED,
+            sent=moved.sent + (plane.sent if plane else 0),
+            received=moved.received + (plane.received if plane else 0),
+            memstore=self._hello.memstore,
+            torch=self._hello.torch,
+            monarch=self._hello.monarch,
+        )
+
     def _sweep(self) -> None:
-        """On storage that hosts share, what is in its grace time is removed though nobody puts."""
+        """Removes, on storage that hosts share, what is in its grace time, though nobody puts."""
         try:
             sweep_if_due(self._root, time.monotonic() + _SWEEP_WITHIN)
         except (OSError, MemstoreError) as error:
             log.info("%s: nothing swept: %s", self._root.path, str(error))
 
+    # --- bytes --------------------------------------------------------------------------------------------------------
+
+    def _send(self, stream: socket.socket) -> None:
+        if self._senders is None:
+            stream.close()  # who wants bytes tries again
+        else:
+            self._senders.serve(stream)
+
     def _open_senders(self) -> None:
-        """Late: it imports numpy, and lookups need not wait for that after a kill."""
+        """Opens what sends bytes. Late: it imports numpy, and lookups need not wait for that after a kill."""
         with between_forks():
             from memstore.distributed.transfers import Senders, announce
 
         announce(self._root, "tcp")  # one that was killed may have said otherwise
         self._senders = Senders(self._root, traffic=self._traffic)
 
-    def _open_actor(self) -> None:
-        """If it is wanted. Late: Monarch takes seconds to import. Without it all else goes on."""
-        if not self._has_actor:
-            return
-        member = self._place.member
-        try:
-            reference = start_actor(member.id, member.address, self._hello, self._answers.take, self._lose_actor)
-        except Exception as error:  # Monarch's are of many classes
-            log.warning("%s at %s has no index actor: %s", member.name, member.address, str(error))
-            self._actor = FoundActor(b"", str(error)[:4096])
-        else:
-            self._actor = FoundActor(reference)
-        _heed_signals(self._ending)  # Monarch has handlers of its own
-
     def _open_plane(self) -> None:
-        """If it is wanted. Late, as the actor: until then, and without it, all goes over TCP."""
-        member, senders = self._place.member, self._senders
-        if senders is None or self._root.storage.sees_all_hosts:
-            return
-        if not needs_monarch(self._transport, has_monarch=self._has_actor):
+        """Opens Monarch's way for bytes, if it is wanted. Until then, and without it, all goes over TCP."""
+        member, senders, transport = self._member, self._senders, self._options.transport
+        if senders is None or self._root.storage.sees_all_hosts or transport not in ("rdma", "monarch"):
             return
         try:
             start_monarch(member.address, self._hello.monarch, self._lose_monarch)
             with between_forks():
-                from memstore.distributed.rdma import has_ibverbs, open_plane
+                from memstore.distributed.rdma import open_plane
                 from memstore.distributed.transfers import announce
 
-            transport = transport_of(self._transport, has_ibverbs=has_ibverbs())
-            if transport != "tcp":
-                plane = open_plane(self._root, self._links, self._member, transport, self._hello.monarch)
-                self._plane = senders.plane = plane
-                announce(self._root, transport)
+            plane = open_plane(self._root, self._links, self._member_of, transport, self._hello.monarch)
+            self._plane = senders.plane = plane
+            announce(self._root, transport)
         except Exception as error:  # Monarch's are of many classes
             log.warning("%s at %s sends bytes over TCP: %s", member.name, member.address, str(error))
-        _heed_signals(self._ending)
+        _heed_signals(self._ending)  # Monarch has handlers of its own
 
     def _close_plane(self) -> None:
         if self._plane is None:
@@ -190,70 +220,16 @@ class IndexProcess:
             announce(self._root, "tcp")
         self._plane.close()
 
-    def _member(self, id: bytes) -> Member | None:
+    def _member_of(self, id: bytes) -> Member | None:
         standing = standing_of(self._root)
-        return None if standing is None else standing.view.member(id)
-
-    def _beside(self) -> Beside:
-        plane = self._plane
-        return Beside() if plane is None else Beside(plane.transport, plane.moved())
+        return None if standing is None else standing.roster.member(id)
 
     def _lose_monarch(self, why: str) -> None:
         self._ending.fail(Kind.REFUSED, f"Monarch ended: {why}")
 
-    def _lose_actor(self, why: str) -> None:
-        self._ending.fail(Kind.REFUSED, f"the index actor ended: {why}")
-
-    def _send(self, stream: socket.socket) -> None:
-        if self._senders is None:
-            stream.close()  # who wants bytes tries again
-        else:
-            self._senders.serve(stream)
-
-    def _has_asked(self) -> int:
-        """After each question to the seed: tells people, and the agent, what has come of it. Returns the epoch."""
-        standing = standing_of(self._root)
-        is_member = standing is not None
-        hello = self._links.hello_of(self._place.seed)
-        refusal = membership.refusal_of(self._root, self._place, self._index, self._driver, hello, is_member=is_member)
-        if refusal is not None:
-            kind = Kind.LOST if is_member else Kind.REFUSED
-            self._ending.fail(kind, str(refusal))
-        elif standing is None:
-            self._say(self._notices.of_waiting(self._place.seed, self._index.heard))
-        else:
-            self._driver.ended_by = ""
-            state = (standing.view.epoch, standing.is_joining, standing.is_removed, len(standing.missing))
-            if state != self._told:
-                self._say(self._notices.of_standing(standing))
-                write_cluster_file(self._root, self._place.member, standing)
-                if self._told is None:
-                    tell(self._news, News(Kind.READY))
-                    self._clear_former_lives(standing)
-                self._told = state
-            seed = self._place.seed
-            self._say(self._notices.of_hello(seed, self._links.hello_of(seed)))
-        return 0 if standing is None else standing.view.epoch
-
-    def _clear_former_lives(self, standing: Standing) -> None:
-        """On storage that hosts share: what this host has left there before it lost its state folder."""
-        if self._root.settings.shared is None:
-            return
-        member = self._place.member
-        try:
-            note_owner(self._root, member)
-            for former in remove_former_lives(self._root, member, standing.view):
-                say(f"removed what the host {former} has left on the storage, which was served at this address")
-        except OSError as error:
-            log.warning("%s: what former hosts at %s have left stays: %s", self._root.path, member.address, str(error))
-
-    def _say(self, lines: list[str]) -> None:
-        for line in lines:
-            say(line)
-
 
 def main(start: Start) -> None:
-    """Until the end of the process. Call it in its main thread, with `OF_AGENTS` blocked."""
+    """Runs until the end of the process. Call it in its main thread, with `OF_AGENTS` blocked."""
     if not syscalls.die_with_parent(start.agent):
         os._exit(_FAILED)  # the agent is dead already: nobody would be told
     log_by_lines()
@@ -267,11 +243,11 @@ def main(start: Start) -> None:
     if news is not None:
         tell(start.news, news)
     sys.stderr.flush()
-    os._exit(0 if news is None else _FAILED)  # its threads may be anywhere
+    os._exit(0 if news is None or news.kind is Kind.REMOVE else _FAILED)  # its threads may be anywhere
 
 
 def _serve(start: Start, ending: Ending, pulse: Pulse) -> News | None:
-    """None: it was told to end."""
+    """Serves. Returns why it ends, or None if it was told to."""
     try:
         use = open_root(start.options.root, "r+", Creation(), _OPEN_WITHIN)
         try:
@@ -285,7 +261,9 @@ def _serve(start: Start, ending: Ending, pulse: Pulse) -> News | None:
         return News(Kind.LOST, str(error))
     except (NotServedError, MemstoreError, OSError, ValueError) as error:
         return News(Kind.REFUSED, str(error))
-    return None if ending.reason is None else News(*ending.reason)
+    if ending.reason is not None:
+        return News(*ending.reason)
+    return News(Kind.REMOVE) if ending.removes else None
 
 
 def _heed_signals(ending: Ending) -> None:

@@ -1,15 +1,21 @@
-"""Waits for versions, and for what sharded puts become, of other hosts' processes: one thread looks at all of them.
+"""Requests that are kept until there is an answer: two threads look at them, one for each kind.
 
-1. It marks the store's watch word (`engine.Watch`), **then** looks which waits are due: those that are new, those of a
-   key whose bell has another word than before, and those whose time is over. A change of one key so costs a look at
-   the waits for it, and for the few keys that share its bell, and not at a thousand.
+**For news of keys** (`KeyWaits`): waits for versions, and for what sharded puts become.
+
+1. The thread marks the store's watch word (`engine.Watch`), **then** looks which waits are due: those that are new,
+   those of a key whose bell has another word than before, and those whose time is over. A change of one key so costs a
+   look at the waits for it, and for the few keys that share its bell, and not at a thousand.
 2. It looks at them in one transaction. Who can be answered is, many in one piece.
 3. It sleeps on the watch word, until somebody publishes something in this store, a new wait comes, or a time is over.
    Who publishes much that nobody here waits for wakes it at most once in half a millisecond.
 
 Each second it looks at all: a bell may not have been rung, by a writer that was killed (the mutex's next owner rings),
-and a record may have been damaged. Who writes another view of the cluster rings all bells. While there is no wait it
-doesn't watch, and publications cost nothing.
+and a record may have been damaged. Who writes another roster rings all bells. While there is no wait it doesn't watch,
+and publications cost nothing.
+
+**For the seed** (`SeedWaits`): claims, questions who owns a group, and for the roster. What they wait for is the answer
+of a deputy, or of members who hear of a roster: so the thread looks after each message that says such a thing, and once
+a second. A member's question for a newer roster is looked at when there is one: a thousand of them cost nothing.
 """
 
 from __future__ import annotations
@@ -18,42 +24,54 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 from typing import NamedTuple
 
 import msgspec
 
-from memstore.distributed import links
-from memstore.distributed.actors import Asked
-from memstore.distributed.catalog import look
-from memstore.distributed.rules import Answer, Index, Look, Wait, failed_of
-from memstore.distributed.serving.ending import Ending
-from memstore.distributed.serving.messages import encode
-from memstore.distributed.serving.news import Kind
+from memstore.distributed.catalog import CatalogTables, look, look_or_run, run
+from memstore.distributed.links import Asked
+from memstore.distributed.rules import (
+    LONGEST_WAIT,
+    Answer,
+    Ask,
+    Done,
+    Index,
+    Look,
+    Request,
+    Wait,
+    WaitAny,
+    failed_of,
+)
+from memstore.distributed.serving.asking import encode
+from memstore.distributed.serving.duties import MUTEX_WITHIN, Ending
+from memstore.distributed.serving.supervision import Kind
 from memstore.engine import Root, Watch
 from memstore.errors import MemstoreError
 
 _LOOK_EVERY = 1.0  # seconds: at all, as all who sleep on a doorbell do
 _BETWEEN_LOOKS = 0.0005  # seconds, where the last one was for nothing
-_MUTEX_WITHIN = 5.0  # seconds; a look takes the mutex once a process at most
 
 log = logging.getLogger("memstore")
 
+_tickets = itertools.count(1)  # of both kinds: the index knows requests by them
 
-class _Kept(NamedTuple):
+
+class _KeyWait(NamedTuple):
     """Attributes:
-    bell: of its key; None: it is for news of any key.
+    key: None: it is for news of any key.
+    bell: of its key.
     until: monotonic.
     """
 
     asked: Asked
-    wait: Wait | Look
+    key: bytes | None
     bell: int | None
     until: float
 
 
-class Waits:
+class KeyWaits:
     """Start it once; any thread may call the rest."""
 
     def __init__(self, root: Root, index: Index, ending: Ending) -> None:
@@ -63,8 +81,7 @@ class Waits:
             raise TypeError("who serves a root must be able to write it")
         self._watch: Watch = watch
         self._some = threading.Condition()  # its lock guards all that follows
-        self._tickets = itertools.count(1)
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _KeyWait] = {}
         self._by_bell: dict[int | None, set[int]] = {}
         self._words: dict[int, int] = {}  # of those bells, at the last look
         self._new: set[int] = set()
@@ -74,14 +91,14 @@ class Waits:
     def start(self) -> None:
         threading.Thread(target=self._run, name="waits", daemon=True).start()
 
-    def keep(self, asked: Asked, wait: Wait | Look) -> None:
-        """A request for news that aren't there yet. It is forgotten when its connection closes, or nobody wants them.
+    def keep(self, asked: Asked, wait: Wait | WaitAny | Look) -> None:
+        """Keeps a request for news that aren't there yet, until its connection closes, or nobody wants them.
 
-        So who asks again and again, each time for a moment, doesn't fill the home with waits that nobody waits for.
+        So who asks again and again, each time for a moment, doesn't fill the host with waits that nobody waits for.
         """
         left = int(min(max(asked.deadline - time.monotonic(), 0.0) * 1000, wait.milliseconds))
         wait = msgspec.structs.replace(wait, milliseconds=left)
-        ticket = next(self._tickets)
+        ticket = next(_tickets)
         with self._some:
             self._add(ticket, asked, wait)
             self._some.notify()
@@ -89,16 +106,17 @@ class Waits:
         self._watch.ring()  # what was published since its first look is seen by another one
 
     def look_again(self) -> None:
-        """This process has changed something by itself: the view, for instance."""
+        """Notes that this process has changed something by itself: the roster, for instance."""
         if self._kept:
             self._watch.ring()
 
-    def _add(self, ticket: int, asked: Asked, wait: Wait | Look) -> None:
+    def _add(self, ticket: int, asked: Asked, wait: Wait | WaitAny | Look) -> None:
         doorbell = self._root.doorbell
-        bell = None if wait.key is None else doorbell.bell(wait.key)
+        key = None if isinstance(wait, WaitAny) else wait.key
+        bell = None if key is None else doorbell.bell(key)
         self._index.keep(ticket, wait)
         until = time.monotonic() + wait.milliseconds / 1000  # the index, which decides, finds it over by then
-        self._kept[ticket] = _Kept(asked, wait, bell, until)
+        self._kept[ticket] = _KeyWait(asked, key, bell, until)
         self._by_bell.setdefault(bell, set()).add(ticket)
         if bell is not None and bell not in self._words:
             self._words[bell] = doorbell.load(bell)  # before it is looked at as a new one
@@ -108,10 +126,10 @@ class Waits:
     def _forget(self, ticket: int) -> None:
         with self._some:
             if ticket in self._kept:
-                self._index.forget(ticket)
                 self._drop(ticket)
 
     def _drop(self, ticket: int) -> Asked:
+        self._index.forget(ticket)
         kept = self._kept.pop(ticket)
         self._new.discard(ticket)
         others = self._by_bell[kept.bell]
@@ -143,11 +161,14 @@ class Waits:
                 self._watch.sleep(min(max(wakes - time.monotonic(), 0.001), _LOOK_EVERY))
 
     def _answer_ended(self) -> bool:
-        """False: nobody was answered, and none is new."""
+        """Answers who can be. Returns False if nobody was, and none is new."""
         has_new = bool(self._new)
         try:
             with self._some:
-                ended = self._look(self._due())
+                due, ended = self._due(), list[tuple[int, Answer]]()
+                if due:
+                    within = time.monotonic() + MUTEX_WITHIN
+                    ended = look_or_run(self._root, lambda tables: self._index.ended_waits(tables, due), within)
                 answers = [(self._drop(ticket), answer) for ticket, answer in ended]
         except MemstoreError as error:
             answers = self._give_up(error)
@@ -155,7 +176,7 @@ class Waits:
         return has_new or bool(answers)
 
     def _due(self) -> Collection[int]:
-        """The tickets to look at."""
+        """Returns the tickets to look at."""
         now = time.monotonic()
         changed = self._root.doorbell.news(self._words)  # before the catalog
         due, self._new = self._new, set()
@@ -170,33 +191,124 @@ class Waits:
             self._soonest = min((kept.until for kept in self._kept.values() if kept.until > now), default=inf)
         return due
 
-    def _look(self, due: Collection[int]) -> list[tuple[int, Answer]]:
-        if not due:
-            return []
-        within = time.monotonic() + _MUTEX_WITHIN
-        return look(self._root, lambda tables: self._index.ended_waits(tables, due), within)
-
     def _give_up(self, error: MemstoreError) -> list[tuple[Asked, Answer]]:
-        """A record is damaged, or the root is gone: those who wait for that key, or all, are told."""
+        """Tells those who wait for a key whose record is damaged; or all, since the root is gone."""
         log.warning("%s: waits: %s", self._root.path, str(error))
         failed = failed_of(error)
         with self._some:
             tickets = [
-                ticket
-                for ticket, kept in self._kept.items()
-                if error.key is None or error.key.encode() == kept.wait.key
+                ticket for ticket, kept in self._kept.items() if error.key is None or error.key.encode() == kept.key
             ]
-            for ticket in tickets:
-                self._index.forget(ticket)
             return [(self._drop(ticket), failed) for ticket in tickets]
 
 
+class _SeedWait:
+    """A request that a seed keeps.
+
+    Attributes:
+        until: monotonic.
+        has_news: its sender has the roster, and waits for another one.
+        is_new: it was not looked at since it is kept.
+    """
+
+    __slots__ = ("asked", "has_news", "is_new", "until")
+
+    def __init__(self, asked: Asked, until: float, has_news: bool) -> None:
+        self.asked, self.until, self.has_news, self.is_new = asked, until, has_news, True
+
+
+class SeedWaits:
+    """Start it once; any thread may call the rest.
+
+    Args:
+        is_asked: called when a request was kept for which deputies must be asked.
+        changed: called when the roster was changed.
+    """
+
+    def __init__(
+        self, root: Root, index: Index, ending: Ending, *, is_asked: Callable[[], None], changed: Callable[[], None]
+    ) -> None:
+        self._root, self._index, self._ending = root, index, ending
+        self._is_asked, self._changed = is_asked, changed
+        self._lock = threading.Lock()
+        self._kept: dict[int, _SeedWait] = {}
+        self._due = threading.Event()
+        self._position = (0, 0)  # of the roster, at the last look
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="seed", daemon=True).start()
+
+    def keep(self, asked: Asked, request: Request, answer: Answer) -> None:
+        """Keeps a request that can't be answered yet, until its connection closes."""
+        milliseconds = getattr(request, "milliseconds", LONGEST_WAIT)
+        has_news = isinstance(request, Ask) and isinstance(answer, Done)
+        ticket, until = next(_tickets), time.monotonic() + milliseconds / 1000
+        with self._lock:
+            self._index.keep(ticket, request)
+            self._kept[ticket] = _SeedWait(asked, until, has_news)
+        asked.on_close(lambda: self._forget(ticket))
+        self._due.set()  # what it waits for may have come since its first look
+        if not isinstance(request, Ask):
+            self._is_asked()
+
+    def look_again(self) -> None:
+        """Notes that something was heard of deputies, or of the roster."""
+        if self._kept:
+            self._due.set()
+
+    def _forget(self, ticket: int) -> None:
+        with self._lock:
+            self._kept.pop(ticket, None)
+            self._index.forget(ticket)
+
+    def _run(self) -> None:
+        while not self._ending.is_set:
+            self._due.wait(_LOOK_EVERY)
+            self._due.clear()
+            try:
+                self._answer_ended()
+            except MemstoreError as error:  # of the mutex, a disk: it is tried again
+                log.warning("%s: requests to the seed: %s", self._root.path, str(error))
+                self._ending.wait(_LOOK_EVERY)
+            except Exception as error:  # a bug: another index process may do without
+                log.exception("seed: the index process ends")
+                self._ending.fail(Kind.REFUSED, f"seed: {error!r}")
+
+    def _answer_ended(self) -> None:
+        kept = dict(self._kept)
+        if not kept:
+            return
+        now, position = time.monotonic(), self._position
+        others = {one for one, wait in kept.items() if wait.is_new or not wait.has_news or wait.until <= now}
+
+        def answered(tables: CatalogTables) -> tuple[tuple[int, int], list[tuple[int, Answer]], bool]:
+            found = _position(tables)
+            ended = self._index.ended_waits(tables, others if found == position else kept.keys())
+            return found, ended, _position(tables) != found
+
+        if not others and look(self._root, _position, now + MUTEX_WITHIN) == position:
+            return
+        self._position, ended, is_changed = run(self._root, answered, time.monotonic() + MUTEX_WITHIN)
+        if is_changed:  # who is admitted, or removed
+            self._due.set()
+            self._changed()
+        answers: list[tuple[Asked, Answer]] = []
+        for ticket in others:
+            kept[ticket].is_new = False
+        with self._lock:
+            for ticket, answer in ended:
+                self._index.forget(ticket)
+                wait = self._kept.pop(ticket, None)
+                if wait is not None:
+                    answers.append((wait.asked, answer))
+        _reply(answers)
+
+
+def _position(tables: CatalogTables) -> tuple[int, int]:
+    standing = tables.standing()
+    return (0, 0) if standing is None else standing.roster.position
+
+
 def _reply(answers: Sequence[tuple[Asked, Answer]]) -> None:
-    """Those of the listener together: a put of many keys may end as many waits of one process."""
-    by_listener: list[tuple[links.Asked, bytes]] = []
-    for asked, answer in answers:
-        if isinstance(asked, links.Asked):
-            by_listener.append((asked, encode(answer)))
-        else:
-            asked.reply(encode(answer))
-    links.Asked.reply_to_all(by_listener)
+    """Answers together: a put of many keys may end as many waits of one process."""
+    Asked.reply_to_all((asked, encode(answer)) for asked, answer in answers)

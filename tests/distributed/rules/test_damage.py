@@ -121,4 +121,6 @@ def test_who_waits_for_a_damaged_key_is_told_and_the_others_wait() -> None:
     ended = dict(index.ended_waits(host.tables))
     assert set(ended) == {1, 2} and ended[2] == IsAt(5)
     assert isinstance(ended[1], Failed) and (ended[1].error, ended[1].key) == ("CorruptionError", b"g/damaged")
+    for ticket in ended:
+        index.forget(ticket)
     assert index.ended_waits(host.tables) == []

@@ -392,6 +392,7 @@ class World:
         waits = index._waits  # pyright: ignore[reportPrivateUsage]
         tickets = None if also_asks else [one for one, (request, _, _) in waits.items() if not isinstance(request, Ask)]
         for ticket, answer in index.ended_waits(host.tables, tickets):
+            index.forget(ticket)
             asker, _ = self._kept.pop(ticket, ("", index))
             self._carry(host.address, asker, lambda ticket=ticket, answer=answer: self._reply(ticket, answer))
 

@@ -18,14 +18,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
-from memstore.distributed.links import Address, parse_address, parse_own_address
+from memstore.distributed.links import Address, check_size, parse_address, parse_own_address, secret_of, write_secret
 from memstore.distributed.rules import Standing
-from memstore.distributed.serving.agent_lock import is_about_to_end, is_served
 from memstore.distributed.serving.asking import standing_at
 from memstore.distributed.serving.cluster import Cluster
-from memstore.distributed.serving.news import Kind, Lines
+from memstore.distributed.serving.supervision import Kind, Lines, is_about_to_end, is_served
 from memstore.engine import (
     Creation,
     absolute_path,
@@ -38,13 +37,12 @@ from memstore.engine import (
     syscalls,
     wait_for_storage,
 )
-from memstore.errors import NotServedError, StoreTimeoutError
+from memstore.errors import HomeUnavailableError, LinkRefusedError, NotServedError, StoreTimeoutError
 
 PORT = 7411
 PORT_VARIABLE, ADDRESS_VARIABLE, TRANSPORT_VARIABLE = "MEMSTORE_PORT", "MEMSTORE_ADDRESS", "MEMSTORE_TRANSPORT"
 LOG = "agent.log"
-SHARED = "--shared"  # of the program
-PROGRAM = "memstore.distributed.serving.agent_process"
+_PROGRAM = "memstore.distributed.serving"
 # By these a process of Monarch's knows what it is: one that is started there is none.
 _OF_MONARCH_PROCS = {
     "HYPERACTOR_MESH_BOOTSTRAP_MODE",
@@ -53,12 +51,19 @@ _OF_MONARCH_PROCS = {
     "MONARCH_CLIENT_TRACE_ID",
 }
 _LOOK_EVERY = 0.02  # seconds
+_NAMED_WITHIN = 1.0  # seconds
 _TAIL = 2000  # characters of the agent's log, in errors
-_LATE = "see whether the seed is served, and can be reached from here; or give it more time"
+_LATE = "see whether that host is served, and can be reached from here; or give it more time"
 
 
 def join(
-    root: str | os.PathLike[str], *, cluster: str | None = None, timeout: float = 60.0, shared: bool = False
+    root: str | os.PathLike[str],
+    *,
+    cluster: str | None = None,
+    secret: bytes | None = None,
+    owner: bool = True,
+    timeout: float = 60.0,
+    shared: bool = False,
 ) -> Cluster:
     """Joins this host's store to a cluster. Returns when it is a member. Call it on every rank, or one of each host.
 
@@ -67,12 +72,15 @@ def join(
 
     Args:
         root: the store's folder on this host, which is created if it doesn't exist.
-        cluster: the seed's address, ``tcp://IP:PORT``, the same on all hosts. None: the host that torchrun's
-            MASTER_ADDR names, at the port MEMSTORE_PORT, or 7411. This host listens at the same port, at the address
-            that it reaches the seed from; MEMSTORE_ADDRESS names another one. MEMSTORE_TRANSPORT says how large values
-            are sent, as ``memstore serve --transport`` does.
-        timeout: seconds. The seed's host must have called it too by then.
-        shared: the folder is on storage that all hosts mount, and the same one on all of them; the seed's host makes
+        cluster: the address of a member, ``tcp://IP:PORT``, the same on all hosts of a first start: its host makes the
+            cluster. None: the host that torchrun's MASTER_ADDR names, at the port MEMSTORE_PORT, or 7411. This host
+            listens at the same port, at the address from which it reaches that one; MEMSTORE_ADDRESS names another one.
+            MEMSTORE_TRANSPORT says how large values are sent, as ``memstore serve --transport`` does.
+        secret: what all hosts share, 32 to 4,096 bytes; it is kept in ROOT/secret. None: what is there, or in the file
+            that MEMSTORE_SECRET_FILE names.
+        owner: False: what this host's processes put first is owned by another host, as on one that comes and goes.
+        timeout: seconds. The named host must have called it too by then.
+        shared: the folder is on storage that all hosts mount, and the same one on all of them; the named host makes
             the store there. See docs/shared-storage.md.
 
     Returns:
@@ -80,16 +88,19 @@ def join(
 
     Raises:
         NotServedError: the host can't be a member; the message says why.
-        StoreTimeoutError: it isn't a member in time, for example because the seed doesn't answer.
+        StoreTimeoutError: it isn't a member in time, for example because the named host doesn't answer.
         ValueError: there is neither `cluster` nor MASTER_ADDR; or an address is invalid.
+        SecretError: the secret is too short or too long.
         NotAStoreError, PermissionDeniedError: as `memstore.open` of the folder. Its other errors are raised too.
     """
     deadline = deadline_after(timeout)
     path = absolute_path(root)
-    seed = _seed_address(cluster)
-    own = _own_address(seed)
+    if secret is not None:
+        check_size(secret, "that was given")
+    named = _named_address(cluster)
+    own = _own_address(named)
     creation = Creation(shared="copy" if shared else None)
-    if shared and own != seed:
+    if shared and own != named:
         wait_for_storage(path, deadline)
     with gone_if_new(path):
         with resource_errors(path):
@@ -97,27 +108,43 @@ def join(
         path = os.path.realpath(path)
         with turn(path, deadline, timeout):
             if not is_served_on(path, deadline, timeout):
-                start_agent(path, own, seed, deadline, timeout, shared=shared)
+                if secret is not None:
+                    write_secret(path, secret)
+                start_agent(path, own, [named], deadline, timeout, owner=owner, shared=shared)
+            elif secret is not None and secret_of(path) != secret:
+                raise NotServedError(f"{path} is served already, with another secret or none: end that agent first")
         standing = wait_until_member(path, deadline, timeout)
-    if standing.view.seed_address != str(seed):
-        raise NotServedError(
-            f"{path} is served already, in the cluster of the seed {standing.view.seed_address}, not {seed}: end that "
-            "agent, and take an empty folder"
-        )
+    if own != named:
+        _check_cluster(path, standing, str(named), deadline)
     return Cluster(path)
+
+
+def _check_cluster(path: str, standing: Standing, named: str, deadline: float) -> None:
+    """Raises NotServedError if the root is a member of another cluster than the host that was named."""
+    if named in (member.address for member in standing.roster.members):
+        return
+    try:
+        other = Cluster.at(named, secret=secret_of(path), timeout=min(_NAMED_WITHIN, deadline - time.monotonic()))
+    except (HomeUnavailableError, NotServedError, LinkRefusedError):
+        return  # it has left, or it is lost
+    if other.roster().cluster != standing.roster.cluster:
+        raise NotServedError(
+            f"{path} is served already, in the cluster of the seed {standing.roster.seed_address}, and not in that of "
+            f"{named}: end that agent, and take an empty folder"
+        )
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
 
 
-def _seed_address(cluster: str | None) -> Address:
+def _named_address(cluster: str | None) -> Address:
     if cluster is not None:
         return parse_own_address(cluster)
     master, port = os.environ.get("MASTER_ADDR"), os.environ.get(PORT_VARIABLE, str(PORT))
     if not master:
         raise ValueError(
-            "where is the seed? Neither cluster= nor MASTER_ADDR (which torchrun sets) says it: give "
-            "join(cluster='tcp://IP:PORT'), the same on all hosts; the first host's own address makes it the seed"
+            "which host is to be asked? Neither cluster= nor MASTER_ADDR (which torchrun sets) says it: give "
+            "join(cluster='tcp://IP:PORT'), the same on all hosts: that one makes the cluster"
         )
     if not port.isdecimal():
         raise ValueError(f"{PORT_VARIABLE} is a port, and not {port!r}")
@@ -136,7 +163,7 @@ def _seed_address(cluster: str | None) -> Address:
 
 
 def _has_other_hosts() -> bool:
-    """As torchrun, or Slurm, says."""
+    """Returns whether there are any, as torchrun, or Slurm, says."""
     return _number("WORLD_SIZE") > _number("LOCAL_WORLD_SIZE") or _number("SLURM_JOB_NUM_NODES") > 1
 
 
@@ -146,7 +173,7 @@ def _number(variable: str) -> int:
 
 
 def _own_address(seed: Address) -> Address:
-    """Of this host: the seed's, if it is one of this host's; else the one from which it is reached."""
+    """Returns that of this host: the named one, if it is one of this host's; else the one from which it is reached."""
     named = os.environ.get(ADDRESS_VARIABLE)
     if named:
         return parse_own_address(named)
@@ -167,7 +194,7 @@ def _own_address(seed: Address) -> Address:
 
 @contextlib.contextmanager
 def turn(path: str, deadline: float, timeout: float) -> Generator[None]:
-    """One process of the host at a time."""
+    """Lets one process of the host in at a time."""
     name = f"{state_folder(path)}/{LOG}"
     gone = NotServedError(f"{path} was removed just now, by another process of this host that could not join")
     try:
@@ -192,31 +219,40 @@ def turn(path: str, deadline: float, timeout: float) -> Generator[None]:
 def start_agent(
     path: str,
     own: Address,
-    seed: Address,
+    named: Sequence[Address],
     deadline: float,
     timeout: float,
     *,
+    new: bool = False,
+    moved: bool = False,
+    owner: bool = True,
     transport: str | None = None,
     shared: bool = False,
     told: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Returns when it says that the host is a member. It is ended if that takes too long.
+    """Starts an agent. Returns when it says that the host is a member. It is ended if that takes too long.
 
     Args:
+        named: hosts of the cluster; this one may be among them.
+        new, moved, owner: as of `serve`.
         transport: as of `serve`; None: as MEMSTORE_TRANSPORT says, or "auto".
         shared: the store is on storage that all hosts mount.
         told: gets its pid, as soon as there is one.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _OF_MONARCH_PROCS}
-    if transport is not None:
-        environment[TRANSPORT_VARIABLE] = transport
     reader, writer = os.pipe()
+    flags = {"--new": new, "--moved": moved, "--no-owner": not owner, "--shared": shared}
+    words = [
+        *(flag for flag, is_set in flags.items() if is_set),
+        *(f"--join={address}" for address in named),
+        f"--transport={transport or os.environ.get(TRANSPORT_VARIABLE) or 'auto'}",
+        f"--ready-fd={writer}",
+    ]
     try:
-        options = [SHARED] if shared else []
         with open(f"{state_folder(path)}/{LOG}", "ab") as output:
             said_before = os.fstat(output.fileno()).st_size
             agent = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, *options, path, str(own), str(seed), str(writer)],
+                [sys.executable, "-m", _PROGRAM, path, str(own), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -232,7 +268,8 @@ def start_agent(
             said = _tail(path, said_before)
             agent.terminate()
             agent.wait()
-            raise StoreTimeoutError(f"{own} is no member of the cluster of {seed} after {timeout:g} s: {_LATE}{said}")
+            of = f" of the cluster of {', '.join(map(str, named))}" if named else ""
+            raise StoreTimeoutError(f"{own} is no member{of} after {timeout:g} s: {_LATE}{said}")
         if refusal:
             agent.wait()
             raise NotServedError(refusal)
@@ -244,7 +281,7 @@ def start_agent(
 
 
 def _refusal(reader: int, deadline: float) -> str | None:
-    """Empty: the host is a member. None: it isn't yet."""
+    """Waits for news of an agent. Returns why it ends; empty: the host is a member; None: it isn't yet."""
     lines = Lines(reader)
     while True:
         ready, _, _ = select.select([reader], [], [], max(deadline - time.monotonic(), 0.0))
@@ -258,7 +295,7 @@ def _refusal(reader: int, deadline: float) -> str | None:
 
 
 def is_served_on(path: str, deadline: float, timeout: float) -> bool:
-    """Whether an agent serves the root, and goes on to: waits for one that was told to end."""
+    """Returns whether an agent serves the root, and goes on to. Waits for one that was told to end."""
     while is_served(path):
         if not is_about_to_end(path):
             return True
@@ -269,6 +306,7 @@ def is_served_on(path: str, deadline: float, timeout: float) -> bool:
 
 
 def wait_until_member(path: str, deadline: float, timeout: float) -> Standing:
+    """Waits until a root that is served is a member. Returns what it knows of its cluster then."""
     while True:
         standing = standing_at(path, timeout)
         if standing is not None:
@@ -281,7 +319,7 @@ def wait_until_member(path: str, deadline: float, timeout: float) -> Standing:
 
 
 def _tail(path: str, since: int = 0) -> str:
-    """What the agent has said, from this byte of its log on: before are the lines of former ones."""
+    """Returns what the agent has said, from this byte of its log on: before are the lines of former ones."""
     try:
         with open(f"{state_folder(path)}/{LOG}", "rb") as log:
             log.seek(since)
