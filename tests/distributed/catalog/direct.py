@@ -9,9 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from memstore.distributed.catalog import look, record_of, run
-from memstore.distributed.rules import Client, Entry, Index, Member, Pause, Send, Steps, Transact, found, page, read
-from memstore.distributed.rules.messages import Change, Request
+from memstore.distributed.catalog import CatalogTables, look, look_or_run, record_of, run
+from memstore.distributed.rules import (
+    Answer,
+    Client,
+    Entry,
+    Index,
+    Member,
+    Pause,
+    Send,
+    Standing,
+    Steps,
+    Transact,
+    found,
+    group_of,
+    page,
+    read,
+)
+from memstore.distributed.rules.messages import Change, ClaimGroups, FindOwners, List, Lookup, Request
 from memstore.engine.protocols.get import map_entry
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
@@ -19,17 +34,18 @@ from tests.distributed.catalog.filling import Filled, asked, fill, given_up, pub
 from tests.distributed.catalog.operations import damage_of
 
 CLUSTER = b"C" * 16
-TASKS = ("ask_the_seed", "settle", "register", "pay")
+TASKS = ("ask", "settle", "hand_over", "mirror 0", "mirror 1", "mirror 2", "appoint", "pay")
+_MIRRORS = 20  # rounds until a claim is answered
 _PATIENCE = 200  # pauses of one call
 
 
 class Host:
     """A root with its index process and one client."""
 
-    def __init__(self, root: Root, address: str, seed: str, *, is_home: bool = True) -> None:
-        self.root, self.address, self.seed, self.is_home = root, address, seed, is_home
-        self.member = Member(root.member_id(), address, address, is_home)
-        self.index = Index(self.member, seed, time.monotonic_ns)
+    def __init__(self, root: Root, address: str, seed: str, *, is_owner: bool = True) -> None:
+        self.root, self.address, self.seed = root, address, seed
+        self.member = Member(root.member_id(), address, address, is_owner)
+        self.restart()
         self.client = Client()
         self.is_reachable = True
         if address == seed:
@@ -37,7 +53,15 @@ class Host:
 
     def restart(self) -> None:
         """Another index process: what it has in memory is lost."""
-        self.index = Index(self.member, self.seed, time.monotonic_ns)
+        self.index = Index(self.member, [self.seed], time.monotonic_ns, cluster=CLUSTER)
+
+    def standing(self) -> Standing:
+        standing = look(self.root, lambda tables: tables.standing(), deadline_after(10))
+        assert standing is not None
+        return standing
+
+    def owns(self, key: bytes) -> bool:
+        return look(self.root, lambda tables: tables.owned(group_of(key)), deadline_after(10)) is not None
 
 
 def transact(host: Host, step: Transact, filled: Sequence[Filled]) -> Any:
@@ -51,9 +75,9 @@ class Hosts:
     def __init__(self) -> None:
         self.all: dict[str, Host] = {}
 
-    def add(self, root: Root, address: str, *, is_home: bool = True) -> Host:
+    def add(self, root: Root, address: str, *, is_owner: bool = True) -> Host:
         seed = next(iter(self.all), address)
-        host = self.all[address] = Host(root, address, seed, is_home=is_home)
+        host = self.all[address] = Host(root, address, seed, is_owner=is_owner)
         return host
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -96,13 +120,36 @@ class Hosts:
         if to is None or not to.is_reachable or send.member not in (None, to.member.id):
             return None
         request: Request = send.request
-        return run(to.root, lambda tables: to.index.answer(tables, request), deadline_after(10))
+
+        def action(tables: CatalogTables) -> Answer:
+            return to.index.answer(tables, request)
+
+        reads = isinstance(request, Lookup | List)
+        answer = (look_or_run if reads else run)(to.root, action, deadline_after(10))
+        if isinstance(request, ClaimGroups | FindOwners) and to.index.may_keep(request, answer):
+            return self._keep(to, request)
+        return answer
+
+    def _keep(self, seed: Host, request: Request) -> Answer | None:
+        """Keeps a question to the directory until the deputies have answered."""
+        seed.index.keep(0, request)
+        try:
+            for _ in range(_MIRRORS):
+                for slot in range(3):
+                    self.drive(seed, seed.index.mirror(slot), alone=True)
+                ended = run(seed.root, seed.index.ended_waits, deadline_after(10))
+                if ended:
+                    return ended[0][1]
+            return None
+        finally:
+            seed.index.forget(0)
 
     def tick(self, tasks: Sequence[str] = TASKS) -> None:
-        """What every index process does by itself, once."""
+        """Does once what every index process does by itself."""
         for host in self.all.values():
             for task in tasks:
-                self.drive(host, getattr(host.index, task)(), alone=True)
+                name, *slots = task.split()
+                self.drive(host, getattr(host.index, name)(*map(int, slots)), alone=True)
 
     def settle(self, ticks: int = 20) -> None:
         for _ in range(ticks):
@@ -140,7 +187,7 @@ class Hosts:
             yield Pause(0)
             return self.bytes_of(key, entry)
 
-        got = self.drive(host, read(key, fetch))
+        got = self.drive(host, read(host.client, key, fetch))
         return None if got is None else got[1]
 
     def bytes_of(self, key: bytes, entry: Entry) -> bytes | None:
@@ -161,7 +208,7 @@ class Hosts:
 
     def keys(self, host: Host) -> list[bytes]:
         found: list[bytes] = []
-        while rows := self.drive(host, page(b"", found[-1] if found else b"", 3)):
+        while rows := self.drive(host, page(host.client, b"", found[-1] if found else b"", 3)):
             found += [key for key, _ in rows]
         return found
 

@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
+from memstore.distributed.rules.calls import answer_again
 
 import memstore
 from memstore.distributed.catalog import look, run
 from memstore.distributed.rules import Entry, Joining, LastCall, Lent, Member, View, found
-from memstore.distributed.rules.calls import answer_again
 from memstore.distributed.rules.messages import Done, Resolve
 from memstore.engine import Change, MembershipChanged, need_cluster, retry_after_sweep, sweep_all
 from memstore.engine.catalog import tables

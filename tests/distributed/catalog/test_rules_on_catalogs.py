@@ -1,4 +1,4 @@
-"""The rules of decision 016 over real catalogs and real segments, with requests that are answered at once."""
+"""The rules of decisions 016 and 029 over real catalogs and real segments, with requests that are answered at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from memstore.distributed.catalog import look, run
+from memstore.distributed.rules import group_of
+from memstore.distributed.rules.handing import begin
 from memstore.distributed.rules.messages import Commit, Never, Remove
 from memstore.engine import Change, MembershipChanged
 from memstore.engine.catalog.tables import Transaction
@@ -27,7 +29,7 @@ GROUPS = [f"g{i}/x".encode() for i in range(12)]
 
 @pytest.fixture
 def hosts(folder: str) -> Iterator[Hosts]:
-    """Three, all homes, which have settled."""
+    """Three, which have settled: the first is the seed, the others its deputies."""
     all_hosts = Hosts()
     with contextlib.ExitStack() as stack:
         for address in "abc":
@@ -36,16 +38,11 @@ def hosts(folder: str) -> Iterator[Hosts]:
         yield all_hosts
 
 
-def home_of(hosts: Hosts, key: bytes) -> Host:
-    standing = look(hosts.all["a"].root, lambda tables: tables.standing(), deadline_after(10))
-    assert standing is not None
-    home = standing.view.home_of(key)
-    return next(host for host in hosts.all.values() if host.member.id == home)
-
-
 def away(hosts: Hosts, host: Host) -> bytes:
-    """A key whose home is elsewhere."""
-    return next(key for key in GROUPS if home_of(hosts, key) is not host)
+    """A key that another host owns."""
+    other = next(one for one in hosts.all.values() if one is not host)
+    hosts.put(other, b"away/first", b"")
+    return b"away/x"
 
 
 def value(key: bytes, number: int, size: int = LARGE) -> bytes:
@@ -107,20 +104,20 @@ def test_deletes_free_the_bytes_where_they_lie(hosts: Hosts) -> None:
 
 def test_a_local_put_over_a_value_that_lies_elsewhere_owes_its_release(hosts: Hosts) -> None:
     """By the engine's own commits, which know of no rules: both of them."""
-    a = hosts.all["a"]
-    keys = [one for one in GROUPS if home_of(hosts, one) is not a][:2]
-    for key in keys:
-        home = home_of(hosts, key).root
-        owed = hosts.owed(home_of(hosts, key))
-        membership = look(home, lambda tables: tables.membership(), deadline_after(10))
-        inline = bytes_store.draft(home, key, b"inline").content
+    a, b, c = hosts.all.values()
+    keys = [b"of b/x", b"of c/x"]
+    for key, host in zip(keys, (b, c), strict=True):
+        hosts.put(host, key, b"first")
+        owner, owed = host.root, hosts.owed(host)
+        membership = look(owner, lambda tables: tables.membership(), deadline_after(10))
+        inline = bytes_store.draft(owner, key, b"inline").content
         hosts.put(a, key, value(key, 1))
-        commit(home, [Change(key, inline)], deadline_after(10), membership=membership)
+        commit(owner, [Change(key, inline)], deadline_after(10), membership=membership)
         hosts.put(a, key, value(key, 3))
-        commit(home, [Change(key, inline), Change(b"beside", inline)], deadline_after(10), membership=membership)
+        commit(owner, [Change(key, inline), Change(b"beside", inline)], deadline_after(10), membership=membership)
         hosts.put(a, key, value(key, 5))
-        commit(home, [Change(key, None)], deadline_after(10), membership=membership)
-        assert hosts.owed(home_of(hosts, key)) == owed + 3
+        commit(owner, [Change(key, None)], deadline_after(10), membership=membership)
+        assert hosts.owed(host) == owed + 3
     assert len(hosts.lent(a)) == 6
     hosts.settle(2)
     assert (live_bytes(a), hosts.lent(a)) == (0, [])
@@ -128,39 +125,69 @@ def test_a_local_put_over_a_value_that_lies_elsewhere_owes_its_release(hosts: Ho
     hosts.check()
 
 
-def test_keys_of_several_homes_are_refused(hosts: Hosts) -> None:
-    a = hosts.all["a"]
-    filled = [fill(a.root, key, value(key, 1)) for key in GROUPS]
-    with pytest.raises(CrossHostError):
+def test_keys_of_several_owners_are_refused(hosts: Hosts) -> None:
+    a, b, _ = hosts.all.values()
+    hosts.put(a, b"of a/x", b"")
+    hosts.put(b, b"of b/x", b"")
+    keys = [b"of a/y", b"new/x", b"of b/y"]
+    filled = [fill(a.root, key, value(key, 1)) for key in keys]
+    with pytest.raises(CrossHostError, match="'of a' to a, 'of b' to b"):
         hosts.commit(a, [asked(a.root, one) for one in filled], filled)
-    assert live_bytes(a) == 0
+    assert live_bytes(a) == 0 and not a.owns(b"new/x")
     hosts.check()
 
 
-def test_homes_move_to_who_joins_and_back(hosts: Hosts, folder: str) -> None:
+def test_a_put_of_a_new_group_is_owned_by_its_host(hosts: Hosts) -> None:
     a, b, c = hosts.all.values()
-    groups = [b"group%d/k" % number for number in range(48)]  # of 12, one in 30 new hosts is home of none
-    for number, (key, host) in enumerate(zip(groups, [a, b, c] * 16, strict=True)):
-        hosts.put(host, key, value(key, number))
+    hosts.put(b, b"new/x", value(b"new/x", 1))
+    assert [host.owns(b"new/x") for host in (a, b, c)] == [False, True, False]
+    for host in (a, b, c):  # the seed and its deputies
+        assert look(host.root, lambda tables: tables.ownership(b"new"), deadline_after(10)) is not None
+    assert hosts.lent(b) == [], "its bytes are its own"
+    hosts.put(a, b"new/y", value(b"new/y", 2))
+    assert hosts.lent(a) == [b"new/y"] and b.root.catalog.read(b"new/y") is not None
+    hosts.check()
+
+
+def test_what_a_host_puts_that_is_never_an_owner_is_another_hosts(hosts: Hosts, folder: str) -> None:
     with bytes_store.opened(f"{folder}/d") as root:
-        d = hosts.add(root, "d")
+        d = hosts.add(root, "d", is_owner=False)
         hosts.settle()
-        moved = [key for key in groups if home_of(hosts, key) is d]
-        assert moved, "this tests nothing"
-        for number, key in enumerate(groups):
-            assert [hosts.get(host, key) for host in (a, b, c, d)] == [value(key, number)] * 4
-        assert all(root.catalog.read(key) is not None for key in moved)
+        hosts.put(d, b"new/x", value(b"new/x", 1))
+        assert not d.owns(b"new/x") and hosts.all["a"].owns(b"new/x") and hosts.lent(d) == [b"new/x"]
+        assert hosts.get(hosts.all["b"], b"new/x") == value(b"new/x", 1)
         hosts.check()
-        # it leaves: what it is home of goes back, and the segments that lie where the home is are owned again
-        d.member = d.index.member = type(d.member)(d.member.id, "d", "d", is_home=False)
+
+
+def test_a_group_is_handed_over_and_back(hosts: Hosts) -> None:
+    a, b, c = hosts.all.values()
+    keys = [b"g/%d" % number for number in range(12)]
+    for number, (key, host) in enumerate(zip(keys, [a, b, c] * 4, strict=True)):
+        hosts.put(host, key, value(key, number, [LARGE, 100][number % 2]))
+    for giver, taker in ((a, b), (b, a), (a, c)):
+        assert giver.owns(b"g/0")
+        run(giver.root, lambda tables, to=taker: begin(tables, b"g", to.member.id), deadline_after(10))
+        with pytest.raises(MembershipChanged):
+            inline = bytes_store.draft(giver.root, b"g/0", b"inline").content
+            commit(giver.root, [Change(b"g/0", inline)], deadline_after(10), membership=membership_of(giver) - 1)
         hosts.settle()
-        assert root.catalog.view(lambda transaction: transaction.count("entries")) == 0
-        for number, key in enumerate(groups):
-            assert hosts.get(d, key) == value(key, number)
+        assert [host.owns(b"g/0") for host in (a, b, c)] == [host is taker for host in (a, b, c)]
         for host in (a, b, c):
-            mine = [key for key in groups if home_of(hosts, key) is host]
-            assert not set(mine) & set(hosts.lent(host))
+            assert (host.root.catalog.read(b"g/0") is not None) is (host is taker)
+            for number, key in enumerate(keys):
+                assert hosts.get(host, key) == value(key, number, [LARGE, 100][number % 2])
+        assert hosts.keys(a) == sorted(keys)
+        assert hosts.lent(taker) == [], "what lies with the owner is its own again"
+        hosts.audit()
         hosts.check()
+    versions = [hosts.put(b, key, value(key, 77)) for key in keys]
+    assert len(set(versions)) == 12
+    hosts.settle(3)
+    assert (hosts.lent(a), hosts.lent(c)) == ([], [])
+
+
+def membership_of(host: Host) -> int:
+    return host.root.catalog.view(Transaction.counters).membership
 
 
 def test_a_client_that_dies_after_lending_leaves_nothing_behind(hosts: Hosts) -> None:
@@ -173,6 +200,7 @@ def test_a_client_that_dies_after_lending_leaves_nothing_behind(hosts: Hosts) ->
         writer.close()
     assert hosts.lent(a) == [key] and live_bytes(a) > 0
     a.restart()
+    hosts.settle(2)
     hosts.audit()
     assert (hosts.lent(a), live_bytes(a)) == ([], 0)
     assert hosts.send(message) == Never() and hosts.get(a, key) is None, "the late message makes nothing"
@@ -181,32 +209,43 @@ def test_a_client_that_dies_after_lending_leaves_nothing_behind(hosts: Hosts) ->
 
 def test_a_root_with_keys_joins(hosts: Hosts, folder: str) -> None:
     a = hosts.all["a"]
-    hosts.put(a, b"both/k", value(b"both/k", 1))
     with bytes_store.opened(f"{folder}/d") as root:
         for number, key in enumerate(GROUPS):
             bytes_store.put(root, key, value(key, number, [LARGE, 100][number % 2]))
-        bytes_store.put(root, b"both/k", value(b"both/k", 2))
         d = hosts.add(root, "d")
-        hosts.settle(60)
-        standing = look(root, lambda tables: tables.standing(), deadline_after(10))
-        assert standing is not None and not standing.is_joining and d.member.id in standing.view.homes
+        hosts.settle()
+        assert not d.standing().is_joining and all(map(d.owns, GROUPS))
         for number, key in enumerate(GROUPS):
             assert [hosts.get(host, key) for host in (a, d)] == [value(key, number, [LARGE, 100][number % 2])] * 2
-        assert hosts.get(d, b"both/k") == value(b"both/k", 1), "somebody else had it"
+        assert len({hosts.put(a, key, value(key, 5)) for key in GROUPS}) == 12
         hosts.check()
 
 
-def test_a_removed_host_takes_its_keys_with_it(hosts: Hosts) -> None:
+def test_a_root_with_keys_of_others_is_refused(hosts: Hosts, folder: str) -> None:
+    hosts.put(hosts.all["a"], b"both/k", value(b"both/k", 1))
+    with bytes_store.opened(f"{folder}/d") as root:
+        bytes_store.put(root, b"both/k", value(b"both/k", 2))
+        d = hosts.add(root, "d")
+        hosts.settle()
+        assert look(root, lambda tables: tables.standing(), deadline_after(10)) is None
+        assert d.index.refusal is not None and "'both' (a)" in d.index.refusal.why
+        assert root.catalog.read(b"both/k") is not None, "nothing has changed"
+
+
+def test_a_removed_host_takes_what_it_owned_and_what_lay_there(hosts: Hosts) -> None:
     a, b, c = hosts.all.values()
     for number, (key, host) in enumerate(zip(GROUPS, [a, b, c] * 4, strict=True)):
         hosts.put(host, key, value(key, number))
-    was = {key: home_of(hosts, key) for key in GROUPS}
+    hosts.put(a, b"g0/of c", value(b"g0/of c", 1))
+    hosts.put(c, b"g0/of c", value(b"g0/of c", 2))
     del hosts.all["c"]
-    run(a.root, lambda tables: a.index.answer(tables, Remove(c.member.id)), deadline_after(10))
-    hosts.settle()
-    for number, key in enumerate(GROUPS):
-        expected = None if c in (was[key], [a, b, c][number % 3]) else value(key, number)
+    for _ in range(3):
+        run(a.root, lambda tables: a.index.answer(tables, Remove(c.member.id)), deadline_after(10))
+        hosts.settle(5)
+    for number, (key, owner) in enumerate(zip(GROUPS, [a, b, c] * 4, strict=True)):
+        expected = None if owner is c else value(key, number)
         assert hosts.get(a, key) == hosts.get(b, key) == expected
+    assert hosts.get(a, b"g0/of c") is None
     for key in GROUPS:
         hosts.put(a, key, value(key, 7))
         assert hosts.get(b, key) == value(key, 7)
@@ -250,13 +289,12 @@ def test_what_is_done_at_random_by_all_hosts_is_read_by_all(hosts: Hosts, seed: 
             expected[key] = value(key, number, chance.choice([LARGE, 100, 70_000]))
             hosts.put(host, key, expected[key])
         if chance.random() < 0.2:
-            hosts.tick([chance.choice(["pay", "ask_the_seed", "settle"])])
+            hosts.tick([chance.choice(["pay", "ask", "settle", "hand_over"])])
         if chance.random() < 0.05:
             chance.choice(list(hosts.all.values())).restart()
-        if chance.random() < 0.05 and host is not a:  # a home comes or goes
-            host.member = host.index.member = type(host.member)(
-                host.member.id, host.address, host.address, is_home=not host.member.is_home
-            )
+        if chance.random() < 0.1:
+            group, other = group_of(chance.choice(GROUPS)), chance.choice(list(hosts.all.values()))
+            run(host.root, lambda tables, to=(group, other.member.id): begin(tables, *to), deadline_after(10))
     assert {key: hosts.get(a, key) for key in expected} == expected
     assert hosts.keys(a) == sorted(expected)
     hosts.settle(5)
