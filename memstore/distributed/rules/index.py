@@ -310,11 +310,13 @@ class Index:
             teller, address = left.pop()
             if address not in met:
                 answer = yield from send(address, Meet(self.member, None))
-                if not isinstance(answer, Met) or not answer.names:
-                    return False  # it makes a cluster itself, or gives no answer
+                if not isinstance(answer, Met):
+                    return False
                 if answer.roster is not None:
                     self._hint = answer.roster
                     return False
+                if not answer.names:
+                    return False  # it makes a cluster itself
                 met[address] = answer
             host = met[address].member.id
             told_of[teller].add(host)

@@ -288,6 +288,7 @@ class Duties:
         self._connected, self._mirrored = connected, mirrored
         self._standing: Standing | None = None
         self._seed = b""
+        self._asked = ""  # the seed that a root without a cluster asks
         self._looking = threading.Lock()
         self._roster, self._hands, self._appoints, self._owes = (threading.Event() for _ in range(4))
         self._mirrors = [threading.Event() for _ in range(_MIRRORS)]
@@ -357,10 +358,13 @@ class Duties:
         self._has_asked(self._standing)
 
     def _found(self) -> float:
-        if self._standing is None:
-            self._driver.run(self._index.found())
-            return _SOON
-        return _IDLE
+        if self._standing is not None:
+            return _IDLE
+        self._driver.run(self._index.found())
+        if self._index.asked != self._asked:  # by now it is known whom to ask
+            self._asked = self._index.asked
+            self._driver.give_up_asking()
+        return _SOON
 
     def _mirror(self, slot: int) -> float:
         if self._standing is None or not self._standing.is_seed:

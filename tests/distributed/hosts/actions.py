@@ -116,6 +116,12 @@ def clock(store: memstore.Store) -> float:
 # --- what is left -----------------------------------------------------------------------------------------------------
 
 
+def own(store: memstore.Store, group: str) -> None:
+    """Makes this host the owner of a group. There is no key of it afterwards."""
+    store.put(f"{group}/own", 0)
+    store.delete(f"{group}/own")
+
+
 def put_own(store: memstore.Store, name: str, count: int) -> None:
     for number in range(count):
         store.put(f"{name}{number}/k", torch.full((5000,), float(number)))

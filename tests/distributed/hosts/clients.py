@@ -11,7 +11,7 @@ import torch
 import memstore
 from tests.support.history import Recorder
 
-KEYS = [f"g{number}/k" for number in range(6)]  # of several homes
+KEYS = [f"g{number}/k" for number in range(6)]  # of several owners
 SIZES = (1, 1, 8, 1 << 9, 1 << 15)  # elements of 8 bytes: in records, and in files
 TIMEOUT = 2.0  # seconds of each call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -14,7 +15,6 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from memstore.distributed.rules import Member, View
 from tests.distributed.hosts import actions
 from tests.support.fork_server import ForkServer, Worker
 from tests.support.hosts import Host, Hosts
@@ -22,12 +22,12 @@ from tests.support.hosts import Host, Hosts
 ROOT = "/dev/shm/store"
 PORT = 7411
 SOURCES = Path(__file__).parent.parent.parent.parent
-AGENT = "memstore.distributed.serving.agent_process"
+AGENT = "memstore.distributed.serving"
 LONG = 60.0  # seconds; nothing takes so long
 
 
 class ServedHosts:
-    """Hosts that serve one store, each at ROOT of its own `/dev/shm`. Host 0 is the seed.
+    """Hosts that serve one store, each at ROOT of its own `/dev/shm`. Host 0 has made the cluster.
 
     Args:
         hosts: whose processes, and `/dev/shm`, are its own.
@@ -41,6 +41,8 @@ class ServedHosts:
         self._agents: dict[int, subprocess.Popen[Any]] = {}
         self._before: dict[int, Sequence[str]] = {}
         self._options: dict[int, Sequence[str]] = {}
+        self._is_founded = False
+        self._names = itertools.count()
         self._servers: dict[int, ForkServer] = {}
         self.environment = {**os.environ, "PYTHONPATH": str(SOURCES), "MEMSTORE_SECRET_FILE": str(secret)}
 
@@ -57,10 +59,13 @@ class ServedHosts:
             before: words before the commands of this agent, and of workers that are started there from now on.
         """
         self._options[number], self._before[number] = options, before
+        others = [f"--join={self.address(one)}" for one in range(len(self.hosts)) if one != number]
+        named = others if self._is_founded else ["--new"]
+        self._is_founded = True
         if options:  # as people do; else without the command line's own imports
-            words = ["memstore", "serve", ROOT, "--address", self.address(number), "--join", self.address(0), *options]
+            words = ["memstore", "serve", ROOT, "--address", self.address(number), *named, *options]
         else:
-            words = [AGENT, ROOT, self.address(number), self.address(0)]
+            words = [AGENT, ROOT, self.address(number), *named]
         with open(self._logs / f"host{number}.log", "ab") as log:
             self._agents[number] = self.hosts[number].popen(
                 [*before, sys.executable, "-m", *words], env=self.environment, stdout=log, stderr=log
@@ -92,13 +97,26 @@ class ServedHosts:
         except (OSError, ValueError):
             return {}
 
-    def home_of(self, key: str) -> int:
-        """The number of the host that is its home."""
-        members = self.view(0)["members"]
-        view = View(b"", 0, tuple(Member(bytes.fromhex(one["id"]), "", "", one["is_home"]) for one in members), ())
-        home = view.home_of(key.encode()).hex()
-        (address,) = [one["address"] for one in members if one["id"] == home]
-        return [self.address(number) for number in range(len(self.hosts))].index(address)
+    def group_of(self, number: int) -> str:
+        """A group that nobody has used yet, which that host owns from now on."""
+        name = f"of-host{number}-{next(self._names)}"
+        self.call(number, actions.own, name)
+        return name
+
+    def seed(self) -> int:
+        """The number of the host that is the seed, as the first one that runs knows."""
+        seed = next(view["seed"] for view in map(self.view, self._agents) if view)
+        return [self.address(number) for number in range(len(self.hosts))].index(seed)
+
+    def command(self, number: int, *words: str) -> subprocess.CompletedProcess[str]:
+        """Runs `memstore` on a host, to its end."""
+        command = [sys.executable, "-m", "memstore", *words]
+        return self.hosts[number].run(command, env=self.environment, capture_output=True, text=True, timeout=LONG)
+
+    def remove(self, number: int, by: int) -> None:
+        """Removes a host that is dead, as a person does on another one."""
+        done = self.command(by, "remove", ROOT, self.address(number))
+        assert done.returncode == 0, done.stderr
 
     def wait_for_members(self, count: int, timeout: float = LONG) -> None:
         """Until all agents that run know of so many members, and have settled."""
@@ -151,9 +169,14 @@ class ServedHosts:
             server.close()
 
     def begin_anew(self, number: int, before: Sequence[str] = ()) -> None:
-        """As after a reboot: its processes are gone, and what was in its memory. It is served at once."""
+        """As after a reboot: its processes are gone, and what was in its memory. It is removed, and served anew."""
         self.kill_host(number)
         self.hosts[number].run(["sh", "-c", f"rm -rf {ROOT}"], timeout=LONG)
+        other = (number + 1) % len(self.hosts)
+        if self.seed() == number:
+            done = self.command(other, "promote", ROOT)
+            assert done.returncode == 0, done.stderr
+        self.remove(number, by=other)
         self.serve(number, before=before)
         self.wait_for_members(len(self.hosts))
 
@@ -216,7 +239,7 @@ def new_secret(folder: Path) -> Path:
 
 def _is_settled(view: dict[str, Any], count: int) -> bool:
     """Not what an index process has left that was killed."""
-    if len(view.get("members", ())) != count or view["waits_for"] or view["is_joining"]:
+    if len(view.get("members", ())) != count or view["is_joining"] or len(view["deputies"]) < min(2, count - 1):
         return False
     try:
         return Path(f"/proc/{view['index_process']}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

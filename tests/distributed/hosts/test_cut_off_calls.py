@@ -37,8 +37,7 @@ FAULTS: dict[str, tuple[Callable[[ServedHosts], None], Callable[[ServedHosts], N
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_call_ends_at_its_timeout_and_names_the_host_and_the_key(fault: str, cluster: ServedHosts) -> None:
     begin, end = FAULTS[fault]
-    groups = [f"g{number}" for number in range(99)]
-    far, near = (next(one for one in groups if cluster.home_of(f"{one}/k") == home) for home in (1, 0))
+    far, near = cluster.group_of(1), cluster.group_of(0)
     cluster.call(1, timed_calls.prepare, far, near)
     wrong: list[str] = []
     kinds: list[str] = []

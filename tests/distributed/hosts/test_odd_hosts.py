@@ -35,15 +35,15 @@ def test_hosts_whose_clocks_are_a_year_apart(cluster: ServedHosts) -> None:
             cluster.call(number, actions.put_all, number)
         for number in (0, 1):
             assert len(cluster.call(number, actions.get_all)) == 24
-        for home in (0, 1):
-            key = next(key for key in (f"g{number}/k" for number in range(99)) if cluster.home_of(key) == home)
-            _check_times(cluster, key)
+        for owner in (0, 1):
+            _check_times(cluster, cluster.group_of(owner))
     finally:
         cluster.begin_anew(1)
 
 
-def _check_times(cluster: ServedHosts, key: str) -> None:
+def _check_times(cluster: ServedHosts, group: str) -> None:
     """Waits and attempts last as long as they should, and leases hold, whoever asks whom."""
+    key = f"{group}/k"
     for here, there in ((0, 1), (1, 0)):
         version, seconds = cluster.call(here, actions.wait, key, 1.0)
         assert version == 0 and 0.9 < seconds < 20
@@ -55,7 +55,7 @@ def _check_times(cluster: ServedHosts, key: str) -> None:
         reference = cluster.call(there, actions.refer, key)
         cluster.call(there, actions.put_again, [key])
         assert cluster.call(there, actions.sum_of, reference) == 5000.0
-        sharded = f"{key}-sharded-{here}"
+        sharded = f"{group}/sharded-{here}"
         assert cluster.call(here, actions.put_part, sharded, "alone", 0, 1.5) == "StoreTimeoutError"
         assert cluster.call(there, actions.put_part, sharded, "alone", 1, 5.0) == "StoreTimeoutError"
         with cluster.start(there, actions.with_store, ROOT, actions.put_part, (sharded, "both", 1, 30.0)) as other:
@@ -64,17 +64,16 @@ def _check_times(cluster: ServedHosts, key: str) -> None:
 
 
 def test_a_host_that_has_lost_its_memory_takes_its_own_place(cluster: ServedHosts) -> None:
-    """Its keys are gone, and the bytes that lay there; the others have all else, and it works as before."""
+    """What it has put is gone, and no more: the others have theirs, and it works as before."""
     keys = {number: [f"from{number}-{one}/k" for one in range(12)] for number in range(3)}
-    homes = {key: cluster.home_of(key) for names in keys.values() for key in names}
     for number in range(3):
         cluster.call(number, actions.put_own, f"from{number}-", 12)
     before = {one["id"] for one in cluster.view(0)["members"]}
     cluster.begin_anew(1)
     after = {one["id"] for one in cluster.view(0)["members"]}
     assert len(before & after) == 2 and len(after) == 3
-    kept = [key for number, names in keys.items() for key in names if number != 1 and homes[key] != 1]
-    everything = sorted(homes)
+    kept = keys[0] + keys[2]
+    everything = sorted(kept + keys[1])
     for number in range(3):
         assert sorted(cluster.call(number, actions.found, everything)) == sorted(kept)
     for number in range(3):
@@ -84,7 +83,7 @@ def test_a_host_that_has_lost_its_memory_takes_its_own_place(cluster: ServedHost
 
 def test_a_memory_that_is_emptied_under_an_agent_ends_it_and_nobody_else(cluster: ServedHosts) -> None:
     cluster.call(0, actions.put_own, "kept", 6)
-    kept = [f"kept{number}/k" for number in range(6) if cluster.home_of(f"kept{number}/k") != 1]
+    kept = [f"kept{number}/k" for number in range(6)]
     cluster.hosts[1].run(["sh", "-c", f"rm -rf {ROOT}"], timeout=20.0)
     assert cluster.agent(1).wait(20.0) == 3
     assert "was removed or moved" in cluster.log(1)

@@ -13,18 +13,17 @@ def test_each_host_gets_what_the_others_have_put(cluster: ServedHosts) -> None:
         assert cluster.call(number, actions.get_all)[0] == "from0-0/k"
 
 
-def test_what_is_at_home_here_goes_on_while_every_index_process_is_dead(cluster: ServedHosts) -> None:
-    keys = [f"h{number}/k" for number in range(9)]
-    at_home = [[key for key in keys if cluster.home_of(key) == number] for number in range(3)]
+def test_what_is_owned_here_goes_on_while_every_index_process_is_dead(cluster: ServedHosts) -> None:
+    owned = [[f"{cluster.group_of(number)}/k"] for number in range(3)]
     for number in range(3):
         cluster.kill_agent(number)
-    for number, own in enumerate(at_home):
-        away = at_home[(number + 1) % 3][:1]
-        assert cluster.call(number, actions.put_and_get, own + away, 0.5) == own
+    for number, own in enumerate(owned):
+        away, nobodys = owned[(number + 1) % 3], [f"nobodys{number}/k"]
+        assert cluster.call(number, actions.put_and_get, own + away + nobodys, 0.5) == own
 
 
 def test_a_host_that_is_cut_off_is_named_within_the_timeout(cluster: ServedHosts) -> None:
-    away = next(key for key in (f"g{number}/k" for number in range(99)) if cluster.home_of(key) == 1)
+    away = f"{cluster.group_of(1)}/k"
     cluster.call(1, actions.put_rows, away)
     cluster.hosts.cut(0, 1)
     error, text = cluster.call(0, actions.trouble_with, away, 0.6, timeout=10.0)

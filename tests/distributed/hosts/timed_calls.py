@@ -1,7 +1,7 @@
 """Calls of a store, each with its time and its error, for hosts that are cut off.
 
-`far` is a group of keys whose home is the host that is cut off; the home of `near` is the host that calls, and the
-bytes of its values lie on the other.
+`far` is a group of keys that the host owns which is cut off; the host that calls owns `near`, and the bytes of its
+values lie on the other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ READS: dict[str, tuple[float, Call]] = {
     "view and read": (2 * DEFAULT, lambda store, key: store.view(key)["x"][:5].sum()),
     "view and read_rows": (2 * DEFAULT, lambda store, key: memstore.read_rows(store.view(key)["x"], [5, 900])),
 }
-# What asks the key's home, and needs no bytes.
+# What asks the key's owner, and needs no bytes.
 LOOKS: dict[str, tuple[float, Call]] = {
     "info": (DEFAULT, lambda store, key: store.info(key)),
     "version": (DEFAULT, lambda store, key: store.version(key)),
