@@ -164,7 +164,7 @@ def checked(key: bytes, stored: bytes | memoryview, size: int | None = None) -> 
     return body
 
 
-# What a catalog has in place of a record that was damaged on the host where the key was at home before. No checksum.
+# What a catalog has in place of a record that was damaged on the host that owned the key before. No checksum.
 DAMAGED_BEFORE = b"damaged"
 _SIXTEEN, _FIFTEEN = b"\xdc\x00\x10", b"\x9f"  # msgpack's heads of arrays of that length
 
@@ -286,7 +286,7 @@ def decode_row(key: bytes, stored: bytes | memoryview) -> SegmentRow:
 
 def _wrong_checksum(key: bytes, stored: bytes | memoryview) -> CorruptionError:
     if bytes(stored) == DAMAGED_BEFORE:
-        return _damaged_record(key, "its record was damaged on the host where it was at home before")
+        return _damaged_record(key, "its record was damaged on the host that owned it before")
     return _damaged_record(key, "the checksum of its record doesn't fit")
 
 

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from memstore.distributed.catalog import damage, look, run
-from memstore.distributed.rules import Entry, Joining, Lent, Member, View, moving
-from memstore.distributed.rules.messages import Done, Give, Given, Release
+from memstore.distributed.catalog import look, rows, run
+from memstore.distributed.rules import Entry, Grant, Lent, Ownership, directory
+from memstore.distributed.rules.handing import begin
+from memstore.distributed.rules.messages import Done, Give, Release
+from memstore.distributed.rules.roster import leave
 from memstore.engine import sweep_all
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Transaction
@@ -23,7 +25,7 @@ from tests.distributed.catalog.filling import asked, fill, published
 from tests.distributed.catalog.operations import OTHER, Place, before_change, flipped
 from tests.engine import bytes_store
 
-GROUPS = [f"g{number}/x".encode() for number in range(48)]
+KEYS = [f"g/{number}".encode() for number in range(48)]
 LARGE = 5_000  # bytes; in a segment
 
 
@@ -34,7 +36,7 @@ def hosts(folder: str) -> Iterator[Hosts]:
         made = Hosts()
         first = made.add(stack.enter_context(bytes_store.opened(f"{folder}/a")), "a")
         made.settle()
-        for key in GROUPS:
+        for key in KEYS:
             made.put(first, key, key.ljust(LARGE, b"."))
         yield made
 
@@ -46,7 +48,7 @@ def spoil(root: Root, table: str, key: bytes | None = None) -> None:
 def gets(hosts: Hosts, host: Host) -> dict[bytes, object]:
     """What each key is there: its bytes, None, or the error."""
     found: dict[bytes, object] = {}
-    for key in GROUPS:
+    for key in KEYS:
         try:
             found[key] = hosts.get(host, key)
         except CorruptionError as error:
@@ -54,54 +56,50 @@ def gets(hosts: Hosts, host: Host) -> dict[bytes, object]:
     return found
 
 
-def test_homes_move_and_keys_are_listed_past_a_damaged_record(
+def test_a_group_is_handed_over_and_listed_past_a_damaged_record(
     hosts: Hosts, folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        damage, "_told", set[tuple[bytes, bytes, str]]()
+        rows, "_told", set[tuple[bytes, bytes, str]]()
     )  # of other tests of this process: it tells of so many, and no more
     a = hosts.all["a"]
-    damaged = GROUPS[::5]
+    damaged = KEYS[::5]
     for key in damaged:
         spoil(a.root, "entries", key)
     with contextlib.ExitStack() as stack:
         b = hosts.add(stack.enter_context(bytes_store.opened(f"{folder}/b")), "b")
-        hosts.settle(40)
-        standing = look(b.root, lambda tables: tables.standing(), deadline_after(10))
-        assert standing is not None and not standing.missing
-        moved = [key for key in GROUPS if standing.is_home_of(key)]
-        assert set(damaged) & set(moved) and set(damaged) - set(moved) and set(moved) - set(damaged), "it tests nothing"
-        expected = {key: key.ljust(LARGE, b".") for key in GROUPS}
+        hosts.settle()
+        run(a.root, lambda tables: begin(tables, b"g", b.member.id), deadline_after(10))
+        hosts.settle()
+        assert b.owns(KEYS[0]) and not a.owns(KEYS[0])
+        expected = {key: key.ljust(LARGE, b".") for key in KEYS}
         for host in (a, b):
             assert gets(hosts, host) == {**expected, **{key: (CorruptionError, key.decode()) for key in damaged}}
-            assert hosts.keys(host) == sorted(GROUPS)
-        rows = [
-            a.root.catalog.view(Transaction.keys, b"", None, 100),
-            b.root.catalog.view(Transaction.keys, b"", None, 100),
-        ]
-        assert set(damaged) <= set(rows[0]), "they stay where they are"
-        assert set(rows[0]) == set(GROUPS) - (set(moved) - set(damaged)) and set(rows[1]) == set(moved)
+            assert hosts.keys(host) == sorted(KEYS)
+        there = [host.root.catalog.view(Transaction.keys, b"", None, 100) for host in (a, b)]
+        assert there == [sorted(damaged), sorted(KEYS)], "the damaged ones stay where they are, too"
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     for key in damaged:
         of_key = [text for text in told if repr(key.decode()) in text and "passed over" in text]
-        assert len(of_key) == 1 + (key in moved), "once a row"
+        assert len(of_key) == 2, "once a row"
 
 
-def test_homes_move_past_damaged_rows_of_segments(hosts: Hosts, folder: str) -> None:
-    """The record is whole, and so is the file: only who would retire it doesn't find it."""
+def test_a_group_is_handed_over_past_damaged_rows_of_segments(hosts: Hosts, folder: str) -> None:
+    """The record is whole, and so is the file: only who would lend it doesn't find it."""
     a = hosts.all["a"]
-    rows = a.root.catalog.view(lambda transaction: dict(transaction.segments()))
-    for segment, row in rows.items():
-        if row.key in GROUPS[::5]:
+    segments = a.root.catalog.view(lambda transaction: dict(transaction.segments()))
+    for segment, row in segments.items():
+        if row.key in KEYS[::5]:
             spoil(a.root, "segments", tables.pack_number(segment))
     with bytes_store.opened(f"{folder}/b") as root:
         b = hosts.add(root, "b")
-        hosts.settle(40)
-        standing = look(root, lambda tables: tables.standing(), deadline_after(10))
-        assert standing is not None and not standing.missing and b.member.id in standing.view.homes
-        assert hosts.keys(b) == sorted(GROUPS)
+        hosts.settle()
+        run(a.root, lambda tables: begin(tables, b"g", b.member.id), deadline_after(10))
+        hosts.settle()
+        assert b.owns(KEYS[0])
+        assert hosts.keys(b) == sorted(KEYS)
         for host in (a, b):
-            assert gets(hosts, host) == {key: key.ljust(LARGE, b".") for key in GROUPS}
+            assert gets(hosts, host) == {key: key.ljust(LARGE, b".") for key in KEYS}
 
 
 def test_a_root_joins_past_a_damaged_record(hosts: Hosts, folder: str) -> None:
@@ -112,9 +110,8 @@ def test_a_root_joins_past_a_damaged_record(hosts: Hosts, folder: str) -> None:
         for name in (min(names), b"own7"):
             spoil(root, "entries", name)
         b = hosts.add(root, "b")
-        hosts.settle(40)
-        standing = look(root, lambda tables: tables.standing(), deadline_after(10))
-        assert standing is not None and not standing.is_joining and b.member.id in standing.view.homes
+        hosts.settle()
+        assert not b.standing().is_joining and b.owns(b"own8")
         for name in set(names) - {min(names), b"own7"}:
             assert hosts.get(hosts.all["a"], name) == name
         with pytest.raises(CorruptionError):
@@ -122,19 +119,16 @@ def test_a_root_joins_past_a_damaged_record(hosts: Hosts, folder: str) -> None:
 
 
 def test_an_entry_that_can_be_no_record_is_damaged_where_it_comes(hosts: Hosts) -> None:
-    """And not lost, as its giver deletes it next."""
+    """And not lost, as its giver deletes it next. (Here the giver was removed since.)"""
     a = hosts.all["a"]
-    standing = look(a.root, lambda tables: tables.standing(), deadline_after(10))
-    assert standing is not None
-    other = Member(OTHER, "there", is_home=False)
-    view = View(standing.view.cluster, 9, (*standing.view.members, other), (OTHER,), a.member.id)
-    run(a.root, lambda tables: moving.adopt(tables, a.member.id, view), deadline_after(10))
     body = asked(a.root, fill(a.root, b"new/whole", b"small")).body or b""
-    give = Give(9, OTHER, ((b"new/bad", Entry(5, b"\xc1")), (b"new/whole", Entry(6, body))))
-    run(a.root, lambda tables: a.index.answer(tables, give), deadline_after(10))
-    run(a.root, lambda tables: a.index.answer(tables, Given(9, OTHER)), deadline_after(10))
+    give = Give(b"new", OTHER, 7, ((b"new/bad", Entry(5, b"\xc1")), (b"new/whole", Entry(6, body))), version=9)
+    assert run(a.root, lambda tables: a.index.answer(tables, give), deadline_after(10)) == Done()
+    roster = a.standing().roster
+    run(a.root, lambda tables: directory.give(tables, roster, b"new", a.member.id, 7, OTHER), deadline_after(10))
+    hosts.settle(2)
     assert hosts.get(a, b"new/whole") == b"small"
-    with pytest.raises(CorruptionError, match="at home before") as caught:
+    with pytest.raises(CorruptionError, match="owned it before") as caught:
         a.root.catalog.read(b"new/bad")
     assert caught.value.key == "new/bad"
 
@@ -147,23 +141,29 @@ def test_other_rows_are_looked_at_past_damaged_ones(folder: str) -> None:
         run(root, lambda tables: tables.lend(place, Lent(b"another", OTHER)), deadline_after(10), sealed=filled.sealed)
         published(root, filled)
         for number, name in enumerate((b"first", b"second")):
-            row = Joining(Entry(0, b"body"))
-            run(root, lambda tables, name=name, row=row: tables.put_joining(name, row), deadline_after(10))
+            grant = Grant(70 + number, 1)
+            row = Ownership(name, OTHER, grant)
+            run(root, lambda tables, name=name, grant=grant: tables.put_owned(name, grant), deadline_after(10))
+            run(root, lambda tables, row=row: tables.put_ownership(row), deadline_after(10))
             owed = Place(OTHER, 90 + number, 9)
             run(root, lambda tables, owed=owed: tables.owe(owed), deadline_after(10))
-        for table in (tables.LENT, tables.JOINING, tables.OWED, tables.COPIES):
+        for table in (tables.LENT, tables.OWNED, tables.DIRECTORY, tables.OWED, tables.COPIES):
             spoil(root, table)
 
         def read(tables: operations.CatalogTables) -> list[object]:
             return [
                 [lent.key for _, lent in tables.all_lent(0, 1)],
-                [key for key, _ in tables.joining(1)],
+                [group for group, _ in tables.all_owned(None, 1)],
+                [row.group for row in tables.ownerships(60, 1)],
                 [owed.put_id for owed in tables.owed(10)],
                 tables.copies(b"", 10),
                 tables.copy(b"elsewhere"),
             ]
 
-        assert look(root, read, deadline_after(10)) == [[b"another"], [b"second"], [91], [], None]
+        assert look(root, read, deadline_after(10)) == [
+            *([b"another"], [b"second"], [b"second"]),
+            *([91], [], None),
+        ]
 
 
 @pytest.mark.parametrize("table", [tables.LENT, "segments"])
@@ -197,7 +197,7 @@ def test_an_audit_leaves_what_a_damaged_record_here_may_name(folder: str) -> Non
 
 
 def _lend(root: Root, key: bytes) -> Place:
-    """To a home that is no member any more."""
+    """Lends it to a host that is no member any more."""
     filled = fill(root, key, operations.BYTES)
     (place,) = asked(root, filled).places
     lent = Lent(key, OTHER, 1, 2, 3)
@@ -206,17 +206,14 @@ def _lend(root: Root, key: bytes) -> Place:
     return place
 
 
-def test_attempts_end_and_views_are_adopted_past_a_damaged_row_of_a_part(hosts: Hosts) -> None:
+def test_attempts_of_a_removed_host_end_past_a_damaged_row_of_a_part(hosts: Hosts) -> None:
     a = hosts.all["a"]
     sharded_operations.before_prepare(a.root)
     sharded_operations.prepare(a.root)
     parts = look(a.root, lambda tables: tables.parts(), deadline_after(10))
     assert len(parts) == 2
     spoil(a.root, "segments", tables.pack_number(parts[0].place.segment))
-    standing = look(a.root, lambda tables: tables.standing(), deadline_after(10))
-    assert standing is not None
-    view = View(standing.view.cluster, 9, (Member(OTHER, "there"),), (OTHER,), a.member.id)
-    assert run(a.root, lambda tables: moving.adopt(tables, a.member.id, view), deadline_after(10))
+    run(a.root, leave, deadline_after(10))
     assert look(a.root, lambda tables: tables.parts(), deadline_after(10)) == []
 
 

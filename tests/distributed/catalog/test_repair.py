@@ -6,12 +6,23 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
-from memstore.distributed.rules.calls import answer_again
 
 import memstore
 from memstore.distributed.catalog import look, run
-from memstore.distributed.rules import Entry, Joining, LastCall, Lent, Member, View, found
+from memstore.distributed.rules import (
+    Entry,
+    Grant,
+    KeptGroup,
+    LastCall,
+    LeavingGroup,
+    Lent,
+    Member,
+    Ownership,
+    answer_again,
+    found,
+)
 from memstore.distributed.rules.messages import Done, Resolve
 from memstore.engine import Change, MembershipChanged, need_cluster, retry_after_sweep, sweep_all
 from memstore.engine.catalog import tables
@@ -35,7 +46,7 @@ def path() -> Iterator[str]:
 
 
 def prepared(root: Root) -> dict[str, object]:
-    """A member with everything: what it owns, has lent, owes, has copied, and is joining with."""
+    """Makes a member with everything: what it owns, has lent, owes, has copied, and is handed over."""
     before_change(root)
     now = deadline_after(10)
 
@@ -44,7 +55,12 @@ def prepared(root: Root) -> dict[str, object]:
         tables.put_last_call(session, 3, LastCall(1, Done()))
         give(tables, b"given")
         place = tables.all_lent(0, 10)[0][0]
-        tables.put_joining(b"joining", Joining(Entry(0, b"body", (place,)), OTHER, 1, 0, 1))
+        tables.put_leaving(b"leaving", LeavingGroup(OTHER, 7))
+        tables.put_kept(b"kept", KeptGroup(OTHER, 8))
+        tables.keep(b"kept/k", Entry(5, b"body", (place,)))
+        tables.put_owned(b"replaced", Grant(9, 1))
+        tables.granted = 12
+        tables.put_ownership(Ownership(b"", OTHER, Grant(12, 1)))
         tables.owe(operations.Place(OTHER, 99, 9))
 
     run(root, more, now)
@@ -61,18 +77,23 @@ def damaged(path: str, change: Callable[[Transaction], None]) -> None:
 def test_a_sound_one_keeps_all_but_its_copies(path: str) -> None:
     with bytes_store.opened(path) as root:
         old = prepared(root)
-        joining = look(root, lambda tables: tables.joining(10), deadline_after(10))
+        groups = look(root, _groups, deadline_after(10))
         files = set(os.listdir(root.segments))
         copied = _files_of_copies(root)
     del root  # it keeps the lock page mapped
     report = memstore.repair(path)
     assert report.lost == ()
     with bytes_store.opened(path) as root:
-        assert state_of(root) == {**old, "copies": [], "membership": 2}
-        assert look(root, lambda tables: tables.joining(10), deadline_after(10)) == joining
+        assert state_of(root) == {**old, "copies": [], "membership": 3}
+        assert look(root, _groups, deadline_after(10)) == groups
         assert set(os.listdir(root.segments)) == files - copied and copied
         assert damage_of(root) == []
         assert survey(f"{path}/{CATALOG}", locked=True).is_sound
+
+
+def _groups(tables: operations.CatalogTables) -> list[object]:
+    handed = [tables.all_leaving(), tables.all_kept(), tables.kept_page(b"kept", 10)]
+    return [tables.all_owned(None, 10), *handed, tables.granted, tables.ownerships(0, 10)]
 
 
 def _files_of_copies(root: Root) -> set[str]:
@@ -130,10 +151,6 @@ def test_lent_segments_whose_rows_are_damaged_are_asked_after(path: str) -> None
     """By the next audit, under the keys that their rows have; and no entries are made of them."""
     with bytes_store.opened(path) as root:
         old = prepared(root)
-        members = (Member(root.member_id(), "here", is_home=False), Member(OTHER, "there"))
-        view = View(b"C" * 16, 2, members, (root.member_id(),))
-        run(root, lambda tables: _join_other(tables, view), deadline_after(10))
-        run(root, lambda tables: tables.delete_joining(b"joining"), deadline_after(10))  # which keeps one of them too
         lent = look(root, lambda tables: tables.all_lent(0, 10), deadline_after(10))
     for place, _ in lent:
         damaged(path, flipped(tables.LENT, tables.pack_number(place.put_id)))
@@ -147,12 +164,6 @@ def test_lent_segments_whose_rows_are_damaged_are_asked_after(path: str) -> None
         assert root.catalog.read(b"lent") is root.catalog.read(b"given") is None
         assert state_of(root)["records"] == old["records"]
         assert damage_of(root) == []
-
-
-def _join_other(tables: operations.CatalogTables, view: View) -> None:
-    standing = tables.standing()
-    assert standing is not None
-    tables.put_standing(type(standing)(standing.member, view))
 
 
 def test_one_that_was_never_told_of_members_is_repaired_as_any(path: str) -> None:
@@ -214,15 +225,9 @@ def test_what_was_lent_before_a_reboot_is_asked_after_at_once(path: str, monkeyp
     with bytes_store.opened(path) as root:
         before_change(root)
         (place, lent), *_ = look(root, lambda tables: tables.all_lent(0, 10), deadline_after(10))
-        until = [(1 << 50, 0), ((1 << 63) - 1, (1 << 63) - 1)]
-        for before, after in until:
-            run(
-                root,
-                lambda tables, at=before: tables.lend(place, Lent(lent.key, OTHER, 1, 2, 3, at)),
-                deadline_after(10),
-            )
-            with monkeypatch.context() as patched:
-                patched.setattr("memstore.distributed.catalog.rows.boot_id", lambda: b"another boot")
-                found_row = look(root, lambda tables: tables.lent(place), deadline_after(10))
-                assert found_row == Lent(lent.key, OTHER, 1, 2, 3, after)
-                assert look(root, lambda tables: tables.all_lent(0, 10), deadline_after(10))[0] == (place, found_row)
+        row = Lent(lent.key, OTHER, 1, 2, 3, 1 << 50)
+        run(root, lambda tables: tables.lend(place, row), deadline_after(10))
+        monkeypatch.setattr("memstore.distributed.catalog.rows.boot_id", lambda: b"another boot")
+        due = msgspec.structs.replace(row, until=0)
+        assert look(root, lambda tables: tables.lent(place), deadline_after(10)) == due
+        assert look(root, lambda tables: tables.all_lent(0, 10), deadline_after(10))[0] == (place, due)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from memstore.distributed.catalog import CatalogTables, look, run
-from memstore.distributed.rules import Entry, Joining, Lent, Place
+from memstore.distributed.rules import Entry, Lent, Place
 from memstore.engine import Creation, close_root, open_root, sweep_all
 from memstore.engine.catalog.tables import SERVED, Transaction
 from memstore.engine.root import folder as folders
@@ -108,7 +108,7 @@ def test_a_store_that_was_never_served_has_nothing_of_it(folder: str) -> None:
         assert len(stored) == 8 + 10 * 8  # a checksum and ten numbers
         assert look(root, lambda tables: (tables.standing(), tables.membership()), deadline_after(10)) == (None, 0)
         assert not root.catalog.is_served
-        assert root.catalog.view(lambda transaction: [transaction.count(table) for table in SERVED]) == [0] * 7
+        assert root.catalog.view(lambda transaction: [transaction.count(table) for table in SERVED]) == [0] * 12
         with open(f"{root.path}/memstore.json") as file:
             assert "features" not in file.read()
 
@@ -119,12 +119,16 @@ def test_a_served_one_is_refused_by_older_versions(folder: str, monkeypatch: pyt
         stored = root.catalog.view(lambda transaction: raw_row(transaction, "counters", b"counters"))
         assert len(stored) == 8 + 11 * 8
         settings = folders.read_settings(root.path)
-        assert settings is not None and settings.features == ("cluster",)
+        assert settings is not None and settings.features == ("owners",)
     with open(f"{folder}/store/memstore.json") as file:
         text = file.read()
     with open(f"{folder}/store/memstore.json", "w") as file:
-        file.write(text.replace('"cluster"', '"later"'))
+        file.write(text.replace('"owners"', '"later"'))
     with pytest.raises(FormatVersionError, match="later"), bytes_store.opened(f"{folder}/store"):
+        pass
+    with open(f"{folder}/store/memstore.json", "w") as file:  # as one that hashed homes were served by
+        file.write(text.replace('"owners"', '"cluster"'))
+    with pytest.raises(FormatVersionError, match="export"), bytes_store.opened(f"{folder}/store"):
         pass
 
 
@@ -247,8 +251,9 @@ def test_an_action_is_repeated_when_the_catalog_grows(folder: str) -> None:
             for number in range(600):
                 key, there = b"many/%d" % number, Place(b"o" * 16, place.put_id, place.segment)
                 tables.put_record(key, Entry(number + 1, change.body or b"", (there,)))
-                tables.put_joining(key, Joining(Entry(number, b"." * 20_000)))
+                tables.keep(key, Entry(number, b"." * 20_000))
             tables.lend(change.places[0], Lent(b"k", b"o" * 16))
+            tables.version = 600
 
         run(root, act, deadline_after(10), sealed=filled.sealed)
         published(root, filled)
