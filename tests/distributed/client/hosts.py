@@ -13,6 +13,7 @@ import pytest
 
 import memstore
 from memstore.distributed.rules import Roster, group_of
+from memstore.distributed.rules.handing import begin
 from tests.distributed.homes import Home, claim, join
 
 
@@ -58,6 +59,24 @@ def join_anew(cluster: Cluster) -> Roster:
     for home in cluster.homes:
         home.adopt(cluster.roster)
     return cluster.roster
+
+
+def hand_over(cluster: Cluster, key: str, taker: int) -> None:
+    """Has the group of a key handed over to another host, and waits until it is there."""
+    group, homes = group_of(key.encode()), cluster.homes
+    giver = next(home for home in homes if home.look(lambda tables: tables.owned(group)) is not None)
+    giver.run(lambda tables: begin(tables, group, homes[taker].member.id))
+
+    def is_over() -> bool:
+        roster = homes[0].standing().roster  # nobody asks for it here
+        for home in homes[1:]:
+            if home.standing().roster != roster:
+                home.adopt(roster)
+        return giver.look(lambda tables: tables.leaving(group)) is None
+
+    await_(is_over)
+    assert homes[taker].look(lambda tables: tables.owned(group)) is not None
+    cluster.roster = homes[0].standing().roster
 
 
 def await_(what: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -11,17 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
 import memstore
-from memstore.distributed.rules import Answer, Entry, Found, Lookup, Wait, partition
-from memstore.distributed.rules import lookups as rules_lookups
+from memstore.distributed.rules import Answer, Entry, Found, Lookup, Wait, owning, reading
 from tests.children import in_child
 from tests.distributed.catalog.operations import flipped
-from tests.distributed.client.hosts import Cluster, await_, cluster_of, join_anew
+from tests.distributed.client.hosts import Cluster, await_, cluster_of, hand_over
 from tests.distributed.client.test_puts import big
 from tests.inside import root_of
 
@@ -170,8 +168,7 @@ def test_a_wait_follows_a_key_whose_home_moves(homes: Cluster) -> None:
     waiter = threading.Thread(target=lambda: woken.append(here.wait(key, newer_than=version, timeout=20)))
     waiter.start()
     time.sleep(0.05)
-    homes.homes[0].member = msgspec.structs.replace(homes.homes[0].member, is_home=False)
-    assert join_anew(homes).home_of(key.encode()) == homes.homes[1].member.id
+    hand_over(homes, key, 1)
     later = there.put(key, 2)
     waiter.join()
     assert woken == [later]
@@ -181,8 +178,7 @@ def test_a_put_expects_a_version_that_its_new_home_has(homes: Cluster) -> None:
     here, there = homes.stores
     key = homes.key_at(0)
     here.put(key, 1)
-    homes.homes[0].member = msgspec.structs.replace(homes.homes[0].member, is_home=False)
-    join_anew(homes)
+    hand_over(homes, key, 1)
     version = there.put(key, 2)
     assert here.put(key, 3, expect_version=version) > version
 
@@ -345,8 +341,8 @@ def test_more_keys_than_a_message_has_room_for_are_got(pair: Cluster, monkeypatc
     here, there = pair.stores
     values = {f"{number:03}": "x" * (number % 7) for number in range(300)}
     there.put_many(values)
-    monkeypatch.setattr(rules_lookups, "BATCH_LIMIT", 100)
-    monkeypatch.setattr(partition, "BYTES_LIMIT", 20_000)
+    monkeypatch.setattr(reading, "BATCH_LIMIT", 100)
+    monkeypatch.setattr(owning, "BYTES_LIMIT", 20_000)
     assert here.get_many(list(values)) == values
     assert 3 + 3 <= lookups(pair) < 30
     assert here.get_many(list(values)[:20]) == dict(list(values.items())[:20])

@@ -14,17 +14,18 @@ import torch
 
 import memstore
 from memstore.distributed.catalog import CatalogTables
-from memstore.distributed.client import elsewhere, sharded
+from memstore.distributed.client import sharded
 from memstore.distributed.links import CLIENT, Links, hello_of_this_process
-from memstore.distributed.rules import Client, Pause, Seat
+from memstore.distributed.rules import Client, Pause, PutPart
+from memstore.distributed.rules import client as rules_client
 from memstore.distributed.rules.messages import Commit, Committed, Failed, Lookup, Open, Request, Resolve
-from memstore.distributed.rules.moving import leave
+from memstore.distributed.rules.roster import leave
 from memstore.engine import Participant
 from memstore.engine.catalog.tables import Transaction
 from memstore.errors import CrossHostError
 from tests.children import in_child
-from tests.distributed.client.hosts import Cluster, await_, join_anew
-from tests.distributed.homes import Home
+from tests.distributed.client.hosts import Cluster, await_, hand_over
+from tests.distributed.homes import Home, claim
 from tests.inside import root_of
 
 BIG = 5000  # floats: more than a record has room for
@@ -116,8 +117,10 @@ def test_what_was_replaced_is_given_back_where_it_lies(pair: Cluster) -> None:
 
 def test_a_key_whose_home_is_here_costs_no_message_and_lives_while_nobody_answers(homes: Cluster) -> None:
     store, key = homes.stores[0], homes.key_at(0)
+    store.put(key, 0)
     for home in homes.homes:
         home.silent = True
+        home.asked.clear()
     for number in range(3):
         store.put(key, big(number))
         store.put(homes.key_at(0, "small"), number)
@@ -160,7 +163,7 @@ def test_keys_of_several_homes_are_refused_before_anything_is_done(homes: Cluste
     store, keys = homes.stores[0], [homes.key_at(0), homes.key_at(1)]
     store.put(homes.key_at(1, "first"), 0)  # it has read who the members are
     before = segments(store)
-    with pytest.raises(memstore.errors.CrossHostError, match="have their homes on 2 hosts"):
+    with pytest.raises(memstore.errors.CrossHostError, match="belong to one host"):
         store.put_many({key: big(1) for key in keys})
     with pytest.raises(memstore.errors.CrossHostError):
         store.delete_many(keys, missing_ok=True)
@@ -178,7 +181,7 @@ def test_more_than_a_message_takes_is_refused_before_anything_is_lent(
     here = pair.stores[0]
     here.put("k", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(elsewhere, "CALL_BYTES_LIMIT", 2000)
+        patch.setattr(rules_client, "CALL_BYTES_LIMIT", 2000)
         with pytest.raises(memstore.errors.CrossHostError, match="'a' on: .*make several calls"):
             here.put_many({"a": big(1), "b": big(2), "c": big(3)})
     assert (segments(here), lent(pair.homes[0])) == ({}, 0)
@@ -284,7 +287,7 @@ def test_a_file_that_was_lent_is_not_filled_again(pair: Cluster, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(Links, "send", late)
-        with pytest.raises(memstore.StoreTimeoutError, match="before its home had heard of it"):
+        with pytest.raises(memstore.StoreTimeoutError, match="before its owner had heard of it"):
             here.put("k", big(2))
     assert root_of(here).next_put.file is None
     here.put("k", big(3))
@@ -334,20 +337,18 @@ def _owed(cluster: Cluster) -> list[object]:
     return [place for home in cluster.homes for place in home.look(lambda tables: tables.owed(100))]
 
 
-def test_a_put_follows_a_home_that_moves(pair: Cluster) -> None:
-    """The store of the first host has read that the second is the home of all; then the first is a home, too."""
-    here, there = pair.stores
-    keys = [f"{number:02}/k" for number in range(24)]  # by chance, of which all or none move once in 8 million runs
-    here.put_many(dict.fromkeys(keys, 0))
-    first = pair.homes[0]
-    first.member = msgspec.structs.replace(first.member, is_home=True)
-    view = join_anew(pair)
-    moved = [key for key in keys if view.home_of(key.encode()) == first.member.id]
-    assert 0 < len(moved) < len(keys)
-    versions = {key: here.put(key, big(1)) for key in keys}
-    assert all(there.version(key) == version for key, version in versions.items())
-    assert {one for one in keys if root_of(here).catalog.read(one.encode()) is not None} == set(moved)
-    assert sorted(here) == keys
+def test_a_put_follows_a_group_that_is_handed_over(homes: Cluster) -> None:
+    """Each process remembers who owned it before."""
+    here, there = homes.stores
+    for store in (here, there):
+        store.put("g/k", 0)
+    for owner in (1, 0, 1):
+        hand_over(homes, "g/k", owner)
+        for store in (here, there):
+            version = store.put("g/k", big(owner))
+            assert here.version("g/k") == there.version("g/k") == version
+        owns = [root_of(store).catalog.read(b"g/k") is not None for store in (here, there)]
+        assert owns == [owner == 0, owner == 1]
 
 
 def test_a_removed_host_says_so(pair: Cluster) -> None:
@@ -427,23 +428,46 @@ def test_the_real_error_is_raised_when_giving_back_fails_too(pair: Cluster, monk
     monkeypatch.setattr(CatalogTables, "retire", real)
 
 
-def test_puts_home_by_home_go_on_when_homes_move(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process has read of the homes is of the epoch before."""
-    here, there = pair.stores
-    names = [f"{number}/k" for number in range(16)]
+def test_puts_owner_by_owner_go_on_when_groups_are_handed_over(homes: Cluster) -> None:
+    """What this process remembers of the owners is of before."""
+    here, there = homes.stores
+    names = [f"{number}/k" for number in range(6)]
     here.put_many(dict.fromkeys(names, 0))
-    first = pair.homes[0]
-    first.member = msgspec.structs.replace(first.member, is_home=True)
-    view = join_anew(pair)
-    assert len({view.home_of(name.encode()) for name in names}) == 2
+    for name in names[:3]:
+        hand_over(homes, name, 1)
     versions = here.put_many(dict.fromkeys(names, 1), atomic=False)
     assert list(versions) == names and all(there.version(name) == versions[name] for name in names)
     with pytest.raises(CrossHostError):
         here.put_many(dict.fromkeys(names, 2))
-    first.member = msgspec.structs.replace(first.member, is_home=False)
-    pair.view = view
-    join_anew(pair)
-    assert here.delete_many(names, atomic=False) == 16
+    for name in names[:3]:
+        hand_over(homes, name, 0)
+    assert there.delete_many(names, atomic=False) == 6
+
+
+def test_groups_of_a_batch_are_claimed_for_who_owns_the_others(homes: Cluster) -> None:
+    here, there = homes.stores
+    there.put("theirs/k", 1)
+    versions = here.put_many({"new/k": big(1), "theirs/k": big(2)})
+    assert {key: there.version(key) for key in versions} == versions
+    assert root_of(there).catalog.read(b"new/k") is not None and root_of(here).catalog.read(b"new/k") is None
+
+
+def test_gets_waits_and_failed_puts_claim_nothing(homes: Cluster) -> None:
+    here, there = homes.stores
+    assert here.get("new/k", None) is None and here.delete("new/k", missing_ok=True) is False
+    with pytest.raises(TimeoutError):
+        here.wait("new/k", timeout=0.2)
+    with pytest.raises(memstore.VersionConflictError):
+        here.put("new/k", 1, expect_version=7)
+    assert there.put("new/k", 1)
+    assert root_of(there).catalog.read(b"new/k") is not None
+
+
+def test_a_process_that_dies_between_its_claim_and_its_commit_leaves_a_group_that_its_host_owns(homes: Cluster) -> None:
+    here, there = homes.stores
+    claim(homes.homes[0], homes.homes[1], b"new")
+    version = here.put("new/k", big(1))
+    assert there.version("new/k") == version and root_of(there).catalog.read(b"new/k") is not None
 
 
 def test_lanes_that_threads_fight_for_are_waited_for() -> None:
@@ -466,14 +490,14 @@ def test_lanes_that_threads_fight_for_are_waited_for() -> None:
 def test_parts_that_nobody_gives_up_leave_their_lanes_to_others(pair: Cluster) -> None:
     client = Client()
     links = Links(secret=None, kind=CLIENT, hello=hello_of_this_process())
-    puts = sharded.ShardedPuts(root_of(pair.stores[0]), links, client, bytes)
+    puts = sharded.ShardedPuts(root_of(pair.stores[0]), links, client)
     member = Participant(b"k", "attempt", 0, 2, 60.0)
     free = len(client._free_lanes)  # pyright: ignore[reportPrivateUsage]
     for number in range(200):
-        seat = Seat(puts._part(member, None))  # pyright: ignore[reportPrivateUsage]
+        part = PutPart(puts._part(member, None))  # pyright: ignore[reportPrivateUsage]
         steps = client.take_lane()
         with pytest.raises(StopIteration) as end:
             next(steps)
-        seat.lane = end.value.value
-        puts._note_unanswered((b"k", "attempt", number % 150), seat)  # pyright: ignore[reportPrivateUsage]
+        part.lane = end.value.value
+        puts._note_unanswered((b"k", "attempt", number % 150), part)  # pyright: ignore[reportPrivateUsage]
     assert free - len(client._free_lanes) <= 64  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,4 @@
-"""A host that is no home is removed, while others hold values whose bytes lie there."""
+"""A host that is never an owner is removed, while others hold values whose bytes lie there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memstore
-from memstore.distributed.rules.moving import leave
+from memstore.distributed.rules.roster import leave
 from memstore.errors import HomeUnavailableError, StaleMembershipError
 from tests.distributed.client.hosts import Cluster, await_, cluster_of
 
@@ -18,7 +18,7 @@ BIG = torch.arange(500_000, dtype=torch.float32).view(1000, 500)
 
 @pytest.fixture
 def cluster(scratch: str) -> Iterator[Cluster]:
-    """Two homes, and a third host, which comes and goes."""
+    """Two owners, and a third host, which comes and goes."""
     with cluster_of(scratch, True, True, False) as made:
         yield made
 
@@ -28,9 +28,9 @@ def remove(cluster: Cluster, number: int) -> None:
     gone = cluster.homes[number]
     left = [home for home in cluster.homes if home is not gone]
     members = tuple(home.member for home in left)
-    view = msgspec.structs.replace(cluster.view, epoch=cluster.view.epoch + 1, members=members)
+    roster = msgspec.structs.replace(cluster.roster, epoch=cluster.roster.epoch + 1, members=members)
     for home in left:
-        home.adopt(view)
+        home.adopt(roster)
     gone.run(leave)
 
 
@@ -63,9 +63,11 @@ def test_what_was_fetched_stays_and_the_rest_is_gone_by_name(cluster: Cluster, h
 
 def test_a_host_that_hears_nothing_of_the_others_is_told_why(cluster: Cluster) -> None:
     """Nobody serves its folder, and its processes go on."""
-    view = msgspec.structs.replace(cluster.view, epoch=cluster.view.epoch + 1)
+    roster = msgspec.structs.replace(cluster.roster, epoch=cluster.roster.epoch + 1)
     for home in cluster.homes[:2]:
-        home.adopt(view)
-    behind, key = cluster.stores[2], cluster.key_at(0)
-    with pytest.raises(HomeUnavailableError, match="hasn't heard of it: does an agent serve this folder"):
-        behind.get(key, timeout=1.0)
+        home.adopt(roster)
+    with (
+        memstore.open(cluster.stores[2].root, timeout=1.0) as behind,
+        pytest.raises(HomeUnavailableError, match="hasn't heard of it: does an agent serve this folder"),
+    ):
+        list(behind)

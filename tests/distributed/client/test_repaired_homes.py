@@ -30,7 +30,7 @@ def test_values_and_parts_of_other_hosts_are_there_after_a_repair_of_their_home(
     paths = [f"{scratch}-{name}" for name in "ab"]
     with ExitStack() as stack:
         here = stack.enter_context(memstore.open(paths[0], timeout=20.0))
-        other = stack.enter_context(Home(paths[0], is_home=False))
+        other = stack.enter_context(Home(paths[0], is_owner=False))
         with Home(paths[1]) as home, memstore.open(paths[1], timeout=20.0) as there:
             join([other, home])
             version = here.put("there", BIG)
