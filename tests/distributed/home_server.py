@@ -69,7 +69,7 @@ class _Served:
     def serve(self, *paths: str) -> None:
         if paths[0] not in self._stacks:
             with ExitStack() as stack:
-                homes = [stack.enter_context(Home(path, is_home=path == paths[-1])) for path in paths]
+                homes = [stack.enter_context(Home(path, is_owner=path == paths[-1])) for path in paths]
                 if homes[0].look(lambda tables: tables.standing()) is None:
                     join(homes)
                 self._stacks[paths[0]] = stack.pop_all()

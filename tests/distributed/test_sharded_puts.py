@@ -19,7 +19,7 @@ import memstore
 from memstore import TensorShard
 from memstore.distributed.catalog import look
 from memstore.distributed.links import Links
-from memstore.distributed.rules import Place, View
+from memstore.distributed.rules import Place
 from memstore.distributed.transfers import sending
 from memstore.errors import (
     HomeUnavailableError,
@@ -32,6 +32,7 @@ from memstore.errors import (
 )
 from memstore.integrations.torchstore.calls import fill_common
 from tests.children import Child, Wire
+from tests.distributed.client import hosts
 from tests.distributed.home_server import HomeServer, ask
 from tests.distributed.homes import Home, join
 from tests.inside import root_of
@@ -40,17 +41,17 @@ from tests.patience import least_seconds
 ROWS, COLUMNS = 4, 1000
 
 
-class Cluster:
-    """Two hosts, and a store on each. `near`: the key's home is the first one."""
+class Cluster(hosts.Cluster):
+    """Two hosts, and a store on each."""
 
     def __init__(self, root: str, stack: ExitStack) -> None:
-        self.homes = [stack.enter_context(Home(f"{root}-{name}")) for name in "ab"]
-        self.view = join(self.homes)
-        self.stores = [stack.enter_context(memstore.open(home.root.path, timeout=20.0)) for home in self.homes]
+        homes = [stack.enter_context(Home(f"{root}-{name}")) for name in "ab"]
+        roster = join(homes)
+        stores = [stack.enter_context(memstore.open(home.root.path, timeout=20.0)) for home in homes]
+        super().__init__(homes, stores, roster)
 
     def key(self, home: int) -> str:
-        names = (f"group{number}/weights" for number in range(100))
-        return next(name for name in names if self.view.home_of(name.encode()) == self.homes[home].member.id)
+        return self.key_at(home, "weights")
 
     def come_to_rest(self) -> None:
         """Waits until no part waits, no host is owed anything, and no byte is live that no record names."""
@@ -281,23 +282,20 @@ def test_a_call_that_a_silent_home_leaves_without_an_answer_ends_in_time_and_nam
         assert name == "pending of all" or (key in str(error) and error.key == key), error
 
 
-def test_an_attempt_ends_when_its_home_moves(cluster: Cluster) -> None:
+def test_an_attempt_ends_when_its_group_is_handed_over(cluster: Cluster) -> None:
     key = cluster.key(1)
     pending = [
         cluster.stores[at].put_sharded(key, shard(at, 3), attempt="one", rank=at, world_size=3, wait=False)
         for at in (0, 1)
     ]
-    members = (cluster.homes[0].member, msgspec.structs.replace(cluster.homes[1].member, is_home=False))
-    view = View(cluster.view.cluster, cluster.view.epoch + 1, members, cluster.view.before)
-    for home in cluster.homes:
-        home.adopt(view)
+    hosts.hand_over(cluster, key, 0)
     for one in pending:
         assert not isinstance(one, int)
-        with pytest.raises(PartialCommitError, match="its key has its home on another host since"):
+        with pytest.raises(PartialCommitError, match="is handed over to another host"):
             one.wait()
     cluster.come_to_rest()
     late = together([put(cluster, key, 0, 2, world=3, timeout=5.0)])
-    assert isinstance(late[0], PartialCommitError) and "another host since" in str(late[0])
+    assert isinstance(late[0], PartialCommitError) and "is handed over" in str(late[0])
     versions = together([put(cluster, key, rank, rank, attempt="two") for rank in (0, 1)])
     assert versions[0] == versions[1] and isinstance(versions[0], int)
 
