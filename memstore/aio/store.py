@@ -510,13 +510,13 @@ class AsyncStore(Awaits[Store]):
         """Returns how many keys there are: `len(store)`, awaited."""
         return await self._made(Store.__len__, (), {}, pool=self._pool_of(None), is_timed=False)
 
-    def keys(self, prefix: str = "") -> AsyncIterator[str]:
+    def keys(self, prefix: str = "", *, partial: bool = False) -> AsyncIterator[str]:
         """Iterates over keys, as `Store.keys`: `async for key in store.keys("policy/")`."""
-        return self._keys(prefix)
+        return self._keys(prefix, partial)
 
-    async def _keys(self, prefix: str) -> AsyncIterator[str]:
+    async def _keys(self, prefix: str, partial: bool) -> AsyncIterator[str]:
         pool = self._pool_of(None)
-        found: Iterator[str] = await call(pool, lambda _: self._blocking().keys(prefix))
+        found: Iterator[str] = await call(pool, lambda _: self._blocking().keys(prefix, partial=partial))
         while page := await call(pool, lambda _: list(itertools.islice(found, _PAGE))):
             for key in page:
                 yield key

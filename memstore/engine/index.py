@@ -54,13 +54,15 @@ def known_version(root: Root, name: bytes) -> int | None:
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
-def keys_from(opened: Callable[[], Root], prefix: bytes, timeout: float) -> Iterator[bytes]:
+def keys_from(
+    opened: Callable[[], Root], prefix: bytes, timeout: float, silent: dict[bytes, str] | None = None
+) -> Iterator[bytes]:
     """Yields the keys that start with `prefix`, sorted; each page of 1,024 as it is at one moment.
 
     `opened` gives the root anew for each page: the store may be closed, or the process forked, between two. `timeout`
-    is that of each page, where other hosts are asked.
+    is that of each page, where other hosts are asked. `silent` as in `Elsewhere.keys`.
     """
-    for _, keys in _pages(opened, prefix, timeout):
+    for _, keys in _pages(opened, prefix, timeout, silent):
         yield from keys
 
 
@@ -144,7 +146,9 @@ def _records(root: Root, keys: list[bytes], timeout: float) -> list[Record | Non
     return root.catalog.view(lambda transaction: [transaction.record(key) for key in keys])
 
 
-def _pages(opened: Callable[[], Root], prefix: bytes, timeout: float) -> Iterator[tuple[Root, list[bytes]]]:
+def _pages(
+    opened: Callable[[], Root], prefix: bytes, timeout: float, silent: dict[bytes, str] | None = None
+) -> Iterator[tuple[Root, list[bytes]]]:
     """Yields the keys in pages, since a long transaction makes the catalog grow."""
     after: bytes | None = None
     while True:
@@ -152,7 +156,8 @@ def _pages(opened: Callable[[], Root], prefix: bytes, timeout: float) -> Iterato
         keys = root.catalog.view(Transaction.keys, prefix, after, _KEYS_A_PAGE)
         is_last = len(keys) < _KEYS_A_PAGE
         if is_served(root):
-            rows = elsewhere_of(root).keys(prefix, after or b"", _KEYS_A_PAGE, deadline_after(timeout))
+            deadline = deadline_after(timeout)
+            rows = elsewhere_of(root).keys(prefix, after or b"", _KEYS_A_PAGE, deadline, silent)
             keys = [key for key, _ in rows]
             is_last = not keys  # a page of several owners may be a short one
         yield root, keys

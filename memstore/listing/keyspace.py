@@ -188,15 +188,24 @@ class Keyspace:
 
     # --- look ---------------------------------------------------------------------------------------------------------
 
-    def keys(self, prefix: str = "") -> Iterator[str]:
+    def keys(self, prefix: str = "", *, partial: bool = False) -> Iterator[str]:
         """Iterates over the keys that start with `prefix`, sorted by their UTF-8 bytes.
 
         They are read in pages of 1,024, each at one moment: keys that are put or deleted meanwhile may be missed. A
         prefix is plain text, not a pattern: if it looks like a pattern and no key starts with it, a warning says so.
+
+        Args:
+            partial: in a store on several hosts, go on without hosts that don't answer; a warning names them.
+
+        Raises:
+            HomeUnavailableError: a host that may own some doesn't answer, unless `partial`.
         """
         encoded = encode_prefix(prefix)
         self._opened()
-        found = map(bytes.decode, index.keys_from(self._opened, encoded, self._timeout))
+        silent: dict[bytes, str] | None = {} if flag("partial", partial) else None
+        found = map(bytes.decode, index.keys_from(self._opened, encoded, self._timeout, silent))
+        if silent is not None:
+            found = _warned_of(found, silent, prefix)
         warning = found if GLOB.isdisjoint(prefix) else warned_if_none(found, prefix)
         return WhileRead(warning, f"keys({short(prefix) if prefix else ''})", self.root)
 
@@ -566,6 +575,15 @@ def warned_if_none(keys: Iterator[str], prefix: str) -> Iterator[str]:
         yield one
     if one is None:
         warnings.warn(no_match(prefix), UserWarning, stacklevel=2)
+
+
+def _warned_of(keys: Iterator[str], silent: Mapping[bytes, str], prefix: str) -> Iterator[str]:
+    """Iterates over keys, and then warns of the hosts that were left out."""
+    yield from keys
+    if silent:
+        hosts = ", ".join(sorted(silent.values()))
+        text = f"keys({prefix!r}, partial=True) has none of the keys of {hosts}: no answer came from there"
+        warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def no_match(prefix: str, call: str = "keys") -> str:

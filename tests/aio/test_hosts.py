@@ -1,4 +1,4 @@
-"""Tasks of a store on several hosts: keys whose home is elsewhere, or moves, or is silent."""
+"""Tasks of a store on several hosts: keys that another host owns, or nobody, or that are handed over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -16,16 +15,16 @@ import memstore
 import memstore.aio
 from memstore.aio import AsyncStore, waits
 from memstore.aio import calls as aio_calls
-from memstore.aio.waits import BatchedWakeups, RemoteWaits, Wakeup
-from memstore.distributed.client import begun_wait
-from memstore.distributed.client.elsewhere import OtherHosts
+from memstore.aio.waits import BatchedWakeups, Wakeup
+from memstore.distributed.client import driving
 from memstore.distributed.rules import Wait
+from memstore.distributed.rules.messages import WatchGroup
 from memstore.distributed.serving import waiting
 from memstore.engine import elsewhere_of
 from tests.aio.loops import threads_of_aio, until, with_store
 from tests.aio.test_results import RANKS, shard
 from tests.children import in_child
-from tests.distributed.client.hosts import Cluster, await_, cluster_of, join_anew
+from tests.distributed.client.hosts import Cluster, await_, cluster_of, hand_over
 from tests.distributed.homes import Home
 from tests.distributed.serving.homes import AnsweringHome, answering, join
 from tests.inside import root_of
@@ -33,7 +32,7 @@ from tests.inside import root_of
 
 @pytest.fixture
 def pair(scratch: str) -> Iterator[Cluster]:
-    """Two hosts, of which the second is the home of all keys."""
+    """Two hosts, of which the second owns all keys."""
     with cluster_of(scratch, False, True) as made:
         yield made
 
@@ -67,11 +66,11 @@ async def test_waits_for_keys_of_another_home_take_no_thread_each(
     pair: Cluster, store: AsyncStore, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aio_calls, "IDLE", 0.05)
-    await store.put("other", 1)
+    await store.put("other/k", 1)
     others = set(threads_of_links())
-    keys = [f"key{number}" for number in range(count)]
+    keys = [f"other/{number}" for number in range(count // 2)] + [f"key{number}" for number in range(count // 2)]
     waiting = [asyncio.ensure_future(store.wait(key, timeout=LONG)) for key in keys]
-    await until(lambda: waits_at(pair.homes[1]) == count, LONG)
+    await until(lambda: waits_at(pair.homes[1]) + watches(pair) == count, LONG)
     await until(lambda: not threads_of_aio(), LONG)
     assert len(set(threads_of_links()) - others) <= 1 and threads_of_links()
     versions = await asyncio.to_thread(pair.stores[1].put_many, dict.fromkeys(keys, 1))
@@ -80,13 +79,21 @@ async def test_waits_for_keys_of_another_home_take_no_thread_each(
 
 
 def waits_at(home: Home) -> int:
-    """Those that the home has kept, of all that came."""
+    """Counts the keys that the host has kept waits for, of all that came."""
     return len({request.key for request in list(home.asked) if isinstance(request, Wait)})
 
 
+def watches(cluster: Cluster) -> int:
+    """Counts the groups that the directory has watched, of all that came."""
+    asked = list(cluster.homes[0].asked)
+    return len({request.group for request in asked if isinstance(request, WatchGroup)})
+
+
 async def test_waits_that_are_cancelled_or_whose_time_is_over_leave_nothing(pair: Cluster, store: AsyncStore) -> None:
-    waiting = [asyncio.ensure_future(store.wait(f"none{number}")) for number in range(20)]
-    await until(lambda: waits_at(pair.homes[1]) > 10)
+    pair.stores[1].put("none/k", 1)
+    names = [f"none{'/'[number % 2 :]}{number}" for number in range(20)]
+    waiting = [asyncio.ensure_future(store.wait(name)) for name in names]
+    await until(lambda: waits_at(pair.homes[1]) + watches(pair) > 10)
     for task in waiting:
         task.cancel()
     assert all(
@@ -107,33 +114,38 @@ async def test_a_wait_is_kept_again_where_the_home_has_no_news_for_long(
     pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked anew when an answer should be there, whatever became of it."""
-    monkeypatch.setattr(begun_wait, "_LOST", 0.1)
-    waiting = asyncio.ensure_future(store.wait("key"))
-    await until(lambda: sum(isinstance(request, Wait) for request in list(pair.homes[1].asked)) > 2)
-    version = await asyncio.to_thread(pair.stores[1].put, "key", 1)
-    assert await asyncio.wait_for(waiting, 60) == version
+    monkeypatch.setattr(driving, "_LOST", 0.1)
+    pair.stores[1].put("owned/first", 1)
+    for key, kind in (("owned/key", Wait), ("nobodys/key", WatchGroup)):
+        waiting = asyncio.ensure_future(store.wait(key))
+        asked = pair.homes[1 if kind is Wait else 0].asked
+        await until(lambda asked=asked, kind=kind: sum(isinstance(request, kind) for request in list(asked)) > 2)
+        version = await asyncio.to_thread(pair.stores[1].put, key, 1)
+        assert await asyncio.wait_for(waiting, 60) == version
 
 
 async def test_waits_go_on_when_the_connection_breaks(pair: Cluster, store: AsyncStore) -> None:
-    waiting = [asyncio.ensure_future(store.wait(f"key{number}", timeout=LONG)) for number in range(30)]
+    pair.stores[1].put("k/first", 1)
+    waiting = [asyncio.ensure_future(store.wait(f"k/{number}", timeout=LONG)) for number in range(30)]
     await until(lambda: waits_at(pair.homes[1]) == 30)
     assert store._lazy.opened_root is not None
-    links = store._lazy.opened_root.home._links
+    links = store._lazy.opened_root.owners._links
     for link in links._links.values():
         link.current.break_off("a test does it")
     await until(lambda: sum(isinstance(request, Wait) for request in list(pair.homes[1].asked)) == 60)
-    versions = await asyncio.to_thread(pair.stores[1].put_many, {f"key{number}": 1 for number in range(30)})
+    versions = await asyncio.to_thread(pair.stores[1].put_many, {f"k/{number}": 1 for number in range(30)})
     assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
 
 
 async def test_a_store_that_is_closed_ends_its_waits_for_other_homes(pair: Cluster, store: AsyncStore) -> None:
     other = memstore.aio.open(store.root)
-    ended, kept = (asyncio.ensure_future(one.wait(f"k{number}")) for number, one in enumerate((store, other)))
+    pair.stores[1].put("k/first", 1)
+    ended, kept = (asyncio.ensure_future(one.wait(f"k/{number}")) for number, one in enumerate((store, other)))
     await until(lambda: waits_at(pair.homes[1]) == 2)
     await store.close()
     with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
         await asyncio.wait_for(ended, 60)
-    version = await asyncio.to_thread(pair.stores[1].put, "k1", 1)
+    version = await asyncio.to_thread(pair.stores[1].put, "k/1", 1)
     assert await asyncio.wait_for(kept, 60) == version
     await other.close()
 
@@ -155,42 +167,6 @@ async def test_a_wait_that_comes_while_its_store_is_closed_ends_too(
     with pytest.raises(memstore.StoreClosedError, match="memstore.aio.open it again"):
         await asyncio.wait_for(store.wait("k", timeout=LONG), 60)
     await other.close()
-
-
-async def test_waits_that_are_looked_up_now_and_then_are_told_and_end_with_their_store(
-    pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a process that asks other hosts by actors."""
-    monkeypatch.setattr(OtherHosts, "begin_wait", lambda *_: None)
-    waiting = [asyncio.ensure_future(store.wait(f"k{number}", timeout=LONG)) for number in range(20)]
-    ended = asyncio.ensure_future(store.wait("never", timeout=LONG))
-    await store.put("other", 1)  # there is a connection from now on
-    with pytest.raises(memstore.StoreTimeoutError):
-        await store.wait("never", timeout=0.3)
-    versions = await asyncio.to_thread(pair.stores[1].put_many, {f"k{number}": 1 for number in range(20)})
-    assert await asyncio.wait_for(asyncio.gather(*waiting), LONG) == list(versions.values())
-    await store.close()
-    with pytest.raises(memstore.StoreClosedError):
-        await asyncio.wait_for(ended, 60)
-    assert not store._lazy.remote_waits
-
-
-async def test_a_wait_that_begins_as_the_last_one_leaves_is_looked_up_too(
-    pair: Cluster, store: AsyncStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that left have stopped the task that looks, which has not seen that yet."""
-    monkeypatch.setattr(OtherHosts, "begin_wait", lambda *_: None)
-    await store.put("other", 1)
-    assert store._lazy.opened_root is not None
-    waits, deadline = RemoteWaits(store._lazy.opened_root, "a pool of this test"), time.monotonic() + LONG
-    leaves = asyncio.ensure_future(waits.wait(b"never", 0, deadline))
-    await until(lambda: waits._task is not None)
-    leaves.cancel()
-    bell = Wakeup(BatchedWakeups())
-    comes = asyncio.ensure_future(waits._look_now_and_then(b"key", 0, bell, deadline))
-    await asyncio.gather(leaves, return_exceptions=True)
-    version = await asyncio.to_thread(pair.stores[1].put, "key", 1)
-    assert await asyncio.wait_for(comes, 60) == version
 
 
 @pytest.mark.parametrize("home", ["this host", "another one"])
@@ -215,9 +191,9 @@ def test_many_ranks_of_one_process_put_together_in_a_served_store(scratch: str, 
 
 async def test_a_forked_child_waits_by_itself_and_its_parent_goes_on(pair: Cluster, store: AsyncStore) -> None:
     waiting = asyncio.ensure_future(store.wait("parents", timeout=LONG))
-    await until(lambda: waits_at(pair.homes[1]) == 1)
+    await until(lambda: watches(pair) == 1)
     child = asyncio.ensure_future(asyncio.to_thread(in_child, in_the_child, store))
-    await until(lambda: waits_at(pair.homes[1]) == 2 or child.done(), LONG)
+    await until(lambda: watches(pair) == 2 or child.done(), LONG)
     version = await asyncio.to_thread(pair.stores[1].put, "childs", 1)
     assert await child == version
     assert not waiting.done()
@@ -235,13 +211,12 @@ def in_the_child(store: AsyncStore) -> int:
     return asyncio.run(main())
 
 
-def test_a_wait_follows_a_key_whose_home_moves(scratch: str) -> None:
+def test_a_wait_follows_a_key_that_is_handed_over(scratch: str) -> None:
     async def use(store: AsyncStore) -> None:
         version = await store.put(key, 1)
         waiting = asyncio.ensure_future(store.wait(key, newer_than=version))
         await asyncio.sleep(0.05)
-        homes.homes[0].member = msgspec.structs.replace(homes.homes[0].member, is_home=False)
-        await asyncio.to_thread(join_anew, homes)
+        await asyncio.to_thread(hand_over, homes, key, 1)
         later = await asyncio.to_thread(homes.stores[1].put, key, 2)
         assert await asyncio.wait_for(waiting, 60) == later
 
@@ -251,19 +226,18 @@ def test_a_wait_follows_a_key_whose_home_moves(scratch: str) -> None:
 
 
 @pytest.mark.parametrize("to", ["this host", "a third one"])
-def test_a_wait_for_another_home_follows_its_key(scratch: str, to: str) -> None:
+def test_a_wait_at_another_host_follows_its_key(scratch: str, to: str) -> None:
     async def use(store: AsyncStore) -> None:
         waiting = asyncio.ensure_future(store.wait(key, timeout=LONG))
         await until(lambda: waits_at(homes.homes[1]) == 1)
-        for number, home in enumerate(homes.homes):
-            home.member = msgspec.structs.replace(home.member, is_home=number == after)
-        await asyncio.to_thread(join_anew, homes)
+        await asyncio.to_thread(hand_over, homes, key, after)
         version = await asyncio.to_thread(homes.stores[1].put, key, 2)
         assert await asyncio.wait_for(waiting, LONG) == version
 
     after = 0 if to == "this host" else 2
-    with cluster_of(scratch, False, True, False) as homes:
+    with cluster_of(scratch, True, True, True) as homes:
         key = homes.key_at(1)
+        homes.stores[1].put(f"{key} beside", 1)
         with_store(homes.stores[0].root, use)
 
 
@@ -272,12 +246,13 @@ async def test_waits_outlast_a_home_that_is_away(
 ) -> None:
     """It ends in the middle of them, and comes back later, at its address."""
     there, keys = pair.homes[1], [f"k/{number}" for number in range(40)]
+    pair.stores[1].put("k/first", 1)
     waiting = [asyncio.ensure_future(store.wait(key, timeout=LONG)) for key in keys]
     await until(lambda: waits_at(there) == len(keys))
     await asyncio.to_thread(there.close)
     monkeypatch.setattr(there, "close", lambda: None)
     assert store._lazy.opened_root is not None
-    link = store._lazy.opened_root.home._links._links[there.member.address]
+    link = store._lazy.opened_root.owners._links._links[there.member.address]
     await until(lambda: link._tries > 2)  # it was looked for, and not found
     assert not any(task.done() for task in waiting)
     with Home(pair.stores[1].root, there.member.address) as again:
@@ -289,8 +264,8 @@ async def test_waits_outlast_a_home_that_is_away(
 def test_a_home_is_told_for_how_long_a_wait_is_wanted(pair: Cluster) -> None:
     home = pair.homes[1]
     home.delays = lambda request: isinstance(request, Wait)
-    begun = elsewhere_of(root_of(pair.stores[0])).begin_wait(b"key", 0, lambda: None, time.monotonic() + 3)
-    assert begun is not None
+    pair.stores[1].put("k/first", 1)
+    begun = elsewhere_of(root_of(pair.stores[0])).begin_wait(b"k/key", 0, lambda: None, time.monotonic() + 3)
     begun.go_on(time.monotonic() + 20)
     await_(lambda: bool(home.delayed))
     assert home.delayed[0].deadline < time.monotonic() + 3.5  # the clocks of both ends, and a millisecond
@@ -301,11 +276,10 @@ def test_a_wait_that_is_closed_while_it_goes_on_is_given_up_all_the_same(
     pair: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = pair.stores[0]
-    store.put("other", 1)  # so that there is a connection
+    store.put("k/first", 1)  # so that there is a connection
     elsewhere = elsewhere_of(root_of(store))
-    begun = elsewhere.begin_wait(b"key", 0, lambda: None, time.monotonic() + LONG)
-    assert begun is not None
-    (connection,) = (link.current for link in elsewhere._links._links.values())
+    begun = elsewhere.begin_wait(b"k/key", 0, lambda: None, time.monotonic() + LONG)
+    connection = elsewhere._links._links[pair.homes[1].member.address].current
 
     class Using:
         """Its lock. Somebody closes the wait just before who goes on with it lets that go."""

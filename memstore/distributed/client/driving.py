@@ -31,7 +31,6 @@ from memstore.distributed.rules import (
     LONGEST_WAIT,
     NOT_SENT,
     Answer,
-    Client,
     DeadlinePassed,
     NotSent,
     Pause,
@@ -40,7 +39,6 @@ from memstore.distributed.rules import (
     Stale,
     Steps,
     Transact,
-    wait_there,
 )
 from memstore.engine import IN_A_THREAD, Root, SealedSegment, WaitState
 from memstore.errors import HomeUnavailableError, LinkRefusedError
@@ -137,7 +135,7 @@ class _Call(Generic[Result]):
     def _transact(self, step: Transact) -> Any:
         deadline = time.monotonic() + TO_GIVE_BACK if self._is_told else self._deadline
         if step.is_read:
-            return catalog.look(self._root, step.action, deadline)
+            return catalog.look_or_run(self._root, step.action, deadline)
         return catalog.run(self._root, step.action, deadline, sealed=self._sealed)
 
     def _send(self, step: Send) -> Answer | NotSent | None:
@@ -216,28 +214,24 @@ def decode_answer(answer: bytes) -> Answer | None:
 
 
 class BegunWait:
-    """A wait for a newer version at another owner that takes no thread while it lasts: an `engine.BegunWait`.
+    """A wait that takes no thread while it lasts: an `engine.BegunWait`.
 
-    It runs the same steps as a wait in a thread (`rules.wait_there`). Where these wait for an answer, nobody does: who
-    began it is told when the answer is there, and calls `go_on`. That may read the catalog, and connect; so it is
-    called first without the time for either, and in a thread if that was not enough.
+    It runs the same steps as a wait in a thread. Where these wait for an answer, nobody does: who began it is told when
+    the answer is there, and calls `go_on`. That may read the catalog, and connect; so it is called first without the
+    time for either, and in a thread if that was not enough.
+
+    Args:
+        steps: their result is a version, or 0.
     """
 
     def __init__(
-        self,
-        root: Root,
-        links: Links,
-        client: Client,
-        key: bytes,
-        newer_than: int,
-        told: Callable[[], None],
-        until: float,
+        self, root: Root, links: Links, steps: Steps[int | None], told: Callable[[], None], until: float
     ) -> None:
         self._root, self._links, self._told, self._until = root, links, told, until
-        self._steps = wait_there(client, key, newer_than)
+        self._steps = steps
         self._resume: Callable[[], Any] = partial(self._steps.send, None)
-        self._step: Send | Transact | None = None  # that is to be taken
-        self._call: Begun | None = None  # that is under way
+        self._step: Send | Race | Transact | None = None  # that is to be taken
+        self._calls: list[Begun] = []  # that are under way; the first answer counts
         self._due = inf  # when it is lost
         self._refusals = Refusals()
         self._using = threading.Lock()  # who goes on, or closes it
@@ -263,17 +257,24 @@ class BegunWait:
                 self._using.release()
 
     def _end(self) -> None:
-        if self._call is not None:
-            self._call.give_up()
-            self._call = None
+        self._give_up()
         self._steps.close()
 
+    def _give_up(self) -> None:
+        for call in self._calls:
+            if not call.is_over:
+                call.give_up()
+        self._calls.clear()
+
     def _go_on(self, deadline: float | None) -> WaitState:
-        if self._call is not None:
+        if self._calls:
             left = self._due - time.monotonic()
-            if not self._call.is_over and left > 0:
+            over = next((call for call in self._calls if call.is_over), None)
+            if over is None and left > 0:
                 return WaitState(None, left)
-            self._take_answer(self._call)
+            self._give_up()
+            answer = None if over is None or over.answer is None else decode_answer(over.answer)
+            self._resume = partial(self._steps.send, answer)
         while True:
             step = self._step
             if step is None:
@@ -289,8 +290,8 @@ class BegunWait:
                 return IN_A_THREAD
             self._step = None
             try:
-                if isinstance(step, Send):
-                    if self._send(step, deadline):
+                if isinstance(step, Send | Race):
+                    if self._send(step.sends if isinstance(step, Race) else (step,), deadline):
                         return WaitState(None, _LOST)
                 elif step is not None:
                     found = catalog.look_or_run(self._root, step.action, time.monotonic() + _TO_READ)
@@ -298,22 +299,16 @@ class BegunWait:
             except Exception as error:
                 self._resume = partial(self._steps.throw, error)
 
-    def _send(self, step: Send, deadline: float) -> bool:
-        """Returns whether it was sent; if not, the steps go on with that."""
-        message = encode_request(step)
+    def _send(self, sends: Sequence[Send], deadline: float) -> bool:
+        """Returns whether all were sent; if not, the steps go on with that."""
         kept = max(0.0, min(_KEPT, self._until - time.monotonic()))
-        call = self._refusals.sent(
-            lambda: self._links.begin(step.address, step.member, message, kept, self._told, deadline)
-        )
-        if isinstance(call, NotSent):
-            self._resume = partial(self._steps.send, call)
-            return False
-        self._call, self._due = call, time.monotonic() + _LOST
+        for send in sends:
+            begin = partial(self._links.begin, send.address, send.member, encode_request(send))
+            call = self._refusals.sent(lambda begin=begin: begin(kept, self._told, deadline))
+            if isinstance(call, NotSent):
+                self._give_up()
+                self._resume = partial(self._steps.send, call)
+                return False
+            self._calls.append(call)
+        self._due = time.monotonic() + _LOST
         return True
-
-    def _take_answer(self, call: Begun) -> None:
-        self._call = None
-        if not call.is_over:
-            call.give_up()
-        answer = None if call.answer is None else decode_answer(call.answer)
-        self._resume = partial(self._steps.send, answer)

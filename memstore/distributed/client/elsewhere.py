@@ -310,10 +310,19 @@ class OtherHosts:
     def _record_of(self, entry: Entry | None) -> Record | None:
         return None if entry is None else catalog.record_of(entry, self._member)
 
-    def keys(self, prefix: bytes, after: bytes, limit: int, deadline: float) -> list[tuple[bytes, int]]:
+    def keys(
+        self, prefix: bytes, after: bytes, limit: int, deadline: float, silent: dict[bytes, str] | None = None
+    ) -> list[tuple[bytes, int]]:
         if len(prefix) > KEY_LIMIT:  # no key starts with it, and no message may say it
             return []
-        return self._drive(page(self._client, prefix, after, min(limit, ROWS_LIMIT)), deadline)
+        left_out: dict[bytes, Member] | None = None
+        if silent is not None:
+            members = {member: self._standings.member_of(member) for member in silent}
+            left_out = {id: member for id, member in members.items() if member is not None}
+        found = self._drive(page(self._client, prefix, after, min(limit, ROWS_LIMIT), left_out), deadline)
+        if silent is not None and left_out is not None:
+            silent.update({id: name_of(member) for id, member in left_out.items()})
+        return found
 
     def wait(self, key: bytes, newer_than: int, deadline: float) -> int | None:
         try:
@@ -322,10 +331,20 @@ class OtherHosts:
             return None
 
     def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None], deadline: float) -> BegunWait:
-        return BegunWait(self._root, self._links, self._client, key, newer_than, told, deadline)
+        steps = wait_there(self._client, key, newer_than)
+        return BegunWait(self._root, self._links, steps, told, deadline)
 
     def wait_any(self, prefix: bytes, newer_than: Mapping[bytes, int] | int, deadline: float) -> dict[bytes, int]:
         return self._drive(wait_any(self._client, prefix, newer_than), deadline)
+
+    def begin_wait_any(
+        self, prefix: bytes, newer_than: Mapping[bytes, int] | int, told: Callable[[], None], deadline: float
+    ) -> BegunWait:
+        def steps() -> Steps[int]:
+            found = yield from wait_any(self._client, prefix, newer_than)
+            return max(found.values())
+
+        return BegunWait(self._root, self._links, steps(), told, deadline)
 
     def _drive(self, steps: Steps[Result], deadline: float) -> Result:
         return drive(steps, self._root, self._links, _at_least(deadline))

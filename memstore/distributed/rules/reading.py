@@ -48,7 +48,7 @@ from memstore.distributed.rules.messages import (
     group_of,
     groups_of,
 )
-from memstore.distributed.rules.steps import Race, Send, Steps, Tables, pause, send, transact, view
+from memstore.distributed.rules.steps import Race, Send, Steps, Tables, pause, send, view
 from memstore.errors import MutableEntryError, StoreTimeoutError, VersionConflictError
 
 _TRIES_WITHOUT_PIN = 2
@@ -117,7 +117,7 @@ def _look_up_here(owner: GroupOwner, keys: Sequence[bytes]) -> Steps[Answer]:
             entries += answer.entries
         return Found(tuple(entries))
 
-    return (yield from transact(action))
+    return (yield from view(action))
 
 
 def _are_still_nobodys(client: Client, groups: tuple[bytes, ...]) -> Steps[bool]:
@@ -280,14 +280,24 @@ def _watch(client: Client, standing: Standing, group: bytes) -> Steps[None]:
 # --- listings ---------------------------------------------------------------------------------------------------------
 
 
-def page(client: Client, prefix: bytes, after: bytes, limit: int = ROWS_LIMIT) -> Steps[list[tuple[bytes, int]]]:
+def page(
+    client: Client,
+    prefix: bytes,
+    after: bytes,
+    limit: int = ROWS_LIMIT,
+    silent: dict[bytes, Member] | None = None,
+) -> Steps[list[tuple[bytes, int]]]:
     """Returns the next keys in order, with their versions, of all members in one epoch. Empty: there are no more.
 
     Keys whose records are damaged are among them, as they are among those of one host, with version 0.
+
+    Args:
+        silent: members that gave no answer, which aren't asked; others that give none are added. None: all are to
+            answer.
     """
     try:
         while True:
-            listed = yield from _round(client, prefix, after, limit)
+            listed = yield from _round(client, prefix, after, limit, silent)
             if listed is not None:
                 return listed.rows
     except DeadlinePassed as why:
@@ -302,7 +312,9 @@ class _Listing:
         self.waits: list[tuple[Member, int, Grant | None]] = []  # whom to ask, what was assigned there last
 
 
-def _round(client: Client, prefix: bytes, after: bytes, limit: int) -> Steps[_Listing | None]:
+def _round(
+    client: Client, prefix: bytes, after: bytes, limit: int, silent: dict[bytes, Member] | None = None
+) -> Steps[_Listing | None]:
     """Asks each member once, or the owner of a prefix with a "/". None, after a pause: they were of several epochs."""
     groups = [group_of(prefix)] if b"/" in prefix else []
     seen = yield from view(lambda tables: look_at(tables, [], groups))
@@ -326,10 +338,15 @@ def _round(client: Client, prefix: bytes, after: bytes, limit: int) -> Steps[_Li
     for member, grant in asked:
         request = List(prefix, after, limit, *((0, 0) if grant else standing.roster.position), grant)
         client.asked = member
+        if silent is not None and member.id in silent:
+            continue
         if member.id == standing.member:
-            answer = yield from transact(lambda tables, it=request: owning.list_page(tables, _standing(tables), it))
+            answer = yield from view(lambda tables, it=request: owning.list_page(tables, _standing(tables), it))
         else:
             answer = yield from send(member, request)
+        if answer is None and silent is not None:
+            silent[member.id] = member
+            continue
         if not isinstance(answer, Listed):
             if isinstance(answer, NotOwner) and owner is not None:
                 client.refuse(owner)
@@ -363,11 +380,12 @@ def wait_any(client: Client, prefix: bytes, newer_than: Mapping[bytes, int] | in
     It lists the keys, and then waits at all members, or at the owner, for a version above the last one that was
     assigned there: also of groups that they come to own. Where the roster changes, it lists them once more.
     """
+    first: _Listing | None = None
     try:
         while True:
             new: dict[bytes, int] = {}
             after: bytes = b""
-            first: _Listing | None = None
+            first = None
             while True:
                 listing = yield from _round(client, prefix, after, ROWS_LIMIT)
                 if listing is None:
@@ -383,7 +401,9 @@ def wait_any(client: Client, prefix: bytes, newer_than: Mapping[bytes, int] | in
             if new:
                 return new
             yield from _news(client, prefix, first)
-    except DeadlinePassed:
+    except DeadlinePassed as why:
+        if first is None:
+            raise not_listed(prefix, client.asked, why) from None
         name = prefix.decode(errors="replace")
         raise StoreTimeoutError(f"no key that starts with {name!r} has a newer version") from None
 

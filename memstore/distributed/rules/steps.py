@@ -54,7 +54,8 @@ class Transact(msgspec.Struct, frozen=True):
     """Call this in one transaction of the host's catalog.
 
     Attributes:
-        is_read: it changes nothing, so the store's mutex isn't needed.
+        is_read: it changes nothing, so the store's mutex isn't needed. A read by a new grant may find that it has to
+            serve what was handed over: then it is called again, in a transaction that changes.
     """
 
     action: Callable[[Tables], Any]

@@ -157,8 +157,15 @@ class Elsewhere(Protocol):
         """Returns the records; nothing is fetched. Keys of several owners are not of one moment."""
         ...
 
-    def keys(self, prefix: bytes, after: bytes, limit: int, deadline: float) -> list[tuple[bytes, int]]:
-        """Returns the next keys of all owners in order, with their versions; none if there are no more."""
+    def keys(
+        self, prefix: bytes, after: bytes, limit: int, deadline: float, silent: dict[bytes, str] | None = None
+    ) -> list[tuple[bytes, int]]:
+        """Returns the next keys of all owners in order, with their versions; none if there are no more.
+
+        Args:
+            silent: members that gave no answer, with their names: they aren't asked, and others that give none are
+                added. None: all are to answer.
+        """
         ...
 
     def wait(self, key: bytes, newer_than: int, deadline: float) -> int | None:
@@ -167,6 +174,12 @@ class Elsewhere(Protocol):
 
     def wait_any(self, prefix: bytes, newer_than: abc.Mapping[bytes, int] | int, deadline: float) -> dict[bytes, int]:
         """Waits until keys with a prefix have newer versions, and returns these. Raises StoreTimeoutError."""
+        ...
+
+    def begin_wait_any(
+        self, prefix: bytes, newer_than: abc.Mapping[bytes, int] | int, told: Callable[[], None], deadline: float
+    ) -> BegunWait:
+        """Begins to wait for one of these keys, and returns at once: see `wait_any`, `begin_wait`."""
         ...
 
     def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None], deadline: float) -> BegunWait:
