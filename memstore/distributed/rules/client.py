@@ -167,6 +167,7 @@ class Client:
         if owners and member is None:
             yield from pause(AGAIN)  # it is removed, or new, and this host will hear of it
             return None
+        self.asked = None if member is None or member.id == standing.member else member
         return GroupOwner(member, {group: row.grant for group, row in rows.items() if row is not None}, nobody)
 
     def owners_of(self, groups: Sequence[bytes]) -> Steps[dict[bytes, bytes | None]]:

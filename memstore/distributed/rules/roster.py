@@ -47,7 +47,9 @@ from memstore.distributed.rules.messages import (
     Finish,
     IsRoster,
     Later,
+    Meet,
     Member,
+    Met,
     Obey,
     Owners,
     Ownership,
@@ -358,7 +360,8 @@ def finish(tables: Tables, standing: Standing, seed: Directory, request: Finish)
 def appoint(seed: Directory) -> Steps[None]:
     """Leaves out a deputy that doesn't answer, and makes one of a member that has all of the directory.
 
-    It begins a term itself if a promotion was cut off: members that have promised obey no older one.
+    It follows another seed, if members know of one. It begins a term itself if a promotion was cut off: members that
+    have promised obey no older one.
     """
     standing = yield from view(lambda tables: tables.standing())
     if standing is None or not standing.is_seed or standing.is_removed:
@@ -367,6 +370,8 @@ def appoint(seed: Directory) -> Steps[None]:
     roster, now = standing.roster, seed.clock()
     seed.hear_of(standing.promised)
     rival, since = seed.rival
+    if rival and (yield from _follow(standing)):
+        return
     if rival and now - since > SILENT and not seed.is_over:  # nothing came of it, and who has promised obeys nobody
         yield from transact(lambda tables: _hear_of(tables, rival))
         with contextlib.suppress(NotPromoted):
@@ -391,6 +396,31 @@ def appoint(seed: Directory) -> Steps[None]:
     else:
         found = (*roster.deputies, candidate)
         yield from transact(lambda tables: _propose_deputies(tables, seed, standing, found, candidate))
+
+
+def _follow(standing: Standing) -> Steps[bool]:
+    """Asks members whether another is the seed by now, and that one for its roster. Returns whether there is one.
+
+    Who was removed, and was the seed before that, is told by nobody.
+    """
+    own, newest = standing.roster.member(standing.member), standing.roster
+    if own is None:
+        return False
+    for member in standing.roster.members:
+        if member != own:
+            answer = yield from send(member, Meet(own, None))
+            theirs = answer.roster if isinstance(answer, Met) else None
+            if theirs is not None and theirs.cluster == newest.cluster:
+                newest = max(newest, theirs, key=lambda roster: roster.position)
+    seed = newest.member(newest.seed)
+    if seed is None or newest.term == standing.roster.term:
+        return False
+    answer = yield from send(seed, Ask(own, newest.cluster, *standing.roster.position, promised=standing.promised))
+    if isinstance(answer, Refused) and answer.is_removed:
+        yield from transact(leave)
+    elif isinstance(answer, IsRoster):
+        yield from transact(lambda tables: adopt(tables, answer.roster))
+    return True
 
 
 def _propose_deputies(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from memstore._info import ClusterStatus, HostStatus
 from memstore._wording import shown, table_html
@@ -126,7 +126,8 @@ class Cluster:
         """Tells the seed that a host is dead, and won't come back. What it has put is gone. Returns its address.
 
         Args:
-            host: its address, name or id; the IP alone where no other member has it.
+            host: its address, name or id; the IP alone where no other member has it. Of two that have the same, since
+                the second one came when the first was lost, it is the one that doesn't answer.
             force: remove it though it answers: its processes go on with what they own until it hears of it.
             timeout: seconds.
 
@@ -140,23 +141,23 @@ class Cluster:
         """Removes as `remove` does. Returns the member that was removed."""
         deadline = deadline_after(timeout)
         roster = self.roster()
-        member, seed = _find(roster, host), roster.member(roster.seed)
-        if seed is None or member == seed:
-            raise NotServedError(
-                f"{host} is the seed, which can't be removed: if it is lost, make another host the seed first "
-                "(memstore promote)"
-            )
+        seed = roster.member(roster.seed)
         with Asker(self._secret) as asker:
-            if not force:
-                within = min(deadline, time.monotonic() + _REPORT_WITHIN)
-                answers: object = None
-                with contextlib.suppress(LinkRefusedError):  # another host is there by now
-                    answers = asker.ask(member, Report(), within, patience=_BACK_WITHIN)
-                if isinstance(answers, Reported):
-                    raise NotServedError(
-                        f"{member.address} lives, and would go on with its keys. To let it go, end its agent first; or "
-                        "remove it now with --force"
-                    )
+            found = _named(roster, host)
+            within = min(deadline, time.monotonic() + _REPORT_WITHIN)
+            answers = {} if force and len(found) == 1 else asker.ask_all(found, Report(), within, patience=_BACK_WITHIN)
+            dead = [one for one in found if not isinstance(answers.get(one.id), Reported)]
+            member = dead[0] if len(dead) == 1 else _only(roster, found, host)
+            if seed is None or member == seed:
+                raise NotServedError(
+                    f"{host} is the seed, which can't be removed: if it is lost, make another host the seed first "
+                    "(memstore promote)"
+                )
+            if not force and member not in dead:
+                raise NotServedError(
+                    f"{member.address} lives, and would go on with its keys. To let it go, end its agent first; or "
+                    "remove it now with --force"
+                )
             while True:
                 answer = asker.ask(seed, Remove(member.id), deadline)
                 if isinstance(answer, Refused):
@@ -185,7 +186,7 @@ class Cluster:
         """
         deadline = deadline_after(timeout)
         roster = self.roster()
-        chosen = [_find(roster, host)] if host else self._candidates(roster, force=force)
+        chosen = [_only(roster, _named(roster, host), host)] if host else self._candidates(roster, force=force)
         trouble = "there is no deputy: say which host, and --force"
         with Asker(self._secret) as asker:
             for member in chosen:
@@ -287,15 +288,20 @@ def _host_status(member: Member, answer: object) -> HostStatus:
     )
 
 
-def _find(roster: Roster, host: str) -> Member:
-    """Finds a member by its address, name or id; or by its address without ``tcp://``, or without the port too."""
+def _named(roster: Roster, host: str) -> list[Member]:
+    """Finds members by address, name or id; or by the address without ``tcp://``, or without the port too."""
     found = [one for one in roster.members if host in (one.address, one.name, one.id.hex())]
     for one in roster.members if not found else ():
         place = one.address.removeprefix("tcp://")
         if host in (place, place.rpartition(":")[0], place.rpartition(":")[0].strip("[]")):
             found.append(one)
+    return found
+
+
+def _only(roster: Roster, found: Sequence[Member], host: str) -> Member:
+    """Returns the one that was found. Raises NotServedError if there is none, or several."""
     if len(found) == 1:
         return found[0]
     known = ", ".join(f"{one.address} ({one.name}, {one.id.hex()})" for one in roster.members)
-    what = "is the name or the IP of several hosts: give a whole address" if found else "is no host of the cluster"
+    what = "is the address or the name of several hosts: give the id" if found else "is no host of the cluster"
     raise NotServedError(f"{host!r} {what}; it has {known}")

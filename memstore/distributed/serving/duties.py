@@ -215,7 +215,8 @@ class Driver:
     def _send(self, send: Send) -> Answer | NotSent | None:
         address = send.address
         try:
-            received = self._ask(send) if isinstance(send.request, Ask) else self._received(send)
+            is_kept = isinstance(send.request, Ask) and send.request.milliseconds > 0
+            received = self._ask(send) if is_kept else self._received(send)
             self.refused.pop(address, None)
             if not isinstance(received, bytes):
                 self._silences.begin(address, self._links.trouble_of(address))

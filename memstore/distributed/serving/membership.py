@@ -46,7 +46,7 @@ def own_member(root: Root, options: Options) -> Member:
     if standing is None:
         return member
     if standing.is_removed:
-        raise NotServedError(f"{root.path} was removed from its cluster: {_ANOTHER}")
+        raise NotServedError(_was_removed(root))
     known = standing.roster.member(member.id)
     if known is not None and known.address != options.address and not options.moved:
         raise NotServedError(
@@ -82,7 +82,7 @@ class Membership:
         self._index, self._driver, self._links, self._ending = index, driver, links, ending
         self._hello, self._news = hello, news
         self._standing: Standing | None = None
-        self._began = time.monotonic()
+        self._asked, self._began = "", time.monotonic()  # the seed that is asked, and since when
         self._told: set[str] = set()
 
     def has_changed(self, standing: Standing | None) -> None:
@@ -93,6 +93,8 @@ class Membership:
         for line in _changes(before, standing, self._member):
             say(line)
         write_cluster_file(self._root, self._member, standing)
+        if standing.is_removed:
+            self._ending.fail(Kind.LOST, _was_removed(self._root))
         if before is None:
             tell(self._news, News(Kind.READY))
             self._clear_former_lives(standing)
@@ -100,7 +102,7 @@ class Membership:
     def has_asked(self, standing: Standing | None) -> None:
         """Looks at what a question to the seed has brought."""
         refusal = self._index.refusal
-        if refusal is not None:
+        if refusal is not None and not refusal.is_removed:
             text = f"{self._root.path} at {self._member.address}: the cluster says: {refusal.why}"
             self._ending.fail(Kind.REFUSED if standing is None else Kind.LOST, text)
         elif standing is None:
@@ -131,8 +133,10 @@ class Membership:
             if why:
                 text = why if address in why else f"{address} {why}"
                 self._ending.fail(Kind.REFUSED, f"{self._root.path} at {self._member.address}: {text}")
-        if time.monotonic() - self._began >= _LONG:
-            asked = self._index.asked
+        asked = self._index.asked
+        if asked != self._asked:
+            self._asked, self._began = asked, time.monotonic()
+        elif time.monotonic() - self._began >= _LONG:
             others = ", ".join(self._options.join)
             self._say_once(
                 f"{_named(self._member)} is no member yet: the seed {asked} has not let it in. Where that host is "
@@ -171,6 +175,10 @@ class Membership:
 
 
 # --- what people are told ---------------------------------------------------------------------------------------------
+
+
+def _was_removed(root: Root) -> str:
+    return f"{root.path} was removed from its cluster: {_ANOTHER}"
 
 
 def _named(member: Member) -> str:

@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +51,24 @@ class ServedHosts:
     def address(self, number: int) -> str:
         return f"tcp://{self.hosts[number].address}:{PORT}"
 
-    def serve(self, number: int, *options: str, before: Sequence[str] = ()) -> None:
+    def serve(self, number: int, *options: str, before: Sequence[str] = (), named: Sequence[int] | None = None) -> None:
         """Starts the agent of a host.
 
         Args:
             options: of its command line.
             before: words before the commands of this agent, and of workers that are started there from now on.
+            named: the hosts that it is told of; None: all, but the first host that is served makes the cluster.
         """
         self._options[number], self._before[number] = options, before
-        others = [f"--join={self.address(one)}" for one in range(len(self.hosts)) if one != number]
-        named = others if self._is_founded else ["--new"]
+        told = [one for one in range(len(self.hosts)) if one != number] if named is None else named
+        joins = [f"--join={self.address(one)}" for one in told]
+        if named is None and not self._is_founded:
+            joins = ["--new"]
         self._is_founded = True
         if options:  # as people do; else without the command line's own imports
-            words = ["memstore", "serve", ROOT, "--address", self.address(number), *named, *options]
+            words = ["memstore", "serve", ROOT, "--address", self.address(number), *joins, *options]
         else:
-            words = [AGENT, ROOT, self.address(number), *named]
+            words = [AGENT, ROOT, self.address(number), *joins]
         with open(self._logs / f"host{number}.log", "ab") as log:
             self._agents[number] = self.hosts[number].popen(
                 [*before, sys.executable, "-m", *words], env=self.environment, stdout=log, stderr=log
@@ -119,14 +122,19 @@ class ServedHosts:
         assert done.returncode == 0, done.stderr
 
     def wait_for_members(self, count: int, timeout: float = LONG) -> None:
-        """Until all agents that run know of so many members, and have settled."""
+        """Until all agents know of so many members, and have settled."""
+        self.wait_at(self._agents, count, timeout)
+
+    def wait_at(self, numbers: Iterable[int], count: int, timeout: float = LONG) -> None:
+        """Until the agents of these hosts know of so many members, and have settled."""
+        agents = {number: self._agents[number] for number in numbers}
         deadline = time.monotonic() + timeout
         while True:
-            views = {number: self.view(number) for number in self._agents}
+            views = {number: self.view(number) for number in agents}
             epochs = {view.get("epoch") for view in views.values()}
             if len(epochs) == 1 and all(_is_settled(view, count) for view in views.values()):
                 return
-            for number, agent in self._agents.items():
+            for number, agent in agents.items():
                 if agent.poll() is not None:
                     raise AssertionError(f"the agent of host {number} ended: {self.log(number)}")
             if time.monotonic() > deadline:
@@ -158,6 +166,12 @@ class ServedHosts:
         path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         path.chmod(0o700)
         return path
+
+    def sent(self, number: int) -> int:
+        """Bytes that have left a host."""
+        lines = Path(f"/proc/{self._agents[number].pid}/net/dev").read_text().splitlines()
+        pairs = [line.split(":") for line in lines if ":" in line]
+        return sum(int(counts.split()[8]) for name, counts in pairs if name.strip() != "lo")
 
     # --- their end ----------------------------------------------------------------------------------------------------
 
@@ -203,6 +217,25 @@ class ServedHosts:
 
 
 @contextlib.contextmanager
+def empty(hosts: Hosts, folder: Path) -> Generator[ServedHosts]:
+    """Hosts that nobody serves yet. Nothing of what is served then is left.
+
+    Args:
+        folder: for the secret and the agents' logs.
+    """
+    served = ServedHosts(hosts, new_secret(folder), folder)
+    try:
+        yield served
+    finally:
+        served.close()
+        for first in range(len(hosts)):
+            for second in range(first + 1, len(hosts)):
+                hosts.heal(first, second)
+        for host in hosts:
+            _clear(host)
+
+
+@contextlib.contextmanager
 def served(hosts: Hosts, folder: Path, options: Sequence[Sequence[str]] | None = None) -> Generator[ServedHosts]:
     """All of these hosts, serving one store.
 
@@ -239,7 +272,7 @@ def new_secret(folder: Path) -> Path:
 
 def _is_settled(view: dict[str, Any], count: int) -> bool:
     """Not what an index process has left that was killed."""
-    if len(view.get("members", ())) != count or view["is_joining"] or len(view["deputies"]) < min(2, count - 1):
+    if len(view.get("members", ())) != count or view["is_joining"]:
         return False
     try:
         return Path(f"/proc/{view['index_process']}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -17,16 +17,16 @@ _READERS = 8
 def test_eight_readers_of_a_host_cost_one_transfer(cluster: ServedHosts) -> None:
     """They are children of one that has the store open, which reads too."""
     cluster.call(0, actions.put_rows, "value/k")
-    before = _sent(cluster, 0)
+    before = cluster.sent(0)
     assert cluster.call(1, actions.read_in_children, "value/k", _READERS) == [0] * (_READERS + 1)
-    assert MOVED < _sent(cluster, 0) - before < 1.5 * MOVED
+    assert MOVED < cluster.sent(0) - before < 1.5 * MOVED
 
 
 def test_a_slice_costs_its_bytes(cluster: ServedHosts) -> None:
     cluster.call(0, actions.put_rows, "value/k")
-    before = _sent(cluster, 0)
+    before = cluster.sent(0)
     cluster.call(1, actions.read_a_slice, "value/k")
-    assert _sent(cluster, 0) - before < MOVED / 8, "beside the bytes, hosts ask and answer all the time"
+    assert cluster.sent(0) - before < MOVED / 8, "beside the bytes, hosts ask and answer all the time"
 
 
 @pytest.mark.full
@@ -64,10 +64,3 @@ def test_a_client_that_is_killed_in_a_transfer_leaves_nothing_on_either_side(clu
 
 def _threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
-
-
-def _sent(cluster: ServedHosts, number: int) -> int:
-    """Bytes that have left a host."""
-    lines = Path(f"/proc/{cluster.agent(number).pid}/net/dev").read_text().splitlines()
-    pairs = [line.split(":") for line in lines if ":" in line]
-    return sum(int(counts.split()[8]) for name, counts in pairs if name.strip() != "lo")
