@@ -1,0 +1,197 @@
+"""What befalls clusters: seeds that die or come back empty, dead hosts, copies, strangers, cuts, and idle hours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.hosts import actions
+from tests.distributed.hosts.clusters import LONG, ROOT, ServedHosts, empty, wait_until
+from tests.support.hosts import Hosts, why_unavailable
+
+HOSTS = 4
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Hosts]:
+    reason = why_unavailable()
+    if reason:
+        pytest.skip(reason)
+    with Hosts(HOSTS, shm_bytes=64 << 20) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def hosts(machines: Hosts, tmp_path: Path) -> Iterator[ServedHosts]:
+    """Hosts that nobody serves yet."""
+    with empty(machines, tmp_path) as served:
+        yield served
+
+
+def serve_three(hosts: ServedHosts) -> None:
+    """Hosts 0, 1 and 2 are one cluster, and 0 is its seed, with two deputies."""
+    for number in range(3):
+        hosts.serve(number)
+    hosts.wait_at(range(3), 3)
+    wait_until(lambda: len(hosts.view(0)["deputies"]) == 2, "there are deputies")
+
+
+def promote(hosts: ServedHosts, by: int, *options: str) -> None:
+    done = hosts.command(by, "promote", ROOT, *options)
+    assert done.returncode == 0, done.stderr
+
+
+def lose_memory(hosts: ServedHosts, number: int) -> None:
+    hosts.kill_host(number)
+    hosts.hosts[number].run(["sh", "-c", f"rm -rf {ROOT}"], timeout=LONG)
+
+
+def test_hosts_of_a_first_boot_that_name_each_other_become_one_cluster(hosts: ServedHosts) -> None:
+    for number in range(3):
+        hosts.serve(number, named=[one for one in range(3) if one != number])
+    hosts.wait_at(range(3), 3)
+    assert len({hosts.view(number)["cluster"] for number in range(3)}) == 1
+
+
+def test_a_host_that_was_told_of_nobody_makes_a_cluster_after_a_while(hosts: ServedHosts) -> None:
+    hosts.serve(0, named=[])
+    hosts.wait_at([0], 1)
+    hosts.call(0, actions.put_own, "own", 1)
+
+
+def test_a_seed_that_comes_back_empty_and_names_nobody_makes_no_second_cluster(hosts: ServedHosts) -> None:
+    serve_three(hosts)
+    group = hosts.group_of(1)
+    hosts.call(1, actions.put_again, [f"{group}/k"])
+    before = hosts.view(1)["cluster"]
+    lose_memory(hosts, 0)
+    hosts.serve(0, named=[])
+    time.sleep(5.0)  # longer than a root waits that nobody finds
+    assert hosts.view(0) == {}, hosts.log(0)
+    promote(hosts, 1)
+    hosts.remove(0, by=1)
+    hosts.wait_at(range(3), 3)
+    assert {hosts.view(number)["cluster"] for number in range(3)} == {before}
+    assert hosts.call(0, actions.found, [f"{group}/k"]) == [f"{group}/k"]
+
+
+def test_a_dead_host_blocks_nobodys_join(hosts: ServedHosts) -> None:
+    serve_three(hosts)
+    hosts.kill_host(2)
+    hosts.serve(3)
+    hosts.wait_at([0, 1, 3], 4)
+    hosts.call(3, actions.put_own, "late", 1)
+    assert hosts.call(0, actions.found, ["late0/k"]) == ["late0/k"]
+
+
+def test_a_stranger_at_a_dead_members_address_removes_nobody(hosts: ServedHosts) -> None:
+    serve_three(hosts)
+    hosts.call(2, actions.put_own, "dead", 1)
+    dead = next(one["id"] for one in hosts.view(0)["members"] if one["address"] == hosts.address(2))
+    lose_memory(hosts, 2)
+    hosts.serve(2)
+    hosts.wait_at(range(3), 4)
+    assert dead in {one["id"] for one in hosts.view(0)["members"]}
+    error, text = hosts.call(0, actions.trouble_with, "dead0/k", 1.0, timeout=LONG)
+    assert error in ("HomeUnavailableError", "LinkRefusedError"), text
+    done = hosts.command(0, "remove", ROOT, dead)
+    assert done.returncode == 0, done.stderr
+    hosts.wait_at(range(3), 3)
+    assert hosts.call(0, actions.trouble_with, "dead0/k", 5.0, timeout=LONG)[0] == "KeyNotFoundError"
+
+
+def test_a_new_seed_goes_on_with_all_that_the_old_one_has_said(hosts: ServedHosts) -> None:
+    serve_three(hosts)
+    groups = {number: hosts.group_of(number) for number in range(3)}
+    hosts.kill_host(0)
+    promote(hosts, 2)
+    hosts.remove(0, by=1)
+    hosts.wait_at([1, 2], 2)
+    keys = [f"{groups[number]}/k" for number in (1, 2)] + ["new-of-1/k", f"{groups[0]}/k"]
+    assert hosts.call(1, actions.put_and_get, keys, 5.0) == keys
+    assert hosts.call(2, actions.found, keys) == keys
+    hosts.serve(0)  # with its folder, which was removed
+    assert hosts.agent(0).wait(LONG) == 3 and "removed" in hosts.log(0)
+
+
+def test_a_seed_that_was_cut_off_while_another_was_promoted_follows_it(hosts: ServedHosts) -> None:
+    serve_three(hosts)
+    for other in (1, 2, 3):
+        hosts.hosts.cut(0, other)
+    promote(hosts, 1)
+    hosts.call(1, actions.put_own, "meanwhile", 1)
+    for other in (1, 2, 3):
+        hosts.hosts.heal(0, other)
+    wait_until(lambda: hosts.view(0)["seed"] == hosts.view(1)["seed"] != hosts.address(0), "it follows")
+    assert hosts.call(0, actions.found, ["meanwhile0/k"]) == ["meanwhile0/k"]
+
+
+def test_a_lost_majority_needs_force_and_members_say_what_they_own(hosts: ServedHosts) -> None:
+    serve_three(hosts)
+    group = hosts.group_of(2)
+    hosts.call(2, actions.put_again, [f"{group}/k"])
+    for number in (0, 1):
+        hosts.kill_host(number)
+    done = hosts.command(2, "promote", ROOT, hosts.address(2))
+    assert done.returncode == 3 and "more than half" in done.stderr
+    promote(hosts, 2, hosts.address(2), "--force")
+    for number in (0, 1):
+        hosts.remove(number, by=2)
+    hosts.wait_at([2], 1)
+    hosts.call(2, actions.put_own, "forced", 1)
+    assert hosts.call(2, actions.found, [f"{group}/k", "forced0/k"]) == [f"{group}/k", "forced0/k"]
+
+
+def test_a_removed_host_ends_and_takes_what_it_has_put_and_no_more(hosts: ServedHosts) -> None:
+    serve_three(hosts)
+    for number in range(3):
+        hosts.call(number, actions.put_own, f"of{number}-", 2)
+    done = hosts.command(0, "remove", ROOT, hosts.hosts[2].address)
+    assert done.returncode == 3 and "lives" in done.stderr
+    done = hosts.command(0, "remove", f"{hosts.hosts[1].address}:7411", hosts.hosts[2].address, "--force")
+    assert done.returncode == 0, done.stderr
+    assert hosts.agent(2).wait(LONG) == 3 and "removed" in hosts.log(2)
+    everything = [f"of{number}-{one}/k" for number in range(3) for one in range(2)]
+    for number in range(2):
+        assert hosts.call(number, actions.found, everything) == everything[:4]
+
+
+def test_a_copy_of_a_folder_is_refused_and_one_that_has_moved_is_let_in(hosts: ServedHosts, tmp_path: Path) -> None:
+    serve_three(hosts)
+    hosts.call(2, actions.put_own, "moved", 2)
+    hosts.agent(2).terminate()
+    hosts.agent(2).wait(LONG)
+    copy = tmp_path / "copy.tar"
+    hosts.hosts[2].run(["tar", "cf", str(copy), "-C", "/dev/shm", "store"], timeout=LONG, check=True)
+    hosts.hosts[3].run(["tar", "xf", str(copy), "-C", "/dev/shm"], timeout=LONG, check=True)
+    hosts.serve(3)
+    assert hosts.agent(3).wait(LONG) == 3 and "--moved" in hosts.log(3)
+    hosts.serve(3, "--moved")
+    hosts.wait_at([0, 1, 3], 3)
+    assert hosts.call(0, actions.found, ["moved0/k", "moved1/k"]) == ["moved0/k", "moved1/k"]
+
+
+def test_a_host_that_is_never_an_owner_puts_for_others(hosts: ServedHosts) -> None:
+    for number in range(2):
+        hosts.serve(number)
+    hosts.serve(2, "--no-owner")
+    hosts.wait_at(range(3), 3)
+    hosts.call(2, actions.put_own, "spot", 2)
+    hosts.kill_host(2)
+    hosts.remove(2, by=0)
+    hosts.call(0, actions.put_again, ["spot0/k"])
+    assert hosts.call(1, actions.found, ["spot0/k"]) == ["spot0/k"]
+
+
+@pytest.mark.full
+def test_idle_hosts_say_little(hosts: ServedHosts) -> None:
+    for number in range(HOSTS):
+        hosts.serve(number)
+    hosts.wait_for_members(HOSTS)
+    time.sleep(1.0)
+    before = sum(map(hosts.sent, range(HOSTS)))
+    time.sleep(10.0)
+    assert sum(map(hosts.sent, range(HOSTS))) - before < 20_000
