@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from memstore.distributed.actors.reference import Reference, encode_reference
 
 import memstore
-from memstore.distributed.actors.reference import Reference, encode_reference
 from memstore.distributed.links import PROTOCOL, Hello, hello
 from tests.distributed.serving.agents import LONG, SOURCES, Agents, eventually
 from tests.distributed.serving.test_status import command
