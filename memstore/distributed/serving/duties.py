@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeVar
 
-from memstore.distributed.catalog import look, run
+from memstore.distributed.catalog import look_or_run, run
 from memstore.distributed.links import Links
 from memstore.distributed.rules import (
     LONGEST_WAIT,
@@ -207,7 +207,7 @@ class Driver:
     def _transact(self, action: Transact) -> object:
         deadline = time.monotonic() + MUTEX_WITHIN
         if action.is_read:
-            return look(self._root, action.action, deadline)
+            return look_or_run(self._root, action.action, deadline)
         result = run(self._root, action.action, deadline)
         self._changed()
         return result
