@@ -291,7 +291,7 @@ class OtherHosts:
 
     def records(self, keys: Sequence[bytes], deadline: float) -> list[Record | None]:
         found: dict[bytes, Record | None] = {}
-        left = list(keys)
+        left: list[bytes] = list(keys)
         while left:
             owner_of: dict[bytes, bytes | None] = dict.fromkeys(left)
             if len(groups_of(left)) > 1:
