@@ -142,9 +142,8 @@ class Cluster:
         seed = roster.member(roster.seed)
         with Asker(self._secret) as asker:
             found = _named(roster, host)
-            within = min(deadline, time.monotonic() + _REPORT_WITHIN)
-            answers = {} if force and len(found) == 1 else asker.ask_all(found, Report(), within, patience=_BACK_WITHIN)
-            dead = [one for one in found if not isinstance(answers.get(one.id), Reported)]
+            # One after the other: of two that have the same address, a link speaks with one at a time.
+            dead = [one for one in found if force and len(found) == 1 or not _lives(asker, one, deadline)]
             member = dead[0] if len(dead) == 1 else _only(roster, found, host)
             if seed is None or member == seed:
                 raise NotServedError(
@@ -300,6 +299,13 @@ def _host_status(member: Member, answer: object) -> HostStatus:
         torch=answer.torch,
         monarch=answer.monarch,
     )
+
+
+def _lives(asker: Asker, member: Member, deadline: float) -> bool:
+    within = min(deadline, time.monotonic() + _REPORT_WITHIN)
+    with contextlib.suppress(LinkRefusedError):  # another host is there by now
+        return isinstance(asker.ask(member, Report(), within, patience=_BACK_WITHIN), Reported)
+    return False
 
 
 def _named(roster: Roster, host: str) -> list[Member]:
