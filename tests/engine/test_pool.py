@@ -12,7 +12,7 @@ import memstore
 from memstore.engine.catalog.tables import Counters
 from tests.crash.leftovers import leftovers
 from tests.crash.operations import OPERATIONS
-from tests.crash.values import LARGE, SMALL, stamp_at, stamp_of, stamped
+from tests.crash.values import LARGE, SMALL, stamp_of, stamped
 from tests.inside import root_of
 from tests.small_tmpfs import fill, free_bytes, on_small_tmpfs
 from tests.support import faults
@@ -26,18 +26,6 @@ def counters(store: memstore.Store) -> Counters:
 
 def files(store: memstore.Store) -> list[str]:
     return sorted(os.listdir(root_of(store).segments))
-
-
-@pytest.mark.parametrize("nbytes", [SMALL, LARGE])
-def test_a_retired_file_is_used_again(nbytes: int, store: memstore.Store) -> None:
-    store.put("k", stamped(0, nbytes))
-    store.put("k", stamped(1, nbytes))
-    two = files(store)
-    assert len(two) == 2
-    for stamp in range(2, 10):
-        store.put("k", stamped(stamp, nbytes))
-        assert files(store) == two
-        assert stamp_at(store, "k") == stamp
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])

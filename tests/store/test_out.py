@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -243,13 +242,6 @@ def test_targets_that_share_memory(store: memstore.Store, same: bool) -> None:
     assert columns.tolist() == [[1, 2]] * 3
 
 
-def test_tied_targets_take_what_was_put_tied(store: memstore.Store) -> None:
-    weight, target = torch.randn(40, 40), torch.zeros(40, 40)
-    store.put("key", {"embed": weight, "head": weight, "rows": weight[3:7]})
-    store.get("key", out={"embed": target, "head": target, "rows": target[3:7]})
-    assert torch.equal(weight, target)
-
-
 def test_all_mismatches_of_all_kinds_are_told_at_once(store: memstore.Store) -> None:
     value = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     other = torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)], layout=torch.jagged)
@@ -300,13 +292,6 @@ def test_what_autograd_has_saved_is_kept_where_that_was_asked_for(store: memstor
         product.backward()
         assert leaf.grad is not None and leaf.grad.tolist() == [5.0] * 3
     assert not factor.any()
-
-
-def test_a_locked_tensordict_is_filled(store: memstore.Store) -> None:
-    store.put("key", TensorDict({"a": torch.ones(2), "s": "new"}, []))
-    out = TensorDict({"a": torch.zeros(2), "s": "old"}, []).lock_()
-    store.get("key", out=out)
-    assert out["a"].all() and out["s"] == "new" and out.is_locked
 
 
 # --- cast -------------------------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ def test_it_takes_gets_options(store: memstore.Store) -> None:
     ref = store.ref("key")
     spoil(store)
     out = torch.zeros(1000)
+    ref.get().zero_()  # each get maps the version anew
     assert ref.get(out=out) is out
     assert torch.equal(out, torch.arange(1000.0))
     assert ref.get(dtype=torch.float64).dtype == torch.float64
@@ -92,6 +93,14 @@ def test_another_process_gets_that_very_version(store: memstore.Store, value: ob
         child.send("go")
         assert_same(value, child.receive())
     del child
+
+
+def test_what_arrives_is_read_as_its_store_was_opened(root: str) -> None:
+    with open_store(root, verify=True, allow_pickle=True, timeout=3.0) as store:
+        store.put("key", [len])
+        ref = pickle.loads(pickle.dumps(store.ref("key", lease=7.0)))
+        assert ref.get() == [len]
+        assert (ref._pin.options.verify, ref._pin.options.timeout, ref._pin.options.lease) == (True, 3.0, 7.0)
 
 
 def _wait_and_get(wire: Wire) -> object:

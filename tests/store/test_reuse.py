@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
 import torch
@@ -56,21 +55,6 @@ def test_a_much_smaller_value_takes_no_large_file(store: memstore.Store) -> None
     store.delete("key")
     store.put("key", of_size(6 * MIB))
     assert store.stats().live_bytes < 7 * MIB
-
-
-def test_what_is_held_is_not_used_again(store: memstore.Store) -> None:
-    held = []
-    for number in range(30):
-        store.put("key", of_size(2 * MIB, number))
-        held.append(store.get("key"))
-    for number, value in enumerate(held):
-        assert (value == number).all()
-    del held[:15], value
-    for number in range(30):
-        store.put("key", of_size(2 * MIB, 100 + number))
-    for number, value in enumerate(held, 15):
-        assert (value == number).all()
-    assert len(files(store)) <= 15 + 1 + 4
 
 
 def test_two_writers_take_turns_with_the_same_files(root: str) -> None:
@@ -191,38 +175,6 @@ def test_files_keep_their_huge_pages_when_they_are_used_again(store: memstore.St
     assert store.stats().huge_page_bytes - before == size
 
 
-def test_a_lost_race_costs_no_file(store: memstore.Store) -> None:
-    version = store.put("key", of_size(3 * MIB, 1))
-    for _ in range(5):
-        with pytest.raises(memstore.VersionConflictError):
-            _put_after_another(store, version)
-        assert store.version("key") > version
-        version = store.version("key")
-    assert len(files(store)) <= 3
-    assert store.stats().filling_bytes == 0
-
-
-def _put_after_another(store: memstore.Store, version: int) -> None:
-    """A compare-and-swap that passes the early look, and is too late at the commit."""
-    from tests.support import faults
-
-    locks = 0
-
-    def race(number: int, name: str) -> None:
-        nonlocal locks
-        locks += name == "mutex_lock"
-        if locks == 2 and name == "mutex_lock":  # the claim's is the first
-            in_child(_put_once, store.root)
-
-    with faults.watching(race, lambda number, name: None):
-        store.put("key", of_size(3 * MIB, 2), expect_version=version)
-
-
-def _put_once(root: str) -> None:
-    with memstore.open(root) as store:
-        store.put("key", of_size(3 * MIB, 3))
-
-
 def test_a_put_that_was_published_returns_though_another_thread_closes_the_store(
     store: memstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,11 +193,3 @@ def test_a_put_that_was_published_returns_though_another_thread_closes_the_store
     monkeypatch.undo()
     with memstore.open(store.root) as again:
         assert again.version("key 3") == version
-
-
-def test_a_store_that_was_removed_says_so(store: memstore.Store) -> None:
-    store.put("key", of_size(300_000))
-    shutil.rmtree(store.root)
-    for call in (lambda: store.put("key", of_size(3 * MIB)), store.stats):
-        with pytest.raises(memstore.NotAStoreError, match="was removed or moved while the store was open"):
-            call()

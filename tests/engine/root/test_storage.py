@@ -300,14 +300,6 @@ class TestLocalFiles(StorageContract):
         del held
         assert in_child(self.is_free, root)
 
-    def test_retired_files_are_used_again(self, root: Root) -> None:
-        for number in range(3):
-            put(root, b"key", bytes([number]) * 5000)
-        names = set(os.listdir(root.segments))
-        for number in range(20):
-            put(root, b"key", bytes([number]) * 5000)
-        assert set(os.listdir(root.segments)) == names
-
 
 class TestOverlay(StorageContract):
     """Here a mapping would keep the lock, and the driver doesn't rely on it. On overlay itself: test_overlay.py."""
