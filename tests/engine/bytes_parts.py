@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from memstore.engine.catalog import tables
-from memstore.engine.catalog.tables import AttemptOutcome, Counters, PendingPart, Transaction
+from memstore.engine.catalog.tables import AttemptOutcome, PendingPart, Transaction
 from memstore.engine.files.segments import segment_path
 from memstore.engine.format.records import (
     FILLING,
@@ -29,6 +29,7 @@ from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import ShardMismatchError
 from tests.engine.bytes_store import INLINE, draft
+from tests.inside import counters_of
 
 
 def rank(
@@ -99,11 +100,6 @@ def parts_of(root: Root) -> list[PendingPart]:
 def outcomes_of(root: Root) -> list[AttemptOutcome]:
     with root.guard:
         return root.catalog.view(lambda transaction: tables.all_outcomes(transaction))
-
-
-def counters_of(root: Root) -> Counters:
-    with root.guard:
-        return root.catalog.view(Transaction.counters)
 
 
 def age(root: Root, *, outcomes: bool = False) -> None:

@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable
 
 import pytest
-import torch
 
 import memstore
 from memstore.engine.format.records import FILLING, RETIRED
@@ -21,16 +20,13 @@ from tests.crash.leftovers import leftovers
 from tests.inside import root_of
 from tests.leaks import open_files
 from tests.patience import least_seconds
+from tests.segments import files, of_size
 from tests.support import faults
 
 pytestmark = pytest.mark.embedded
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 64 * KIB
-
-
-def of_size(size: int, number: int = 7) -> torch.Tensor:
-    return torch.full((size,), number % 251, dtype=torch.uint8)
 
 
 def kept(store: memstore.Store) -> KeptFile:
@@ -55,17 +51,13 @@ def holds(store: memstore.Store, key: str, size: int = SIZE) -> int:
     return faults.record(lambda: store.put(key, of_size(size))).count("mutex_lock")
 
 
-def files(store: memstore.Store) -> list[str]:
-    return sorted(os.listdir(f"{store.root}/segments"))
-
-
 @pytest.mark.parametrize("size", [16 * KIB, SIZE, 2 * MIB - 256 * KIB])
 def test_a_put_in_a_row_needs_one_hold_and_one_transaction(store: memstore.Store, size: int) -> None:
     put_in_a_row(store, size=size)
     for _ in range(3):
         names = faults.record(lambda: store.put("key", of_size(size)))
         assert (names.count("mutex_lock"), names.count(faults.COMMIT)) == (1, 1), names
-    assert len(files(store)) == 2
+    assert len(files(store.root)) == 2
 
 
 def test_keys_of_one_size_share_what_is_kept(store: memstore.Store) -> None:
@@ -73,7 +65,7 @@ def test_keys_of_one_size_share_what_is_kept(store: memstore.Store) -> None:
         for key in "abcde":
             store.put(key, of_size(SIZE - turn, turn))
     assert [int(store.get(key)[0]) for key in "abcde"] == [3] * 5
-    assert len(files(store)) == 6
+    assert len(files(store.root)) == 6
     assert holds(store, "c") == 1
 
 
@@ -90,7 +82,7 @@ def test_sizes_in_turn_keep_nothing(store: memstore.Store) -> None:
         store.put("other", of_size(3 * SIZE, number))
         store.put_many({"a": of_size(SIZE, number), "b": of_size(SIZE, number)})
     assert root_of(store).next_put.file is None
-    assert len(files(store)) <= 7
+    assert len(files(store.root)) <= 7
 
 
 def test_another_size_takes_its_place(store: memstore.Store) -> None:
@@ -101,7 +93,7 @@ def test_another_size_takes_its_place(store: memstore.Store) -> None:
     assert leftovers(store, spares=True) == []
     store.put("a", of_size(SIZE, 9))
     assert kept(store).size > 3 * SIZE and (store.get("a") == 9).all()
-    assert len(files(store)) == 4
+    assert len(files(store.root)) == 4
 
 
 def test_large_files_and_inline_values_are_not_kept(store: memstore.Store) -> None:
@@ -275,11 +267,11 @@ def test_another_process_gets_it_when_this_one_is_dead(root: str) -> None:
     with memstore.open(root) as store, Child(_put_and_wait, root) as writer:
         writer.receive()
         store.gc()
-        assert states(store).count(FILLING) == 1 and len(files(store)) == 2  # "not promised" in docs/promises.md
+        assert states(store).count(FILLING) == 1 and len(files(store.root)) == 2  # "not promised" in docs/promises.md
         os.kill(writer.pid, signal.SIGKILL)
         writer.process.join()
         store.gc()
-        assert leftovers(store) == [] and len(files(store)) == 1
+        assert leftovers(store) == [] and len(files(store.root)) == 1
 
 
 def _put_and_wait(wire: Wire, root: str) -> None:
@@ -316,7 +308,7 @@ def test_a_store_that_was_removed_says_so(store: memstore.Store) -> None:
 
 def test_a_conflict_keeps_the_file_for_others(store: memstore.Store) -> None:
     put_in_a_row(store)
-    version, count = store.version("key"), len(files(store))
+    version, count = store.version("key"), len(files(store.root))
 
     def overtake(number: int, name: str) -> None:
         if name == "mutex_lock" and number < 10:
@@ -324,7 +316,7 @@ def test_a_conflict_keeps_the_file_for_others(store: memstore.Store) -> None:
 
     with faults.watching(overtake, lambda *_: None), pytest.raises(memstore.VersionConflictError):
         store.put("key", of_size(SIZE), expect_version=version)
-    assert leftovers(store, spares=True) == [] and len(files(store)) <= count + 1
+    assert leftovers(store, spares=True) == [] and len(files(store.root)) <= count + 1
 
 
 def _put_one(root: str) -> None:

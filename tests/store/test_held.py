@@ -14,13 +14,10 @@ from tensordict import TensorDict
 import memstore
 from tests.children import Child, Wire
 from tests.leaks import mapped_files
+from tests.segments import of_size
 from tests.store.backends import open_store
 
 SIZES = [1000, 100_000, 3 << 20]  # elements: inline at 1 byte each, a small segment, a large one
-
-
-def of_size(size: int, number: int) -> torch.Tensor:
-    return torch.full((size,), number % 251, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -5,26 +5,18 @@ from __future__ import annotations
 import os
 
 import pytest
-import torch
 
 import memstore
 from memstore.engine import syscalls
 from memstore.engine.sync.primitives import Doorbell
 from tests.children import Child, Wire, in_child
 from tests.huge_pages import require_huge_pages
+from tests.segments import files, of_size
 from tests.small_tmpfs import free_bytes, on_small_tmpfs
 
 pytestmark = pytest.mark.embedded
 
 MIB = 1 << 20
-
-
-def of_size(size: int, number: int = 7) -> torch.Tensor:
-    return torch.full((size,), number % 251, dtype=torch.uint8)
-
-
-def files(store: memstore.Store) -> list[str]:
-    return sorted(os.listdir(f"{store.root}/segments"))
 
 
 def shared_mappings(root: str) -> int:
@@ -37,7 +29,7 @@ def test_overwrites_take_two_files(store: memstore.Store, size: int) -> None:
     for number in range(20):
         store.put("key", of_size(size, number))
         assert (store.get("key") == number).all()
-    assert len(files(store)) == 2
+    assert len(files(store.root)) == 2
 
 
 def test_values_of_nearly_one_size_share_files(store: memstore.Store) -> None:
@@ -47,7 +39,7 @@ def test_values_of_nearly_one_size_share_files(store: memstore.Store) -> None:
         value = store.get("key")
         assert (value["a"] == number).all() and value["a"].numel() == size
         del value
-    assert len(files(store)) <= 4
+    assert len(files(store.root)) <= 4
 
 
 def test_a_much_smaller_value_takes_no_large_file(store: memstore.Store) -> None:
@@ -69,7 +61,7 @@ def test_two_writers_take_turns_with_the_same_files(root: str) -> None:
             store.put("mine", of_size(3 * MIB, number))
             assert (store.get("mine") == number).all() and (store.get("key") == number + 1).all()
         other.send(None)
-        assert len(files(store)) <= 5
+        assert len(files(store.root)) <= 5
 
 
 def _overwrite(wire: Wire, root: str) -> None:
@@ -133,7 +125,7 @@ def _comes_back(folder: str) -> None:
         store.delete("key")
         assert shared_mappings(root) > 0
         assert in_child(_collect, root) > 6 * MIB
-        assert files(store) == []
+        assert files(store.root) == []
         assert abs(free_bytes(folder) - before) < MIB  # unlinked by another, mapped by this one
         for number in range(4):
             store.put("key", of_size(6 * MIB, number))
@@ -156,8 +148,8 @@ def test_where_the_kernel_refuses_huge_pages(
         store.put("key", {"a": of_size(5 * MIB, number), "b": of_size(3 * MIB + 77, number)})
         value = store.get("key")
         assert (value["a"] == number).all() and (value["b"] == number).all()
-        blocks = [os.stat(f"{store.root}/segments/{name}").st_blocks * 512 for name in files(store)]
-        sizes = [os.path.getsize(f"{store.root}/segments/{name}") for name in files(store)]
+        blocks = [os.stat(f"{store.root}/segments/{name}").st_blocks * 512 for name in files(store.root)]
+        sizes = [os.path.getsize(f"{store.root}/segments/{name}") for name in files(store.root)]
         assert blocks >= sizes, "what is not allocated is a SIGBUS when the disk is full"
     if refused in ("collapse", "both"):
         assert store.stats().huge_page_bytes == 0
@@ -168,7 +160,7 @@ def test_files_keep_their_huge_pages_when_they_are_used_again(store: memstore.St
     size = 8 * MIB
     for number in range(4):
         store.put("key", of_size(size, number))
-    assert len(files(store)) == 2
+    assert len(files(store.root)) == 2
     before = store.stats().huge_page_bytes
     value = store.get("key")
     assert (value == 3).all()

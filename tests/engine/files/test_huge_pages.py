@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-import torch
 
 import memstore
 from memstore.engine import SharedMemory, syscalls
@@ -17,6 +16,7 @@ from memstore.engine.files import huge_pages
 from memstore.engine.files.huge_pages import COLLAPSE_STEP, PagePrices
 from memstore.snapshot.storage import FilePart, FileStorage
 from tests.children import in_child
+from tests.segments import of_size
 from tests.support import faults
 
 MIB = 1 << 20
@@ -77,10 +77,6 @@ def kernel(prices: PagePrices, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(syscalls, "collapse", collapse)
     monkeypatch.setattr(huge_pages, "_timed", made.timed)
     return made
-
-
-def of_size(nbytes: int, value: int) -> torch.Tensor:
-    return torch.full((nbytes,), value, dtype=torch.uint8)
 
 
 def allocate(size: int = 64 * MIB) -> None:
