@@ -251,6 +251,14 @@ def test_what_only_a_template_has_beside_boxes(boxed: BoxedStore) -> None:
     assert torch.equal(got["c"].local, torch.ones(2, 2)) and got["c"].local is not like["c"].local
 
 
+def test_a_freed_part(boxed: BoxedStore) -> None:
+    boxed.put("key", [torch.randn(4, 2)], grid(2))
+    local = torch.zeros(2, 2)
+    local.untyped_storage().resize_(0)
+    with pytest.raises(memstore.StructureMismatchError, match="storage was freed"):
+        boxed.store.get("key", out=[TensorShard(local, (4, 2), (0, 0))])
+
+
 def test_under_the_modes_of_torch(boxed: BoxedStore) -> None:
     value = {"a": torch.randn(4, 2)}
     boxed.put("key", value, grid(2))
