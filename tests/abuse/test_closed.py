@@ -49,7 +49,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_it_says_so(root: str, name: str) -> None:
     for mode in ("a", "r"):
-        store = memstore.open(root, mode)  # type: ignore[arg-type]
+        store = memstore.open(root, mode)
         if mode == "a":
             store.put("key", 1)
         store.close()

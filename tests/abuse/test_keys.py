@@ -24,22 +24,22 @@ BAD_KEYS = {
     "a tensor": (torch.zeros(1), "a key is a str.*Tensor"),
 }
 CALLS: dict[str, Callable[[memstore.Store, object], object]] = {
-    "put": lambda store, key: store.put(key, 1),  # type: ignore[arg-type]
-    "put_many": lambda store, key: store.put_many({key: 1}),  # type: ignore[dict-item]
-    "get": lambda store, key: store.get(key),  # type: ignore[arg-type]
-    "get with a default": lambda store, key: store.get(key, None),  # type: ignore[arg-type]
-    "get_many": lambda store, key: store.get_many([key]),  # type: ignore[list-item]
-    "delete": lambda store, key: store.delete(key, missing_ok=True),  # type: ignore[arg-type]
-    "delete_many": lambda store, key: store.delete_many([key], missing_ok=True),  # type: ignore[list-item]
-    "version": lambda store, key: store.version(key),  # type: ignore[arg-type]
-    "info": lambda store, key: store.info(key),  # type: ignore[arg-type]
-    "wait": lambda store, key: store.wait(key, timeout=0),  # type: ignore[arg-type]
-    "ref": lambda store, key: store.ref(key),  # type: ignore[arg-type]
+    "put": lambda store, key: store.put(key, 1),
+    "put_many": lambda store, key: store.put_many({key: 1}),
+    "get": lambda store, key: store.get(key),
+    "get with a default": lambda store, key: store.get(key, None),
+    "get_many": lambda store, key: store.get_many([key]),
+    "delete": lambda store, key: store.delete(key, missing_ok=True),
+    "delete_many": lambda store, key: store.delete_many([key], missing_ok=True),
+    "version": lambda store, key: store.version(key),
+    "info": lambda store, key: store.info(key),
+    "wait": lambda store, key: store.wait(key, timeout=0),
+    "ref": lambda store, key: store.ref(key),
     "in": lambda store, key: key in store,
-    "[]": lambda store, key: store[key],  # type: ignore[index]
-    "[]=": lambda store, key: store.__setitem__(key, 1),  # type: ignore[index]
-    "del": lambda store, key: store.__delitem__(key),  # type: ignore[arg-type]
-    "iter_weights": lambda store, key: list(memstore.iter_weights(store, key)),  # type: ignore[arg-type]
+    "[]": lambda store, key: store[key],
+    "[]=": lambda store, key: store.__setitem__(key, 1),
+    "del": lambda store, key: store.__delitem__(key),
+    "iter_weights": lambda store, key: list(memstore.iter_weights(store, key)),
 }
 
 
@@ -84,9 +84,9 @@ def test_bad_keys_among_good_ones_change_nothing(store: memstore.Store) -> None:
 def test_a_version_is_a_number(store: memstore.Store, version: object) -> None:
     store.put("key", 1)
     for call in (
-        lambda: store.put("key", 2, expect_version=version),  # type: ignore[arg-type]
-        lambda: store.put_many({"key": 2}, expect_versions={"key": version}),  # type: ignore[dict-item]
-        lambda: store.delete("key", expect_version=version),  # type: ignore[arg-type]
+        lambda: store.put("key", 2, expect_version=version),
+        lambda: store.put_many({"key": 2}, expect_versions={"key": version}),
+        lambda: store.delete("key", expect_version=version),
     ):
         with pytest.raises((TypeError, ValueError, memstore.VersionConflictError)):
             call()
@@ -96,12 +96,12 @@ def test_a_version_is_a_number(store: memstore.Store, version: object) -> None:
 @pytest.mark.parametrize("timeout", ["soon", [], float("nan")])
 def test_a_timeout_is_a_number(store: memstore.Store, timeout: object) -> None:
     for call in (
-        lambda: store.put("key", 2, timeout=timeout),  # type: ignore[arg-type]
-        lambda: store.wait("key", timeout=timeout),  # type: ignore[arg-type]
-        lambda: store.get("key", timeout=timeout),  # type: ignore[arg-type]
-        lambda: store.get_many(["key"], timeout=timeout),  # type: ignore[arg-type]
-        lambda: store.delete("key", timeout=timeout),  # type: ignore[arg-type]
-        lambda: store.gc(timeout=timeout),  # type: ignore[arg-type]
+        lambda: store.put("key", 2, timeout=timeout),
+        lambda: store.wait("key", timeout=timeout),
+        lambda: store.get("key", timeout=timeout),
+        lambda: store.get_many(["key"], timeout=timeout),
+        lambda: store.delete("key", timeout=timeout),
+        lambda: store.gc(timeout=timeout),
     ):
         with pytest.raises(ValueError if isinstance(timeout, float) else TypeError, match="number of seconds"):
             call()

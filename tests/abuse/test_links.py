@@ -48,7 +48,7 @@ def test_a_link_in_a_store_is_refused(scratch: str, name: str, target: str) -> N
         with pytest.raises(
             memstore.PermissionDeniedError, match=rf"{name} should be a (file|folder) and is l"
         ) as caught:
-            memstore.open(scratch, mode, timeout=5.0)  # type: ignore[arg-type]
+            memstore.open(scratch, mode, timeout=5.0)
         assert isinstance(caught.value, PermissionError)
     assert contents(aside) == before
     os.unlink(path)

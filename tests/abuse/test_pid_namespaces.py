@@ -23,7 +23,7 @@ def in_a_container(root: str, mode: str = "a", number: int = 0) -> int:
 
 
 def _put_and_get(root: str, mode: str, number: int) -> int:
-    with memstore.open(root, mode, timeout=5.0) as store:  # type: ignore[arg-type]
+    with memstore.open(root, mode, timeout=5.0) as store:
         found = int(store.get("key")[0])
         if mode != "r":
             store.put("key", VALUE + number)

@@ -58,7 +58,7 @@ def run(arguments: tuple[str, ...]) -> tuple[object, str, str]:
             code: object = 0
         except SystemExit as end:
             code = end.code or 0
-    return code, *(stream.buffer.getvalue().decode() for stream in (output, errors))  # type: ignore[attr-defined]
+    return code, *(stream.buffer.getvalue().decode() for stream in (output, errors))
 
 
 def start(*arguments: str) -> str:

@@ -30,8 +30,8 @@ class Looker:
         """How often each key was put since the first look."""
         self.at.append(time.monotonic())
         rates = self.rates.look(lambda: {key: self.store.version(key) for key in self.store})
-        first = self.rates._looks[0][0]  # pyright: ignore[reportPrivateUsage]
-        last = self.rates._looks[-1][0]  # pyright: ignore[reportPrivateUsage]
+        first = self.rates._looks[0][0]
+        last = self.rates._looks[-1][0]
         return {key: rate * (last - first) for key, rate in rates.items()}
 
 

@@ -1,8 +1,5 @@
 """What ranks save that is converted: called on four ranks."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 from typing import Any

@@ -49,8 +49,8 @@ def _write_checkpoint(path: str, pickler: type[pickle.Pickler]) -> dict[str, Any
     counts_at = ChunkStorageMetadata(torch.Size([0]), counts.shape)
     halves = [ChunkStorageMetadata(torch.Size([start, 0]), torch.Size([3, 4])) for start in (0, 3)]
     described: dict[str, Any] = {
-        "model.weight": TensorStorageMetadata(TensorProperties(torch.float32), weight.shape, halves),  # type: ignore[arg-type]
-        "model.counts": TensorStorageMetadata(TensorProperties(torch.int64), counts.shape, [counts_at]),  # type: ignore[arg-type]
+        "model.weight": TensorStorageMetadata(TensorProperties(torch.float32), weight.shape, halves),
+        "model.counts": TensorStorageMetadata(TensorProperties(torch.int64), counts.shape, [counts_at]),
         "epoch": BytesStorageMetadata(),
     }
     os.mkdir(path)
@@ -64,7 +64,7 @@ def _write_checkpoint(path: str, pickler: type[pickle.Pickler]) -> dict[str, Any
         with open(f"{path}/__{rank}_0.distcp", "wb") as file:
             for index, value in items.items():
                 data = _saved(value)
-                where[index] = filesystem._StorageInfo(f"__{rank}_0.distcp", file.tell(), len(data))  # pyright: ignore
+                where[index] = filesystem._StorageInfo(f"__{rank}_0.distcp", file.tell(), len(data))
                 file.write(data)
     paths = {"model.weight": ("model", "weight"), "model.counts": ("model", "counts"), "epoch": ("epoch",)}
     metadata = Metadata(described, planner_data=paths, storage_data=where)

@@ -37,7 +37,7 @@ def test_kill_while_creating(durability: str, stride: int, request: pytest.Fixtu
         with server.start(workers.die_in_open, path, durability, number, after) as worker:
             assert worker.wait() == KILLED, what
         _check_reader_sees_all_or_nothing(path, what)
-        with memstore.open(path, durability=durability, timeout=30.0) as store:  # type: ignore[arg-type]
+        with memstore.open(path, durability=durability, timeout=30.0) as store:
             store.put("a", stamped(1, SMALL))
             assert stamp_at(store, "a") == 1, what
             assert leftovers(store) == [], what
@@ -59,7 +59,7 @@ def test_kill_while_opening(durability: str, stride: int, request: pytest.Fixtur
     path: str = request.getfixturevalue("root" if durability == "process" else "disk_root")
 
     def leave_work() -> None:
-        with memstore.open(path, durability=durability) as store:  # type: ignore[arg-type]
+        with memstore.open(path, durability=durability) as store:
             store.put("a", stamped(1, SMALL))
             held = store.get("a")
             store.put("a", stamped(2, SMALL))

@@ -170,7 +170,7 @@ def test_it_is_drawn_by_torchs_batch_sampler_and_pickled() -> None:
 def test_numbers_out_of_range_are_named(options: dict[str, Any], named: str) -> None:
     is_number = all(type(value) is int for value in options.values())
     with pytest.raises(ValueError if is_number else TypeError, match=named):
-        BlockShuffle(**{"length": 10, **options})  # type: ignore[arg-type]
+        BlockShuffle(**{"length": 10, **options})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torch.utils.data import BatchSampler, DataLoader, StackDataset, Subset, default_collate  # pyright: ignore[reportUnknownVariableType]
+from torch.utils.data import BatchSampler, DataLoader, StackDataset, Subset, default_collate
 
 import memstore
 from memstore import BlockShuffle, StoreDataset

@@ -48,7 +48,7 @@ class State(NamedTuple):
     @classmethod
     def of(cls, *processes: Process, rows: int = 2, **limits: int) -> State:
         """A dataset with room for so many rows."""
-        return cls(processes, (0,) * (rows * CELLS), **limits)  # type: ignore[arg-type]
+        return cls(processes, (0,) * (rows * CELLS), **limits)
 
 
 Steps = Iterator[tuple[str, State]]
@@ -61,7 +61,7 @@ def is_end(state: State) -> bool:
 def stored(state: State, place: int | str, value: int | str) -> State:
     """A store reaches memory."""
     if isinstance(place, str):
-        return state._replace(**{place: value})  # type: ignore[arg-type]
+        return state._replace(**{place: value})
     return state._replace(cells=(*state.cells[:place], int(value), *state.cells[place + 1 :]))
 
 
@@ -87,7 +87,7 @@ class Scene:
     def step(self, name: str, state: State | None = None, **changes: object) -> tuple[str, State]:
         """`changes` are of the process."""
         state = self.state if state is None else state
-        process = self.process._replace(**changes)  # type: ignore[arg-type]
+        process = self.process._replace(**changes)
         processes = (*state.processes[: self.index], process, *state.processes[self.index + 1 :])
         return f"{self.process.role}: {name}", state._replace(processes=processes)
 

@@ -1,7 +1,5 @@
 """Several processes at one dataset: writers and a seal, writers and a reader, writers that are killed."""
 
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import contextlib

@@ -1,8 +1,5 @@
 """Datasets whose processes die, fail or stop in the middle: what was acknowledged is there, and others go on."""
 
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import contextlib

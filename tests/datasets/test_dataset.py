@@ -1,8 +1,5 @@
 """Datasets as users call them: rows in place, for all processes."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownLambdaType=false
-# pyright: reportPrivateUsage=false, reportCallIssue=false
-
 from __future__ import annotations
 
 import pickle

@@ -1,7 +1,5 @@
 """Datasets on overlay, as a container's own folders are: there a mapping keeps no lock, so files stay open."""
 
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
 import pickle

@@ -1,8 +1,5 @@
 """Datasets in other processes: pickled, copied, in queues, and in the workers of DataLoaders."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import copy

@@ -1,8 +1,5 @@
 """What the tensors over a dataset's rows may be used for, and in which of torch's modes."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownLambdaType=false
-# pyright: reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import copy

@@ -49,7 +49,7 @@ made: list[Any] = []
 
 
 def sample(size: int) -> Sample:
-    return Sample(image=torch.arange(float(size)).reshape(size, 1), label="cat", batch_size=[size])  # type: ignore[call-arg]
+    return Sample(image=torch.arange(float(size)).reshape(size, 1), label="cat", batch_size=[size])
 
 
 def lazy(*sizes: int) -> LazyStackedTensorDict:
@@ -137,7 +137,7 @@ def test_rows_that_were_appended_since_are_told(store: memstore.Store, folder: P
 
 
 def test_a_tensorclass_comes_without_its_post_init(store: memstore.Store, folder: Path) -> None:
-    Watchful(image=torch.ones(3), batch_size=[3]).memmap(folder / "td")  # type: ignore[call-arg]
+    Watchful(image=torch.ones(3), batch_size=[3]).memmap(folder / "td")
     made.clear()
     store.attach("key", folder / "td")
     assert type(store.get("key")) is Watchful
@@ -160,7 +160,7 @@ def test_pickles_need_permission(store: memstore.Store, folder: Path, where: str
     value: Any = {
         "data": lambda: TensorDict(a=NonTensorData(slice(1, 2))),
         "stack": lambda: NonTensorStack(slice(1, 2), slice(2, 3)),
-        "field": lambda: Sample(image=torch.ones(3), label="x", extra=slice(1, 2), batch_size=[3]),  # type: ignore[call-arg]
+        "field": lambda: Sample(image=torch.ones(3), label="x", extra=slice(1, 2), batch_size=[3]),
     }[where]()
     value.memmap(folder / "td")
     pickles = [*(folder / "td").rglob("*.pickle"), *(folder / "td").rglob("*.pkl")]

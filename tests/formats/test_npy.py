@@ -23,7 +23,7 @@ NAMES = ("float16", "float32", "float64", "complex64", "complex128", "bool", "in
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_come_as_they_are(store: memstore.Store, folder: Path, name: str, order: str) -> None:
     for shape in ((), (0,), (3, 0, 2), (5,), (3, 4), (2, 3, 4)):
-        array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(name, order=order)  # type: ignore[call-overload]
+        array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(name, order=order)
         path = folder / f"{len(shape)}{array.size}.npy"
         np.save(path, array)
         store.attach("key", path)

@@ -1,9 +1,9 @@
 """Mistakes that people make, and what each says: what was found, what was expected, what to do.
 
-The tables beside this file have them by what was called, as in a session of Python: after `>>>` the code, with the names
-of `world.make`; below it the class of what is raised (of a Warning, what is warned of) and its text, whole. PATH stands
-for the folder of all. What comes after a "..." at the end of a text is another library's, or differs from machine to
-machine. An error must be of this class, with this text, and must leave the stores as they were.
+The tables beside this file have them by what was called, as in a session of Python: after `>>>` the code, with the
+names of `world.make`; below it the class of what is raised (of a Warning, what is warned of) and its text, whole. PATH
+stands for the folder of all. What comes after a "..." at the end of a text is another library's, or differs from
+machine to machine. An error must be of this class, with this text, and must leave the stores as they were.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def _is_checked(code: CodeType, last: int, following: int) -> bool:
     """
     if not dis.opname[code.co_code[last]].startswith(_SIGNALS_AFTER):
         return False
-    ranges: Any = dis._parse_exception_table(code)  # type: ignore[attr-defined] # pyright: ignore
+    ranges: Any = dis._parse_exception_table(code)  # type: ignore[attr-defined]
     return all((each.start <= last < each.end) == (each.start <= following < each.end) for each in ranges)
 
 

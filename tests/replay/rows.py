@@ -1,8 +1,5 @@
 """Rows that say which they are, in each of their bytes; and what must hold of a buffer of them at any time."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Generator

@@ -101,7 +101,7 @@ class State(NamedTuple):
 
 
 def start(*processes: Process, capacity: int = 2, claims: int = 2, **limits: int) -> State:
-    return State(processes, (Slot(),) * capacity, (Claim(),) * claims, **limits)  # type: ignore[arg-type]
+    return State(processes, (Slot(),) * capacity, (Claim(),) * claims, **limits)
 
 
 def is_end(state: State) -> bool:
@@ -123,7 +123,7 @@ def with_word(state: State, index: int, word: str, *, lap: int | None = None, cl
 
 
 def with_claim(state: State, index: int, **changes: object) -> State:
-    return state._replace(claims=with_(state.claims, index, state.claims[index]._replace(**changes)))  # type: ignore[arg-type]
+    return state._replace(claims=with_(state.claims, index, state.claims[index]._replace(**changes)))
 
 
 def with_cell(state: State, position: int, cell: int) -> State:
@@ -148,7 +148,7 @@ class Scene:
     def step(self, name: str, state: State | None = None, **changes: object) -> tuple[str, State]:
         """`changes` are of the process."""
         state = self.state if state is None else state
-        process = self.process._replace(**changes)  # type: ignore[arg-type]
+        process = self.process._replace(**changes)
         return f"{self.process.role}: {name}", state._replace(processes=with_(state.processes, self.index, process))
 
     def finish(self, name: str) -> tuple[str, State]:

@@ -1,7 +1,5 @@
 """Replay buffers as users call them: rows round and round, sampled by all processes."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import os

@@ -1,8 +1,5 @@
 """Rows of every kind, out=, torch's modes; and what is told of arguments that are none."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportCallIssue=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import copy

@@ -96,8 +96,8 @@ def test_a_batch_that_never_fits_is_refused_at_once(store: memstore.Store) -> No
         buffer.sample(17)
     assert buffer.sample(8).batch_size == (8,)
     buffer.extend(rows(3, 2))
-    ring = buffer._ring  # pyright: ignore[reportPrivateUsage]
-    assert not ring.page._dirty[0], "a refusal makes nobody recover"  # pyright: ignore[reportPrivateUsage]
+    ring = buffer._ring
+    assert not ring.page._dirty[0], "a refusal makes nobody recover"
 
 
 def test_a_waiter_that_was_killed_stops_nobody(root: str) -> None:

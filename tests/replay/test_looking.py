@@ -1,7 +1,5 @@
 """Rows of a replay buffer without a sampler: by their age, whole, as copies."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 from typing import Any

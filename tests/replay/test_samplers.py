@@ -1,7 +1,5 @@
 """What each sampler gives, alone and beside others in other processes; and who waits for whom."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import threading

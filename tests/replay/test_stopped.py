@@ -1,7 +1,5 @@
 """Writers that stop, die or fork in the middle of a row: the others go on, nothing torn is seen, no slot is stuck."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import os

@@ -3,8 +3,6 @@
 No row is torn, no acknowledged row is lost before the ring comes to it, no slot is stuck.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import os

@@ -1,7 +1,5 @@
 """What is left of a buffer after a crash of the host, a copy of the folder, damage and repair; and a full tmpfs."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import shutil

@@ -192,7 +192,7 @@ def _a_writer_fails(rank: int, path: str) -> None:
         return write(self, folder, files, **options)
 
     if rank == 1:
-        staging.StagedTensors.write = write_where_something_is  # type: ignore[method-assign]
+        staging.StagedTensors.write = write_where_something_is
     Snapshot.async_take(path, state_of(1.0, rank)).wait(100)
 
 
@@ -226,7 +226,7 @@ def _stage_and_die(path: str, rank: int) -> None:
     def die(*_: Any, **__: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    staging.StagedTensors.write = die  # type: ignore[method-assign]
+    staging.StagedTensors.write = die
     Snapshot.async_take(path, state_of(1.0, rank))
 
 

@@ -57,7 +57,7 @@ def _rank_1_dies_after_its_file(rank: int, path: str) -> None:
                 faults.die()
             end_step(self, step, raised)
 
-        RankGroup.end_step = die_after_writing  # type: ignore[method-assign]
+        RankGroup.end_step = die_after_writing
     Snapshot.take(path, ranks_state(rank, 1.0))
 
 
@@ -259,7 +259,7 @@ def _only_rank_1_restores(rank: int, path: str) -> str:
         return ""
     calls: list[int] = []
     real = ranks.SnapshotCall
-    ranks.SnapshotCall = lambda *arguments: calls.append(1) or real(*arguments)  # type: ignore[assignment, misc]
+    ranks.SnapshotCall = lambda *arguments: calls.append(1) or real(*arguments)
     with pytest.raises(memstore.StoreTimeoutError) as raised:
         Snapshot(path, storage_options={"timeout": 0.2}).restore(ranks_state(rank, -1.0))
     assert calls == [1]  # else this rank would be a call ahead of the others from now on

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import load_file
 
 import memstore
 from memstore import Snapshot, StateDict

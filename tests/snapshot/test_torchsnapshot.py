@@ -128,7 +128,7 @@ def test_objects_with_the_two_methods_need_nothing_else(folder: str) -> None:
     Snapshot(f"{folder}/a").restore({"loader": other})
     assert other.loaded and other.count == 5
     with pytest.raises(TypeError, match="StateDict"):
-        Snapshot.take(f"{folder}/b", {"step": 5})  # type: ignore[dict-item]
+        Snapshot.take(f"{folder}/b", {"step": 5})
 
 
 def _own_and_replicated(rank: int, folder: str) -> tuple[int, float]:

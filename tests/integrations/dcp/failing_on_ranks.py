@@ -1,8 +1,5 @@
 """Calls of a storage that fail on one rank of several, as functions that the tests call on ranks."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
-
 from __future__ import annotations
 
 import errno

@@ -1,8 +1,5 @@
 """Models and their optimizers, spread in each of torch's ways, as functions that the tests call on four ranks."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,8 +1,5 @@
 """What the tests of checkpoints call on ranks."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 import os

@@ -1,8 +1,5 @@
 """Saves by a process of torch's own, and what is sent to it, as functions that the tests call on ranks."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 from multiprocessing.reduction import ForkingPickler

@@ -1,7 +1,5 @@
 """State dicts for the tests of checkpoints, and calls of torch's that save and load them."""
 
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
 import os

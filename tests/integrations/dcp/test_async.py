@@ -1,7 +1,5 @@
 """Asynchronous saves: what is staged, and saves that nobody waits for."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import threading

@@ -1,8 +1,5 @@
 """Saves that are killed, fail or meet another, damaged and hostile checkpoints."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import base64

@@ -1,8 +1,5 @@
 """The calls that torch makes of a writer and a reader, and what it may do between them."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import dataclasses
@@ -252,7 +249,7 @@ def test_a_plan_of_a_writer_of_others_is_refused(scratch: str) -> None:
 
 def test_calls_have_the_arguments_of_the_contract() -> None:
     with pytest.raises(TypeError):
-        dcp.save({}, "positional")  # pyright: ignore
+        dcp.save({}, "positional")
     with pytest.raises(ValueError, match="durability"):
         StorageWriter("/tmp/x", durability="often")
 

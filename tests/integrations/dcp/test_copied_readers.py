@@ -1,7 +1,5 @@
 """Readers of checkpoints that are pickled or copied once they were used: as references, without what is open here."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import copy

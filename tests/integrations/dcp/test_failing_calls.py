@@ -1,7 +1,5 @@
 """Errors in any call of a planner or a storage: torch tells them, and the earlier checkpoint stays as it was."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import gc

@@ -1,7 +1,5 @@
 """What saves leave that die or fail goes before the next one writes; what lives is left alone."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import contextlib

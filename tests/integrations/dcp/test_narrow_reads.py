@@ -1,7 +1,5 @@
 """A read of a part reads that part; and what is compared with checksums."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import dataclasses
@@ -107,7 +105,7 @@ def test_damage_is_found_where_most_of_a_chunk_is_read(scratch: str) -> None:
         file.write(b"\xff\xff")
     with pytest.raises(CheckpointException, match="don't fit their checksum") as raised:
         load({"w": torch.zeros(ROWS, COLUMNS)}, StorageReader(scratch))
-    assert any(isinstance(error, CorruptionError) for error, _ in raised.value.failures.values())  # pyright: ignore
+    assert any(isinstance(error, CorruptionError) for error, _ in raised.value.failures.values())
     target = {"w": torch.zeros(16, COLUMNS)}
     load(target, StorageReader(scratch), planner=BoxPlanner((0, 0), (16, COLUMNS)))
     assert torch.equal(target["w"], whole[:16])

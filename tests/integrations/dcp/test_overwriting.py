@@ -1,7 +1,5 @@
 """Loads beside a trainer that overwrites its checkpoint."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import os

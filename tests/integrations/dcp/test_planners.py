@@ -1,7 +1,5 @@
 """Bytes items are stored without pickle, and nothing that is loaded runs code."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import io

@@ -1,7 +1,5 @@
 """What is saved is loaded: by torch's calls and memstore's, in folders and in stores, whole and in part."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import copy

@@ -1,7 +1,5 @@
 """What a process remembers of its saves, and plans that planners remember."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import os

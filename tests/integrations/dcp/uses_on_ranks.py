@@ -1,8 +1,5 @@
 """What trainers ask of a storage of checkpoints, as functions that the tests call on four ranks."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportPrivateImportUsage=false
-
 from __future__ import annotations
 
 import io

@@ -1,7 +1,5 @@
 """The rows of a storage: written over in place, each whole, whoever writes or dies. Without torchrl."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import os

@@ -184,7 +184,7 @@ async def test_a_batch_with_a_missing_key_fills_nothing() -> None:
         with pytest.raises(ValueError, match="at least one key"):
             await ts.get_batch(wrong)
     with pytest.raises(TypeError):
-        await ts.get_batch("one")  # type: ignore[arg-type]
+        await ts.get_batch("one")
     with pytest.raises(ValueError, match="entries"):
         await ts.put_batch({})
 
@@ -199,7 +199,7 @@ async def test_keys_are_deleted() -> None:
         with pytest.raises(KeyError):
             await gone
     with pytest.raises(TypeError):
-        await ts.delete_batch("d")  # type: ignore[arg-type]
+        await ts.delete_batch("d")
 
 
 async def test_prefixes_of_keys_are_words() -> None:
