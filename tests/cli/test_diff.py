@@ -91,13 +91,6 @@ def test_a_file_and_a_store_without_its_key(filled: str, tmp_path: Path) -> None
     assert said == f"memstore: {filled} is a store: say which KEY of it is meant"
 
 
-def test_an_attached_snapshot_equals_its_folder(root: str, tmp_path: Path) -> None:
-    path = str(tmp_path / "step-1")
-    memstore.Snapshot.take(path, {"model": torch.nn.Linear(2, 2), "progress": memstore.StateDict(step=1)})
-    call("attach", root, "snapshot", path)
-    assert call("diff", root, "snapshot", path).startswith("equal: ")
-
-
 def test_long_objects_are_told_where_they_differ(root: str) -> None:
     with memstore.open(root) as store:
         store.put("one", {"text": "a" * 100 + "b"})

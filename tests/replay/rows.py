@@ -21,6 +21,10 @@ def rows(first: int, count: int, size: int = SIZE) -> dict[str, torch.Tensor]:
     return {"number": number, "copies": number[:, None].expand(count, size)}
 
 
+def new(store: memstore.Store, capacity: int = 8, **options: Any) -> memstore.ReplayBuffer:
+    return memstore.ReplayBuffer(store, "replay", SPEC, capacity=capacity, **options)
+
+
 def numbers_of(sample: Any) -> list[int]:
     """Of rows that are whole, each."""
     number, copies = sample["number"], sample["copies"]

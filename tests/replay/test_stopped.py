@@ -14,12 +14,8 @@ import memstore
 from memstore.engine import INSERTS, deadline_after
 from memstore.replay.ring import Wait
 from tests.children import Child, Wire
-from tests.replay.rows import SPEC, check_whole, in_the_copy, numbers_of, ring_of, rows, there, writer_of
+from tests.replay.rows import check_whole, in_the_copy, new, numbers_of, ring_of, rows, there, writer_of
 from tests.support import faults
-
-
-def new(store: memstore.Store, capacity: int = 8, **options: Any) -> memstore.ReplayBuffer:
-    return memstore.ReplayBuffer(store, "replay", SPEC, capacity=capacity, **options)
 
 
 def _stop_in_a_row(wire: Wire, root: str, number: int, count: int, sampler: Any = "uniform") -> list[int]:

@@ -11,14 +11,10 @@ import torch
 import memstore
 from memstore.engine import CLAIMS_SIZE, CONTROL_SIZE
 from tests.overlay import on_overlay
-from tests.replay.rows import SPEC, check_priorities, check_whole, in_the_copy, numbers_of, ring_of, rows, there
+from tests.replay.rows import SPEC, check_priorities, check_whole, in_the_copy, new, numbers_of, ring_of, rows, there
 from tests.small_tmpfs import on_small_tmpfs
 
 BOOT_AT, HEAD_AT, ROWS_AT, MAGIC_AT = 72, 320, 336, 64
-
-
-def new(store: memstore.Store, capacity: int = 8, **options: Any) -> memstore.ReplayBuffer:
-    return memstore.ReplayBuffer(store, "replay", SPEC, capacity=capacity, **options)
 
 
 def write(store: memstore.Store, offset: int, data: bytes) -> None:
