@@ -90,6 +90,18 @@ def load(state: StateDict, reader: Any, **options: Any) -> None:
         state_dict_loader.load(state, storage_reader=reader, **options)
 
 
+def save_number(place: str | Place, number: float, **options: Any) -> None:
+    writer = place.writer(**options) if isinstance(place, Place) else StorageWriter(place, **options)
+    save({"w": torch.full((1000,), number), "n": number}, writer)
+
+
+def number_in(place: str | Place) -> float:
+    target = {"w": torch.zeros(1000), "n": 0.0}
+    load(target, place.reader() if isinstance(place, Place) else StorageReader(place))
+    assert torch.equal(target["w"], torch.full((1000,), target["n"])), "parts of two saves"
+    return target["n"]
+
+
 def saved_and_loaded(state: StateDict, place: Any, key: str | None = None, **options: Any) -> StateDict:
     """What a load into an empty copy of the state gives."""
     save(state, StorageWriter(place, key=key), **options)

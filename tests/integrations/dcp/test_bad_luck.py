@@ -25,23 +25,12 @@ from memstore.integrations import dcp
 from memstore.integrations.dcp import StorageReader, StorageWriter, plans
 from memstore.integrations.dcp.places import SaveTicket
 from tests.children import in_child
-from tests.integrations.dcp.states import load, save
+from tests.integrations.dcp.states import load, number_in, save, save_number
 from tests.small_tmpfs import fill, on_small_tmpfs
 from tests.snapshot.test_hostile import broken, signed
 from tests.support import faults
 
 MANIFEST = "memstore_snapshot.json"
-
-
-def save_number(path: str, number: float, durability: str = "disk") -> None:
-    save({"w": torch.full((1000,), number), "n": number}, StorageWriter(path, durability=durability))
-
-
-def number_in(path: str) -> float:
-    target = {"w": torch.zeros(1000), "n": 0.0}
-    load(target, StorageReader(path))
-    assert torch.equal(target["w"], torch.full((1000,), target["n"])), "parts of two saves"
-    return target["n"]
 
 
 # --- deaths and failures ----------------------------------------------------------------------------------------------
@@ -97,7 +86,7 @@ def test_a_save_that_fails_at_any_step_leaves_one_of_the_two(scratch: str) -> No
 
 def _fill_up(folder: str) -> tuple[str, float, float, int]:
     path = f"{folder}/s"
-    save_number(path, 1.0, "process")
+    save_number(path, 1.0, durability="process")
     ballast = fill(folder, leave=1 << 20)
     told = ""
     try:
@@ -106,7 +95,7 @@ def _fill_up(folder: str) -> tuple[str, float, float, int]:
         told = type(error.failures[0][0]).__name__
     first = number_in(path)
     os.remove(ballast)
-    save_number(path, 3.0, "process")
+    save_number(path, 3.0, durability="process")
     return told, first, number_in(path), len(os.listdir(path))
 
 

@@ -15,7 +15,7 @@ import memstore
 from memstore.errors import CorruptionError, MemstoreError
 from memstore.integrations.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
 from tests.integrations.dcp import failing_on_ranks
-from tests.integrations.dcp.states import Place, load, save
+from tests.integrations.dcp.states import Place, load, number_in, save, save_number
 from tests.ranks.launcher import Ranks
 
 
@@ -26,17 +26,6 @@ def failing(kind: Any, name: str) -> Any:
         raise ArithmeticError(f"in {name}")
 
     return type(kind.__name__, (kind,), {name: fail})
-
-
-def save_number(place: Place, number: float) -> None:
-    save({"w": torch.full((1000,), number), "n": number}, place.writer())
-
-
-def number_in(place: Place) -> float:
-    target = {"w": torch.zeros(1000), "n": 0.0}
-    load(target, place.reader())
-    assert torch.equal(target["w"], torch.full((1000,), target["n"])), "parts of two saves"
-    return target["n"]
 
 
 def check_failed_save(place: Place, kind: Any, planner: Any, name: str) -> None:

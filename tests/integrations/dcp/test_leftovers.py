@@ -20,8 +20,7 @@ from memstore.integrations.dcp import StorageWriter
 from memstore.snapshot.publishing import begin_save, new_id, sweep_saves
 from tests.children import in_child
 from tests.integrations.dcp import failing_on_ranks
-from tests.integrations.dcp.states import save
-from tests.integrations.dcp.test_overwriting import number_in, save_number
+from tests.integrations.dcp.states import number_in, save, save_number
 from tests.ranks.launcher import Ranks
 
 
@@ -158,7 +157,7 @@ def test_a_save_of_another_process_is_not_touched(scratch: str) -> None:
             assert len(in_child(look, scratch)) == 1, "what this one has written"
             super().finish(metadata, results)
 
-    save({"w": torch.full((100, 100), 3.0), "n": 3.0}, Late(scratch))
+    save({"w": torch.full((1000,), 3.0), "n": 3.0}, Late(scratch))
     assert number_in(scratch) == 3.0
 
 
@@ -171,9 +170,7 @@ def test_nor_is_one_of_another_thread(scratch: str) -> None:
             assert looked.wait(60)
             super().finish(metadata, results)
 
-    thread = threading.Thread(
-        target=save, args=({"w": torch.full((100, 100), 3.0), "n": 3.0}, Late(scratch)), daemon=True
-    )
+    thread = threading.Thread(target=save, args=({"w": torch.full((1000,), 3.0), "n": 3.0}, Late(scratch)), daemon=True)
     thread.start()
     assert written.wait(60) and len(look(scratch)) == 1
     looked.set()

@@ -18,18 +18,7 @@ from memstore.convert import convert
 from memstore.errors import AlreadyExistsError, AmbiguousCheckpointError, CorruptionError, VersionGoneError
 from memstore.integrations.dcp import StorageReader, StorageWriter
 from memstore.snapshot import load_manifest
-from tests.integrations.dcp.states import load, save
-
-
-def save_number(path: str, number: float) -> None:
-    save({"w": torch.full((100, 100), number), "n": number}, StorageWriter(path))
-
-
-def number_in(path: str) -> float:
-    target = {"w": torch.zeros(100, 100), "n": 0.0}
-    load(target, StorageReader(path))
-    assert torch.equal(target["w"], torch.full((100, 100), target["n"])), "parts of two saves"
-    return target["n"]
+from tests.integrations.dcp.states import load, number_in, save, save_number
 
 
 class Overtaken(StorageReader):
@@ -54,7 +43,7 @@ def load_beside(path: str, happens: Any, state: dict[str, Any]) -> BaseException
 @pytest.mark.parametrize("name", ["w", "n"])
 def test_a_load_of_what_is_overwritten_meanwhile_is_not_told_of_damage(scratch: str, name: str) -> None:
     save_number(scratch, 1.0)
-    state = {"w": torch.zeros(100, 100)} if name == "w" else {"n": 0.0}
+    state = {"w": torch.zeros(1000)} if name == "w" else {"n": 0.0}
     error = load_beside(scratch, lambda: save_number(scratch, 2.0), state)
     assert isinstance(error, VersionGoneError), error
     assert "was overwritten while it was read (the file is missing): open it again" in str(error)
@@ -63,7 +52,7 @@ def test_a_load_of_what_is_overwritten_meanwhile_is_not_told_of_damage(scratch: 
 
 def test_a_load_of_what_is_removed_meanwhile_says_so(scratch: str) -> None:
     save_number(scratch, 1.0)
-    error = load_beside(scratch, lambda: shutil.rmtree(scratch), {"w": torch.zeros(100, 100)})
+    error = load_beside(scratch, lambda: shutil.rmtree(scratch), {"w": torch.zeros(1000)})
     assert isinstance(error, VersionGoneError) and "was removed while it was read" in str(error)
 
 
@@ -75,7 +64,7 @@ def test_damage_is_damage_while_the_manifest_stays(scratch: str) -> None:
         with open(f"{scratch}/{file}", "r+b") as found:
             found.truncate(100)
 
-    assert isinstance(load_beside(scratch, damage, {"w": torch.zeros(100, 100)}), CorruptionError)
+    assert isinstance(load_beside(scratch, damage, {"w": torch.zeros(1000)}), CorruptionError)
 
 
 def test_snapshots_that_are_open_say_it_too(scratch: str) -> None:
@@ -94,11 +83,11 @@ def test_snapshots_that_are_open_say_it_too(scratch: str) -> None:
 
 
 def torch_saves(path: str, number: float) -> None:
-    torch_dcp.save({"w": torch.full((100, 100), number), "n": number}, checkpoint_id=path, no_dist=True)
+    torch_dcp.save({"w": torch.full((1000,), number), "n": number}, checkpoint_id=path, no_dist=True)
 
 
 def torch_loads(path: str) -> float:
-    target = {"w": torch.zeros(100, 100), "n": 0.0}
+    target = {"w": torch.zeros(1000), "n": 0.0}
     torch_dcp.load(target, checkpoint_id=path, no_dist=True)
     return target["n"]
 
