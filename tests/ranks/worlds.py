@@ -25,7 +25,6 @@ _PRELOAD = (
     "tests.ranks.models",
     "tests.integrations.dcp.on_ranks",
     "tests.integrations.dcp.models_on_ranks",
-    "tests.integrations.dcp.on_ranks",
 )
 
 
