@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import signal
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 import memstore
-from tests.crash.forks import in_fork, reap
+from tests.crash.forks import fork_at_step, reap
 from tests.crash.values import stamp_of, stamped
 from tests.support import faults
 
@@ -188,31 +187,13 @@ def fork_at_steps(channel: Connection, path: str, stride: int) -> None:
 
 
 def _fork_at(store: memstore.Store, first: memstore.PendingPut, number: int) -> None:
-    reached, forked = threading.Event(), threading.Event()
-
-    def pause() -> None:
-        reached.set()
-        forked.wait(0.1)  # a fork waits for who opens a file or reads the catalog: it comes after that
-
-    def put_last() -> None:
-        try:
-            with faults.at_step(number, pause):
-                put(store, 1, NEW, f"of {number}")
-        finally:
-            reached.set()
-
     def meet() -> None:
         """The child waits by what its parent has begun; and it is a rank, too."""
         version = first.wait(20.0)
         assert put_all(store, NEW, f"of {number}, in the child") > version
         assert stamp_at(store) == NEW
 
-    thread = threading.Thread(target=put_last)
-    thread.start()
-    reached.wait()
-    pid = in_fork(meet)
-    forked.set()
-    thread.join()
+    pid = fork_at_step(number, lambda: put(store, 1, NEW, f"of {number}"), meet)
     version = first.wait(20.0)
     reap(pid)
     assert store.version(KEY) > version and stamp_at(store) == NEW

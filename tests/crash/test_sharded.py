@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -41,6 +41,7 @@ from tests.crash.test_kill_at_steps import FIRST, KILLED
 from tests.crash.test_stopped import until_stopped
 from tests.crash.values import INLINE, SMALL, stamp_of, stamped
 from tests.inside import root_of
+from tests.patience import wait_until
 from tests.support import faults
 from tests.support.fork_server import ForkServer, Worker
 
@@ -123,13 +124,6 @@ QUICKLY = 0.2  # seconds, not one, after which a rank that waits looks by itself
 DEATHS = [(2, True), (3, False), (3, True)]  # right after its part is there, and right before and after it publishes
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_who_waits_goes_on_for_the_dead(
     store: memstore.Store, server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +133,7 @@ def test_who_waits_goes_on_for_the_dead(
     put_all(store, NEW, "so that the store is no new one")
     with ThreadPoolExecutor(len(keys)) as pool:
         waiting = [pool.submit(put(store, 0, NEW, "first", key=key).wait, 60.0) for key in keys]
-        until(lambda: sleepers(store) == len(keys))
+        wait_until(lambda: sleepers(store) == len(keys))
         for key, (commit, after) in zip(keys, DEATHS, strict=True):
             with server.start(shards.die_as_the_last, store.root, key, commit, after) as worker:
                 assert worker.wait() == KILLED
@@ -158,12 +152,12 @@ def test_the_next_owner_rings_for_the_dead(
     with ThreadPoolExecutor(2) as pool:
         published = pool.submit(put(store, 0, NEW, "first", key="published").wait, 60.0)
         aborted = pool.submit(put(store, 0, NEW, "first", key="aborted").wait, 60.0)
-        until(lambda: sleepers(store) == 2)
+        wait_until(lambda: sleepers(store) == 2)
         with server.start(shards.die_as_the_last, store.root, "published", 3, True) as worker:
             assert worker.wait() == KILLED
         store.put("other", 1)
         assert published.result(30) == store.version("published")
-        until(lambda: sleepers(store) == 1)
+        wait_until(lambda: sleepers(store) == 1)
         with server.start(shards.die_in_an_abort, store.root, "aborted") as worker:
             assert worker.wait() == KILLED
         store.put("other", 2)
@@ -277,7 +271,7 @@ def test_a_store_that_goes_away_ends_a_wait(scratch: str, how: str, monkeypatch:
     first = put(store, 0, NEW, "first")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(put, store, 0, NEW, "second", wait=True, timeout=60.0)
-        until(lambda: sleepers(store) == 1)
+        wait_until(lambda: sleepers(store) == 1)
         if how == "closed":
             store.close()
         elif how == "moved":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,7 +21,7 @@ from tests.crash.operations import OPERATIONS
 from tests.crash.test_kill_at_steps import KILLED
 from tests.crash.values import LARGE, SMALL, stamp_of, stamped
 from tests.inside import root_of
-from tests.patience import least_seconds
+from tests.patience import least_seconds, wait_until
 from tests.support import faults
 from tests.support.fork_server import ForkServer, Worker
 
@@ -64,7 +63,7 @@ def test_put_wakes_a_thread(store: memstore.Store, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(entries, "LOOK_EVERY", blockers.NEVER)
     with ThreadPoolExecutor(1) as pool:
         wait = pool.submit(store.wait, "k", timeout=60.0)
-        _until(lambda: sleepers(store) == 1)
+        wait_until(lambda: sleepers(store) == 1)
         assert store.put("k", VALUE) == wait.result(30)
 
 
@@ -125,7 +124,7 @@ def test_close_ends_a_wait(root: str) -> None:
     store = memstore.open(root)
     with ThreadPoolExecutor(1) as pool:
         wait = pool.submit(store.wait, "k", timeout=60.0)
-        _until(lambda: sleepers(store) == 1)
+        wait_until(lambda: sleepers(store) == 1)
         store.close()  # seen at the next look, within a second
         with pytest.raises(memstore.StoreClosedError):
             wait.result(30)
@@ -169,13 +168,6 @@ def _die(
     with server.start(workers.die_at, store.root, name, number, after) as worker:
         assert worker.wait() == KILLED
     return waiting
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # --- readers that hold what they got, one version for ever or a thousand ----------------------------------------------

@@ -21,6 +21,7 @@ from tests.children import Child, Wire, children, in_child
 from tests.crash.leftovers import left_after_gc
 from tests.leaks import find_leaks, open_files
 from tests.overlay import on_overlay
+from tests.replay.rows import write_data
 from tests.small_tmpfs import on_small_tmpfs
 from tests.support import faults
 
@@ -156,14 +157,6 @@ def test_room_is_looked_for_when_it_is_created() -> None:
     on_small_tmpfs(26, _fill_up)
 
 
-def _write_page(store: memstore.Store, offset: int, data: bytes) -> None:
-    (path,) = store.info("data").files
-    with open(path, "r+b") as file:
-        start = 8 + int.from_bytes(file.read(8), "little")
-        file.seek(start + offset)
-        file.write(data)
-
-
 BOOT_AT, LENGTH_AT, MAGIC_AT, GONE_AT = 72, 192, 64, 128
 OTHER_BOOT = b"another boot!!!!"
 
@@ -176,8 +169,8 @@ def test_in_another_boot_of_a_disk_the_flushed_rows_are_there(disk_root: str, mo
         data.flush()
         data.extend(batch(2, 2))
         del data
-        _write_page(store, 0, b"\xff" * 64)  # a mutex that a dead boot has left
-        _write_page(store, BOOT_AT, OTHER_BOOT)
+        write_data(store, "data", 0, b"\xff" * 64)  # a mutex that a dead boot has left
+        write_data(store, "data", BOOT_AT, OTHER_BOOT)
         data = store.open_dataset("data", mode)
         assert data[:]["y"].tolist() == [1, 1, 1]
         if mode == "r+":
@@ -187,8 +180,8 @@ def test_in_another_boot_of_a_disk_the_flushed_rows_are_there(disk_root: str, mo
 def test_in_another_boot_of_a_store_for_processes_all_rows_are_there(disk_root: str) -> None:
     with memstore.open(disk_root) as store:
         store.create_dataset("data", SPEC, capacity=10).extend(batch(3, 1))
-        _write_page(store, 0, b"\xff" * 64)
-        _write_page(store, BOOT_AT, OTHER_BOOT)
+        write_data(store, "data", 0, b"\xff" * 64)
+        write_data(store, "data", BOOT_AT, OTHER_BOOT)
         data = store.open_dataset("data")
         assert data.extend(batch(1, 2)) == range(3, 4)
 
@@ -198,8 +191,8 @@ def test_a_page_of_another_boot_is_not_asked_whether_its_entry_lives(root: str, 
     """A folder that was copied meanwhile, or files of which a crash has kept one and not the other."""
     with memstore.open(root) as store:
         store.create_dataset("data", SPEC, capacity=10).extend(batch(3, 1))
-        _write_page(store, GONE_AT, gone.to_bytes(8, "little") + state.to_bytes(8, "little"))
-        _write_page(store, BOOT_AT, OTHER_BOOT)
+        write_data(store, "data", GONE_AT, gone.to_bytes(8, "little") + state.to_bytes(8, "little"))
+        write_data(store, "data", BOOT_AT, OTHER_BOOT)
         data = store.open_dataset("data")
         assert data.extend(batch(1, 2)) == range(3, 4)
         data[0:1] = batch(1, 3)
@@ -209,7 +202,7 @@ def test_a_page_of_another_boot_is_not_asked_whether_its_entry_lives(root: str, 
 def test_a_deletion_is_told_to_who_writes_the_page_anew_at_the_same_time(root: str) -> None:
     with memstore.open(root) as store, Child(_when_told, root, "delete") as child:
         store.create_dataset("data", SPEC, capacity=10).extend(batch(3, 1))
-        _write_page(store, BOOT_AT, OTHER_BOOT)
+        write_data(store, "data", BOOT_AT, OTHER_BOOT)
         with _asking_at("mutex_lock", child):
             data = store.open_dataset("data")
         with pytest.raises(memstore.MutableEntryError, match="was deleted"):
@@ -347,7 +340,7 @@ def test_a_child_that_is_forked_in_another_threads_extend_goes_on(root: str) -> 
 def test_a_damaged_control_page_is_told(scratch: str, offset: int, data: bytes) -> None:
     with memstore.open(scratch) as store:
         opened = store.create_dataset("data", SPEC, capacity=10)
-        _write_page(store, offset, data)
+        write_data(store, "data", offset, data)
         with pytest.raises(memstore.CorruptionError, match="control page"):
             store.open_dataset("data")
         (damage,) = store.verify().damaged

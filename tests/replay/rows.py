@@ -25,6 +25,15 @@ def new(store: memstore.Store, capacity: int = 8, **options: Any) -> memstore.Re
     return memstore.ReplayBuffer(store, "replay", SPEC, capacity=capacity, **options)
 
 
+def write_data(store: memstore.Store, key: str, offset: int, data: bytes) -> None:
+    """Into the data section of the file that a buffer or a dataset has."""
+    (path,) = store.info(key).files
+    with open(path, "r+b") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        file.seek(start + offset)
+        file.write(data)
+
+
 def numbers_of(sample: Any) -> list[int]:
     """Of rows that are whole, each."""
     number, copies = sample["number"], sample["copies"]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -39,6 +39,7 @@ from memstore.snapshot.storage import FilePart, FileStorage
 from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriteOutcome, error_of, failure_of
 from tests.children import Child, Wire, in_child
 from tests.huge_pages import require_huge_pages, warm_huge_pages
+from tests.patience import wait_until
 from tests.small_tmpfs import on_small_tmpfs
 from tests.support import faults
 
@@ -93,13 +94,6 @@ def stopped(pid: int) -> Generator[None]:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(process, signal.SIGCONT)
         os.close(process)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
