@@ -305,13 +305,6 @@ def test_clear_and_destroy_ask_first(small: str) -> None:
         invoke("destroy", small, "-y")
 
 
-def test_clear_says_of_a_pattern_that_a_prefix_is_plain_text(small: str) -> None:
-    command = [sys.executable, "-m", "memstore", "clear", small, "a/*", "--yes"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "0 deleted\n"
-    assert done.stderr == "memstore: a prefix is plain text, and not a pattern: 'a/' means all keys that start so\n"
-
-
 def test_tree_draws_the_keys(small: str) -> None:
     code, drawn = invoke("tree", small)
     assert code == 0 and "a/" in drawn and drawn.count("──") == 4

@@ -26,9 +26,9 @@ from memstore import structure
 from memstore.cli import render
 from memstore.cli.keys import Rates, WatchSample, watch_lines
 from memstore.listing import ListedEntry, UnknownKindError, open_keyspace, opened, outline
-from tests.children import Child, Wire, in_child
+from tests.children import Child, Wire
 from tests.cli.terminals import in_terminal
-from tests.cli.test_commands import COMMAND, call, call_json, run
+from tests.cli.test_commands import COMMAND, call, call_json
 from tests.examples import examples
 from tests.support.strategies import values
 
@@ -347,12 +347,6 @@ def test_a_narrow_window_does_without_the_columns_that_matter_least() -> None:
     assert [watch_lines(look, 5, width)[-1] for width in (24, 19, 10)] == [*["1 key; 1.0 puts/s"] * 2, "1 key"]
     whole = WatchSample(time.time(), 1.0, 10.0, look.entries, {"run/policy": 12345.6})
     assert all(watch_lines(whole, 5, width)[1].endswith("  12345.6") for width in (15, 18, 22))
-
-
-def test_a_store_without_keys_is_told_as_such(root: str) -> None:
-    memstore.open(root).close()
-    code, output, errors = in_child(run, ("watch", root, "d/*", "--count", "1"))
-    assert code == 0 and "no keys; 0.0 puts/s" in output and "not a pattern: 'd/' means all" in errors
 
 
 # --- what is told of a value without torch agrees with what torch tells -----------------------------------------------

@@ -515,14 +515,6 @@ def test_the_start_of_keys_is_told_as_such(
     assert not os.path.exists(f"{tmp_path}/new") and len(call_json("ls", kinds, "b/")) == 3
 
 
-def test_a_pattern_is_told_to_be_none(kinds: str, tmp_path: Path) -> None:
-    for arguments in (("rm", kinds, "b/*", "--prefix"), ("cp", kinds, "b/*", f"{tmp_path}/new", "--prefix")):
-        code, output, errors = in_child(run, arguments)
-        assert code == 0 and ("0 deleted" in output or "nothing was copied" in output)
-        assert "not a pattern: 'b/' means all keys that start so" in " ".join(errors.split())
-    assert "not a pattern" in " ".join(call("verify", kinds, "b/*", code=4).split())
-
-
 def test_an_attempt_that_does_not_wait_is_an_error_that_names_those_that_do(kinds: str) -> None:
     code, output, errors = in_child(run, ("abort", kinds, "waiting", "step 1"))
     assert (code, output) == (4, "")

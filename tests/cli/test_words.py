@@ -112,15 +112,25 @@ def test_codes_and_words(filled: str, tmp_path: Path, arguments: tuple[str, ...]
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("rm", "ROOT", "run/*"), ("cp", "ROOT", "run/*", "TMP/target"), ("watch", "ROOT", "run/*", "--count=1")],
+    ("arguments", "code", "says"),
+    [
+        (("rm", "ROOT", "run/*", "--prefix"), 0, "0 deleted"),
+        (("clear", "ROOT", "run/*", "--yes"), 0, "0 deleted"),
+        (("cp", "ROOT", "run/*", "TMP/target", "--prefix"), 0, "nothing was copied"),
+        (("watch", "ROOT", "run/*", "--count=1"), 0, "no keys; 0.0 puts/s"),
+        (("rm", "ROOT", "run/*"), 4, ""),
+        (("cp", "ROOT", "run/*", "TMP/target"), 4, ""),
+        (("verify", "ROOT", "run/*"), 4, ""),
+    ],
 )
 def test_a_pattern_is_told_in_words_and_by_no_warning_of_python(
-    filled: str, tmp_path: Path, arguments: tuple[str, ...]
+    filled: str, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     words = [word.replace("ROOT", filled).replace("TMP", str(tmp_path)) for word in arguments]
-    _, _, errors = in_child(run_without_warnings, tuple(words))
-    assert "not a pattern" in errors
+    found, output, errors = in_child(run_without_warnings, tuple(words))
+    assert found == code and says in output
+    hint = "a prefix is plain text, and not a pattern: 'run/' means all keys that start so"
+    assert (f"memstore: {hint}" if not code else "not a pattern") in " ".join(errors.split())
 
 
 def run_without_warnings(arguments: tuple[str, ...]) -> tuple[object, str, str]:

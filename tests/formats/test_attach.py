@@ -361,10 +361,6 @@ def test_what_is_no_path_or_format_is_refused(store: memstore.Store, folder: Pat
     for wrong in ("", b"/tmp/x", 3, None):
         with pytest.raises(TypeError):
             store.attach("key", wrong)
-    with pytest.raises(ValueError, match="format is"):
-        store.attach("key", path, format="parquet")
-    with pytest.raises(FileNotFoundError):
-        store.attach("key", folder / "missing.safetensors")
     with pytest.raises(FileNotFoundError):
         store.attach("key", folder / "missing")
     (folder / "void").mkdir()

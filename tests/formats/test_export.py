@@ -420,19 +420,11 @@ def test_a_durable_store_syncs_what_it_exports(disk_store: memstore.Store, name:
 
 def test_what_is_no_option_is_refused(store: memstore.Store, folder: Path) -> None:
     store.put("key", torch.ones(3))
-    with pytest.raises(memstore.KeyNotFoundError):
-        store.export("other", folder / "x")
-    with pytest.raises(ValueError, match="format is"):
-        store.export("key", folder / "x", format="npy")
-    with pytest.raises(ValueError, match="max_shard_size"):
-        store.export("key", folder / "x", format="torch", max_shard_size=3)
     with pytest.raises(ValueError, match="size"):
         store.export("key", folder / "x", max_shard_size=0)
     for path in ("", b"x", None):
         with pytest.raises(TypeError):
             store.export("key", path)
-    with pytest.raises(FileNotFoundError):
-        store.export("key", folder / "no" / "x.safetensors")
     assert list(folder.iterdir()) == []
 
 

@@ -467,8 +467,6 @@ def test_a_read_stays_within_its_memory_budget(tmp_path: Path, checksum: bool, m
     finally:
         tracemalloc.stop()
     assert torch.equal(target, value) and torch.equal(columns.local, value[:, 99:107])
-    with pytest.raises(ValueError, match="memory_budget_bytes"):
-        snapshot.read_object("0/s/x", memory_budget_bytes=0)
 
 
 def test_of_columns_only_their_rows_are_read(tmp_path: Path) -> None:
@@ -622,8 +620,6 @@ def test_objects_with_the_two_methods_need_nothing_else(folder: str) -> None:
     Snapshot.take(f"file://{folder}/a", {"loader": counter})
     Snapshot(f"{folder}/a").restore({"loader": other})
     assert other.loaded and other.count == 5
-    with pytest.raises(TypeError, match="StateDict"):
-        Snapshot.take(f"{folder}/b", {"step": 5})
 
 
 def _own_and_replicated(rank: int, folder: str) -> tuple[int, float]:

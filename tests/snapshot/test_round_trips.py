@@ -682,12 +682,10 @@ def test_a_copy_has_the_options(tmp_path: Path, copied: Copy) -> None:
         copied(Snapshot(path)).get_state_dict_for_key("state")
 
 
-def test_copies_have_the_process_group_and_pickles_can_not(tmp_path: Path) -> None:
+def test_copies_have_the_process_group(tmp_path: Path) -> None:
     group = object()
     snapshot = Snapshot(f"{tmp_path}/s", group)
     assert copy.copy(snapshot).pg is group and copy.deepcopy(snapshot).pg is group
-    with pytest.raises(TypeError, match="with a process group can't be pickled: send its path"):
-        pickle.dumps(snapshot)
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)

@@ -263,14 +263,6 @@ def test_hostile_descriptions_are_read_or_refused(raw: bytes) -> None:
             StorageReader(folder).read_metadata()
 
 
-def test_a_key_that_has_no_checkpoint(scratch: str) -> None:
-    with memstore.open(scratch) as store:
-        store.put("w", torch.ones(3))
-        for key in ("w", "missing"):
-            with pytest.raises(memstore.KeyNotFoundError):
-                StorageReader(store, key=key).read_metadata()
-
-
 def test_tickets_pickle() -> None:
     ticket = SaveTicket("0" * 16, 1, 2)
     assert in_child(_same, ticket) == ticket
