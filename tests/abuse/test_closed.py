@@ -117,6 +117,8 @@ def test_a_store_that_was_dropped_is_closed(root: str) -> None:
 
 
 # --- a store that is used again by the very thread that is in the middle of using it ----------------------------------
+# Signal handlers and finalizers run anywhere: between two lines of a put, on its thread. A trainer that stores a last
+# checkpoint when it gets SIGTERM does just that.
 
 
 def once(patched: Any, name: str, before: Callable[[], None]) -> None:

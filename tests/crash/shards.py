@@ -1,4 +1,8 @@
-"""Sharded puts that are cut short: what is put, what is done, and how others go on. Workers do it, in order to die."""
+"""Sharded puts that are cut short: what is put, what is done, and how others go on. Workers do it, in order to die.
+
+The ranks of these attempts are calls with `rank=` and `world_size=`, made by whichever process: so one process may go
+on for another that died, as a launcher's restart would.
+"""
 
 from __future__ import annotations
 
@@ -207,6 +211,8 @@ def die_at(channel: Connection, path: str, name: str, attempt: str, number: int,
 
 
 # --- ranks, plain writers and readers that run on and may be killed at any moment; each tells what it has done --------
+# A sharded value's stamp tells its attempt, and a rank's part of it how often that rank was started anew in it: so a
+# version of two attempts, or a torn one, shows.
 
 
 KEYS = ["a", "b"]

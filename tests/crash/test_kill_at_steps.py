@@ -348,6 +348,7 @@ def test_readers_that_died_reading_make_the_catalog_no_larger(store: memstore.St
 
 
 # --- at each return from the kernel -----------------------------------------------------------------------------------
+# So falls the axe mostly: a SIGKILL that arrives during a system call takes effect when that is done.
 
 
 FULL = pytest.mark.full

@@ -310,6 +310,8 @@ def _times_out(who: str, call: Callable[[], object]) -> None:
 
 
 # --- a reader that holds the mutex of LMDB's table of readers: who reads already goes on (P6) -------------------------
+# The table's mutex lies in lock.mdb, where LMDB 0.9 has it. A child that has the store not open takes it and keeps it,
+# as a process does that is stopped (SIGSTOP) in the middle of its first look.
 
 
 _MUTEX_AT = 8  # behind magic and format

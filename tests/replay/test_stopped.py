@@ -271,6 +271,7 @@ def test_more_writers_than_claims_wait(store: memstore.Store) -> None:
 
 
 # --- writers, samplers, consumers and learners, killed and stopped at random all the time -----------------------------
+# No row is torn, no acknowledged row is lost before the ring comes to it, no slot is stuck.
 
 
 CAPACITY = 64

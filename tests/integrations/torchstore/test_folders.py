@@ -260,6 +260,7 @@ def overwrite(_wire: Wire) -> None:
 
 
 # --- actors of Monarch find the store of their job, also those that were spawned before it was made -------------------
+# In processes of their own: one that has imported Monarch can't be forked, and pytest's is.
 
 
 ROOT = Path(__file__).parents[3]
