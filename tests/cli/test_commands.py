@@ -428,11 +428,11 @@ def _ask(line: str) -> tuple[object, str, str]:
 
 def test_commands_keys_and_leaves_are_offered(named: str) -> None:
     assert {"plain,get", "plain,gc"} <= set(offered("memstore g"))
-    assert offered(f"memstore info {filled} pol") == ["plain,policy/td", "plain,policy/weights"]
-    assert offered(f"memstore get {filled} count layer/") == ["plain,layer/w", "plain,layer/b"]
-    assert offered(f"memstore rm {filled} count wi") == ["plain,with\\ space"]
-    assert offered(f'memstore info {filled} "with s') == ["plain,with space"]
-    assert offered(f"memstore diff {filled} count pol") == ["plain,policy/td", "plain,policy/weights"]
+    assert offered(f"memstore info {named} pol") == ["plain,policy/td", "plain,policy/weights"]
+    assert offered(f"memstore get {named} count layer/") == ["plain,layer/w", "plain,layer/b"]
+    assert offered(f"memstore rm {named} count wi") == ["plain,with\\ space"]
+    assert offered(f'memstore info {named} "with s') == ["plain,with space"]
+    assert offered(f"memstore diff {named} count pol") == ["plain,policy/td", "plain,policy/weights"]
     assert offered("memstore info /nowhere/at/all x") == []
     assert offered("memstore info /no") == ["file,/no"]
 
@@ -442,8 +442,8 @@ def test_what_waits_is_offered_to_be_given_up(named: str) -> None:
     with memstore.open(named) as store:
         for key, attempt in (("model", "one"), ("model", "other"), ("next", "two")):
             store.put_sharded(key, {"w": part}, attempt=attempt, rank=0, world_size=2, wait=False)
-    assert offered(f"memstore abort {filled} ") == ["plain,model", "plain,next"]
-    assert offered(f"memstore abort {filled} model o") == ["plain,one", "plain,other"]
+    assert offered(f"memstore abort {named} ") == ["plain,model", "plain,next"]
+    assert offered(f"memstore abort {named} model o") == ["plain,one", "plain,other"]
 
 
 def test_keys_that_no_shell_can_be_sent_are_left_out(named: str) -> None:
@@ -531,7 +531,7 @@ COMPLETED = [("a:", "a:b "), ("with", r"with\ space "), ("policy/w", "policy/wei
 )
 def test_bash_completes_keys_on_its_line(named: str, bash: Shell, lines: list[tuple[str, str]]) -> None:
     for typed, becomes in lines:
-        bash.type(f"memstore info {filled} {typed}\t", becomes)
+        bash.type(f"memstore info {named} {typed}\t", becomes)
         bash.type("\x15", "")
 
 

@@ -235,7 +235,7 @@ def small(scratch: str) -> str:
 
 
 def test_stores_removes_only_what_nobody_has_open(small: str) -> None:
-    other = f"{filled}-open"
+    other = f"{small}-open"
     with memstore.open(other):
         rows = {one["root"]: one for one in json.loads(invoke("stores", "--json")[1])}
         assert rows[other]["pids"] == [os.getpid()] and rows[small]["pids"] == []

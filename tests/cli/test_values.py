@@ -393,7 +393,7 @@ def test_each_leaf_that_differs_is_told_by_how_much(two: str) -> None:
         "w": "4 of 16 elements differ, by up to 0.5",
         "b": "float32 [3] and float32 [2]",
         "n": "7 and 8",
-        "more": f"only in 'two' of {filled}",
+        "more": f"only in 'two' of {two}",
     }
     lines = call("diff", two, "one", "two", code=1).splitlines()
     assert lines[0].split() == ["leaf", "difference"] and len(lines) == 5
@@ -446,7 +446,7 @@ def test_what_can_not_be_compared(two: str, names: tuple[str, ...], code: int, s
 def test_a_file_and_a_store_without_its_key(two: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones(3))
     said = " ".join(call("diff", f"{tmp_path}/x.npy", two, code=3).split())
-    assert said == f"memstore: {filled} is a store: say which KEY of it is meant"
+    assert said == f"memstore: {two} is a store: say which KEY of it is meant"
 
 
 def test_long_objects_are_told_where_they_differ(root: str) -> None:
