@@ -226,7 +226,7 @@ def _not_a_byte(folder: str) -> None:
     ballast = fill(folder)
     assert free_bytes(folder) == 0
     for mode in ("r", "r+", "a"):
-        memstore.open(root, mode).close()  # type: ignore[arg-type]
+        memstore.open(root, mode).close()
     with memstore.open(root) as store, Child(_wait_for_small, root) as waiting:
         waiting.receive()
         assert_same(of_size(50_000), store.get("file"))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
@@ -35,12 +33,7 @@ FAILURES = {
 NOT_TO_BE_ENDED = {"abort", "expire"}  # they end what others have begun
 
 
-@pytest.fixture(autouse=True)
-def no_collections() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("no_collections")
 
 
 @pytest.mark.parametrize(
