@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from memstore.engine import syscalls
 from memstore.engine.files import mapping, segments
 from memstore.engine.format import headers
 from memstore.engine.protocols import get as lookup
 from memstore.engine.protocols import recovery, reuse, sweep
-from memstore.engine.syscalls import calls
 from tests.engine.protocols import reuse_ahead, reuse_get, reuse_model, reuse_put, reuse_state
 from tests.engine.protocols.reuse_model import GETS, MUTATIONS, PUTS, Model
 from tests.engine.protocols.reuse_state import check, is_bad_luck, is_end, start
@@ -28,7 +28,7 @@ from tests.support.explore import Explored, Fault, explore
 put = import_module("memstore.engine.protocols.put")
 
 FULL = pytest.mark.full
-SYSCALLS: list[ModuleType] = [calls]
+SYSCALLS: list[ModuleType] = [syscalls]
 MODEL: list[ModuleType] = [reuse_model, reuse_put, reuse_ahead, reuse_get, reuse_state]
 FILES: list[ModuleType] = [headers, mapping, segments]
 CODE = [lookup, put, recovery, reuse, sweep, *FILES, *SYSCALLS]
