@@ -3,9 +3,9 @@
 Everything calls `syscalls.name(...)` by this module, so a test that replaces a name here sees every call, and can fail
 or kill the process at each. Errors are OSErrors; the callers give them their meaning.
 
-`_bind` makes a Python function of a function in C. Then follow futexes, mutexes that are robust and shared by processes,
-and the signal that ends a process with its parent; files, folders and their locks; mappings, address space that is
-reserved for them, and memory at an address.
+`_bind` makes a Python function of one in C. Then follow futexes, mutexes that are robust and shared by processes, and
+the signal that ends a process with its parent; files, folders and their locks; mappings, address space that is reserved
+for them, and memory at an address.
 """
 
 from __future__ import annotations

@@ -30,9 +30,16 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from memstore.engine import syscalls
-from memstore.engine.files import huge_pages
-from memstore.engine.files.huge_pages import allocate_pages, move_to_huge
-from memstore.engine.files.mapping import LockFile, Mapping, OwnedFile, address_in, map_file
+from memstore.engine.files.mapping import (
+    LockFile,
+    Mapping,
+    OwnedFile,
+    address_in,
+    allocate_pages,
+    map_file,
+    move_to_huge,
+    prices,
+)
 from memstore.engine.format.headers import (
     HEAD_SIZE,
     PUT_ID_AT,
@@ -144,7 +151,7 @@ def map_segments(
         finally:
             del closing
     end = max((-(-(extent.base + extent.size) // PAGE) * PAGE for _, extent in files), default=0)
-    if size - end >= HUGE_PAGE and huge_pages.prices.prefers_huge():
+    if size - end >= HUGE_PAGE and prices.prefers_huge():
         syscalls.prefer_huge_pages(mapping.address + end, size - end)
     return mapping
 
