@@ -217,7 +217,7 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
     writers.append(writer)
 
     # 3. Fill. A full disk shows in `allocate` or in `seal`. A kill leaves a filling row, and the file unlocked.
-    writer.allocate(header, content.nbytes, root.guard, huge_pages=root.on_tmpfs)
+    writer.allocate(header, content.nbytes, root.guard, on_tmpfs=root.on_tmpfs)
     checksums = draft.fill(writer)
     segment = writer.seal(checksums, durable=root.storage.durable)
     if is_mutable:
