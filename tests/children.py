@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import memstore
-from memstore.engine.syscalls import calls
+from memstore.engine import syscalls
 
 _CONTEXT = multiprocessing.get_context("fork")
 
@@ -80,7 +80,7 @@ class Child:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             with open(f"/proc/{self.pid}/syscall") as file:
-                if file.read().split()[0] == str(calls._SYS_FUTEX):
+                if file.read().split()[0] == str(syscalls._SYS_FUTEX):
                     return
         raise TimeoutError(f"the child did not go to sleep in {timeout} s")
 

@@ -22,7 +22,6 @@ from tensordict import TensorDict
 import memstore
 from memstore import _threads
 from memstore.engine import syscalls
-from memstore.engine.syscalls import calls
 from tests.children import in_child
 from tests.crash import fork_imports, forks
 from tests.crash.forks import in_fork, reap
@@ -273,8 +272,8 @@ def _fork(_: object, path: str, ended: str) -> None:
     def child() -> None:
         address, size = spares[0]
         place = [syscalls.NOT_MAPPED]
-        flags = calls._MAP_PRIVATE | calls._MAP_ANONYMOUS | calls._MAP_FIXED_NOREPLACE
-        calls._map_into(place, address, -1, size, flags)
+        flags = syscalls._MAP_PRIVATE | syscalls._MAP_ANONYMOUS | syscalls._MAP_FIXED_NOREPLACE
+        syscalls._map_into(place, address, -1, size, flags)
         assert place == [address]
         for store in stores:
             store.close()

@@ -226,7 +226,7 @@ def test_a_rolled_back_catalog_is_refused_where_parts_of_another_boot_are_droppe
     with memstore.open(scratch) as store:
         put_all(store, OLD, "old")
         put(store, 0, NEW, "first")
-        root_of(store).mutex.publications_rung += 1
+        root_of(store).mutex.notes.publications_rung += 1
     reboot(monkeypatch, tmp_path)
     with pytest.raises(memstore.CorruptionError, match="memstore.repair"):
         memstore.open(scratch)

@@ -126,7 +126,7 @@ def check_rows(root: Root) -> None:
     counters = counters_of(root)
     assert (counters.live, counters.retired + counters.held) == (sums[LIVE], sums[RETIRED])
     assert counters.filling == filling
-    assert counters.publications == root.mutex.publications_rung
+    assert counters.publications == root.mutex.notes.publications_rung
     names = {(one.key, one.attempt) for one in parts_of(root)}
     both = names & {(one.key, one.attempt) for one in outcomes_of(root)}
     assert not both, "an attempt has an outcome, and is pending"

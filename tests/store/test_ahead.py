@@ -7,10 +7,13 @@ import pickle
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 import memstore
+from memstore.engine import syscalls
+from memstore.engine.files.segments import MAPPED_AGAIN
 from memstore.engine.format.records import FILLING, RETIRED
 from memstore.engine.protocols.put import CLEANUP_TIMEOUT
 from memstore.engine.root.roots import KeptFile
@@ -58,6 +61,48 @@ def test_a_put_in_a_row_needs_one_hold_and_one_transaction(store: memstore.Store
         names = faults.record(lambda: store.put("key", of_size(size)))
         assert (names.count("mutex_lock"), names.count(faults.COMMIT)) == (1, 1), names
     assert len(files(store.root)) == 2
+
+
+def mappings_of_puts(store: memstore.Store, keys: str, size: int) -> list[int]:
+    """How many files each of these puts maps to fill them."""
+    puts = [partial(store.put, key, of_size(size - number, number)) for number, key in enumerate(keys)]
+    return [faults.record(put).count("map_shared") for put in puts]
+
+
+@pytest.mark.parametrize("size", [MAPPED_AGAIN, MIB, 2 * MIB - 256 * KIB])
+def test_files_that_take_turns_are_mapped_once(store: memstore.Store, size: int) -> None:
+    """The files of two keys, and the one that is kept: each is mapped where it has been used twice of late."""
+    assert mappings_of_puts(store, "aaaaaaaaaa", size) == [0] * 6 + [1, 1, 0, 0]
+    assert (store.get("a") == 9).all() and store.get("a").numel() == size - 9
+    assert sum(mappings_of_puts(store, "bababababababa", size)) <= 2
+    assert mappings_of_puts(store, "babababa", size) == [0] * 8
+    held = store.get("a")
+    put_in_a_row(store, "b", size, puts=9)
+    assert (held == 7).all() and (store.get("a") == 7).all()
+
+
+def test_small_files_and_those_of_many_keys_are_not_mapped(store: memstore.Store) -> None:
+    assert mappings_of_puts(store, "aaaaaaaaaa", MAPPED_AGAIN - 16 * KIB) == [0] * 10
+    assert mappings_of_puts(store, "abcdef" * 4, MIB) == [0] * 24
+
+
+def test_a_file_with_holes_is_allocated_before_it_is_mapped(store: memstore.Store) -> None:
+    """A folder may have been copied so. A hole that is written to where the disk is full would be a SIGBUS."""
+    put_in_a_row(store, size=MIB, puts=6)
+    file = kept(store)
+    syscalls.free_blocks(file.file.lock_file.fd, file.size)
+    assert mappings_of_puts(store, "a", MIB) == [1]
+    assert os.stat(file.file.path).st_blocks * 512 >= file.size
+
+
+def test_a_mapping_keeps_no_memory_of_a_file_that_gc_unlinks(store: memstore.Store) -> None:
+    put_in_a_row(store, size=MIB, puts=8)
+    fd = os.open(kept(store).file.path, os.O_RDONLY)
+    try:
+        assert store.gc() > MIB
+        assert (os.fstat(fd).st_nlink, os.fstat(fd).st_blocks) == (0, 0)
+    finally:
+        os.close(fd)
 
 
 def test_keys_of_one_size_share_what_is_kept(store: memstore.Store) -> None:

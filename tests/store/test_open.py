@@ -275,7 +275,7 @@ def test_it_finishes_what_a_killed_writer_published(root: str) -> None:
         opened = root_of(store)
         with opened.guard:
             publications = opened.catalog.view(lambda transaction: transaction.counters()).publications
-        assert (opened.mutex.batch, opened.mutex.publications_rung) == (0, publications)
+        assert (opened.mutex.notes.batch, opened.mutex.notes.publications_rung) == (0, publications)
         live = [os.path.basename(path) for path in store.info("key").files]
         for name in os.listdir(f"{root}/segments"):
             with open(f"{root}/segments/{name}", "rb") as file:

@@ -262,7 +262,7 @@ def test_references_are_small_and_a_part_is_enough(boxed: BoxedStore) -> None:
 
 
 def test_a_damaged_reference(boxed: BoxedStore) -> None:
-    from memstore.view.leaf import pack_leaf, restore_leaf
+    from memstore.view.views import pack_leaf, restore_leaf
 
     boxed.put("key", [numbered((8, 4))], grid(4))
     leaf = boxed.store.view("key")[0]

@@ -54,7 +54,7 @@ class StorageContract:
         with root.guard:
             file = root.storage.create(segment)
             writer = root.storage.writer(file, segment, put_id, size, is_new=True)
-        writer.allocate(header, len(DATA), root.guard, huge_pages=False)
+        writer.allocate(header, len(DATA), root.guard, on_tmpfs=False)
         np.asarray(writer)[:] = np.frombuffer(DATA, np.uint8)
         return writer, writer.seal(None, durable=root.storage.durable)
 

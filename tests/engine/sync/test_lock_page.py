@@ -80,12 +80,12 @@ def test_a_page_of_a_copied_store_is_written_anew(folder: Path) -> None:
 
 def test_a_page_in_use_is_left_alone(folder: Path) -> None:
     page = open_page(folder)
-    page.publications_rung = 17
+    page.notes.publications_rung = 17
     with Child(_hold, folder) as child:
         child.receive()
         other = LockPage(str(folder / "lock"))
         assert other.owner() == child.pid
-        assert other.publications_rung == 17
+        assert other.notes.publications_rung == 17
 
 
 @pytest.mark.parametrize("keep_open", [False, True])
@@ -122,7 +122,7 @@ def test_another_size_is_damage(folder: Path, size: int, page: Callable[[str], o
 
 def test_its_notes_can_be_read_without_opening_it(folder: Path) -> None:
     page = open_page(folder)
-    page.batch, page.publications_rung = 5, 2**40
+    page.notes.batch, page.notes.publications_rung = 5, 2**40
     content = (folder / "lock").read_bytes()
     assert read_notes(content) == Notes(batch=5, publications_rung=2**40)
     assert publications_rung(str(folder / "lock")) == 2**40

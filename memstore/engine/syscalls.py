@@ -1,8 +1,11 @@
-"""Calls into the kernel and the C library, each as a function of Python.
+"""Calls into the kernel and the C library, each as a function of Python: files, locks, mappings, mutexes, processes.
 
-`bind` makes a Python function of a function in C. Then follow futexes, mutexes that are robust and shared by processes,
-and the signal that ends a process with its parent; files, folders and their locks; mappings, address space that is
-reserved for them, and memory at an address.
+Everything calls `syscalls.name(...)` by this module, so a test that replaces a name here sees every call, and can fail
+or kill the process at each. Errors are OSErrors; the callers give them their meaning.
+
+`_bind` makes a Python function of one in C. Then follow futexes, mutexes that are robust and shared by processes, and
+the signal that ends a process with its parent; files, folders and their locks; mappings, address space that is reserved
+for them, and memory at an address.
 """
 
 from __future__ import annotations
@@ -24,8 +27,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from memstore.engine import syscalls
-
 Pointer, Size, Int, Long = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long
 
 releasing_gil = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +35,7 @@ holding_gil = ctypes.PyDLL(None, use_errno=True)
 drain = deque[Any](maxlen=0).extend  # runs an iterator in C
 
 
-def bind(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+def _bind(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
     try:
         function = getattr(library, name)
     except AttributeError:  # macOS: importable, not usable
@@ -53,12 +54,12 @@ class Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-def last_error() -> OSError:
+def _last_error() -> OSError:
     code = ctypes.get_errno()
     return OSError(code, os.strerror(code))
 
 
-def timespec(seconds: float) -> Timespec:
+def _timespec(seconds: float) -> Timespec:
     whole = int(seconds)
     return Timespec(whole, int((seconds - whole) * 1e9))
 
@@ -74,21 +75,21 @@ HELD, OWNER_DIED, TIMED_OUT = 0, errno.EOWNERDEAD, errno.ETIMEDOUT
 _SLICE = 0.2  # seconds
 _SPINS = 40  # some 10 us
 
-_syscall = bind(
+_syscall = _bind(
     releasing_gil, "syscall", Long, Long, Pointer, Int, ctypes.c_uint32, ctypes.POINTER(Timespec), Pointer, Int
 )
-_syscall_of_longs = bind(holding_gil, "syscall", Long, Long, Long, Long, Long)
-_mutexattr_init = bind(holding_gil, "pthread_mutexattr_init", Int, Pointer)
-_mutexattr_setpshared = bind(holding_gil, "pthread_mutexattr_setpshared", Int, Pointer, Int)
-_mutexattr_setrobust = bind(holding_gil, "pthread_mutexattr_setrobust", Int, Pointer, Int)
-_mutex_init = bind(holding_gil, "pthread_mutex_init", Int, Pointer, Pointer)
-_mutex_trylock = bind(holding_gil, "pthread_mutex_trylock", Int, Pointer)
-_mutex_clocklock = bind(releasing_gil, "pthread_mutex_clocklock", Int, Pointer, Int, ctypes.POINTER(Timespec))
+_syscall_of_longs = _bind(holding_gil, "syscall", Long, Long, Long, Long, Long)
+_mutexattr_init = _bind(holding_gil, "pthread_mutexattr_init", Int, Pointer)
+_mutexattr_setpshared = _bind(holding_gil, "pthread_mutexattr_setpshared", Int, Pointer, Int)
+_mutexattr_setrobust = _bind(holding_gil, "pthread_mutexattr_setrobust", Int, Pointer, Int)
+_mutex_init = _bind(holding_gil, "pthread_mutex_init", Int, Pointer, Pointer)
+_mutex_trylock = _bind(holding_gil, "pthread_mutex_trylock", Int, Pointer)
+_mutex_clocklock = _bind(releasing_gil, "pthread_mutex_clocklock", Int, Pointer, Int, ctypes.POINTER(Timespec))
 
 
 def futex_wait(address: int, expected: int, seconds: float) -> None:
     """Sleeps while the word is `expected`; also returns on a wake, a signal, and after `seconds`."""
-    limit = timespec(seconds)
+    limit = _timespec(seconds)
     if _syscall(
         _SYS_FUTEX, address, _FUTEX_WAIT, expected, ctypes.byref(limit), None, 0
     ) and ctypes.get_errno() not in (
@@ -96,7 +97,7 @@ def futex_wait(address: int, expected: int, seconds: float) -> None:
         errno.EINTR,
         errno.ETIMEDOUT,
     ):
-        raise last_error()
+        raise _last_error()
 
 
 def futex_wake(address: int) -> int:
@@ -132,7 +133,7 @@ def mutex_lock(address: int, deadline: float) -> int:
     while code == errno.EBUSY:
         # In slices, so that a signal's handler runs before the deadline: the C call is not interrupted by it.
         until = min(max(deadline, 0.0), time.monotonic() + _SLICE)
-        code = _mutex_clocklock(address, time.CLOCK_MONOTONIC, ctypes.byref(timespec(until)))
+        code = _mutex_clocklock(address, time.CLOCK_MONOTONIC, ctypes.byref(_timespec(until)))
         if code == TIMED_OUT and until < deadline:
             code = errno.EBUSY
     if code not in (HELD, OWNER_DIED, TIMED_OUT):
@@ -141,8 +142,8 @@ def mutex_lock(address: int, deadline: float) -> int:
 
 
 # Called from `finally`: as plain C functions no signal handler can run between the call and its effect.
-mutex_unlock = bind(holding_gil, "pthread_mutex_unlock", Int, Pointer)
-mutex_recovered = bind(holding_gil, "pthread_mutex_consistent", Int, Pointer)  # EINVAL where its owner didn't die
+mutex_unlock = _bind(holding_gil, "pthread_mutex_unlock", Int, Pointer)
+mutex_recovered = _bind(holding_gil, "pthread_mutex_consistent", Int, Pointer)  # EINVAL where its owner didn't die
 thread_id = threading.get_native_id
 
 
@@ -151,7 +152,7 @@ thread_id = threading.get_native_id
 
 _PR_SET_PDEATHSIG = 1
 
-_prctl = bind(holding_gil, "prctl", Int, Int, Long, Long, Long, Long)
+_prctl = _bind(holding_gil, "prctl", Int, Int, Long, Long, Long, Long)
 
 
 def die_with_parent(parent: int) -> bool:
@@ -163,7 +164,7 @@ def die_with_parent(parent: int) -> bool:
     Returns: False if that one has ended already, so that nobody will be told: end then.
     """
     if _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-        raise last_error()
+        raise _last_error()
     return os.getppid() == parent
 
 
@@ -179,9 +180,9 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock
 
-_fallocate = bind(releasing_gil, "fallocate", Int, Int, Int, Long, Long)
-_sync_file_range = bind(releasing_gil, "sync_file_range", Int, Int, Long, Long, Int)
-_statfs = bind(releasing_gil, "statfs", Int, ctypes.c_char_p, Pointer)
+_fallocate = _bind(releasing_gil, "fallocate", Int, Int, Int, Long, Long)
+_sync_file_range = _bind(releasing_gil, "sync_file_range", Int, Int, Long, Long, Int)
+_statfs = _bind(releasing_gil, "statfs", Int, ctypes.c_char_p, Pointer)
 
 
 # Calls as they are: tests replace these names too.
@@ -211,7 +212,7 @@ def open_into(owner: list[int], path: str, flags: int, mode: int = 0o600, dir_fd
 def open_file(path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> int:
     """Opens a file as `open_into` does, where no lock and no mapping depends on it."""
     owner: list[int] = []
-    syscalls.open_into(owner, path, flags, mode, dir_fd)
+    open_into(owner, path, flags, mode, dir_fd)
     return owner[0]
 
 
@@ -277,7 +278,7 @@ def allocate(fd: int, size: int, start: int = 0) -> None:
 def free_blocks(fd: int, size: int) -> None:
     """Makes the first `size` bytes a hole. The file keeps its length, so that no mapping of it can fault."""
     if size and _fallocate(fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, 0, size):
-        raise last_error()
+        raise _last_error()
 
 
 def sync_data(fd: int) -> None:
@@ -324,7 +325,7 @@ def filesystem_type(path: str) -> int:
     """Returns the magic number of the file system that holds `path`: statfs(2) lists them."""
     buffer = (ctypes.c_long * 32)()
     if _statfs(os.fsencode(path), ctypes.addressof(buffer)):
-        raise last_error()
+        raise _last_error()
     return int(buffer[0]) & 0xFFFFFFFF
 
 
@@ -390,12 +391,12 @@ _MS_SYNC = 4
 _MADV_WILLNEED, _MADV_DONTFORK, _MADV_HUGEPAGE = 3, 10, 14
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25
 
-_mmap = bind(releasing_gil, "mmap", Pointer, Pointer, Size, Int, Int, Int, Long)
-unmap = bind(releasing_gil, "munmap", Int, Pointer, Size)
-_madvise = bind(releasing_gil, "madvise", Int, Pointer, Size, Int)
-_msync = bind(releasing_gil, "msync", Int, Pointer, Size, Int)
-_mincore = bind(releasing_gil, "mincore", Int, Pointer, Size, Pointer)
-_malloc_trim = bind(releasing_gil, "malloc_trim", Int, Size)
+_mmap = _bind(releasing_gil, "mmap", Pointer, Pointer, Size, Int, Int, Int, Long)
+unmap = _bind(releasing_gil, "munmap", Int, Pointer, Size)
+_madvise = _bind(releasing_gil, "madvise", Int, Pointer, Size, Int)
+_msync = _bind(releasing_gil, "msync", Int, Pointer, Size, Int)
+_mincore = _bind(releasing_gil, "mincore", Int, Pointer, Size, Pointer)
+_malloc_trim = _bind(releasing_gil, "malloc_trim", Int, Size)
 
 
 class Cleanup(map):  # pyright: ignore[reportMissingTypeArgument] - there it can't have one
@@ -433,12 +434,12 @@ def map_into(place: list[int], fd: int, size: int, flags: int = 0, *, shared: bo
         if place[0] == NOT_MAPPED:  # as a rule, since something lies there
             _map_into(place, _free_address(size), fd, size, flags)
     if place[0] == NOT_MAPPED:
-        raise last_error()
+        raise _last_error()
 
 
 def map_room_into(place: list[int], size: int) -> None:
     """Maps zeros as `map_into` maps a file, for `map_over`."""
-    syscalls.map_into(place, -1, size, _MAP_ANONYMOUS)
+    map_into(place, -1, size, _MAP_ANONYMOUS)
 
 
 def _map_into(place: list[int], hint: int, fd: int, size: int, flags: int) -> None:
@@ -451,7 +452,7 @@ def map_over(address: int, fd: int, size: int) -> None:
     """Maps the file copy-on-write over addresses that a mapping of the caller's has."""
     flags = _MAP_PRIVATE | _MAP_NORESERVE | _MAP_FIXED
     if _mmap(address, size, _PROT_READ | _PROT_WRITE, flags, fd, 0) != address:
-        raise last_error()
+        raise _last_error()
 
 
 _hints = [0, 0]  # the last one, and the lowest
@@ -496,14 +497,14 @@ def map_shared(address: int, fd: int, size: int, *, writable: bool = True) -> No
     """Maps the file over reserved addresses. The mapping keeps a lock of `fd` after that is closed."""
     protection = _PROT_READ | (_PROT_WRITE if writable else 0)
     if _mmap(address, size, protection, _MAP_SHARED | _MAP_FIXED, fd, 0) != address:
-        raise last_error()
+        raise _last_error()
 
 
 def map_nothing(address: int, size: int) -> None:
     """Puts memory of this process, which takes none until it is written to, in the place of a mapping."""
     flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
     if _mmap(address, size, _PROT_READ | _PROT_WRITE, flags, -1, 0) != address:
-        raise last_error()
+        raise _last_error()
 
 
 def buffer_address(buffer: bytearray | mmap.mmap | memoryview) -> int:
@@ -529,13 +530,13 @@ def long_words(address: int, count: int) -> Any:
 def sync_mapped(address: int, size: int) -> None:
     """Brings what was stored into whole pages of a shared mapping to the disk, as `sync_data` does a whole file."""
     if _msync(address, size, _MS_SYNC):
-        raise last_error()
+        raise _last_error()
 
 
 def keep_from_children(address: int, size: int) -> None:
     """Keeps the mapping, and so the lock that it keeps, from forked children."""
     if _madvise(address, size, _MADV_DONTFORK):
-        raise last_error()
+        raise _last_error()
 
 
 def collapse(address: int, size: int) -> bool:
@@ -568,8 +569,8 @@ def will_need(addresses: Iterable[int], sizes: Iterable[int]) -> None:
     drain(map(_madvise, addresses, sizes, itertools.repeat(_MADV_WILLNEED)))
 
 
-copy = bind(releasing_gil, "memmove", Pointer, Pointer, Pointer, Size)  # to an address, from an address, bytes
-copy_briefly = bind(holding_gil, "memmove", Pointer, Pointer, Pointer, Size)  # a quarter of the time for a few bytes
+copy = _bind(releasing_gil, "memmove", Pointer, Pointer, Pointer, Size)  # to an address, from an address, bytes
+copy_briefly = _bind(holding_gil, "memmove", Pointer, Pointer, Pointer, Size)  # a quarter of the time for a few bytes
 
 
 def is_resident(address: int) -> bool:
