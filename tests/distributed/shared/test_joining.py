@@ -14,7 +14,7 @@ import torch
 
 import memstore
 from memstore.distributed.serving import Cluster
-from memstore.distributed.serving.agent_lock import holders, is_served
+from memstore.distributed.serving.supervision import holders, is_served
 from memstore.engine import Creation, close_root, open_root, state_folder, syscalls
 from memstore.engine.root import folder as root_folder
 from memstore.engine.root.folder import Settings, new_settings
