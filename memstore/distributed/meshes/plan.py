@@ -1,6 +1,6 @@
 """Who is who in a mesh: one host for each folder, the cluster that these belong to already, and its secret.
 
-Decided from what the launchers have seen, before anything is started.
+Decided from what the index actors have seen, before anything is started.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _ANOTHER = "take another root, or end the agents, and remove the old folders"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ranks are those of the mesh.
+    """Ranks are those of the meshes.
 
     Attributes:
-        leaders: of the hosts of the store, in the mesh's order: of ranks that see one folder, the first.
-        seed: the rank whose host is the seed.
+        leaders: of the hosts of the store, in the meshes' order: of ranks that see one folder, the first.
+        seed: the rank whose host is the seed; None: the seed is on none of these hosts, which join it.
         view: of the cluster that exists already; None: none does.
         addresses: of ranks whose hosts have one already, or take a lost one's.
         secret: that the cluster has; empty: it has none yet.
     """
 
     leaders: tuple[int, ...]
-    seed: int
+    seed: int | None
     view: View | None
     addresses: Mapping[int, str]
     secret: bytes
@@ -40,9 +40,13 @@ class Plan:
         return tuple(rank for rank in self.leaders if rank not in self.addresses)
 
 
-def plan_of(seen: Mapping[int, Seen]) -> Plan:
-    """Args:
+def plan_of(seen: Mapping[int, Seen], join: View | None = None, secret: bytes | None = None) -> Plan:
+    """Decides who is who.
+
+    Args:
         seen: by rank.
+        join: the cluster that these hosts are to belong to; None: that of their roots, or a new one of them alone.
+        secret: of `join`.
 
     Raises NotServedError: roots are of several clusters, or of one with other hosts than these; or were removed.
     """
@@ -52,15 +56,23 @@ def plan_of(seen: Mapping[int, Seen]) -> Plan:
     for rank in views:
         if seen[rank].is_removed:
             raise NotServedError(f"{seen[rank].name}: its root was removed from its cluster: {_ANOTHER}")
-    if not views:
+    if not views and join is None:
         return Plan(leaders, leaders[0], None, {}, b"")
-    if len({view.cluster for view in views.values()}) > 1:
-        known = ", ".join(f"{seen[rank].name} to that of {view.seed_address}" for rank, view in views.items())
-        raise NotServedError(f"the roots belong to several clusters, {known}: {_ANOTHER}")
-    view = max(views.values(), key=lambda one: one.epoch)
-    addresses = _addresses(seen, views, view)
+    known = [*views.values(), *(() if join is None else (join,))]
+    if len({view.cluster for view in known}) > 1:
+        names = [f"{seen[rank].name} to that of {view.seed_address}" for rank, view in views.items()]
+        names += [] if join is None else [f"and join= is that of {join.seed_address}"]
+        raise NotServedError(f"the roots belong to several clusters, {', '.join(names)}: {_ANOTHER}")
+    view = max(known, key=lambda one: one.epoch)
+    addresses, lost = _addresses(seen, views, view)
     seed = next((rank for rank, one in addresses.items() if one == view.seed_address and rank in views), None)
-    if seed is None:
+    if join is None and lost:
+        raise NotServedError(
+            f"the cluster of the seed {view.seed_address} has other hosts than the mesh: {', '.join(lost)} too. Serve "
+            "these as further hosts of it, serve(mesh, root, join=cluster); or a mesh of all; or remove those that are "
+            f"dead (memstore remove); or {_ANOTHER}"
+        )
+    if seed is None and join is None:
         raise NotServedError(
             f"the roots belong to the cluster of the seed {view.seed_address}, whose own root is not on these "
             f"hosts, or is lost: {_ANOTHER}"
@@ -68,10 +80,9 @@ def plan_of(seen: Mapping[int, Seen]) -> Plan:
     new = [seen[rank].name for rank in leaders if rank not in addresses]
     if new and parse_address(view.seed_address).is_loopback:
         raise NotServedError(
-            f"{', '.join(new)} can't join {seen[seed].name}, which was served for itself alone, at "
-            f"{view.seed_address}: {_ANOTHER}"
+            f"{', '.join(new)} can't join the host that was served for itself alone, at {view.seed_address}: {_ANOTHER}"
         )
-    secrets = {seen[rank].secret for rank in views}
+    secrets = {*(seen[rank].secret for rank in views), *(() if join is None else (secret or b"",))}
     if len(secrets) > 1:
         raise NotServedError("the hosts of the cluster have several secrets: end the agents, and copy one ROOT/secret")
     return Plan(leaders, seed, view, addresses, secrets.pop())
@@ -84,8 +95,11 @@ def _leaders(seen: Mapping[int, Seen]) -> tuple[int, ...]:
     return tuple(first.values())
 
 
-def _addresses(seen: Mapping[int, Seen], views: Mapping[int, View], view: View) -> dict[int, str]:
-    """Of members; and of hosts that came back with an empty folder, which take the place that was theirs."""
+def _addresses(seen: Mapping[int, Seen], views: Mapping[int, View], view: View) -> tuple[dict[int, str], list[str]]:
+    """Returns the addresses of members, and those of members that aren't among these hosts.
+
+    A host that came back with an empty folder takes the place that was its own.
+    """
     found: dict[int, str] = {}
     for rank in views:
         member = view.member(seen[rank].member)
@@ -99,12 +113,7 @@ def _addresses(seen: Mapping[int, Seen], views: Mapping[int, View], view: View) 
             if place is not None:
                 found[rank] = place
                 lost.remove(place)
-    if lost:
-        raise NotServedError(
-            f"the cluster of the seed {view.seed_address} has other hosts than the mesh: {', '.join(lost)} too. Serve "
-            f"a mesh of all, or remove those that are dead (memstore remove); or {_ANOTHER}"
-        )
-    return found
+    return found, lost
 
 
 def reached_by_all(seed: str, addresses: Sequence[str], tried: Mapping[str, Reached]) -> int:

@@ -35,6 +35,7 @@ from memstore.engine import (
     absolute_path,
     boot_id,
     close_root,
+    destroy_root,
     gone_if_new,
     is_in_memory,
     open_root,
@@ -140,10 +141,13 @@ def _serve(options: Options, hello: Hello, ready_fd: int | None, creation: Creat
     if creation.shared is not None and options.seed != options.address:
         wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
     with gone_if_new(path):
-        _serve_opened(options, hello, ready_fd, _open_once(path, creation))
+        if _serve_opened(options, hello, ready_fd, _open_once(path, creation)):
+            destroy_root(path, _OPEN_WITHIN)
+            say(f"{path} was removed, as another process has asked")
 
 
-def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, durable: bool) -> None:
+def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, durable: bool) -> bool:
+    """Returns whether the root is to be removed."""
     path = options.root
     state = state_folder(path)
     lock = AgentLock(path)
@@ -151,12 +155,13 @@ def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, durable:
         on_a_disk = not is_in_memory(state)
         if on_a_disk and not durable:
             _check_last_end(path, lock)
-        reason = _keep_serving(options, lock, hello, ready_fd)
+        reason, removes = _keep_serving(options, lock, hello, ready_fd)
         notify(STOPPING)
         if on_a_disk and not durable:
             os.sync()  # else the next boot could find an older catalog
         lock.write(Note("", lock.read().incarnation))
         say(f"{path} is served no longer: {reason or 'another host has ended it'}")
+        return removes
     finally:
         lock.close()
 
@@ -182,9 +187,9 @@ def _check_last_end(path: str, lock: AgentLock) -> None:
         )
 
 
-def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int | None) -> str:
-    """Until it is told to stop. Returns by which signal; empty: by another host."""
-    failures, was_ready, boot = 0, False, boot_id().hex()
+def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int | None) -> tuple[str, bool]:
+    """Until it is told to stop. Returns by which signal, or an empty text: by a host; and whether the root goes too."""
+    failures, was_ready, removes, boot = 0, False, False, boot_id().hex()
     if ready_fd is not None:
         os.set_inheritable(ready_fd, False)  # what the index process starts must not keep it
     with Stop(*_signals()) as stop:
@@ -203,14 +208,16 @@ def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int
                         raise NotServedError(news.text)
                     elif news.kind is Kind.REFUSED:
                         say(news.text)
+                    elif news.kind is Kind.REMOVED:
+                        removes = True
                 if child.ended_well():
-                    return stop.name
+                    return stop.name, removes
                 failures = failures + 1 if child.age() < _STEADY else 1
                 delay = _delay(failures)
                 again = "at once" if not delay else f"in {delay:g} s"
                 say(f"the index process (pid {child.pid}) {child.how_it_ended()}: started again {again}")
             if stop.wait(delay):
-                return stop.name
+                return stop.name, False
 
 
 def _signals() -> list[signal.Signals]:

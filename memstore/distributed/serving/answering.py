@@ -98,7 +98,10 @@ class Answers:
         if isinstance(request, Halt):
             note_end(self._root.path)  # before anybody hears of it, and starts the next one
             asked.reply(encode(Done()))
-            self._ending.end()
+            if request.removes:
+                self._ending.fail(Kind.REMOVED, "")
+            else:
+                self._ending.end()
         elif isinstance(request, Report):
             asked.reply(encode(self._report()))
         elif isinstance(request, FindActor):

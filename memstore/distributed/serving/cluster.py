@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+import msgspec
 
 from memstore._info import ClusterStatus, HostStatus
+from memstore._parsing import UNDECODABLE
 from memstore._wording import shown, table_html
 from memstore.distributed.actors import FindActor, FoundActor
 from memstore.distributed.links import secret_of
-from memstore.distributed.rules import IsView, Member, Refused, Remove, View
+from memstore.distributed.rules import IsView, Member, Refused, Remove, Standing, View
 from memstore.distributed.serving.agent_lock import is_served
 from memstore.distributed.serving.asking import Asker, served_standing, standing_at
 from memstore.distributed.serving.messages import Halt, Report, Reported
-from memstore.engine import absolute_path, deadline_after
-from memstore.errors import HomeUnavailableError, MemstoreError, NotServedError, StoreTimeoutError
+from memstore.engine import absolute_path, deadline_after, destroy_root
+from memstore.errors import (
+    FormatVersionError,
+    HomeUnavailableError,
+    MemstoreError,
+    NotAStoreError,
+    NotServedError,
+    PermissionDeniedError,
+    StoreTimeoutError,
+)
 
 _OPEN_WITHIN = 10.0  # seconds
 _REPORT_WITHIN = 3.0  # seconds: who doesn't answer in this time is told as not alive
@@ -22,8 +34,26 @@ _BACK_WITHIN = 1.0  # seconds: an index process that was killed is
 _LOOK_EVERY = 0.02  # seconds
 
 
+class ClusterReference(msgspec.Struct, frozen=True):
+    """What a process on another host needs to know of a cluster.
+
+    Attributes:
+        root: the store's folder on the hosts that know it by this path.
+        view: the members when this was made.
+        secret: that they share; None: they have none.
+    """
+
+    root: str
+    view: View
+    secret: bytes | None
+
+
 class Cluster:
     """The hosts that serve the store in a folder. It holds no connection, and may be used in forked children.
+
+    It may be pickled, and **has the hosts' secret in it then**: send it to processes that you trust, as by an actor's
+    endpoint. A process on another host sees the members of the moment when it was pickled, until that host joins:
+    `memstore.join(root, cluster=cluster)`, or `memstore.serve(mesh, root, join=cluster)`.
 
     Attributes:
         root: the store's folder on this host, as an absolute path.
@@ -34,6 +64,7 @@ class Cluster:
 
     def __init__(self, root: str) -> None:
         self.root = absolute_path(root)
+        self._known: ClusterReference | None = None
         served_standing(self.root, _OPEN_WITHIN)
 
     @property
@@ -45,23 +76,15 @@ class Cluster:
         """Asks all hosts for their state; a host that doesn't answer within 3 s is not alive."""
         return status_of(self._view(), self._secret())
 
-    def settled_in(self, view: View) -> set[str]:
-        """The addresses of the members that say that they have settled in this view's epoch."""
-        with Asker(self._secret()) as asker:
-            answers = asker.ask_all(view.members, Report(), time.monotonic() + _REPORT_WITHIN, patience=_BACK_WITHIN)
-        return {
-            member.address
-            for member in view.members
-            if isinstance(report := answers[member.id], Reported) and report.is_settled and report.epoch == view.epoch
-        }
-
-    def stop(self, *, timeout: float = 30.0) -> None:
+    def stop(self, *, remove: bool = False, timeout: float = 30.0) -> None:
         """Ends the agents of all hosts, that of this host last; a host without an agent is skipped.
 
         The hosts keep their values: each is a member again when it is served again. Call it once, when all hosts are
         done: afterwards keys of other hosts can't be reached.
 
         Args:
+            remove: each agent removes its host's store, with all values in it, and its folder. Values that processes
+                got stay valid. A folder on storage that hosts share stays.
             timeout: seconds, for all of it.
 
         Raises:
@@ -69,27 +92,62 @@ class Cluster:
             StoreTimeoutError: this host's agent still runs.
         """
         deadline = deadline_after(timeout)
-        standing = served_standing(self.root, timeout)
-        others = [member for member in standing.view.members if member.id != standing.member]
+        order, standing = Halt(remove), self._standing()
+        view, own = self._view(), None if standing is None else standing.view.member(standing.member)
+        others = [member for member in view.members if own is None or member.id != own.id]
         with Asker(self._secret()) as asker:
-            silent = halt(asker, others, time.monotonic() + timeout / 2)
-            own = standing.view.member(standing.member)
-            while is_served(self.root):
-                if own is not None:
-                    asker.ask(own, Halt(), min(deadline, time.monotonic() + 1.0))
+            silent = _halt(asker, others, order, time.monotonic() + timeout / 2)
+            while own is not None and is_served(self.root):
+                asker.ask(own, order, min(deadline, time.monotonic() + 1.0))
                 if time.monotonic() > deadline:
                     raise StoreTimeoutError(f"{self.root}: its agent still runs after {timeout:g} s")
                 time.sleep(_LOOK_EVERY)
-        raise_silent(silent)
+        if own is not None and remove:
+            # Its agent removes it, or did not run. Of storage that hosts share, no host removes anything.
+            with contextlib.suppress(NotAStoreError, NotServedError):
+                destroy_root(self.root, max(deadline - time.monotonic(), 0.1))
+        if silent:
+            raise HomeUnavailableError(f"not ended, as far as can be seen: {', '.join(silent)}")
+
+    def _standing(self) -> Standing | None:
+        """Returns what this host's root knows; None: this host is no member."""
+        if self._known is None:
+            return served_standing(self.root, _OPEN_WITHIN)
+        with contextlib.suppress(NotAStoreError, PermissionDeniedError):
+            found = standing_at(self.root, _OPEN_WITHIN)
+            if found is not None and found.view.cluster == self._known.view.cluster:
+                return found
+        return None
 
     def _view(self) -> View:
-        return served_standing(self.root, _OPEN_WITHIN).view
+        standing = self._standing()
+        if standing is not None:
+            return standing.view
+        assert self._known is not None
+        return self._known.view
 
     def _secret(self) -> bytes | None:
-        return secret_of(self.root)
+        return secret_of(self.root) if self._known is None else self._known.secret
 
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name != "settled_in"]  # which is for who settles
+    def __reduce__(self) -> tuple[object, ...]:
+        return _decode_cluster, (msgspec.msgpack.encode(self._reference()),)
+
+    def _reference(self) -> ClusterReference:
+        standing = self._standing()
+        if standing is None:
+            assert self._known is not None
+            return self._known
+        return ClusterReference(self.root, standing.view, secret_of(self.root))
+
+    def _learn(self, view: View) -> None:
+        if self._known is not None and view.epoch > self._known.view.epoch:
+            self._known = msgspec.structs.replace(self._known, view=view)
+
+    @classmethod
+    def _of(cls, reference: ClusterReference) -> Cluster:
+        made = cls.__new__(cls)
+        made.root, made._known = reference.root, reference
+        return made
 
     def __repr__(self) -> str:
         return f"memstore.Cluster({self.root!r})"
@@ -104,17 +162,47 @@ class Cluster:
         return table_html(("address", "name"), rows, title)
 
 
-def halt(asker: Asker, members: Iterable[Member], deadline: float) -> list[str]:
+def cluster_of(reference: ClusterReference) -> Cluster:
+    """Returns the cluster that another process has described. Nothing is asked, or looked at."""
+    return Cluster._of(reference)  # pyright: ignore[reportPrivateUsage]
+
+
+def reference_to(cluster: Cluster) -> ClusterReference:
+    """Describes a cluster for a process on another host."""
+    return cluster._reference()  # pyright: ignore[reportPrivateUsage]
+
+
+def learn(cluster: Cluster, view: View) -> None:
+    """Tells a cluster that is on other hosts of newer members."""
+    cluster._learn(view)  # pyright: ignore[reportPrivateUsage]
+
+
+def _decode_cluster(data: bytes) -> Cluster:
+    """Raises FormatVersionError: another version of memstore has pickled it."""
+    try:
+        return cluster_of(_decode_reference(data))
+    except UNDECODABLE as error:
+        raise FormatVersionError(f"a Cluster of another version of memstore ({error})") from None
+
+
+_decode_reference = msgspec.msgpack.Decoder(ClusterReference).decode
+
+
+def settled_in(view: View, secret: bytes | None) -> set[str]:
+    """Returns the addresses of the members that say that they have settled in this view's epoch."""
+    with Asker(secret) as asker:
+        answers = asker.ask_all(view.members, Report(), time.monotonic() + _REPORT_WITHIN, patience=_BACK_WITHIN)
+    return {
+        member.address
+        for member in view.members
+        if isinstance(report := answers[member.id], Reported) and report.is_settled and report.epoch == view.epoch
+    }
+
+
+def _halt(asker: Asker, members: Sequence[Member], order: Halt, deadline: float) -> list[str]:
     """Ends the agents of members. Returns whose end nobody knows of, with why."""
-    asked = list(members)
-    answers = asker.ask_all(asked, Halt(), deadline)
-    return [f"{one.address} ({answers[one.id]})" for one in asked if isinstance(answers[one.id], Exception)]
-
-
-def raise_silent(silent: Sequence[str]) -> None:
-    """Raises HomeUnavailableError if there are such."""
-    if silent:
-        raise HomeUnavailableError(f"not ended, as far as can be seen: {', '.join(silent)}")
+    answers = asker.ask_all(members, order, deadline)
+    return [f"{one.address} ({answers[one.id]})" for one in members if isinstance(answers[one.id], Exception)]
 
 
 def status_at(root: str) -> ClusterStatus | None:

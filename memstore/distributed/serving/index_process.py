@@ -267,7 +267,7 @@ def main(start: Start) -> None:
     if news is not None:
         tell(start.news, news)
     sys.stderr.flush()
-    os._exit(0 if news is None else _FAILED)  # its threads may be anywhere
+    os._exit(0 if news is None or news.kind is Kind.REMOVED else _FAILED)  # its threads may be anywhere
 
 
 def _serve(start: Start, ending: Ending, pulse: Pulse) -> News | None:

@@ -26,7 +26,13 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=32):
 
 
 class Halt(msgspec.Struct, frozen=True, array_like=True, tag=33):
-    """End, and your agent with you. The answer, `Done`, comes before the end."""
+    """End, and your agent with you. The answer, `Done`, comes before the end.
+
+    Attributes:
+        removes: the agent removes the root then, with all values in it.
+    """
+
+    removes: bool = False
 
 
 class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):

@@ -4,6 +4,7 @@ ready               this host is a member, and answers
 alive               the index process goes on: for its agent alone
 refused TEXT        it can't be, and why; the process ends
 lost TEXT           as `refused`, for good: the root is gone, or was removed from the cluster
+removed             it was told to end, and that its root goes with it
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Kind(Enum):
     ALIVE = "alive"
     REFUSED = "refused"
     LOST = "lost"
+    REMOVED = "removed"
 
 
 class News(NamedTuple):

@@ -20,11 +20,18 @@ import sys
 import time
 from collections.abc import Callable, Generator
 
-from memstore.distributed.links import Address, parse_address, parse_own_address
+from memstore.distributed.links import (
+    Address,
+    check_size,
+    parse_address,
+    parse_own_address,
+    secret_of,
+    write_secret,
+)
 from memstore.distributed.rules import Standing
 from memstore.distributed.serving.agent_lock import is_about_to_end, is_served
 from memstore.distributed.serving.asking import standing_at
-from memstore.distributed.serving.cluster import Cluster
+from memstore.distributed.serving.cluster import Cluster, reference_to
 from memstore.distributed.serving.news import Kind, Lines
 from memstore.engine import (
     Creation,
@@ -43,7 +50,7 @@ from memstore.errors import NotServedError, StoreTimeoutError
 PORT = 7411
 PORT_VARIABLE, ADDRESS_VARIABLE, TRANSPORT_VARIABLE = "MEMSTORE_PORT", "MEMSTORE_ADDRESS", "MEMSTORE_TRANSPORT"
 LOG = "agent.log"
-SHARED = "--shared"  # of the program
+SHARED, NO_HOMES = "--shared", "--no-homes"  # of the program
 PROGRAM = "memstore.distributed.serving.agent_process"
 # By these a process of Monarch's knows what it is: one that is started there is none.
 _OF_MONARCH_PROCS = {
@@ -58,7 +65,13 @@ _LATE = "see whether the seed is served, and can be reached from here; or give i
 
 
 def join(
-    root: str | os.PathLike[str], *, cluster: str | None = None, timeout: float = 60.0, shared: bool = False
+    root: str | os.PathLike[str],
+    *,
+    cluster: str | Cluster | None = None,
+    secret: str | None = None,
+    owner: bool = True,
+    timeout: float = 60.0,
+    shared: bool = False,
 ) -> Cluster:
     """Joins this host's store to a cluster. Returns when it is a member. Call it on every rank, or one of each host.
 
@@ -67,10 +80,15 @@ def join(
 
     Args:
         root: the store's folder on this host, which is created if it doesn't exist.
-        cluster: the seed's address, ``tcp://IP:PORT``, the same on all hosts. None: the host that torchrun's
-            MASTER_ADDR names, at the port MEMSTORE_PORT, or 7411. This host listens at the same port, at the address
-            that it reaches the seed from; MEMSTORE_ADDRESS names another one. MEMSTORE_TRANSPORT says how large values
-            are sent, as ``memstore serve --transport`` does.
+        cluster: the seed's address, ``tcp://IP:PORT``, the same on all hosts; or the `Cluster` of a host, which a
+            process there has sent, and which has the secret too. None: the host that torchrun's MASTER_ADDR names, at
+            the port MEMSTORE_PORT, or 7411. This host listens at the same port, at the address that it reaches the seed
+            from; MEMSTORE_ADDRESS names another one. MEMSTORE_TRANSPORT says how large values are sent, as
+            ``memstore serve --transport`` does.
+        secret: the secret that all hosts share, 32 to 4,096 bytes of UTF-8, which is kept in ROOT/secret. None: that of
+            the `Cluster`; or the root's own, or the one that MEMSTORE_SECRET_FILE names.
+        owner: whether keys may be at home on this host. False suits a host that may go at any time: other hosts keep
+            the records of what it puts.
         timeout: seconds. The seed's host must have called it too by then.
         shared: the folder is on storage that all hosts mount, and the same one on all of them; the seed's host makes
             the store there. See docs/shared-storage.md.
@@ -86,7 +104,12 @@ def join(
     """
     deadline = deadline_after(timeout)
     path = absolute_path(root)
-    seed = _seed_address(cluster)
+    shared_secret = given_secret(secret)
+    if isinstance(cluster, Cluster):
+        known = reference_to(cluster)
+        seed, shared_secret = parse_own_address(known.view.seed_address), shared_secret or known.secret
+    else:
+        seed = _seed_address(cluster)
     own = _own_address(seed)
     creation = Creation(shared="copy" if shared else None)
     if shared and own != seed:
@@ -97,7 +120,11 @@ def join(
         path = os.path.realpath(path)
         with turn(path, deadline, timeout):
             if not is_served_on(path, deadline, timeout):
-                start_agent(path, own, seed, deadline, timeout, shared=shared)
+                if shared_secret is not None:
+                    write_secret(path, shared_secret)
+                start_agent(path, own, seed, deadline, timeout, owner=owner, shared=shared)
+            elif shared_secret is not None and secret_of(path) != shared_secret:
+                raise NotServedError(f"{path} is served already, with another secret or none: end that agent")
         standing = wait_until_member(path, deadline, timeout)
     if standing.view.seed_address != str(seed):
         raise NotServedError(
@@ -105,6 +132,15 @@ def join(
             "agent, and take an empty folder"
         )
     return Cluster(path)
+
+
+def given_secret(secret: str | None) -> bytes | None:
+    """Returns the bytes of a secret that a user has given. Raises SecretError: it is too short or too long."""
+    if secret is None:
+        return None
+    found = secret.encode()
+    check_size(found, "that was given")
+    return found
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
@@ -197,6 +233,7 @@ def start_agent(
     timeout: float,
     *,
     transport: str | None = None,
+    owner: bool = True,
     shared: bool = False,
     told: Callable[[int], None] = lambda _: None,
 ) -> None:
@@ -204,6 +241,7 @@ def start_agent(
 
     Args:
         transport: as of `serve`; None: as MEMSTORE_TRANSPORT says, or "auto".
+        owner: keys may be at home there.
         shared: the store is on storage that all hosts mount.
         told: gets its pid, as soon as there is one.
     """
@@ -212,7 +250,7 @@ def start_agent(
         environment[TRANSPORT_VARIABLE] = transport
     reader, writer = os.pipe()
     try:
-        options = [SHARED] if shared else []
+        options = [*((SHARED,) if shared else ()), *(() if owner else (NO_HOMES,))]
         with open(f"{state_folder(path)}/{LOG}", "ab") as output:
             said_before = os.fstat(output.fileno()).st_size
             agent = subprocess.Popen(

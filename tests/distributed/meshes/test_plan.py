@@ -34,6 +34,7 @@ def seen(number: int, view: View | None = None, **more: object) -> Seen:
         "ips": (f"10.0.0.{number}",),
         "port": 0,
         "is_named": False,
+        "is_networked": True,
         "is_served": view is not None,
         "member": id_of(number),
         "view": view,
@@ -93,7 +94,7 @@ def test_what_does_not_fit_is_refused_and_named(hosts: dict[int, Seen], why: str
 def test_nobody_joins_a_host_that_was_served_for_itself_alone() -> None:
     alone = View(b"c" * 16, 1, (Member(id_of(1), "tcp://127.0.0.1:7411"),), (), id_of(1))
     assert plan_of({0: seen(1, alone)}).new == ()
-    with pytest.raises(NotServedError, match=r"host2 can't join host1.*tcp://127\.0\.0\.1:7411"):
+    with pytest.raises(NotServedError, match=r"host2 can't join the host.*tcp://127\.0\.0\.1:7411"):
         plan_of({0: seen(1, alone), 1: seen(2)})
 
 
