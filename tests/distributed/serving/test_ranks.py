@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import socket
 import threading
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import memstore
 import memstore.aio
 from memstore.distributed.links import secret_of
 from memstore.distributed.serving import Asker, standing_at
+from memstore.distributed.serving.cluster import _decode_cluster  # pyright: ignore[reportPrivateUsage]
 from memstore.distributed.serving.messages import Halt
 from memstore.distributed.serving.ranks import LOG
 from tests.children import Child, Wire, children, in_child
@@ -246,3 +249,36 @@ def test_a_store_that_is_somebodys_stays_when_a_join_fails(
         assert list(store) == ([] if was_there else ["key"])
     if not was_there:
         putting.join()
+
+
+def test_a_host_joins_by_a_cluster_that_was_sent_with_its_secret_and_a_stop_removes_all(
+    launched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MEMSTORE_SECRET_FILE")
+    secret = "it-is-given-to-the-first-one-and-sent"
+    first = memstore.join(launched, secret=secret, timeout=LONG)
+    sent = pickle.loads(pickle.dumps(first))
+    port = first.hosts[0].rpartition(":")[2]
+    monkeypatch.setenv("MEMSTORE_ADDRESS", f"tcp://127.0.0.7:{port}")
+    second = f"{launched}-2"
+    with pytest.raises(memstore.SecretError, match="that was given has 5 bytes"):
+        memstore.join(second, cluster=sent, secret="short", timeout=LONG)
+    joined = memstore.join(second, cluster=sent, owner=False, timeout=LONG)
+    assert memstore.join(second, cluster=sent, timeout=LONG).hosts == joined.hosts, "again"
+    assert secret_of(second, and_environment=False) == secret.encode()
+    with memstore.open(second) as store, memstore.open(launched) as other:
+        store.put("group/key", torch.arange(9))
+        assert other.get("group/key").sum() == 36
+    with pytest.raises(memstore.NotServedError, match="with another secret or none"):
+        memstore.join(second, cluster=sent, secret="another-one-that-is-as-long-as-that", timeout=LONG)
+    gone = pickle.dumps(joined)
+    joined.stop(remove=True)
+    eventually(lambda: not os.path.exists(launched) and not os.path.exists(second), "both are removed")
+    with pytest.raises(memstore.HomeUnavailableError, match="not ended, as far as can be seen"):
+        pickle.loads(gone).stop(timeout=1.0)
+    assert repr(pickle.loads(gone)) == f"memstore.Cluster({second!r})" and len(pickle.loads(gone).hosts) == 2
+
+
+def test_a_cluster_of_another_version_is_told_so() -> None:
+    with pytest.raises(memstore.FormatVersionError, match="a Cluster of another version of memstore"):
+        _decode_cluster(b"\x93\x01\x02\x03")
