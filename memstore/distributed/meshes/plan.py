@@ -70,9 +70,9 @@ def plan_of(seen: Mapping[int, Seen], join: Roster | None = None, secret: bytes 
     seed = next((rank for rank, one in addresses.items() if one == roster.seed_address and rank in rosters), None)
     if join is None and lost:
         raise NotServedError(
-            f"the cluster of the seed {roster.seed_address} has other hosts than the mesh: {', '.join(lost)} too. Serve "
-            "these as further hosts of it, serve(mesh, root, join=cluster); or a mesh of all; or remove those that are "
-            f"dead (memstore remove); or {_ANOTHER}"
+            f"the cluster of the seed {roster.seed_address} has other hosts than the mesh: {', '.join(lost)} too. "
+            "Serve these as further hosts of it, serve(mesh, root, join=cluster); or a mesh of all; or remove those "
+            f"that are dead (memstore remove); or {_ANOTHER}"
         )
     if seed is None and join is None:
         raise NotServedError(

@@ -225,9 +225,9 @@ class Driver:
             answer = decode_answer(received)
         except (LinkRefusedError, CorruptionError) as error:
             self._silences.end(address)
-            if send.member is None:
+            if send.member is None:  # whoever named that host hears of it
                 self.refused[address] = str(error)
-            if self._warned.get(address) != str(error):
+            elif self._warned.get(address) != str(error):
                 self._warned[address] = str(error)
                 log.warning("%s", str(error) if address in str(error) else f"{address}: {error}")
             return None
