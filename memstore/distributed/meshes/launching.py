@@ -49,6 +49,7 @@ from memstore.distributed.serving import (
     ADDRESS_VARIABLE,
     LOG,
     PORT_VARIABLE,
+    PROGRAM,
     agent_of,
     has_ended_well,
     has_rdma,
@@ -200,8 +201,10 @@ class Launching:
     def _start(self, order: Start) -> Started:
         timeout = order.milliseconds / 1000
         deadline = time.monotonic() + timeout
+        is_ours = True
         with turn(self._root, deadline, timeout):
             if is_served_on(self._root, deadline, timeout):
+                is_ours = _is_of_memstore(agent_of(self._root))
                 if secret_of(self._root) != order.secret:
                     raise NotServedError(f"{self._root} is served already, with another secret or none: end that agent")
             else:
@@ -216,7 +219,7 @@ class Launching:
                 f"{order.seed}: end that agent, and take an empty folder"
             )
         address = "" if member is None else member.address
-        if not order.keeps:
+        if is_ours and not order.keeps:  # what a person or a service has started is theirs to end
             again = msgspec.structs.replace(order, address=address, seed=found.view.seed_address, milliseconds=_AGAIN)
             self._supervisor = Supervisor(self._root, self._agent, lambda: self._start_again(again))
         return Started(address)
@@ -428,6 +431,15 @@ def settle(root: str, addresses: Sequence[str], seconds: float) -> View:
 
 
 # --- what a launching needs -------------------------------------------------------------------------------------------
+
+
+def _is_of_memstore(agent: int) -> bool:
+    """Returns whether `memstore.serve` or `memstore.join` has started an agent, rather than `memstore serve`."""
+    try:
+        with open(f"/proc/{agent}/cmdline", "rb") as file:
+            return PROGRAM.encode() in file.read().split(b"\0")
+    except OSError:
+        return False
 
 
 def _is_taken(address: Address) -> bool:

@@ -195,7 +195,7 @@ class _Serving:
             )
 
     def _secret(self, plan: Plan) -> bytes:
-        if plan.view is not None and self._given not in (None, plan.secret):
+        if plan.secret and self._given not in (None, plan.secret):
             raise NotServedError(
                 "the roots are served, or were, with another secret than the one that was given: end the agents "
                 "(Cluster.stop), and remove ROOT/secret on each host"

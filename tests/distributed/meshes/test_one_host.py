@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,33 @@ def test_a_killed_index_actor_leaves_the_agent_and_the_next_one_supervises_it(
         eventually(lambda: len(set(agents.processes()) - set(before)) == 2, "it is started again")
         owner.call("stop_procs", "second")
         eventually(lambda: not agents.processes(), "no process is left")
+
+
+@pytest.mark.full
+def test_an_agent_that_a_person_has_started_goes_on_when_the_mesh_is_stopped(
+    agents: Agents, scratch: str, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    secret.chmod(0o600)
+    variables = environment(MEMSTORE_SECRET_FILE=str(secret))
+    address = f"tcp://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "memstore", "serve", scratch, "--address", address]
+    agent = subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: Path(scratch, "cluster").exists(), "it serves")
+        with Owner(variables, tmp_path / "owner") as owner:
+            owner.call("take_this_host")
+            owner.call("spawn_procs", "procs")
+            assert owner.call("serve", scratch, "procs") == (address,)
+            before = agents.processes()
+            owner.call("stop_procs", "procs")
+            assert agents.processes() == before and agent.poll() is None
+        agent.terminate()
+        assert agent.wait(30) == 0
+    finally:
+        agent.kill()
+        agent.wait()
 
 
 @pytest.mark.full
