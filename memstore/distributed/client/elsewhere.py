@@ -38,6 +38,8 @@ from memstore.distributed.rules import (
     wait_there,
 )
 from memstore.engine import (
+    MOST_FOR_VALUES,
+    SMALL,
     AttemptFailure,
     AttemptOutcome,
     Change,
@@ -203,6 +205,15 @@ class OtherHosts:
             owned = self._take_in(groups, deadline)
         return owned.membership if owned.may_commit and owned.groups.issuperset(groups) else None
 
+    def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
+        groups, owned = groups_of(keys), self._owned
+        if owned is None or not owned.groups.issuperset(groups):
+            owned = self._take_in(groups, deadline)
+        own, client = self._member, self._client
+        owners = {own if group in owned.groups else client.known_owner(group) for group in groups}
+        if len(owners - {None}) > 1:
+            self._drive(client.check_one_owner(groups), deadline)
+
     def known_owner(self, key: bytes) -> bytes | None:
         owner = self._client.known_owner(group_of(key))
         if owner is None and self.membership_for((key,)) is not None:
@@ -229,8 +240,10 @@ class OtherHosts:
         asked = [catalog.change_of(change, self._member) for change in changes]
         sealed = tuple(itertools.chain.from_iterable(change.segments for change in changes))
         steps = self._client.commit(asked, self._begin_change(deadline))
+        values = [len(change.content.inline or b"") for change in changes if change.content is not None]
+        most = MOST_FOR_VALUES if max(values, default=0) > SMALL else None
         try:
-            return list(drive(steps, self._root, self._links, deadline, sealed=sealed))
+            return list(drive(steps, self._root, self._links, deadline, sealed=sealed, most=most))
         finally:
             self._seen.forget(keys)
 
@@ -291,9 +304,9 @@ class OtherHosts:
 
     def records(self, keys: Sequence[bytes], deadline: float) -> list[Record | None]:
         found: dict[bytes, Record | None] = {}
-        left = list(keys)
+        left: list[bytes] = list(keys)
         while left:
-            owner_of = dict.fromkeys(left)
+            owner_of: dict[bytes, bytes | None] = dict.fromkeys(left)
             if len(groups_of(left)) > 1:
                 owner_of = dict(zip(left, self.owners_of(left, deadline), strict=True))
             part = [key for key in left if owner_of[key] == owner_of[left[0]]][:ROWS_LIMIT]

@@ -1,10 +1,10 @@
-"""Changes of a served store's catalog that are no put or delete of this host (`change_served`).
+"""Changes of a served store's catalog that are no ordinary put or delete of this host (`change_served`).
 
 The index process answers other hosts so, and a process that lends what it has put. What the change is, its action says,
 which is called in the transaction: it reads, writes rows, and notes in `Effects` which segments become live or are
 retired, and which keys change. Then a file is claimed for the next put, if there is one, and the rest is steps 4 and 5
-of a put (`put.py`). The header of a segment that becomes live has its version: 0 of what is lent to another home, or is
-a copy.
+of a put (`put.py`). The header of a segment that becomes live has its version: 0 of what is lent to another owner, or
+is a copy. The first put of a group is such a change, too: the grant is recorded with it.
 
 - An action that raises has changed nothing, whoever made it raise: no recovery is due. Unless it was called again after
   headers were written: what that has written a recovery takes back.
@@ -105,15 +105,20 @@ class Effects:
         self.retired.append(segment)
 
 
-def change_served(root: Root, action: Callable[[Transaction, Effects], Result], deadline: float) -> Result:
+def change_served(
+    root: Root, action: Callable[[Transaction, Effects], Result], deadline: float, *, most: int | None = None
+) -> Result:
     """Calls `action` in one transaction under the store's mutex.
 
+    Args:
+        most: as of `Catalog.update`, where the action writes large values.
+
     Raises what the action raises, and then nothing has changed; StoreTimeoutError; NotAStoreError if the store was
-    removed or moved: nothing is acknowledged then.
+    removed or moved: nothing is acknowledged then; CatalogCrowded.
     """
     bells: list[int] = []
     try:
-        result, effects = root.mutex.run(_change_locked, deadline, root, action, bells)
+        result, effects = root.mutex.run(_change_locked, deadline, root, action, bells, most)
     except _ActionFailed as failed:
         raise failed.error from None
     if effects.is_change:
@@ -122,7 +127,7 @@ def change_served(root: Root, action: Callable[[Transaction, Effects], Result], 
 
 
 def _change_locked(
-    root: Root, action: Callable[[Transaction, Effects], Result], bells: list[int]
+    root: Root, action: Callable[[Transaction, Effects], Result], bells: list[int], most: int | None
 ) -> tuple[Result, Effects]:
     root.glance()
     next_file = NextFile(root)
@@ -152,7 +157,7 @@ def _change_locked(
     with root.guard:
         try:
             try:
-                result, effects = root.catalog.update(apply)
+                result, effects = root.catalog.update(apply, most=most)
             except StoreFullError as error:  # there is room for what deletes, releases, or says that a call has failed
                 full = error
                 result, effects = root.catalog.update(lambda transaction: apply(transaction, full), is_delete=True)

@@ -78,12 +78,13 @@ class Agent:
         return eventually(child, "an index process")
 
     def wait_until_serving(self, members: int = 1) -> Agent:
-        """Until it is a member, has brought its keys along, and knows of so many members."""
+        """Until it is a member, has brought its keys along, and knows of so many members, one of them a deputy."""
 
         def is_serving() -> bool:
             assert self.process.poll() is None, self.log()
             view = self.view()
-            return len(view.get("members", ())) == members and not view["is_joining"]
+            has_joined = len(view.get("members", ())) == members and not view["is_joining"]
+            return has_joined and (members == 1 or view["deputies"])
 
         eventually(is_serving, f"{members} members at {self.address}: {self.log()} {self.view()}")
         return self

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 from memstore.distributed.catalog import CatalogTables, look, run
 from memstore.distributed.links import CLIENT, Links, Listener, hello_of_this_process
-from memstore.distributed.rules import Index, Member, Request, Roster, Standing
+from memstore.distributed.rules import Grant, Index, Member, Request, Roster, Standing
+from memstore.distributed.rules.directory import give, owner_row
 from memstore.distributed.rules.messages import TERM_BITS
+from memstore.distributed.rules.owning import record_grant
 from memstore.distributed.serving.answering import Answers, Connections
 from memstore.distributed.serving.asking import Halt, Report, Told, decode_answer, encode
 from memstore.distributed.serving.duties import Driver, Duties, Ending
@@ -40,6 +42,23 @@ class AnsweringHome:
         except HomeUnavailableError:
             return None
         return None if received is None else decode_answer(received)
+
+    def own(self, *groups: bytes) -> tuple[Grant, ...]:
+        """The grants of groups that this host owns from now on."""
+
+        def action(tables: CatalogTables) -> tuple[Grant, ...]:
+            standing = tables.standing()
+            assert standing is not None
+            rows = [owner_row(tables, standing.roster, group) for group in groups]
+            grants = tuple(
+                row.grant if row else give(tables, standing.roster, group, self.member).grant
+                for group, row in zip(groups, rows, strict=True)
+            )
+            for group, grant in zip(groups, grants, strict=True):
+                record_grant(tables, group, grant)
+            return grants
+
+        return run(self.root, action, deadline_after(10))
 
     def look(self, action: Callable[[CatalogTables], Result]) -> Result:
         return look(self.root, action, deadline_after(10))

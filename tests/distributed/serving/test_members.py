@@ -173,7 +173,7 @@ def test_a_cluster_can_be_pickled_asked_from_anywhere_and_stopped_with_its_folde
     assert far.root == "" and set(far.hosts) == set(here.hosts) == {seed.address, other.address}
     assert pickle.loads(pickle.dumps(here)).root == other.root
     assert all(host.alive for host in far.status().hosts)
-    assert far.status().deputies == (other.address,)
+    assert far.status().deputies == (other.address,) and far.address == seed.address
     assert far.promote() == other.address
     eventually(lambda: seed.view()["seed"] == other.address, "the old one follows")
     far.stop(remove=True)

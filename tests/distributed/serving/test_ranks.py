@@ -151,6 +151,8 @@ def test_open_joins_the_cluster_that_is_named(agents: Agents, launched: str, mon
     for wrong in ("127.0.0.1:7411", 7411):
         with pytest.raises(memstore.InvalidAddressError, match="an address is tcp://IP:PORT"):
             memstore.open(second, cluster=wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="secret= is that of the cluster"):
+        memstore.open(second, secret="s" * 32)
     with pytest.raises(ValueError, match="mode 'x' creates a store, and cluster= joins one"):
         memstore.open(second, "x", cluster=seed)
     assert not os.path.exists(second)
@@ -163,7 +165,8 @@ def test_open_joins_the_cluster_that_is_named(agents: Agents, launched: str, mon
     with pytest.raises(ValueError, match="checksum"):  # it was created as it was wished
         memstore.open(second, checksum=False)
     assert len(first.hosts) == 2
-    with memstore.open(second, cluster=seed) as writer, memstore.open(launched) as there:  # it is a member already
+    secret = Path(os.environ["MEMSTORE_SECRET_FILE"]).read_bytes()
+    with memstore.open(second, cluster=first, secret=secret) as writer, memstore.open(launched) as there:  # it is one
         writer.put("policy", 2)
         assert there.get("policy") == 2
     assert asyncio.run(get_in_a_task(f"{agents.folder}/third", seed, monkeypatch)) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memstore.distributed.serving.duties import _LONG as LONG
+from memstore.distributed.serving.duties import SILENT as LONG
 from memstore.distributed.serving.duties import Silences
 from tests.distributed.serving.agents import Agents, eventually
 
@@ -47,4 +47,4 @@ def test_who_waits_for_the_seed_and_for_others_says_so(agents: Agents) -> None:
     seed.process.wait()
     waiting = agents.start("c", join=seed)
     eventually(lambda: f"{seed.address} does not answer (Connection refused)" in waiting.log(), "the seed is named")
-    eventually(lambda: "memstore promote" in waiting.log(), "so is what to do where it is lost")
+    eventually(lambda: f"waits for an answer of each of {seed.address}" in waiting.log(), "so is what it waits for")
