@@ -89,10 +89,6 @@ class Generator(Member):
             self.put(f"batches-{number}/steps", {**batch, "version": self.version})
         return self.row()
 
-    @endpoint
-    def remove(self) -> None:
-        memstore.destroy(self.store.root)
-
     @torch.no_grad()
     def play(self, game: Any, seen: Any) -> tuple[dict[str, Tensor], Any]:
         rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -236,8 +232,7 @@ def run(root: str, mesh: Any, options: argparse.Namespace) -> int:
         print(f"the best evaluation: {best:.0f} of 500")
         return 0 if best >= options.until else 1
     finally:
-        cluster.stop()
-        generators.remove.call().get(LONG)  # on each host
+        cluster.stop(remove=True)  # on each host
 
 
 def follow(store: memstore.Store) -> None:

@@ -1,15 +1,11 @@
-"""memstore.serve: a store on the hosts of a Monarch mesh. Only `launcher` and `launchers` import Monarch, when called.
+"""memstore.serve: a store on the hosts of Monarch meshes. Only `index_actor` and `serve` import Monarch, when called.
 
-serve        what a user calls; the order of things
-launchers    the launchers of a mesh, as `serve` gives them orders
-launcher     the actors: launchers, and the overseer who hears of their failures
-launcher_address  where Monarch reaches a host
-launching    what a launcher does on its host
+serve        what a user calls: the order of things, and the index actors as it gives them orders
+index_actor  the actors: index actors, and the overseer who hears of their failures
+launching    what an index actor does on its host
 reach        at which address the hosts reach the first one
-settling     when all are ready
-plan         who is who, from what the launchers have seen: pure
+plan         who is who, from what the index actors have seen: pure
 messages     what they tell each other
-far_cluster  the cluster, for a process on none of its hosts
 """
 
 from __future__ import annotations

@@ -1,12 +1,22 @@
-"""What a launcher does on its host: it looks, tries ways to others, and starts the host's agent. No Monarch in it."""
+"""What an index actor does on its host: it starts the host's agent, and supervises it. No Monarch in it.
+
+Launching    takes orders: it looks, tries ways to other hosts, and starts the agent
+Supervisor   starts an agent again that has ended otherwise than it was told to, and ends it with its mesh
+settle       waits until hosts that were started are ready
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Sequence
+
+import msgspec
 
 from memstore._version import __version__
 from memstore.distributed.links import Address, parse_address, secret_of, write_secret
@@ -34,11 +44,17 @@ from memstore.distributed.meshes.messages import (
     encode,
 )
 from memstore.distributed.meshes.reach import Reception, free_port, own_ips, try_all
-from memstore.distributed.meshes.settling import settle
+from memstore.distributed.rules import Roster
 from memstore.distributed.serving import (
     ADDRESS_VARIABLE,
+    LOG,
     PORT_VARIABLE,
+    PROGRAM,
+    Cluster,
+    agent_of,
+    has_ended_well,
     has_rdma,
+    is_served,
     is_served_on,
     standing_at,
     start_agent,
@@ -55,16 +71,28 @@ from memstore.engine import (
     remove_unused,
     resource_errors,
     state_folder,
+    syscalls,
 )
-from memstore.errors import AddressUnavailableError, CorruptionError, FormatVersionError, NotServedError
+from memstore.errors import (
+    AddressUnavailableError,
+    CorruptionError,
+    FormatVersionError,
+    MemstoreError,
+    NotServedError,
+    StoreTimeoutError,
+)
 
 _OPEN_WITHIN = 30.0  # seconds
 _TRIES = 3  # ports
 _END_WITHIN = 5.0  # seconds, for an agent that was started and is to end
+_AGAIN = 60_000  # milliseconds, for an agent that is started again
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds between two starts
+_SUPERVISED = 1 << 40  # the byte of agent.log that all supervisors of a root lock together, behind its end
+_LOOK_EVERY = 0.02  # seconds
 
 
 class Launching:
-    """A launcher's work. Orders may come from several threads.
+    """An index actor's work. Orders may come from several threads.
 
     Args:
         ips: at which others reach this host, as far as is known already.
@@ -76,9 +104,9 @@ class Launching:
         self._was_there = True
         self._is_shared = False  # it lies on storage that all hosts mount, where it was made before
         self._reception: Reception | None = None
-        self._agent = 0  # the pid of the one that was started here
-        self._lock = threading.Lock()  # around that pid, and whether all is undone
+        self._agent = HostAgent()
         self._is_undone = False
+        self._supervisor: Supervisor | None = None
 
     def answer(self, data: bytes) -> bytes:
         """Takes an order, gives a report: `Failed`, whatever goes wrong."""
@@ -89,6 +117,16 @@ class Launching:
             return _failed(named)
         except Exception as error:
             return _failed(error)
+
+    def end_agent(self) -> None:
+        """Tells the agent to end, if it ends with the mesh, and no index actor of another mesh needs it."""
+        if self._supervisor is not None:
+            self._supervisor.end_agent()
+
+    def close(self) -> None:
+        """Waits until the agent has ended, or a few seconds."""
+        if self._supervisor is not None:
+            self._supervisor.close(_END_WITHIN)
 
     def _take(self, order: Order) -> Report:
         match order:
@@ -114,8 +152,8 @@ class Launching:
     def _look(self, order: Look) -> Seen:
         if order.version != VERSION:
             raise FormatVersionError(
-                f"memstore {__version__} here, by whose launchers another version can't serve: install the same one on "
-                "all hosts of the mesh"
+                f"memstore {__version__} here, by whose index actors another version can't serve: install the same one "
+                "on all hosts of the mesh"
             )
         path = absolute_path(order.root)
         self._was_there = os.path.lexists(path)
@@ -146,9 +184,10 @@ class Launching:
             ips=ips,
             port=port,
             is_named=named is not None,
+            is_networked=bool(self._ips),
             is_served=is_served_on(self._root, time.monotonic() + _OPEN_WITHIN, _OPEN_WITHIN),
             member=member,
-            view=None if standing is None else standing.view,
+            roster=None if standing is None else standing.roster,
             is_removed=standing is not None and standing.is_removed,
             secret=secret_of(self._root, and_environment=False) or b"",
         )
@@ -161,21 +200,39 @@ class Launching:
     def _start(self, order: Start) -> Started:
         timeout = order.milliseconds / 1000
         deadline = time.monotonic() + timeout
+        is_ours = True
         with turn(self._root, deadline, timeout):
             if is_served_on(self._root, deadline, timeout):
+                is_ours = _is_of_memstore(agent_of(self._root))
                 if secret_of(self._root) != order.secret:
                     raise NotServedError(f"{self._root} is served already, with another secret or none: end that agent")
             else:
-                write_secret(self._root, order.secret)
+                if secret_of(self._root, and_environment=False) != order.secret:
+                    write_secret(self._root, order.secret)
                 self._start_agent(order, deadline, timeout)
         found = wait_until_member(self._root, deadline, timeout)
-        member = found.view.member(found.member)
-        if order.seed and found.view.seed_address != order.seed:
+        roster, member = found.roster, found.roster.member(found.member)
+        known = {one.address for one in roster.members}
+        if order.named and known.isdisjoint(order.named):
             raise NotServedError(
-                f"{self._root} is served already, in the cluster of the seed {found.view.seed_address}, not "
-                f"{order.seed}: end that agent, and take an empty folder"
+                f"{self._root} is served already, in the cluster of the seed {roster.seed_address}, not that of "
+                f"{order.named[0]}: end that agent, and take an empty folder"
             )
-        return Started("" if member is None else member.address)
+        address = "" if member is None else member.address
+        if is_ours and not order.keeps:  # what a person or a service has started is theirs to end
+            again = msgspec.structs.replace(
+                order, address=address, named=tuple(known), is_new=False, milliseconds=_AGAIN
+            )
+            self._supervisor = Supervisor(self._root, self._agent, lambda: self._start_again(again))
+        return Started(address)
+
+    def _start_again(self, order: Start) -> None:
+        """Starts an agent that has ended. Raises NotServedError: it can't be a member any more."""
+        timeout = order.milliseconds / 1000
+        deadline = time.monotonic() + timeout
+        with turn(self._root, deadline, timeout):
+            if not is_served_on(self._root, deadline, timeout):
+                self._start_agent(order, deadline, timeout)
 
     def _start_agent(self, order: Start, deadline: float, timeout: float) -> None:
         """At its address; if it has none yet, at the first free port, or the next one if another agent was faster."""
@@ -186,44 +243,196 @@ class Launching:
                 address = parse_address(order.address)
             else:
                 address = Address(order.ip, free_port(order.ip, order.port))
-            seed = parse_address(order.seed) if order.seed else address
             transport = order.transport if self._is_shared else _transport_here(order.transport)
             try:
                 start_agent(
                     self._root,
                     address,
-                    seed,
+                    [parse_address(named) for named in order.named],
                     deadline,
                     timeout,
+                    new=order.is_new,
                     transport=transport,
+                    owner=order.is_owner,
                     shared=self._is_shared,
-                    told=self._note,
+                    told=self._agent.note,
                 )
                 return
             except NotServedError:
                 if not tries or self._is_undone or not _is_taken(address):
                     raise
 
-    def _note(self, agent: int) -> None:
-        with self._lock:
-            self._agent = agent
-            if self._is_undone:
-                os.kill(agent, signal.SIGTERM)
-
     def _undo(self) -> None:
         """Ends the agent, if one was started here, and keeps one that is just being started from staying."""
         self._receive_no_more()
-        with self._lock:
-            self._is_undone, agent = True, self._agent
-            self._agent = 0
-        if agent:
-            _end(agent)
+        self._is_undone = True
+        if self._supervisor is not None:
+            self._supervisor.forget()
+        self._agent.end_child()
         self._take_back()
 
     def _take_back(self) -> None:
         """Removes the store that a look has made, if there was none."""
         if self._root and not self._was_there:
             remove_unused(self._root, folder_too=True)
+
+
+# --- supervision ------------------------------------------------------------------------------------------------------
+
+
+class HostAgent:
+    """The agent of this host: a child of this process, or one that another process has started."""
+
+    def __init__(self) -> None:
+        self._child = 0  # its pid, until it was waited for
+        self._is_to_end = False
+        self._lock = threading.Lock()  # around these two
+
+    def note(self, child: int) -> None:
+        """Notes a child that was just started. It is ended if it has come too late."""
+        with self._lock:
+            self._child = child
+            if self._is_to_end:
+                os.kill(child, signal.SIGTERM)
+
+    def tell_to_end(self, root: str) -> None:
+        """Tells the agent of a root, and one that is being started. It returns at once."""
+        with self._lock:
+            self._is_to_end = True
+            agent = self._child or agent_of(root)
+            if agent:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(agent, signal.SIGTERM)
+
+    def end_child(self) -> None:
+        """Ends a child, and one that is being started. Agents that others have started go on."""
+        deadline = time.monotonic() + _END_WITHIN
+        with self._lock:
+            self._is_to_end, child = True, self._child
+        if not child:
+            return
+        os.kill(child, signal.SIGTERM)
+        while not self._reap():
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)  # the kernel ends its index process with it
+            time.sleep(_LOOK_EVERY)
+
+    def wait(self, root: str, until: int) -> bool:
+        """Waits for the agent's end, or until a file has something to read. Returns whether the agent has ended."""
+        while is_served(root):
+            agent = self._child or agent_of(root)
+            files = [until]
+            with contextlib.suppress(ProcessLookupError):
+                if agent:
+                    files.append(os.pidfd_open(agent))
+            try:
+                ready, _, _ = select.select(files, [], [], None if len(files) > 1 else _LOOK_EVERY)
+            finally:
+                for file in files[1:]:
+                    os.close(file)
+            self._reap()
+            if until in ready:
+                return False
+        return True
+
+    def _reap(self) -> bool:
+        """Returns whether there is no child any more."""
+        with self._lock:
+            if self._child:
+                try:
+                    if os.waitpid(self._child, os.WNOHANG) == (0, 0):
+                        return False
+                except ChildProcessError:  # who has started it has waited for it
+                    pass
+                self._child = 0
+            return True
+
+
+class Supervisor:
+    """Starts the agent of a root again when it has ended otherwise than it was told to.
+
+    It goes on with an agent that another process has started. If this process is killed, the agent goes on. Several
+    processes of a host may supervise one root, as for two meshes: the last one that is told to ends the agent.
+
+    Args:
+        start: starts the agent. It raises NotServedError where none can be started any more.
+    """
+
+    def __init__(self, root: str, agent: HostAgent, start: Callable[[], None]) -> None:
+        self._root, self._agent, self._start = root, agent, start
+        self._log = syscalls.open_file(f"{state_folder(root)}/{LOG}", os.O_RDWR)
+        syscalls.share_byte(self._log, _SUPERVISED)
+        self._is_over = False
+        self._reader, self._writer = os.pipe()
+        self._thread = threading.Thread(target=self._supervise, name="memstore-supervisor", daemon=True)
+        self._thread.start()
+
+    def forget(self) -> None:
+        """Starts no agent any more."""
+        if not self._is_over:
+            self._is_over = True
+            syscalls.unlock_byte(self._log, _SUPERVISED)
+            os.write(self._writer, b"\n")
+
+    def end_agent(self) -> None:
+        """Tells the agent to end, unless another process supervises it too. It returns at once."""
+        self.forget()  # first: of two that do this at one moment, one at least finds the byte free
+        if syscalls.lock_byte(self._log, _SUPERVISED):
+            self._agent.tell_to_end(self._root)
+
+    def close(self, seconds: float) -> None:
+        """Ends the agent, unless another process supervises it too, and waits for that, so many seconds."""
+        self.end_agent()
+        deadline = time.monotonic() + seconds
+        while syscalls.lock_byte(self._log, _SUPERVISED) and is_served(self._root) and time.monotonic() < deadline:
+            self._agent.tell_to_end(self._root)
+            time.sleep(_LOOK_EVERY)
+
+    def _supervise(self) -> None:
+        delay = 0.0
+        try:
+            while True:
+                began = time.monotonic()
+                if not self._agent.wait(self._root, self._reader) or has_ended_well(self._root):
+                    return
+                has_lasted = time.monotonic() - began > _LONGEST_DELAY
+                delay = 0.0 if has_lasted else min(max(delay * 2, _FIRST_DELAY), _LONGEST_DELAY)
+                if self._is_over or select.select([self._reader], [], [], delay)[0]:
+                    return
+                with contextlib.suppress(StoreTimeoutError):  # the seed doesn't answer: another try may do better
+                    self._start()
+        except (MemstoreError, OSError) as error:
+            with contextlib.suppress(OSError), open(f"{state_folder(self._root)}/{LOG}", "a") as log:
+                log.write(f"memstore: {self._root} is not served again: {error}\n")
+
+
+def settle(root: str, addresses: Sequence[str], seconds: float) -> Roster:
+    """Waits until hosts are members, and have finished joining. Returns the roster then.
+
+    Args:
+        root: of one of them.
+        addresses: of all.
+
+    Raises StoreTimeoutError: not in that time; it names those that haven't.
+    """
+    deadline, cluster = time.monotonic() + seconds, Cluster(root)
+    while late := cluster.settled(addresses):
+        if time.monotonic() > deadline:
+            raise StoreTimeoutError(f"{', '.join(late)}: not settled yet, after {seconds:.3g} s")
+        time.sleep(_LOOK_EVERY)
+    return cluster.roster()
+
+
+# --- what a launching needs -------------------------------------------------------------------------------------------
+
+
+def _is_of_memstore(agent: int) -> bool:
+    """Returns whether `memstore.serve` or `memstore.join` has started an agent, rather than `memstore serve`."""
+    try:
+        with open(f"/proc/{agent}/cmdline", "rb") as file:
+            return PROGRAM.encode() in file.read().split(b"\0")
+    except OSError:
+        return False
 
 
 def _is_taken(address: Address) -> bool:
@@ -237,18 +446,6 @@ def _is_taken(address: Address) -> bool:
 def _transport_here(transport: str) -> str:
     """Who serves a mesh runs Monarch between its hosts anyway: RDMA is the default where there is some."""
     return "rdma" if transport == "auto" and has_rdma() else transport
-
-
-def _end(agent: int) -> None:
-    deadline = time.monotonic() + _END_WITHIN
-    try:
-        os.kill(agent, signal.SIGTERM)
-        while os.waitpid(agent, os.WNOHANG) == (0, 0):
-            if time.monotonic() > deadline:
-                os.kill(agent, signal.SIGKILL)  # the kernel ends its index process with it
-            time.sleep(0.02)
-    except (ProcessLookupError, ChildProcessError):
-        return  # whoever started it has waited for its end
 
 
 def _after(milliseconds: int) -> float:

@@ -1,4 +1,4 @@
-"""What `memstore.serve` and its launchers tell each other: bytes, by msgpack, and short.
+"""What `memstore.serve` and its index actors tell each other: bytes, by msgpack, and short.
 
 Monarch carries them, and would carry gigabytes; nothing here grows with the store, and what grows with the mesh is
 LONGEST at most. `Look` and `Failed` stay as they are in all versions: they tell one from another.
@@ -12,10 +12,10 @@ import msgspec
 from msgspec import Meta
 
 from memstore._parsing import UNDECODABLE
-from memstore.distributed.rules import View
+from memstore.distributed.rules import Roster
 from memstore.errors import CorruptionError
 
-VERSION = 1  # of all that stands here
+VERSION = 3  # of all that stands here
 LONGEST = 1 << 20  # bytes of a message
 LONGEST_TEXT = 4000  # characters of an error
 LONGEST_ROOT = 4000  # characters
@@ -57,9 +57,10 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag=3):
         ips: at which others may reach it, the likeliest first. None of them is a loopback's.
         port: where it has to listen; 0: anywhere.
         is_named: somebody has said at which IP it is to listen.
+        is_networked: Monarch reaches it by a network, so that there may be other hosts.
         is_served: its agent runs.
         member: its id.
-        view: of the cluster that its root belongs to; None: it was never served.
+        roster: of the cluster that its root belongs to; None: it was never served.
         is_removed: from that cluster.
         secret: of the root; empty: it has none of its own.
     """
@@ -70,15 +71,16 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag=3):
     ips: tuple[Ip, ...]
     port: int
     is_named: bool
+    is_networked: bool
     is_served: bool
     member: bytes
-    view: View | None
+    roster: Roster | None
     is_removed: bool
     secret: bytes
 
 
 class Receive(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Listens at these IPs, until it is told to end that, or the launcher ends. Answer: Receives."""
+    """Listens at these IPs, until it is told to end that, or the index actor ends. Answer: Receives."""
 
     ips: tuple[Ip, ...]
     port: int
@@ -92,7 +94,11 @@ class Receives(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Try(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Connects to these addresses, all at once. Answer: Reached."""
+    """Connects to these addresses, all at once. Answer: Reached.
+
+    Attributes:
+        token: that whoever listens there has to send; empty: nothing.
+    """
 
     addresses: tuple[Text, ...]
     token: bytes
@@ -116,16 +122,22 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=9):
     Attributes:
         ip, port: where a host listens that has no address yet; port 0: the first free one.
         address: that it has, or is to take over; empty: none.
-        seed: the cluster's seed; empty: this host.
+        named: addresses of members, which a host that is none asks.
+        is_new: it makes the cluster.
+        is_owner: it may own keys.
+        keeps: the agent goes on when the index actor is stopped.
         milliseconds: in which it is a member.
     """
 
     ip: Ip
     port: int
     address: Text
-    seed: Text
+    named: tuple[Text, ...]
+    is_new: bool
     secret: bytes
     transport: Text
+    is_owner: bool
+    keeps: bool
     milliseconds: int
 
 
@@ -141,11 +153,11 @@ class Settle(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    view: View
+    roster: Roster
 
 
 class Undo(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """Ends the agent that this launcher has started, if it has. Answer: Done."""
+    """Ends the agent that this index actor has started, if it has. Answer: Done."""
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=14):
@@ -165,8 +177,8 @@ def encode(message: Order | Report) -> bytes:
     data = _encoder.encode(message)
     if len(data) > LONGEST:
         raise ValueError(
-            f"a message of {len(data):,} bytes to or from a launcher, which may have {LONGEST:,}: serve fewer hosts by "
-            "one mesh, and let the others join (memstore.join, memstore serve --join)"
+            f"a message of {len(data):,} bytes to or from an index actor, which may have {LONGEST:,}: serve fewer "
+            "hosts by one call, and let the others join (memstore.serve(mesh, root, join=cluster))"
         )
     return data
 

@@ -1,6 +1,6 @@
 """Who is who in a mesh: one host for each folder, the cluster that these belong to already, and its secret.
 
-Decided from what the launchers have seen, before anything is started.
+Decided from what the index actors have seen, before anything is started.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from memstore.distributed.links import parse_address
 from memstore.distributed.meshes.messages import Reached, Seen
-from memstore.distributed.rules import View
+from memstore.distributed.rules import Roster
 from memstore.errors import NotServedError
 
 _ANOTHER = "take another root, or end the agents, and remove the old folders"
@@ -18,21 +18,23 @@ _ANOTHER = "take another root, or end the agents, and remove the old folders"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Ranks are those of the mesh.
+    """Ranks are those of the meshes.
 
     Attributes:
-        leaders: of the hosts of the store, in the mesh's order: of ranks that see one folder, the first.
-        seed: the rank whose host is the seed.
-        view: of the cluster that exists already; None: none does.
+        leaders: of the hosts of the store, in the meshes' order: of ranks that see one folder, the first.
+        seed: the rank whose host is the seed; None: the seed is on none of these hosts, which join it.
+        roster: of the cluster that exists already; None: none does.
         addresses: of ranks whose hosts have one already, or take a lost one's.
         secret: that the cluster has; empty: it has none yet.
+        replaced: ids of members whose folders are lost, and whose places hosts with empty ones take.
     """
 
     leaders: tuple[int, ...]
-    seed: int
-    view: View | None
+    seed: int | None
+    roster: Roster | None
     addresses: Mapping[int, str]
     secret: bytes
+    replaced: tuple[bytes, ...] = ()
 
     @property
     def new(self) -> tuple[int, ...]:
@@ -40,41 +42,55 @@ class Plan:
         return tuple(rank for rank in self.leaders if rank not in self.addresses)
 
 
-def plan_of(seen: Mapping[int, Seen]) -> Plan:
-    """Args:
+def plan_of(seen: Mapping[int, Seen], join: Roster | None = None, secret: bytes | None = None) -> Plan:
+    """Decides who is who.
+
+    Args:
         seen: by rank.
+        join: the cluster that these hosts are to belong to; None: that of their roots, or a new one of them alone.
+        secret: of `join`.
 
     Raises NotServedError: roots are of several clusters, or of one with other hosts than these; or were removed.
     """
     leaders = _leaders(seen)
-    old = {rank: seen[rank].view for rank in leaders}
-    views = {rank: view for rank, view in old.items() if view is not None}
-    for rank in views:
+    old = {rank: seen[rank].roster for rank in leaders}
+    rosters = {rank: roster for rank, roster in old.items() if roster is not None}
+    for rank in rosters:
         if seen[rank].is_removed:
             raise NotServedError(f"{seen[rank].name}: its root was removed from its cluster: {_ANOTHER}")
-    if not views:
+    if not rosters and join is None:
         return Plan(leaders, leaders[0], None, {}, b"")
-    if len({view.cluster for view in views.values()}) > 1:
-        known = ", ".join(f"{seen[rank].name} to that of {view.seed_address}" for rank, view in views.items())
-        raise NotServedError(f"the roots belong to several clusters, {known}: {_ANOTHER}")
-    view = max(views.values(), key=lambda one: one.epoch)
-    addresses = _addresses(seen, views, view)
-    seed = next((rank for rank, one in addresses.items() if one == view.seed_address and rank in views), None)
-    if seed is None:
+    known = [*rosters.values(), *(() if join is None else (join,))]
+    if len({roster.cluster for roster in known}) > 1:
+        names = [f"{seen[rank].name} to that of {roster.seed_address}" for rank, roster in rosters.items()]
+        names += [] if join is None else [f"and join= is that of {join.seed_address}"]
+        raise NotServedError(f"the roots belong to several clusters, {', '.join(names)}: {_ANOTHER}")
+    roster = max(known, key=lambda one: one.position)
+    addresses, lost = _addresses(seen, rosters, roster)
+    seed = next((rank for rank, one in addresses.items() if one == roster.seed_address and rank in rosters), None)
+    if join is None and lost:
         raise NotServedError(
-            f"the roots belong to the cluster of the seed {view.seed_address}, whose own root is not on these "
+            f"the cluster of the seed {roster.seed_address} has other hosts than the mesh: {', '.join(lost)} too. "
+            "Serve these as further hosts of it, serve(mesh, root, join=cluster); or a mesh of all; or remove those "
+            f"that are dead (memstore remove); or {_ANOTHER}"
+        )
+    if seed is None and join is None:
+        raise NotServedError(
+            f"the roots belong to the cluster of the seed {roster.seed_address}, whose own root is not on these "
             f"hosts, or is lost: {_ANOTHER}"
         )
     new = [seen[rank].name for rank in leaders if rank not in addresses]
-    if new and parse_address(view.seed_address).is_loopback:
+    if new and parse_address(roster.seed_address).is_loopback:
         raise NotServedError(
-            f"{', '.join(new)} can't join {seen[seed].name}, which was served for itself alone, at "
-            f"{view.seed_address}: {_ANOTHER}"
+            f"{', '.join(new)} can't join the host that was served for itself alone, at {roster.seed_address}: "
+            f"{_ANOTHER}"
         )
-    secrets = {seen[rank].secret for rank in views}
+    secrets = {*(seen[rank].secret for rank in rosters), *(() if join is None else (secret or b"",))}
     if len(secrets) > 1:
         raise NotServedError("the hosts of the cluster have several secrets: end the agents, and copy one ROOT/secret")
-    return Plan(leaders, seed, view, addresses, secrets.pop())
+    taken = {addresses[rank] for rank in addresses if rank not in rosters}
+    replaced = tuple(member.id for member in roster.members if member.address in taken)
+    return Plan(leaders, seed, roster, addresses, secrets.pop(), replaced)
 
 
 def _leaders(seen: Mapping[int, Seen]) -> tuple[int, ...]:
@@ -84,27 +100,27 @@ def _leaders(seen: Mapping[int, Seen]) -> tuple[int, ...]:
     return tuple(first.values())
 
 
-def _addresses(seen: Mapping[int, Seen], views: Mapping[int, View], view: View) -> dict[int, str]:
-    """Of members; and of hosts that came back with an empty folder, which take the place that was theirs."""
+def _addresses(
+    seen: Mapping[int, Seen], rosters: Mapping[int, Roster], roster: Roster
+) -> tuple[dict[int, str], list[str]]:
+    """Returns the addresses of members, and those of members that aren't among these hosts.
+
+    A host that came back with an empty folder takes the place that was its own.
+    """
     found: dict[int, str] = {}
-    for rank in views:
-        member = view.member(seen[rank].member)
+    for rank in rosters:
+        member = roster.member(seen[rank].member)
         if member is None:
             raise NotServedError(f"{seen[rank].name}: its root was removed from its cluster: {_ANOTHER}")
         found[rank] = member.address
-    lost = [member.address for member in view.members if member.address not in found.values()]
+    lost = [member.address for member in roster.members if member.address not in found.values()]
     for rank in _leaders(seen):
         if rank not in found:
             place = next((one for one in lost if parse_address(one).ip in seen[rank].ips), None)
             if place is not None:
                 found[rank] = place
                 lost.remove(place)
-    if lost:
-        raise NotServedError(
-            f"the cluster of the seed {view.seed_address} has other hosts than the mesh: {', '.join(lost)} too. Serve "
-            f"a mesh of all, or remove those that are dead (memstore remove); or {_ANOTHER}"
-        )
-    return found
+    return found, lost
 
 
 def reached_by_all(seed: str, addresses: Sequence[str], tried: Mapping[str, Reached]) -> int:

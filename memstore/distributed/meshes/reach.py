@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import ipaddress
 import os
+import re
 import selectors
 import socket
 import struct
@@ -157,7 +158,11 @@ class Reception:
 
 
 def try_all(addresses: Sequence[str], token: bytes, deadline: float) -> list[tuple[str, str]]:
-    """Connects to each. Returns from which IP of this host, or an empty text, and why not."""
+    """Connects to each. Returns from which IP of this host, or an empty text, and why not.
+
+    Args:
+        token: that each sends; empty: nothing.
+    """
     if not addresses:
         return []
 
@@ -189,8 +194,10 @@ def _try(address: Address, token: bytes, deadline: float) -> tuple[str, str]:
         return "", error.strerror or str(error)
 
 
-def ip_towards(seed: Address) -> str:
-    """The IP of this host from which it would reach another. Nothing is sent. Raises OSError: there is no way."""
-    with socket.socket(seed.family, socket.SOCK_DGRAM) as sock:
-        sock.connect(seed.for_socket())
-        return str(sock.getsockname()[0]).partition("%")[0]
+_OF_TCP = re.compile(r"tcp:(?://)?\[?([0-9.]+|[0-9a-fA-F:]+)\]?:\d+$")
+
+
+def ips_in(actor_id: str) -> tuple[str, ...]:
+    """Returns the IP at which Monarch reaches the process of an actor, if its id names one."""
+    found = _OF_TCP.search(actor_id)
+    return (found[1],) if found else ()

@@ -1,14 +1,17 @@
-"""memstore.serve: the hosts of a Monarch mesh become the hosts of one store.
+"""memstore.serve: the hosts of Monarch meshes become the hosts of one store.
 
-1. A launcher is spawned on each host of the mesh. It makes the root, and says how it stands (`plan.py`).
-2. Where there are several hosts, the others try at which address they reach the first one, the seed (`reach.py`).
-3. Each launcher writes the secret to ROOT/secret, and starts the host's agent, detached: a session of its own. It
+1. An index actor is spawned in each process of the meshes; for a HostMesh, in one process of each host. It makes the
+   root, and says how it stands (`plan.py`). Of those that see one folder the first one is that host's.
+2. Where there are several hosts, the others try at which address they reach the first one, the seed (`reach.py`); with
+   `join`, at which of their own addresses they reach the seed that there is.
+3. Each index actor writes the secret to ROOT/secret, and starts the host's agent, detached: a session of its own. It
    answers once its host is a member.
-4. When all have settled, the launchers are ended. The agents go on.
+4. When all have settled, the index actors stay, and start agents again that were killed. When their mesh is stopped,
+   they end the agents. With `keep` they are ended now, and the agents go on.
 
-If one fails, or time runs out, the agents that were started here are ended, and the launchers with them. Stores that
-were made are removed, unless their hosts are members by then. If this process is killed meanwhile, agents that were
-started may stay: to serve the mesh again goes on with them.
+If one fails, or time runs out, the agents that were started here are ended, and the index actors with them. Stores that
+were made are removed, unless their hosts are members by then. If this process is killed, agents go on: to serve the
+mesh again goes on with them.
 """
 
 from __future__ import annotations
@@ -16,21 +19,26 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, cast, get_args
 
-from memstore.distributed.links import check_size, parse_address, read_secret
-from memstore.distributed.meshes.far_cluster import FarCluster
-from memstore.distributed.meshes.launchers import Launchers
+from memstore import errors
+from memstore._threads import between_forks
+from memstore._wording import an_instance
+from memstore.distributed.links import hello_of_this_process, parse_address, read_secret
 from memstore.distributed.meshes.messages import (
     LONGEST_ROOT,
     VERSION,
     Done,
+    Failed,
     Folder,
     Look,
+    Order,
     Reached,
     Receive,
     ReceiveNoMore,
     Receives,
+    Report,
     Seen,
     Settle,
     Settled,
@@ -38,33 +46,55 @@ from memstore.distributed.meshes.messages import (
     Started,
     Try,
     Undo,
+    decode_report,
+    encode,
+    last_line,
 )
 from memstore.distributed.meshes.plan import Plan, plan_of, reached_by_all
-from memstore.distributed.serving import Cluster
+from memstore.distributed.rules import Roster
+from memstore.distributed.serving import Cluster, given_secret, known_cluster
 from memstore.engine import absolute_path, boot_id, deadline_after
-from memstore.errors import NotServedError
+from memstore.errors import MemstoreError, MissingPackageError, NotServedError, StoreTimeoutError
 
 Transport = Literal["auto", "rdma", "tcp", "monarch"]
 
 _SECRET = 32  # bytes
 _LOOPBACK = "127.0.0.1"
 _UNDO_WITHIN = 8.0  # seconds
+_GRACE = 2.0  # seconds that an answer may be late, by an index actor that knows its time
+_STOP_WITHIN = 5.0  # seconds
+
+Answer = TypeVar("Answer", bound=Report)
 
 
 def serve(
-    host_mesh: Any, root: str, *, transport: Transport = "auto", secret: str | None = None, timeout: float = 60.0
+    mesh: Any,
+    root: str,
+    *,
+    join: Cluster | None = None,
+    keep: bool = False,
+    owner: bool = True,
+    transport: Transport = "auto",
+    secret: str | None = None,
+    timeout: float = 60.0,
 ) -> Cluster:
-    """Makes one store of a Monarch mesh's hosts. Returns when all of them are members.
+    """Makes one store of the hosts of Monarch meshes. Returns when all of them are members.
 
-    On each host a detached agent is started: it outlives the mesh and its owner, until `Cluster.stop`. Then any process
-    of these hosts opens the store by `memstore.open(root)`, without Monarch and without environment variables. The
-    first host of the mesh is the seed. It may be called again for the same hosts, and for these and new ones.
+    On each host an agent is started. Then any process of these hosts opens the store by `memstore.open(root)`, without
+    Monarch and without environment variables. The first host of the first mesh is the seed. It may be called again for
+    the same hosts, and for these and new ones.
 
     Args:
-        host_mesh: a `HostMesh`: `this_host()`, `attach_to_workers(...)`, or one of a job's state. Hosts of it that
-            share a folder, since they are processes of one machine, are one host of the store.
+        mesh: a `HostMesh`, a `ProcMesh`, a slice of either, or a list of these. Processes that share a folder, since
+            they are on one machine, are one host of the store.
         root: the store's folder on each host, which is created where there is none. A relative one starts
             at this process's working directory.
+        join: a cluster that runs already, which the hosts of this mesh join. It may come from another process: a
+            `Cluster` can be pickled.
+        keep: the agents go on until `Cluster.stop`. False: the agent of a host ends when its mesh is stopped, or this
+            job ends, and is started again if it is killed before. If this process is killed, agents go on in any case.
+        owner: whether these hosts may own keys, which they do by putting them first. False suits hosts that may go at
+            any time: what they put first is owned by another host.
         transport: how bytes are sent between hosts: "tcp"; "rdma", which is experimental, since it has not run on
             hardware yet; "monarch", which is "rdma" over Monarch's TCP fallback, for tests. "auto": "rdma" on hosts
             that have ibverbs, otherwise "tcp". Hosts that have no transport in common use TCP.
@@ -78,8 +108,8 @@ def serve(
         The cluster.
 
     Raises:
-        NotServedError: a host can't be a member, or the roots belong to other hosts; or it has no ibverbs, and
-            `transport` is "rdma". The message names the host.
+        NotServedError: a host can't be a member; or the roots belong to other hosts; or this job has served the root on
+            other hosts, and `join` is None; or a host has no ibverbs, and `transport` is "rdma". The message names it.
         StoreTimeoutError: it took longer; the message names the hosts that it waited for.
         MissingPackageError: Monarch isn't installed: ``pip install 'torchmonarch>=0.7,<0.8'``.
         SecretError: the secret is too short or too long.
@@ -92,19 +122,21 @@ def serve(
         raise ValueError(f"a root of {len(path):,} characters: a path has {LONGEST_ROOT:,} at most")
     if transport not in get_args(Transport):
         raise ValueError(f"transport {transport!r} is none of {', '.join(get_args(Transport))}")
-    given = _given(secret)
-    launchers = Launchers(host_mesh, deadline)
+    if join is not None and not isinstance(join, Cluster):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"join is a Cluster, as memstore.serve returns it, and not {an_instance(join)}")
+    if join is None and not owner:
+        raise ValueError(
+            "owner=False is for hosts that join others, which own the keys: serve those first, and give join="
+        )
+    given = given_secret(secret) or (read_secret() if join is None else join.secret)
+    actors = IndexActors(mesh, deadline)
     try:
-        return _Serving(launchers, path, transport, given, deadline).run()
-    finally:
-        launchers.close()
-
-
-def _given(secret: str | None) -> bytes | None:
-    if secret is None:
-        return read_secret()
-    found = secret.encode()
-    check_size(found, "that was given")
+        found = _Serving(actors, path, join, transport, given, deadline, keeps=keep, is_owner=owner).run()
+    except BaseException:
+        actors.close()
+        raise
+    if keep:
+        actors.close()
     return found
 
 
@@ -112,25 +144,50 @@ class _Serving:
     """One call of `serve`."""
 
     def __init__(
-        self, launchers: Launchers, root: str, transport: Transport, secret: bytes | None, deadline: float
+        self,
+        actors: IndexActors,
+        root: str,
+        join: Cluster | None,
+        transport: Transport,
+        secret: bytes | None,
+        deadline: float,
+        *,
+        keeps: bool,
+        is_owner: bool,
     ) -> None:
-        self._launchers, self._root, self._transport, self._deadline = launchers, root, transport, deadline
-        self._given = secret
+        self._actors, self._root, self._join, self._transport = actors, root, join, transport
+        self._given, self._deadline, self._keeps, self._is_owner = secret, deadline, keeps, is_owner
 
     def run(self) -> Cluster:
-        look = Look(VERSION, self._root)
+        look, join = Look(VERSION, self._root), self._join
         try:
-            seen = self._launchers.ask(dict.fromkeys(range(self._launchers.count), look), Seen, self._deadline)
+            seen = self._actors.ask(dict.fromkeys(range(self._actors.count), look), Seen, self._deadline)
             for rank, one in seen.items():
-                self._launchers.name(rank, one.name)
-            plan = plan_of(seen)
+                self._actors.name(rank, one.name)
+            plan = plan_of(seen) if join is None else plan_of(seen, join.roster(), join.secret)
+            self._check_alone(plan)
             secret = self._secret(plan)
             is_here = _folder(self._root) in {one.folder for one in seen.values()}
-            view = self._start(plan, self._ips(plan, seen, is_here), secret).view
+            roster = self._start(plan, self._ips(plan, seen, is_here), secret)
+            cluster = known_cluster(self._root if is_here else "", roster, secret)
+            self._actors.note_cluster(self._root, cluster)
         except BaseException:
-            self._launchers.try_ask(Undo(), Done, _UNDO_WITHIN)
+            self._actors.try_ask(Undo(), Done, _UNDO_WITHIN)
             raise
-        return Cluster(self._root) if is_here else FarCluster(self._root, view, secret)
+        return cluster
+
+    def _check_alone(self, plan: Plan) -> None:
+        """Raises NotServedError where this job has served the root on other hosts, and they still run."""
+        known = None if plan.roster is not None else self._actors.find_cluster(self._root)
+        if known is None:
+            return
+        living = [host.address for host in known.status().hosts if host.alive]
+        if living:
+            raise NotServedError(
+                f"this job has served {self._root} on other hosts, {', '.join(living)}, and a second store of that "
+                "name would share nothing with it: memstore.serve(mesh, root, join=cluster) makes these hosts further "
+                "ones of it, where cluster is what the first call has returned; or take another root"
+            )
 
     def _secret(self, plan: Plan) -> bytes:
         if plan.secret and self._given not in (None, plan.secret):
@@ -141,51 +198,72 @@ class _Serving:
         return self._given or plan.secret or secrets.token_bytes(_SECRET)
 
     def _ips(self, plan: Plan, seen: dict[int, Seen], is_here: bool) -> dict[int, tuple[str, int]]:
-        """Where hosts that have no address yet are to listen, by rank: IP and port."""
-        new = plan.new
-        if not new:
+        """Returns where hosts that have no address yet are to listen, by rank: IP and port."""
+        if not plan.new:
             return {}
-        if plan.leaders == (plan.seed,) and is_here:
-            return {plan.seed: (_LOOPBACK, seen[plan.seed].port)}
-        ips = self._reachable_ips(plan, seen)
-        return {rank: (ips[rank], seen[rank].port) for rank in new}
+        if plan.seed is None:
+            ips = self._ips_towards_seed(plan, seen)
+        elif plan.leaders == (plan.seed,) and is_here and not seen[plan.seed].is_networked:
+            ips = {plan.seed: _LOOPBACK}
+        else:
+            ips = self._reachable_ips(plan, plan.seed, seen)
+        return {rank: (ips[rank], seen[rank].port) for rank in plan.new}
 
-    def _reachable_ips(self, plan: Plan, seen: dict[int, Seen]) -> dict[int, str]:
-        """Of each host that leads: one at which, or from which, it and the seed reach each other."""
-        ask, seed = self._launchers.ask, seen[plan.seed]
-        if plan.view is not None:
-            ips, port = (_ip_of(plan.view.seed_address),), 0
+    def _ips_towards_seed(self, plan: Plan, seen: dict[int, Seen]) -> dict[int, str]:
+        """Returns of each new host the address from which it reaches the seed, which is on none of these hosts."""
+        assert plan.roster is not None
+        order = Try((plan.roster.seed_address,), b"", self._milliseconds())
+        tried = self._actors.ask(dict.fromkeys(plan.new, order), Reached, self._deadline)
+        failed = [f"{seen[rank].name}: {one.whys[0]}" for rank, one in tried.items() if not one.froms[0]]
+        if failed:
+            raise NotServedError(
+                f"the seed {plan.roster.seed_address} can't be reached ({'; '.join(failed)}): see whether its agent "
+                "runs, and open its port between the hosts"
+            )
+        return {rank: seen[rank].ips[0] if seen[rank].is_named else one.froms[0] for rank, one in tried.items()}
+
+    def _reachable_ips(self, plan: Plan, first: int, seen: dict[int, Seen]) -> dict[int, str]:
+        """Returns of each host that leads: an address at which, or from which, it and the seed reach each other."""
+        ask, seed = self._actors.ask, seen[first]
+        if plan.roster is not None:
+            ips, port = (_ip_of(plan.roster.seed_address),), 0
         else:
             ips, port = seed.ips, seed.port
-        others = [rank for rank in plan.leaders if rank != plan.seed]
-        at = ask({plan.seed: Receive(ips, port)}, Receives, self._deadline)[plan.seed]
+        others = [rank for rank in plan.leaders if rank != first]
+        at = ask({first: Receive(ips, port)}, Receives, self._deadline)[first]
         tried: dict[int, Reached] = {}
         if others:
             order = Try(at.addresses, at.token, self._milliseconds())
             tried = ask(dict.fromkeys(others, order), Reached, self._deadline)
-        ask({plan.seed: ReceiveNoMore()}, Done, self._deadline)
+        ask({first: ReceiveNoMore()}, Done, self._deadline)
         best = reached_by_all(seed.name, at.addresses, {seen[rank].name: one for rank, one in tried.items()})
         found = {rank: one.froms[best] for rank, one in tried.items()}
         named = {rank: seen[rank].ips[0] for rank in others if seen[rank].is_named}
-        return {**found, **named, plan.seed: _ip_of(at.addresses[best])}
+        return {**found, **named, first: _ip_of(at.addresses[best])}
 
-    def _start(self, plan: Plan, places: dict[int, tuple[str, int]], secret: bytes) -> Settled:
-        """The seed first: the others are told its address."""
-        ask = self._launchers.ask
+    def _start(self, plan: Plan, places: dict[int, tuple[str, int]], secret: bytes) -> Roster:
+        """Starts the agents, that of the seed first: the others are told its address."""
+        ask, first = self._actors.ask, plan.leaders[0]
+        named = () if plan.roster is None else tuple(member.address for member in plan.roster.members)
 
-        def order(rank: int, seed: str) -> Start:
+        def order(rank: int, *, is_new: bool = False) -> Start:
             ip, port = places.get(rank) or (_LOOPBACK, 0)
-            address = plan.addresses.get(rank, "")
-            return Start(ip, port, address, seed, secret, self._transport, self._milliseconds())
+            left, address, transport = self._milliseconds(), plan.addresses.get(rank, ""), self._transport
+            return Start(ip, port, address, named, is_new, secret, transport, self._is_owner, self._keeps, left)
 
-        seed = plan.addresses.get(plan.seed, "")
-        started = ask({plan.seed: order(plan.seed, seed)}, Started, self._deadline)
-        seed = started[plan.seed].address
-        others = {rank: order(rank, seed) for rank in plan.leaders if rank != plan.seed}
+        started: dict[int, Started] = {}
+        if plan.seed is not None:
+            started = ask({plan.seed: order(plan.seed, is_new=plan.roster is None)}, Started, self._deadline)
+            named = named or (started[plan.seed].address,)
+        others = {rank: order(rank) for rank in plan.leaders if rank != plan.seed}
         if others:
             started |= ask(others, Started, self._deadline)
+        for lost in plan.replaced:  # its folder is gone, as this host sees: nobody comes back under this id
+            assert plan.roster is not None
+            seconds = self._milliseconds() / 1000
+            known_cluster("", plan.roster, secret).remove(lost.hex(), force=True, timeout=seconds)
         settle = Settle(tuple(one.address for one in started.values()), self._milliseconds())
-        return ask({plan.seed: settle}, Settled, self._deadline)[plan.seed]
+        return ask({first: settle}, Settled, self._deadline)[first].roster
 
     def _milliseconds(self) -> int:
         return max(int((self._deadline - time.monotonic()) * 1000), 1)
@@ -202,3 +280,137 @@ def _folder(path: str) -> Folder | None:
 
 def _ip_of(address: str) -> str:
     return parse_address(address).ip
+
+
+# --- index actors -----------------------------------------------------------------------------------------------------
+
+
+class IndexActors:
+    """The index actors of meshes, as `serve` gives them orders, by rank through all meshes.
+
+    They live until `close`, or until their mesh is stopped, or this process ends.
+
+    Attributes:
+        count: how many.
+
+    Raises:
+        MissingPackageError: Monarch isn't installed.
+        TypeError: it is no mesh of hosts or processes.
+        StoreTimeoutError: Monarch has not reached all of the hosts.
+        NotServedError: Monarch can't start processes there: the mesh was shut down, for instance.
+    """
+
+    def __init__(self, mesh: Any, deadline: float) -> None:
+        if not hello_of_this_process().monarch:
+            advice = "pip install 'torchmonarch>=0.7,<0.8'"
+            raise MissingPackageError(f"memstore.serve needs torchmonarch (Linux, Python 3.10 to 3.13): {advice}")
+        with between_forks():
+            from monarch.actor import HostMesh, ProcMesh, this_proc
+
+            from memstore.distributed.meshes.index_actor import Overseer
+        meshes = cast("Sequence[Any]", mesh) if isinstance(mesh, list | tuple) else [mesh]
+        for one in meshes:
+            if not isinstance(one, HostMesh | ProcMesh):
+                raise TypeError(
+                    f"memstore.serve takes a HostMesh or a ProcMesh of Monarch, such as this_host() or "
+                    f"attach_to_workers(...), or a list of these, and not {an_instance(one)}; without Monarch, each "
+                    "host runs `memstore serve`"
+                )
+        if not meshes:
+            raise ValueError("memstore.serve takes one mesh at least")
+        for one in meshes:
+            try:
+                one.initialized.get(max(deadline - time.monotonic(), 0.1))
+            except TimeoutError:
+                raise StoreTimeoutError(
+                    "Monarch has not reached all hosts of the mesh in time, and doesn't say which one is missing: see "
+                    "whether the worker of each runs, at the address that the mesh was given"
+                ) from None
+            except Exception as error:  # of any class: Monarch's are many, and its own affair
+                raise NotServedError(f"Monarch could not attach to the mesh: {last_line(error)}") from error
+        self._overseer: Any = this_proc().spawn("memstore_overseer", Overseer)
+        self._deadline = deadline
+        self._names: dict[int, str] = {}
+        self._dead: set[int] = set()
+        try:
+            self.count: int = self._get(self._overseer.spawn.call_one(list(meshes)), deadline - time.monotonic())
+        except BaseException:
+            self.close()
+            raise
+
+    def name(self, rank: int, name: str) -> None:
+        """What the host is called in errors from now on."""
+        self._names[rank] = name
+
+    def ask(self, orders: Mapping[int, Order], kind: type[Answer], deadline: float) -> dict[int, Answer]:
+        """Gives orders, by rank. Returns when all have answered.
+
+        Raises:
+            NotServedError, or another one of memstore.errors: an index actor could not do it, or is dead. It names it.
+            StoreTimeoutError: an index actor did not answer in time.
+        """
+        seconds = max(deadline - time.monotonic(), 0.0) + _GRACE
+        sent = {rank: encode(order) for rank, order in orders.items()}
+        heard = self._get(self._overseer.ask.call_one(sent, seconds), seconds + _GRACE)
+        found: dict[int, Answer] = {}
+        failures: list[MemstoreError] = []
+        for one in heard:
+            if not one.report:
+                self._dead.add(one.rank)
+            report = decode_report(one.report) if one.report else Failed("", NotServedError.__name__, one.why)
+            if isinstance(report, kind):
+                found[one.rank] = report
+            elif isinstance(report, Failed):
+                failures.append(_error(report.host or self._name(one.rank), report))
+        if failures:
+            raise failures[0]
+        silent = [self._name(rank) for rank in orders if rank not in found]
+        if silent:
+            raise StoreTimeoutError(f"{', '.join(silent)}: no answer of the index actor there in time")
+        return found
+
+    def try_ask(self, order: Order, kind: type[Answer], seconds: float) -> None:
+        """Gives an order to all that live. Monarch ends this process for a message to one that doesn't."""
+        living = [rank for rank in range(self.count) if rank not in self._dead]
+        try:
+            self.ask(dict.fromkeys(living, order), kind, time.monotonic() + seconds)
+        except (MemstoreError, TimeoutError):
+            return
+
+    def find_cluster(self, root: str) -> Cluster | None:
+        """Returns what this job has served under a root, as `note_cluster` was given it; None: nothing."""
+        return self._get(self._overseer.find.call_one(root), self._deadline - time.monotonic())
+
+    def note_cluster(self, root: str, cluster: Cluster) -> None:
+        self._get(self._overseer.note.call_one(root, cluster), self._deadline - time.monotonic())
+
+    def close(self) -> None:
+        """Ends them, the processes that were made for them, and what they have open; no agents."""
+        try:
+            self._overseer.end.call_one().get(_STOP_WITHIN)
+            self._overseer.stop().get(_STOP_WITHIN)
+        except Exception:
+            return
+
+    def _name(self, rank: int) -> str:
+        return self._names.get(rank) or f"host {rank} of the mesh"
+
+    def _get(self, future: Any, seconds: float) -> Any:
+        try:
+            return future.get(max(seconds, 0.1))
+        except TimeoutError:
+            raise StoreTimeoutError("Monarch's index actors did not come up in time") from None
+        except Exception as error:  # as above
+            raise NotServedError(f"Monarch could not start index actors on the mesh: {last_line(error)}") from error
+
+
+def _error(name: str, failed: Failed) -> MemstoreError:
+    """As it was raised on the host, with its name."""
+    found = getattr(errors, failed.error, None)
+    make: Callable[[str], MemstoreError] = NotServedError
+    if isinstance(found, type) and issubclass(found, MemstoreError):
+        make = found
+        text = failed.text
+    else:
+        text = failed.text if failed.error == NotServedError.__name__ else f"{failed.error}: {failed.text}"
+    return make(f"{name}: {text}")

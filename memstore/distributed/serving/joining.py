@@ -42,7 +42,7 @@ from memstore.errors import HomeUnavailableError, LinkRefusedError, NotServedErr
 PORT = 7411
 PORT_VARIABLE, ADDRESS_VARIABLE, TRANSPORT_VARIABLE = "MEMSTORE_PORT", "MEMSTORE_ADDRESS", "MEMSTORE_TRANSPORT"
 LOG = "agent.log"
-_PROGRAM = "memstore.distributed.serving"
+PROGRAM = "memstore.distributed.serving"
 # By these a process of Monarch's knows what it is: one that is started there is none.
 _OF_MONARCH_PROCS = {
     "HYPERACTOR_MESH_BOOTSTRAP_MODE",
@@ -266,7 +266,7 @@ def start_agent(
         with open(f"{state_folder(path)}/{LOG}", "ab") as output:
             said_before = os.fstat(output.fileno()).st_size
             agent = subprocess.Popen(
-                [sys.executable, "-m", _PROGRAM, path, str(own), *words],
+                [sys.executable, "-m", PROGRAM, path, str(own), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -7,7 +7,8 @@ find      which folder a name stands for, in whatever process of the job it is a
 
 1. The environment says it: this process has initialized a store, or was started by one that had, or the user has set
    the variable.
-2. Else Monarch does, if this process has imported it: actors may have been started before the store was made.
+2. Else Monarch does, if this process has imported it: actors may have been started before the store was made. A process
+   of a host that has no part of the store yet makes its host join.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -27,16 +28,12 @@ import torch
 import memstore
 from memstore._arguments import encode_key, flag
 from memstore._threads import between_forks
+from memstore._wording import an_instance
 from memstore.aio.calls import call
 from memstore.aio.waits import pool_in
 from memstore.errors import NotAStoreError
 from memstore.integrations.torchstore import calls, folders
-from memstore.integrations.torchstore.strategy import (
-    HostStrategy,
-    NoCounterpartError,
-    TorchStoreStrategy,
-    no_counterpart,
-)
+from memstore.integrations.torchstore.strategy import HostStrategy, TorchStoreStrategy, no_counterpart
 from memstore.integrations.torchstore.transport import TensorSlice
 from memstore.listing import opened
 
@@ -77,34 +74,32 @@ async def initialize(
     Args:
         num_storage_volumes: as in TorchStore. It has no effect, because each process puts into files that the others
             map.
-        strategy: as in TorchStore. It has no effect either.
+        strategy: as in TorchStore. Each value lies on the host that put it, as with LocalRankStrategy and HostStrategy.
         store_name: a job with several stores gives each a name.
-        mesh: a ProcMesh of Monarch on this host, which has no effect; or a HostMesh, whose hosts share one store, as by
-            `memstore.serve`.
+        mesh: a ProcMesh or HostMesh of Monarch, or a list of these. Its hosts own the store's keys, as by
+            `memstore.serve`. Hosts of other meshes of the job join by themselves, and may die.
 
     Raises:
         RuntimeError: several volumes without a strategy; or a store of this name exists.
-        NoCounterpartError: a ProcMesh of several hosts.
-        NotServedError: a host of the HostMesh can't be a member.
+        NoCounterpartError: the mesh is on other hosts, and the strategy wants values elsewhere than where they are put.
+        NotServedError: a host of the mesh can't be a member.
+        TypeError: `mesh` is none.
     """
     folders.check_name(store_name)
     if strategy is None and num_storage_volumes != 1:
         raise RuntimeError(f"num_storage_volumes is {num_storage_volumes}, and without a strategy it is 1")
-    is_of_hosts = hasattr(mesh, "spawn_procs")
-    if mesh is not None and not is_of_hosts and getattr(mesh, "sizes", {}).get("hosts", 1) > 1:
-        raise NoCounterpartError(
-            "mesh is a ProcMesh of several hosts, which doesn't tell its HostMesh: give that one, whose spawn_procs "
-            "made it, and the hosts become one store"
-        )
+    if mesh is not None and "monarch" not in sys.modules:
+        raise TypeError(f"mesh is a ProcMesh or a HostMesh of Monarch, or a list of these, not {an_instance(mesh)}")
     path = await asyncio.to_thread(folders.make, store_name)
     try:
-        if is_of_hosts:
-            with between_forks():
-                from memstore.integrations.torchstore import actors
-            end_with(store_name, await actors.serve(mesh, path))
-        monarch = monarch_names()
+        monarch, cluster = monarch_names(), None
+        if mesh is not None and monarch is not None:
+            hosts = await monarch.serve(mesh, path, strategy)
+            if hosts is not None:
+                end_with(store_name, hosts)
+                cluster = hosts.cluster
         if monarch is not None:
-            await monarch.announce(store_name, path)
+            await monarch.announce(store_name, path, cluster)
     except BaseException:
         await shutdown(store_name)
         raise
@@ -121,7 +116,11 @@ async def shutdown(store_name: str = DEFAULT_TORCHSTORE_NAME) -> None:
         path = await find(store_name)
     except NotAStoreError:
         path = None
+    monarch = monarch_names()
     served = _served.pop(store_name, None)
+    if monarch is not None and path is not None and folders.is_owned_here(store_name):
+        served = served or monarch.served_later(path)
+        await monarch.forget(store_name, path)
     try:
         if served is not None:
             await served.end()
@@ -431,8 +430,14 @@ async def find(name: str) -> str:
     """
     path = folders.known_path(name)
     monarch = None if path else monarch_names()
-    if monarch is not None:
-        path = await monarch.find(name)
+    place = None if monarch is None else await monarch.find(name)
+    if monarch is not None and place is not None:
+        path = place.path
+        if not folders.is_made_here(path):
+            try:
+                await monarch.join(name, place)
+            except NotAStoreError as error:
+                raise NotInitializedError(f"the store {name!r} was shut down: {error}") from None
     if path is None:
         raise NotInitializedError(
             f"no store named {name!r}: call initialize() or initialize_spmd() first, in this process or in one that "

@@ -9,7 +9,7 @@
    removes that: its owner was killed.
 3. `shutdown`, or the owner's end, removes the store; the last one takes the job's folder with it.
 
-On other hosts of a HostMesh nobody is the owner: the store is served, and its agent's lock says that it is in use.
+On other hosts nobody is the owner: the store is served, and its agent's lock says that it is in use.
 
 A kill leaves a folder whose owners' locks are free. The next `initialize` of the user on this host removes it: it looks
 and makes its own under the lock of the folder above, so that none is seen before its lock is taken. An agent outlives
@@ -37,6 +37,7 @@ from memstore.errors import MemstoreError, PermissionDeniedError, StoreTimeoutEr
 ROOT_VARIABLE = "MEMSTORE_TORCHSTORE_ROOT"
 _SHARED_MEMORY = "/dev/shm"
 _JOB, _OWNER, _AGENT = "job-", ".owner", "agent.lock"
+_CLUSTER = "cluster"  # in a root, while its agent has it as a member of a cluster
 _LONGEST = 200  # characters of a file name, of 255
 _PATIENCE = 30.0  # seconds for the lock of the folder above, under which stale folders are removed
 _AGENT_ENDS_WITHIN = 15.0  # seconds after its root was removed
@@ -120,7 +121,19 @@ def known_path(name: str) -> str | None:
     """Returns the root of this name, if the environment says where it is, and it is there."""
     job = os.environ.get(ROOT_VARIABLE)
     path = path_in(job, name) if job else ""
-    return path if path and os.path.exists(f"{path}/memstore.json") else None
+    is_there = path and os.path.exists(f"{path}/memstore.json")
+    # A host that is about to join has the store, and no part in the others' keys.
+    return path if is_there and (is_made_here(path) or os.path.exists(f"{path}/{_CLUSTER}")) else None
+
+
+def is_made_here(path: str) -> bool:
+    """Returns whether a process of this host has made this store, rather than joined one of other hosts."""
+    return os.path.exists(path + _OWNER)
+
+
+def is_owned_here(name: str) -> bool:
+    """Returns whether this process has made the store of this name."""
+    return name in _owned and _owned[name].pid == os.getpid()
 
 
 def follow(name: str, path: str) -> None:

@@ -1,7 +1,8 @@
 """TorchStore's strategies, and the errors of what else memstore lacks.
 
-A strategy chooses the storage volume of a put. In memstore a process puts into its host's files, so strategies are
-accepted, and have no effect. As in TorchStore, every process finds what was put.
+A strategy chooses the storage volume of a put. In memstore a process puts into its host's files, which is what
+LocalRankStrategy and HostStrategy mean. On one host the others mean the same; for a mesh of other hosts they are
+refused. As in TorchStore, every process finds what was put.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def explain_absent_modules() -> None:
 
 
 class TorchStoreStrategy:
-    """The base class. You may derive from it, but `get_volume_id` and `get_client_id` are never called.
+    """The base class. On one host you may derive from it, but `get_volume_id` and `get_client_id` are never called.
 
     Args:
         default_transport_type: accepted without effect.
@@ -100,8 +101,23 @@ class HostStrategy(TorchStoreStrategy):
 
 
 class LocalRankStrategy(TorchStoreStrategy):
-    """One volume per rank in TorchStore; no effect here."""
+    """One volume per rank in TorchStore. A rank's values lie on its host, here too."""
 
 
 class ControllerStorageVolumes(TorchStoreStrategy):
-    """One volume for all processes in TorchStore; no effect here."""
+    """One volume for all processes in TorchStore. It is refused for a mesh on other hosts than the controller's."""
+
+
+_CHOOSERS = ("get_volume_id", "get_client_id")
+
+
+def check_across_hosts(strategy: TorchStoreStrategy | None) -> None:
+    """Raises NoCounterpartError for a strategy by which a value would lie on another host than the one that put it."""
+    own = [name for name in _CHOOSERS if any(name in vars(kind) for kind in type(strategy).__mro__)]
+    if isinstance(strategy, ControllerStorageVolumes) or own:
+        what = f"its own {' and '.join(own)}" if own else "one volume, on the controller's host"
+        raise NoCounterpartError(
+            f"{type(strategy).__name__} has {what}: on several hosts a value lies here on the host that put it, and "
+            "others fetch it when they get it. Give LocalRankStrategy() or HostStrategy(), which mean that, or none; "
+            "on one host all strategies are the same"
+        )

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import monarch.actor
 import torch
 from monarch.actor import Actor, attach_to_workers, enable_transport, endpoint, this_host
 from monarch.job import ProcessJob
@@ -35,6 +36,10 @@ class User(Actor):
     """An actor of a job, which uses the store."""
 
     @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
     def takes(self, value: bytes) -> int:
         return len(value)
 
@@ -55,11 +60,11 @@ def take_this_host() -> None:
     _meshes["mesh"] = this_host()
 
 
-def attach(address: str, workers: Sequence[str]) -> None:
+def attach(address: str, workers: Sequence[str], name: str = "mesh") -> None:
     """Workers that run already, by TCP, from a process at this IP."""
     if not _meshes:
         enable_transport(f"tcp://{address}:0")
-    _meshes["mesh"] = attach_to_workers(ca="trust_all_connections", workers=workers)
+    _meshes[name] = attach_to_workers(ca="trust_all_connections", workers=workers)
 
 
 def start_job(hosts: int) -> None:
@@ -80,11 +85,43 @@ def shut_down() -> None:
     _meshes["mesh"].shutdown().get(30)
 
 
-def serve(root: str, **options: Any) -> tuple[str, ...]:
-    """Returns the hosts. May be run again."""
-    cluster = memstore.serve(_meshes["mesh"], root, **options)
+def serve(root: str, *names: str, **options: Any) -> tuple[str, ...]:
+    """Serves meshes, "mesh" by default. Returns the hosts. May be run again."""
+    meshes = [_meshes[name] for name in names or ("mesh",)]
+    cluster = memstore.serve(meshes if len(names) > 1 else meshes[0], root, **options)
     _meshes["cluster"] = cluster
     return cluster.hosts
+
+
+def join(root: str, *names: str, **options: Any) -> tuple[str, ...]:
+    """Serves meshes as further ones of the cluster that was served last. Returns the hosts that it has told of."""
+    first = _meshes["cluster"]
+    found = serve(root, *names, join=first, **options)
+    assert set(first.hosts) == set(found), "who has served before knows the new hosts too"
+    return found
+
+
+def cluster() -> memstore.Cluster:
+    return _meshes["cluster"]
+
+
+def spawn_procs(name: str, mesh: str = "mesh", procs: int = 1) -> None:
+    """A ProcMesh, so many processes a host."""
+    _meshes[name] = _meshes[mesh].spawn_procs(per_host={"procs": procs})
+
+
+def slice_hosts(name: str, mesh: str, begin: int, end: int) -> None:
+    _meshes[name] = _meshes[mesh].slice(hosts=slice(begin, end))
+
+
+def stop_procs(name: str) -> None:
+    _meshes[name].stop().get(30)
+
+
+def pids_of(name: str) -> list[int]:
+    """Of the processes of a ProcMesh. They are ignored when they fail."""
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    return list(_meshes[name].spawn("pids", User).pid.call().get(30).values())
 
 
 def serve_by_an_actor(root: str, *, in_a_thread: bool) -> tuple[str, ...]:
@@ -110,8 +147,8 @@ def status() -> memstore.ClusterStatus:
     return _meshes["cluster"].status()
 
 
-def stop() -> None:
-    _meshes["cluster"].stop()
+def stop(**options: Any) -> None:
+    _meshes["cluster"].stop(**options)
 
 
 def spawn(procs: int = 1) -> None:

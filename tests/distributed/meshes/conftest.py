@@ -57,10 +57,10 @@ class MeshHosts:
         start_worker(self.hosts[number], address, self._folder / f"worker{number}", **more)
         return address
 
-    def attach(self, *workers: str, owner: Owner | None = None, number: int = 0) -> Owner:
+    def attach(self, *workers: str, owner: Owner | None = None, number: int = 0, name: str = "mesh") -> Owner:
         """An owner, here or on another host, has a mesh of these workers."""
         owner = owner or self.owner
-        owner.call("attach", self.hosts[number].address, workers)
+        owner.call("attach", self.hosts[number].address, workers, name)
         return owner
 
     def agents(self, number: int, root: str) -> list[int]:

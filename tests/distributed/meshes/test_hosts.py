@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import stat
@@ -121,6 +122,65 @@ def test_a_host_that_lost_its_folder_takes_its_place_again(mesh: MeshHosts, root
     stop(mesh, 2, root)
 
 
+def test_processes_are_served_and_a_later_mesh_joins_by_the_cluster(mesh: MeshHosts, root: str) -> None:
+    with mesh.another_owner(0) as owner:
+        mesh.attach(*mesh.workers[:2], owner=owner)
+        owner.call("spawn_procs", "trainers", procs=2)
+        two = owner.call("serve", root, "trainers")
+        assert len(two) == 2 and [len(mesh.agents(number, root)) for number in (0, 1)] == [2, 2]
+        mesh.attach(mesh.workers[2], owner=owner, name="generators")
+        with pytest.raises(
+            memstore.NotServedError, match=rf"has served {root} on other hosts, {two[0]}, {two[1]}, and"
+        ):
+            owner.call("serve", root, "generators")
+        assert not mesh.agents(2, root)
+        three = owner.call("join", root, "generators", owner=False)
+        assert sorted(three) == sorted({*two, f"tcp://{mesh[2].address}:7411"})
+        owners = {one["address"]: one["is_owner"] for one in json.loads(mesh.read(2, f"{root}/cluster"))["members"]}
+        assert owners == {**dict.fromkeys(two, True), f"tcp://{mesh[2].address}:7411": False}
+        owner.call("spawn", 1)
+        owner.call("put_in_actors", root, "a/w")
+        got = "with memstore.open(sys.argv[1]) as store: print(int(store.get('a/w')['w'].sum()))"
+        assert mesh.run(2, got, root) == "1000"
+        assert owner.call("serve", root, "trainers", join=owner.call("cluster")) == three, "again, a part of them"
+        owner.call("stop", remove=True)
+        eventually(lambda: nothing_runs(mesh, root) and nothing_is_left(mesh, root), "their agents remove the stores")
+
+
+def test_meshes_are_served_at_once_and_another_job_joins_by_a_cluster_that_was_sent(mesh: MeshHosts, root: str) -> None:
+    with mesh.another_owner(0) as owner, mesh.another_owner(1) as other:
+        mesh.attach(*mesh.workers[:2], owner=owner)
+        owner.call("slice_hosts", "first", "mesh", 0, 1)
+        owner.call("slice_hosts", "second", "mesh", 1, 2)
+        owner.call("spawn_procs", "second", "second")
+        assert len(owner.call("serve", root, "first", "second", keep=True)) == 2
+        owner.call("stop_procs", "second")
+        sent: memstore.Cluster = pickle.loads(pickle.dumps(owner.call("cluster")))
+        assert not os.path.exists(root) and sent.hosts == owner.call("cluster").hosts
+        mesh.attach(mesh.workers[2], owner=other, number=1)
+        assert len(other.call("serve", root, join=sent)) == 3
+        secret = "print(open(sys.argv[1], 'rb').read().hex())"
+        assert mesh.run(2, secret, f"{root}/secret") == mesh.run(0, secret, f"{root}/secret")
+    assert [len(mesh.agents(number, root)) for number in range(2)] == [2, 2], "they were to be kept"
+    stop(mesh, 0, root)
+
+
+def test_an_agent_that_was_killed_is_started_again_until_its_mesh_is_stopped(mesh: MeshHosts, root: str) -> None:
+    with mesh.another_owner(0) as owner:
+        mesh.attach(*mesh.workers[:2], owner=owner)
+        owner.call("spawn_procs", "procs")
+        hosts = owner.call("serve", root, "procs")
+        before = mesh.agents(1, root)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: len(set(mesh.agents(1, root)) - set(before)) == 2, "another agent, and its index process")
+        eventually(lambda: all(host.alive for host in owner.call("status").hosts), "it is a member")
+        owner.call("stop_procs", "procs")
+        eventually(lambda: nothing_runs(mesh, root), "the agents end with the mesh")
+        assert sorted(owner.call("serve", root)) == sorted(hosts), "their stores are there"
+        owner.call("stop", remove=True)
+
+
 def test_an_owner_on_no_host_of_the_mesh_has_the_cluster_too(mesh: MeshHosts, root: str) -> None:
     owner = mesh.attach(*mesh.workers[1:])
     hosts = owner.call("serve", root)
@@ -236,9 +296,7 @@ def test_the_example_learns_on_several_hosts(mesh: MeshHosts) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed through the store of 2 hosts" in done.stdout, done.stdout
     assert re.search(r"generator 1 +host1 ", done.stdout), done.stdout
-    for host in mesh.hosts[:2]:
-        left = host.run(["ls", "/dev/shm"], capture_output=True, text=True, check=True).stdout
-        assert "memstore-rl" not in left
+    eventually(lambda: nothing_is_left(mesh, "/dev/shm/memstore-rl"), "the agents remove the stores")
 
 
 def test_the_cluster_file_names_all_hosts(mesh: MeshHosts, root: str) -> None:

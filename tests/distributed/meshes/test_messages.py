@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memstore
-from memstore.distributed.meshes.launcher_address import ips_of
 from memstore.distributed.meshes.launching import Launching
 from memstore.distributed.meshes.messages import (
     LONGEST,
@@ -25,6 +24,7 @@ from memstore.distributed.meshes.messages import (
     decode_report,
     encode,
 )
+from memstore.distributed.meshes.reach import ips_in
 from memstore.errors import CorruptionError
 
 
@@ -32,7 +32,7 @@ def test_orders_and_reports_come_back_as_they_were() -> None:
     for order in (
         Look(VERSION, "/dev/shm/x"),
         Try(("tcp://10.0.0.1:1",), b"t" * 16, 5),
-        Start("10.0.0.1", 0, "", "", b"s" * 32, "auto", 9),
+        Start("10.0.0.1", 0, "", ("tcp://10.0.0.2:7411",), True, b"s" * 32, "auto", True, False, 9),
     ):
         assert decode_order(encode(order)) == order
     for report in (Done(), Failed("host", "NotServedError", "why")):
@@ -78,7 +78,7 @@ def test_a_launcher_looks_and_has_nothing_to_undo(scratch: str, monkeypatch: pyt
     launching = Launching(("192.0.2.1",))
     found = decode_report(launching.answer(encode(Look(VERSION, scratch))))
     assert isinstance(found, Seen) and (found.ips, found.port, found.is_named) == (("10.9.8.7",), 4242, True)
-    assert found.view is None and not found.is_served and found.secret == b""
+    assert found.roster is None and not found.is_served and found.secret == b""
     assert Path(scratch, "memstore.json").exists()
     assert decode_report(launching.answer(encode(Undo()))) == Done()
     assert not Path(scratch).exists()  # it has made that itself
@@ -128,4 +128,4 @@ def test_a_launcher_leaves_a_store_that_was_there(scratch: str, monkeypatch: pyt
     ],
 )
 def test_monarchs_address_of_a_host_is_its_first_one(actor: str, expected: tuple[str, ...]) -> None:
-    assert ips_of(actor) == expected
+    assert ips_in(actor) == expected

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ import torch
 
 import memstore
 from tests.distributed.meshes.owners import Owner, environment, needs_monarch
-from tests.distributed.serving.agents import Agents, eventually
+from tests.distributed.serving.agents import Agents, eventually, is_alive
 
 pytestmark = needs_monarch
 
@@ -79,6 +83,86 @@ def test_a_value_that_is_too_large_for_monarchs_messages_passes_by_its_key(
         with pytest.raises(RuntimeError, match="rejecting oversize frame"):
             owner.call("send_to_actors", 16 << 20)
     memstore.Cluster(scratch).stop()
+
+
+@pytest.mark.full
+def test_meshes_of_one_host_have_one_agent_which_the_last_of_them_ends(
+    agents: Agents, scratch: str, tmp_path: Path
+) -> None:
+    with Owner(environment(MEMSTORE_PORT=str(free_port())), tmp_path / "owner") as owner:
+        owner.call("take_this_host")
+        for name in ("first", "second"):
+            owner.call("spawn_procs", name, procs=2)
+            owner.call("serve", scratch, name)
+        before = agents.processes()
+        assert len(before) == 2
+        owner.call("stop_procs", "first")
+        assert agents.processes() == before
+        owner.call("stop_procs", "second")
+        eventually(lambda: not agents.processes(), "no process is left")
+
+
+@pytest.mark.full
+def test_a_killed_index_actor_leaves_the_agent_and_the_next_one_supervises_it(
+    agents: Agents, scratch: str, tmp_path: Path
+) -> None:
+    with Owner(environment(MEMSTORE_PORT=str(free_port())), tmp_path / "owner") as owner:
+        owner.call("take_this_host")
+        owner.call("spawn_procs", "first")
+        owner.call("serve", scratch, "first")
+        before = agents.processes()
+        (pid,) = owner.call("pids_of", "first")
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not is_alive(pid), "the index actor is gone")
+        owner.call("spawn_procs", "second")
+        owner.call("serve", scratch, "second")
+        assert agents.processes() == before, "it goes on with what runs"
+        for agent in before:
+            os.kill(agent, signal.SIGKILL)
+        eventually(lambda: len(set(agents.processes()) - set(before)) == 2, "it is started again")
+        owner.call("stop_procs", "second")
+        eventually(lambda: not agents.processes(), "no process is left")
+
+
+@pytest.mark.full
+def test_an_agent_that_a_person_has_started_goes_on_when_the_mesh_is_stopped(
+    agents: Agents, scratch: str, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    secret.chmod(0o600)
+    variables = environment(MEMSTORE_SECRET_FILE=str(secret))
+    address = f"tcp://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "memstore", "serve", scratch, "--address", address]
+    agent = subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: Path(scratch, "cluster").exists(), "it serves")
+        with Owner(variables, tmp_path / "owner") as owner:
+            owner.call("take_this_host")
+            owner.call("spawn_procs", "procs")
+            assert owner.call("serve", scratch, "procs") == (address,)
+            before = agents.processes()
+            owner.call("stop_procs", "procs")
+            assert agents.processes() == before and agent.poll() is None
+        agent.terminate()
+        assert agent.wait(30) == 0
+    finally:
+        agent.kill()
+        agent.wait()
+
+
+@pytest.mark.full
+def test_the_agent_of_a_job_that_ends_as_its_script_does_ends_with_it(
+    agents: Agents, scratch: str, tmp_path: Path
+) -> None:
+    with Owner(environment(MEMSTORE_PORT=str(free_port())), tmp_path / "owner") as owner:
+        owner.call("take_this_host")
+        owner.call("serve", scratch)
+        assert len(agents.processes()) == 2
+        assert owner.process.stdin is not None
+        owner.process.stdin.close()
+        owner.process.wait(60)
+        eventually(lambda: not agents.processes(), "no process is left")
 
 
 @pytest.mark.full

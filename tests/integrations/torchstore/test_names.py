@@ -7,13 +7,14 @@ import importlib.util
 import inspect
 import logging
 import pickle
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 import memstore
 import memstore.integrations.torchstore as ts
 from memstore.integrations.torchstore.folders import ROOT_VARIABLE
+from memstore.integrations.torchstore.strategy import check_across_hosts
 
 STRATEGIES: list[Any] = [ts.LocalRankStrategy, ts.HostStrategy, ts.ControllerStorageVolumes, ts.TorchStoreStrategy]
 
@@ -60,13 +61,35 @@ def test_strategies_are_accepted(strategy: Any, scratch: str, monkeypatch: pytes
     assert not hasattr(made, "storage_volumes")
 
 
-class _ProcsOfTwoHosts:
-    sizes: ClassVar[dict[str, int]] = {"hosts": 2, "gpus": 4}
+def test_what_is_no_mesh_is_refused() -> None:
+    with pytest.raises(TypeError, match="mesh is a ProcMesh or a HostMesh of Monarch, or a list of these, not an int"):
+        asyncio.run(ts.initialize(mesh=4))
 
 
-def test_processes_of_several_hosts_are_told_to_give_their_hosts() -> None:
-    with pytest.raises(ts.NoCounterpartError, match="give that one"):
-        asyncio.run(ts.initialize(mesh=_ProcsOfTwoHosts()))
+class _ByName(ts.HostStrategy):
+    def get_client_id(self) -> str:
+        return "volume 1"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "why"),
+    [
+        (None, ""),
+        (ts.HostStrategy(), ""),
+        (ts.LocalRankStrategy(), ""),
+        (
+            ts.ControllerStorageVolumes(),
+            "ControllerStorageVolumes has one volume, on the controller's host: .*LocalRank",
+        ),
+        (_ByName(), "_ByName has its own get_client_id: on several hosts"),
+    ],
+)
+def test_strategies_that_place_values_elsewhere_are_refused_across_hosts(strategy: Any, why: str) -> None:
+    if not why:
+        check_across_hosts(strategy)
+        return
+    with pytest.raises(ts.NoCounterpartError, match=why):
+        check_across_hosts(strategy)
 
 
 def test_torchstores_paths_are_there() -> None:
