@@ -86,7 +86,7 @@ ELSEWHERE = {
     },
     # Monarch's, whose classes have no public names
     "memstore.distributed.actors.reference": {"_rust_bindings", "_src"},
-    "memstore.distributed.rdma.engine": {"_RdmaBuffer", "_rust_bindings"},
+    "memstore.distributed.rdma.memory": {"_RdmaBuffer", "_rust_bindings"},
 }
 
 

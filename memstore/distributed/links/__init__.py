@@ -23,16 +23,22 @@ listener    Listener: the thread that accepts and reads
 
 from __future__ import annotations
 
-from memstore.distributed.links.address import Address, parse_address, parse_own_address
-from memstore.distributed.links.begun import Begun
+from memstore.distributed.links.client import Begun, Links
 from memstore.distributed.links.frames import MESSAGE_LIMIT, NO_LIMIT
-from memstore.distributed.links.guest import Asked
-from memstore.distributed.links.handshake import CLIENT, INDEX, PROTOCOL, STREAM
-from memstore.distributed.links.hello import Hello, hello_of_this_process
-from memstore.distributed.links.links import Links
-from memstore.distributed.links.listener import Listener
-from memstore.distributed.links.secret import check_size, read_secret, secret_of, write_secret
-from memstore.distributed.links.traffic import Moved, Traffic
+from memstore.distributed.links.handshake import (
+    CLIENT,
+    INDEX,
+    PROTOCOL,
+    STREAM,
+    Hello,
+    check_size,
+    hello_of_this_process,
+    read_secret,
+    secret_of,
+    write_secret,
+)
+from memstore.distributed.links.server import Asked, Listener
+from memstore.distributed.links.sockets import Address, Moved, Traffic, parse_address, parse_own_address
 
 __all__ = [
     "CLIENT",

@@ -15,7 +15,7 @@ probe       a program: says whether there is ibverbs
 
 from __future__ import annotations
 
-from memstore.distributed.rdma.engine import has_ibverbs
+from memstore.distributed.rdma.memory import has_ibverbs
 from memstore.distributed.rdma.plane import Plane, open_plane
 
 __all__ = ["Plane", "has_ibverbs", "open_plane"]

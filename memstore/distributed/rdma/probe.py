@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from memstore.distributed.rdma.engine import has_ibverbs
+from memstore.distributed.rdma.memory import has_ibverbs
 
 if __name__ == "__main__":
     sys.exit(0 if has_ibverbs() else 1)

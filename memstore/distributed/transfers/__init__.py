@@ -20,7 +20,7 @@ transfers  what a process asks for: which of these it gets
 
 from __future__ import annotations
 
-from memstore.distributed.transfers.asking import BrokenStreamError, receive_bytes
+from memstore.distributed.transfers.copies import trim
 from memstore.distributed.transfers.messages import (
     BUSY,
     ELSEWHERE,
@@ -36,15 +36,16 @@ from memstore.distributed.transfers.messages import (
     WHOLE,
     BadRequestError,
     Bring,
+    Pieces,
     Stage,
     Staged,
     decode_staged,
     encode,
 )
-from memstore.distributed.transfers.pieces import Pieces
-from memstore.distributed.transfers.relay import announce
-from memstore.distributed.transfers.senders import Senders
+from memstore.distributed.transfers.receiving import BrokenStreamError, Stream, Streams, announce, receive_bytes
+from memstore.distributed.transfers.receiving import Links as Streamer
 from memstore.distributed.transfers.sending import (
+    Senders,
     end_of_answer,
     map_segments,
     ranges_of,
@@ -52,10 +53,7 @@ from memstore.distributed.transfers.sending import (
     send_elsewhere,
     send_failure,
 )
-from memstore.distributed.transfers.streams import Links as Streamer
-from memstore.distributed.transfers.streams import Stream, Streams
 from memstore.distributed.transfers.transfers import Transfers
-from memstore.distributed.transfers.trimming import trim
 
 __all__ = [
     "BUSY",

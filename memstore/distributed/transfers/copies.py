@@ -1,42 +1,53 @@
-"""Copies: values of other hosts in segments of this one, for all of its processes.
-
-1. Ask for the data, and over another stream for the header of the segment; make one for this store
-   (`engine.copy_header`) while the data is on its way.
-2. Claim and fill a segment as a put does; the bytes come straight from the socket. A kill leaves what it leaves in any
-   put: a filling row with an unlocked file, which is swept.
-3. Name it in the table `copies`, by one transaction, which retires an older copy of the key.
-
-How long copies stay, `trimming.py` says.
-"""
+"""Copies: values of other hosts in segments of this one, for all of its processes."""
 
 from __future__ import annotations
 
-import msgspec
+import contextlib
+import os
+import time
+from collections.abc import Generator, Sequence
 
-from memstore.distributed.catalog import Copy, look, run
+import msgspec
+import xxhash
+
+from memstore.distributed.catalog import CatalogTables, Copy, look, run
 from memstore.distributed.rules import Member, Place
-from memstore.distributed.transfers.asking import Part
-from memstore.distributed.transfers.ranges import one_range
-from memstore.distributed.transfers.receiving import ask_ahead, read_ranges
-from memstore.distributed.transfers.streams import Stream, Streams
-from memstore.distributed.transfers.trimming import note_use, room_of, trim
+from memstore.distributed.transfers.messages import one_range
+from memstore.distributed.transfers.receiving import SegmentRanges, Stream, Streams, ask_ahead, read_ranges
 from memstore.engine import (
+    DOORBELL,
     Change,
     Content,
     Draft,
+    LockFile,
     MappedEntry,
     ParsedHeader,
     Record,
     Root,
     SegmentExtent,
+    Transaction,
     WritableMemory,
     copy_header,
     fill_and_publish,
     map_entry,
     retry_after_sweep,
+    segment_path,
     syscalls,
 )
-from memstore.errors import CorruptionError
+from memstore.errors import CorruptionError, StoreTimeoutError
+
+# --- Fetching a copy -------------------------------------------------------------------------------------------------
+# Copies: values of other hosts in segments of this one, for all of its processes.
+#
+# 1. Ask for the data, and over another stream for the header of the segment; make one for this store
+#    (`engine.copy_header`) while the data is on its way.
+# 2. Claim and fill a segment as a put does; the bytes come straight from the socket. A kill leaves what it leaves in
+# any
+#    put: a filling row with an unlocked file, which is swept.
+# 3. Name it in the table `copies`, by one transaction, which retires an older copy of the key.
+#
+# How long copies stay, `trimming.py` says.
+
 
 _AT_ONCE = 1 << 20  # bytes: less comes with the header, by one request, and is copied once more
 
@@ -107,7 +118,7 @@ class _Source:
 
         With `is_asked`, it is the one that was asked for.
         """
-        part = Part(self.extent, one_range(start, stop), origin)
+        part = SegmentRanges(self.extent, one_range(start, stop), origin)
         asked: list[Stream] = []
         if is_asked:
             asked, self._asked = self._asked, asked
@@ -116,7 +127,7 @@ class _Source:
 
     def ask(self, start: int, stop: int, deadline: float) -> None:
         """A range that will be read: it is on its way meanwhile."""
-        part = Part(self.extent, one_range(start, stop), 0)
+        part = SegmentRanges(self.extent, one_range(start, stop), 0)
         self._asked = ask_ahead(self._streams, self._member, [part], deadline)
 
     def close(self) -> None:
@@ -173,3 +184,124 @@ def _compare(key: bytes, record: Record, extent: SegmentExtent, found: ParsedHea
     name = key.decode()
     if said != (name, extent.put_id, record.nbytes, record.description, record.checksums or None):
         raise CorruptionError(key=name, detail="its record and the header of its segment, on another host, differ")
+
+
+# --- One process fetches, the others wait ----------------------------------------------------------------------------
+# Turns: of the processes of a host that need a value of another host, one fetches it, and the others wait.
+#
+# Whose turn it is has locked a byte of the store's doorbell file, by the hash of what is fetched. There is nothing to
+# clean up after a kill: the kernel gives up the lock, and the next one that waits fetches. Nobody is woken: who waits
+# tries again soon, which takes a microsecond, and looks whether the value is there by now.
+
+
+_FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.005  # seconds
+_FIRST_BYTE = 1 << 20  # far behind the end of the file
+
+
+@contextlib.contextmanager
+def one_fetcher(root: Root, name: bytes, what: str, deadline: float) -> Generator[None]:
+    """Waits until no other process or thread of this host has its turn for that name.
+
+    Args:
+        what: for the error: what the others do.
+
+    Raises:
+        StoreTimeoutError: it is still another's.
+    """
+    with root.guard:
+        file = LockFile(f"{root.state}/{DOORBELL}", os.O_RDWR)
+    at = _FIRST_BYTE + (xxhash.xxh3_64_intdigest(name) >> 2)
+    try:
+        wait = _FIRST_WAIT
+        while not syscalls.lock_byte(file.fd, at):
+            if time.monotonic() > deadline:
+                raise StoreTimeoutError(f"another process of this host {what}, and was not done within the timeout")
+            time.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+        try:
+            yield
+        finally:
+            syscalls.unlock_byte(file.fd, at)  # else a subprocess that is being started would keep it, until its exec
+    finally:
+        file.close()
+
+
+# --- Which copies stay -----------------------------------------------------------------------------------------------
+# Which copies of other hosts' values stay: those that somebody has used lately.
+#
+# Who maps a copy notes that now and then, by the time of the file's last change, which nothing else looks at. When
+# copies
+# take more than half of what the store may, those that nobody has used for longest are dropped.
+
+
+_NOTED_EVERY = 30.0  # seconds
+_PAGE = 256  # copies of one transaction
+
+
+def drop_copy(root: Root, key: bytes, places: Sequence[Place], deadline: float) -> None:
+    """Unless the key has a copy of other places by now."""
+
+    def drop(tables: CatalogTables) -> None:
+        found = tables.copy(key)
+        if found is not None and found.places == tuple(places):
+            tables.delete_copy(key)
+
+    run(root, drop, deadline)
+
+
+def trim(root: Root, deadline: float, *, keep: bytes | None = None) -> int:
+    """Drops the copies that nobody has used for longest, until the others take at most half of what the store may.
+
+    Args:
+        keep: the key of one that stays.
+
+    Returns:
+        How many were dropped.
+    """
+    room = room_of(root) // 2
+    if not room or root.catalog.view(Transaction.counters).live <= room:  # copies are live files, among others
+        return 0
+    copies = _all_copies(root, deadline)
+    over = sum(copy.record.size for _, copy in copies) - room
+    dropped = 0
+    for key, copy in sorted(copies, key=lambda found: _last_use(root, found[1].record)):
+        if over <= 0:
+            break
+        if key != keep:
+            drop_copy(root, key, copy.places, deadline)
+            over -= copy.record.size
+            dropped += 1
+    return dropped
+
+
+def _all_copies(root: Root, deadline: float) -> list[tuple[bytes, Copy]]:
+    found: list[tuple[bytes, Copy]] = []
+    after = b""
+    while page := look(root, lambda tables, after=after: tables.copies(after, _PAGE), deadline):
+        found += page
+        after = page[-1][0]
+    return found
+
+
+def room_of(root: Root) -> int:
+    """How many bytes the store may take: its capacity, or all of the file system. 0: nobody knows."""
+    capacity = root.catalog.view(Transaction.counters).capacity
+    if capacity:
+        return capacity
+    status = os.fstatvfs(root.segments_fd)
+    return status.f_blocks * status.f_frsize
+
+
+def _last_use(root: Root, record: Record) -> float:
+    try:
+        return os.stat(segment_path(root.segments, record.segment)).st_mtime
+    except OSError:
+        return 0.0
+
+
+def note_use(root: Root, record: Record) -> None:
+    """At most twice a minute, if it was noted that long ago: a look takes a microsecond, and a get needs no write."""
+    path = segment_path(root.segments, record.segment)
+    with contextlib.suppress(OSError):  # another user's; or it was dropped just now
+        if time.time() - os.stat(path).st_mtime > _NOTED_EVERY:
+            os.utime(path)
