@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import msgspec
+import numpy as np
 import xxhash
 
 from memstore.distributed.catalog import CatalogTables, Copy, look, run
-from memstore.distributed.rules import Member, Place
-from memstore.distributed.transfers.messages import one_range
+from memstore.distributed.rules import KEY_LIMIT, Member, Place
+from memstore.distributed.transfers.messages import Ranges, merged, one_range, together
 from memstore.distributed.transfers.receiving import SegmentRanges, Stream, Streams, ask_ahead, read_ranges
 from memstore.engine import (
     DOORBELL,
     Change,
     Content,
     Draft,
+    Header,
     LockFile,
     MappedEntry,
+    Mapping,
     ParsedHeader,
     Record,
     Root,
@@ -28,13 +32,16 @@ from memstore.engine import (
     Transaction,
     WritableMemory,
     copy_header,
+    encode_entries,
+    fence,
     fill_and_publish,
     map_entry,
     retry_after_sweep,
     segment_path,
     syscalls,
 )
-from memstore.errors import CorruptionError, StoreTimeoutError
+from memstore.engine.syscalls import PAGE
+from memstore.errors import CorruptionError, StoreFullError, StoreTimeoutError
 
 # --- Fetching a copy -------------------------------------------------------------------------------------------------
 # Copies: values of other hosts in segments of this one, for all of its processes.
@@ -184,6 +191,216 @@ def _compare(key: bytes, record: Record, extent: SegmentExtent, found: ParsedHea
     name = key.decode()
     if said != (name, extent.put_id, record.nbytes, record.description, record.checksums or None):
         raise CorruptionError(key=name, detail="its record and the header of its segment, on another host, differ")
+
+
+# --- Parts of sharded values -----------------------------------------------------------------------------------------
+# A host fetches each page of a part once, whatever its processes want of it: the value, boxes of it, or rows.
+#
+# 1. The process that needs bytes of a part first makes its copy: a segment with room for the part, and behind that a
+#    byte for each page, which is 1 once the page is there. The table `copies` names it at once, though no page is
+#    there yet, with the place and put id of the part. A kill before that leaves a filling row, which is swept.
+# 2. Each process maps the copy twice: copy-on-write where the value's readers look, and shared, to fill it.
+# 3. It looks which of its pages are there. It fetches the others under a lock of the part, where it looks again, and
+#    marks them when all have come whole. A kill leaves them unmarked: the next one fetches them again.
+#
+# A page that is marked is never written again. Where bytes of a part lie in memory of the process alone by then, they
+# have been read there, so it maps no copy of that part any more.
+
+PART_COPY_MARK = b"\xc1copy"  # the description of such a segment: no msgpack starts so
+_LEAST_PART = 256 << 10  # bytes: to make a copy takes as long as to fetch so many
+_MOST_ROUNDED = 4  # times the bytes that are wanted, which whole pages may take
+_CHEAP_SHARE = 64  # of what the store may hold: a larger copy is made by whoever wants a good deal of the part
+_GOOD_DEAL = 16  # the share of a part
+
+Fetch = Callable[[dict[bytes, list[SegmentRanges]], float], bool]
+
+
+class PartCopies:
+    """The copies on this host of one value's parts, which lie on others. One a held value; thread-safe.
+
+    Args:
+        elsewhere: the parts, with the ids of their hosts.
+        mapping: the range of addresses of the value.
+    """
+
+    def __init__(
+        self, root: Root, key: bytes, elsewhere: Sequence[tuple[bytes, SegmentExtent]], mapping: Mapping
+    ) -> None:
+        self._parts = [_Part(root, key, number, *found, mapping) for number, found in enumerate(elsewhere)]
+        self._root, self._what = root, f"fetches parts of {key.decode()!r} from another host"
+        self._lock, self._pid = threading.Lock(), os.getpid()
+
+    def fetch(self, lacking: Ranges, fetch: Fetch, deadline: float) -> Ranges | None:
+        """Fetches what lacks of parts that have copies here, or get them now, in whole pages.
+
+        Args:
+            lacking: ranges of the value's addresses, from the first one on.
+            fetch: receives ranges of other hosts. False: one of their segments is gone.
+
+        Returns:
+            What is there now. None: a segment is gone.
+
+        Raises:
+            StoreTimeoutError: another process fetches it, and was not done in time.
+            And what `fetch` raises.
+        """
+        found: list[Ranges] = []
+        hosts: dict[bytes, list[SegmentRanges]] = {}
+        missed: list[tuple[_Part, Ranges]] = []
+        with contextlib.ExitStack() as locks:
+            for part in sorted(
+                self._parts, key=lambda part: part.name
+            ):  # all lock in this order: nobody waits in a ring
+                wanted = part.cut(lacking)
+                if not wanted or not self._opens(part, wanted, deadline):
+                    continue
+                pages = part.pages_of(wanted)
+                if part.missing(pages):
+                    locks.enter_context(one_fetcher(self._root, part.name, self._what, deadline))
+                if missing := part.missing(pages):
+                    hosts.setdefault(part.host, []).append(SegmentRanges(part.extent, missing, part.address))
+                    missed.append((part, missing))
+                found.append(Ranges(pages.starts + part.extent.base, pages.stops + part.extent.base))
+            if hosts and not fetch(hosts, deadline):
+                return None
+            for part, missing in missed:
+                part.mark(missing)
+        return together(found)
+
+    def has_or_wants(self, wanted: Ranges, deadline: float) -> bool:
+        """Whether these ranges are here already, or are long enough to be fetched in whole pages."""
+        parts = [(part, inside) for part in self._parts if (inside := part.cut(wanted))]
+        for part, inside in parts:
+            pages = part.pages_of(inside)
+            is_long = pages.nbytes <= inside.nbytes * 5 // 4
+            if not self._opens(part, inside, deadline, makes=is_long) or (not is_long and part.missing(pages)):
+                return False
+        return bool(parts)
+
+    def _opens(self, part: _Part, wanted: Ranges, deadline: float, *, makes: bool = True) -> bool:
+        if part.is_open is None:
+            if self._pid != os.getpid():  # the lock is the parent's
+                self._lock, self._pid = threading.Lock(), os.getpid()
+            with self._lock:
+                if part.is_open is None:
+                    part.open(wanted, self._what, deadline, makes=makes)
+        return bool(part.is_open)
+
+
+class _Part:
+    """A part of another host, and its copy.
+
+    Attributes:
+        name: of the part, among all that there are.
+        address: where the first byte of its file lies in the copy, to be filled.
+        is_open: the copy is mapped; False: it never will be; None: nobody has needed it yet.
+    """
+
+    def __init__(
+        self, root: Root, key: bytes, number: int, host: bytes, extent: SegmentExtent, mapping: Mapping
+    ) -> None:
+        self._root, self._mapping, self.host, self.extent = root, mapping, host, extent
+        self._key = b"%b\x1f%d" % (key, number)  # of its row in `copies`: the part of the next version takes its place
+        self._place = Place(host, extent.put_id, extent.segment)
+        self.name = msgspec.msgpack.encode(self._place)
+        self._end = -(-extent.size // PAGE) * PAGE  # of the part, in the copy: the marks follow
+        self.is_open: bool | None = None
+        self.address = 0
+        self._copy: Mapping | None = None
+        self._marks = np.zeros(0, np.uint8)
+
+    def cut(self, ranges: Ranges) -> Ranges:
+        """What of ranges of the value lies in the data of this part, as ranges of its file."""
+        extent = self.extent
+        inside = ranges.cut(extent.base + extent.start, extent.base + extent.size)
+        return Ranges(inside.starts - extent.base, inside.stops - extent.base)
+
+    def pages_of(self, wanted: Ranges) -> Ranges:
+        pages = merged(wanted.starts // PAGE * PAGE, -(-wanted.stops // PAGE) * PAGE)
+        return pages.cut(self.extent.start, self.extent.size)
+
+    def missing(self, pages: Ranges) -> Ranges:
+        firsts, ends = pages.starts // PAGE, -(-pages.stops // PAGE)
+        absent = [first + np.flatnonzero(self._marks[first:end] == 0) for first, end in zip(firsts, ends, strict=True)]
+        numbers = np.concatenate(absent)
+        return merged(numbers * PAGE, (numbers + 1) * PAGE).cut(self.extent.start, self.extent.size)
+
+    def mark(self, pages: Ranges) -> None:
+        fence()  # who sees a mark sees the bytes
+        for first, end in zip((pages.starts // PAGE).tolist(), (-(-pages.stops // PAGE)).tolist(), strict=True):
+            self._marks[first:end] = 1
+
+    def open(self, wanted: Ranges, what: str, deadline: float, *, makes: bool) -> None:
+        """Maps the copy, and makes it first if it is worth that. With `makes` False, only one that is there."""
+        copy = self._find(deadline)
+        if copy is None and makes and self._is_worth_it(wanted):
+            with one_fetcher(self._root, self._key, what, deadline):
+                copy = self._find(deadline)
+                if copy is None:
+                    with contextlib.suppress(StoreFullError):
+                        copy = self._make(deadline)
+        if copy is not None:
+            self.is_open = self._map(copy.record)
+        elif makes:
+            self.is_open = False
+
+    def _find(self, deadline: float) -> Copy | None:
+        copy = find_copy(self._root, self._key, deadline)
+        return copy if copy is not None and copy.places == (self._place,) else None
+
+    def _is_worth_it(self, wanted: Ranges) -> bool:
+        size, room = self.extent.size, room_of(self._root)
+        return (
+            size >= _LEAST_PART
+            and len(self._key) <= KEY_LIMIT
+            and self.pages_of(wanted).nbytes <= _MOST_ROUNDED * wanted.nbytes
+            and (not room or size <= room // 2)
+            and (not room or size <= room // _CHEAP_SHARE or wanted.nbytes * _GOOD_DEAL >= size)
+        )
+
+    def _make(self, deadline: float) -> Copy | None:
+        """Raises StoreFullError, StoreTimeoutError."""
+        root, extent, name = self._root, self.extent, self._key.decode()
+        nbytes = self._end + self._end // PAGE - extent.start
+        entries = encode_entries([("part", "U8", [nbytes], 0, nbytes)])
+        header = Header(name, root.settings.store, PART_COPY_MARK, b"", entries, room=extent.start)
+        if header.nbytes != extent.start:  # readers look for its bytes where they lie in the part
+            return None
+
+        def fill(memory: WritableMemory) -> None:
+            np.asarray(memory)[self._end - extent.start :] = 0  # the file may have had another value
+
+        def publish(changes: list[Change]) -> Copy:
+            (sealed,) = changes[0].segments
+            local = Record(
+                0, sealed.put_id, sealed.segment, sealed.size, sealed.start, nbytes, 0.0, PART_COPY_MARK, b""
+            )
+            run(root, lambda tables: tables.put_copy(self._key, (self._place,), local), deadline, sealed=(sealed,))
+            return Copy((self._place,), local)
+
+        draft = Draft(self._key, Content(PART_COPY_MARK, b"", nbytes), header=header, fill=fill)
+
+        def make(root: Root, draft: Draft, deadline: float) -> Copy:
+            return fill_and_publish(root, [draft], publish, deadline)
+
+        copy = retry_after_sweep(make, root, draft, deadline, name)
+        trim(root, deadline, keep=self._key)
+        return copy
+
+    def _map(self, record: Record) -> bool:
+        """False: it was dropped meanwhile, or this process may not write it."""
+        root, extent = self._root, self.extent
+        (local,) = record.segments
+        if local.start != extent.start or record.nbytes < self._end + self._end // PAGE - extent.start:
+            return False
+        with root.guard, contextlib.suppress(PermissionError):
+            copy = root.storage.map_segment(local, writable=True)
+            if copy is not None and root.storage.map_over(local, self._mapping, extent.base, extent.size):
+                self._copy, self.address = copy, copy.address
+                self._marks = np.asarray(copy)[self._end : self._end + self._end // PAGE]
+                note_use(root, record)
+                return True
+        return False
 
 
 # --- One process fetches, the others wait ----------------------------------------------------------------------------

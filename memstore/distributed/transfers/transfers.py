@@ -19,6 +19,7 @@ import numpy as np
 from memstore.distributed.rules import Member
 from memstore.distributed.transfers.copies import (
     GoneError,
+    PartCopies,
     fetch_copy,
     find_copy,
     is_worth_it,
@@ -323,6 +324,7 @@ class AbsentBytes:
         localize: makes a copy of the value in this host's store.
         kept: as long as it lives, the other hosts keep the bytes; None: they don't.
         why_gone: for the error where they have been replaced, and are there no more.
+        copies: through which parts come once a host; None: they come for this process alone.
     """
 
     def __init__(
@@ -336,11 +338,12 @@ class AbsentBytes:
         localize: Callable[[float], MappedEntry | None],
         kept: Pinned | None = None,
         why_gone: str = _LET_GO,
+        copies: PartCopies | None = None,
     ) -> None:
         self._key, self._record, self._elsewhere = key, record, elsewhere
         self._address, self._size = mapping.address, mapping.size
         self._bring_parts, self._seconds, self._localize = read, seconds, localize
-        self._why_gone = why_gone
+        self._why_gone, self._copies = why_gone, copies
         self._there, self._kept = one_range(0, mapping.size).without(self._all()), kept
         self._passed = NO_RANGES  # what has come, and lies elsewhere in this process
 
@@ -360,13 +363,15 @@ class AbsentBytes:
         wanted = Ranges(np.asarray(starts, np.int64) - self._address, np.asarray(stops, np.int64) - self._address)
         if wanted.meets(self._there) or wanted.meets(self._passed):
             return False
+        deadline = time.monotonic() + self._seconds
+        if self._copies is not None and self._copies.has_or_wants(wanted, deadline):
+            return False
         hosts: dict[bytes, list[SegmentRanges]] = {}
         for host, extent in self._elsewhere:
             inside = (wanted.starts >= extent.base) & (wanted.stops <= extent.base + extent.size)
             if inside.any():
                 moved = Ranges(wanted.starts[inside] - extent.base, wanted.stops[inside] - extent.base)
                 hosts.setdefault(host, []).append(SegmentRanges(extent, moved, into[inside] - moved.starts))
-        deadline = time.monotonic() + self._seconds
         if not self._fetch(hosts, deadline):
             raise self._gone()
         self._passed = together([self._passed, wanted])
@@ -396,6 +401,12 @@ class AbsentBytes:
 
     def _read(self, lacking: Ranges, deadline: float) -> bool:
         lacking = together([lacking], GAP)
+        if self._copies is not None:
+            shared = self._copies.fetch(lacking, self._fetch, deadline)
+            if shared is None:
+                return False
+            self._there = together([self._there, shared])
+            lacking = lacking.without(shared)
         hosts: dict[bytes, list[SegmentRanges]] = {}
         for host, extent in self._elsewhere:
             ranges = lacking.cut(extent.base, extent.base + extent.size)
@@ -546,12 +557,12 @@ class Transfers:
                 return None
             if held is not None:
                 return held
-        held = self._absent(key, record, None, seconds, deadline)
+        held = self._absent(key, record, None, seconds, deadline, may_lock=may_lock)
         if held is not None and isinstance(held.absent, AbsentBytes) and not held.absent.bring_all(deadline):
             return None
         return held
 
-    def hold_lazily(self, key: bytes, record: Record, deadline: float) -> MappedEntry | None:
+    def hold_lazily(self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True) -> MappedEntry | None:
         """As `hold`, for who needs some of the bytes: if there is no copy, they come when they are asked for.
 
         See `MappedEntry.absent`. Each time may take as long as this call may. Until the value is dropped, the other
@@ -572,7 +583,7 @@ class Transfers:
         except HomeUnavailableError as error:
             raise of_key(key, error) from error
         kept = self._keeper.keep(hosts, deadline)
-        return None if kept is None else self._absent(key, record, kept, seconds, deadline)
+        return None if kept is None else self._absent(key, record, kept, seconds, deadline, may_lock=may_lock)
 
     def _check_not_attached(self, key: bytes, record: Record) -> None:
         if record.adopted is not None:
@@ -581,7 +592,14 @@ class Transfers:
             raise CrossHostError(f"{name!r} was attached: its files are on {where}, and can be read there", key=name)
 
     def _absent(
-        self, key: bytes, record: Record, kept: Pinned | None, seconds: float, deadline: float
+        self,
+        key: bytes,
+        record: Record,
+        kept: Pinned | None,
+        seconds: float,
+        deadline: float,
+        *,
+        may_lock: bool,
     ) -> MappedEntry | None:
         root = self._root
         size = mapped_size(record, record.segments)
@@ -598,10 +616,16 @@ class Transfers:
             seconds,
             lambda until: self._localized(key, record, until),
             kept,
+            copies=self._part_copies(key, record, mapping) if may_lock else None,
         )
         if record.objects_checksum is not None and not absent.header(deadline):
             return None
         return MappedEntry(record, mapping, absent)
+
+    def _part_copies(self, key: bytes, record: Record, mapping: MappedRange) -> PartCopies | None:
+        if record.start or self._root.lock is None:
+            return None
+        return PartCopies(self._root, key, record.elsewhere(self._root.member_id()), mapping)
 
     def _receive(self, hosts: Mapping[bytes, Sequence[SegmentRanges]], deadline: float) -> bool:
         return read_ranges(self._streams, [(self._member(host), parts) for host, parts in hosts.items()], deadline)
