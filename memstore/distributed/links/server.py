@@ -1,4 +1,15 @@
-"""The server: one thread accepts, shakes hands and reads; others serve requests, and answer."""
+"""The server: one thread accepts, shakes hands and reads; others serve requests, and answer.
+
+A connection takes four steps:
+
+1. `Handshakes.accept` takes it, and greets.
+2. `Handshakes.hear` compares what it answers, byte by byte as it comes, and admits who knows the secret.
+3. `ServerConnection` reads its messages: a Hello, then requests, each of which goes to `serve` as an `Asked`.
+4. `Asked.reply` sends the answer, in any thread; what there is no room for, the listener's thread sends later.
+
+(A thread for each connection with blocking reads was measured, 1 KiB on loopback, 2 cores: with 1 client 20 to 26 us
+where this takes 32; with 16 as many calls; with 500 half as many, 8,000 a second against 14,000, in 67 MB against 27.)
+"""
 
 from __future__ import annotations
 
@@ -17,7 +28,6 @@ from time import monotonic
 
 from memstore._parsing import UNDECODABLE
 from memstore.distributed.links import handshake
-from memstore.distributed.links import handshake as hellos
 from memstore.distributed.links.client import furnish
 from memstore.distributed.links.frames import FLAGS, MESSAGE_LIMIT, NO_LIMIT, FrameError, Inbox, Message, Outgoing
 from memstore.distributed.links.handshake import STREAM, Hello
@@ -49,9 +59,11 @@ class _Handshake:
 
 
 class Handshakes:
-    """Args:
-    listening: bound; non-blocking.
-    admit: gets the socket, the kind, and until when it should have said who it is. The socket is in the epoll.
+    """Connections that are not admitted yet.
+
+    Args:
+        listening: bound; non-blocking.
+        admit: gets the socket, the kind, and until when its Hello must have come. The socket is in the epoll.
     """
 
     def __init__(
@@ -64,14 +76,19 @@ class Handshakes:
     ) -> None:
         self._listening, self._epoll, self._secret, self._member = listening, epoll, secret, member
         self._admit = admit
-        self._newcomers: dict[int, _Handshake] = {}  # by file descriptor; the oldest first
+        self._under_way: dict[int, _Handshake] = {}  # by file descriptor; the oldest first
         self._paused_until = 0.0  # 0: it accepts
         epoll.register(listening.fileno(), select.EPOLLIN)
 
     def accept(self) -> None:
+        """Takes some of those that knock, and greets them."""
         for _ in range(_AT_ONCE):
-            if not self._make_room():
-                return
+            if len(self._under_way) >= NEWCOMERS:
+                fd, oldest = next(iter(self._under_way.items()))
+                if monotonic() - oldest.since < FAIR_TIME:
+                    self._pause(oldest.since + FAIR_TIME)
+                    return
+                self._drop(fd)
             try:
                 sock = made(lambda: self._listening.accept()[0])
             except BlockingIOError:
@@ -82,89 +99,74 @@ class Handshakes:
                 log.warning("no connection can be accepted for now: %s", error.strerror)
                 self._pause(monotonic() + _OUT_OF_RESOURCES_PAUSE)  # who knocks is still there then
                 return
-            self._greet(sock)
+            greeting = handshake.greet(self._member, self._secret)
+            try:
+                sock.setblocking(False)
+                furnish(sock)
+                sock.send(greeting, FLAGS)  # there is room in a socket that is new
+                self._epoll.register(sock.fileno(), select.EPOLLIN)
+            except OSError:  # it has gone already
+                sock.close()
+                continue
+            self._under_way[sock.fileno()] = _Handshake(sock, greeting, monotonic())
 
-    def hears(self, fd: int) -> bool:
-        """Reads what a newcomer says, if this is one."""
-        newcomer = self._newcomers.get(fd)
-        if newcomer is None:
+    def hear(self, fd: int) -> bool:
+        """Reads what one of them answers. False: it is none of them."""
+        one = self._under_way.get(fd)
+        if one is None:
             return False
         try:
-            portion = newcomer.socket.recv(handshake.INTRODUCTION_SIZE - len(newcomer.received), FLAGS)
+            portion = one.socket.recv(handshake.INTRODUCTION_SIZE - len(one.received), FLAGS)
         except BlockingIOError:
             return True
         except OSError:
             portion = b""
-        newcomer.received += portion
+        one.received += portion
         if not portion:
             self._drop(fd)
-        elif len(newcomer.received) == handshake.INTRODUCTION_SIZE:
-            self._judge(fd, newcomer)
+        elif len(one.received) == handshake.INTRODUCTION_SIZE:
+            self._judge(fd, one)
         return True
 
-    def tend(self) -> float:
-        """Does what is due. Returns the seconds until there is more to do, or -1: nothing is."""
-        now = monotonic()
-        while self._newcomers:
-            fd, oldest = next(iter(self._newcomers.items()))
-            if now - oldest.since < HANDSHAKE_TIME:
-                break
-            self._drop(fd)
-        if self._paused_until and now >= self._paused_until:
-            self._paused_until = 0.0
-            self._epoll.modify(self._listening.fileno(), select.EPOLLIN)
-        due = [one.since + HANDSHAKE_TIME for one in list(self._newcomers.values())[:1]]
-        due += [self._paused_until] if self._paused_until else []
-        return max(0.0, min(due) - now) if due else -1
-
-    def close(self) -> None:
-        for fd in list(self._newcomers):
-            self._drop(fd)
-        self._listening.close()
-
-    def _make_room(self) -> bool:
-        if len(self._newcomers) < NEWCOMERS:
-            return True
-        fd, oldest = next(iter(self._newcomers.items()))
-        if monotonic() - oldest.since < FAIR_TIME:
-            self._pause(oldest.since + FAIR_TIME)
-            return False
-        self._drop(fd)
-        return True
-
-    def _pause(self, until: float) -> None:
-        self._paused_until = until
-        self._epoll.modify(self._listening.fileno(), 0)
-
-    def _greet(self, sock: socket.socket) -> None:
-        greeting = handshake.greet(self._member, self._secret)
+    def _judge(self, fd: int, one: _Handshake) -> None:
+        greeting, introduction = one.greeting, one.received
+        kind, proof = None, handshake.WRONG_PROOF
+        if handshake.is_proven(self._secret, greeting, introduction):
+            kind = handshake.kind_asked_for(introduction, self._member)
+            proof = handshake.server_proof(self._secret, greeting, introduction)
         try:
-            sock.setblocking(False)
-            furnish(sock)
-            sock.send(greeting, FLAGS)  # there is room in a socket that is new
-            self._epoll.register(sock.fileno(), select.EPOLLIN)
-        except OSError:  # it has gone already
-            sock.close()
-            return
-        self._newcomers[sock.fileno()] = _Handshake(sock, greeting, monotonic())
-
-    def _judge(self, fd: int, newcomer: _Handshake) -> None:
-        greeting, introduction = newcomer.greeting, newcomer.received
-        is_proven = handshake.is_proven(self._secret, greeting, introduction)
-        kind = handshake.kind_asked_for(introduction, self._member) if is_proven else None
-        proof = handshake.server_proof(self._secret, greeting, introduction) if is_proven else handshake.WRONG_PROOF
-        try:
-            newcomer.socket.send(proof, FLAGS)
+            one.socket.send(proof, FLAGS)
         except OSError:
             kind = None
         if kind is None:
             self._drop(fd)
             return
-        del self._newcomers[fd]
-        self._admit(newcomer.socket, kind, newcomer.since + HANDSHAKE_TIME)
+        del self._under_way[fd]
+        self._admit(one.socket, kind, one.since + HANDSHAKE_TIME)
+
+    def tend(self, now: float) -> float:
+        """Ends who is late. Returns when there is more to do, or inf."""
+        for fd, one in list(self._under_way.items()):
+            if now - one.since < HANDSHAKE_TIME:
+                break
+            self._drop(fd)
+        if self._paused_until and now >= self._paused_until:
+            self._paused_until = 0.0
+            self._epoll.modify(self._listening.fileno(), select.EPOLLIN)
+        oldest = next(iter(self._under_way.values()), None)
+        return min(self._paused_until or inf, inf if oldest is None else oldest.since + HANDSHAKE_TIME)
+
+    def close(self) -> None:
+        for fd in list(self._under_way):
+            self._drop(fd)
+        self._listening.close()
+
+    def _pause(self, until: float) -> None:
+        self._paused_until = until
+        self._epoll.modify(self._listening.fileno(), 0)
 
     def _drop(self, fd: int) -> None:
-        sock = self._newcomers.pop(fd).socket
+        sock = self._under_way.pop(fd).socket
         self._epoll.unregister(fd)
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
@@ -199,14 +201,14 @@ class Asked:
         hello: what the other side says of itself.
     """
 
-    __slots__ = ("_call", "_guest", "callbacks", "connection", "deadline", "hello", "kind", "message")
+    __slots__ = ("_call", "_connection", "callbacks", "connection", "deadline", "hello", "kind", "message")
 
-    def __init__(self, guest: ServerConnection, message: Message, hello: Hello) -> None:
-        self._guest, self._call = guest, message.call
+    def __init__(self, connection: ServerConnection, message: Message, hello: Hello) -> None:
+        self._connection, self._call = connection, message.call
         self.message = message.body
         left = message.milliseconds
         self.deadline = inf if left == NO_LIMIT else monotonic() + left / 1000
-        self.connection, self.kind, self.hello = guest.number, guest.kind, hello
+        self.connection, self.kind, self.hello = connection.number, connection.kind, hello
         self.callbacks: list[Callable[[], None]] = []
 
     def reply(self, message: bytes) -> None:
@@ -215,28 +217,33 @@ class Asked:
         Raises:
             ValueError: the answer has more than 128 MiB.
         """
-        self._guest.answer(self._call, message)
+        if len(message) > MESSAGE_LIMIT:
+            raise ValueError(f"an answer of {len(message):,} bytes: it may have {MESSAGE_LIMIT:,}")
+        self._connection.answer([(self._call, message)])
 
     @staticmethod
     def reply_to_all(answers: Iterable[tuple[Asked, bytes]]) -> None:
-        """As `reply` to each of them, in few system calls where the answers are short."""
+        """Answers each of them, as `reply` does, in few system calls where the answers are short."""
         short: dict[ServerConnection, list[tuple[int, bytes]]] = {}
         for asked, message in answers:
             if len(message) > SHORT:
                 asked.reply(message)
             else:
-                short.setdefault(asked._guest, []).append((asked._call, message))
-        for guest, some in short.items():
-            guest.answer_shortly(some)
+                short.setdefault(asked._connection, []).append((asked._call, message))
+        for connection, some in short.items():
+            connection.answer(some)
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Calls `callback` if the connection ends before the answer: by the listener's thread, or at once."""
-        self._guest.call_at_end(self._call, callback)
+        self._connection.call_at_end(self._call, callback)
 
 
 class ServerConnection:
-    """Attributes:
-    number, kind: see `Asked`.
+    """A connection that was admitted.
+
+    Args:
+        number, kind: see `Asked`.
+        hello_due: when its Hello must have come, monotonic.
     """
 
     def __init__(
@@ -249,89 +256,72 @@ class ServerConnection:
         hello_due: float,
         traffic: Traffic,
     ) -> None:
-        self.number, self.kind = number, kind
+        self.number, self.kind, self.hello_due = number, kind, hello_due
         self._traffic = traffic
         traffic.begin(sock)
         self._socket, self._epoll, self._serve = sock, epoll, serve
-        self._hello: Hello | None = None
-        self._hello_due = hello_due
+        self.hello: Hello | None = None
         self._inbox = Inbox()
-        self._outgoing = Outgoing(sock, epoll)
+        self.outgoing = Outgoing(sock, epoll)
         self._open: dict[int, Asked] = {}
         self._load = 0
         self._is_read, self._is_closed = True, False
-        self._lock = threading.Lock()  # before that of `_outgoing`
+        self._lock = threading.Lock()  # before that of `outgoing`
 
-    @property
-    def has_said_hello(self) -> bool:
-        return self._hello is not None
-
-    def is_late(self, now: float) -> bool:
-        return self._hello is None and now > self._hello_due
-
-    def greet(self, message: bytes) -> None:
-        self._outgoing.send(0, 0, message)
+    # --- by the listener's thread -------------------------------------------------------------------------------------
 
     def react(self, events: int, buffer: memoryview) -> bool:
-        """To what the epoll says. False: the connection has ended, or must."""
+        """Does what the epoll says that can be done. False: the connection has ended, or must."""
         if events & (select.EPOLLHUP | select.EPOLLERR):
             return False
         try:
             if events & select.EPOLLOUT:
-                self._outgoing.flush()
+                self.outgoing.flush()
+            if events & select.EPOLLIN:
+                try:
+                    count = self._socket.recv_into(buffer)
+                except BlockingIOError:
+                    return True
+                if not count:
+                    return False
+                for message in self._inbox.feed(buffer[:count]):
+                    self._take(message)
+            if not self._is_read or self._load > LOAD_LIMIT or self.outgoing.nbytes > SLOW:
                 self._regulate()
-            return not events & select.EPOLLIN or self._read(buffer)
+            return True
         except (OSError, FrameError, *UNDECODABLE) as error:
-            log.info("a connection (%s) ends: %s", self._hello, str(error))
+            log.info("a connection (%s) ends: %s", self.hello, str(error))
             return False
 
-    def answer(self, call: int, message: bytes) -> None:
-        if len(message) > MESSAGE_LIMIT:
-            raise ValueError(f"an answer of {len(message):,} bytes: it may have {MESSAGE_LIMIT:,}")
+    def _take(self, message: Message) -> None:
+        call = message.call
+        if self.hello is None:
+            if call:
+                raise FrameError(f"the first message is call {call}, and not a Hello")
+            self.hello = handshake.decode_hello(message.body)
+            return
+        if call == 0:
+            if message.body:
+                raise FrameError("a second Hello")
+            self.outgoing.send(0, 0, b"")  # it asks for a sign of life
+            return
+        asked = Asked(self, message, self.hello)
         with self._lock:
-            is_open = self._take_out(call)
-        if is_open:
-            self._send(lambda: self._outgoing.send(call, 0, message))
-
-    def answer_shortly(self, answers: Sequence[tuple[int, bytes]]) -> None:
-        """Many calls, with at most SHORT bytes each."""
-        with self._lock:
-            still_open = [answer for answer in answers if self._take_out(answer[0])]
-        if still_open:
-            self._send(lambda: self._outgoing.send_short(still_open))
-
-    def _take_out(self, call: int) -> bool:
-        """Under the lock. False: nobody listens any more."""
-        asked = self._open.pop(call, None)
-        if asked is not None:
-            self._load -= len(asked.message) + _REQUEST_COST
-        return asked is not None
-
-    def _send(self, send: Callable[[], None]) -> None:
+            if call in self._open:
+                raise FrameError(f"call {call} is under way already")
+            self._open[call] = asked
+            self._load += len(asked.message) + _REQUEST_COST
         try:
-            if self._outgoing.nbytes > MESSAGE_LIMIT:
-                raise OSError("it doesn't take its answers")
-            send()
-            self._regulate()
-        except (OSError, ValueError):
-            self._end()
-
-    def call_at_end(self, call: int, callback: Callable[[], None]) -> None:
-        with self._lock:
-            asked = self._open.get(call)
-            if asked is not None:
-                asked.callbacks.append(callback)
-                return
-            is_closed = self._is_closed
-        if is_closed:
-            callback()
+            self._serve(asked)
+        except Exception as error:
+            log.exception("a request could not be served")
+            raise FrameError("it could not be served") from error
 
     def close(self) -> None:
-        """By the listener's thread."""
         with self._lock:
             self._is_closed = True
             left, self._open = self._open, {}
-        with self._outgoing.lock:
+        with self.outgoing.lock:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(self._socket.fileno())  # a fork may hold the socket open for a moment
             with contextlib.suppress(OSError):
@@ -345,54 +335,50 @@ class ServerConnection:
                 except Exception:
                     log.exception("what was to be called at the end of a connection failed")
 
-    def _read(self, buffer: memoryview) -> bool:
-        try:
-            count = self._socket.recv_into(buffer)
-        except BlockingIOError:
-            return True
-        if not count:
-            return False
-        for message in self._inbox.feed(buffer[:count]):
-            self._take(message)
-        if self._load > LOAD_LIMIT or self._outgoing.nbytes > SLOW:
-            self._regulate()
-        return True
+    # --- by any thread ------------------------------------------------------------------------------------------------
 
-    def _take(self, message: Message) -> None:
-        if self._hello is None:
-            if message.call:
-                raise FrameError(f"the first message is call {message.call}, and not a Hello")
-            self._hello = handshake.decode_hello(message.body)
-        elif message.call == 0:
-            if message.body:
-                raise FrameError("a second Hello")
-            self._outgoing.send(0, 0, b"")
-        else:
-            self._ask(Asked(self, message, self._hello), message.call)
-
-    def _ask(self, asked: Asked, call: int) -> None:
+    def answer(self, answers: Sequence[tuple[int, bytes]]) -> None:
+        """Answers calls. If there are several, each answer has at most SHORT bytes."""
         with self._lock:
-            if call in self._open:
-                raise FrameError(f"call {call} is under way already")
-            self._open[call] = asked
-            self._load += len(asked.message) + _REQUEST_COST
+            still_open: list[tuple[int, bytes]] = []
+            for call, message in answers:
+                asked = self._open.pop(call, None)
+                if asked is not None:
+                    self._load -= len(asked.message) + _REQUEST_COST
+                    still_open.append((call, message))
+        if not still_open:
+            return
+        outgoing = self.outgoing
         try:
-            self._serve(asked)
-        except Exception as error:
-            log.exception("a request could not be served")
-            raise FrameError("it could not be served") from error
+            if outgoing.nbytes > MESSAGE_LIMIT:
+                raise OSError("it doesn't take its answers")
+            if len(still_open) == 1:
+                outgoing.send(still_open[0][0], 0, still_open[0][1])
+            else:
+                outgoing.send_short(still_open)
+            if not self._is_read or outgoing.nbytes > SLOW:
+                self._regulate()
+        except (OSError, ValueError):
+            with outgoing.lock, contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # the listener's thread will see that, and close it
+
+    def call_at_end(self, call: int, callback: Callable[[], None]) -> None:
+        with self._lock:
+            asked = self._open.get(call)
+            if asked is not None:
+                asked.callbacks.append(callback)
+                return
+            is_closed = self._is_closed
+        if is_closed:
+            callback()
 
     def _regulate(self) -> None:
+        """Reads on, or doesn't."""
         with self._lock:
-            reads = self._load <= LOAD_LIMIT and self._outgoing.nbytes <= SLOW
+            reads = self._load <= LOAD_LIMIT and self.outgoing.nbytes <= SLOW
             if reads != self._is_read:
                 self._is_read = reads
-                self._outgoing.read_on(reads)
-
-    def _end(self) -> None:
-        """The listener's thread will see that, and close it."""
-        with self._outgoing.lock, contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+                self.outgoing.read_on(reads)
 
 
 # --- The listener ----------------------------------------------------------------------------------------------------
@@ -448,16 +434,16 @@ class Listener:
                 "MEMSTORE_SECRET_FILE, or listen at 127.0.0.1 or [::1]; with `memstore serve --insecure`, "
                 "whoever can connect may change the store"
             )
-        self._hello, self._serve, self._stream, self._ended = hellos.encode_hello(hello), serve, stream, ended
+        self._hello, self._serve, self._stream, self._ended = handshake.encode_hello(hello), serve, stream, ended
         self._listening = _bind(place)
         self.address = str(Address(place.ip, self._listening.getsockname()[1], place.scope))
         self.turns = 0
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # rung by `close` and `nudge`
         self._epoll.register(self._bell, select.EPOLLIN)
-        self._gate = Handshakes(self._listening, self._epoll, secret, member, self._admit)
-        self._guests: dict[int, ServerConnection] = {}
-        self._silent: dict[int, ServerConnection] = {}  # those of them who have not said who they are
+        self._handshakes = Handshakes(self._listening, self._epoll, secret, member, self._admit)
+        self._connections: dict[int, ServerConnection] = {}
+        self._silent: dict[int, ServerConnection] = {}  # those of them whose Hello hasn't come
         self._numbers = itertools.count(1)
         self._buffer = memoryview(bytearray(_SERVER_PORTION))
         self._thread = threading.Thread(target=self._run, name="memstore-listener", daemon=True)
@@ -497,49 +483,43 @@ class Listener:
     def _run(self) -> None:
         try:
             while not self._is_closing:
-                self._turn()
+                events = self._epoll.poll(self._tend())
+                self.turns += 1
+                knocks = False
+                for fd, what in events:
+                    connection = self._connections.get(fd)
+                    if connection is not None:
+                        if not connection.react(what, self._buffer):
+                            self._lose(fd)
+                        elif self._silent and connection.hello is not None:
+                            self._silent.pop(fd, None)
+                    elif fd == self._listening.fileno():
+                        knocks = True  # last: it may give descriptors anew that other events of this turn are about
+                    elif fd == self._bell:
+                        os.eventfd_read(fd)
+                    else:
+                        self._handshakes.hear(fd)
+                if knocks:
+                    self._handshakes.accept()
         except Exception:
             log.exception("the listener at %s ends", self.address)
         finally:
             self._end()
 
-    def _turn(self) -> None:
-        events = self._epoll.poll(self._tend())
-        self.turns += 1
-        knocks = False
-        for fd, what in events:
-            if fd == self._listening.fileno():
-                knocks = True  # last: it may give descriptors anew that other events of this turn are about
-            elif fd == self._bell:
-                os.eventfd_read(fd)
-            elif not self._gate.hears(fd):
-                self._react(fd, what)
-        if knocks:
-            self._gate.accept()
-
     def _tend(self) -> float:
         """Ends who is late. Returns the seconds until the next may be, or -1."""
         now = monotonic()
-        for fd, guest in list(self._silent.items()):
-            if guest.is_late(now):
+        for fd, connection in list(self._silent.items()):
+            if now > connection.hello_due:
                 self._lose(fd)
-        due = self._gate.tend()
-        return due if not self._silent else min(1.0, due) if due >= 0 else 1.0
-
-    def _react(self, fd: int, events: int) -> None:
-        guest = self._guests.get(fd)
-        if guest is None:
-            return
-        if not guest.react(events, self._buffer):
-            self._lose(fd)
-        elif self._silent and guest.has_said_hello:
-            self._silent.pop(fd, None)
+        due = min(self._handshakes.tend(now), now + 1.0 if self._silent else inf)
+        return -1 if due == inf else max(0.0, due - now)
 
     def _lose(self, fd: int) -> None:
         self._silent.pop(fd, None)
-        guest = self._guests.pop(fd)
-        guest.close()
-        self._ended(guest.number)
+        connection = self._connections.pop(fd)
+        connection.close()
+        self._ended(connection.number)
 
     def _admit(self, sock: socket.socket, kind: int, hello_due: float) -> None:
         fd = sock.fileno()
@@ -552,10 +532,12 @@ class Listener:
                 log.exception("a stream could not be served")
                 sock.close()
             return
-        guest = ServerConnection(next(self._numbers), kind, sock, self._epoll, self._serve, hello_due, self._traffic)
-        self._guests[fd] = self._silent[fd] = guest
+        connection = ServerConnection(
+            next(self._numbers), kind, sock, self._epoll, self._serve, hello_due, self._traffic
+        )
+        self._connections[fd] = self._silent[fd] = connection
         try:
-            guest.greet(self._hello)
+            connection.outgoing.send(0, 0, self._hello)
         except OSError:
             self._lose(fd)
 
@@ -564,9 +546,9 @@ class Listener:
             if self._is_closed:
                 return
             self._is_closed = True
-            for fd in list(self._guests):
+            for fd in list(self._connections):
                 self._lose(fd)
-            self._gate.close()
+            self._handshakes.close()
             self._epoll.close()
             os.close(self._bell)
 
