@@ -9,7 +9,6 @@ import os
 import random
 import select
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,15 @@ from memstore._parsing import UNDECODABLE
 from memstore.distributed.links import handshake
 from memstore.distributed.links.frames import MESSAGE_LIMIT, NO_LIMIT, FrameError, Inbox, Message, Outgoing, frame
 from memstore.distributed.links.handshake import STREAM, Hello, check_member
-from memstore.distributed.links.sockets import Address, Traffic, leave_in_forks, made, parse_address
+from memstore.distributed.links.sockets import (
+    Address,
+    Traffic,
+    furnish,
+    is_its_own_peer,
+    leave_in_forks,
+    made,
+    parse_address,
+)
 from memstore.errors import HomeUnavailableError, LinkRefusedError, ResourceLimitError, StoreClosedError
 
 # --- A connection is made --------------------------------------------------------------------------------------------
@@ -29,8 +36,6 @@ from memstore.errors import HomeUnavailableError, LinkRefusedError, ResourceLimi
 
 CONNECT_TIME = 2.0  # seconds: SYNs are repeated after 1, 3, 7, ... s, so that a healed network is found by trying anew
 DIAL_TIME = 4.0
-USER_TIMEOUT = 15_000  # milliseconds that bytes may stay without an acknowledgement
-_KEEPALIVE = 5  # seconds of silence before the first probe, and between two
 
 # Of the process: no address is to blame.
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -57,7 +62,7 @@ def dial(
         ResourceLimitError: this process has no file descriptor left.
         OSError: it can't be reached, or went away; TimeoutError if it took longer than the deadline, or DIAL_TIME.
     """
-    deadline = min(deadline, monotonic() + DIAL_TIME)
+    name, deadline = str(address), min(deadline, monotonic() + DIAL_TIME)
     try:
         sock = made(lambda: socket.socket(address.family, socket.SOCK_STREAM))
     except OSError as error:
@@ -66,91 +71,60 @@ def dial(
             raise ResourceLimitError(text, code=error.errno) from error
         raise
     try:
+        # 1. Connect.
         furnish(sock)
-        _connect(sock, address, min(deadline, monotonic() + CONNECT_TIME))
-        return _shake_hands(sock, str(address), member, secret, kind, own, deadline)
+        _limit(sock, min(deadline, monotonic() + CONNECT_TIME))
+        try:
+            sock.connect(address.for_socket())
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:  # not the other side: and there may be one soon
+                why = "this host has no free port to connect from (net.ipv4.ip_local_port_range), or no such network"
+                raise OSError(errno.EADDRNOTAVAIL, why) from error
+            raise
+        if is_its_own_peer(sock):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+
+        # 2. It greets, and says which member it is; this process proves that it knows the secret.
+        greeting = _receive(sock, handshake.GREETING_SIZE, deadline)
+        found = handshake.check_greeting(name, greeting, member, secret)
+        introduction = handshake.introduce(greeting, kind, member, secret)
+        _limit(sock, deadline)
+        sock.sendall(introduction, socket.MSG_NOSIGNAL)
+
+        # 3. It proves the same.
+        proof = _receive(sock, handshake.PROOF_SIZE, deadline)
+        handshake.check_proof(name, proof, secret, greeting, introduction)
+        if kind == STREAM:
+            sock.settimeout(None)
+            return Dialed(sock, found, Hello(memstore=""))
+
+        # 4. Both say who they are. What follows is messages.
+        _limit(sock, deadline)
+        sock.sendall(frame(0, NO_LIMIT, handshake.encode_hello(own)), socket.MSG_NOSIGNAL)
+        inbox, messages = Inbox(), list[Message]()
+        try:
+            while not messages:
+                messages = inbox.feed(memoryview(_receive(sock, 1 << 14, deadline, least=1)))
+            other = handshake.decode_hello(messages[0].body)
+        except (FrameError, *UNDECODABLE) as error:
+            raise LinkRefusedError(f"{name} has proven itself, but its first message is none: {error}") from error
+        sock.setblocking(False)
+        return Dialed(sock, found, other)
     except BaseException:
         sock.close()
         raise
 
 
-def furnish(sock: socket.socket) -> None:
-    """Options of all connections, of both sides."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, USER_TIMEOUT // 1000 // _KEEPALIVE)
-
-
-def _connect(sock: socket.socket, address: Address, deadline: float) -> None:
-    _limit(sock, deadline)
-    try:
-        sock.connect(address.for_socket())
-    except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:  # not the other side: and there may be one soon
-            why = "this host has no free port to connect from (net.ipv4.ip_local_port_range), or no such network"
-            raise OSError(errno.EADDRNOTAVAIL, why) from error
-        raise
-    if is_its_own_peer(sock):
-        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-
-
-def is_its_own_peer(sock: socket.socket) -> bool:
-    """Who connects to a free port of his own host may be given just that port to connect from, and meet himself."""
-    return sock.getsockname() == sock.getpeername()
-
-
-def _shake_hands(
-    sock: socket.socket, name: str, member: bytes | None, secret: bytes | None, kind: int, own: Hello, deadline: float
-) -> Dialed:
-    greeting = _receive(sock, handshake.GREETING_SIZE, deadline)
-    found = handshake.check_greeting(name, greeting, member, secret)
-    introduction = handshake.introduce(greeting, kind, member, secret)
-    _send(sock, introduction, deadline)
-    proof = _receive(sock, handshake.PROOF_SIZE, deadline)
-    handshake.check_proof(name, proof, secret, greeting, introduction)
-    if kind == STREAM:
-        sock.settimeout(None)
-        return Dialed(sock, found, Hello(memstore=""))
-    _send(sock, frame(0, NO_LIMIT, handshake.encode_hello(own)), deadline)
-    theirs = _receive_hello(sock, name, deadline)
-    sock.setblocking(False)
-    return Dialed(sock, found, theirs)
-
-
-def _receive_hello(sock: socket.socket, name: str, deadline: float) -> Hello:
-    inbox = Inbox()
-    messages: list[Message] = []
-    try:
-        while not messages:
-            _limit(sock, deadline)
-            portion = sock.recv(1 << 14)
-            if not portion:
-                raise _closed()
-            messages = inbox.feed(memoryview(portion))
-        return handshake.decode_hello(messages[0].body)
-    except (FrameError, *UNDECODABLE) as error:
-        raise LinkRefusedError(f"{name} has proven itself, but its first message is none: {error}") from error
-
-
-def _receive(sock: socket.socket, size: int, deadline: float) -> bytes:
-    """Exactly so many bytes: what follows is for others to read."""
+def _receive(sock: socket.socket, size: int, deadline: float, least: int | None = None) -> bytes:
+    """Receives so many bytes; or what comes, if it is at least `least`."""
     received = b""
-    while len(received) < size:
+    while len(received) < (least or size):
         _limit(sock, deadline)
         portion = sock.recv(size - len(received))
         if not portion:
-            raise _closed()
+            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
         received += portion
     return received
-
-
-def _send(sock: socket.socket, data: bytes, deadline: float) -> None:
-    _limit(sock, deadline)
-    sock.sendall(data, socket.MSG_NOSIGNAL)
 
 
 def _limit(sock: socket.socket, deadline: float) -> None:
@@ -160,15 +134,11 @@ def _limit(sock: socket.socket, deadline: float) -> None:
     sock.settimeout(left)
 
 
-def _closed() -> ConnectionResetError:
-    return ConnectionResetError(errno.ECONNRESET, "it closed the connection")
-
-
 # --- Requests that no thread waits for -------------------------------------------------------------------------------
 # Requests that no thread waits for: who began one is told when its answer is there, or when none will come.
 
 
-_LINGER = 1.0  # seconds that a keeper waits for another request, before it ends
+_LINGER = 1.0  # seconds that the thread waits for another request, before it ends
 
 
 class Begun:
@@ -313,7 +283,7 @@ class Connection:
         self._buffer = memoryview(bytearray(_PORTION))
         self._calls = itertools.count(1)
         self._waiting: dict[int, _Waiting] = {}
-        self._keeper = BegunRequests()
+        self._begun = BegunRequests()
         # The leader, under 0: only he reads the socket, and closes it. No lock: who is interrupted just after he took
         # it would not know that he has. Here he looks, where he leaves, in statements that call nothing: signals are
         # handled at calls, and threads take turns there.
@@ -336,17 +306,23 @@ class Connection:
                 left = deadline - monotonic()
                 if left <= 0:
                     break
-                if self._leader.setdefault(0, waiting) is waiting:
-                    self._lead(waiting, deadline)
-                else:
+                if self._leader.setdefault(0, waiting) is not waiting:
                     waiting.wake.acquire(timeout=min(left, PING_AFTER))
+                elif not self._look(min(left, PING_AFTER)):
+                    self._mind_silence()
             return waiting.answer
         finally:
             if 0 in self._leader and self._leader[0] is waiting:
                 del self._leader[0]
             if call in self._waiting:
                 del self._waiting[call]
-            self._make_way(call, waiting)
+            # If this is interrupted, the others go on when they look again.
+            if self.is_broken:
+                self._close()
+            elif not waiting.is_done:
+                self._outgoing.give_up(call)
+            if (self._waiting or self._begun.begun) and not self._leader:
+                self._hand_on()
 
     def begin(self, message: bytes, seconds: float, told: Callable[[], None]) -> Begun:
         """As `request`, but that no thread waits: `told` is called, by another thread, and must not wait either.
@@ -357,16 +333,16 @@ class Connection:
         call = next(self._calls)
 
         def give_up() -> None:
-            self._keeper.begun.pop(call, None)
+            self._begun.begun.pop(call, None)
             self._outgoing.give_up(call)
 
-        begun = self._keeper.begun[call] = Begun(told, give_up)
+        begun = self._begun.begun[call] = Begun(told, give_up)
         self._send(call, message, _milliseconds(seconds))
         self._quiet_since = self._quiet_since or monotonic()
         if self.is_broken:
-            self._keeper.end_all()
+            self._begun.end_all()
         else:
-            self._keeper.start(self._lead_for_begun)
+            self._begun.start(self._lead_for_begun)
         return begun
 
     def is_usable(self) -> bool:
@@ -379,8 +355,8 @@ class Connection:
             finally:
                 if 0 in self._leader and self._leader[0] is looker:
                     del self._leader[0]
-            if self._keeper.begun:
-                self._keeper.rouse()  # it may have wanted the lead just then
+            if self._begun.begun:
+                self._begun.rouse()  # it may have wanted the lead just then
             if self.is_broken:
                 self._close()
         return not self.is_broken
@@ -394,7 +370,7 @@ class Connection:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)  # wakes the leader
         self._close()
-        self._keeper.end_all()
+        self._begun.end_all()
         for waiting in list(self._waiting.values()):
             waiting.rouse()
 
@@ -406,26 +382,18 @@ class Connection:
 
     # --- the leader ---------------------------------------------------------------------------------------------------
 
-    def _lead(self, waiting: _Waiting, deadline: float) -> None:
-        while not (waiting.is_done or self.is_broken):
-            left = deadline - monotonic()
-            if left <= 0:
-                return
-            if not self._look(min(left, PING_AFTER)):
-                self._mind_silence()
-
     def _lead_for_begun(self) -> None:
-        """By the keeper: leads until there are no requests that nobody waits for, or waits while others lead."""
-        keeper = self._keeper
+        """Leads until there are no requests that nobody waits for, or waits while others lead. By their thread."""
+        begun = self._begun
         try:
-            if self._leader.setdefault(0, keeper) is not keeper:
-                keeper.wake.acquire(timeout=PING_AFTER)
+            if self._leader.setdefault(0, begun) is not begun:
+                begun.wake.acquire(timeout=PING_AFTER)
                 return
-            while keeper.begun and not self.is_broken:
+            while begun.begun and not self.is_broken:
                 if not self._look(PING_AFTER):
                     self._mind_silence()
         finally:
-            if self._leader.get(0) is keeper:
+            if self._leader.get(0) is begun:
                 del self._leader[0]
                 self._hand_on()
 
@@ -442,7 +410,15 @@ class Connection:
             if events[0][1] & select.EPOLLOUT and self._outgoing.flush():
                 self._hear()
             if events[0][1] & ~select.EPOLLOUT:
-                self._read()
+                try:
+                    count = self._socket.recv_into(self._buffer)
+                except BlockingIOError:
+                    return True
+                if not count:
+                    raise ConnectionResetError("the other side closed the connection")
+                for message in self._inbox.feed(self._buffer[:count]):
+                    self._take(message)
+                self._hear()
         except (OSError, ValueError, FrameError) as error:
             self.break_off(str(error))
         except BaseException:
@@ -450,25 +426,17 @@ class Connection:
             raise
         return True
 
-    def _read(self) -> None:
-        try:
-            count = self._socket.recv_into(self._buffer)
-        except BlockingIOError:
+    def _take(self, message: Message) -> None:
+        waiting = self._waiting.get(message.call)
+        if waiting is not None:
+            waiting.answer, waiting.is_done, self.has_answered = message.body, True, True
+            if waiting is not self._leader.get(0):
+                waiting.rouse()
             return
-        if not count:
-            raise ConnectionResetError("the other side closed the connection")
-        leader = self._leader.get(0)
-        for message in self._inbox.feed(self._buffer[:count]):
-            waiting = self._waiting.get(message.call)
-            begun = self._keeper.begun.pop(message.call, None) if waiting is None else None
-            if begun is not None:
-                self.has_answered = True
-                begun.end(message.body)
-            elif waiting is not None:  # else it was given up
-                waiting.answer, waiting.is_done, self.has_answered = message.body, True, True
-                if waiting is not leader:
-                    waiting.rouse()
-        self._hear()
+        begun = self._begun.begun.pop(message.call, None)
+        if begun is not None:  # else it was given up
+            self.has_answered = True
+            begun.end(message.body)
 
     def _hear(self) -> None:
         self._heard = monotonic()
@@ -485,15 +453,6 @@ class Connection:
             self._pinged = now
             self._send(0, b"", 0)
 
-    def _make_way(self, call: int, waiting: _Waiting) -> None:
-        """If this is interrupted, the others go on when they look again."""
-        if self.is_broken:
-            self._close()
-        elif not waiting.is_done:
-            self._outgoing.give_up(call)
-        if not self._leader:
-            self._hand_on()
-
     def _hand_on(self) -> None:
         """Somebody is to take the lead, if there is anything to wait for."""
         if self.is_broken:
@@ -502,8 +461,8 @@ class Connection:
             if not other.is_done:
                 other.rouse()
                 return
-        if self._keeper.begun:
-            self._keeper.rouse()
+        if self._begun.begun:
+            self._begun.rouse()
 
     # --- both ---------------------------------------------------------------------------------------------------------
 

@@ -28,10 +28,9 @@ from time import monotonic
 
 from memstore._parsing import UNDECODABLE
 from memstore.distributed.links import handshake
-from memstore.distributed.links.client import furnish
 from memstore.distributed.links.frames import FLAGS, MESSAGE_LIMIT, NO_LIMIT, FrameError, Inbox, Message, Outgoing
 from memstore.distributed.links.handshake import STREAM, Hello
-from memstore.distributed.links.sockets import Address, Traffic, leave_in_forks, made, parse_address
+from memstore.distributed.links.sockets import Address, Traffic, furnish, leave_in_forks, made, parse_address
 from memstore.errors import AddressUnavailableError, SecretError
 
 # --- Handshakes under way --------------------------------------------------------------------------------------------

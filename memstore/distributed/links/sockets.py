@@ -6,6 +6,7 @@ import ipaddress
 import re
 import socket
 import struct
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -99,6 +100,28 @@ def parse_own_address(text: str) -> Address:
     if found.port == 0:
         raise InvalidAddressError(f"{text!r}: an address is for life, so it needs a port of its own: 1 to 65535")
     return found
+
+
+# --- Options ---------------------------------------------------------------------------------------------------------
+
+USER_TIMEOUT = 15_000  # milliseconds that bytes may stay without an acknowledgement
+_KEEPALIVE = 5  # seconds of silence before the first probe, and between two
+
+
+def furnish(sock: socket.socket) -> None:
+    """Options of all connections, of both sides."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, USER_TIMEOUT // 1000 // _KEEPALIVE)
+
+
+def is_its_own_peer(sock: socket.socket) -> bool:
+    """Who connects to a free port of his own host may be given just that port to connect from, and meet himself."""
+    return sock.getsockname() == sock.getpeername()
 
 
 # --- Forks -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from time import monotonic, process_time
 import pytest
 
 from memstore.distributed.links import Asked, Links, client, parse_address
-from memstore.distributed.links.client import is_its_own_peer
+from memstore.distributed.links.sockets import is_its_own_peer
 from memstore.errors import HomeUnavailableError
 from tests.children import Child, Wire
 from tests.distributed.links.echoing import LOOPBACK, MEMBER, bare, in_threads, linked, listening, soon, try_send, until
