@@ -4,21 +4,11 @@
     links = Links(secret=..., kind=CLIENT, hello=...)
     links.send(listener.address, store_id, b"request", deadline)   # b"answer"; None: there was none
 
-address     where a host listens
-secret      what the hosts of a cluster share
-handshake   the first 192 bytes, which prove that both sides know the secret
-frames      messages as frames, and back
-hello       the first message both ways: versions
-forks       what a forked child closes
-outgoing    the sending half of a connection
-dialing     a connection is made
-connection  requests of many threads over one connection
-begun       requests that no thread waits for
-links       Links: a connection for each address, made again when it has broken
-traffic     how many bytes they move
-gate        who is let in
-guest       a connection at the listener: requests, their answers, and bounds of both
-listener    Listener: the thread that accepts and reads
+sockets    addresses, options of sockets, what a forked child does with them, how many bytes they move
+handshake  the secret of a cluster, the first 192 bytes of a connection, which prove it, and the first message
+frames     messages as frames, and back; the sending half of a connection
+client     Links: a connection for each address, which threads share, made again when it has broken
+server     Listener: the thread that accepts, shakes hands and reads
 """
 
 from __future__ import annotations

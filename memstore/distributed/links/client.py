@@ -513,7 +513,7 @@ class Links:
     def __init__(self, *, secret: bytes | None, kind: int, hello: Hello, traffic: Traffic | None = None) -> None:
         self._secret, self._kind, self._hello, self._traffic = secret, kind, hello, traffic
         self._links: dict[str, _Link] = {}
-        self._busy: dict[int, object] = {}  # threads in `send`: a signal handler, or a finalizer, may send in its turn
+        self._busy: dict[int, object] = {}  # threads in `send`: a signal handler, or a finalizer, may send within it
         self._is_closed = False
         leave_in_forks(self)
 
@@ -539,16 +539,16 @@ class Links:
         """
         if len(message) > MESSAGE_LIMIT:
             raise ValueError(f"a message of {len(message):,} bytes to {address}: it may have {MESSAGE_LIMIT:,}")
-        link, me, turn = self._link(address), threading.get_ident(), object()
+        link, me, entry = self._link(address), threading.get_ident(), object()
         try:
-            if self._busy.setdefault(me, turn) is not turn:
+            if self._busy.setdefault(me, entry) is not entry:
                 return link.request_apart(member, message, deadline)
             connection = link.connection(member, deadline)
             if connection is None:
                 raise _unreachable(address, link)
             return connection.request(message, deadline)
         finally:
-            if me in self._busy and self._busy[me] is turn:  # no calls here: see `Connection`
+            if me in self._busy and self._busy[me] is entry:  # no calls here: see `Connection`
                 del self._busy[me]
 
     def begin(

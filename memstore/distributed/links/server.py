@@ -36,7 +36,7 @@ from memstore.errors import AddressUnavailableError, SecretError
 # --- Handshakes under way --------------------------------------------------------------------------------------------
 # Connections at the listener until they have proven that they know the secret.
 #
-# At most NEWCOMERS are at this stage, each for HANDSHAKE_TIME at most. Where more knock, the oldest goes as soon as it
+# At most NEWCOMERS are at this stage, each for HANDSHAKE_TIME at most. Where more come, the oldest goes as soon as it
 # has had FAIR_TIME, so that those who never say a word don't keep out others who do.
 
 
@@ -80,7 +80,7 @@ class Handshakes:
         epoll.register(listening.fileno(), select.EPOLLIN)
 
     def accept(self) -> None:
-        """Takes some of those that knock, and greets them."""
+        """Takes some of those that wait to be accepted, and greets them."""
         for _ in range(_AT_ONCE):
             if len(self._under_way) >= NEWCOMERS:
                 fd, oldest = next(iter(self._under_way.items()))
@@ -96,7 +96,7 @@ class Handshakes:
                 if error.errno == errno.ECONNABORTED:  # it went away meanwhile
                     continue
                 log.warning("no connection can be accepted for now: %s", error.strerror)
-                self._pause(monotonic() + _OUT_OF_RESOURCES_PAUSE)  # who knocks is still there then
+                self._pause(monotonic() + _OUT_OF_RESOURCES_PAUSE)  # who waits is still there then
                 return
             greeting = handshake.greet(self._member, self._secret)
             try:
@@ -484,7 +484,7 @@ class Listener:
             while not self._is_closing:
                 events = self._epoll.poll(self._tend())
                 self.turns += 1
-                knocks = False
+                some_wait = False
                 for fd, what in events:
                     connection = self._connections.get(fd)
                     if connection is not None:
@@ -493,12 +493,12 @@ class Listener:
                         elif self._silent and connection.hello is not None:
                             self._silent.pop(fd, None)
                     elif fd == self._listening.fileno():
-                        knocks = True  # last: it may give descriptors anew that other events of this turn are about
+                        some_wait = True  # last: it may give descriptors anew that other events of this round are about
                     elif fd == self._bell:
                         os.eventfd_read(fd)
                     else:
                         self._handshakes.hear(fd)
-                if knocks:
+                if some_wait:
                     self._handshakes.accept()
         except Exception:
             log.exception("the listener at %s ends", self.address)

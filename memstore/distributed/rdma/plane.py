@@ -84,25 +84,25 @@ def stage(root: Root, slots: Slots, stream: socket.socket, request: Stage) -> in
         send_all(stream, [memoryview(HEAD.pack(GONE, 0))])
         return 0
     try:
-        lane = slots.take()
+        taken = slots.take()
     except (EngineError, OSError) as error:
         send_elsewhere(stream, f"there is no registered memory: {error}")
         return 0
-    if lane is None:
+    if taken is None:
         send_elsewhere(stream, "all registered memory is in use", BUSY)
         return 0
-    with lane:
+    with taken:
         addresses = [ranges.starts + one.address for one, ranges in zip(found, wanted, strict=True)]
         pieces = Pieces(np.concatenate(addresses), np.concatenate([ranges.sizes for ranges in wanted]))
         total = int(pieces.sizes.sum())
         send_all(stream, [memoryview(HEAD.pack(FOLLOWS, total))])
         rest = total % STAGED_UNIT
-        pieces = _stage_pieces(stream, lane, pieces, total - rest)
+        pieces = _stage_pieces(stream, taken, pieces, total - rest)
         if rest:
             last = bytearray(rest)
             pieces.copy_to(syscalls.buffer_address(last))
             send_all(stream, [memoryview(last)])
-        unread = min((total - rest + SLOT - 1) // SLOT, len(lane.slots))
+        unread = min((total - rest + SLOT - 1) // SLOT, len(taken.slots))
         for _ in range(unread):
             _wait_until_read(stream)
         # Last: whoever reads a slot late, when others use it again, is never told that all was whole.
@@ -110,13 +110,13 @@ def stage(root: Root, slots: Slots, stream: socket.socket, request: Stage) -> in
     return total - rest
 
 
-def _stage_pieces(stream: socket.socket, lane: TransferSlots, pieces: Pieces, nbytes: int) -> Pieces:
+def _stage_pieces(stream: socket.socket, taken: TransferSlots, pieces: Pieces, nbytes: int) -> Pieces:
     """Returns what is left of the pieces."""
-    count = len(lane.slots)
+    count = len(taken.slots)
     for number, start in enumerate(range(0, nbytes, SLOT)):
         if number >= count:
             _wait_until_read(stream)
-        slot, size = lane.slots[number % count], min(SLOT, nbytes - start)
+        slot, size = taken.slots[number % count], min(SLOT, nbytes - start)
         first, pieces = pieces.split(size)
         first.copy_to(slot.address)
         said = encode(Staged(slot.handles[size // STAGED_UNIT - 1], size))
@@ -193,14 +193,14 @@ class Bringer:
             send_elsewhere(stream, "that host has left the cluster")
             return 0
         try:
-            lane = self._slots.take()
+            taken = self._slots.take()
         except (EngineError, OSError) as error:
             return self._refuse(stream, member, f"there is no registered memory: {error}")
-        if lane is None:
+        if taken is None:
             send_elsewhere(stream, "all registered memory is in use", BUSY)
             return 0
-        with lane:
-            return self._bring(stream, member, request, lane)
+        with taken:
+            return self._bring(stream, member, request, taken)
 
     def _refuse(self, stream: socket.socket, member: Member, why: str) -> int:
         self._leave(member, why)
@@ -213,7 +213,7 @@ class Bringer:
         seconds = AWAY if before is None else min(2 * before.seconds, LONGEST_AWAY)
         self._away[member.id] = _Away(time.monotonic() + seconds, seconds, why)
 
-    def _bring(self, stream: socket.socket, member: Member, request: Bring, lane: TransferSlots) -> int:
+    def _bring(self, stream: socket.socket, member: Member, request: Bring, taken: TransferSlots) -> int:
         deadline = time.monotonic() + request.milliseconds / 1000
         try:
             source, kind, nbytes = self._ask(member, request, deadline)
@@ -229,7 +229,7 @@ class Bringer:
                 send_all(stream, [memoryview(HEAD.pack(kind, len(text)) + text)])
                 return 0
             send_all(stream, [memoryview(HEAD.pack(FOLLOWS, nbytes))])
-            _Transfer(self._engine, source, stream, lane, deadline).run(nbytes)
+            _Transfer(self._engine, source, stream, taken, deadline).run(nbytes)
             is_over = True
             self._away.pop(member.id, None)
             return nbytes - nbytes % STAGED_UNIT
@@ -257,7 +257,7 @@ class Bringer:
                 return source, kind, nbytes
             except BaseException as error:
                 source.close()
-                if not isinstance(error, OSError | BrokenStreamError) or not source.was_kept or fresh:
+                if not isinstance(error, OSError | BrokenStreamError) or not source.was_idle or fresh:
                     raise
                 fresh = True
 
@@ -266,16 +266,16 @@ class _Transfer:
     """From one host's slots through ours to a process."""
 
     def __init__(
-        self, engine: Engine, source: Stream, target: socket.socket, lane: TransferSlots, deadline: float
+        self, engine: Engine, source: Stream, target: socket.socket, taken: TransferSlots, deadline: float
     ) -> None:
         self._engine, self._owner, self._target = engine, source, target
-        self._lane, self._deadline = lane, deadline
+        self._taken, self._deadline = taken, deadline
         self._under_way: deque[tuple[Slot, Reading, int]] = deque()
 
     def run(self, nbytes: int) -> None:
         """Raises OSError, BrokenStreamError, EngineError."""
         try:
-            free, left = deque(self._lane.slots), nbytes - nbytes % STAGED_UNIT
+            free, left = deque(self._taken.slots), nbytes - nbytes % STAGED_UNIT
             while left or self._under_way:
                 while left and len(self._under_way) < AT_ONCE:
                     left -= self._begin(free.popleft(), left)
@@ -325,7 +325,7 @@ class _Transfer:
             try:
                 reading.wait(max(until - time.monotonic(), 0.0))
             except (TimeoutError, EngineError):
-                self._lane.doubt(slot, reading)
+                self._taken.doubt(slot, reading)
 
     def _hear(self, size: int) -> bytes:
         """From the other host: what is wrong there is not the process's stream, whose errors are OSErrors."""

@@ -10,7 +10,8 @@ from memstore.distributed.actors import need_monarch
 from memstore.errors import TransportUnavailableError
 
 TRANSPORTS = ("auto", "rdma", "tcp", "monarch")
-_PROBE = "memstore.distributed.rdma.probe"
+# A process of its own: an agent must not import Monarch.
+_PROBE = "import sys; from memstore.distributed.rdma import has_ibverbs; sys.exit(not has_ibverbs())"
 _DEVICES = "/sys/class/infiniband"
 _PROBE_WITHIN = 60.0  # seconds: a cold disk
 
@@ -68,7 +69,7 @@ def _may_have_ibverbs() -> bool:
 
 def _has_ibverbs() -> bool:
     try:
-        done = subprocess.run([sys.executable, "-m", _PROBE], stdin=subprocess.DEVNULL, timeout=_PROBE_WITHIN)
+        done = subprocess.run([sys.executable, "-c", _PROBE], stdin=subprocess.DEVNULL, timeout=_PROBE_WITHIN)
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0

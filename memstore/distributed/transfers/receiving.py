@@ -110,10 +110,10 @@ class Relay:
 
 
 # --- Streams ---------------------------------------------------------------------------------------------------------
-# Streams: the connections over which other hosts send segments to this process. A few are kept, to be used again.
+# Streams: the connections over which other hosts send segments to this process. A few are idle, to be used again.
 
 
-_KEPT = 4  # of one host
+_MOST_IDLE = 4  # of one host
 
 
 class Links(Protocol):
@@ -128,13 +128,13 @@ class Stream:
     """A connection over which one request is answered at a time.
 
     Attributes:
-        was_kept: it comes of an earlier transfer, so its host may have closed it meanwhile.
+        was_idle: it comes of an earlier transfer, so its host may have closed it meanwhile.
     """
 
-    __slots__ = ("member", "socket", "was_kept")
+    __slots__ = ("member", "socket", "was_idle")
 
     def __init__(self, stream: socket.socket, member: Member) -> None:
-        self.socket, self.member, self.was_kept = stream, member, False
+        self.socket, self.member, self.was_idle = stream, member, False
         stream.settimeout(None)
 
     def set_patience(self, seconds: float) -> None:
@@ -174,14 +174,14 @@ class Streams:
     def __init__(self, links: Links, relay: Relay | None = None) -> None:
         self._links, self.relay = links, relay
         self._lock = threading.Lock()
-        self._kept: dict[bytes, list[Stream]] = {}
+        self._idle: dict[bytes, list[Stream]] = {}
         self._pid = os.getpid()
 
     def take(self, member: Member, deadline: float, *, fresh: bool = False) -> Stream:
         """A stream to a host, which nobody else uses.
 
         Args:
-            fresh: not one that was kept.
+            fresh: not one that was idle.
 
         Raises:
             HomeUnavailableError: the host can't be reached.
@@ -189,27 +189,27 @@ class Streams:
         """
         self._leave_to_parent()
         with self._lock:
-            kept = self._kept.get(member.id)
-            if kept and not fresh:
-                return kept.pop()
+            idle = self._idle.get(member.id)
+            if idle and not fresh:
+                return idle.pop()
         return Stream(self._links.stream(member.address, member.id, deadline), member)
 
     def give_back(self, stream: Stream) -> None:
         """Keeps a stream on which all was answered."""
         self._leave_to_parent()
-        stream.was_kept = True
+        stream.was_idle = True
         with self._lock:
-            kept = self._kept.setdefault(stream.member.id, [])
-            if len(kept) < _KEPT:
-                kept.append(stream)
+            idle = self._idle.setdefault(stream.member.id, [])
+            if len(idle) < _MOST_IDLE:
+                idle.append(stream)
                 return
         stream.close()
 
     def close(self) -> None:
         self._leave_to_parent()
         with self._lock:
-            kept, self._kept = self._kept, {}
-        for streams in kept.values():
+            idle, self._idle = self._idle, {}
+        for streams in idle.values():
             for stream in streams:
                 stream.close()
 
@@ -217,9 +217,9 @@ class Streams:
         """In a forked child, closes its copies of the parent's: the host sees nothing of it."""
         if self._pid == os.getpid():
             return
-        self._lock, kept, self._kept = threading.Lock(), self._kept, {}
+        self._lock, idle, self._idle = threading.Lock(), self._idle, {}
         self._pid = os.getpid()
-        for streams in kept.values():
+        for streams in idle.values():
             for stream in streams:
                 stream.close()
 
@@ -410,7 +410,7 @@ def _fill(stream: Stream, parts: Sequence[memoryview], deadline: float) -> None:
 #
 # Large transfers go over two streams at once, which share the bytes; small ones over one. A stream that is found dead
 # was
-# closed by its host while it was kept, or broke: the request is made again over a new one, since it changes nothing.
+# closed by its host while it was idle, or broke: the request is made again over a new one, since it changes nothing.
 # Who
 # asks has all of it, or an error, or knows that the bytes are gone; what was received until then counts for nothing.
 #
@@ -526,27 +526,31 @@ class _Transfer:
         Args:
             asked: a stream on which the first of its requests was made already.
         """
-        if share.via is not None:
-            is_whole = self._read_via(share, share.via, asked)
-            if is_whole is not None:
-                return is_whole
-            asked = None
-        member = share.member
-        fresh = False
+        member, via, fresh = share.member, share.via, False
         while not self._is_given_up:
+            stream, is_asked, asked, is_busy = asked, asked is not None, None, False
             try:
-                stream = asked or self._streams.take(member, self._deadline, fresh=fresh)
-            except HomeUnavailableError as error:
+                if stream is None:
+                    until = self._deadline if via is None else time.monotonic() + _REACHED_WITHIN
+                    stream = self._streams.take(via or member, min(self._deadline, until), fresh=fresh)
+                return self._read_over(stream, share.parts, None if via is None else member.id, is_asked=is_asked)
+            except ElsewhereError as error:
+                why, is_busy = str(error), error.is_busy
+            except LinkRefusedError as error:
+                if via is None:
+                    raise
                 why = str(error)
-            else:
-                is_asked, asked = asked is not None, None
-                try:
-                    return self._read_over(stream, share.parts, None, is_asked=is_asked)
-                except (OSError, BrokenStreamError) as error:
-                    why = str(error)
-                    if stream.was_kept and not fresh:
-                        fresh = True
-                        continue
+            except (OSError, BrokenStreamError, HomeUnavailableError) as error:
+                why = str(error)
+                if stream is not None and stream.was_idle and not fresh:
+                    fresh = True
+                    continue
+            if via is not None:
+                log.info("bytes of %s at %s come over TCP: %s", member.name or "the host", member.address, why)
+                if self._streams.relay is not None and not is_busy:
+                    self._streams.relay.leave(member)
+                via, fresh = None, False
+                continue
             left = self._deadline - time.monotonic()
             if left <= 0:
                 name = f"{member.name or 'the host'} at {member.address}"
@@ -554,29 +558,6 @@ class _Transfer:
             time.sleep(min(_TRY_AGAIN, left))
         if asked is not None:
             asked.close()
-        return False
-
-    def _read_via(self, share: Share, via: Member, asked: Stream | None) -> bool | None:
-        """As `read`, of this host's index process. None: it can't bring them."""
-        member, why, is_busy = share.member, "", False
-        while not self._is_given_up:
-            stream, is_asked, asked = asked, asked is not None, None
-            try:
-                if stream is None:
-                    stream = self._streams.take(via, min(self._deadline, time.monotonic() + _REACHED_WITHIN))
-                return self._read_over(stream, share.parts, member.id, is_asked=is_asked)
-            except (OSError, BrokenStreamError) as error:
-                why = str(error)
-                if stream is not None and stream.was_kept:
-                    continue
-            except ElsewhereError as error:
-                why, is_busy = str(error), error.is_busy
-            except (HomeUnavailableError, LinkRefusedError) as error:
-                why = str(error)
-            log.info("bytes of %s at %s come over TCP: %s", member.name or "the host", member.address, why)
-            if self._streams.relay is not None and not is_busy:
-                self._streams.relay.leave(member)
-            return None
         return False
 
     def _read_over(self, stream: Stream, share: Sequence[SegmentRanges], of: bytes | None, *, is_asked: bool) -> bool:

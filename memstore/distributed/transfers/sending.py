@@ -221,26 +221,26 @@ class PinnedSegments:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._lock = threading.Lock()
-        self._kept: dict[socket.socket, dict[tuple[int, int], Mapping]] = {}
+        self._pinned: dict[socket.socket, dict[tuple[int, int], Mapping]] = {}
         self._count = 0
 
     def __len__(self) -> int:
         """How many streams keep something."""
-        return len(self._kept)
+        return len(self._pinned)
 
-    def keeps(self, stream: socket.socket) -> bool:
-        return stream in self._kept
+    def are_of(self, stream: socket.socket) -> bool:
+        return stream in self._pinned
 
     def answer(self, stream: socket.socket, request: PinSegments) -> None:
         """Raises OSError, which ends the stream."""
         try:
-            is_there = self._keep(stream, request)
+            is_there = self._pin(stream, request)
         except (CorruptionError, OSError) as error:
             send_failure(stream, error)
         else:
             stream.sendall(HEAD.pack(FOLLOWS if is_there else GONE, 0))
 
-    def _keep(self, stream: socket.socket, request: PinSegments) -> bool:
+    def _pin(self, stream: socket.socket, request: PinSegments) -> bool:
         """Keeps all of the segments, or none. False: one of them holds another put by now.
 
         Raises ResourceLimitError, CorruptionError, OSError.
@@ -250,30 +250,30 @@ class PinnedSegments:
             return False
         found = {(one.segment, one.put_id): mapping for one, mapping in zip(request.segments, mappings, strict=True)}
         with self._lock:
-            if stream not in self._kept and len(self._kept) >= MOST_PINNING_STREAMS:
+            if stream not in self._pinned and len(self._pinned) >= MOST_PINNING_STREAMS:
                 raise ResourceLimitError(
                     f"{MOST_PINNING_STREAMS:,} processes of other hosts look at lazy views of this one"
                 )
-            own = self._kept.get(stream, {})
+            own = self._pinned.get(stream, {})
             fresh = [name for name in found if name not in own]
             if self._count + len(fresh) > MOST_PINNED_SEGMENTS:
                 raise ResourceLimitError(f"other hosts look at lazy views of {self._count:,} values of this one")
-            self._kept[stream] = {**own, **found}
+            self._pinned[stream] = {**own, **found}
             self._count += len(fresh)
         return True
 
-    def let_go(self, stream: socket.socket, request: UnpinSegments) -> None:
+    def unpin(self, stream: socket.socket, request: UnpinSegments) -> None:
         with self._lock:
-            own = self._kept.get(stream, {})
+            own = self._pinned.get(stream, {})
             gone = [own.pop(name, None) for name in request.segments]
             self._count -= len(gone) - gone.count(None)
             if not own:
-                self._kept.pop(stream, None)
+                self._pinned.pop(stream, None)
 
     def forget(self, stream: socket.socket) -> None:
         """It has ended."""
         with self._lock:
-            self._count -= len(self._kept.pop(stream, {}))
+            self._count -= len(self._pinned.pop(stream, {}))
 
 
 # --- The threads -----------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class Senders:
         traffic: counts what they move.
 
     Attributes:
-        keeping: what readers of other hosts look at.
+        pinned: what readers of other hosts look at.
         plane: set once there is one.
     """
 
@@ -317,7 +317,7 @@ class Senders:
         self._lock = threading.Lock()
         self._threads: dict[socket.socket, threading.Thread] = {}
         self._idle: dict[socket.socket, None] = {}  # those that nobody asks anything, the longest idle first
-        self.keeping = PinnedSegments(root)
+        self.pinned = PinnedSegments(root)
         self.plane: Plane | None = None
         self._is_closed = False
 
@@ -333,7 +333,7 @@ class Senders:
         """
         thread = threading.Thread(target=self._run, args=(stream,), name="memstore-sender", daemon=True)
         with self._lock:
-            is_full = len(self._threads) - len(self.keeping) >= self._most
+            is_full = len(self._threads) - len(self.pinned) >= self._most
             if is_full and self._idle:
                 longest = next(iter(self._idle))
                 del self._idle[longest]
@@ -353,12 +353,12 @@ class Senders:
         try:
             self._traffic.begin(stream)
             prepare(stream)
-            while (request := next_request(stream, None if self.keeping.keeps(stream) else IDLE)) is not None:
+            while (request := next_request(stream, None if self.pinned.are_of(stream) else IDLE)) is not None:
                 with self._lock:
                     self._idle.pop(stream, None)
                 self._answer(stream, request)
                 del request
-                if not self.keeping.keeps(stream):
+                if not self.pinned.are_of(stream):
                     with self._lock:
                         self._idle[stream] = None
         except (OSError, MemstoreError) as error:
@@ -370,9 +370,9 @@ class Senders:
         if isinstance(request, Fetch):
             answer(self._root, stream, request)
         elif isinstance(request, PinSegments):
-            self.keeping.answer(stream, request)
+            self.pinned.answer(stream, request)
         elif isinstance(request, UnpinSegments):
-            self.keeping.let_go(stream, request)
+            self.pinned.unpin(stream, request)
         elif self.plane is None:
             send_elsewhere(stream, "bytes of this host go over TCP")
         elif isinstance(request, Bring):
@@ -385,7 +385,7 @@ class Senders:
         with self._lock:
             self._threads.pop(stream, None)
             self._idle.pop(stream, None)
-        self.keeping.forget(stream)
+        self.pinned.forget(stream)
         self._traffic.end(stream)
         stream.close()
 

@@ -91,25 +91,25 @@ class Pins:
         self._links = links
         self._hosts: dict[bytes, _PinningHost] = {}
 
-    def keep(self, wanted: Sequence[tuple[Member, Sequence[SegmentExtent]]], deadline: float) -> Pinned | None:
+    def pin(self, wanted: Sequence[tuple[Member, Sequence[SegmentExtent]]], deadline: float) -> Pinned | None:
         """Asks each host to keep these segments until what is returned is dropped. None: one of them is gone.
 
         A host that can't be reached is asked when something of it is read: others' bytes can be read without it.
 
         Raises CorruptionError: a host's file is damaged.
         """
-        kept = Pinned()
+        pinned = Pinned()
         for member, extents in wanted:
             host = self._hosts.get(member.id) or self._hosts.setdefault(member.id, _PinningHost(self._links, member))
             extents = [msgspec.structs.replace(one, base=0) for one in extents]  # wherever a view has them
             try:
-                if not host.keep(extents, deadline):
-                    return None  # the other hosts let go, as `kept` is dropped
+                if not host.pin(extents, deadline):
+                    return None  # the other hosts let go, as `pinned` is dropped
             except CannotSendError as error:  # it can't keep more: its bytes stay until they are replaced
                 log.info("%s", str(error))
             else:
-                kept.add(host, extents)
-        return kept
+                pinned.add(host, extents)
+        return pinned
 
     def close(self) -> None:
         for host in list(self._hosts.values()):
@@ -158,7 +158,7 @@ class _PinningHost:
         self._away_until = 0.0  # monotonic
         self._pid = os.getpid()
 
-    def keep(self, extents: Sequence[SegmentExtent], deadline: float) -> bool:
+    def pin(self, extents: Sequence[SegmentExtent], deadline: float) -> bool:
         """False: one of them is gone. Raises CannotSendError, CorruptionError."""
         try:
             with self._held(deadline) as until:
@@ -322,7 +322,7 @@ class AbsentBytes:
         read: brings parts of them.
         seconds: for each time that bytes are needed.
         localize: makes a copy of the value in this host's store.
-        kept: as long as it lives, the other hosts keep the bytes; None: they don't.
+        pinned: as long as it lives, the other hosts keep the bytes; None: they don't.
         why_gone: for the error where they have been replaced, and are there no more.
         copies: through which parts come once a host; None: they come for this process alone.
     """
@@ -336,7 +336,7 @@ class AbsentBytes:
         read: Reader,
         seconds: float,
         localize: Callable[[float], MappedEntry | None],
-        kept: Pinned | None = None,
+        pinned: Pinned | None = None,
         why_gone: str = _LET_GO,
         copies: PartCopies | None = None,
     ) -> None:
@@ -344,7 +344,7 @@ class AbsentBytes:
         self._address, self._size = mapping.address, mapping.size
         self._bring_parts, self._seconds, self._localize = read, seconds, localize
         self._why_gone, self._copies = why_gone, copies
-        self._there, self._kept = one_range(0, mapping.size).without(self._all()), kept
+        self._there, self._pinned = one_range(0, mapping.size).without(self._all()), pinned
         self._passed = NO_RANGES  # what has come, and lies elsewhere in this process
 
     def _all(self) -> Ranges:
@@ -420,8 +420,8 @@ class AbsentBytes:
         return True
 
     def _fetch(self, hosts: Mapping[bytes, Sequence[SegmentRanges]], deadline: float) -> bool:
-        if self._kept is not None:
-            self._kept.renew(hosts, deadline)
+        if self._pinned is not None:
+            self._pinned.renew(hosts, deadline)
         try:
             return self._bring_parts(hosts, deadline)
         except HomeUnavailableError as error:
@@ -522,7 +522,7 @@ class Transfers:
 
     def __init__(self, root: Root, links: Links, members: Callable[[bytes], Member | None]) -> None:
         self._root, self._find = root, members
-        self._streams, self._keeper = Streams(links, Relay(root, members)), Pins(links)
+        self._streams, self._pins = Streams(links, Relay(root, members)), Pins(links)
         self._files = StoredFiles(root) if root.storage.sees_all_hosts else None
 
     def hold(self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True) -> MappedEntry | None:
@@ -582,8 +582,8 @@ class Transfers:
             hosts = [(self._member(host), extents) for host, extents in elsewhere.items()]
         except HomeUnavailableError as error:
             raise of_key(key, error) from error
-        kept = self._keeper.keep(hosts, deadline)
-        return None if kept is None else self._absent(key, record, kept, seconds, deadline, may_lock=may_lock)
+        pinned = self._pins.pin(hosts, deadline)
+        return None if pinned is None else self._absent(key, record, pinned, seconds, deadline, may_lock=may_lock)
 
     def _check_not_attached(self, key: bytes, record: Record) -> None:
         if record.adopted is not None:
@@ -595,7 +595,7 @@ class Transfers:
         self,
         key: bytes,
         record: Record,
-        kept: Pinned | None,
+        pinned: Pinned | None,
         seconds: float,
         deadline: float,
         *,
@@ -615,7 +615,7 @@ class Transfers:
             self._receive,
             seconds,
             lambda until: self._localized(key, record, until),
-            kept,
+            pinned,
             copies=self._part_copies(key, record, mapping) if may_lock else None,
         )
         if record.objects_checksum is not None and not absent.header(deadline):
@@ -649,7 +649,7 @@ class Transfers:
         return MappedEntry(record, mapping, absent)
 
     def close(self) -> None:
-        self._keeper.close()
+        self._pins.close()
         self._streams.close()
 
     def _copied(self, key: bytes, record: Record, deadline: float) -> MappedEntry | None:
