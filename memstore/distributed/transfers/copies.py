@@ -18,6 +18,7 @@ from memstore.distributed.transfers.messages import Ranges, merged, one_range, t
 from memstore.distributed.transfers.receiving import SegmentRanges, Stream, Streams, ask_ahead, read_ranges
 from memstore.engine import (
     DOORBELL,
+    HEADER_LIMIT,
     Change,
     Content,
     Draft,
@@ -211,6 +212,7 @@ _LEAST_PART = 256 << 10  # bytes: to make a copy takes as long as to fetch so ma
 _MOST_ROUNDED = 4  # times the bytes that are wanted, which whole pages may take
 _CHEAP_SHARE = 64  # of what the store may hold: a larger copy is made by whoever wants a good deal of the part
 _GOOD_DEAL = 16  # the share of a part
+_LOOKS_AGAIN = 1.0  # seconds
 
 Fetch = Callable[[dict[bytes, list[SegmentRanges]], float], bool]
 
@@ -226,7 +228,9 @@ class PartCopies:
     def __init__(
         self, root: Root, key: bytes, elsewhere: Sequence[tuple[bytes, SegmentExtent]], mapping: Mapping
     ) -> None:
-        self._parts = [_Part(root, key, number, *found, mapping) for number, found in enumerate(elsewhere)]
+        parts = [_Part(root, key, number, *found, mapping) for number, found in enumerate(elsewhere)]
+        self._parts = sorted(parts, key=lambda part: part.name)  # all lock in this order: nobody waits in a ring
+        self._nbytes = sum(extent.size for _, extent in elsewhere)
         self._root, self._what = root, f"fetches parts of {key.decode()!r} from another host"
         self._lock, self._pid = threading.Lock(), os.getpid()
 
@@ -248,9 +252,7 @@ class PartCopies:
         hosts: dict[bytes, list[SegmentRanges]] = {}
         missed: list[tuple[_Part, Ranges]] = []
         with contextlib.ExitStack() as locks:
-            for part in sorted(
-                self._parts, key=lambda part: part.name
-            ):  # all lock in this order: nobody waits in a ring
+            for part in self._parts:
                 wanted = part.cut(lacking)
                 if not wanted or not self._opens(part, wanted, deadline):
                     continue
@@ -278,12 +280,21 @@ class PartCopies:
         return bool(parts)
 
     def _opens(self, part: _Part, wanted: Ranges, deadline: float, *, makes: bool = True) -> bool:
-        if part.is_open is None:
-            if self._pid != os.getpid():  # the lock is the parent's
-                self._lock, self._pid = threading.Lock(), os.getpid()
-            with self._lock:
-                if part.is_open is None:
-                    part.open(wanted, self._what, deadline, makes=makes)
+        if part.is_open is not None:
+            return part.is_open
+        if not makes and time.monotonic() < part.looks_again:
+            return False
+        if self._pid != os.getpid():  # the lock is the parent's
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        if not self._lock.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+            raise StoreTimeoutError(f"another thread {self._what}, and was not done within the timeout")
+        try:
+            if part.is_open is None:
+                room = room_of(self._root)
+                fits = makes and (not room or self._nbytes <= room // 2)  # else each one would drop the one before
+                part.open(wanted, room if fits else None, self._what, deadline, makes=makes)
+        finally:
+            self._lock.release()
         return bool(part.is_open)
 
 
@@ -294,6 +305,7 @@ class _Part:
         name: of the part, among all that there are.
         address: where the first byte of its file lies in the copy, to be filled.
         is_open: the copy is mapped; False: it never will be; None: nobody has needed it yet.
+        looks_again: until when (monotonic) who needs short rows alone doesn't ask again whether there is a copy.
     """
 
     def __init__(
@@ -305,6 +317,7 @@ class _Part:
         self.name = msgspec.msgpack.encode(self._place)
         self._end = -(-extent.size // PAGE) * PAGE  # of the part, in the copy: the marks follow
         self.is_open: bool | None = None
+        self.looks_again = 0.0
         self.address = 0
         self._copy: Mapping | None = None
         self._marks = np.zeros(0, np.uint8)
@@ -330,10 +343,16 @@ class _Part:
         for first, end in zip((pages.starts // PAGE).tolist(), (-(-pages.stops // PAGE)).tolist(), strict=True):
             self._marks[first:end] = 1
 
-    def open(self, wanted: Ranges, what: str, deadline: float, *, makes: bool) -> None:
-        """Maps the copy, and makes it first if it is worth that. With `makes` False, only one that is there."""
+    def open(self, wanted: Ranges, room: int | None, what: str, deadline: float, *, makes: bool) -> None:
+        """Maps the copy, and makes it first if it is worth that.
+
+        Args:
+            room: of the store, 0 if nobody knows; None: none for another copy.
+            what: what this process does, for others that wait for it.
+            makes: False: only a copy that is there is mapped, and the next call decides.
+        """
         copy = self._find(deadline)
-        if copy is None and makes and self._is_worth_it(wanted):
+        if copy is None and room is not None and self._is_worth_it(wanted, room):
             with one_fetcher(self._root, self._key, what, deadline):
                 copy = self._find(deadline)
                 if copy is None:
@@ -343,18 +362,19 @@ class _Part:
             self.is_open = self._map(copy.record)
         elif makes:
             self.is_open = False
+        self.looks_again = time.monotonic() + _LOOKS_AGAIN
 
     def _find(self, deadline: float) -> Copy | None:
         copy = find_copy(self._root, self._key, deadline)
         return copy if copy is not None and copy.places == (self._place,) else None
 
-    def _is_worth_it(self, wanted: Ranges) -> bool:
-        size, room = self.extent.size, room_of(self._root)
+    def _is_worth_it(self, wanted: Ranges, room: int) -> bool:
+        size = self.extent.size
         return (
             size >= _LEAST_PART
+            and self.extent.start <= HEADER_LIMIT
             and len(self._key) <= KEY_LIMIT
             and self.pages_of(wanted).nbytes <= _MOST_ROUNDED * wanted.nbytes
-            and (not room or size <= room // 2)
             and (not room or size <= room // _CHEAP_SHARE or wanted.nbytes * _GOOD_DEAL >= size)
         )
 
