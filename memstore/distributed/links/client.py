@@ -221,8 +221,7 @@ class BegunRequests:
 #
 # No thread of its own reads. Of those who wait for answers one is the *leader*: it waits on the socket, and hands out
 # what comes to the others, who sleep. When it has its own answer it makes way for one of them. So a lone caller sends
-# and
-# receives in its own thread, and no other has to be woken.
+# and receives in its own thread, and no other has to be woken.
 #
 # A leader that has heard nothing for PING_AFTER seconds asks for a sign of life, and gives the connection up when none
 # comes in PING_TIME. TCP alone would find out in 15 s; and after a cut of 10 s it may be silent for 5 s more, since the

@@ -15,8 +15,7 @@ from typing import NamedTuple
 #
 # A frame: the length of what follows (4 bytes), the call that pairs an answer with its request (8), milliseconds left
 # (4), flags (1), and a piece of a message. Messages of one frame may stand between the pieces of a longer one; of
-# longer
-# ones one at a time is under way.
+# longer ones one at a time is under way.
 
 
 HEADER = struct.Struct(">IQIB")

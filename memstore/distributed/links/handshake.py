@@ -120,8 +120,7 @@ def _check_mode(path: str, found: os.stat_result) -> None:
 #
 # 1. The server greets: 64 bytes, with a nonce.
 # 2. The client introduces itself: 64 bytes, with a nonce of its own, and proves by an HMAC over all 128 that it knows
-# the
-#    secret. The server compares that before it reads anything else in them.
+#    the secret. The server compares that before it reads anything else in them.
 # 3. The server proves the same. 32 zeros in its place say that the client's proof was wrong, so that a client can tell
 #    a wrong secret from a server that died.
 

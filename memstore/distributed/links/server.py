@@ -179,8 +179,7 @@ class Handshakes:
 #
 # What a connection may take: it isn't read while its requests, and the answers that it doesn't take, are more than
 # LOAD_LIMIT, or while such answers are more than SLOW. Who has MESSAGE_LIMIT of answers to take, and gets another,
-# loses
-# the connection. TCP itself ends one that takes nothing for 15 s.
+# loses the connection. TCP itself ends one that takes nothing for 15 s.
 
 
 LOAD_LIMIT = 2 * MESSAGE_LIMIT

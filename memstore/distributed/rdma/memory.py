@@ -122,10 +122,9 @@ def has_ibverbs() -> bool:
 # Memory that is registered once and kept, in slots: who uses which, and which may not be used again yet.
 #
 # A read that failed, or took too long, may still write: RDMA knows no "stop". So a slot that it was to fill is
-# *doubted*:
-# nobody gets it until the read has ended in some way, and a while after that. (A queue pair of Monarch's tries for half
-# a
-# second, 7 times 67 ms, and is flushed then.) Where too many are doubted, there are no slots, and bytes go over TCP.
+# *doubted*: nobody gets it until the read has ended in some way, and a while after that. (A queue pair of Monarch's
+# tries for half a second, 7 times 67 ms, and is flushed then.) Where too many are doubted, there are no slots, and
+# bytes go over TCP.
 
 
 SLOT = 8 * STAGED_UNIT  # bytes

@@ -467,8 +467,7 @@ def one_fetcher(root: Root, name: bytes, what: str, deadline: float) -> Generato
 # Which copies of other hosts' values stay: those that somebody has used lately.
 #
 # Who maps a copy notes that now and then, by the time of the file's last change, which nothing else looks at. When
-# copies
-# take more than half of what the store may, those that nobody has used for longest are dropped.
+# copies take more than half of what the store may, those that nobody has used for longest are dropped.
 
 
 _NOTED_EVERY = 30.0  # seconds

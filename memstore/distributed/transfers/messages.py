@@ -21,15 +21,13 @@ from memstore.errors import MemstoreError
 #
 # Numbers are big-endian. One request is answered before the next one is read. The bytes of an answer are the ranges, in
 # the order of the request, without anything between them; or, where it failed, msgpack of `Failure`. To `PinSegments`
-# the answer
-# has no bytes, and to `UnpinSegments` there is none.
+# the answer has no bytes, and to `UnpinSegments` there is none.
 #
 # `Bring` is what a process asks its own host's index process; its answer is that of `Fetch`. `Stage` is what that one
 # asks the other host: the bytes come by registered memory. Behind the head the host says of each piece where it lies,
-# as
-# soon as it lies there (length (4), msgpack of `Staged`), and is told when it was read (1). The bytes that are no whole
-# STAGED_UNIT follow on the stream, and whether all were whole (1). *Elsewhere* says that they are to be asked for over
-# TCP, and *busy* that they are this time; a text follows.
+# as soon as it lies there (length (4), msgpack of `Staged`), and is told when it was read (1). The bytes that are no
+# whole STAGED_UNIT follow on the stream, and whether all were whole (1). *Elsewhere* says that they are to be asked for
+# over TCP, and *busy* that they are this time; a text follows.
 
 
 SEGMENTS_LIMIT = 1024  # of one request

@@ -409,10 +409,9 @@ def _fill(stream: Stream, parts: Sequence[memoryview], deadline: float) -> None:
 # The reader: asks a host for ranges of its segments, and receives them where they are to lie.
 #
 # Large transfers go over two streams at once, which share the bytes; small ones over one. A stream that is found dead
-# was
-# closed by its host while it was idle, or broke: the request is made again over a new one, since it changes nothing.
-# Who
-# asks has all of it, or an error, or knows that the bytes are gone; what was received until then counts for nothing.
+# was closed by its host while it was idle, or broke: the request is made again over a new one, since it changes
+# nothing. Who asks has all of it, or an error, or knows that the bytes are gone; what was received until then counts
+# for nothing.
 #
 # Where this host's index process brings large transfers (`relay`), it is asked for them, over one stream; if it doesn't
 # bring them, for whatever reason, they are asked for as all others.

@@ -52,8 +52,8 @@ from memstore.errors import CorruptionError, MemstoreError, ResourceLimitError
 # 2. Map each segment under a shared lock (`root.storage`), which compares the put id in its header: another put, or
 #    a locked file, is *gone*. As long as it is mapped, nobody writes into it.
 # 3. Send the ranges from the mapping. The kernel copies them into the socket's buffers, and nobody else copies
-# anything.
-#       (`sendfile` and MSG_ZEROCOPY save that copy, but took more: 0.27 and 0.24 s of CPU for a GB, and twice as long
+#       anything. (`sendfile` and MSG_ZEROCOPY save that copy, but took more: 0.27 and 0.24 s of CPU for a GB, and twice
+#       as long
 #    at the
 #    receiver, against 0.16. And what the kernel still sends then, when the lock is given up, may be another put's.)
 # 4. Compare the put ids again, and say behind the bytes whether they are whole.
@@ -205,10 +205,8 @@ def send_all(stream: socket.socket, parts: Sequence[memoryview]) -> None:
 # The host's side of lazy views elsewhere: segments that readers of other hosts look at stay as long as they do.
 #
 # A reader says on a stream of its own which segments it looks at. They are mapped under a shared lock, as by a process
-# of
-# this host that has got them: so nobody uses their files again, whatever is put. The mappings go when the reader says
-# so,
-# or its stream ends, which is when it dies, and with the index process. Nothing is written anywhere.
+# of this host that has got them: so nobody uses their files again, whatever is put. The mappings go when the reader
+# says so, or its stream ends, which is when it dies, and with the index process. Nothing is written anywhere.
 
 
 MOST_PINNING_STREAMS = 512

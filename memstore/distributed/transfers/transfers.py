@@ -74,8 +74,7 @@ from memstore.errors import (
 # What was replaced meanwhile may be gone then.
 #
 # *Let go* is said by finalizers, at any moment and in any thread. So they never wait: who finds the lock taken leaves
-# it
-# to who has it.
+# it to who has it.
 
 
 _PATIENCE = 1.0  # seconds to wait for a host: what is read of others needs it not
@@ -291,10 +290,9 @@ class _PinningHost:
 # Values of other hosts in memory of this process: the bytes that are needed come, and no others.
 #
 # The value gets a range of addresses as if it were mapped. Segments of this host are mapped there; where those of
-# others
-# would lie is memory without a file, which is filled before somebody reads it. What has come stays as long as the value
-# is held. Rows that are read into new memory come straight to it, the first time: most are read once, and to keep them
-# takes as long as to receive them.
+# others would lie is memory without a file, which is filled before somebody reads it. What has come stays as long as
+# the value is held. Rows that are read into new memory come straight to it, the first time: most are read once, and to
+# keep them takes as long as to receive them.
 
 
 _LET_GO = (
