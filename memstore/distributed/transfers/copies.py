@@ -45,17 +45,11 @@ from memstore.engine.syscalls import PAGE
 from memstore.errors import CorruptionError, StoreFullError, StoreTimeoutError
 
 # --- Fetching a copy -------------------------------------------------------------------------------------------------
-# Copies: values of other hosts in segments of this one, for all of its processes.
-#
 # 1. Ask for the data, and over another stream for the header of the segment; make one for this store
 #    (`engine.copy_header`) while the data is on its way.
 # 2. Claim and fill a segment as a put does; the bytes come straight from the socket. A kill leaves what it leaves in
-# any
-#    put: a filling row with an unlocked file, which is swept.
+#    any put: a filling row with an unlocked file, which is swept.
 # 3. Name it in the table `copies`, by one transaction, which retires an older copy of the key.
-#
-# How long copies stay, `trimming.py` says.
-
 
 _AT_ONCE = 1 << 20  # bytes: less comes with the header, by one request, and is copied once more
 
@@ -105,85 +99,66 @@ def fetch_copy(
         HomeUnavailableError, CorruptionError, StoreTimeoutError, ResourceLimitError.
     """
     (extent,) = record.segments
-    source = _Source(streams, member, extent)
+    start, end = record.start, record.start + record.nbytes
+    asked: list[Stream] = []
+
+    def read(first: int, last: int, origin: int, ahead: Sequence[Stream] = ()) -> None:
+        part = SegmentRanges(extent, one_range(first, last), origin)
+        if not read_ranges(streams, [(member, [part])], deadline, ahead):
+            raise GoneError
+
+    def fill(memory: WritableMemory) -> bytes | None:
+        address: int = memory.__array_interface__["data"][0]
+        if is_small:
+            syscalls.copy(address, syscalls.buffer_address(head) + start, record.nbytes)
+        else:
+            ahead = asked.copy()
+            asked.clear()  # when it is filled again, after a sweep, it asks again
+            read(start, end, address - start, ahead)
+        return record.checksums
+
     try:
-        copy = _fetch(root, key, record, source, deadline)
+        # 1. Ask for the data, and over another stream for the header; little data comes with it.
+        is_small = end <= _AT_ONCE
+        if not is_small:
+            asked += ask_ahead(streams, member, [SegmentRanges(extent, one_range(start, end), 0)], deadline)
+        head = bytearray(end if is_small else start)
+        read(0, len(head), syscalls.buffer_address(head))
+        header, found = copy_header(memoryview(head)[:start], extent.size, root.settings.store)
+        _compare(key, record, extent, found)
+
+        # 2. and 3. Claim, fill, publish.
+        content = Content(record.description, record.objects, record.nbytes, objects_checksum=record.objects_checksum)
+        draft = Draft(key, content, header=header, fill=fill)
+        local = msgspec.structs.replace(record, parts=None, hosts=None)
+        copy = _put_copy(root, places_of(record), draft, local, deadline)
     finally:
-        source.close()
-    trim(root, deadline, keep=key)
+        for stream in asked:  # what was asked for, and not read, isn't needed
+            stream.close()
     return map_copy(root, key, copy, record.version)
 
 
-class _Source:
-    """The segment of the other host."""
+def _put_copy(root: Root, places: tuple[Place, ...], draft: Draft, record: Record, deadline: float) -> Copy:
+    """Claims and fills a segment for a draft, and names it in the table `copies`, in place of an older one of its key.
 
-    def __init__(self, streams: Streams, member: Member, extent: SegmentExtent) -> None:
-        self._streams, self._member, self.extent = streams, member, extent
-        self._asked: list[Stream] = []
-
-    def read(self, start: int, stop: int, origin: int, deadline: float, *, is_asked: bool = False) -> None:
-        """Receives a range; `origin` is where byte 0 of the file would lie. Raises GoneError.
-
-        With `is_asked`, it is the one that was asked for.
-        """
-        part = SegmentRanges(self.extent, one_range(start, stop), origin)
-        asked: list[Stream] = []
-        if is_asked:
-            asked, self._asked = self._asked, asked
-        if not read_ranges(self._streams, [(self._member, [part])], deadline, asked):
-            raise GoneError
-
-    def ask(self, start: int, stop: int, deadline: float) -> None:
-        """A range that will be read: it is on its way meanwhile."""
-        part = SegmentRanges(self.extent, one_range(start, stop), 0)
-        self._asked = ask_ahead(self._streams, self._member, [part], deadline)
-
-    def close(self) -> None:
-        """What was asked for, and not read, isn't needed."""
-        for stream in self._asked:
-            stream.close()
-
-
-def _fetch(root: Root, key: bytes, record: Record, source: _Source, deadline: float) -> Copy:
-    extent, end = source.extent, record.start + record.nbytes
-    is_small = end <= _AT_ONCE
-    if not is_small:
-        source.ask(record.start, end, deadline)
-    first = bytearray(end if is_small else record.start)
-    source.read(0, len(first), syscalls.buffer_address(first), deadline)
-    header, found = copy_header(memoryview(first)[: record.start], extent.size, root.settings.store)
-    _compare(key, record, extent, found)
-
-    def receive(memory: WritableMemory) -> bytes | None:
-        address: int = memory.__array_interface__["data"][0]
-        if is_small:
-            syscalls.copy(address, syscalls.buffer_address(first) + record.start, record.nbytes)
-        else:
-            source.read(record.start, end, address - record.start, deadline, is_asked=True)
-        return record.checksums
+    Args:
+        record: of the copy, but for its segment.
+    """
 
     def publish(changes: list[Change]) -> Copy:
         (sealed,) = changes[0].segments
         local = msgspec.structs.replace(
-            record,
-            segment=sealed.segment,
-            put_id=sealed.put_id,
-            size=sealed.size,
-            start=sealed.start,
-            parts=None,
-            hosts=None,
+            record, segment=sealed.segment, put_id=sealed.put_id, size=sealed.size, start=sealed.start
         )
-        places = places_of(record)
-        run(root, lambda tables: tables.put_copy(key, places, local), deadline, sealed=(sealed,))
+        run(root, lambda tables: tables.put_copy(draft.key, places, local), deadline, sealed=(sealed,))
         return Copy(places, local)
-
-    content = Content(record.description, record.objects, record.nbytes, objects_checksum=record.objects_checksum)
-    draft = Draft(key, content, header=header, fill=receive)
 
     def make(root: Root, draft: Draft, deadline: float) -> Copy:
         return fill_and_publish(root, [draft], publish, deadline)
 
-    return retry_after_sweep(make, root, draft, deadline, key.decode())  # a sweep drops all other copies
+    copy = retry_after_sweep(make, root, draft, deadline, draft.key.decode())  # a sweep drops all other copies
+    trim(root, deadline, keep=draft.key)
+    return copy
 
 
 def _compare(key: bytes, record: Record, extent: SegmentExtent, found: ParsedHeader) -> None:
@@ -390,22 +365,9 @@ class _Part:
         def fill(memory: WritableMemory) -> None:
             np.asarray(memory)[self._end - extent.start :] = 0  # the file may have had another value
 
-        def publish(changes: list[Change]) -> Copy:
-            (sealed,) = changes[0].segments
-            local = Record(
-                0, sealed.put_id, sealed.segment, sealed.size, sealed.start, nbytes, 0.0, PART_COPY_MARK, b""
-            )
-            run(root, lambda tables: tables.put_copy(self._key, (self._place,), local), deadline, sealed=(sealed,))
-            return Copy((self._place,), local)
-
         draft = Draft(self._key, Content(PART_COPY_MARK, b"", nbytes), header=header, fill=fill)
-
-        def make(root: Root, draft: Draft, deadline: float) -> Copy:
-            return fill_and_publish(root, [draft], publish, deadline)
-
-        copy = retry_after_sweep(make, root, draft, deadline, name)
-        trim(root, deadline, keep=self._key)
-        return copy
+        local = Record(0, 0, 0, 0, 0, nbytes, 0.0, PART_COPY_MARK, b"")
+        return _put_copy(root, (self._place,), draft, local, deadline)
 
     def _map(self, record: Record) -> bool:
         """False: it was dropped meanwhile, or this process may not write it."""
@@ -424,12 +386,9 @@ class _Part:
 
 
 # --- One process fetches, the others wait ----------------------------------------------------------------------------
-# Turns: of the processes of a host that need a value of another host, one fetches it, and the others wait.
-#
-# Whose turn it is has locked a byte of the store's doorbell file, by the hash of what is fetched. There is nothing to
-# clean up after a kill: the kernel gives up the lock, and the next one that waits fetches. Nobody is woken: who waits
+# The one that fetches has locked a byte of the store's doorbell file, by the hash of what is fetched. There is nothing
+# to clean up after a kill: the kernel gives up the lock, and the next one that waits fetches. Nobody is woken: who waits
 # tries again soon, which takes a microsecond, and looks whether the value is there by now.
-
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.005  # seconds
 _FIRST_BYTE = 1 << 20  # far behind the end of the file
@@ -437,13 +396,13 @@ _FIRST_BYTE = 1 << 20  # far behind the end of the file
 
 @contextlib.contextmanager
 def one_fetcher(root: Root, name: bytes, what: str, deadline: float) -> Generator[None]:
-    """Waits until no other process or thread of this host has its turn for that name.
+    """Waits until no other process or thread of this host fetches what has that name, and keeps others from it.
 
     Args:
         what: for the error: what the others do.
 
     Raises:
-        StoreTimeoutError: it is still another's.
+        StoreTimeoutError: another one still does.
     """
     with root.guard:
         file = LockFile(f"{root.state}/{DOORBELL}", os.O_RDWR)
