@@ -387,7 +387,7 @@ class _Part:
 
 # --- One process fetches, the others wait ----------------------------------------------------------------------------
 # The one that fetches has locked a byte of the store's doorbell file, by the hash of what is fetched. There is nothing
-# to clean up after a kill: the kernel gives up the lock, and the next one that waits fetches. Nobody is woken: who waits
+# to clean up after a kill: the kernel gives up the lock, and the next one that waits fetches. Nobody is woken: a waiter
 # tries again soon, which takes a microsecond, and looks whether the value is there by now.
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.005  # seconds
