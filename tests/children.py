@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import pickle
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 import memstore
-from memstore.engine.syscalls import calls
+from memstore.engine import syscalls
 
 _CONTEXT = multiprocessing.get_context("fork")
 
@@ -79,7 +80,7 @@ class Child:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             with open(f"/proc/{self.pid}/syscall") as file:
-                if file.read().split()[0] == str(calls._SYS_FUTEX):
+                if file.read().split()[0] == str(syscalls._SYS_FUTEX):
                     return
         raise TimeoutError(f"the child did not go to sleep in {timeout} s")
 
@@ -124,6 +125,16 @@ def in_child(function: Callable[..., Any], *arguments: Any, timeout: float = 240
     """Calls `function(*arguments)` in a forked child; returns what it returns, raises what it raises."""
     with Child(_without_wire, function, arguments) as child:
         return child.receive(timeout)
+
+
+def in_a_child(test: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a test that runs in a forked child, and fails with what it raises there."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        in_child(functools.partial(test, *arguments, **named))
+
+    return run
 
 
 def _without_wire(_: Wire, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

@@ -184,7 +184,7 @@ def quick_collections() -> None:
 
 _FOR_WORKERS = (
     "tests.small_values",
-    *(f"tests.crash.{name}" for name in ("workers", "blockers", "forks", "journal", "shards", "shards_at_random")),
+    *(f"tests.crash.{name}" for name in ("workers", "blockers", "forks", "journal", "shards")),
     "memstore.datasets",
     "memstore.replay",
     "tests.replay.workers",

@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.files import huge_pages
+from memstore.engine.files import mapping
 
 
 def require_huge_pages(folder: str) -> None:
@@ -25,14 +25,14 @@ def require_huge_pages(folder: str) -> None:
         pytest.skip(f"the kernel makes no huge pages of files in {folder}")
 
 
-class _AtAnyPrice(huge_pages.PagePrices):
+class _AtAnyPrice(mapping.PagePrices):
     def prefers_huge(self) -> bool:
         return True
 
 
 def ask_at_any_price() -> None:
     """In this process and its children: so that an operation has the same steps each time, whatever memory costs."""
-    huge_pages.prices = _AtAnyPrice()
+    mapping.prices = _AtAnyPrice()
 
 
 def warm_huge_pages(nbytes: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import lmdb
 
 import memstore
-from memstore.engine.catalog.tables import Transaction
+from memstore.engine.catalog.tables import Counters, Transaction
 from memstore.engine.root.roots import Root
 
 
@@ -17,6 +17,11 @@ def root_of(store: memstore.Store) -> Root:
     root = store._root
     assert root is not None, "the store is closed"
     return root
+
+
+def counters_of(root: Root) -> Counters:
+    with root.guard:
+        return root.catalog.view(Transaction.counters)
 
 
 def lmdb_of(root: Root) -> lmdb.Environment:

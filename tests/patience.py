@@ -23,6 +23,13 @@ def least_seconds(call: Callable[[], object], enough: float, tries: int = 20) ->
     return least
 
 
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"it is not so after {seconds} s"
+        time.sleep(0.001)
+
+
 def give_back_until(store: memstore.Store, is_gone: Callable[[], bool], seconds: float = 60.0) -> None:
     """Collects what nobody holds until something is gone: whoever read it just now may hold it for a moment more."""
     deadline = time.monotonic() + seconds

@@ -1,17 +1,15 @@
 """Between values and bytes: what a put writes, and what a get makes of what it maps. Imports torch.
 
-checksums    checksums of leaves and objects
 parts        what a rank says of a sharded value, read and checked; where the bytes of its boxes lie
 writing      drafts of puts: a value taken apart, or a rank's part of one
 merging      the parts of all ranks as one value; in a repair, headers made anew and values of headers
-reading      a mapped entry as a value; verify; bytes that lie on other hosts; how many bytes were read
+reading      a mapped entry as a value; checksums compared; bytes that lie on other hosts; how many bytes were read
 """
 
 from __future__ import annotations
 
-from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.contents.merging import content_of_headers, header_of, header_of_part, merge
-from memstore.contents.parts import box_table, boxes_of, encode_boxes, read_content
+from memstore.contents.parts import CHECKSUM_SIZE, box_table, boxes_of, encode_boxes, read_content
 from memstore.contents.reading import (
     PLAIN_READ,
     ReadOptions,

@@ -26,8 +26,16 @@ import numpy as np
 import xxhash
 
 from memstore import structure
-from memstore.contents.checksums import CHECKSUM_SIZE, compare, placed_objects
-from memstore.contents.parts import LeafSignature, PartLeaf, RankPart, box_table, encode_boxes, read_part
+from memstore.contents.parts import (
+    CHECKSUM_SIZE,
+    LeafSignature,
+    PartLeaf,
+    RankPart,
+    box_table,
+    encode_boxes,
+    read_part,
+)
+from memstore.contents.reading import compare, placed_objects
 from memstore.engine import (
     ALIGNMENT,
     HEAD_SIZE,

@@ -20,7 +20,6 @@ import msgspec
 
 from memstore import structure
 from memstore._parsing import UNDECODABLE
-from memstore.contents.checksums import CHECKSUM_SIZE
 from memstore.engine import PART_MARK, Record, SegmentExtent
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.sharding import MOST_DIMENSIONS, NO_BOXES, Box, Boxes, StoredBox, whole
@@ -29,6 +28,7 @@ from memstore.structure import DTYPES, LeafNames, MalformedError, Tree, check_bo
 # --- What a rank says of the value -----------------------------------------------------------------------------------
 
 
+CHECKSUM_SIZE = 8  # bytes of xxh3-64, a leaf or box
 _CACHED_PARTS = 64  # of what parts say
 _MOST_RANKS = 1 << 20
 _MOST_BYTES = 1 << 62

@@ -17,8 +17,7 @@ import xxhash
 from memstore import _modes as modes
 from memstore import structure
 from memstore._threads import ABANDONED, check_abandoned
-from memstore.contents.checksums import CHECKSUM_SIZE, leaf_checksums
-from memstore.contents.parts import PartBox, PartLeaf, encode_content, encode_said
+from memstore.contents.parts import CHECKSUM_SIZE, PartBox, PartLeaf, encode_content, encode_said
 from memstore.engine import (
     HEADER_LIMIT,
     OBJECTS_IN_RECORD,
@@ -109,6 +108,11 @@ def draft(root: Root, key: bytes, flat: structure.FlatValue, limit: int, expect:
     except MemoryError:
         with resource_errors(root.path, key.decode(), root):
             raise
+
+
+def leaf_checksums(plan: structure.Plan, data: memoryview) -> bytes:
+    """Computes the checksums of all leaves of a data section, in their order."""
+    return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
 
 
 def _fill_segment(

@@ -5,8 +5,8 @@
 
 Users have what `__all__` names; the other names are for deferred_init, and may change.
 
-tensors  which tensors are fake: their storages have a mark
-session  what an operator does, by its schema, and what becomes of it; the interface to what remembers it
+session  which tensors are fake: their storages have a mark. What an operator does, by its schema, and what becomes of
+         it; the interface to what remembers it
 mode     fake_mode, is_fake, meta_like, fake_like; what no operator sees: text, copy.deepcopy; fakes outside of a mode
 """
 
@@ -26,10 +26,13 @@ from memstore.fake.mode import (
     meta_like,
     original_class,
 )
-from memstore.fake.session import History, Recorder, Session, kind_of
-from memstore.fake.tensors import (
+from memstore.fake.session import (
+    History,
     Mark,
+    Recorder,
+    Session,
     TensorRef,
+    kind_of,
     mark_of,
     over_storage,
     ref_of,

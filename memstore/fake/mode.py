@@ -35,15 +35,17 @@ from memstore._compat import (
 )
 from memstore._wording import an
 from memstore.errors import UnsupportedValueError
-from memstore.fake.session import Recorder, Session, lend, with_index
-from memstore.fake.tensors import (
+from memstore.fake.session import (
     APART,
     META,
     Mark,
+    Recorder,
+    Session,
     TensorRef,
     is_inference,
     is_leaf,
     is_meta,
+    lend,
     mark_of,
     meta_twin,
     over_storage,
@@ -52,6 +54,7 @@ from memstore.fake.tensors import (
     set_mark,
     storage_bytes,
     tensors_in,
+    with_index,
 )
 from memstore.structure import RefusedError
 

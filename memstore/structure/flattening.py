@@ -79,16 +79,13 @@ _CACHED_PLANS = 256
 _CACHED_LEAVES = 1 << 18  # of all these plans
 
 
-class FlatValue:
+class FlatValue(msgspec.Struct, eq=False):
     """A value taken apart: its plan, its tensors (no copies), its other leaves as msgpack, and what to copy where."""
 
-    __slots__ = ("copies", "objects", "plan", "tensors")
-
-    def __init__(self, plan: Plan, tensors: list[torch.Tensor], encoded: bytes, copies: CopyPlan) -> None:
-        self.plan = plan
-        self.tensors = tensors
-        self.objects = encoded
-        self.copies = copies
+    plan: Plan
+    tensors: list[torch.Tensor]
+    objects: bytes
+    copies: CopyPlan
 
 
 def contents(flat: FlatValue) -> bytes:

@@ -568,8 +568,7 @@ def copy_tensors(copies: CopyPlan, tensors: Sequence[torch.Tensor], memory: Memo
     """Copies tensors to their places in `memory`."""
     small = tensors if copies.small_whole else [tensors[i] for i in copies.small_leaves]
     if small:
-        base = memory.ctypes.data
-        targets = [base + offset for offset in copies.small_offsets]
+        targets = map(memory.ctypes.data.__add__, copies.small_offsets)
         sources = map(torch.Tensor.data_ptr, small)
         deque(map(_memmove, targets, sources, copies.small_sizes), maxlen=0)
     for leaf, offset, nbytes in copies.medium:

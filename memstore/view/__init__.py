@@ -5,16 +5,15 @@ From below upwards:
 source       what leaves are parts of (a pinned version of a store), its bytes in memory, and stored leaves in them
 leaf_boxes   a stored leaf in boxes that lie apart, and the regions and points of it that are asked for
 lazy         a tensor that shows a box of a stored leaf and reads it later; how torch's operators run on it
-leaf         StoredTensor, the lazy leaf that users have: made, sent, saved, and read into a DTensor
-views        views of held versions; their leaves loaded one by one; the parts of a value without its containers
+views        StoredTensor, the lazy leaf that users have: made, sent, saved, and read into a DTensor; views of held
+             versions; their leaves loaded one by one; the parts of a value without its containers
 """
 
 from __future__ import annotations
 
-from memstore.view.leaf import StoredTensor, distribute, lazy_leaf
 from memstore.view.leaf_boxes import LeafBoxes, Points
 from memstore.view.source import LeafBytes, Memory, Source, StoredLeaf
-from memstore.view.views import ValueParts, load_leaf, own_leaf, parts_of, view
+from memstore.view.views import StoredTensor, ValueParts, distribute, lazy_leaf, load_leaf, own_leaf, parts_of, view
 
 __all__ = [
     "LeafBoxes",

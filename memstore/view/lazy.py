@@ -1,7 +1,7 @@
 """Lazy tensors, which show a box of a stored leaf and read it later, and how operators of torch run on them.
 
 `run` is what torch calls for an operator. `rule_of` says by its schema what it does with its tensors; `pick` reads the
-points of a leaf in boxes that an operator of indices means; `results` makes lazy tensors of views. `leaf.py` makes
+points of a leaf in boxes that an operator of indices means; `results` makes lazy tensors of views. `views.py` makes
 StoredTensor of all this.
 """
 
@@ -28,7 +28,7 @@ from memstore.view.leaf_boxes import LeafBoxes, Points
 from memstore.view.source import LeafBytes, StoredLeaf, nbytes_of
 
 # --- LazyTensor ------------------------------------------------------------------------------------------------------
-# LazyTensor: a tensor that shows a box of a stored leaf and reads it later. `leaf.py` makes StoredTensor of it.
+# LazyTensor: a tensor that shows a box of a stored leaf and reads it later. `views.py` makes StoredTensor of it.
 #
 # Over the bytes of a stored leaf lie two storages. The one here may be read and not written: torch refuses a pointer to
 # write by, in C. A lazy tensor is a subclass instance of `shown`, a tensor over that storage. So what looks for its

@@ -28,7 +28,7 @@ def make(root: str, size: int, number: int = 7) -> tuple[str, str]:
 
 def fails(root: str, path: str, mode: str = "r+") -> memstore.CorruptionError:
     """Every way to read "key" is refused; "other" is as it was, and "key" can be put again."""
-    with memstore.open(root, mode, timeout=0.3 if mode == "r" else 10.0) as store:  # type: ignore[arg-type]
+    with memstore.open(root, mode, timeout=0.3 if mode == "r" else 10.0) as store:
         for call in (
             lambda: store.get("key"),
             lambda: store.get_many(["other", "key"]),

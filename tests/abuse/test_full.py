@@ -7,12 +7,12 @@ import os
 import pickle
 
 import pytest
-import torch
 
 import memstore
 from tests.children import Child, Wire, children
 from tests.examples import one_in
 from tests.inside import root_of
+from tests.segments import of_size
 from tests.small_tmpfs import fill, free_bytes, on_small_tmpfs
 from tests.support.equality import assert_same
 
@@ -35,10 +35,6 @@ def put_fails(store: memstore.Store, key: str, value: object) -> memstore.StoreF
     assert state(store) == before
     assert free_bytes(os.path.dirname(store.root)) == free
     return caught.value
-
-
-def of_size(size: int, number: int = 7) -> torch.Tensor:
-    return torch.full((size,), number % 251, dtype=torch.uint8)
 
 
 # --- large values -----------------------------------------------------------------------------------------------------
@@ -230,7 +226,7 @@ def _not_a_byte(folder: str) -> None:
     ballast = fill(folder)
     assert free_bytes(folder) == 0
     for mode in ("r", "r+", "a"):
-        memstore.open(root, mode).close()  # type: ignore[arg-type]
+        memstore.open(root, mode).close()
     with memstore.open(root) as store, Child(_wait_for_small, root) as waiting:
         waiting.receive()
         assert_same(of_size(50_000), store.get("file"))

@@ -65,7 +65,7 @@ def calls(store: memstore.Store) -> dict[str, Callable[[], object]]:
 NEED_NO_FILE = {"put small", "version", "keys", "stats"}
 
 
-@pytest.mark.parametrize("name", calls(None))  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", calls(None))
 def test_no_file_can_be_opened(root: str, name: str) -> None:
     in_child(_without_files, root, name)
     assert in_child(_still_works, root)
@@ -125,13 +125,13 @@ def _open_with_few_files(root: str, mode: str) -> None:
         path = root if os.path.exists(f"{root}/memstore.json") else f"{root}{leave}"
         files = use_up_files(leave)
         try:
-            memstore.open(path, mode, timeout=2.0).close()  # type: ignore[arg-type]
+            memstore.open(path, mode, timeout=2.0).close()
         except memstore.ResourceLimitError as error:
             refused += 1
             assert error.errno == errno.EMFILE and "ulimit -n" in str(error)
         finally:
             close_all(files)
-        with memstore.open(path, mode, timeout=2.0) as store:  # type: ignore[arg-type]
+        with memstore.open(path, mode, timeout=2.0) as store:
             assert store.get("file", None) is None or (store.get("file") == VALUE).all()
         assert open_files(path) == []
     assert 2 < refused < 12

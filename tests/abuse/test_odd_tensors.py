@@ -69,7 +69,7 @@ class Nowhere(torch.Tensor):
 
     @staticmethod
     def __new__(cls) -> Nowhere:
-        make: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+        make: Any = torch.Tensor._make_wrapper_subclass
         return make(cls, (8, 8), strides=(8, 1), storage_offset=4, dtype=torch.float32)
 
     @classmethod

@@ -52,7 +52,7 @@ def read_everything(root: str, options: dict[str, Any] | None = None) -> list[st
     """Touches all that a store can tell; the names of the errors."""
     errors: list[str] = []
     for mode in ("r", "r+"):
-        with _noting(errors), memstore.open(root, mode, timeout=0.02, **options or {}) as store:  # type: ignore[arg-type]
+        with _noting(errors), memstore.open(root, mode, timeout=0.02, **options or {}) as store:
             for call in (
                 lambda: store.get("key"),
                 lambda: store.get("key", out={"x": torch.zeros(1000), "y": None}),

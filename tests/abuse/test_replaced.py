@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import shutil
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -25,11 +28,17 @@ from tests.abuse.replacing import (
     make,
     make_anew,
     move_and_make_anew,
+    move_away,
     remove_slowly,
 )
 from tests.abuse.test_closed import CALLS
 from tests.children import Child, Wire, in_child
+from tests.crash.blockers import waiting_for_mutexes
+from tests.inside import root_of
+from tests.namespaces import MOUNTS, bind_mount, in_namespaces, mount_overlay, mount_tmpfs, unmount
+from tests.overlay import on_overlay
 from tests.support import faults
+from tests.users import USER, as_user, needs_root
 
 # What a call makes of a store that isn't there any more, beside those that a closed one refuses too.
 ALL_CALLS: dict[str, Callable[[memstore.Store, str], object]] = {
@@ -303,3 +312,287 @@ def _use_after_removal(wire: Wire, store: memstore.Store, refs: list[memstore.Re
             continue
         answered.append(name)
     return answered
+
+
+# --- during puts: what is acknowledged is in the store that the path names --------------------------------------------
+
+
+class Change(NamedTuple):
+    make: Callable[[memstore.Store], object]
+    commits: int  # that of a claim, and its own
+    keys: tuple[str, ...]
+
+
+CHANGES = {
+    "inline": Change(lambda store: store.put("key", INLINE + 1), 1, ("key",)),
+    "segment": Change(lambda store: store.put("segment", SEGMENT + 1), 2, ("segment",)),
+    "batch": Change(lambda store: store.put_many({"key": INLINE + 1, "segment": SEGMENT + 1}), 2, ("key", "segment")),
+    "delete": Change(lambda store: store.delete_many(["key", "segment"]), 1, ("key", "segment")),
+}
+
+
+def steps_until_its_commit(change: Change, root: str) -> int:
+    make(root)
+    with memstore.open(root) as store:
+        change.make(store)
+        make(root)
+        steps = faults.record(lambda: change.make(store))
+    return [number for number, name in enumerate(steps, 1) if name == faults.COMMIT][change.commits - 1]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_not_acknowledged_if_the_store_moved_before_its_commit(scratch: str, name: str) -> None:
+    """Nor right after it. When the store comes back, the change is there, or not, as a whole."""
+    change = CHANGES[name]
+    steps, seen = steps_until_its_commit(change, scratch), set[int | None]()
+    with memstore.open(scratch) as store:
+        for number, after in itertools.product(range(1, steps + 1), (False, True)):
+            make(scratch)
+            with (
+                faults.at_step(number, lambda: move_away(store), after=after),
+                pytest.raises(memstore.NotAStoreError, match="removed or moved"),
+            ):
+                change.make(store)
+            os.rename(f"{scratch}.aside", scratch)
+            found = {
+                None if value is None else int(value[0]) for value in (store.get(key, None) for key in change.keys)
+            }
+            assert len(found) == 1, f"moved at step {number}"
+            seen |= found
+        store.gc()
+        assert store.verify().ok and store.stats().filling_bytes == 0
+    assert 0 in seen
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_not_acknowledged_if_the_store_was_made_anew_before_its_commit(scratch: str, name: str) -> None:
+    """No error but ours, and nothing of it in the new store."""
+    change = CHANGES[name]
+    for number in range(1, steps_until_its_commit(change, scratch) + 1):
+        make(scratch)
+        with (
+            memstore.open(scratch) as store,
+            faults.at_step(number, lambda: make_anew(scratch), after=True),
+            pytest.raises(memstore.NotAStoreError, match="replaced meanwhile"),
+        ):
+            change.make(store)
+        with memstore.open(scratch, "r") as store:
+            assert sorted(store) == ["key", "segment"] and sorted(os.listdir(store.root + "/segments")) == [
+                SEGMENT_FILE
+            ]
+            assert torch.equal(store.get("key"), INLINE) and torch.equal(store.get("segment"), SEGMENT)
+        shutil.rmtree(scratch)
+
+
+SEGMENT_FILE = f"{1:016x}.safetensors"
+
+
+def test_a_put_that_waits_for_the_mutex_meanwhile(scratch: str) -> None:
+    make(scratch)
+    ended: list[object] = []
+
+    def put(store: memstore.Store, value: torch.Tensor) -> None:
+        try:
+            ended.append(store.put("key", value))
+        except BaseException as error:
+            ended.append(type(error))
+
+    with memstore.open(scratch) as store:
+        threads = [threading.Thread(target=put, args=(store, value)) for value in (INLINE + 1, SEGMENT + 1)]
+
+        def hold() -> None:
+            for thread in threads:
+                thread.start()
+            while waiting_for_mutexes() < len(threads):
+                time.sleep(0.001)
+            in_child(move_and_make_anew, scratch)
+
+        root_of(store).mutex.run(hold, time.monotonic() + 20)
+        for thread in threads:
+            thread.join(100)
+    assert ended == [memstore.NotAStoreError] * 2
+    with memstore.open(scratch) as new, memstore.open(f"{scratch}.aside") as moved:
+        assert torch.equal(new.get("key"), INLINE) and torch.equal(moved.get("key"), INLINE)
+
+
+Journal = list[tuple[str, int, float, float]]  # key, stamp, when the put began, and when it was acknowledged
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.full)])
+def test_a_writer_loses_nothing_while_its_store_is_swapped_again_and_again(scratch: str, count: int) -> None:
+    """What is acknowledged between two swaps is in the store that was there between them."""
+    make(scratch)
+    since = [time.monotonic()]  # each store's first moment, and last
+    until: list[float] = []
+    with Child(_put_and_journal, scratch) as writer:
+        assert writer.receive() == "opened"
+        for number in range(count):
+            make(f"{scratch}.new")
+            until.append(time.monotonic())
+            os.rename(scratch, f"{scratch}.{number}")
+            os.rename(f"{scratch}.new", scratch)
+            since.append(time.monotonic())
+            assert writer.receive() == "opened"
+        writer.send()
+        journal: Journal = writer.receive()
+    os.rename(scratch, f"{scratch}.{count}")
+    until.append(time.monotonic())
+    for number in range(count + 1):
+        mine = [entry for entry in journal if since[number] <= entry[2] and entry[3] <= until[number]]
+        with memstore.open(f"{scratch}.{number}", "r") as store:
+            for key in ("key", "segment"):
+                last = max((stamp for name, stamp, *_ in mine if name == key), default=0)
+                assert int(store.get(key)[0]) >= last, f"store {number} has lost the put of {last}"
+    assert len(journal) > count
+
+
+def _put_and_journal(wire: Wire, root: str) -> Journal:
+    journal: Journal = []
+    stamps = itertools.count(1)
+    while True:
+        try:
+            store = memstore.open(root, "r+")
+        except memstore.NotAStoreError:  # between two renames
+            continue
+        with store:
+            wire.send("opened")
+            for stamp in stamps:
+                if wire.has_message:
+                    return journal
+                key, value = ("key", INLINE) if stamp % 2 else ("segment", SEGMENT)
+                began = time.monotonic()
+                try:
+                    store.put(key, value + stamp)
+                except memstore.NotAStoreError:
+                    break
+                journal.append((key, stamp, began, time.monotonic()))
+
+
+# --- what is the same store still, though its path, or what it is looked up by, has changed ---------------------------
+
+
+def use(store: memstore.Store) -> None:
+    """For long enough that it looks what its path names."""
+    for number in range(3):
+        look_again(store)
+        store.put("key", number)
+        store.put("segment", SEGMENT + number)
+        look_again(store)
+        assert store.get("key") == number and int(store.get("segment")[0]) == number
+        assert store.wait("key") > 0
+        store.delete("segment")
+
+
+def test_a_relative_path_and_another_working_directory(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(os.path.dirname(scratch))
+    with memstore.open("store") as store:
+        monkeypatch.chdir("/")
+        use(store)
+
+
+def test_a_link_that_names_another_folder_by_now(scratch: str) -> None:
+    """The store is where it was, and `store.root` says where."""
+    for name in ("one", "other"):
+        make(f"{scratch}.{name}")
+    os.symlink(f"{scratch}.one", scratch)
+    with memstore.open(scratch) as store:
+        os.unlink(scratch)
+        os.symlink(f"{scratch}.other", scratch)
+        use(store)
+        assert store.root == f"{scratch}.one"
+        with memstore.open(scratch) as other:
+            assert torch.equal(other.get("key"), INLINE)
+
+
+def test_a_store_that_was_moved_and_opened_where_it_is(scratch: str) -> None:
+    with memstore.open(scratch) as old:
+        old.put("key", INLINE)
+        os.rename(scratch, f"{scratch}.aside")
+        with memstore.open(f"{scratch}.aside") as store:
+            assert store.root == f"{scratch}.aside" and torch.equal(store.get("key"), INLINE)
+            use(store)
+            with pytest.raises(memstore.NotAStoreError):
+                old.get("key")
+
+
+def test_a_bind_mount(scratch: str) -> None:
+    in_namespaces(MOUNTS, _in_a_bind_mount, scratch)
+
+
+def _in_a_bind_mount(scratch: str) -> None:
+    make(scratch)
+    for path in (f"{scratch}.mounted", f"{scratch}.too"):
+        os.mkdir(path)
+        bind_mount(path, scratch)
+    with memstore.open(f"{scratch}.mounted") as store, memstore.open(scratch) as same, memstore.open(f"{scratch}.too"):
+        use(store)
+        use(same)
+        unmount(f"{scratch}.mounted")
+        with pytest.raises(memstore.NotAStoreError):
+            use(store)
+    with memstore.open(scratch) as again:
+        use(again)
+    unmount(f"{scratch}.too")
+
+
+@pytest.mark.parametrize("one_file_system", [True, False])
+def test_an_overlay(one_file_system: bool) -> None:
+    on_overlay(_on_overlay, one_file_system=one_file_system)
+
+
+def _on_overlay(root: str) -> None:
+    with memstore.open(root) as store:
+        use(store)
+        in_child(make_anew, root)
+        with pytest.raises(memstore.NotAStoreError):
+            store.put("key", 1)
+
+
+@pytest.mark.parametrize("options", ["", ",xino=off"])
+def test_an_overlay_whose_lower_layer_has_the_store(options: str) -> None:
+    """As in an image of a container. A folder that is written to is copied up, and the same still."""
+    folder = tempfile.mkdtemp(prefix="memstore-overlay-")
+    try:
+        in_namespaces(MOUNTS, _above_a_lower_layer, folder, options)
+    finally:
+        os.rmdir(folder)
+
+
+def _above_a_lower_layer(folder: str, options: str) -> None:
+    mount_tmpfs(folder, "size=256m,mode=700")
+    lower, upper, work, merged = (f"{folder}/{name}" for name in ("lower", "upper", "work", "merged"))
+    for path in (lower, upper, work, merged):
+        os.mkdir(path)
+    if options:
+        mount_tmpfs(lower)
+    make(f"{lower}/store")
+    mount_overlay(merged, lower, upper, work, options)
+    with memstore.open(f"{merged}/store") as store:
+        use(store)
+        in_child(_reopen_and_use, f"{merged}/store")
+        use(store)
+    unmount(folder)
+
+
+def _reopen_and_use(root: str) -> None:
+    with memstore.open(root) as store:
+        use(store)
+
+
+@needs_root
+def test_a_parent_that_may_not_be_entered_any_more(shared: str) -> None:
+    """That says nothing of the store, and isn't said of it."""
+    as_user(USER, [], _forbid_the_parent, f"{shared}.parent")
+
+
+def _forbid_the_parent(parent: str) -> None:
+    os.mkdir(parent)
+    with memstore.open(f"{parent}/store") as store:
+        use(store)
+        os.chmod(parent, 0)
+        for call in (lambda: store.put("key", 1), lambda: store.version("key"), lambda: store.wait("key")):
+            look_again(store)
+            with pytest.raises(memstore.PermissionDeniedError, match="may not look.*x bits"):
+                call()
+        os.chmod(parent, 0o700)
+        use(store)

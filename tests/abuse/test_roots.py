@@ -1,4 +1,4 @@
-"""What may be no store's folder, and what in it is not trusted."""
+"""What may be no store's folder, and what in it is not trusted: planted links among them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.users import OTHER, USER, as_user, needs_root
 
 
 def open_and_close(root: str, mode: str = "a", **options: Any) -> None:
-    memstore.open(root, mode, **{"timeout": 5.0, **options}).close()  # type: ignore[arg-type]
+    memstore.open(root, mode, **{"timeout": 5.0, **options}).close()
 
 
 def make(root: str, **options: Any) -> None:
@@ -54,7 +54,7 @@ def test_a_parent_that_is_a_file(tmp_path: Path) -> None:
 def test_a_file_in_its_place(tmp_path: Path, mode: str) -> None:
     (tmp_path / "store").write_text("text")
     with pytest.raises(memstore.NotAStoreError, match="not a folder"):
-        memstore.open(tmp_path / "store", mode)  # type: ignore[arg-type]
+        memstore.open(tmp_path / "store", mode)
     assert (tmp_path / "store").read_text() == "text"
 
 
@@ -71,7 +71,7 @@ def test_a_folder_of_other_things(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     for mode in ("r", "r+", "a", "x"):
         with pytest.raises(memstore.NotAStoreError):
-            memstore.open(tmp_path, mode)  # type: ignore[arg-type]
+            memstore.open(tmp_path, mode)
     assert os.listdir(tmp_path) == ["thesis.tex"]
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
 
@@ -89,7 +89,7 @@ def test_a_name_that_is_too_long(tmp_path: Path) -> None:
 def test_another_users_store(shared: str, mode: str) -> None:
     as_user(USER, [], make, shared)
     with pytest.raises(memstore.PermissionDeniedError, match=f"belongs to user {USER}.*runs as 0"):
-        memstore.open(shared, mode)  # type: ignore[arg-type]
+        memstore.open(shared, mode)
     with pytest.raises(memstore.PermissionDeniedError) as caught:
         as_user(OTHER, [], open_and_close, shared, mode)
     assert isinstance(caught.value, PermissionError)
@@ -153,7 +153,7 @@ def test_a_store_that_is_open_to_others(scratch: str, mode: int) -> None:
     os.chmod(scratch, mode)
     for how in ("r", "r+", "a"):
         with pytest.raises(memstore.PermissionDeniedError, match=f"mode {mode:04o}.*chmod 700"):
-            memstore.open(scratch, how)  # type: ignore[arg-type]
+            memstore.open(scratch, how)
     os.chmod(scratch, 0o700)
     open_and_close(scratch)
 
@@ -180,7 +180,7 @@ def test_a_folder_that_people_share_is_left_as_it_is(scratch: str, is_planted: b
     Path(scratch, "of others").touch()
     for how in ("a", "r+") if is_planted else ("a", "x"):
         with pytest.raises(memstore.PermissionDeniedError) as caught:
-            memstore.open(scratch, how)  # type: ignore[arg-type]
+            memstore.open(scratch, how)
         assert "chmod" not in str(caught.value)
     with pytest.raises(memstore.NotAStoreError if not is_planted else memstore.PermissionDeniedError):
         memstore.open(scratch, "r")
@@ -221,7 +221,7 @@ def test_a_newer_format(scratch: str) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3, "durability": "in stone"}))
     for mode in ("r", "r+", "a"):
         with pytest.raises(memstore.FormatVersionError, match="format 3.*reads up to 2.*upgrade"):
-            memstore.open(scratch, mode)  # type: ignore[arg-type]
+            memstore.open(scratch, mode)
     with pytest.raises((memstore.AlreadyExistsError, memstore.FormatVersionError)):
         memstore.open(scratch, "x")
 
@@ -246,7 +246,7 @@ def test_a_damaged_memstore_json(scratch: str, content: bytes) -> None:
     Path(scratch, folder.SETTINGS).write_bytes(content)
     for mode in ("r", "r+", "a"):
         with pytest.raises(memstore.NotAStoreError, match=r"memstore\.json is foreign or damaged"):
-            memstore.open(scratch, mode)  # type: ignore[arg-type]
+            memstore.open(scratch, mode)
 
 
 def test_another_stores_catalog(scratch: str) -> None:
@@ -256,7 +256,7 @@ def test_another_stores_catalog(scratch: str) -> None:
     shutil.copytree(f"{scratch}2/catalog", f"{scratch}/catalog")
     for mode in ("r", "r+", "a"):
         with pytest.raises(memstore.CorruptionError, match="catalog belongs to store") as caught:
-            memstore.open(scratch, mode)  # type: ignore[arg-type]
+            memstore.open(scratch, mode)
         assert caught.value.path == f"{scratch}/catalog/local"
     open_and_close(f"{scratch}2")
 
@@ -281,7 +281,7 @@ def test_a_store_without_its_memstore_json_is_not_made_up(scratch: str) -> None:
     os.rename(f"{scratch}/memstore.json", f"{scratch}.aside")
     for mode in ("r", "r+", "a", "x"):
         with pytest.raises(memstore.NotAStoreError, match=r"memstore\.json"):
-            memstore.open(scratch, mode)  # type: ignore[arg-type]
+            memstore.open(scratch, mode)
     os.rename(f"{scratch}.aside", f"{scratch}/memstore.json")
     with memstore.open(scratch, checksum=True) as store:
         assert store.get("key").sum() == 499_500
@@ -351,7 +351,7 @@ def test_a_store_that_was_moved_to_a_network_file_system(scratch: str, monkeypat
     monkeypatch.setattr(syscalls, "filesystem_type", lambda path: NETWORK["NFS"])
     for mode in ("r", "r+", "a"):
         with pytest.raises(memstore.UnsupportedFilesystemError, match="NFS"):
-            memstore.open(scratch, mode)  # type: ignore[arg-type]
+            memstore.open(scratch, mode)
 
 
 @pytest.mark.parametrize("name", LOCAL)
@@ -428,3 +428,141 @@ def _on_a_read_only_mount(folder: str) -> None:
             open_and_close(f"{folder}/new")
     finally:
         unmount(folder)
+
+
+# --- planted links: none is followed, none of their targets is read, written or cut short -----------------------------
+
+
+PARTS = [
+    folder.SETTINGS,
+    folder.LOCK,
+    folder.DOORBELL,
+    "catalog",
+    folder.CATALOG,
+    f"{folder.CATALOG}/data.mdb",
+    f"{folder.CATALOG}/lock.mdb",
+    folder.SEGMENTS,
+]
+
+
+def make_plain(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("key", torch.arange(1000))
+
+
+def use(root: str) -> None:
+    with memstore.open(root, timeout=5.0) as store:
+        store.put("key", torch.zeros(1000))
+        store.put("other", torch.zeros(1000))
+
+
+@pytest.mark.parametrize("target", ["a copy", "nothing"])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_link_in_a_store_is_refused(scratch: str, name: str, target: str) -> None:
+    make_plain(scratch)
+    path, aside = f"{scratch}/{name}", f"{scratch}.aside"
+    os.rename(path, aside)
+    before = contents(aside)
+    os.symlink(aside if target == "a copy" else "/nowhere/at/all", path)
+    for mode in ("r", "r+", "a"):
+        with pytest.raises(
+            memstore.PermissionDeniedError, match=rf"{name} should be a (file|folder) and is l"
+        ) as caught:
+            memstore.open(scratch, mode, timeout=5.0)
+        assert isinstance(caught.value, PermissionError)
+    assert contents(aside) == before
+    os.unlink(path)
+    os.rename(aside, path)
+    use(scratch)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_link_that_waits_for_a_creator_is_refused(scratch: str, name: str) -> None:
+    victim = f"{scratch}.victim"
+    if name in ("catalog", folder.CATALOG, folder.SEGMENTS):
+        os.mkdir(victim)
+    else:
+        Path(victim).write_bytes(b"precious" * 512)
+    before = contents(victim)
+    path = f"{scratch}/{name}"
+    os.makedirs(os.path.dirname(path), mode=0o700)
+    os.chmod(scratch, 0o700)
+    os.symlink(victim, path)
+    with pytest.raises(memstore.MemstoreError):
+        memstore.open(scratch, timeout=5.0)
+    assert contents(victim) == before
+
+
+@pytest.mark.parametrize("name", [folder.SETTINGS, folder.LOCK, folder.DOORBELL])
+def test_a_link_in_place_of_a_temporary_file_is_not_written_through(scratch: str, name: str) -> None:
+    victim = f"{scratch}.victim"
+    Path(victim).write_bytes(b"precious")
+    os.mkdir(scratch, 0o700)
+    os.symlink(victim, f"{scratch}/.{name}.new")
+    make_plain(scratch)
+    assert Path(victim).read_bytes() == b"precious"
+    assert not [found for found in os.listdir(scratch) if found.endswith(".new")]
+
+
+@pytest.mark.parametrize("kind", ["a copy", "nothing", "a folder", "itself"])
+def test_a_link_in_place_of_a_segment_is_not_followed(scratch: str, kind: str) -> None:
+    make_plain(scratch)
+    with memstore.open(scratch, timeout=5.0) as store:
+        (path,) = store.info("key").files
+        aside = f"{scratch}.aside"
+        os.rename(path, aside)
+        os.symlink({"a copy": aside, "nothing": "/nowhere", "a folder": "/tmp", "itself": path}[kind], path)
+        with pytest.raises(memstore.CorruptionError, match="'key'") as caught:
+            store.get("key")
+        assert (caught.value.key, caught.value.path) == ("key", path)
+        store.put("key", torch.ones(1000))
+        assert store.get("key").sum() == 1000
+        store.put("key", torch.ones(1000))
+        store.gc()
+    assert os.path.getsize(aside) > 8000
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "folder", "fifo"])
+def test_what_lies_where_the_next_segment_goes_is_not_written_over(scratch: str, kind: str) -> None:
+    victim = f"{scratch}.victim"
+    Path(victim).write_bytes(b"precious")
+    make_plain(scratch)
+    with memstore.open(scratch, timeout=5.0) as store:
+        planted = f"{scratch}/segments/{3:016x}.safetensors"  # numbers 1 and 2 were the first put's
+        {
+            "link": lambda: os.symlink(victim, planted),
+            "file": lambda: shutil.copy(victim, planted),
+            "folder": lambda: os.mkdir(planted),
+            "fifo": lambda: os.mkfifo(planted),
+        }[kind]()
+        try:
+            store.put("key", torch.ones(1000))
+        except memstore.MemstoreError as error:
+            assert planted in str(error)
+        store.put("key", torch.ones(1000))  # the next one goes elsewhere
+        store.put("key", torch.ones(1000))
+        assert store.get("key").sum() == 1000
+        store.gc()
+        store.put("key", torch.zeros(1000))
+    assert Path(victim).read_bytes() == b"precious"
+
+
+def test_a_fifo_in_place_of_a_segment_hangs_nobody(scratch: str) -> None:
+    make_plain(scratch)
+    with memstore.open(scratch) as store:
+        (path,) = store.info("key").files
+    os.unlink(path)
+    os.mkfifo(path)
+    with pytest.raises(memstore.CorruptionError):
+        in_child(_get, scratch, timeout=100)
+
+
+def _get(root: str) -> None:
+    with memstore.open(root, timeout=5.0) as store:
+        store.get("key")
+
+
+def contents(path: str) -> object:
+    if os.path.isdir(path):
+        return {str(found): found.read_bytes() for found in Path(path).rglob("*") if found.is_file()}
+    return Path(path).read_bytes()

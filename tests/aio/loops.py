@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from threading import Event
 from typing import Any, TypeVar
 
 import memstore.aio
@@ -36,6 +37,25 @@ def threads_of_aio() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("memstore.aio")]
 
 
+def gated(function: Callable[..., T], *, after: bool = False) -> tuple[Callable[..., T], Event, Event]:
+    """As the function, held before or after it: the first event tells that it is there, the second lets it go on."""
+    is_there, may_go_on = Event(), Event()
+
+    def wait() -> None:
+        is_there.set()
+        assert may_go_on.wait(60)
+
+    def held(*arguments: Any, **options: Any) -> T:
+        if not after:
+            wait()
+        found = function(*arguments, **options)
+        if after:
+            wait()
+        return found
+
+    return held, is_there, may_go_on
+
+
 async def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
     """Awaits that something holds."""
     deadline = time.monotonic() + seconds
@@ -48,7 +68,7 @@ class Stopper:
     """Holds the store's mutex in a thread, as a writer does that was stopped under it."""
 
     def __init__(self, store: memstore.Store) -> None:
-        self._holds, self._may_end = threading.Event(), threading.Event()
+        self._holds, self._may_end = Event(), Event()
         mutex = opened(store).mutex
         self._thread = threading.Thread(target=lambda: mutex.run(self._hold, time.monotonic() + 30))
 

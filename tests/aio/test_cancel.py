@@ -21,7 +21,7 @@ from memstore.engine import SAMPLES
 from memstore.replay.sampling import Samples
 from memstore.store import models
 from memstore.store.model_fit import Fit
-from tests.aio.loops import Stopper, end_of_calls, threads_of_aio, until, with_store
+from tests.aio.loops import Stopper, end_of_calls, gated, threads_of_aio, until, with_store
 
 
 async def cancelled(task: asyncio.Future[object]) -> None:
@@ -61,14 +61,7 @@ async def test_a_put_that_is_cancelled_in_its_copy_is_not_made(
     store: AsyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So whoever catches the cancellation may write into the tensors again."""
-    copies, may_end = threading.Event(), threading.Event()
-    original = structure.fill
-
-    def slow(*arguments: object) -> None:
-        original(*arguments)  # type: ignore[arg-type]
-        copies.set()
-        assert may_end.wait(60)
-
+    slow, copies, may_end = gated(structure.fill, after=True)
     before = await store.put("x", torch.zeros(100_000))
     monkeypatch.setattr(structure, "fill", slow)
     task = asyncio.ensure_future(store.put("x", torch.ones(100_000)))
@@ -106,14 +99,7 @@ def test_puts_cancelled_at_any_moment_are_whole_or_not_made(root: str) -> None:
 async def test_a_get_into_memory_is_left_when_nothing_is_written_there(
     store: AsyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copies, may_end = threading.Event(), threading.Event()
-    original = structure.get_into
-
-    def slow(*arguments: object, **options: object) -> object:
-        copies.set()
-        assert may_end.wait(60)
-        return original(*arguments, **options)  # type: ignore[arg-type]
-
+    slow, copies, may_end = gated(structure.get_into)
     await store.put("x", torch.ones(1000))
     monkeypatch.setattr(structure, "get_into", slow)
     out = torch.zeros(1000)
@@ -161,17 +147,10 @@ async def test_a_load_that_is_cancelled_while_it_waits_never_writes(store: Async
 async def test_a_load_that_is_cancelled_before_its_copy_writes_nothing(
     store: AsyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fits, may_go_on = threading.Event(), threading.Event()
-
-    class Slow(Fit):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            fits.set()
-            assert may_go_on.wait(60)
-
+    slow, fits, may_go_on = gated(Fit, after=True)
     await store.save_model("policy", trained(1.0))
     mine = trained(0.0)
-    monkeypatch.setattr(models, "Fit", Slow)
+    monkeypatch.setattr(models, "Fit", slow)
     loading = asyncio.ensure_future(store.load_model("policy", mine))
     await until(fits.is_set)
     await cancelled(loading)  # at once: it writes nothing yet
@@ -183,14 +162,7 @@ async def test_a_load_that_is_cancelled_before_its_copy_writes_nothing(
 async def test_a_load_that_is_cancelled_in_its_copy_is_left_when_that_is_over(
     store: AsyncStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copies, may_end = threading.Event(), threading.Event()
-    original = structure.get_into
-
-    def slow(*arguments: object, **options: object) -> object:
-        copies.set()
-        assert may_end.wait(60)
-        return original(*arguments, **options)  # type: ignore[arg-type]
-
+    slow, copies, may_end = gated(structure.get_into)
     await store.save_model("policy", trained(1.0))
     mine = trained(0.0)
     monkeypatch.setattr(structure, "get_into", slow)
@@ -226,14 +198,7 @@ MOMENTS = ("before its thread is done", "before the loop has seen it", "before i
 async def test_a_sample_that_is_cancelled_when_it_has_its_rows_puts_them_back(
     store: AsyncStore, monkeypatch: pytest.MonkeyPatch, moment: str, sampler: Any
 ) -> None:
-    is_there, may_end = threading.Event(), threading.Event()
-    original = Samples.build
-
-    def slow(*arguments: Any) -> Any:
-        is_there.set()
-        assert may_end.wait(60)
-        return original(*arguments)
-
+    slow, is_there, may_end = gated(Samples.build)
     limiter = memstore.RateLimiter(samples_per_insert=1.0, min_size=1, tolerance=8.0)
     queue = memstore.aio.ReplayBuffer(
         store, "queue", {"x": ((), torch.int64)}, capacity=100, sampler=sampler, rate_limiter=limiter
@@ -267,16 +232,13 @@ def test_a_call_that_is_given_up_is_undone_once_or_not_at_all_if_it_fails(fails:
     undone: list[object] = []
 
     async def use() -> None:
-        has_begun, may_end = threading.Event(), threading.Event()
-
         def work(_: float) -> str:
-            has_begun.set()
-            assert may_end.wait(60)
             if fails:
                 raise ArithmeticError
             return "found"
 
-        task = asyncio.ensure_future(aio_calls.call("undo", work, undo=undone.append, settles=True))
+        held, has_begun, may_end = gated(work)
+        task = asyncio.ensure_future(aio_calls.call("undo", held, undo=undone.append, settles=True))
         await until(has_begun.is_set)
         task.cancel()
         await until(lambda: bool(ABANDONED))

@@ -25,7 +25,6 @@ TWINS = {
     "__repr__": "__repr__",
     "__init__": "__init__",
 }
-ITERATIONS = {"keys", "items", "values"}
 
 
 def methods(kind: type) -> set[str]:

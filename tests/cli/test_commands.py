@@ -5,14 +5,21 @@ Most are forked from this one, which has torch: to import it takes seconds, and 
 
 from __future__ import annotations
 
+import doctest
 import io
+import itertools
 import json
+import math
 import os
 import platform
+import pty
 import resource
+import select
+import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -20,13 +27,19 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import memstore
+from memstore import LeafInfo, ShardInfo
 from memstore._wording import size as as_size
 from memstore.cli import main, stores
+from memstore.cli.group import keys_of, quoted, starts_of, words_of
+from memstore.cli.render import ShardLayout, number_layouts, picture
 from tests.children import in_child
 from tests.cli.terminals import in_terminal
+from tests.documents.pages import ROOT, Snippet, snippets
 
 COMMAND = [sys.executable, "-m", "memstore"]
 
@@ -58,7 +71,7 @@ def run(arguments: tuple[str, ...]) -> tuple[object, str, str]:
             code: object = 0
         except SystemExit as end:
             code = end.code or 0
-    return code, *(stream.buffer.getvalue().decode() for stream in (output, errors))  # type: ignore[attr-defined]
+    return code, *(stream.buffer.getvalue().decode() for stream in (output, errors))
 
 
 def start(*arguments: str) -> str:
@@ -198,10 +211,6 @@ def test_attach_and_export(filled: str, tmp_path: Path) -> None:
 
 
 def test_watch_follows(filled: str) -> None:
-    lines = [
-        json.loads(line) for line in call("watch", filled, "--count", "3", "--interval", "0.05", "--json").splitlines()
-    ]
-    assert len(lines) == 3 and [one["key"] for one in lines[0]["entries"]] == [*memstore.open(filled)]
     seen = in_terminal("watch", filled, "pol", "--interval", "0.05", interrupt="puts/s,")
     assert seen.code == 130, seen.text[-500:]
     assert any(line.startswith("policy/td") for line in seen.screen) and "\x1b[?25h" in seen.text  # the cursor is back
@@ -217,25 +226,6 @@ def test_bench_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     shown = call("bench", str(tmp_path))
     assert "GB/s" in shown and all(line == line.rstrip() for line in shown.splitlines())
     call("bench", str(tmp_path / "nowhere"), code=2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (("ls", "/nowhere/at/all"), 3, "doesn't exist"),
-        (("info", "ROOT", "nothing"), 4, "no key 'nothing'"),
-        (("info", "ROOT", ""), 2, "key"),
-        (("rm", "ROOT"), 2, "Missing argument"),
-        (("frobnicate",), 2, "No such command"),
-        (("ls", "ROOT", "--bogus"), 2, "No such option"),
-        (("cp", "ROOT", "a", "b", "c", "--prefix"), 2, "keep their names"),
-        (("cp", "ROOT", "count", "ROOT"), 2, "copy 'count' onto itself: say another TARGET or TARGET_KEY"),
-        (("cp", "ROOT", "policy", "ROOT", "--prefix"), 2, "copy each key onto itself"),
-        (("ls", "/dev/null"), 3, "not a folder"),
-    ],
-)
-def test_errors_say_what_is_wrong(filled: str, arguments: tuple[str, ...], code: int, says: str) -> None:
-    assert says in call(*(filled if part == "ROOT" else part for part in arguments), code=code)
 
 
 def test_what_a_person_sees(filled: str) -> None:
@@ -318,3 +308,266 @@ def test_sharded_puts_that_wait_are_listed_and_given_up(sharded: str) -> None:
     assert call_json("ls", sharded, "--pending") == []
     assert call_json("abort", sharded, "next", "step 7", code=4) == {"aborted": False}
     assert call_json("ls", sharded)[0]["key"] == "model"
+
+
+# --- pictures of shards: they fit their width, and show which rank has put what ---------------------------------------
+
+
+def grid(shape: tuple[int, ...], parts: tuple[int, ...]) -> ShardLayout:
+    """Ranks in the order of their offsets."""
+    cuts = [[size * i // part for i in range(part + 1)] for size, part in zip(shape, parts, strict=True)]
+    boxes = itertools.product(*map(itertools.pairwise, cuts))
+    return shape, tuple(
+        (tuple(start for start, _ in box), tuple(stop - start for start, stop in box), rank)
+        for rank, box in enumerate(boxes)
+    )
+
+
+def test_a_tensor_cut_along_two_dimensions() -> None:
+    assert picture(grid((1024, 512), (2, 2)), 32) == [
+        "[1024, 512]  down: dim 0  right: dim 1",
+        "     0          256        512",
+        "   0 ┌──────────┬──────────┐",
+        "     │    0     │    1     │",
+        " 512 ├──────────┼──────────┤",
+        "     │    2     │    3     │",
+        "1024 └──────────┴──────────┘",
+    ]
+
+
+@pytest.mark.parametrize(("shape", "parts", "dim"), [((12,), (3,), 0), ((12, 5), (3, 1), 0), ((5, 12), (1, 3), 1)])
+def test_a_tensor_cut_along_one_dimension(shape: tuple[int, ...], parts: tuple[int, ...], dim: int) -> None:
+    assert picture(grid(shape, parts), 24) == [
+        f"{list(shape)}  right: dim {dim}",
+        "0      4      8      12",
+        "┌──────┬──────┬──────┐",
+        "│  0   │  1   │  2   │",
+        "└──────┴──────┴──────┘",
+    ]
+
+
+def test_sizes_that_differ_and_boxes_that_are_no_grid() -> None:
+    shards = (((0, 0), (6, 4), 0), ((0, 4), (6, 12), 1), ((6, 0), (6, 16), 12))
+    assert picture(((12, 16), shards), 40) == [
+        "[12, 16]  down: dim 0  right: dim 1",
+        "   0       4                        16",
+        " 0 ┌───────┬────────────────────────┐",
+        "   │   0   │           1            │",
+        " 6 ├───────┴────────────────────────┤",
+        "   │               12               │",
+        "12 └────────────────────────────────┘",
+    ]
+
+
+def test_the_middle_of_many_is_left_out() -> None:
+    assert picture(grid((640,), (64,)), 40) == [
+        "[640]  right: dim 0",
+        "0    10   20   30  610  620  630  640",
+        "┌────┬────┬────┬───┬────┬────┬────┐",
+        "│ 0  │ 1  │ 2  │ … │ 61 │ 62 │ 63 │",
+        "└────┴────┴────┴───┴────┴────┴────┘",
+    ]
+    assert len(picture(grid((640, 640), (64, 64)), 80)) < 24
+
+
+def test_more_than_two_dimensions() -> None:
+    lines = picture(grid((8, 4, 6), (4, 2, 3)), 80)
+    assert [line for line in lines if line.startswith("at ")] == ["at 0 of dim 0", "at 2 of dim 0", "at 4 of dim 0"]
+    assert lines[-1] == "... and 1 more" and any("│       17        │" in line for line in lines)
+
+
+@given(st.data(), st.integers(20, 200))
+def test_any_layout(data: st.DataObject, width: int) -> None:
+    parts = tuple(data.draw(st.lists(st.integers(1, 40), min_size=0, max_size=4)))
+    shape = tuple(part * data.draw(st.integers(1, 1000)) for part in parts)
+    assume(math.prod(parts) <= 1000)
+    lines = picture(grid(shape, parts), width)
+    body = [line for line in lines if set(line) & set("│┌└├")]
+    assert all(len(line) <= max(width, 40) for line in body)
+    assert len(body) <= 3 * 20 and "0" in "".join(lines)
+
+
+def test_leaves_that_lie_alike_have_one_picture() -> None:
+    def leaf(name: str, *shards: ShardInfo) -> LeafInfo:
+        return LeafInfo((name,), torch.float32, (4,), 16, shards)
+
+    halves = [ShardInfo((0,), (2,), 0, "x"), ShardInfo((2,), (2,), 1, "y")]
+    other = [ShardInfo((0,), (2,), 1, "x"), ShardInfo((2,), (2,), 0, "y")]
+    found = number_layouts(
+        [leaf("a", *halves), leaf("b", *halves), leaf("c", *other), leaf("d", ShardInfo((0,), (4,), 3, "z")), leaf("e")]
+    )
+    assert found.notes == {("a",): "(1)", ("b",): "(1)", ("c",): "(2)", ("d",): "rank 3"}
+    lines = list(found.pictures(80))
+    assert [line for line in lines if line.startswith("(")] == ["(1)  [4]  right: dim 0", "(2)  [4]  right: dim 0"]
+
+
+# --- shells complete keys: what they are offered, and what stands on the line then ------------------------------------
+
+
+KEYS = ["count", "policy/td", "policy/weights", "with space", "a:b", "it's", "line\nbreak", "über"]
+
+
+@pytest.fixture
+def named(root: str) -> Iterator[str]:
+    with memstore.open(root) as store:
+        store.put_many({key: {"layer": {"w": torch.ones(3), "b": torch.ones(2)}} for key in KEYS})
+    yield root
+
+
+def offered(line: str) -> list[str]:
+    code, output, errors = in_child(_ask, line)
+    assert (code, errors) == (0, "")
+    return [line for line in output.splitlines() if line]
+
+
+def _ask(line: str) -> tuple[object, str, str]:
+    """In a child: the environment is its own."""
+    os.environ.update({"_MEMSTORE_COMPLETE": "bash_complete", "COMP_LINE": line})
+    return run(())
+
+
+def test_commands_keys_and_leaves_are_offered(named: str) -> None:
+    assert {"plain,get", "plain,gc"} <= set(offered("memstore g"))
+    assert offered(f"memstore info {named} pol") == ["plain,policy/td", "plain,policy/weights"]
+    assert offered(f"memstore get {named} count layer/") == ["plain,layer/w", "plain,layer/b"]
+    assert offered(f"memstore rm {named} count wi") == ["plain,with\\ space"]
+    assert offered(f'memstore info {named} "with s') == ["plain,with space"]
+    assert offered(f"memstore diff {named} count pol") == ["plain,policy/td", "plain,policy/weights"]
+    assert offered("memstore info /nowhere/at/all x") == []
+    assert offered("memstore info /no") == ["file,/no"]
+
+
+def test_what_waits_is_offered_to_be_given_up(named: str) -> None:
+    part = memstore.TensorShard(torch.ones(3), (6,), (0,))
+    with memstore.open(named) as store:
+        for key, attempt in (("model", "one"), ("model", "other"), ("next", "two")):
+            store.put_sharded(key, {"w": part}, attempt=attempt, rank=0, world_size=2, wait=False)
+    assert offered(f"memstore abort {named} ") == ["plain,model", "plain,next"]
+    assert offered(f"memstore abort {named} model o") == ["plain,one", "plain,other"]
+
+
+def test_keys_that_no_shell_can_be_sent_are_left_out(named: str) -> None:
+    assert keys_of(named, "") == sorted(set(KEYS) - {"line\nbreak"}, key=str.encode)
+    assert keys_of(named, "line") == [] and keys_of("/nowhere", "") == [] and keys_of("", "") == []
+
+
+def test_of_many_keys_their_starts_are_offered() -> None:
+    keys = [f"run/{kind}/{i}" for kind in ("eval", "train") for i in range(200)]
+    assert starts_of(keys, 0) == ["run/"] and starts_of(keys, 4) == ["run/eval/", "run/train/"]
+    found = starts_of([f"frame-{i:04}" for i in range(5000)], 0)
+    assert 10 <= len(found) <= 100 and all(one.startswith("frame-") for one in found)
+    assert all(any(key.startswith(one) for one in found) for key in (f"frame-{i:04}" for i in range(5000)))
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "last"),
+    [
+        ("memstore ls /a ", ["ls", "/a"], ""),
+        ("memstore ls /a b", ["ls", "/a"], "b"),
+        (r"memstore ls /a b\ c", ["ls", "/a"], "b c"),
+        ("memstore ls '/a b' \"c d", ["ls", "/a b"], "c d"),
+        ("memstore ls /a x:y", ["ls", "/a"], "x:y"),
+        ("memstore ", [], ""),
+    ],
+)
+def test_lines_are_split_as_shells_do(line: str, words: list[str], last: str) -> None:
+    assert words_of(line) == (words, last)
+
+
+def test_bash_gets_what_stands_behind_a_colon_and_quotes() -> None:
+    assert quoted("a:b c", "memstore ls /a a:") == r"b\ c"
+    assert quoted("it's", "memstore ls /a it") == r"it\'s"
+    assert quoted("with space", 'memstore ls /a "wi') == "with space"
+    assert quoted("key with", r"memstore rm /a it\'s key") == r"key\ with", "no quote is open"
+    assert quoted("it's", "memstore ls /a 'it") == r"it'\''s"
+    assert quoted('$5 "x"', 'memstore ls /a "') == r"\$5 \"x\""
+
+
+class Shell:
+    """An interactive shell in a terminal, with a `memstore` that runs this checkout."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            home, path = str(folder), f"{folder}:{os.environ['PATH']}"
+            os.environ.update(
+                TERM="dumb", PS1="$ ", HOME=home, INPUTRC="/dev/null", ZDOTDIR=home, XDG_CONFIG_HOME=home, PATH=path
+            )
+            os.execvp(command[0], command)
+
+    def type(self, text: str, until: str, within: float = 240.0) -> str:
+        os.write(self.fd, text.encode())
+        seen, deadline = "", time.monotonic() + within
+        while until not in seen and time.monotonic() < deadline:
+            if select.select([self.fd], [], [], 0.2)[0]:
+                seen += os.read(self.fd, 1 << 16).decode(errors="replace")
+        assert until in seen, seen
+        return seen
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.kill(self.pid, 9)
+        os.waitpid(self.pid, 0)
+
+
+@pytest.fixture
+def bash(tmp_path: Path) -> Iterator[Shell]:
+    if shutil.which("bash") is None:
+        pytest.skip("no bash")
+    script = tmp_path / "memstore"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m memstore "$@"\n')
+    script.chmod(0o700)
+    shell = Shell(["bash", "--norc", "--noprofile", "-i"], tmp_path)
+    shell.type('eval "$(memstore completion bash)"; echo re""ady\n', "ready")
+    yield shell
+    shell.close()
+
+
+COMPLETED = [("a:", "a:b "), ("with", r"with\ space "), ("policy/w", "policy/weights "), ("it", r"it\'s ")]
+
+
+@pytest.mark.parametrize(
+    "lines", [COMPLETED[:2], pytest.param([*COMPLETED[2:], ("'with s", "with space' ")], marks=pytest.mark.full)]
+)
+def test_bash_completes_keys_on_its_line(named: str, bash: Shell, lines: list[tuple[str, str]]) -> None:
+    for typed, becomes in lines:
+        bash.type(f"memstore info {named} {typed}\t", becomes)
+        bash.type("\x15", "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts_are_of_their_shells(shell: str) -> None:
+    script = call("completion", shell)
+    assert f"_MEMSTORE_COMPLETE={shell}_complete" in script
+    if shutil.which(shell) is not None:
+        done = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- the page on the command line shows what its commands write -------------------------------------------------------
+
+
+PAGE = ROOT / "docs/command-line.md"
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def sessions() -> list[Snippet]:
+    return [one for one in snippets(PAGE) if one.language == "console" and one.not_run is not None]
+
+
+def test_sessions_that_need_torch_show_what_is_written(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with memstore.open(root, checksum=True) as store:
+        store.put("run/policy", {"layer": {"w": torch.ones(64, 64), "b": torch.arange(-32.0, 32.0)}, "step": 7})
+        store.put("run/reward", torch.tensor(3.0))
+    assert len(sessions()) == 2
+    for session in sessions():
+        for part in session.code.removeprefix("$ ").split("\n$ "):
+            command, _, said = part.partition("\n")
+            _, *words = shlex.split(command.replace("/dev/shm/looked-into", root))
+            _, shown, errors = in_child(run, tuple(words))
+            said = said.replace("/dev/shm/looked-into", root)
+            assert doctest.OutputChecker().check_output(f"{said.rstrip()}\n", shown, FLAGS), (command, shown, errors)
+    assert os.path.exists("biases.npy")

@@ -1,7 +1,8 @@
-"""`memstore get` and `memstore put`."""
+"""Values and keys: `memstore get`, `put`, `diff`; and what is said where a key can't be found, or can't be copied."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -17,8 +18,9 @@ import torch
 from tensordict import TensorDict
 
 import memstore
+from tests.children import in_child
 from tests.cli.terminals import in_terminal
-from tests.cli.test_commands import COMMAND, call, call_json
+from tests.cli.test_commands import COMMAND, call, call_json, run
 
 
 class Ours:
@@ -365,3 +367,167 @@ def test_a_dataset_is_refused_by_name_where_a_value_is_needed(frames: str, tmp_p
     assert not (tmp_path / "out").exists()
     with memstore.open(frames) as store:
         assert store.info("frames").kind == "dataset" and "copy" not in store
+
+
+# --- `memstore diff` --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two(root: str) -> Iterator[str]:
+    with memstore.open(root) as store:
+        value = {"w": torch.zeros(4, 4), "b": torch.ones(3), "n": 7, "same": torch.tensor([float("nan")])}
+        store.put("one", value)
+        changed = {**value, "w": torch.zeros(4, 4).index_fill(1, torch.tensor(2), 0.5), "b": torch.ones(2), "n": 8}
+        store.put("two", {**changed, "more": torch.ones(1)})
+    yield root
+
+
+def test_keys_that_are_equal(two: str) -> None:
+    assert call("diff", two, "one", "one") == "equal: 3 leaves and 1 object\n"
+    assert call_json("diff", two, "one", "one") == []
+
+
+def test_each_leaf_that_differs_is_told_by_how_much(two: str) -> None:
+    found = {one["leaf"][0]: one["what"] for one in call_json("diff", two, "one", "two", code=1)}
+    assert found == {
+        "w": "4 of 16 elements differ, by up to 0.5",
+        "b": "float32 [3] and float32 [2]",
+        "n": "7 and 8",
+        "more": f"only in 'two' of {two}",
+    }
+    lines = call("diff", two, "one", "two", code=1).splitlines()
+    assert lines[0].split() == ["leaf", "difference"] and len(lines) == 5
+
+
+def test_what_differs_is_told_within_its_column(two: str) -> None:
+    lines = in_terminal("diff", two, "one", "two", size=(40, 24)).screen
+    assert lines[1:3] == ["w     4 of 16 elements differ, by up to", "      0.5"]
+
+
+def test_a_key_and_a_file_two_files_and_two_stores(two: str, tmp_path: Path) -> None:
+    path, other, store = str(tmp_path / "a.npy"), str(tmp_path / "b.pt"), str(tmp_path / "store")
+    np.save(path, np.arange(5.0))
+    torch.save(torch.arange(5.0).double(), other)
+    call("put", two, "array", path)
+    assert call("diff", two, "array", path) == call("diff", path, other) == "equal: 1 leaf\n"
+    call("cp", two, "one", store)
+    said = "equal: 3 leaves and 1 object\n"
+    assert call("diff", two, "one", store) == call("diff", two, "one", store, "one") == said
+    assert "w" in call("diff", two, "two", store, "one", code=1)
+
+
+def test_snapshots_are_files_too(two: str, tmp_path: Path) -> None:
+    state = memstore.StateDict(x=torch.ones(3), step=2)
+    memstore.Snapshot.take(f"{tmp_path}/a", {"state": state})
+    memstore.Snapshot.take(f"{tmp_path}/b", {"state": memstore.StateDict(x=torch.zeros(3), step=2)})
+    text = call("diff", f"{tmp_path}/a", f"{tmp_path}/b", code=1)
+    assert "state/x" in text and "3 of 3 elements differ, by up to 1" in text and "step" not in text
+    with memstore.open(two) as store:
+        store.attach("attached", f"{tmp_path}/a")
+    assert call("diff", two, "attached", f"{tmp_path}/a").startswith("equal")
+
+
+@pytest.mark.parametrize(
+    ("names", "code", "says"),
+    [
+        (("ROOT",), 2, "say ROOT KEY OTHER"),
+        (("ROOT", "one", "nothing"), 4, "no key 'nothing'"),
+        (("ROOT", "nothing", "one"), 4, "no key 'nothing'"),
+        (("ROOT", "/dev/null"), 2, "is a store: say its KEY, and then the key or file to compare with"),
+        (("/nowhere", "/dev/null"), 3, "there is no such file"),
+        (("/nowhere", "one", "two"), 3, "exist"),
+    ],
+)
+def test_what_can_not_be_compared(two: str, names: tuple[str, ...], code: int, says: str) -> None:
+    found = call("diff", *(two if name == "ROOT" else name for name in names), code=code)
+    assert says in " ".join(found.split())
+
+
+def test_a_file_and_a_store_without_its_key(two: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones(3))
+    said = " ".join(call("diff", f"{tmp_path}/x.npy", two, code=3).split())
+    assert said == f"memstore: {two} is a store: say which KEY of it is meant"
+
+
+def test_long_objects_are_told_where_they_differ(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("one", {"text": "a" * 100 + "b"})
+        store.put("two", {"text": "a" * 100 + "c" + "d" * 100})
+    (found,) = call_json("diff", root, "one", "two", code=1)
+    assert found["what"] == f"from character 101 on: ...b' and ...c{'d' * 59}..."
+
+
+def test_a_key_that_is_in_one_store_only_is_told_with_the_other(root: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones(3))
+    with memstore.open(root) as store, memstore.open(tmp_path / "other") as other:
+        store.put("key", torch.ones(3))
+        other.put("another", torch.ones(3))
+    said = " ".join(call("diff", root, "key", f"{tmp_path}/other", code=4).split())
+    assert said.startswith(f"memstore: {tmp_path}/other: no key 'key': ")
+    said = " ".join(call("diff", root, f"{tmp_path}/x.npy", "key", code=2).split())
+    assert said.endswith(f"x.npy' is a file, and 'key' a key of {root}: say ROOT, KEY, and then the file")
+
+
+# --- keys that can't be found or copied -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kinds(root: str) -> Iterator[str]:
+    with memstore.open(root, allow_pickle=True) as store:
+        store.put("a/plain", torch.ones(3))
+        store.put("a/pickled", {"w": torch.ones(3), "o": object})
+        store.put("b/1", torch.ones(3))
+        store.put("b/2", torch.ones(3))
+        store.create_dataset("b/rows", {"x": ((2,), torch.float32)}, capacity=10)
+        part = memstore.TensorShard(torch.ones(3), (6,), (0,))
+        store.put_sharded("waiting", {"w": part}, attempt="step 12", rank=0, world_size=2, wait=False)
+    yield root
+
+
+@pytest.mark.parametrize(
+    ("prefix", "says"),
+    [("b/", "'b/rows' is a dataset, "), ("a/", "'a/pickled': the value has leaves that were stored")],
+)
+def test_of_keys_that_cannot_be_copied_none_is(kinds: str, tmp_path: Path, prefix: str, says: str) -> None:
+    assert says in " ".join(call("cp", kinds, prefix, f"{tmp_path}/new", "--prefix", code=3).split())
+    assert not os.path.exists(f"{tmp_path}/new")
+
+
+def test_a_copy_that_fails_says_how_much_it_has_copied(kinds: str, tmp_path: Path) -> None:
+    with memstore.open(kinds) as store:
+        store.put("c/1", torch.ones(3))
+        store.put("c/2", torch.ones(1 << 20))
+    memstore.open(tmp_path / "small", capacity="1MiB").close()
+    said = " ".join(call("cp", kinds, "c/", f"{tmp_path}/small", "--prefix", code=3).split())
+    assert "memstore: it ended after 1 of 2 keys had been copied" in said and "'c/2'" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "others", "advice"),
+    [("get", (), ""), ("info", (), ""), ("rm", (), "--prefix"), ("cp", ("TARGET",), "--prefix")],
+)
+def test_the_start_of_keys_is_told_as_such(
+    kinds: str, tmp_path: Path, command: str, others: tuple[str, ...], advice: str
+) -> None:
+    words = [word.replace("TARGET", f"{tmp_path}/new") for word in others]
+    said = " ".join(call(command, kinds, "b/", *words, code=4).split())
+    assert "`memstore ls ROOT 'b/'` lists the 3 that start so" in said and advice in said
+    assert not os.path.exists(f"{tmp_path}/new") and len(call_json("ls", kinds, "b/")) == 3
+
+
+def test_an_attempt_that_does_not_wait_is_an_error_that_names_those_that_do(kinds: str) -> None:
+    code, output, errors = in_child(run, ("abort", kinds, "waiting", "step 1"))
+    assert (code, output) == (4, "")
+    assert " ".join(errors.split()) == (
+        "memstore: no attempt 'step 1' of 'waiting' waits for parts: of this key 'step 12' does"
+    )
+    assert "`memstore ls ROOT --pending` lists what does" in " ".join(call("abort", kinds, "x", "y", code=4).split())
+
+
+def test_a_new_store_that_a_failed_put_leaves_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "x.npy", np.ones(3))
+    full = memstore.errors.StoreFullError("no space left: nothing was changed", code=errno.ENOSPC)
+    monkeypatch.setattr(memstore.Store, "put", lambda *_, **__: (_ for _ in ()).throw(full))
+    said = " ".join(call("put", f"{tmp_path}/new", "key", f"{tmp_path}/x.npy", code=3).split())
+    assert said.startswith(f"memstore: {tmp_path}/new is a new store, and stays, although this failed memstore: no ")
+    assert "a new store" not in call("put", f"{tmp_path}/new", "key", f"{tmp_path}/x.npy", code=3)

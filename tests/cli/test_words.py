@@ -42,72 +42,95 @@ def filled(root: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code"),
+    ("arguments", "code", "says"),
     [
-        (("info", "ROOT", "nothing"), 4),
-        (("get", "ROOT", "nothing"), 4),
-        (("get", "ROOT", "waiting"), 4),
-        (("get", "ROOT", "key", "leaf"), 4),
-        (("rm", "ROOT", "nothing"), 4),
-        (("cp", "ROOT", "nothing", "TMP/target"), 4),
-        (("export", "ROOT", "nothing", "TMP/x"), 4),
-        (("verify", "ROOT", "nothing"), 4),
-        (("diff", "ROOT", "key", "nothing"), 4),
-        (("abort", "ROOT", "nothing", "a"), 4),
-        (("export", "ROOT", "complex", "TMP/x"), 3),
-        (("export", "ROOT", "complex", "TMP/x", "--format", "torch"), 3),
-        (("export", "ROOT", "key", "TMP/x", "--format", "torch", "--max-shard-size", "5GB"), 2),
-        (("export", "ROOT", "key", "TMP/x", "--max-shard-size", "5QB"), 2),
-        (("export", "ROOT", "key", "TMP/x", "--max-shard-size", "-5"), 2),
-        (("export", "ROOT", "key", "TMP/x.pt", "--format", "safetensors"), 2),
-        (("serve", "TMP/none", "--address", "127.0.0.1:1"), 2),
-        (("repair", "ROOT", "--timeout", "nan"), 2),
-        (("repair", "ROOT", "--timeout", "-1"), 2),
-        (("watch", "ROOT", "--interval", "nan"), 2),
-        (("info", "ROOT", ""), 2),
-        (("put", "ROOT", "", "TMP/x.npy"), 2),
-        (("get", "ROOT", "key", "--allow-pickle"), 2),
-        (("get", "ROOT", "key", "-o", "TMP/x.npy", "--bins", "3"), 2),
-        (("export", "ROOT", "frames", "TMP/x"), 3),
-        (("export", "ROOT", "ring", "TMP/x"), 3),
-        (("cp", "ROOT", "ring", "TMP/target"), 3),
-        (("ls", "TMP"), 3),
-        (("ls", "TMP/none"), 3),
-        (("get", "TMP/none", "key"), 3),
-        (("attach", "ROOT", "k", "TMP/none.pt"), 3),
-        (("repair", "TMP"), 3),
-        (("get", "ROOT", "complex", "o", "-o", "TMP/x.npy"), 3),
-        (("watch", "ROOT", "--interval", "0"), 2),
-        (("watch", "ROOT", "--count", "-1"), 2),
-        (("put", "ROOT", "key", "TMP/x.npy", "--expect-version", "-1"), 2),
-        (("ls", "ROOT", "--pending", "--sort", "size"), 2),
-        (("get", "ROOT"), 2),
-        (("diff", "ROOT"), 2),
-        ((), 2),
-        (("--help",), 0),
-        (("ls", "--help"), 0),
+        (("info", "ROOT", "nothing"), 4, "no key 'nothing'"),
+        (("get", "ROOT", "nothing"), 4, ""),
+        (("get", "ROOT", "waiting"), 4, ""),
+        (("get", "ROOT", "key", "leaf"), 4, ""),
+        (("rm", "ROOT", "nothing"), 4, ""),
+        (("cp", "ROOT", "nothing", "TMP/target"), 4, ""),
+        (("export", "ROOT", "nothing", "TMP/x"), 4, ""),
+        (("verify", "ROOT", "nothing"), 4, ""),
+        (("diff", "ROOT", "key", "nothing"), 4, ""),
+        (("abort", "ROOT", "nothing", "a"), 4, ""),
+        (("export", "ROOT", "complex", "TMP/x"), 3, ""),
+        (("export", "ROOT", "complex", "TMP/x", "--format", "torch"), 3, ""),
+        (("export", "ROOT", "key", "TMP/x", "--format", "torch", "--max-shard-size", "5GB"), 2, ""),
+        (("export", "ROOT", "key", "TMP/x", "--max-shard-size", "5QB"), 2, ""),
+        (("export", "ROOT", "key", "TMP/x", "--max-shard-size", "-5"), 2, ""),
+        (("export", "ROOT", "key", "TMP/x.pt", "--format", "safetensors"), 2, ""),
+        (("serve", "TMP/none", "--address", "127.0.0.1:1"), 2, ""),
+        (("repair", "ROOT", "--timeout", "nan"), 2, ""),
+        (("repair", "ROOT", "--timeout", "-1"), 2, ""),
+        (("watch", "ROOT", "--interval", "nan"), 2, ""),
+        (("info", "ROOT", ""), 2, "key"),
+        (("put", "ROOT", "", "TMP/x.npy"), 2, ""),
+        (("get", "ROOT", "key", "--allow-pickle"), 2, ""),
+        (("get", "ROOT", "key", "-o", "TMP/x.npy", "--bins", "3"), 2, ""),
+        (("export", "ROOT", "frames", "TMP/x"), 3, ""),
+        (("export", "ROOT", "ring", "TMP/x"), 3, ""),
+        (("cp", "ROOT", "ring", "TMP/target"), 3, ""),
+        (("ls", "TMP"), 3, ""),
+        (("ls", "TMP/none"), 3, "doesn't exist"),
+        (("get", "TMP/none", "key"), 3, ""),
+        (("attach", "ROOT", "k", "TMP/none.pt"), 3, ""),
+        (("repair", "TMP"), 3, ""),
+        (("get", "ROOT", "complex", "o", "-o", "TMP/x.npy"), 3, ""),
+        (("watch", "ROOT", "--interval", "0"), 2, ""),
+        (("watch", "ROOT", "--count", "-1"), 2, ""),
+        (("put", "ROOT", "key", "TMP/x.npy", "--expect-version", "-1"), 2, ""),
+        (("ls", "ROOT", "--pending", "--sort", "size"), 2, ""),
+        (("get", "ROOT"), 2, ""),
+        (("diff", "ROOT"), 2, ""),
+        (("rm", "ROOT"), 2, "Missing argument"),
+        (("frobnicate",), 2, "No such command"),
+        (("ls", "ROOT", "--bogus"), 2, "No such option"),
+        (("cp", "ROOT", "a", "b", "c", "--prefix"), 2, "keep their names"),
+        (("cp", "ROOT", "key", "ROOT"), 2, "copy 'key' onto itself: say another TARGET or TARGET_KEY"),
+        (("cp", "ROOT", "k", "ROOT", "--prefix"), 2, "copy each key onto itself"),
+        (("ls", "/dev/null"), 3, "not a folder"),
+        (("info", "ROOT", "complx"), 4, "no key 'complx': did you mean 'complex'?"),
+        (("get", "ROOT", "complx"), 4, "no key 'complx': did you mean 'complex'?"),
+        (("get", "ROOT", "complex/w"), 4, "'complex' is a key, and 'w' a part of its value: say KEY and LEAF apart"),
+        (("get", "ROOT", "zzz"), 4, "`memstore ls` lists the 4 that the store has"),
+        (("rm", "ROOT", "key", "zzz"), 4, "nothing was deleted; --missing-ok leaves out what isn't there"),
+        (("info", "ROOT", "waiting"), 4, "`memstore abort` gives it up"),
+        ((), 2, ""),
+        (("--help",), 0, ""),
+        (("ls", "--help"), 0, ""),
     ],
 )
-def test_codes_and_words(filled: str, tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
+def test_codes_and_words(filled: str, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str) -> None:
     places = {"ROOT": filled, "TMP": str(tmp_path)}
     words = [re.sub("^(ROOT|TMP)", lambda match: places[match[1]], word) for word in arguments]
     said = call(*words, code=code)
-    assert "Traceback" not in said
+    assert "Traceback" not in said and says in said
     if code > 2 and arguments[0] != "abort":  # which tells what it found
         assert said.startswith("memstore: ") and not API.search(said.replace("memstore: ", "")), said
     assert not (tmp_path / "target").exists()
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("rm", "ROOT", "run/*"), ("cp", "ROOT", "run/*", "TMP/target"), ("watch", "ROOT", "run/*", "--count=1")],
+    ("arguments", "code", "says"),
+    [
+        (("rm", "ROOT", "run/*", "--prefix"), 0, "0 deleted"),
+        (("clear", "ROOT", "run/*", "--yes"), 0, "0 deleted"),
+        (("cp", "ROOT", "run/*", "TMP/target", "--prefix"), 0, "nothing was copied"),
+        (("watch", "ROOT", "run/*", "--count=1"), 0, "no keys; 0.0 puts/s"),
+        (("rm", "ROOT", "run/*"), 4, ""),
+        (("cp", "ROOT", "run/*", "TMP/target"), 4, ""),
+        (("verify", "ROOT", "run/*"), 4, ""),
+    ],
 )
 def test_a_pattern_is_told_in_words_and_by_no_warning_of_python(
-    filled: str, tmp_path: Path, arguments: tuple[str, ...]
+    filled: str, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     words = [word.replace("ROOT", filled).replace("TMP", str(tmp_path)) for word in arguments]
-    _, _, errors = in_child(run_without_warnings, tuple(words))
-    assert "not a pattern" in errors
+    found, output, errors = in_child(run_without_warnings, tuple(words))
+    assert found == code and says in output
+    hint = "a prefix is plain text, and not a pattern: 'run/' means all keys that start so"
+    assert (f"memstore: {hint}" if not code else "not a pattern") in " ".join(errors.split())
 
 
 def run_without_warnings(arguments: tuple[str, ...]) -> tuple[object, str, str]:
@@ -319,22 +342,6 @@ def test_the_help_has_each_command_in_a_section_with_what_it_does() -> None:
     assert set(described) == set(cli.commands)
     assert all(text.endswith(".") and not text.endswith("...") for text in described.values()), described
     assert all(len(line) <= 80 for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("info", "complx"), "no key 'complx': did you mean 'complex'?"),
-        (("get", "complx"), "no key 'complx': did you mean 'complex'?"),
-        (("get", "complex/w"), "'complex' is a key, and 'w' a part of its value: say KEY and LEAF apart"),
-        (("get", "zzz"), "`memstore ls` lists the 4 that the store has"),
-        (("rm", "key", "zzz"), "nothing was deleted; --missing-ok leaves out what isn't there"),
-        (("info", "waiting"), "`memstore abort` gives it up"),
-    ],
-)
-def test_a_key_that_is_not_there_is_told_with_what_to_do(filled: str, arguments: tuple[str, ...], says: str) -> None:
-    command, *others = arguments
-    assert says in call(command, filled, *others, code=4)
 
 
 # --- where there is no store, and what a repair says while it waits ---------------------------------------------------

@@ -16,10 +16,19 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from memstore import Snapshot, StateDict
 from memstore.convert import convert
 from memstore.convert import files as convert_files
+from memstore.integrations.dcp import StorageWriter
 from tests.convert.values import FLAT, NESTED, read, training, weights, write
+from tests.integrations.dcp.states import save
+from tests.ranks.launcher import Ranks
+from tests.ranks.meshes import mesh_of
 from tests.support.equality import assert_same
 
 PAIRS = list(itertools.product(FLAT, FLAT))
@@ -160,3 +169,50 @@ def test_any_state_dict_by_any_way_is_the_same_again(value: dict[str, torch.Tens
 @given(value=st.dictionaries(NAMES, TREES, min_size=1, max_size=4), way=st.lists(st.sampled_from(NESTED), max_size=3))
 def test_any_nested_value_by_any_way_is_the_same_again(value: dict[str, Any], way: list[str]) -> None:
     assert_same(_contiguous(value), _contiguous(_by_way_of(value, way)), ties=False)
+
+
+# --- what ranks save --------------------------------------------------------------------------------------------------
+
+
+SAVED = ("torch", "memstore", "snapshot")
+
+
+def whole_model() -> torch.nn.Module:
+    """Of sizes that four ranks can't split evenly."""
+    torch.manual_seed(5)
+    return torch.nn.Sequential(torch.nn.Linear(13, 10), torch.nn.Linear(10, 3), torch.nn.LayerNorm(3))
+
+
+def whole_tensors() -> dict[str, torch.Tensor]:
+    grid = torch.arange(13 * 10, dtype=torch.float32).view(13, 10)
+    return {"grid": grid, "rows": grid.bfloat16(), "same": grid[:2].clone()}
+
+
+def save_sharded(folder: str) -> bool:
+    """Saves a model of FSDP2, and DTensors of a mesh of two dimensions, in each of the ways that SAVED has."""
+    model = whole_model()
+    fully_shard(model, mesh=mesh_of((4,)))
+    mesh = mesh_of((2, 2))
+    layouts = {"grid": [Shard(0), Shard(1)], "rows": [Replicate(), Shard(0)], "same": [Replicate(), Replicate()]}
+    tensors = {name: distribute_tensor(tensor, mesh, layouts[name]) for name, tensor in whole_tensors().items()}
+    state: dict[str, Any] = {"model": get_model_state_dict(model), "tensors": tensors}
+    save(state, FileSystemWriter(f"{folder}/torch"))
+    save(state, StorageWriter(f"{folder}/memstore"))
+    Snapshot.take(f"{folder}/snapshot", {name: StateDict(**part) for name, part in state.items()})
+    return True
+
+
+# --- checkpoints that real ranks have saved: their parts become whole tensors -----------------------------------------
+
+
+@pytest.mark.full
+def test_what_four_ranks_have_saved_becomes_one_file(ranks4: Ranks, folder: str) -> None:
+    assert ranks4.run(save_sharded, folder) == [True] * 4
+    expected = {f"model.{name}": tensor for name, tensor in whole_model().state_dict().items()}
+    expected |= {f"tensors.{name}": tensor for name, tensor in whole_tensors().items()}
+    for saved in SAVED:
+        convert(f"{folder}/{saved}", f"{folder}/{saved}.safetensors")
+        found = load_file(f"{folder}/{saved}.safetensors")
+        assert sorted(found) == sorted(expected), saved
+        for name, tensor in expected.items():
+            assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), (saved, name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,6 +15,15 @@ from tests.support.fork_server import ForkServer
 @pytest.fixture(scope="session")
 def server(fork_server: ForkServer) -> ForkServer:
     return fork_server
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Finalizers make system calls too; the steps of an operation must come in one order."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -30,14 +30,14 @@ SIZES = {"inline": INLINE, "small": SMALL, "large": LARGE}
 PATIENCE = 30  # seconds, after which a child that hangs is ended
 
 
-def in_fork(action: Callable[[], object]) -> int:
+def in_fork(action: Callable[[], object], seconds: int = PATIENCE) -> int:
     """Forks a child that calls `action` and ends at once. Returns its pid."""
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        signal.alarm(PATIENCE)
+        signal.alarm(seconds)
         action()
         status = 0
     except BaseException:
@@ -150,33 +150,34 @@ def fork_at_steps(channel: Connection, path: str, nbytes: int) -> None:
         names = faults.record(lambda: store.put("k", stamped(1, nbytes)))
         for number in range(1, len(names) + 1):
             prepare(reuse)
-            _fork_at(store, number, nbytes)
+            reap(fork_at_step(number, lambda: store.put("k", stamped(2, nbytes)), lambda: _meet(store, nbytes)))
+            assert stamp_at(store, "k") in (2, 3)
         channel.send(names)
     _check_clean(store)
 
 
-def _fork_at(store: memstore.Store, number: int, nbytes: int) -> None:
+def fork_at_step(number: int, call: Callable[[], object], meet: Callable[[], object]) -> int:
+    """Forks a child that calls `meet`, when a thread has come to a step of a call. Returns its pid, after the call."""
     reached, forked = threading.Event(), threading.Event()
 
     def pause() -> None:
         reached.set()
         forked.wait(0.1)  # a fork waits for who opens a file or reads the catalog: it comes after that
 
-    def put() -> None:
+    def run() -> None:
         try:
             with faults.at_step(number, pause):
-                store.put("k", stamped(2, nbytes))
+                call()
         finally:
             reached.set()
 
-    thread = threading.Thread(target=put)
+    thread = threading.Thread(target=run)
     thread.start()
     reached.wait()
-    pid = in_fork(lambda: _meet(store, nbytes))
+    pid = in_fork(meet)
     forked.set()
     thread.join()
-    reap(pid)
-    assert stamp_at(store, "k") in (2, 3)
+    return pid
 
 
 def _meet(store: memstore.Store, nbytes: int) -> None:

@@ -198,7 +198,7 @@ class Journal:
             self.counted += words[2] if kind == "count" else 0
             self.pending = None
 
-    def _lines(self) -> Iterator[list]:  # type: ignore[type-arg]
+    def _lines(self) -> Iterator[list]:
         if not os.path.exists(self.path):
             return
         with open(self.path, "rb") as file:

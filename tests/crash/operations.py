@@ -14,7 +14,7 @@ import memstore
 from memstore import contents
 from memstore.engine.protocols.put import put as engine_put
 from memstore.engine.sync.primitives import deadline_after
-from tests.crash.values import INLINE, LARGE, SMALL, SMALLISH, stamp_at, stamped
+from tests.crash.values import INLINE, LARGE, MEDIUM, SMALL, SMALLISH, stamp_at, stamped
 from tests.huge_pages import ask_at_any_price
 from tests.inside import root_of
 
@@ -181,6 +181,16 @@ def _put_before(*keys: str) -> Callable[[memstore.Store], object]:
     return put
 
 
+def _put_again_and_again(times: int) -> Callable[[memstore.Store], object]:
+    """Puts that take turns at two files: the sixth put of a process, and the seventh, map theirs."""
+
+    def put(store: memstore.Store) -> None:
+        for _ in range(times):
+            store.put("a", stamped(OLD, MEDIUM))
+
+    return put
+
+
 def _put_another_before(store: memstore.Store) -> None:
     """What is kept then is not for the key that is put."""
     _put_before("another", "another")(store)
@@ -219,6 +229,8 @@ OPERATIONS: dict[str, Operation] = {
     "claim-held": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}, prepare=_pin_a_retired_file),
     "book-ahead": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}, prepare=_put_before("a")),
     "use-ahead": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}, prepare=_put_before("a", "a")),
+    "map-ahead": Operation(_put("a", MEDIUM), {"a": MEDIUM}, {"a": MEDIUM}, prepare=_put_again_and_again(5)),
+    "mapped-ahead": Operation(_put("a", MEDIUM), {"a": MEDIUM}, {"a": MEDIUM}, prepare=_put_again_and_again(7)),
     "book-held": Operation(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}, prepare=_put_and_hold),
     "book-another": Operation(_put("a", SMALLISH), {"a": SMALLISH}, {"a": SMALLISH}, prepare=_put_another_before),
     "abandon-ahead": Operation(_lose_a_race(SMALL), {"a": SMALL}, {"a": SMALL}, prepare=_put_before("a", "a"), new=OLD),
@@ -247,7 +259,7 @@ OPERATIONS: dict[str, Operation] = {
 
 # The main ways to change a file, the catalog and the words in the lock page: these are killed at more steps than the
 # others in the fast run, before and after them in turn, since the words may be others. In the full run all are, at all.
-MAIN = {"overwrite-small", "put-large", "use-ahead", "delete-many", "extend-dataset"}
+MAIN = {"overwrite-small", "put-large", "use-ahead", "mapped-ahead", "delete-many", "extend-dataset"}
 
 # Every kind of change to a file and to the catalog once, where each is synced. All the others in the full run.
 ON_DISK = ["put-inline", "overwrite-small", "use-ahead", "put-many", "delete"]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import gc
 import itertools
 import os
-from collections.abc import Iterator
 
 import lmdb
 import pytest
@@ -26,13 +24,7 @@ CLAIMS = {faults.COMMIT, "open_into", "lock_exclusive", "unlink"}
 ERRORS = {"EIO": OSError, "ENOSPC": memstore.StoreFullError, "EMFILE": memstore.ResourceLimitError}
 
 
-@pytest.fixture(autouse=True)
-def no_collections() -> Iterator[None]:
-    """Finalizers make system calls too; the steps of an operation must come in one order."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("no_collections")
 
 
 @pytest.mark.parametrize("name", one_in(2, OPERATIONS))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
@@ -35,12 +33,7 @@ FAILURES = {
 NOT_TO_BE_ENDED = {"abort", "expire"}  # they end what others have begun
 
 
-@pytest.fixture(autouse=True)
-def no_collections() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("no_collections")
 
 
 @pytest.mark.parametrize(
@@ -233,7 +226,7 @@ def test_a_rolled_back_catalog_is_refused_where_parts_of_another_boot_are_droppe
     with memstore.open(scratch) as store:
         put_all(store, OLD, "old")
         put(store, 0, NEW, "first")
-        root_of(store).mutex.publications_rung += 1
+        root_of(store).mutex.notes.publications_rung += 1
     reboot(monkeypatch, tmp_path)
     with pytest.raises(memstore.CorruptionError, match="memstore.repair"):
         memstore.open(scratch)

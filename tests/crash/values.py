@@ -8,6 +8,7 @@ import memstore
 
 INLINE, SMALL, LARGE = 64, 8 << 10, (2 << 20) + (64 << 10)  # bytes: in the catalog, in a file, in a file that is mapped
 SMALLISH = 3 * SMALL  # in a file that no SMALL one fits
+MEDIUM = 160 << 10  # in a file that is mapped where it is filled again and again
 
 
 def stamped(stamp: int, nbytes: int) -> torch.Tensor:

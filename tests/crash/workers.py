@@ -38,13 +38,13 @@ def _prepare(path: str, name: str) -> tuple[memstore.Store, Operation, object]:
 
 def steps_of_open(channel: Connection, path: str, durability: str) -> None:
     gc.disable()
-    channel.send(faults.record(lambda: memstore.open(path, durability=durability)))  # type: ignore[arg-type]
+    channel.send(faults.record(lambda: memstore.open(path, durability=durability)))
 
 
 def die_in_open(channel: Connection, path: str, durability: str, number: int, after: bool) -> None:
     gc.disable()
     with faults.at_step(number, faults.die, after=after):
-        memstore.open(path, durability=durability)  # type: ignore[arg-type]
+        memstore.open(path, durability=durability)
 
 
 def open_once(channel: Connection, path: str) -> None:

@@ -186,7 +186,7 @@ def test_a_value_whose_file_says_that_it_was_replaced(scratch: str) -> None:
 def test_verify_reports_it(scratch: str) -> None:
     with memstore.open(scratch) as store:
         store.put("key", 1)
-        root_of(store).mutex.publications_rung += 1
+        root_of(store).mutex.notes.publications_rung += 1
         (error,) = store.verify().damaged
         assert error.path == f"{scratch}/{CATALOG}" and "older" in error.detail
 
@@ -257,7 +257,7 @@ def test_who_may_only_read_the_lock_page_reads_the_same(scratch: str) -> None:
     with memstore.open(scratch) as store:
         for number in range(3):
             store.put("key", number)
-            assert publications_rung(f"{scratch}/lock") == root_of(store).mutex.publications_rung > number
+            assert publications_rung(f"{scratch}/lock") == root_of(store).mutex.notes.publications_rung > number
 
 
 # --- every bit of the pages that start it -----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from memstore.engine.format import headers
 from memstore.engine.format.headers import SLACK, Header, HeaderSlots, Span, lay_out, read_header
 from memstore.engine.format.records import LIVE, STATE_NAMES
 from memstore.errors import CorruptionError
-from tests.children import in_child
+from tests.children import in_a_child
 
 STORE = "0123456789abcdef" * 2
 KEY = 'a key "quoted" \N{SNOWMAN}'
@@ -247,11 +247,8 @@ def test_any_bytes(content: bytes) -> None:
     refused(forge(content[:100], key=b'"k"')[: 8 + 100])
 
 
+@in_a_child
 def test_200_megabytes() -> None:
-    in_child(read_huge)
-
-
-def read_huge() -> None:
     content = forge(b"}" + b" " * 200_000_000)
     _limit(64 << 20)
     started = time.process_time()
@@ -259,12 +256,9 @@ def read_huge() -> None:
     assert time.process_time() - started < 1
 
 
+@in_a_child
 def test_many_entries() -> None:
     """As large as a header may be: a few times its size in memory, and seconds."""
-    in_child(read_many, timeout=100)
-
-
-def read_many() -> None:
     one = b',"%08d":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
     content = forge(b"".join(one % i for i in range(300_000)) + b"}")
     _limit(16 * len(content))

@@ -1,21 +1,30 @@
-"""Stored rows through torch's own DataLoader, with workers of each kind."""
+"""Stored rows through torch's own DataLoader, with workers of each kind; batches in memory that is used again."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import pickle
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tensordict import TensorDict
-from torch.utils.data import BatchSampler, DataLoader, StackDataset, Subset, default_collate  # pyright: ignore[reportUnknownVariableType]
+from torch.utils.data import BatchSampler, DataLoader, StackDataset, Subset, default_collate
 
 import memstore
 from memstore import BlockShuffle, StoreDataset
-from tests.dataloader.loaders import fails, named, rows_in, value, where_it_was_read
+from memstore.dataloader.blocks import MOST_BLOCKS, MOST_TICKETS, begin_batch
+from memstore.engine import lies_in_mapping
+from tests.children import Child, Wire, in_child
+from tests.dataloader.loaders import fails, fails_for_some, named, rows_in, value, where_it_was_read, with_address
 
 METHODS = ["fork", *[pytest.param(name, marks=pytest.mark.full) for name in ("forkserver", "spawn")]]
 
@@ -201,3 +210,279 @@ def test_a_store_that_is_read_only_forks_and_does_not_spawn(root: str) -> None:
         assert [row for batch in forked for row in rows_in(batch)] == list(range(100))
         with pytest.raises(memstore.ReadOnlyError, match=r"open it with 'r\+'"):
             iter(load(data, num_workers=1, multiprocessing_context="forkserver"))
+
+
+# --- batches in shared memory that is used again: nobody's batch ever changes, and nothing is left --------------------
+
+
+ROWS = 100
+
+
+def read(fill: float, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """What a worker reads."""
+    allocate = begin_batch()
+    return [allocate(shape, dtype).fill_(fill) for shape in shapes]
+
+
+def begin(*shapes: tuple[int, ...]) -> None:
+    """Says how large batches are: the first has no block."""
+    assert not any(lies_in_mapping(tensor.data_ptr()) for tensor in read(0, *shapes))
+
+
+def send(tensor: torch.Tensor) -> bytes:
+    return bytes(ForkingPickler.dumps(tensor))
+
+
+def receive(message: bytes) -> torch.Tensor:
+    return pickle.loads(message)
+
+
+def blocks_mapped() -> int:
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        return sum("memstore: batches" in line for line in maps)
+
+
+# -- one process, as worker and as its receiver ------------------------------------------------------------------------
+
+
+def test_memory_is_used_again_when_both_have_dropped_it() -> None:
+    def act() -> None:
+        begin((1000,))
+        places: set[int] = set()
+        for i in range(10):
+            (tensor,) = read(i, (1000,))
+            places.add(tensor.data_ptr())
+            received = receive(send(tensor))
+            del tensor
+            assert torch.equal(received, torch.full((1000,), float(i)))
+            del received
+        assert len(places) == 1
+
+    in_child(act)
+
+
+@pytest.mark.parametrize("keeper", ["worker", "receiver", "numpy", "message"])
+def test_memory_that_somebody_has_stays_as_it_is(keeper: str) -> None:
+    def act() -> None:
+        begin((1000,))
+        kept: list[Any] = []
+        for i in range(2 * MOST_BLOCKS):
+            (tensor,) = read(i, (1000,))
+            message = send(tensor)
+            received = None if keeper == "message" else receive(message)
+            kept.append({"worker": tensor, "receiver": received, "message": message}.get(keeper))
+            if keeper == "numpy":
+                assert received is not None
+                kept[-1] = received.numpy()
+        assert blocks_mapped() <= 2 * MOST_BLOCKS  # each by worker and receiver
+        for i, found in enumerate(kept):
+            found = receive(found) if keeper == "message" else torch.as_tensor(found)
+            assert torch.equal(found, torch.full((1000,), float(i)))
+
+    in_child(act)
+
+
+def test_the_alias_of_a_received_tensor_lives_on_when_that_is_shared_anew() -> None:
+    def act() -> None:
+        begin((1000,))
+        received = receive(send(*read(7, (1000,))))
+        alias = received.numpy()
+        received.share_memory_()
+        del received
+        for i in range(3):
+            read(i, (1000,))
+        assert (alias == 7).all()
+
+    in_child(act)
+
+
+def test_tensors_arrive_as_they_are() -> None:
+    @given(st.sampled_from([torch.uint8, torch.bfloat16, torch.complex64, torch.bool]), st.integers(1, 4))
+    def act(dtype: torch.dtype, rows: int) -> None:
+        for _ in range(2):  # the first perhaps without a block
+            allocate = begin_batch()
+            sent = [allocate((rows, 4), dtype).copy_(torch.arange(4 * rows).view(rows, 4))]
+            sent += [sent[0].t(), sent[0][rows // 2 :, ::2], sent[0][0, 2], allocate((0, 3), torch.int64)]
+            if dtype.is_complex:
+                sent.append(sent[0].conj())
+            for tensor in sent:
+                found = receive(send(tensor))
+                assert torch.equal(found, tensor)
+                assert (found.dtype, found.stride()) == (tensor.dtype, tensor.stride())
+
+    in_child(act)
+
+
+def test_one_tensor_may_be_sent_often() -> None:
+    def act() -> None:
+        begin((1000,))
+        (tensor,) = read(3, (1000,))
+        for _ in range(MOST_TICKETS + 2):
+            assert receive(send(tensor))[-1] == 3
+        first, second = receive(send(tensor)), receive(send(tensor))
+        del first, tensor
+        for i in range(3):
+            read(i, (1000,))
+        assert torch.equal(second, torch.full((1000,), 3.0))
+
+    in_child(act)
+
+
+def test_a_message_is_received_once() -> None:
+    def act() -> None:
+        begin((1000,))
+        message = send(*read(1, (1000,)))
+        received = receive(message)
+        with pytest.raises(memstore.VersionGoneError, match="once"):
+            receive(message)
+        del received
+        with pytest.raises(memstore.VersionGoneError, match="once"):
+            receive(message)
+        read(2, (1000,))
+        with pytest.raises(memstore.VersionGoneError, match="once"):
+            receive(message)
+
+    in_child(act)
+
+
+def test_larger_batches_get_larger_memory_and_the_old_is_given_back() -> None:
+    def act() -> None:
+        for size in (1000, 100_000, 500_000):
+            begin((size,))
+            for _ in range(3):
+                assert lies_in_mapping(read(1, (size,))[0].data_ptr())
+        assert blocks_mapped() == 1
+
+    in_child(act)
+
+
+def test_a_child_of_the_receiver_keeps_what_it_inherits() -> None:
+    def act() -> None:
+        begin((1000,))
+        others = blocks_mapped()  # of the process that has forked this one
+        held = [receive(send(*read(5, (1000,)))), *read(6, (1000,))]
+
+        def look(wire: Wire) -> None:
+            wire.receive()
+            assert [torch.equal(held[i], torch.full((1000,), 5.0 + i)) for i in range(2)] == [True, True]
+
+        with Child(look) as child:
+            held.clear()
+            for i in range(5):
+                assert receive(send(*read(i, (1000,))))[0] == i
+            child.send()
+            child.receive()
+        assert blocks_mapped() <= others + 2
+
+    in_child(act)
+
+
+def test_who_has_read_a_batch_and_ended_is_named() -> None:
+    def act(wire: Wire) -> None:
+        begin((1000,))
+        wire.send(send(*read(1, (1000,))))
+
+    with Child(act) as child:
+        message = child.receive()
+        child.receive()
+    with pytest.raises(memstore.VersionGoneError, match=f"process {child.pid}, which has read this batch, has ended"):
+        receive(message)
+
+
+# -- loaders -----------------------------------------------------------------------------------------------------------
+
+
+def loader(store: memstore.Store, workers: int = 1, transform: Any = with_address, **options: Any) -> Any:
+    store.put("train", value(ROWS))
+    data = StoreDataset(store, "train", transform=transform)
+    options = {"batch_size": 4, "multiprocessing_context": "fork", "persistent_workers": True, **options}
+    return DataLoader(data, num_workers=workers, **options)
+
+
+def end(batches: Any) -> None:
+    """Its workers end, whose mappings the store would still count."""
+    with contextlib.suppress(RuntimeError):  # while one ends, torch may tell again of another that was killed
+        batches._iterator._shutdown_workers()
+    for worker in batches._iterator._workers:
+        worker.join()
+    batches._iterator = None
+    gc.collect()
+
+
+def places(batches: Iterator[Any]) -> list[int]:
+    return [int(batch["address"]) for batch in batches]
+
+
+def test_workers_read_into_few_places(store: memstore.Store) -> None:
+    batches = loader(store)
+    assert len(set(places(batches))) <= 6
+    assert len(set(places(batches))) <= 5
+    end(batches)
+    assert blocks_mapped() == 0
+
+
+def test_a_loop_that_keeps_its_batches_has_them_all(store: memstore.Store) -> None:
+    batches = loader(store, batch_size=1)  # more than there are blocks
+    kept: list[Any] = []
+    for _ in range(2):
+        kept = list(batches)
+        assert [row for batch in kept for row in rows_in(batch)] == list(range(ROWS))
+        assert blocks_mapped() == MOST_BLOCKS
+    end(batches)
+    assert [row for batch in kept for row in rows_in(batch)] == list(range(ROWS))
+    del kept
+    assert blocks_mapped() == 0
+
+
+def test_an_epoch_that_is_left_costs_the_next_nothing(store: memstore.Store) -> None:
+    batches = loader(store, workers=2, prefetch_factor=4)
+    for _ in range(5):
+        some = iter(batches)
+        assert rows_in(next(some)) == list(range(4))
+    assert len(set(places(batches))) <= 2 * 8
+    end(batches)
+
+
+def test_batches_that_fail_cost_the_others_nothing(store: memstore.Store) -> None:
+    batches = loader(store, transform=fails_for_some)
+    found: list[int] = []
+    some, errors = iter(batches), 0
+    while True:
+        try:
+            found += rows_in(next(some))
+        except RuntimeError:
+            errors += 1
+        except StopIteration:
+            break
+    assert errors == 5
+    assert found == [row for row in range(ROWS) if row % 20 >= 4]
+    del some
+    end(batches)
+
+
+def test_batches_out_of_order_are_whole(store: memstore.Store) -> None:
+    batches = loader(store, workers=2, in_order=False)
+    for _ in range(3):
+        assert sorted(row for batch in batches for row in rows_in(batch)) == list(range(ROWS))
+    end(batches)
+
+
+def test_what_a_killed_worker_has_sent_stays(store: memstore.Store) -> None:
+    batches = loader(store, workers=2)
+    some = iter(batches)
+    kept = [next(some) for _ in range(6)]
+    words = (
+        "exited unexpectedly|killed by signal|has ended|Connection re(set|fused)"  # the last ones are torch's queue's
+    )
+    with pytest.raises((RuntimeError, memstore.VersionGoneError, ConnectionError), match=words):
+        os.kill(some._workers[0].pid, signal.SIGKILL)
+        while True:
+            kept.append(next(some))
+    with contextlib.suppress(RuntimeError):  # torch's handler of SIGCHLD raises where it interrupts, also after others
+        some._workers[0].join()
+    assert [row for batch in kept for row in rows_in(batch)] == list(range(4 * len(kept)))
+    del some
+    end(batches)
+    del kept
+    gc.collect()
+    assert blocks_mapped() == 0

@@ -1,7 +1,5 @@
 """A script: a dataset and a replay buffer go to an actor as arguments, are written there, and rows come back."""
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import os

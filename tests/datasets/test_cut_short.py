@@ -1,14 +1,14 @@
 """Datasets whose processes die, fail or stop in the middle: what was acknowledged is there, and others go on."""
 
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
+import random
 import signal
 import threading
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,11 @@ import pytest
 import torch
 
 import memstore
-from tests.children import Child, Wire, children
-from tests.leaks import find_leaks
+from tests.children import Child, Wire, children, in_child
+from tests.crash.leftovers import left_after_gc
+from tests.leaks import find_leaks, open_files
+from tests.overlay import on_overlay
+from tests.replay.rows import write_data
 from tests.small_tmpfs import on_small_tmpfs
 from tests.support import faults
 
@@ -154,14 +157,6 @@ def test_room_is_looked_for_when_it_is_created() -> None:
     on_small_tmpfs(26, _fill_up)
 
 
-def _write_page(store: memstore.Store, offset: int, data: bytes) -> None:
-    (path,) = store.info("data").files
-    with open(path, "r+b") as file:
-        start = 8 + int.from_bytes(file.read(8), "little")
-        file.seek(start + offset)
-        file.write(data)
-
-
 BOOT_AT, LENGTH_AT, MAGIC_AT, GONE_AT = 72, 192, 64, 128
 OTHER_BOOT = b"another boot!!!!"
 
@@ -174,8 +169,8 @@ def test_in_another_boot_of_a_disk_the_flushed_rows_are_there(disk_root: str, mo
         data.flush()
         data.extend(batch(2, 2))
         del data
-        _write_page(store, 0, b"\xff" * 64)  # a mutex that a dead boot has left
-        _write_page(store, BOOT_AT, OTHER_BOOT)
+        write_data(store, "data", 0, b"\xff" * 64)  # a mutex that a dead boot has left
+        write_data(store, "data", BOOT_AT, OTHER_BOOT)
         data = store.open_dataset("data", mode)
         assert data[:]["y"].tolist() == [1, 1, 1]
         if mode == "r+":
@@ -185,8 +180,8 @@ def test_in_another_boot_of_a_disk_the_flushed_rows_are_there(disk_root: str, mo
 def test_in_another_boot_of_a_store_for_processes_all_rows_are_there(disk_root: str) -> None:
     with memstore.open(disk_root) as store:
         store.create_dataset("data", SPEC, capacity=10).extend(batch(3, 1))
-        _write_page(store, 0, b"\xff" * 64)
-        _write_page(store, BOOT_AT, OTHER_BOOT)
+        write_data(store, "data", 0, b"\xff" * 64)
+        write_data(store, "data", BOOT_AT, OTHER_BOOT)
         data = store.open_dataset("data")
         assert data.extend(batch(1, 2)) == range(3, 4)
 
@@ -196,8 +191,8 @@ def test_a_page_of_another_boot_is_not_asked_whether_its_entry_lives(root: str, 
     """A folder that was copied meanwhile, or files of which a crash has kept one and not the other."""
     with memstore.open(root) as store:
         store.create_dataset("data", SPEC, capacity=10).extend(batch(3, 1))
-        _write_page(store, GONE_AT, gone.to_bytes(8, "little") + state.to_bytes(8, "little"))
-        _write_page(store, BOOT_AT, OTHER_BOOT)
+        write_data(store, "data", GONE_AT, gone.to_bytes(8, "little") + state.to_bytes(8, "little"))
+        write_data(store, "data", BOOT_AT, OTHER_BOOT)
         data = store.open_dataset("data")
         assert data.extend(batch(1, 2)) == range(3, 4)
         data[0:1] = batch(1, 3)
@@ -207,7 +202,7 @@ def test_a_page_of_another_boot_is_not_asked_whether_its_entry_lives(root: str, 
 def test_a_deletion_is_told_to_who_writes_the_page_anew_at_the_same_time(root: str) -> None:
     with memstore.open(root) as store, Child(_when_told, root, "delete") as child:
         store.create_dataset("data", SPEC, capacity=10).extend(batch(3, 1))
-        _write_page(store, BOOT_AT, OTHER_BOOT)
+        write_data(store, "data", BOOT_AT, OTHER_BOOT)
         with _asking_at("mutex_lock", child):
             data = store.open_dataset("data")
         with pytest.raises(memstore.MutableEntryError, match="was deleted"):
@@ -345,7 +340,7 @@ def test_a_child_that_is_forked_in_another_threads_extend_goes_on(root: str) -> 
 def test_a_damaged_control_page_is_told(scratch: str, offset: int, data: bytes) -> None:
     with memstore.open(scratch) as store:
         opened = store.create_dataset("data", SPEC, capacity=10)
-        _write_page(store, offset, data)
+        write_data(store, "data", offset, data)
         with pytest.raises(memstore.CorruptionError, match="control page"):
             store.open_dataset("data")
         (damage,) = store.verify().damaged
@@ -353,3 +348,219 @@ def test_a_damaged_control_page_is_told(scratch: str, offset: int, data: bytes) 
         if offset == LENGTH_AT:
             with pytest.raises(memstore.CorruptionError, match="11 rows"):
                 len(opened)
+
+
+# --- several processes at one dataset ---------------------------------------------------------------------------------
+
+
+LONG_ROWS = {"x": ((4096,), torch.int64), "y": ((), torch.int64)}  # 32 KiB a row: long enough to be torn
+
+
+def long_rows(*numbers: int) -> dict[str, torch.Tensor]:
+    y = torch.tensor(numbers)
+    return {"x": y[:, None].expand(-1, 4096), "y": y}
+
+
+def check_whole(rows: dict[str, torch.Tensor]) -> list[int]:
+    assert torch.equal(rows["x"], rows["y"][:, None].expand(-1, 4096)), "a torn row"
+    return rows["y"].tolist()
+
+
+# -- a seal ------------------------------------------------------------------------------------------------------------
+
+
+def _overwrite(wire: Wire, row: int, path: str, rounds: int) -> None:
+    """Writes growing numbers to its row until that is refused. Sends the last that was acknowledged."""
+    with memstore.open(path) as store:
+        for _ in range(rounds):
+            wire.receive()
+            data = store.open_dataset("data")
+            wire.send()
+            done = 0
+            with contextlib.suppress(memstore.MutableEntryError):
+                while True:
+                    data[row : row + 1] = long_rows(done + 1)
+                    done += 1
+            wire.send(done)
+            del data
+
+
+@pytest.mark.parametrize("rounds", [15, pytest.param(300, marks=pytest.mark.full)])
+def test_a_seal_has_every_write_that_was_acknowledged(root: str, rounds: int) -> None:
+    with memstore.open(root, timeout=60.0) as store, children(2, _overwrite, root, rounds) as writers:
+        for number in range(rounds):
+            data = store.create_dataset("data", LONG_ROWS, capacity=2, length=2)
+            for writer in writers:
+                writer.send()
+            for writer in writers:
+                writer.receive()
+            while min(data[:]["y"].tolist()) < 1 + number % 5:
+                time.sleep(0)
+            data.seal()
+            acknowledged = [writer.receive() for writer in writers]
+            sealed = store.get("data")["y"].tolist()
+            # what was refused may be there
+            assert all(done <= there <= done + 1 for done, there in zip(acknowledged, sealed, strict=True))
+            del data
+            store.delete("data")
+
+
+# -- a reader ----------------------------------------------------------------------------------------------------------
+
+
+def _extend_by_chance(wire: Wire, number: int, path: str, count: int) -> list[int]:
+    chance = random.Random(number)
+    data = memstore.open(path).open_dataset("data", wait=60.0)
+    first = number << 32
+    while first % (1 << 32) < count:
+        size = min(chance.randrange(1, 6), count - first % (1 << 32))
+        data.extend(long_rows(*range(first, first + size)))
+        first += size
+    return [number << 32, first]
+
+
+def test_a_reader_sees_whole_rows_that_stay(root: str) -> None:
+    count = 150
+    with memstore.open(root, timeout=60.0) as store, children(2, _extend_by_chance, root, count) as writers:
+        data = store.create_dataset("data", LONG_ROWS, capacity=2 * count)
+        seen: list[int] = []
+        while len(seen) < 2 * count:
+            length = len(data)
+            assert length >= len(seen)
+            found = seen + check_whole(data[len(seen) : length])
+            assert len(found) == length and found[: len(seen)] == seen
+            view = store.view("data")
+            assert len(view["y"]) >= length
+            seen = found
+        for writer in writers:
+            first, end = writer.receive()
+            assert [row for row in seen if first <= row < end] == list(range(first, end))
+        assert check_whole(data[:]) == seen
+
+
+# -- kills -------------------------------------------------------------------------------------------------------------
+
+
+def _extend_on(wire: Wire, path: str, first: int) -> None:
+    data = memstore.open(path, timeout=60.0).open_dataset("data")
+    while True:
+        added = data.extend(long_rows(first, first + 1))
+        wire.send((added.start, first))
+        first += 2
+        if added.stop > data.capacity - 8:
+            wire.receive()  # until it is killed
+
+
+def _acknowledged(child: Child) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    with contextlib.suppress(RuntimeError):  # it ended
+        while True:
+            found.append(child.receive())
+    return found
+
+
+@pytest.mark.parametrize("rounds", [12, pytest.param(100, marks=pytest.mark.full)])
+def test_rows_of_writers_that_are_killed_at_random_are_whole_or_absent(root: str, rounds: int) -> None:
+    chance = random.Random(rounds)
+    with memstore.open(root, timeout=60.0) as store:
+        for _ in range(rounds):
+            data = store.create_dataset("data", LONG_ROWS, capacity=1000)
+            with Child(_extend_on, root, 0) as one, Child(_extend_on, root, 1 << 32) as other:
+                expected = [child.receive() for child in (one, other)]
+                time.sleep(chance.random() / 100)  # long enough for nothing: any moment will do
+                for child in (one, other):
+                    child.kill()
+                for child in (one, other):
+                    expected += _acknowledged(child)
+            rows = check_whole(data[:])
+            assert all(rows[at : at + 2] == [first, first + 1] for at, first in expected)
+            assert rows[::2] == [row - 1 for row in rows[1::2]], "half a batch"
+            assert data.extend(long_rows(7, 8)) == range(len(rows), len(rows) + 2)
+            del data
+            store.delete("data")
+        assert left_after_gc(store) == []
+
+
+# --- datasets in a repaired store: kept with header and control page, and set aside without ---------------------------
+
+
+def make(root: str) -> str:
+    """A store with a dataset of three rows. Returns the path of its file."""
+    with memstore.open(root) as store:
+        store.put("other", torch.ones(10_000))
+        store.create_dataset("data", {"x": ((1000,), torch.int16)}, capacity=8).extend(
+            {"x": torch.ones(3, 1000, dtype=torch.int16)}
+        )
+        (path,) = store.info("data").files
+        return path
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["sound", "without its catalog"])
+def test_a_repair_keeps_a_dataset_and_its_rows(root: str, is_lost: bool) -> None:
+    make(root)
+    if is_lost:
+        with open(f"{root}/catalog/local/data.mdb", "r+b") as file:
+            file.write(os.urandom(1 << 14))
+    report = memstore.repair(root)
+    assert report.recovered == ("data", "other") and not report.lost
+    with memstore.open(root) as store:
+        data = store.open_dataset("data")
+        assert data[:]["x"].sum() == 3000
+        assert data.extend({"x": torch.ones(1, 1000, dtype=torch.int16)}) == range(3, 4)
+        assert store.info("data").kind == "dataset"
+
+
+def test_one_without_a_whole_control_page_is_set_aside(scratch: str) -> None:
+    path = make(scratch)
+    with open(path, "r+b") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        file.seek(start + LENGTH_AT)
+        file.write(b"\xff" * 8)
+    report = memstore.repair(scratch)
+    assert (report.recovered, report.lost) == (("other",), ("data",))
+    assert os.path.exists(f"{path}.damaged")
+    with memstore.open(scratch) as store:
+        assert "data" not in store
+
+
+def test_a_store_with_a_dataset_names_the_feature(root: str) -> None:
+    with memstore.open(root) as store:
+        before = Path(root, "memstore.json").read_text()
+        store.create_dataset("data", ((), torch.int8), capacity=1)
+    assert "mutable" not in before
+    assert '"mutable"' in Path(root, "memstore.json").read_text()
+
+
+# --- on overlay, as a container's own folders are: there a mapping keeps no lock, so files stay open ------------------
+
+
+@pytest.mark.parametrize("one_file_system", [True, False])
+def test_a_dataset_lives_as_elsewhere(one_file_system: bool) -> None:
+    on_overlay(_live, one_file_system=one_file_system)
+
+
+def _live(root: str) -> None:
+    with memstore.open(root) as store:
+        data = store.create_dataset("data", ((1000,), torch.float32), capacity=100)
+        assert in_child(_extend_twice, root, pickle.dumps(data)) == range(2)
+        assert data.extend(torch.full((1, 1000), 2.0)) == range(2, 3)
+        data.flush()
+        held, view = data[1:3], store.view("data")
+        assert data[:][:, 0].tolist() == view[:, 0].tolist() == [1, 1, 2]
+        data.seal()
+        with pytest.raises(memstore.MutableEntryError):
+            data.extend(torch.zeros(1, 1000))
+        for number in range(3):  # none of them takes the file of what is held
+            store.put("other", torch.full((100, 1000), float(number)))
+            store.gc()
+        assert held[:, 0].tolist() == [1, 2] and store.get("data")[:, 0].tolist() == [1, 1, 2]
+        del data, held, view
+        assert [path for path in open_files(root) if "/segments/" in path] == []
+    assert find_leaks(root) == []
+
+
+def _extend_twice(root: str, packed: bytes) -> range:
+    with memstore.open(root) as store:
+        added = store.open_dataset("data").extend(torch.ones(1, 1000))
+        pickle.loads(packed).extend(torch.ones(1, 1000))
+        return range(added.start, added.stop + 1)

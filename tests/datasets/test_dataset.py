@@ -1,8 +1,5 @@
 """Datasets as users call them: rows in place, for all processes."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownLambdaType=false
-# pyright: reportPrivateUsage=false, reportCallIssue=false
-
 from __future__ import annotations
 
 import pickle
@@ -172,15 +169,6 @@ def test_conjugated_and_trained_tensors_are_stored_as_their_values(store: memsto
     assert not data[:]["w"].requires_grad
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (1, 0, 3)])
-def test_rows_of_few_or_no_elements(store: memstore.Store, shape: tuple[int, ...]) -> None:
-    data = store.create_dataset("data", {"x": (shape, torch.int8)}, capacity=3)
-    assert data.extend({"x": torch.zeros(2, *shape, dtype=torch.int8)}) == range(2)
-    assert data[:]["x"].shape == (2, *shape)
-    assert data.extend({"x": torch.zeros(0, *shape, dtype=torch.int8)}) == range(2, 2)
-    assert data.seal() and store.get("data")["x"].shape == (2, *shape)
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -329,18 +317,6 @@ def test_other_calls_name_the_one_to_use(store: memstore.Store, nbytes: int) -> 
     assert "other" not in store
     data.extend(batch(1))
     assert store.verify().ok
-
-
-def test_an_ordinary_entry_is_no_dataset(store: memstore.Store) -> None:
-    store.put("data", torch.zeros(2000))
-    with pytest.raises(memstore.MutableEntryError, match="store.get"):
-        store.open_dataset("data")
-    with pytest.raises(memstore.KeyNotFoundError):
-        store.open_dataset("nothing")
-    with pytest.raises(memstore.StoreTimeoutError):
-        store.open_dataset("nothing", wait=0.01)
-    with pytest.raises(memstore.AlreadyExistsError):
-        store.create_dataset("data", ((), torch.int8), capacity=1)
 
 
 def test_who_reads_writes_nothing(store: memstore.Store, root: str) -> None:

@@ -1,8 +1,5 @@
 """Any spec, batch and index: a dataset behaves as plain tensors do."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownLambdaType=false, reportMissingTypeStubs=false
-
 from __future__ import annotations
 
 import itertools

@@ -13,6 +13,10 @@ from memstore.deferred_init.tensors import is_wrapper
 Make = Callable[[], torch.nn.Module]
 
 
+def modes_are_left() -> bool:
+    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0
+
+
 def eager(make: Make, seed: int = 3) -> torch.nn.Module:
     torch.manual_seed(seed)
     return make()

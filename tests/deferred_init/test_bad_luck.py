@@ -17,11 +17,7 @@ import memstore
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from memstore.errors import UnsupportedValueError
 from memstore.fake import fake_mode, is_fake
-from tests.deferred_init.modules import assert_made_as, deferred, eager
-
-
-def modes_are_left() -> bool:
-    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0
+from tests.deferred_init.modules import assert_made_as, deferred, eager, modes_are_left
 
 
 def test_a_constructor_that_raises_leaves_nothing() -> None:

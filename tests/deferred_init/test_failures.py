@@ -12,7 +12,7 @@ from torch import nn
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from memstore.errors import UnsupportedValueError
 from memstore.fake import fake_mode
-from tests.children import in_child
+from tests.children import in_a_child
 from tests.sharding.fake_world import as_rank
 
 TENTH = 0.1  # which bfloat16 rounds
@@ -77,11 +77,8 @@ def test_an_interrupt_leaves_nothing_either() -> None:
 # --- placements -------------------------------------------------------------------------------------------------------
 
 
+@in_a_child
 def test_placements_by_name_are_of_names_that_the_module_has() -> None:
-    in_child(check_placements, timeout=100.0)
-
-
-def check_placements() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -112,11 +109,8 @@ def check_placements() -> None:
         assert isinstance(looked_at.weight, DTensor) and looked_at.weight.to_local().shape == (1, 2)
 
 
+@in_a_child
 def test_a_module_that_is_sharded_already_is_as_it_was_after_an_error_and_made_by_the_next_call() -> None:
-    in_child(check_sharded, timeout=100.0)
-
-
-def check_sharded() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

@@ -17,7 +17,7 @@ import memstore
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from memstore.errors import UnsupportedValueError
 from memstore.fake import is_fake
-from tests.children import in_child
+from tests.children import in_a_child
 from tests.deferred_init.modules import assert_made_as, deferred, eager
 from tests.sharding.fake_world import as_rank
 
@@ -224,11 +224,8 @@ def test_a_weak_reference_of_cpps_is_told_by_name_and_nothing_is_changed() -> No
     assert_made_as(eager(Tied), made)
 
 
+@in_a_child
 def test_a_module_that_is_sharded_already_keeps_its_parameters() -> None:
-    in_child(check_sharded, timeout=100.0)
-
-
-def check_sharded() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, Shard

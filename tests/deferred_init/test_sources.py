@@ -17,7 +17,7 @@ import memstore
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module, materialize_tensor
 from memstore.errors import CorruptionError, NotAStoreError, StructureMismatchError
 from memstore.fake import fake_like
-from tests.children import in_child
+from tests.children import in_a_child, in_child
 from tests.deferred_init.modules import Make, assert_made_as
 from tests.sharding.fake_world import as_rank
 
@@ -318,11 +318,8 @@ def test_classes_that_can_not_be_are_named_and_nothing_is_changed(ours: Any, the
     assert made.kept is kept and made.bias is bias and is_deferred(kept) and is_deferred(bias)
 
 
+@in_a_child
 def test_no_rank_takes_a_part_of_what_wraps_others() -> None:
-    in_child(check_parts_of_wrappers, timeout=100.0)
-
-
-def check_parts_of_wrappers() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, Shard

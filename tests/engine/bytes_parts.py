@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from memstore.engine.catalog import tables
-from memstore.engine.catalog.tables import AttemptOutcome, Counters, PendingPart, Transaction
+from memstore.engine.catalog.tables import AttemptOutcome, PendingPart, Transaction
 from memstore.engine.files.segments import segment_path
 from memstore.engine.format.records import (
     FILLING,
@@ -29,6 +29,7 @@ from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import ShardMismatchError
 from tests.engine.bytes_store import INLINE, draft
+from tests.inside import counters_of
 
 
 def rank(
@@ -101,11 +102,6 @@ def outcomes_of(root: Root) -> list[AttemptOutcome]:
         return root.catalog.view(lambda transaction: tables.all_outcomes(transaction))
 
 
-def counters_of(root: Root) -> Counters:
-    with root.guard:
-        return root.catalog.view(Transaction.counters)
-
-
 def age(root: Root, *, outcomes: bool = False) -> None:
     """As if the leases of all parts, or the time of all outcomes, were over."""
 
@@ -130,7 +126,7 @@ def check_rows(root: Root) -> None:
     counters = counters_of(root)
     assert (counters.live, counters.retired + counters.held) == (sums[LIVE], sums[RETIRED])
     assert counters.filling == filling
-    assert counters.publications == root.mutex.publications_rung
+    assert counters.publications == root.mutex.notes.publications_rung
     names = {(one.key, one.attempt) for one in parts_of(root)}
     both = names & {(one.key, one.attempt) for one in outcomes_of(root)}
     assert not both, "an attempt has an outcome, and is pending"

@@ -12,42 +12,25 @@ import memstore
 from memstore.engine.catalog.tables import Counters
 from tests.crash.leftovers import leftovers
 from tests.crash.operations import OPERATIONS
-from tests.crash.values import LARGE, SMALL, stamp_at, stamp_of, stamped
-from tests.inside import root_of
+from tests.crash.values import LARGE, SMALL, stamp_of, stamped
+from tests.inside import counters_of, root_of
+from tests.segments import files
 from tests.small_tmpfs import fill, free_bytes, on_small_tmpfs
 from tests.support import faults
 
 
 def counters(store: memstore.Store) -> Counters:
-    root = root_of(store)
-    with root.guard:
-        return root.catalog.view(lambda transaction: transaction.counters())
-
-
-def files(store: memstore.Store) -> list[str]:
-    return sorted(os.listdir(root_of(store).segments))
-
-
-@pytest.mark.parametrize("nbytes", [SMALL, LARGE])
-def test_a_retired_file_is_used_again(nbytes: int, store: memstore.Store) -> None:
-    store.put("k", stamped(0, nbytes))
-    store.put("k", stamped(1, nbytes))
-    two = files(store)
-    assert len(two) == 2
-    for stamp in range(2, 10):
-        store.put("k", stamped(stamp, nbytes))
-        assert files(store) == two
-        assert stamp_at(store, "k") == stamp
+    return counters_of(root_of(store))
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, LARGE])
 def test_a_file_that_is_held_is_passed_over_until_it_is_let_go(nbytes: int, store: memstore.Store) -> None:
     store.put("k", stamped(0, nbytes))
-    (held_file,) = files(store)
+    (held_file,) = files(store.root)
     held = store.get("k")
     for stamp in range(1, 6):
         store.put("k", stamped(stamp, nbytes))
-    assert len(files(store)) == 3 and counters(store).held > nbytes
+    assert len(files(store.root)) == 3 and counters(store).held > nbytes
     assert stamp_of(held) == 0
     del held
     stamp, deadline = 6, time.monotonic() + 30.0
@@ -76,7 +59,7 @@ def test_a_claim_asks_for_four_files_and_sets_them_aside(store: memstore.Store) 
     store.put_many({name: stamped(0, SMALL) for name in names})
     held = store.get_many(names)
     store.delete_many(names)
-    size, before = os.path.getsize(f"{root_of(store).segments}/{files(store)[0]}"), counters(store)
+    size, before = os.path.getsize(f"{root_of(store).segments}/{files(store.root)[0]}"), counters(store)
     claim = _holds(lambda: store.put("k", stamped(1, SMALL)))[0]
     assert claim.count("lock_exclusive") == 4 + 1, "four are held, and a new one is locked"
     assert counters(store).held - before.held == before.retired - counters(store).retired == 4 * size
@@ -87,9 +70,9 @@ def test_a_sweep_of_many_files_is_many_short_holds(store: memstore.Store) -> Non
     names = [f"{number}" for number in range(500)]
     store.put_many({name: stamped(0, SMALL) for name in names})
     store.delete_many(names)
-    assert len(files(store)) == 500
+    assert len(files(store.root)) == 500
     holds = _holds(store.gc)
-    assert files(store) == []
+    assert files(store.root) == []
     unlinked = [hold.count("unlink") for hold in holds]
     assert sum(unlinked) == 500 and max(unlinked) <= 16
     assert not any("free_blocks" in hold for hold in holds), "that takes long"
@@ -138,11 +121,11 @@ def _one_stays(folder: str) -> None:
         store.put("k", stamped(0, size))
         ballast = fill(folder, leave=size + (1 << 20))
         store.put("k", stamped(1, size))
-        two = files(store)
+        two = files(store.root)
         assert len(two) == 2, "the older one is gone"
         for stamp in range(2, 5):
             store.put("k", stamped(stamp, size))
-            assert files(store) == two
+            assert files(store.root) == two
         assert counters(store).retired > free_bytes(folder) / 10
         os.unlink(ballast)
 
@@ -152,12 +135,12 @@ def test_a_lost_race_gives_its_file_back_for_reuse(name: str, store: memstore.St
     operation = OPERATIONS[name]
     operation.reset(store)
     operation.run(store, None)
-    kept = files(store)
+    kept = files(store.root)
     assert counters(store).filling == 0
     assert leftovers(store, spares=True) == []
     for _ in range(3):
         operation.run(store, None)
-        assert files(store) == kept
+        assert files(store.root) == kept
 
 
 @pytest.mark.parametrize("spoil", ["unlink", "cut", "link"])
@@ -165,7 +148,7 @@ def test_a_retired_file_that_can_not_be_used_is_given_back_by_puts(spoil: str, s
     """A sweep that died before its commit leaves rows without files, which nobody may count for ever."""
     store.put("k", stamped(0, SMALL))
     store.delete("k")
-    (name,) = files(store)
+    (name,) = files(store.root)
     path = f"{root_of(store).segments}/{name}"
     if spoil == "cut":
         os.truncate(path, 4096)
@@ -176,5 +159,5 @@ def test_a_retired_file_that_can_not_be_used_is_given_back_by_puts(spoil: str, s
     for stamp in range(4):
         store.put("k", stamped(stamp, SMALL))
     assert counters(store).held == 0
-    assert name not in files(store)
+    assert name not in files(store.root)
     assert leftovers(store, spares=True) == []

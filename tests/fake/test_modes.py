@@ -20,12 +20,9 @@ from memstore.deferred_init import deferred_init, is_deferred, materialize_modul
 from memstore.deferred_init.replay import Recording
 from memstore.errors import UnsupportedValueError
 from memstore.fake import Session, fake_like, fake_mode, in_session, is_fake, meta_like
+from tests.deferred_init.modules import modes_are_left
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
-
-
-def modes_are_left() -> bool:
-    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0
 
 
 def test_a_tensor_says_where_it_would_be_inside_and_outside() -> None:

@@ -28,6 +28,6 @@ passed = pytest.StashKey[bool]()
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
-    if report.when == "call":  # type: ignore[attr-defined]
-        item.stash[passed] = report.passed  # type: ignore[attr-defined]
+    if report.when == "call":
+        item.stash[passed] = report.passed
     return report

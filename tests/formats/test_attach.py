@@ -360,24 +360,20 @@ def test_what_is_no_path_or_format_is_refused(store: memstore.Store, folder: Pat
     path, _ = write_npy(folder)
     for wrong in ("", b"/tmp/x", 3, None):
         with pytest.raises(TypeError):
-            store.attach("key", wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="format is"):
-        store.attach("key", path, format="parquet")  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError):
-        store.attach("key", folder / "missing.safetensors")
+            store.attach("key", wrong)
     with pytest.raises(FileNotFoundError):
         store.attach("key", folder / "missing")
     (folder / "void").mkdir()
     for format in (None, "safetensors", "memmap", "torch", "npy"):
         with pytest.raises((memstore.UnsupportedValueError, memstore.CorruptionError, FileNotFoundError)):
-            store.attach("key", folder / "void", format=format)  # type: ignore[arg-type]
+            store.attach("key", folder / "void", format=format)
     os.mkfifo(folder / "fifo")
     for format in (None, "safetensors", "torch", "npy", "memmap"):
         with pytest.raises((memstore.UnsupportedValueError, memstore.CorruptionError)):
-            store.attach("key", folder / "fifo", format=format)  # type: ignore[arg-type]
+            store.attach("key", folder / "fifo", format=format)
     for format in ("safetensors", "torch", "memmap"):
         with pytest.raises((memstore.UnsupportedValueError, memstore.CorruptionError)):
-            store.attach("key", path, format=format)  # type: ignore[arg-type]
+            store.attach("key", path, format=format)
     with pytest.raises(memstore.InvalidKeyError):
         store.attach("", path)
     assert list(store) == []

@@ -43,7 +43,7 @@ def test_what_is_kept_never_changes(number: int) -> None:
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_it_is_read(kept: str, number: int, mode: str) -> None:
-    with memstore.open(kept, mode, verify=True) as store:  # type: ignore[arg-type]
+    with memstore.open(kept, mode, verify=True) as store:
         assert sorted(store) == sorted(values(number))
         for key, value in values(number).items():
             assert_same(value, store.get(key))

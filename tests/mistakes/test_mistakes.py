@@ -1,7 +1,9 @@
 """Mistakes that people make, and what each says: what was found, what was expected, what to do.
 
-The tables beside this file have them by what was called. An error must be of the class that is named there, with that
-text, and must leave the stores as they were.
+The tables beside this file have them by what was called, as in a session of Python: after `>>>` the code, with the
+names of `world.make`; below it the class of what is raised (of a Warning, what is warned of) and its text, whole. PATH
+stands for the folder of all. What comes after a "..." at the end of a text is another library's, or differs from
+machine to machine. An error must be of this class, with this text, and must leave the stores as they were.
 """
 
 from __future__ import annotations
@@ -12,44 +14,34 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import memstore
 from tests.conftest import SHM
-from tests.mistakes import (
-    deferred,
-    files,
-    gets,
-    keys,
-    opening,
-    other_libraries,
-    ranks,
-    rows,
-    snapshots,
-    tasks,
-    values,
-    world,
-)
-from tests.mistakes.mistake import Mistake
+from tests.mistakes import world
 
-TABLES: tuple[ModuleType, ...] = (
-    keys,
-    values,
-    gets,
-    opening,
-    rows,
-    snapshots,
-    ranks,
-    files,
-    tasks,
-    other_libraries,
-    deferred,
-)
-MISTAKES: list[Mistake] = [mistake for table in TABLES for mistake in table.MISTAKES]
 BUILTIN = (TypeError, ValueError, IndexError, KeyError, OSError, RuntimeError)
+
+
+class Mistake(NamedTuple):
+    code: str
+    error: type[BaseException]
+    says: str
+
+
+def read(table: Path) -> Iterator[Mistake]:
+    """Yields the mistakes of a table: its first paragraph is a heading."""
+    for paragraph in table.read_text().rstrip("\n").split("\n\n")[1:]:
+        lines = paragraph.split("\n")
+        end = next(number for number, line in enumerate(lines) if not line.startswith((">>>", "...")))
+        name, _, says = "\n".join(lines[end:]).partition(": ")
+        error = vars(builtins).get(name) or getattr(memstore, name)
+        yield Mistake("\n".join(line[4:] for line in lines[:end]), error, says)
+
+
+MISTAKES = [mistake for table in sorted(Path(__file__).parent.glob("*.txt")) for mistake in read(table)]
 
 
 @pytest.fixture(scope="module")

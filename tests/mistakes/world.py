@@ -104,7 +104,7 @@ def awaited(path: str, call: Callable[[memstore.aio.AsyncStore], Coroutine[Any, 
     """What a task gets of its call of a store."""
 
     async def run() -> Any:
-        async with memstore.aio.open(f"{path}/store", mode) as store:  # type: ignore[arg-type]
+        async with memstore.aio.open(f"{path}/store", mode) as store:
             return await call(store)
 
     return asyncio.run(run())

@@ -1,12 +1,18 @@
-"""A release that isn't ready is told what it lacks."""
+"""A release that isn't ready is told what it lacks; what contributors are told to run exists, and does what it says."""
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 
+from tests.documents.test_site import SPHINX
+from tests.packaging.archives import ROOT
 from tests.packaging.ready import missing
 
 READY = """# Changelog
@@ -87,3 +93,85 @@ def test_a_version_that_was_released(checkout: Path) -> None:
     commit(checkout)
     (line,) = missing("1.2.3", checkout, current="1.2.3")
     assert "released once" in line
+
+
+# --- what contributors and reporters are told to run ------------------------------------------------------------------
+
+
+FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("[0-9]*.yml"))
+PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "docs/releasing.md"]
+MAKE = re.compile(r"(?:^|`|&& )make ([a-z][a-z-]*)", re.MULTILINE)
+
+
+def would_run(*targets: str) -> list[str]:
+    """The commands of make, with those that it shows for environments that are not set up yet."""
+    if shutil.which("make") is None:
+        pytest.skip("make isn't installed")
+    command = ["make", "--dry-run", "--no-print-directory", *targets]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if re.search(r"python -m (?!pip)", line)]
+
+
+def test_the_hooks_run_what_make_check_runs() -> None:
+    hooks = re.findall(r"^ +entry: (.*)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    targets = [word for hook in hooks for word in shlex.split(hook)[1:] if not word.startswith("-")]
+    checked = would_run("check")
+    assert len(checked) >= 3 and any("basedpyright" in line for line in checked)
+    assert sorted(would_run(*targets)) == sorted(checked)
+
+
+def test_make_knows_the_targets_that_pages_name() -> None:
+    named = {target for page in PAGES for target in MAKE.findall(page.read_text())}
+    assert {"check", "format", "test", "test-full", "dist"} <= named, "this tests nothing"
+    rules = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert named <= rules, f"no target {sorted(named - rules)}"
+
+
+# What tests are skipped without, and no extra names. joblib comes with scikit-learn, and torchrl has an environment of
+# its own; who works on what the others are for installs them by hand.
+IN_NO_EXTRA = {"joblib", "torchao", "torchdata", "torchrl", "transformers", "yaml"}
+
+
+def test_make_test_full_installs_what_tests_are_skipped_without() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    needed = set(re.findall(r"importorskip\(\"(\w+)", sources)) | set(SPHINX)
+    assert {"twine", "matplotlib", "sphinx", "furo"} <= needed, "this tests nothing"
+    rule = re.search(r"^test-full: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert rule is not None
+    installed = {name for extra in re.findall(r"\.has-(\w+)", rule[1]) for name in packages_of(extra)}
+    missing = {name for name in needed - IN_NO_EXTRA if name.replace("_", "-") not in installed}
+    assert missing == set(), "name an extra that has them in the rule, or the packages above"
+    assert needed >= IN_NO_EXTRA, "no test is skipped without these any more"
+
+
+def packages_of(extra: str) -> set[str]:
+    project = (ROOT / "pyproject.toml").read_text()
+    listed = re.search(rf"^{extra} = \[(.*?)\]$", project, re.MULTILINE | re.DOTALL)
+    assert listed is not None, extra
+    return {re.split(r"[^\w-]", requirement)[0] for requirement in re.findall(r'"([^"]+)"', listed[1])}
+
+
+COMMAND = re.compile(r"(?:`|label: )memstore ((?:[a-z]+ )*[a-z]+(?: [/A-Z]\S*| --[a-z-]+)+)")
+NAMED = sorted({line.rstrip("`.,:)") for path in [*FORMS, *PAGES] for line in COMMAND.findall(path.read_text())})
+
+
+@pytest.mark.parametrize("line", NAMED)
+def test_named_commands_exist_and_take_the_named_options(line: str) -> None:
+    from memstore.cli.commands import cli
+
+    command: click.Command = cli
+    words = line.split()
+    while isinstance(command, click.Group) and words and words[0] in command.commands:
+        command = command.commands[words.pop(0)]
+    assert command is not cli, f"there is no `memstore {line}`"
+    options = {option for parameter in command.params for option in parameter.opts}
+    named = {word.rstrip("`.,:)") for word in words if word.startswith("--")}
+    assert named <= options, f"`memstore {line}`"
+
+
+def test_each_form_of_a_running_store_asks_for_its_state_and_for_the_machine() -> None:
+    assert len(FORMS) >= 5
+    for form in FORMS:
+        text = form.read_text()
+        if "install" not in form.name and "documents" not in form.name:
+            assert "memstore stats ROOT --json" in text and "memstore bench --json" in text, form.name

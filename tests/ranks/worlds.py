@@ -24,8 +24,7 @@ _PRELOAD = (
     "tests.ranks.calls",
     "tests.ranks.models",
     "tests.integrations.dcp.on_ranks",
-    "tests.integrations.dcp.processes_on_ranks",
-    "tests.integrations.dcp.uses_on_ranks",
+    "tests.integrations.dcp.models_on_ranks",
 )
 
 

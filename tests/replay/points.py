@@ -10,10 +10,11 @@ import gc
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
+
+from tests.crash.forks import in_fork
 
 _FOLDERS = ("/memstore/replay/", "/memstore/engine/sync/", "/memstore/engine/protocols/mutable")
 _SIGNALS_AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "INSTRUMENTED")  # where CPython calls the handlers of signals
@@ -25,7 +26,7 @@ def _is_checked(code: CodeType, last: int, following: int) -> bool:
     """
     if not dis.opname[code.co_code[last]].startswith(_SIGNALS_AFTER):
         return False
-    ranges: Any = dis._parse_exception_table(code)  # type: ignore[attr-defined] # pyright: ignore
+    ranges: Any = dis._parse_exception_table(code)  # type: ignore[attr-defined]
     return all((each.start <= last < each.end) == (each.start <= following < each.end) for each in ranges)
 
 
@@ -93,18 +94,7 @@ def interrupt(action: Callable[[], object], point: int) -> bool:
 
 def fork_and(at: Callable[[], None], action: Callable[[], object], point: int) -> int:
     """Forks a child that calls `action`, and `at` in it. Returns its pid."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        signal.alarm(60)
-        _Points(point, at, signals=False).run(action)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+    return in_fork(lambda: _Points(point, at, signals=False).run(action), 60)
 
 
 def kill(action: Callable[[], object], point: int) -> bool:

@@ -1,8 +1,5 @@
 """Rows that say which they are, in each of their bytes; and what must hold of a buffer of them at any time."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
@@ -22,6 +19,19 @@ SPEC = {"number": ((), torch.int64), "copies": ((SIZE,), torch.int64)}
 def rows(first: int, count: int, size: int = SIZE) -> dict[str, torch.Tensor]:
     number = torch.arange(first, first + count)
     return {"number": number, "copies": number[:, None].expand(count, size)}
+
+
+def new(store: memstore.Store, capacity: int = 8, **options: Any) -> memstore.ReplayBuffer:
+    return memstore.ReplayBuffer(store, "replay", SPEC, capacity=capacity, **options)
+
+
+def write_data(store: memstore.Store, key: str, offset: int, data: bytes) -> None:
+    """Into the data section of the file that a buffer or a dataset has."""
+    (path,) = store.info(key).files
+    with open(path, "r+b") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        file.seek(start + offset)
+        file.write(data)
 
 
 def numbers_of(sample: Any) -> list[int]:

@@ -10,6 +10,9 @@ mutexes that it held pass on, the buffer's and that of its claim, with word of i
               if nobody gets the row after all, put it back: move the cursor back, mark the word
     RECOVERY  claims that were being made, and publications that had begun, are completed
 
+A row is two cells, and what is stored in a cell is the position of the row that it belongs to: so a torn row shows. A
+position is how many were handed out before; its slot is its rest by the capacity, its lap what remains.
+
 Stores are plain, and become visible in their order, as x86-64 has it; loads are made in theirs. A store that is
 delayed is a step that is taken later: nobody looks, between stores of their own, at what somebody else has stored, but
 under the mutex. So it is enough to interleave whole steps.
@@ -19,24 +22,347 @@ A process may be stopped for good: the others have to reach their ends. It may w
 
 from __future__ import annotations
 
-from tests.replay.slots_state import (
-    CELLS,
-    CLAIMED,
-    DEAD,
-    DONE,
-    FREE,
-    READABLE,
-    TAKEN,
-    WHOLE,
-    WRITING,
-    Scene,
-    Slot,
-    State,
-    Steps,
-    with_word,
-)
-from tests.replay.slots_writer import recover, writer_steps
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
+
 from tests.support.explore import Fault
+
+EMPTY, WRITING, WHOLE, TAKEN = "empty", "writing", "whole", "taken"  # the state in a slot's word
+READABLE = (WHOLE, TAKEN)
+FREE, CLAIMING, CLAIMED, PUBLISHING = "free", "claiming", "claimed", "publishing"  # the stages of a claim
+NOBODY, DEAD = -1, -2  # who holds a claim's mutex; DEAD: the kernel says that its owner died
+CELLS = 2
+Item = TypeVar("Item")
+
+
+class Slot(NamedTuple):
+    """A slot's word, and the row that lies there."""
+
+    lap: int = -1
+    state: str = EMPTY
+    claim: int = -1  # that writes it
+    cells: tuple[int, ...] = (-1,) * CELLS
+
+
+class Claim(NamedTuple):
+    """An entry of the table of claims. Its slots are those from `first` to `end` whose words name it."""
+
+    holder: int = NOBODY  # of its mutex
+    stage: str = FREE
+    first: int = 0
+    end: int = 0
+    rows: int = 0
+    before: int = 0  # rows that were added before it
+
+    @property
+    def is_of_the_dead(self) -> bool:
+        """Its mutex can be had, and it is not free."""
+        return self.holder < 0 and self.stage != FREE
+
+
+class Process(NamedTuple):
+    role: str  # writer, sampler, consumer
+    rows: int = 1  # a batch, or to be sampled
+    batches: int = 1
+    small: bool = False  # a writer's: all is done in one hold, and the claim's mutex is not taken
+    at: str = "start"
+    owner: bool = False  # of the buffer's mutex
+    recovers: bool = False
+    stopped: bool = False
+    claim: int = -1
+    batch: tuple[int, ...] = ()  # the positions that it claimed
+    cell: int = 0  # how many were copied
+    seen: tuple[int, Slot] = (-1, Slot())  # what is sampled: the slot, and its word when it was picked
+    copy: tuple[int, ...] = ()
+    tries: int = 1  # before a sampler takes the mutex
+
+
+DONE = Process("", at="done")
+
+
+class State(NamedTuple):
+    processes: tuple[Process, ...]
+    slots: tuple[Slot, ...]
+    claims: tuple[Claim, ...]
+    head: int = 0  # positions handed out
+    added: int = 0  # rows ever published
+    cursor: int = 0  # no row before it waits to be handed out, but for late ones
+    late: bool = False  # rows may wait that were published when the ring had passed over them
+    dirty: bool = False  # the mutex's dirty word
+    # what was seen
+    batches: tuple[tuple[int, ...], ...] = ()  # the positions of each claim
+    published: frozenset[int] = frozenset()  # positions of claims that began to publish
+    acknowledged: frozenset[int] = frozenset()
+    handed: frozenset[int] = frozenset()
+    # what may still come
+    kills: int = 0
+    stops: int = 0
+    interrupts: int = 0
+    cancels: int = 0
+
+    @property
+    def capacity(self) -> int:
+        return len(self.slots)
+
+    def slot_of(self, position: int) -> Slot:
+        return self.slots[position % self.capacity]
+
+    def has(self, position: int) -> bool:
+        """Whether a sampler may find that row."""
+        slot = self.slot_of(position)
+        return slot.lap == position // self.capacity and slot.state in READABLE
+
+    def position(self, slot: int) -> int:
+        return self.slots[slot].lap * self.capacity + slot
+
+
+def start(*processes: Process, capacity: int = 2, claims: int = 2, **limits: int) -> State:
+    return State(processes, (Slot(),) * capacity, (Claim(),) * claims, **limits)
+
+
+def is_end(state: State) -> bool:
+    """Who is stopped for good needs no end: the others do."""
+    return all(process == DONE or process.stopped for process in state.processes)
+
+
+Steps = Iterator[tuple[str, State]]
+
+
+def with_(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
+    return (*items[:index], item, *items[index + 1 :])
+
+
+def with_word(state: State, index: int, word: str, *, lap: int | None = None, claim: int = -1) -> State:
+    slot = state.slots[index]
+    slot = slot._replace(state=word, claim=claim, lap=slot.lap if lap is None else lap)
+    return state._replace(slots=with_(state.slots, index, slot))
+
+
+def with_claim(state: State, index: int, **changes: object) -> State:
+    return state._replace(claims=with_(state.claims, index, state.claims[index]._replace(**changes)))
+
+
+def with_cell(state: State, position: int, cell: int) -> State:
+    slot = state.slot_of(position)
+    slot = slot._replace(cells=with_(slot.cells, cell, position))
+    return state._replace(slots=with_(state.slots, position % state.capacity, slot))
+
+
+def written_by(state: State, claim: int) -> list[int]:
+    """The slots whose words name that claim, in the order of its positions."""
+    found = state.claims[claim]
+    slots = (position % state.capacity for position in range(found.first, found.end))
+    return [slot for slot in slots if (state.slots[slot].state, state.slots[slot].claim) == (WRITING, claim)]
+
+
+class Scene:
+    """One process and the state that it finds."""
+
+    def __init__(self, state: State, index: int) -> None:
+        self.state, self.index, self.process = state, index, state.processes[index]
+
+    def step(self, name: str, state: State | None = None, **changes: object) -> tuple[str, State]:
+        """`changes` are of the process."""
+        state = self.state if state is None else state
+        process = self.process._replace(**changes)
+        return f"{self.process.role}: {name}", state._replace(processes=with_(state.processes, self.index, process))
+
+    def finish(self, name: str) -> tuple[str, State]:
+        return self.step(name, **DONE._asdict())
+
+    def returned(self) -> tuple[str, State]:
+        """The caller gets the row that was copied."""
+        slot, word = self.process.seen
+        position = word.lap * self.state.capacity + slot
+        if self.process.copy != (position,) * CELLS:
+            raise Fault(f"a torn row: {self.process.copy} was returned for {position}")
+        if position not in self.state.published:
+            raise Fault("a row was returned that nobody has published")
+        return self.step("return", rows=self.process.rows - 1, at="start", copy=(), tries=1, seen=(-1, Slot()))
+
+
+# --- writers: they claim slots, copy their rows without the mutex, and publish ----------------------------------------
+
+
+def writer_steps(scene: Scene, broken: frozenset[str]) -> Steps:
+    at = scene.process.at
+    if at == "start":
+        yield scene.step("begin", at="lock: claim") if scene.process.batches else scene.finish("end")
+    elif at in ("claim", "mark", "move the head"):
+        yield from _claim(scene, broken)
+    elif at == "copy":
+        yield from _copy_rows(scene, broken)
+    elif at in ("publish", "make whole", "count", "free"):
+        yield from _publish(scene, broken)
+    elif at == "abandon":
+        yield from _abandon(scene)
+    elif at == "acknowledge":
+        state = scene.state._replace(acknowledged=scene.state.acknowledged | {*scene.process.batch})
+        yield scene.step(
+            "acknowledge", state, at="start", batches=scene.process.batches - 1, claim=-1, batch=(), cell=0
+        )
+    else:
+        yield scene.finish("raise")
+
+
+# -- rule 1: a claim ---------------------------------------------------------------------------------------------------
+
+
+def _claim(scene: Scene, broken: frozenset[str]) -> Steps:
+    state, process = scene.state, scene.process
+    if process.at == "claim":
+        yield from _plan(scene, broken)
+    elif process.at == "mark":
+        following = _marked(state, process.claim, process.batch[process.cell], broken)
+        at = "move the head" if process.cell + 1 == process.rows else "mark"
+        yield scene.step("claim: mark a word", following, at=at, cell=process.cell + 1)
+    else:
+        is_held = process.small and "small rows without the mutex" not in broken
+        at = "copy" if is_held else "release: copy"
+        yield scene.step("claim: move the head", _claimed(state, process.claim), at=at, cell=0)
+
+
+def _plan(scene: Scene, broken: frozenset[str]) -> Steps:
+    """The next slots in the ring's order, but those that others write who live."""
+    state, process = scene.state, scene.process
+    chosen, met, position = list[int](), set[int](), state.head
+    while len(chosen) < process.rows and position < state.head + state.capacity:
+        slot = state.slot_of(position)
+        if slot.state == WRITING and "take what the living write" not in broken:
+            met.add(slot.claim)
+        else:
+            chosen.append(position)
+        position += 1
+    dead = [claim for claim, found in enumerate(state.claims) if found.is_of_the_dead]
+    free = [claim for claim, found in enumerate(state.claims) if found.holder < 0 and found.stage == FREE]
+    in_the_way = [claim for claim in dead if claim in met or not free]
+    if in_the_way and "leave what the dead claimed" not in broken:
+        yield scene.step("claim: give back what the dead claimed", _give_back(state, in_the_way[0], broken))
+    elif len(chosen) < process.rows or not free:
+        if not any(found.holder >= 0 for found in state.claims):
+            raise Fault("a writer finds no slot, and nobody who lives has one")
+        yield scene.step("claim: no room", at="release: raise")
+    else:
+        stage = FREE if "claim without a note" in broken else CLAIMING
+        holder = NOBODY if process.small else scene.index
+        entry = {"holder": holder, "stage": stage, "first": state.head, "end": position, "rows": process.rows}
+        following = with_claim(state, free[0], **entry)
+        following = following._replace(batches=(*state.batches, tuple(chosen)))
+        yield scene.step("claim: note it", following, at="mark", claim=free[0], batch=tuple(chosen), cell=0)
+
+
+def _marked(state: State, claim: int, position: int, broken: frozenset[str]) -> State:
+    if "no word says that it is written" in broken:
+        return state
+    return with_word(state, position % state.capacity, WRITING, lap=position // state.capacity, claim=claim)
+
+
+def _claimed(state: State, claim: int) -> State:
+    return with_claim(state, claim, stage=CLAIMED)._replace(head=state.claims[claim].end)
+
+
+def _give_back(state: State, claim: int, broken: frozenset[str]) -> State:
+    """One word, or at last the claim."""
+    slots = written_by(state, claim)
+    if slots and "free a claim before its words" not in broken:
+        return with_word(state, slots[0], EMPTY)
+    return with_claim(state, claim, stage=FREE, holder=NOBODY)
+
+
+# -- between the holds -------------------------------------------------------------------------------------------------
+
+
+def _copy_rows(scene: Scene, broken: frozenset[str]) -> Steps:
+    state, process = scene.state, scene.process
+    is_last = process.cell + 1 == CELLS * process.rows
+    copied = with_cell(state, process.batch[process.cell // CELLS], process.cell % CELLS)
+    is_early = "publish before the last cell" in broken and process.cell + 2 == CELLS * process.rows
+    following = "publish" if process.owner else "lock: publish"
+    yield scene.step("copy a cell", copied, at=following if is_last or is_early else "copy", cell=process.cell + 1)
+    if state.interrupts and not process.owner:
+        yield _interrupted(scene, "the copy")
+
+
+def _interrupted(scene: Scene, where: str) -> tuple[str, State]:
+    state = scene.state._replace(interrupts=scene.state.interrupts - 1)
+    name, state = scene.step(f"interrupted in {where}", state, at="lock: abandon")
+    return f"({name})", state
+
+
+# -- rule 2: a publication ---------------------------------------------------------------------------------------------
+
+
+def _publish(scene: Scene, broken: frozenset[str]) -> Steps:
+    state, process = scene.state, scene.process
+    claim = process.claim
+    if state.claims[claim].holder != (NOBODY if process.small else scene.index):
+        raise Fault("a claim of a thread that lives was given to another")
+    if process.at == "publish":
+        stage = CLAIMED if "publish without a note" in broken else PUBLISHING
+        following = with_claim(state, claim, stage=stage, before=state.added)
+        following = following._replace(published=state.published | {*process.batch})
+        yield scene.step("publish: note it", following, at="make whole", cell=0)
+    elif process.at == "make whole":
+        position = process.batch[process.cell]
+        following = with_word(state, position % state.capacity, WHOLE, lap=position // state.capacity)
+        at = "count" if process.cell + 1 == process.rows else "make whole"
+        yield scene.step("publish: a word is whole", following, at=at, cell=process.cell + 1)
+    elif process.at == "count":
+        yield scene.step("publish: count", counted(state, claim, broken), at="free")
+    else:
+        following = with_claim(state, claim, stage=FREE, holder=NOBODY)
+        yield scene.step("publish: free the claim", following, at="release: acknowledge")
+
+
+def counted(state: State, claim: int, broken: frozenset[str]) -> State:
+    """Done twice, it is as done once."""
+    found = state.claims[claim]
+    is_late = found.first < state.head - state.capacity and "nobody looks for late rows" not in broken
+    cursor = state.cursor if "the cursor stays" in broken else min(state.cursor, found.first)
+    return state._replace(added=found.before + found.rows, cursor=cursor, late=state.late or is_late)
+
+
+def _abandon(scene: Scene) -> Steps:
+    """After an error. If the thread doesn't hold the claim's mutex any more, it is not its own: it was published."""
+    state, process = scene.state, scene.process
+    found = state.claims[process.claim]
+    if found.holder != scene.index:
+        yield scene.step("abandon: it is free already", at="release: raise")
+    elif found.stage == FREE:
+        state = with_claim(state, process.claim, holder=NOBODY)
+        yield scene.step("abandon: it was published", state, at="release: raise")
+    elif written_by(state, process.claim):
+        yield scene.step("abandon: a word", _give_back(state, process.claim, frozenset()))
+    else:
+        yield scene.step("abandon: free the claim", _give_back(state, process.claim, frozenset()), at="release: raise")
+
+
+# -- rule 3: what the next owner of the mutex does ---------------------------------------------------------------------
+
+
+def recover(scene: Scene, broken: frozenset[str]) -> Steps:
+    """One thing after the other, until nothing is left to do: so a recovery that dies is begun anew."""
+    state = scene.state
+    for claim, found in enumerate(state.claims):
+        if found.stage == CLAIMING and "recovery leaves a claim" not in broken:
+            left = [p for p in range(found.first, found.end) if state.slot_of(p).state != WRITING]
+            following = _marked(state, claim, left[0], broken) if left else _claimed(state, claim)
+            yield scene.step("recover: go on with a claim", following)
+            return
+        if found.stage == PUBLISHING and "recovery leaves a publication" not in broken:
+            slots = written_by(state, claim)
+            if slots:
+                following = with_word(state, slots[0], WHOLE)
+            else:
+                holder = NOBODY if found.holder == DEAD else found.holder
+                following = with_claim(counted(state, claim, broken), claim, stage=FREE, holder=holder)
+            yield scene.step("recover: go on with a publication", following)
+            return
+    yield scene.step("recover: done", state._replace(dirty=False), recovers=False)
+
+
+# --- samplers and consumers -------------------------------------------------------------------------------------------
+
 
 MUTATIONS = {
     "take what the living write": "a claim takes the slots of a writer that is only stopped",
@@ -121,7 +447,7 @@ def _bad_luck(scene: Scene) -> Steps:
         yield f"({name})", left
 
 
-# --- who samples ------------------------------------------------------------------------------------------------------
+# -- who samples -------------------------------------------------------------------------------------------------------
 
 
 def _sampler(scene: Scene, broken: frozenset[str]) -> Steps:
@@ -161,7 +487,7 @@ def _copy(scene: Scene, following: str = "look") -> tuple[str, State]:
     return scene.step("copy a cell", at=at, copy=(*process.copy, cell))
 
 
-# --- who takes each row once ------------------------------------------------------------------------------------------
+# -- who takes each row once -------------------------------------------------------------------------------------------
 
 
 def _consumer(scene: Scene, broken: frozenset[str]) -> Steps:
@@ -264,7 +590,7 @@ def _cursor_behind(state: State, position: int, broken: frozenset[str]) -> int:
     return position + 1
 
 
-# --- what must hold ---------------------------------------------------------------------------------------------------
+# -- what must hold ----------------------------------------------------------------------------------------------------
 
 
 def check(state: State) -> None:

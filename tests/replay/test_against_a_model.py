@@ -1,7 +1,5 @@
 """Whatever is done to a buffer, it has what a plain list of rows has."""
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import itertools

@@ -1,8 +1,5 @@
 """Calls that are killed or interrupted at each of their instructions: a batch is whole or absent, and others go on."""
 
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import errno

@@ -1,7 +1,5 @@
 """What is left of a buffer after a crash of the host, a copy of the folder, damage and repair; and a full tmpfs."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import shutil
@@ -13,30 +11,28 @@ import torch
 import memstore
 from memstore.engine import CLAIMS_SIZE, CONTROL_SIZE
 from tests.overlay import on_overlay
-from tests.replay.rows import SPEC, check_priorities, check_whole, in_the_copy, numbers_of, ring_of, rows, there
+from tests.replay.rows import (
+    SPEC,
+    check_priorities,
+    check_whole,
+    in_the_copy,
+    new,
+    numbers_of,
+    ring_of,
+    rows,
+    there,
+    write_data,
+)
 from tests.small_tmpfs import on_small_tmpfs
 
 BOOT_AT, HEAD_AT, ROWS_AT, MAGIC_AT = 72, 320, 336, 64
 
 
-def new(store: memstore.Store, capacity: int = 8, **options: Any) -> memstore.ReplayBuffer:
-    return memstore.ReplayBuffer(store, "replay", SPEC, capacity=capacity, **options)
-
-
-def write(store: memstore.Store, offset: int, data: bytes) -> None:
-    """Into the data section of the buffer's file."""
-    (path,) = store.info("replay").files
-    with open(path, "r+b") as file:
-        start = 8 + int.from_bytes(file.read(8), "little")
-        file.seek(start + offset)
-        file.write(data)
-
-
 def reboot(store: memstore.Store) -> None:
     """As far as the buffer can tell. Nobody has it open."""
-    write(store, 0, b"\xff" * 64)  # a mutex that a dead boot has left
-    write(store, BOOT_AT, b"another boot!!!!")
-    write(store, CONTROL_SIZE, b"\xff" * CLAIMS_SIZE)
+    write_data(store, "replay", 0, b"\xff" * 64)  # a mutex that a dead boot has left
+    write_data(store, "replay", BOOT_AT, b"another boot!!!!")
+    write_data(store, "replay", CONTROL_SIZE, b"\xff" * CLAIMS_SIZE)
 
 
 @pytest.mark.parametrize("durability", ["disk", "process"])
@@ -91,7 +87,7 @@ def test_a_row_that_reached_the_disk_in_parts_is_gone(disk_store: memstore.Store
     offset = next(leaf.offset for leaf in ring_of(buffer).plan.leaves if leaf.name == ("copies",))
     del buffer
     reboot(disk_store)
-    write(disk_store, offset + 2 * 64 * 8, b"other")
+    write_data(disk_store, "replay", offset + 2 * 64 * 8, b"other")
     buffer = new(disk_store)
     assert there(disk_store, "replay") == {0: 0, 1: 1, 3: 3}
     check_whole(disk_store, buffer)
@@ -158,7 +154,7 @@ def test_a_copy_of_the_folder_has_the_rows(root: str) -> None:
 def test_a_damaged_control_page_is_told(scratch: str, offset: int, data: bytes) -> None:
     with memstore.open(scratch) as store:
         new(store).extend(rows(0, 4))
-        write(store, offset, data)
+        write_data(store, "replay", offset, data)
         with pytest.raises(memstore.CorruptionError, match="control page"):
             memstore.ReplayBuffer(store, "replay")
 
@@ -167,7 +163,7 @@ def test_a_damaged_claim_is_told(scratch: str) -> None:
     with memstore.open(scratch) as store:
         buffer = new(store, rate_limiter=memstore.RateLimiter(1.0, 1, 100.0))
         buffer.extend(rows(0, 4))
-        write(store, CONTROL_SIZE + 64, (2).to_bytes(8, "little") + b"\xff" * 32)
+        write_data(store, "replay", CONTROL_SIZE + 64, (2).to_bytes(8, "little") + b"\xff" * 32)
         with pytest.raises(memstore.CorruptionError, match="its claim 0 is damaged"):
             buffer.extend(rows(0, 8), timeout=0.1)
 

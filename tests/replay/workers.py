@@ -1,7 +1,5 @@
 """Workers that do the same with one buffer again and again, until they are killed."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import random

@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import memstore
 from memstore.sharding import Box, TensorShard, local_shape, place, sharded_leaf
-from tests.children import in_child
+from tests.children import in_a_child, in_child
 from tests.sharding.fake_world import as_rank, each_rank
 from tests.sharding.strategies import assembled, numbered
 
@@ -69,7 +69,8 @@ def test_a_dtensor_says_what_torch_gives_each_rank() -> None:
     in_child(check_layouts, LAYOUTS)
 
 
-def check_parameter() -> None:
+@in_a_child
+def test_a_parameter_that_is_a_dtensor_has_plain_views() -> None:
     with as_rank(1, 2):
         mesh = init_device_mesh("cpu", (2,))
         value: Any = torch.nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)], src_data_rank=None))
@@ -83,10 +84,6 @@ def check_parameter() -> None:
             assert not local.requires_grad and local.grad_fn is None
             local.zero_()  # as a copy into it would: no complaint about a leaf, and it is the parameter's memory
             assert tensor.to_local().eq(0).all()
-
-
-def test_a_parameter_that_is_a_dtensor_has_plain_views() -> None:
-    in_child(check_parameter)
 
 
 class Refusing(torch.overrides.TorchFunctionMode):
@@ -103,7 +100,9 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
-def check_mode(name: str) -> None:
+@pytest.mark.parametrize("name", MODES)
+@in_a_child
+def test_modes_of_torch_change_nothing(name: str) -> None:
     with as_rank(0, 2):
         mesh = init_device_mesh("cpu", (2,))
         sharded = distribute_tensor(torch.arange(5.0), mesh, [Shard(0)], src_data_rank=None)
@@ -116,12 +115,8 @@ def check_mode(name: str) -> None:
             assert torch.equal(shard.local, torch.arange(3.0))
 
 
-@pytest.mark.parametrize("name", MODES)
-def test_modes_of_torch_change_nothing(name: str) -> None:
-    in_child(check_mode, name)
-
-
-def check_pending() -> None:
+@in_a_child
+def test_a_local_tensor_that_a_collective_still_fills_is_waited_for() -> None:
     with as_rank(0, 2):
         mesh = init_device_mesh("cpu", (2,))
         value = distribute_tensor(torch.ones(4), mesh, [Shard(0)], src_data_rank=None)
@@ -136,11 +131,8 @@ def check_pending() -> None:
             assert on_its_way.completed
 
 
-def test_a_local_tensor_that_a_collective_still_fills_is_waited_for() -> None:
-    in_child(check_pending)
-
-
-def check_order() -> None:
+@in_a_child
+def test_a_dtensor_that_is_not_sharded_from_left_to_right_says_its_own_boxes() -> None:
     """Torch can shard a dimension by a later mesh dimension first; it writes the same as _StridedShard, too."""
     tensor, placements = numbered((8, 2)), (Shard(0), Shard(0))
     order = (ShardOrderEntry(tensor_dim=0, mesh_dims=(1, 0)),)
@@ -154,10 +146,6 @@ def check_order() -> None:
         leaf = sharded_leaf(value)
         assert leaf is not None
         assert [torch.equal(shard.local, tensor[shard.box.slices]) for shard in leaf.shards] == [True]
-
-
-def test_a_dtensor_that_is_not_sharded_from_left_to_right_says_its_own_boxes() -> None:
-    in_child(check_order)
 
 
 def rows_of_fsdp(rank: int, rows: int, dp: int, tp: int) -> tuple[str, list[int]]:
@@ -187,7 +175,8 @@ def test_a_dtensor_that_does_not_tell_what_it_holds_is_refused() -> None:
         in_child(rows_of_fsdp, 10, 27, 3, 4)
 
 
-def check_submesh() -> None:
+@in_a_child
+def test_ranks_outside_of_the_mesh_may_hold_the_same() -> None:
     for _ in each_rank(4):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "tp"))
         value = distribute_tensor(torch.ones(4), mesh["tp"], [Shard(0)], src_data_rank=None)
@@ -196,11 +185,8 @@ def check_submesh() -> None:
         assert (leaf.is_primary, leaf.is_replicated) == (True, True)
 
 
-def test_ranks_outside_of_the_mesh_may_hold_the_same() -> None:
-    in_child(check_submesh)
-
-
-def check_outside() -> None:
+@in_a_child
+def test_a_rank_outside_of_the_mesh_holds_nothing() -> None:
     with as_rank(3, 4):
         mesh = DeviceMesh("cpu", [0, 1])
         value = distribute_tensor(torch.ones(4), mesh, [Shard(0)], src_data_rank=None)
@@ -211,11 +197,8 @@ def check_outside() -> None:
         assert local_shape(mesh, [Shard(0)], (4,)) == tuple(value.to_local().shape)
 
 
-def test_a_rank_outside_of_the_mesh_holds_nothing() -> None:
-    in_child(check_outside)
-
-
-def check_refusals() -> None:
+@in_a_child
+def test_what_no_boxes_can_be_said_of_is_refused_with_the_reason() -> None:
     with as_rank(0, 2):
         mesh = init_device_mesh("cpu", (2,))
         with pytest.raises(memstore.UnsupportedValueError, match=r"Partial\(sum\) of mesh dimension 0.*redistribute"):
@@ -237,7 +220,3 @@ def check_refusals() -> None:
                 place(mesh, placements, shape)
         with pytest.raises(memstore.UnsupportedValueError, match="expected a DeviceMesh of torch, found 'cpu'"):
             place("cpu", [Shard(0)], (3,))
-
-
-def test_what_no_boxes_can_be_said_of_is_refused_with_the_reason() -> None:
-    in_child(check_refusals)

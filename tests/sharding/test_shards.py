@@ -13,12 +13,13 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
 import memstore
 from memstore.sharding import Box, TensorShard, place, sharded_leaf, whole
-from tests.children import in_child
+from tests.children import in_a_child
 from tests.patience import least_seconds
 from tests.sharding.fake_world import each_rank
 
 
-def check_sharded_tensor() -> None:
+@in_a_child
+def test_a_sharded_tensor_says_its_local_shards() -> None:
     spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu", "rank:1/cpu"])  # type: ignore[arg-type]
     for rank in each_rank(2):
         value: Any = sharded_tensor.empty(  # pyright: ignore[reportUnknownMemberType]
@@ -32,10 +33,6 @@ def check_sharded_tensor() -> None:
         (shard,) = leaf.shards
         assert shard.box == (Box((0, 0), (3, 3)), Box((3, 0), (2, 3)))[rank]
         assert shard.local.data_ptr() == held.tensor.data_ptr()
-
-
-def test_a_sharded_tensor_says_its_local_shards() -> None:
-    in_child(check_sharded_tensor)
 
 
 # --- TensorShard ------------------------------------------------------------------------------------------------------
@@ -120,7 +117,8 @@ def test_it_costs_next_to_nothing_for_other_values() -> None:
         assert least_seconds(lambda value=value: [sharded_leaf(value) for _ in calls], 0.002) < 0.002 * 3
 
 
-def check_without_distributed() -> None:
+@in_a_child
+def test_torch_may_lack_distributed() -> None:
     for name in [name for name in sys.modules if name.startswith("torch.distributed")]:
         del sys.modules[name]
     assert sharded_leaf(PLAIN[2]) is None
@@ -128,7 +126,3 @@ def check_without_distributed() -> None:
     with pytest.raises(memstore.UnsupportedValueError, match="expected a DeviceMesh"):
         place(object(), [], ())
     assert "torch.distributed" not in sys.modules
-
-
-def test_torch_may_lack_distributed() -> None:
-    in_child(check_without_distributed)

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import tempfile
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 import memstore
-from memstore import Snapshot, StateDict, TensorShard
+import memstore as torchsnapshot
+from memstore import Snapshot, StateDict, Stateful, TensorShard
+from memstore.sharding import Box, whole
+from memstore.snapshot import drafts as partitions
+from memstore.snapshot import reading
+from memstore.snapshot.drafts import Naming, Offer, draft, offers_of, own_bytes, partition
+from memstore.snapshot.publishing import Take, publish
+from memstore.snapshot.stateful import StateWalker
+from memstore.snapshot.storage import FileStorage
+from tests.examples import examples
 from tests.snapshot.ranks import all_right, on_ranks
 
 
-def whole() -> torch.Tensor:
+def matrix() -> torch.Tensor:
     return torch.arange(7 * 6, dtype=torch.float32).reshape(7, 6)
 
 
@@ -107,7 +125,7 @@ def _tensor(layout: str, world_size: int, value: torch.Tensor) -> Any:
 
 
 def _take_sharded(rank: int, path: str, layout: str) -> int:
-    value = _tensor(layout, dist.get_world_size(), whole())
+    value = _tensor(layout, dist.get_world_size(), matrix())
     snapshot = Snapshot.take(path, {"state": StateDict(x=value)}, replicated=["state/x"])
     return snapshot.metadata.nbytes
 
@@ -137,11 +155,11 @@ def test_tensors_go_from_any_layout_to_any_other(path: str, layout: str, world_s
     sizes = all_right(on_ranks(world_size, _take_sharded, path, layout))
     assert sizes[0] < 7 * 6 * 4 + 300 * world_size
     Snapshot(path).verify()
-    assert torch.equal(Snapshot(path).read_object("0/state/x"), whole())
-    assert torch.equal(Snapshot(path).get_state_dict_for_key("state")["x"], whole())
+    assert torch.equal(Snapshot(path).read_object("0/state/x"), matrix())
+    assert torch.equal(Snapshot(path).get_state_dict_for_key("state")["x"], matrix())
     targets = {"rows": [("columns", 2)], "columns": [("plain", 1)], "grid": [("rows", 3)], "hybrid": [("grid", 4)]}
     for target, ranks in targets.get(layout, [("rows", 2)]):
-        assert all_right(on_ranks(ranks, _restore_sharded, path, target)) == [whole().tolist()] * ranks
+        assert all_right(on_ranks(ranks, _restore_sharded, path, target)) == [matrix().tolist()] * ranks
 
 
 def _take_fsdp(rank: int, path: str) -> Any:
@@ -187,7 +205,7 @@ def test_fsdp_and_an_optimizer_that_has_no_state_yet(path: str) -> None:
 
 def _take_shards(rank: int, path: str, rows: list[tuple[int, int]]) -> None:
     start, stop = rows[rank]
-    Snapshot.take(path, {"state": StateDict(x=TensorShard(whole()[start:stop], (7, 6), (start, 0)))})
+    Snapshot.take(path, {"state": StateDict(x=TensorShard(matrix()[start:stop], (7, 6), (start, 0)))})
 
 
 def test_parts_that_leave_a_hole_or_overlap_are_refused_on_all_ranks(path: str) -> None:
@@ -198,7 +216,7 @@ def test_parts_that_leave_a_hole_or_overlap_are_refused_on_all_ranks(path: str) 
     all_right(on_ranks(2, _take_shards, path, [(0, 3), (3, 7)]))
     target = TensorShard(torch.zeros(2, 6), (7, 6), (2, 0))
     assert Snapshot(path).read_object("0/state/x", target) is target
-    assert torch.equal(target.local, whole()[2:4])
+    assert torch.equal(target.local, matrix()[2:4])
 
 
 def _take_pipeline(rank: int, path: str) -> None:
@@ -320,3 +338,301 @@ def test_rank_0_says_where_a_snapshot_is_and_a_failure_of_one_rank_to_restore_is
     assert first_path == second_path == path
     assert [text.split()[0] for text in second] == ["NoSnapshotError", "TypeError", *["ArithmeticError"] * 2]
     assert len(first) == 4 and all("rank 1" in text for text in first), first
+
+
+# --- who writes which box, and boxes read into any others -------------------------------------------------------------
+
+
+shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
+
+
+@st.composite
+def grids(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
+    """Boxes that cover a tensor: cuts in each dimension."""
+    boxes = [Box((), ())]
+    for size in shape:
+        cuts = sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))})
+        sides = list(zip(cuts, cuts[1:], strict=False)) or [(0, 0)]
+        boxes = [Box((*box.offsets, a), (*box.shape, b - a)) for box in boxes for a, b in sides]
+    return boxes
+
+
+def take_as_ranks(path: str, state_dicts: Sequence[Any]) -> None:
+    """As ranks would with these state dicts, all of whose tensors are shared."""
+    storage = FileStorage.create(path, durable=False)
+    take = Take("0123456789abcdef", path, len(state_dicts), 0.0, "test", True, False, True)
+    walked = []
+    for state_dict in state_dicts:
+        walker = StateWalker(allow_pickle=False)
+        state = walker.add("state", state_dict)
+        walked.append((state, walker.tensors, {tensor.path for tensor in walker.tensors if tensor.is_sharded}))
+    shares = partition(
+        [own_bytes(tensors, shared) for _, tensors, shared in walked],
+        [offers_of(tensors, shared) for _, tensors, shared in walked],
+    )
+    parts = []
+    for rank, (state, tensors, shared) in enumerate(walked):
+        part, files = draft(take, rank, [state], tensors, shared, shares, Naming(None, ""))
+        written = tuple(file.write(storage, durable=False, checksum=True) for file in files)
+        parts.append(msgspec.structs.replace(part, files=written))
+    publish(storage, parts)
+
+
+@pytest.mark.parametrize("joined", [0, 64 << 10])
+@given(st.data())
+@settings(max_examples=examples(40))
+def test_any_boxes_are_read_into_any_others(joined: int, data: st.DataObject) -> None:
+    """Args: joined: gaps of so many bytes are read too; without any, runs are read each by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "_JOINED", joined)
+        _check_boxes_into_others(data)
+
+
+def _check_boxes_into_others(data: st.DataObject) -> None:
+    shape = data.draw(shapes)
+    dtype = data.draw(st.sampled_from([torch.int16, torch.float64, torch.complex128]))
+    value = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
+    stored, wanted = data.draw(grids(shape)), data.draw(grids(shape))
+    turned = data.draw(st.booleans())
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        take_as_ranks(f"{folder}/s", [{"x": TensorShard(value[box.slices], shape, box.offsets)} for box in stored])
+        snapshot = Snapshot(f"{folder}/s")
+        snapshot.verify()
+        assert torch.equal(snapshot.read_object("0/state/x"), value)
+        for box in wanted:
+            local = torch.zeros(tuple(reversed(box.shape)) if turned else box.shape, dtype=dtype)
+            local = local.permute(tuple(range(len(shape) - 1, -1, -1))) if turned else local
+            target = TensorShard(local, shape, box.offsets)
+            snapshot.read_object("0/state/x", target, data.draw(st.sampled_from([None, 1, 64])))
+            assert torch.equal(local, value[box.slices])
+
+
+@given(st.data())
+def test_every_box_is_written_once_by_a_rank_that_has_it(data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(1, 4))
+    offers: list[list[Offer]] = [[] for _ in range(ranks)]
+    wanted: dict[str, list[Box]] = {}
+    for number in range(data.draw(st.integers(0, 4))):
+        shape, path = data.draw(shapes), f"x{number}"
+        boxes = [box for box in data.draw(grids(shape)) if not box.is_empty]
+        wanted[path] = boxes
+        held = [data.draw(st.sets(st.integers(0, ranks - 1), min_size=1)) for _ in boxes]
+        for rank in range(ranks):
+            mine = tuple(box for box, who in zip(boxes, held, strict=True) if rank in who)
+            offers[rank].append(Offer(path, "int64", 8, shape, mine, True))
+    shares = partition([0] * ranks, offers)
+    for path, boxes in wanted.items():
+        written = [(rank, box) for rank in range(ranks) for box in shares[rank].get(path, [])]
+        assert sorted(box for _, box in written) == sorted(boxes)
+        for rank, box in written:
+            assert box in next(offer for offer in offers[rank] if offer.path == path).boxes
+
+
+def test_what_all_ranks_have_is_balanced_and_large_tensors_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "SPLIT", 1000)
+    sizes = [(7, 100), (1, 900), (90, 10), (3, 5), (1, 2000), ()]
+    offers = [[Offer(f"x{i}", "int8", 1, size, (whole(size),), False) for i, size in enumerate(sizes)]]
+    shares = partition([0, 0, 500], offers * 3)
+    loads = [sum(math.prod(box.shape) for boxes in share.values() for box in boxes) for share in shares]
+    assert sum(loads) == sum(map(math.prod, sizes)) and loads == pytest.approx([1500, 1700, 1200], abs=900)
+    assert sum(len(share.get("x4", [])) for share in shares) == 1, "its rows can't be split"
+    wide = partition([0, 0], [[Offer("w", "int8", 1, (40, 100), (whole((40, 100)),), False)]] * 2)
+    assert sorted(box for share in wide for box in share["w"]) == [Box((0, 0), (20, 100)), Box((20, 0), (20, 100))]
+    assert all(len(share["w"]) == 1 for share in wide)
+
+
+def test_ranks_that_disagree_about_a_tensor_are_named() -> None:
+    offers = [[Offer("x", "int8", 1, (3,), (whole((3,)),), False)], [Offer("x", "int8", 1, (4,), (), False)]]
+    with pytest.raises(memstore.ShardMismatchError, match=r"rank 0 has it as int8\[3\], rank 1 as int8\[4\]"):
+        partition([0, 0], offers)
+    beyond = [
+        [Offer("x", "int8", 1, (3,), (Box((0,), (2,)),), True)],
+        [Offer("x", "int8", 1, (3,), (Box((2,), (2,)),), True)],
+    ]
+    with pytest.raises(memstore.ShardMismatchError, match=r"x: the ranks' part \[2:4\] lies outside of \[3\]"):
+        partition([0, 0], beyond)
+
+
+@pytest.mark.parametrize("checksum, most", [(False, 4 << 20), (True, 120 << 20)])
+def test_a_read_stays_within_its_memory_budget(tmp_path: Path, checksum: bool, most: int) -> None:
+    value = torch.arange(16 << 20, dtype=torch.int32).reshape(4096, 4096)
+    snapshot = Snapshot.take(f"{tmp_path}/s", {"s": StateDict(x=value)}, durability="process", checksum=checksum)
+    target = torch.zeros(4096, 4096, dtype=torch.int32).t()
+    columns = TensorShard(torch.zeros(4096, 8, dtype=torch.int32), (4096, 4096), (0, 99))
+    tracemalloc.start()
+    try:
+        snapshot.read_object("0/s/x", target, memory_budget_bytes=1 << 20)
+        snapshot.read_object("0/s/x", columns, memory_budget_bytes=1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+    assert torch.equal(target, value) and torch.equal(columns.local, value[:, 99:107])
+
+
+def test_of_columns_only_their_rows_are_read(tmp_path: Path) -> None:
+    value = torch.arange(8 << 20, dtype=torch.int32).reshape(64, 128 << 10)  # rows of 512 KiB
+    Snapshot.take(f"{tmp_path}/s", {"s": StateDict(x=value)}, durability="process", checksum=False)
+    snapshot = Snapshot(f"{tmp_path}/s")
+    snapshot.get_manifest()
+    for local in (torch.zeros(64, 500, dtype=torch.int32), torch.zeros(500, 64, dtype=torch.int32).t()):
+        before = _bytes_read()
+        snapshot.read_object("0/s/x", TensorShard(local, (64, 128 << 10), (0, 1000)))
+        assert torch.equal(local, value[:, 1000:1500])
+        assert 64 * 500 * 4 <= _bytes_read() - before < 2 * 64 * 500 * 4, "and some of /proc"
+
+
+def test_of_columns_only_the_chunks_that_have_them_are_read_and_compared(tmp_path: Path) -> None:
+    value = torch.arange(20 << 20, dtype=torch.int32).reshape(2, 10 << 20)  # rows of 40 MiB, in chunks of 16
+    path = f"{tmp_path}/s"
+    Snapshot.take(path, {"s": StateDict(x=value)}, durability="process")
+    with open(f"{path}/state.safetensors", "r+b") as file:
+        file.seek(18 << 20)  # in the second chunk
+        file.write(b"damage")
+    snapshot = Snapshot(path)
+    local = torch.zeros(2, 1000, dtype=torch.int32)
+    before = _bytes_read()
+    snapshot.read_object("0/s/x", TensorShard(local, tuple(value.shape), (0, 0)))
+    assert torch.equal(local, value[:, :1000])
+    assert _bytes_read() - before < 33 << 20, "two chunks of five"
+    with pytest.raises(memstore.CorruptionError, match="chunk 1"):
+        snapshot.read_object("0/s/x", TensorShard(local, tuple(value.shape), (0, 5 << 20)))
+
+
+def _bytes_read() -> int:
+    """By this process, with system calls."""
+    with open("/proc/self/io") as file:
+        return int(file.readline().split()[1])
+
+
+# --- what scripts for torchsnapshot do, with no more than the import changed ------------------------------------------
+
+
+EPOCHS, STEPS = 3, 4
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="memstore-test-") as folder:
+        yield folder
+
+
+def network() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+
+def train(
+    model: torch.nn.Module, folder: str, restore_from: str | None = None, replicated: list[str] | None = None
+) -> str:
+    """The loop of torchsnapshot's examples: a snapshot an epoch, all of them with the random state."""
+    optim = torch.optim.Adagrad(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optim, step_size=2, gamma=0.5)
+    progress = torchsnapshot.StateDict(current_epoch=0)
+    app_state: dict[str, Stateful] = {
+        "rng_state": torchsnapshot.RNGState(),
+        "model": model,
+        "optim": optim,
+        "scheduler": scheduler,
+        "progress": progress,
+    }
+    if restore_from is not None:
+        snapshot = torchsnapshot.Snapshot(path=restore_from)
+        snapshot.restore(app_state=app_state)
+    while progress["current_epoch"] < EPOCHS:
+        for _ in range(STEPS):
+            inputs, labels = torch.rand((8, 16)), torch.rand((8, 1))
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(model(inputs), labels)
+            optim.zero_grad()
+            loss.backward()
+            optim.step()
+        scheduler.step()
+        progress["current_epoch"] += 1
+        torchsnapshot.Snapshot.take(
+            path=f"{folder}/epoch-{progress['current_epoch']}", app_state=app_state, replicated=replicated
+        )
+    return "".join(str(value.tolist()) for value in model.state_dict().values())
+
+
+def test_the_loop_of_one_process_is_resumed_bit_for_bit(folder: str) -> None:
+    torch.manual_seed(42)
+    want = train(network(), f"{folder}/whole")
+    torch.manual_seed(1)
+    assert train(network(), f"{folder}/resumed", restore_from=f"{folder}/whole/epoch-1") == want
+
+
+def _train_ddp(rank: int, folder: str, restore_from: str | None) -> str:
+    torch.manual_seed(42 if restore_from is None else 1)
+    return train(DistributedDataParallel(network()), folder, restore_from, replicated=["**"])
+
+
+def test_the_loop_of_ddp_is_resumed_bit_for_bit(folder: str) -> None:
+    want = all_right(on_ranks(2, _train_ddp, f"{folder}/whole", None))
+    assert all_right(on_ranks(2, _train_ddp, f"{folder}/resumed", f"{folder}/whole/epoch-1")) == want
+    manifest = Snapshot(f"{folder}/whole/epoch-1").get_manifest()
+    entries = {path: entry for path, entry in manifest.items() if "/rng_state/" not in path}  # which differ
+    first = {path.removeprefix("0/"): entry for path, entry in entries.items() if path.startswith("0/")}
+    assert "model/module.0.weight" in first and "optim/state/0/sum" in first
+    assert {f"{rank}/{path}": entry for path, entry in first.items() for rank in (0, 1)} == entries  # written once
+
+
+def test_objects_are_read_one_by_one(folder: str) -> None:
+    model, progress = network(), torchsnapshot.StateDict(steps=7, losses=[0.5, 0.25], name="run")
+    snapshot = Snapshot.take(f"{folder}/a", {"model": model, "progress": progress})
+    assert snapshot.read_object("0/progress/steps") == 7
+    assert snapshot.read_object(path="0/progress/losses/1") == 0.25
+    weight = snapshot.read_object("0/model/0.weight")
+    assert torch.equal(weight, model[0].weight)
+    out = torch.empty_like(model[0].weight)
+    assert snapshot.read_object("0/model/0.weight", obj_out=out, memory_budget_bytes=4096) is out
+    assert torch.equal(out, model[0].weight)
+    manifest = snapshot.get_manifest()
+    assert {"0/model/0.weight", "0/progress/steps"} <= manifest.keys()
+    assert manifest["0/model/0.weight"].shape == (8, 16) and snapshot.metadata.manifest.keys() == manifest.keys()
+    assert snapshot.metadata.world_size == 1
+    state_dict = snapshot.get_state_dict_for_key("progress")
+    assert state_dict == {"steps": 7, "losses": [0.5, 0.25], "name": "run"}
+
+
+def test_a_model_that_grew_is_restored_as_far_as_it_fits(folder: str) -> None:
+    Snapshot.take(f"{folder}/a", {"model": torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2)})})
+    grown = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)})
+    with pytest.raises(torchsnapshot.StructureMismatchError):
+        Snapshot(f"{folder}/a").restore({"model": grown})
+    Snapshot(f"{folder}/a").restore({"model": grown}, strict=False)
+
+
+class _Counter:
+    """An object with a state of its own, as a data loader's."""
+
+    def __init__(self) -> None:
+        self.count, self.loaded = 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "history": {"epoch": torch.arange(self.count)}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count, self.loaded = state_dict["count"], True
+
+
+def test_objects_with_the_two_methods_need_nothing_else(folder: str) -> None:
+    counter, other = _Counter(), _Counter()
+    assert isinstance(counter, torchsnapshot.Stateful)
+    counter.count = 5
+    Snapshot.take(f"file://{folder}/a", {"loader": counter})
+    Snapshot(f"{folder}/a").restore({"loader": other})
+    assert other.loaded and other.count == 5
+
+
+def _own_and_replicated(rank: int, folder: str) -> tuple[int, float]:
+    pg = torch.distributed.new_group(list(range(2)))
+    state = torchsnapshot.StateDict(own=torch.full((3,), float(rank)), same=torch.ones(3))
+    snapshot = Snapshot.take(f"{folder}/a", {"state": state}, pg, ["state/same"])
+    state["own"], state["same"] = torch.zeros(3), torch.zeros(3)
+    Snapshot(f"{folder}/a", pg=pg).restore({"state": state})
+    assert snapshot.path == f"{folder}/a" and state["same"].tolist() == [1.0] * 3
+    return rank, state["own"][0].item()
+
+
+def test_ranks_of_a_group_of_their_own(folder: str) -> None:
+    assert all_right(on_ranks(2, _own_and_replicated, folder)) == [(0, 0.0), (1, 1.0)]
+    entries = Snapshot(f"{folder}/a").get_manifest()
+    assert {"0/state/own", "1/state/own", "0/state/same", "1/state/same"} <= entries.keys()

@@ -34,7 +34,7 @@ from memstore.errors import (
 )
 from memstore.snapshot import storage as snapshot_storage
 from memstore.snapshot.storage import CHUNK, SUM_SIZE, FilePart, FileStorage, LateBytes, in_parallel, verify_file
-from tests.children import Wire, children, in_child
+from tests.children import in_child
 from tests.overlay import on_overlay
 from tests.small_tmpfs import fill, free_bytes, on_small_tmpfs
 from tests.support import faults
@@ -199,16 +199,6 @@ def test_a_file_that_exists_is_left_as_it_is(storage: FileStorage) -> None:
     with pytest.raises(AlreadyExistsError):
         write(storage, "link", b"through")
     assert content(storage, "file") == b"first" and storage.names() == ["file", "link"]
-
-
-def test_sizes_names_and_removal(storage: FileStorage) -> None:
-    assert storage.size("file") is None and storage.names() == []
-    write(storage, "file", b"12345")
-    write(storage, "ärger", b"")
-    assert (storage.size("file"), storage.size("ärger"), storage.names()) == (5, 0, ["file", "ärger"])
-    storage.remove("file")
-    storage.remove("file")
-    assert storage.names() == ["ärger"]
 
 
 def test_folders_are_made_for_their_owner_alone(tmp_path: Path) -> None:
@@ -427,29 +417,6 @@ def publish_and_die(folder: str, number: int) -> None:
     storage = FileStorage(folder)
     with faults.at_step(number, faults.die, after=True, names=STEPS):
         storage.publish("file", b"12345", durable=True)
-
-
-def test_of_many_publishers_one_wins(storage: FileStorage) -> None:
-    with children(4, publish_when_told, storage.path) as started:
-        for child in started:
-            assert child.receive() == "ready"
-        for child in started:
-            child.send()
-        outcomes = [child.receive() for child in started]
-    assert outcomes.count("published") == 1 and outcomes.count("exists") == 3
-    assert content(storage, "file") == str(outcomes.index("published")).encode() * 1000
-    assert storage.names() == ["file"]
-
-
-def publish_when_told(wire: Wire, number: int, folder: str) -> str:
-    storage = FileStorage(folder)
-    wire.send("ready")
-    wire.receive()
-    try:
-        storage.publish("file", str(number).encode() * 1000, durable=False)
-    except AlreadyExistsError:
-        return "exists"
-    return "published"
 
 
 def test_a_link_that_the_file_system_made_and_reported_twice_is_made(

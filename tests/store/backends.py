@@ -13,6 +13,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
+
 import memstore
 from tests.distributed.home_server import HomeServer, ask
 
@@ -70,3 +72,11 @@ def testing(backend: Backend) -> Generator[None]:
         yield
     finally:
         _current = before
+
+
+def overwrite_and_delete(store: memstore.Store) -> None:
+    """Whatever could take the first version away."""
+    store.put("key", torch.zeros(5000))
+    store.delete("key")
+    store.put("key", torch.zeros(3))
+    store.gc()

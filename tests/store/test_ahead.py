@@ -7,11 +7,13 @@ import pickle
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 
 import pytest
-import torch
 
 import memstore
+from memstore.engine import syscalls
+from memstore.engine.files.segments import MAPPED_AGAIN
 from memstore.engine.format.records import FILLING, RETIRED
 from memstore.engine.protocols.put import CLEANUP_TIMEOUT
 from memstore.engine.root.roots import KeptFile
@@ -21,16 +23,13 @@ from tests.crash.leftovers import leftovers
 from tests.inside import root_of
 from tests.leaks import open_files
 from tests.patience import least_seconds
+from tests.segments import files, of_size
 from tests.support import faults
 
 pytestmark = pytest.mark.embedded
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 64 * KIB
-
-
-def of_size(size: int, number: int = 7) -> torch.Tensor:
-    return torch.full((size,), number % 251, dtype=torch.uint8)
 
 
 def kept(store: memstore.Store) -> KeptFile:
@@ -55,17 +54,55 @@ def holds(store: memstore.Store, key: str, size: int = SIZE) -> int:
     return faults.record(lambda: store.put(key, of_size(size))).count("mutex_lock")
 
 
-def files(store: memstore.Store) -> list[str]:
-    return sorted(os.listdir(f"{store.root}/segments"))
-
-
 @pytest.mark.parametrize("size", [16 * KIB, SIZE, 2 * MIB - 256 * KIB])
 def test_a_put_in_a_row_needs_one_hold_and_one_transaction(store: memstore.Store, size: int) -> None:
     put_in_a_row(store, size=size)
     for _ in range(3):
         names = faults.record(lambda: store.put("key", of_size(size)))
         assert (names.count("mutex_lock"), names.count(faults.COMMIT)) == (1, 1), names
-    assert len(files(store)) == 2
+    assert len(files(store.root)) == 2
+
+
+def mappings_of_puts(store: memstore.Store, keys: str, size: int) -> list[int]:
+    """How many files each of these puts maps to fill them."""
+    puts = [partial(store.put, key, of_size(size - number, number)) for number, key in enumerate(keys)]
+    return [faults.record(put).count("map_shared") for put in puts]
+
+
+@pytest.mark.parametrize("size", [MAPPED_AGAIN, MIB, 2 * MIB - 256 * KIB])
+def test_files_that_take_turns_are_mapped_once(store: memstore.Store, size: int) -> None:
+    """The files of two keys, and the one that is kept: each is mapped where it has been used twice of late."""
+    assert mappings_of_puts(store, "aaaaaaaaaa", size) == [0] * 6 + [1, 1, 0, 0]
+    assert (store.get("a") == 9).all() and store.get("a").numel() == size - 9
+    assert sum(mappings_of_puts(store, "bababababababa", size)) <= 2
+    assert mappings_of_puts(store, "babababa", size) == [0] * 8
+    held = store.get("a")
+    put_in_a_row(store, "b", size, puts=9)
+    assert (held == 7).all() and (store.get("a") == 7).all()
+
+
+def test_small_files_and_those_of_many_keys_are_not_mapped(store: memstore.Store) -> None:
+    assert mappings_of_puts(store, "aaaaaaaaaa", MAPPED_AGAIN - 16 * KIB) == [0] * 10
+    assert mappings_of_puts(store, "abcdef" * 4, MIB) == [0] * 24
+
+
+def test_a_file_with_holes_is_allocated_before_it_is_mapped(store: memstore.Store) -> None:
+    """A folder may have been copied so. A hole that is written to where the disk is full would be a SIGBUS."""
+    put_in_a_row(store, size=MIB, puts=6)
+    file = kept(store)
+    syscalls.free_blocks(file.file.lock_file.fd, file.size)
+    assert mappings_of_puts(store, "a", MIB) == [1]
+    assert os.stat(file.file.path).st_blocks * 512 >= file.size
+
+
+def test_a_mapping_keeps_no_memory_of_a_file_that_gc_unlinks(store: memstore.Store) -> None:
+    put_in_a_row(store, size=MIB, puts=8)
+    fd = os.open(kept(store).file.path, os.O_RDONLY)
+    try:
+        assert store.gc() > MIB
+        assert (os.fstat(fd).st_nlink, os.fstat(fd).st_blocks) == (0, 0)
+    finally:
+        os.close(fd)
 
 
 def test_keys_of_one_size_share_what_is_kept(store: memstore.Store) -> None:
@@ -73,7 +110,7 @@ def test_keys_of_one_size_share_what_is_kept(store: memstore.Store) -> None:
         for key in "abcde":
             store.put(key, of_size(SIZE - turn, turn))
     assert [int(store.get(key)[0]) for key in "abcde"] == [3] * 5
-    assert len(files(store)) == 6
+    assert len(files(store.root)) == 6
     assert holds(store, "c") == 1
 
 
@@ -90,7 +127,7 @@ def test_sizes_in_turn_keep_nothing(store: memstore.Store) -> None:
         store.put("other", of_size(3 * SIZE, number))
         store.put_many({"a": of_size(SIZE, number), "b": of_size(SIZE, number)})
     assert root_of(store).next_put.file is None
-    assert len(files(store)) <= 7
+    assert len(files(store.root)) <= 7
 
 
 def test_another_size_takes_its_place(store: memstore.Store) -> None:
@@ -101,7 +138,7 @@ def test_another_size_takes_its_place(store: memstore.Store) -> None:
     assert leftovers(store, spares=True) == []
     store.put("a", of_size(SIZE, 9))
     assert kept(store).size > 3 * SIZE and (store.get("a") == 9).all()
-    assert len(files(store)) == 4
+    assert len(files(store.root)) == 4
 
 
 def test_large_files_and_inline_values_are_not_kept(store: memstore.Store) -> None:
@@ -275,11 +312,11 @@ def test_another_process_gets_it_when_this_one_is_dead(root: str) -> None:
     with memstore.open(root) as store, Child(_put_and_wait, root) as writer:
         writer.receive()
         store.gc()
-        assert states(store).count(FILLING) == 1 and len(files(store)) == 2  # "not promised" in docs/promises.md
+        assert states(store).count(FILLING) == 1 and len(files(store.root)) == 2  # "not promised" in docs/promises.md
         os.kill(writer.pid, signal.SIGKILL)
         writer.process.join()
         store.gc()
-        assert leftovers(store) == [] and len(files(store)) == 1
+        assert leftovers(store) == [] and len(files(store.root)) == 1
 
 
 def _put_and_wait(wire: Wire, root: str) -> None:
@@ -316,7 +353,7 @@ def test_a_store_that_was_removed_says_so(store: memstore.Store) -> None:
 
 def test_a_conflict_keeps_the_file_for_others(store: memstore.Store) -> None:
     put_in_a_row(store)
-    version, count = store.version("key"), len(files(store))
+    version, count = store.version("key"), len(files(store.root))
 
     def overtake(number: int, name: str) -> None:
         if name == "mutex_lock" and number < 10:
@@ -324,7 +361,7 @@ def test_a_conflict_keeps_the_file_for_others(store: memstore.Store) -> None:
 
     with faults.watching(overtake, lambda *_: None), pytest.raises(memstore.VersionConflictError):
         store.put("key", of_size(SIZE), expect_version=version)
-    assert leftovers(store, spares=True) == [] and len(files(store)) <= count + 1
+    assert leftovers(store, spares=True) == [] and len(files(store.root)) <= count + 1
 
 
 def _put_one(root: str) -> None:

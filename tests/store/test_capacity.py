@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import memstore
 from memstore._wording import size
@@ -19,14 +18,11 @@ from memstore.engine.sync.primitives import deadline_after
 from tests.children import Child, Wire, children, hold_key, in_child
 from tests.crash.leftovers import end_leases
 from tests.inside import root_of
+from tests.segments import of_size
 
 pytestmark = pytest.mark.embedded
 
 MIB = 1 << 20
-
-
-def of_size(size: int, number: int = 7) -> torch.Tensor:
-    return torch.full((size,), number % 251, dtype=torch.uint8)
 
 
 def used(store: memstore.Store) -> int:

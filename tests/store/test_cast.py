@@ -59,16 +59,6 @@ def test_inline_values_and_segments_of_each_size(store: memstore.Store, size: in
     assert info.leaves[0].nbytes == 2 * size
 
 
-def test_overwrites_with_and_without_a_dtype_don_t_mix(store: memstore.Store) -> None:
-    value = {"w": torch.randn(1000, 30)}
-    for dtype in (None, BF16, None, torch.float64, BF16, BF16):
-        value["w"].add_(1)
-        store.put("key", value, dtype=dtype)
-        assert_same(converted(value, dtype or torch.float32), store.get("key"))
-        store.put("bare", value["w"], dtype=dtype)
-        assert_same(value["w"].to(dtype or torch.float32), store.get("bare"))
-
-
 def test_all_values_of_put_many_are_cast(store: memstore.Store) -> None:
     items = {"a": torch.randn(500), "b": {"w": torch.randn(3), "n": torch.arange(2)}, "c": 5}
     versions = store.put_many(items, dtype=torch.float16)
@@ -79,20 +69,6 @@ def test_all_values_of_put_many_are_cast(store: memstore.Store) -> None:
     assert store.get("a").dtype == torch.float16
     store.put("a", items["a"], dtype=BF16, expect_version=versions["a"])
     assert store.get("a").dtype == BF16
-
-
-def test_tied_weights_stay_tied(store: memstore.Store) -> None:
-    model = torch.nn.Sequential(torch.nn.Embedding(50, 20), torch.nn.Linear(20, 50, bias=False))
-    model[1].weight = model[0].weight
-    state = model.state_dict()
-    store.put("key", state, dtype=BF16)
-    got = store.get("key")
-    assert got["0.weight"].data_ptr() == got["1.weight"].data_ptr()
-    assert store.info("key").nbytes < 1.5 * 50 * 20 * 2
-    half = torch.nn.Sequential(torch.nn.Embedding(50, 20), torch.nn.Linear(20, 50, bias=False)).to(BF16)
-    half.load_state_dict(got)
-    assert torch.equal(half[1].weight, model[1].weight.to(BF16))
-    store.get("key", out=half.state_dict())
 
 
 def test_a_view_and_a_value_of_the_store_are_cast(store: memstore.Store) -> None:
@@ -136,13 +112,3 @@ def test_a_wrong_dtype_is_told_and_nothing_changes(store: memstore.Store, dtype:
         with pytest.raises(TypeError, match="dtype="):
             put()
     assert store.version("key") == version and list(store.keys()) == ["key"]
-
-
-def test_a_leaf_that_can_not_be_cast_is_named_and_nothing_changes(store: memstore.Store) -> None:
-    version = store.put("key", torch.ones(3))
-    value = {"w": torch.empty(8, dtype=torch.float4_e2m1fn_x2)}
-    with pytest.raises(
-        memstore.UnsupportedValueError, match=r"value\['w'\].*float4_e2m1fn_x2 to torch.bfloat16"
-    ) as caught:
-        store.put("key", value, dtype=BF16)
-    assert caught.value.key == "key" and store.version("key") == version

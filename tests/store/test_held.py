@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import io
 import os
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +14,10 @@ from tensordict import TensorDict
 import memstore
 from tests.children import Child, Wire
 from tests.leaks import mapped_files
+from tests.segments import of_size
 from tests.store.backends import open_store
-from tests.support.equality import assert_same
 
 SIZES = [1000, 100_000, 3 << 20]  # elements: inline at 1 byte each, a small segment, a large one
-
-
-def of_size(size: int, number: int) -> torch.Tensor:
-    return torch.full((size,), number % 251, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -189,25 +182,3 @@ def test_a_get_reads_nothing(store: memstore.Store) -> None:
 
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-
-@pytest.mark.embedded
-def test_a_leaf_goes_out_with_its_own_bytes_only(store: memstore.Store) -> None:
-    value = {"small": torch.randn(100), "large": torch.randn(1 << 20)}
-    store.put("key", value)
-    got = store.get("key")
-    saved = io.BytesIO()
-    torch.save(got["small"], saved)
-    assert len(saved.getvalue()) < 4000
-    saved.seek(0)
-    assert_same(value["small"], torch.load(saved, weights_only=True))
-    assert len(pickle.dumps(got["small"])) < 2000
-    assert_same(value["small"], pickle.loads(pickle.dumps(got["small"])))
-    copied = copy.deepcopy(got["small"])
-    assert_same(value["small"], copied)
-    assert copied.untyped_storage().nbytes() == 400
-    del got, saved
-    store.delete("key")
-    gc.collect()
-    store.gc()
-    assert store.stats().pinned_bytes == 0  # the copies hold nothing

@@ -141,34 +141,6 @@ def _wait_to_end(wire: Wire, value: torch.Tensor) -> None:
 
 
 @pytest.mark.embedded
-def test_files_of_replaced_versions_are_used_again(store: memstore.Store) -> None:
-    for number in range(100):
-        store.put("key", torch.full((1000,), number))
-    names = os.listdir(f"{store.root}/segments")
-    assert len(names) == 2
-    store.delete("key")
-    assert store.stats().reusable_bytes == 2 * 12_288
-    store.put("other", torch.zeros(999))
-    assert os.listdir(f"{store.root}/segments") == names
-    assert store.gc() == 12_288
-
-
-@pytest.mark.embedded
-def test_released_versions_go_with_the_next_puts(store: memstore.Store) -> None:
-    """Some with each look at held files, of which a process takes one in 20 ms."""
-    held = []
-    for number in range(50):
-        store.put("key", torch.full((1000,), number))
-        held.append(store.get("key"))
-    assert len(os.listdir(f"{store.root}/segments")) == 50
-    held.clear()
-    deadline = time.monotonic() + 30.0
-    while len(os.listdir(f"{store.root}/segments")) > 5:
-        assert time.monotonic() < deadline, "they stay"
-        store.put("key", torch.zeros(1000))
-
-
-@pytest.mark.embedded
 def test_gc_gives_back_all_at_once(store: memstore.Store) -> None:
     names = [f"{number}" for number in range(300)]
     store.put_many({name: torch.zeros(1000) for name in names})

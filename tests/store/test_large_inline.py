@@ -37,14 +37,6 @@ def catalog_size(root: str) -> int:
     return Path(root, "catalog", "local", "data.mdb").stat().st_size
 
 
-def test_a_value_up_to_the_limit_lies_in_the_catalog(store: memstore.Store) -> None:
-    for nbytes, kind in ((1536, "inline"), (65_536, "inline"), (65_537, "segment")):
-        put = torch.arange(nbytes, dtype=torch.int64).to(torch.uint8)
-        store.put("key", put)
-        assert store.info("key").kind == kind
-        assert torch.equal(store.get("key"), put)
-
-
 def test_users_get_this_limit_where_there_is_room_for_it(root: str) -> None:
     assert USERS_LIMIT == 65_536
     with memstore.open(root, inline_limit=None, capacity=MIB) as small:

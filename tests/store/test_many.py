@@ -86,18 +86,6 @@ def test_a_string_is_not_taken_for_keys(store: memstore.Store) -> None:
     assert len(store) == 3
 
 
-@pytest.mark.embedded
-def test_many_at_once(store: memstore.Store) -> None:
-    items = {f"{number:05}": torch.full((500,), number) for number in range(300)}
-    store.put_many(items)
-    got = store.get_many(items)
-    assert all((got[key] == items[key]).all() for key in items)
-    del got
-    assert store.delete_many(items) == 300
-    store.gc()
-    assert store.stats().reusable_bytes == 0
-
-
 def test_a_reader_never_sees_half_a_batch(store: memstore.Store) -> None:
     """A process puts pairs (one inline, one in a segment) as fast as it can; what is got at one moment is a pair."""
     store.put_many(_pair(0))

@@ -182,14 +182,6 @@ def test_of_several_that_set_a_default_one_does(store: memstore.Store) -> None:
     assert set(found) == {store.get("key")}
 
 
-def test_readers_neither_pop_nor_set(root: str) -> None:
-    with open_store(root) as store, open_store(root, "r") as reader:
-        store.put("key", 1)
-        for call in (lambda: reader.pop("key"), lambda: reader.pop("no", 1), lambda: reader.setdefault("key", 1)):
-            with pytest.raises(memstore.ReadOnlyError):
-                call()
-
-
 def test_the_default_may_be_anything(store: memstore.Store) -> None:
     for default in (None, NotImplemented, "cpu text", 0):
         assert store.get("missing", default) is default

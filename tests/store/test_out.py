@@ -12,16 +12,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 import memstore
 from memstore.errors import StructureMismatchError
 from tests.examples import examples
 from tests.store.test_filling import DTYPE, FILLED, SHAPE, full, shown
 from tests.store.test_filling import REFUSED as REFUSED_TENSORS
+from tests.support.equality import is_same
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(prototype|deprecated).*")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(prototype|deprecated|beta).*")
 
 
 def view_of_a_parameter() -> torch.Tensor:
@@ -35,6 +36,20 @@ def read_only_array() -> Any:
     return array
 
 
+def hollow(offset: int) -> torch.Tensor:
+    """A tensor over a storage that states a size, and has no memory."""
+    size, strides = torch.empty(SHAPE).numel(), torch.empty(SHAPE).stride()
+    storage = torch._C._construct_storage_from_data_pointer(0, torch.device("cpu"), (offset + size) * DTYPE.itemsize)
+    return torch.empty(0, dtype=DTYPE).set_(storage, offset, SHAPE, strides)
+
+
+def cut_behind_others() -> torch.Tensor:
+    """All of it lies in the storage, if it is counted from the storage's start."""
+    tensor = full(5, 3)[1:]
+    tensor.untyped_storage().resize_(tensor.nbytes)
+    return tensor
+
+
 # leaves of the shape and dtype that are stored, which can be written
 WRITABLE: dict[str, Callable[[], Any]] = {
     **{name: make for name, make in FILLED.items() if make().dtype is DTYPE},
@@ -44,8 +59,14 @@ WRITABLE: dict[str, Callable[[], Any]] = {
     "array": lambda: full().numpy(),
 }
 # those that can't be
+NOT_THERE: dict[str, Callable[[], torch.Tensor]] = {
+    "cut behind others": cut_behind_others,
+    "hollow": lambda: hollow(0),
+    "hollow behind others": lambda: hollow(6),  # to whose address, 0, torch adds what stands before
+}
 REFUSED: dict[str, Callable[[], Any]] = {
     **REFUSED_TENSORS,
+    **NOT_THERE,
     "array that is read-only": read_only_array,
     "dtype": lambda: full(dtype=torch.float32),
     "shape": lambda: full(3, 4),
@@ -123,6 +144,60 @@ def test_all_is_written_or_nothing(store: memstore.Store, data: st.DataObject) -
             assert found is not None and wanted is not None and torch.equal(found, wanted), kinds[i]
 
 
+@pytest.mark.parametrize("kind", NOT_THERE)
+def test_a_target_whose_bytes_are_not_all_there_is_refused(store: memstore.Store, kind: str) -> None:
+    store.put("key", {"a": full() + 1, "odd": full() + 1})
+    out = {"a": full(), "odd": NOT_THERE[kind]()}
+    with pytest.raises(StructureMismatchError, match=r"value\['odd'\]: a tensor whose storage was freed or cut"):
+        store.get("key", out=out)
+    assert torch.equal(out["a"], full())
+
+
+def strided_array(number: float, *, step: int) -> Any:
+    """Three numbers, so many bytes apart, from the last one if that is negative."""
+    memory = np.zeros(60, np.uint8)
+    array = np.ndarray((3,), np.float64, memory.data, offset=0 if step > 0 else 40, strides=(step,))
+    array[:] = number
+    return array
+
+
+def nested(number: float) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.full((2, 3), number), torch.full((4, 3), number)])
+
+
+def quantized(number: float) -> torch.Tensor:
+    return torch.quantize_per_tensor(torch.full((3,), number), 0.1, 0, torch.qint8)
+
+
+def quantized_by_channel(number: float) -> torch.Tensor:
+    ones = torch.ones(3)
+    return torch.quantize_per_channel(torch.full((3, 2), number), ones, torch.zeros(3), 0, torch.qint8)
+
+
+# Values that are stored, and have no memory to write them to: each is what is stored and what is to be filled.
+NEVER_FILLED: dict[str, tuple[Callable[[float], Any], str]] = {
+    "sparse": (lambda number: torch.full((2, 2), number).to_sparse(), "a sparse tensor can't be filled"),
+    "sparse rows": (lambda number: torch.full((2, 2), number).to_sparse_csr(), "a sparse tensor can't be filled"),
+    "quantized": (quantized, "a quantized tensor can't be filled"),
+    "quantized by channel": (quantized_by_channel, "a quantized tensor can't be filled"),
+    "wrapper": (lambda number: TwoTensor(torch.full((3,), number), torch.ones(3)), "a TwoTensor can't be filled"),
+    "turned nested": (lambda number: nested(number).transpose(1, 2), "a nested tensor that is not contiguous"),
+    "array from its end": (partial(strided_array, step=-8), "a numpy array that can't be written, or not"),
+    "array with odd steps": (partial(strided_array, step=12), "a numpy array that can't be written, or not"),
+}
+
+
+@pytest.mark.parametrize("kind", NEVER_FILLED)
+def test_a_target_that_is_alike_and_cant_be_written_is_refused_untouched(store: memstore.Store, kind: str) -> None:
+    make, told = NEVER_FILLED[kind]
+    store.put("key", {"a": torch.ones(3), "odd": make(1.0)})
+    out = {"a": torch.zeros(3), "odd": make(0.0)}
+    with pytest.raises(StructureMismatchError, match=rf"value\['odd'\]: {told}"):
+        store.get("key", out=out)
+    same = np.array_equal if isinstance(out["odd"], np.ndarray) else is_same
+    assert not out["a"].any() and same(out["odd"], make(0.0))
+
+
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_an_inference_tensor_beside_a_parameter(store: memstore.Store, context: str) -> None:
     store.put("key", {"a": torch.ones(2), "b": torch.ones(3)})
@@ -165,13 +240,6 @@ def test_targets_that_share_memory(store: memstore.Store, same: bool) -> None:
     store.put("key", [torch.ones(3), torch.full((3,), 2.0)])
     store.get("key", out=[columns[:, 0], columns[:, 1]])  # side by side, not one over the other
     assert columns.tolist() == [[1, 2]] * 3
-
-
-def test_tied_targets_take_what_was_put_tied(store: memstore.Store) -> None:
-    weight, target = torch.randn(40, 40), torch.zeros(40, 40)
-    store.put("key", {"embed": weight, "head": weight, "rows": weight[3:7]})
-    store.get("key", out={"embed": target, "head": target, "rows": target[3:7]})
-    assert torch.equal(weight, target)
 
 
 def test_all_mismatches_of_all_kinds_are_told_at_once(store: memstore.Store) -> None:
@@ -224,13 +292,6 @@ def test_what_autograd_has_saved_is_kept_where_that_was_asked_for(store: memstor
         product.backward()
         assert leaf.grad is not None and leaf.grad.tolist() == [5.0] * 3
     assert not factor.any()
-
-
-def test_a_locked_tensordict_is_filled(store: memstore.Store) -> None:
-    store.put("key", TensorDict({"a": torch.ones(2), "s": "new"}, []))
-    out = TensorDict({"a": torch.zeros(2), "s": "old"}, []).lock_()
-    store.get("key", out=out)
-    assert out["a"].all() and out["s"] == "new" and out.is_locked
 
 
 # --- cast -------------------------------------------------------------------------------------------------------------

@@ -16,14 +16,11 @@ from memstore.engine.root.filesystem import mappings_keep_locks
 from tests.children import Child, Wire, hold_key, in_child
 from tests.leaks import find_leaks, mapped_files, open_files
 from tests.overlay import on_overlay
+from tests.segments import of_size
 
 pytestmark = pytest.mark.embedded
 
 SMALL, LARGE = 5000, 3 << 20  # bytes of segments; the large one is mapped to be filled
-
-
-def of_size(nbytes: int, number: int) -> torch.Tensor:
-    return torch.full((nbytes,), number, dtype=torch.uint8)
 
 
 def files_open(root: str) -> list[str]:

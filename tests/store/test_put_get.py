@@ -209,11 +209,3 @@ def test_many_keys_and_values_at_once(store: memstore.Store) -> None:
     value = {f"layer.{i}": torch.full((i % 7 + 1, 5), float(i)) for i in range(3000)}
     store.put("key", value)
     assert_same(value, store.get("key"))
-
-
-@pytest.mark.parametrize("max_age", [-1, -0.001, float("nan")])
-def test_an_age_that_is_none_is_refused(store: memstore.Store, max_age: float) -> None:
-    store.put("key", 1)
-    with pytest.raises(ValueError, match=f"max_age is seconds, 0 or more, or None, and not {max_age}"):
-        store.get("key", max_age=max_age)
-    assert store.get("key", max_age=0) == store.get("key", max_age=None) == 1

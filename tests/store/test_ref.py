@@ -16,7 +16,7 @@ from memstore.engine import syscalls
 from memstore.engine.sync.primitives import boot_clock
 from tests.children import Child, Wire, in_child
 from tests.inside import root_of
-from tests.store.backends import open_store
+from tests.store.backends import open_store, overwrite_and_delete
 from tests.support import faults
 from tests.support.equality import assert_same
 
@@ -28,19 +28,11 @@ def value(request: pytest.FixtureRequest) -> object:
     return VALUES[request.param]
 
 
-def spoil(store: memstore.Store) -> None:
-    """Whatever could take the first version away."""
-    store.put("key", torch.zeros(5000))
-    store.delete("key")
-    store.put("key", torch.zeros(3))
-    store.gc()
-
-
 def test_it_pins_its_version(store: memstore.Store, value: object) -> None:
     version = store.put("key", value)
     ref = store.ref("key")
     assert (ref.key, ref.version, ref.root) == ("key", version, store.root)
-    spoil(store)
+    overwrite_and_delete(store)
     for _ in range(2):
         assert_same(value, ref.get())
     assert not store.get("key").any()
@@ -50,7 +42,7 @@ def test_it_pins_its_version(store: memstore.Store, value: object) -> None:
 def test_it_lets_go_when_it_dies(store: memstore.Store) -> None:
     store.put("key", VALUES["segment"])
     ref = store.ref("key")
-    spoil(store)
+    overwrite_and_delete(store)
     assert store.stats().pinned_bytes > 0
     del ref
     store.gc()
@@ -60,8 +52,9 @@ def test_it_lets_go_when_it_dies(store: memstore.Store) -> None:
 def test_it_takes_gets_options(store: memstore.Store) -> None:
     store.put("key", torch.arange(1000.0))
     ref = store.ref("key")
-    spoil(store)
+    overwrite_and_delete(store)
     out = torch.zeros(1000)
+    ref.get().zero_()  # each get maps the version anew
     assert ref.get(out=out) is out
     assert torch.equal(out, torch.arange(1000.0))
     assert ref.get(dtype=torch.float64).dtype == torch.float64
@@ -88,10 +81,18 @@ def test_another_process_gets_that_very_version(store: memstore.Store, value: ob
     with Child(_wait_and_get) as child:
         child.send(store.ref("key"))  # the ref dies here at once; its lease holds
         child.receive()
-        spoil(store)
+        overwrite_and_delete(store)
         child.send("go")
         assert_same(value, child.receive())
     del child
+
+
+def test_what_arrives_is_read_as_its_store_was_opened(root: str) -> None:
+    with open_store(root, verify=True, allow_pickle=True, timeout=3.0) as store:
+        store.put("key", [len])
+        ref = pickle.loads(pickle.dumps(store.ref("key", lease=7.0)))
+        assert ref.get() == [len]
+        assert (ref._pin.options.verify, ref._pin.options.timeout, ref._pin.options.lease) == (True, 3.0, 7.0)
 
 
 def _wait_and_get(wire: Wire) -> object:
@@ -106,7 +107,7 @@ def _wait_and_get(wire: Wire) -> object:
 def test_a_lease_bridges_the_time_that_nobody_holds_it(store: memstore.Store, value: object) -> None:
     store.put("key", value)
     sent = pickle.dumps(store.ref("key"))
-    spoil(store)
+    overwrite_and_delete(store)
     assert_same(value, pickle.loads(sent).get())
     assert_same(value, in_child(_get_pickled, sent))
     for segment in _leases(store):
@@ -154,7 +155,7 @@ def test_after_the_lease_the_version_is_gone(store: memstore.Store) -> None:
     sent = pickle.dumps(ref)
     version = ref.version
     del ref
-    spoil(store)
+    overwrite_and_delete(store)
     (segment,) = _leases(store)
     _end_lease(store, segment)
     assert store.gc() > 0
@@ -169,7 +170,7 @@ def test_after_the_lease_the_version_is_gone(store: memstore.Store) -> None:
 def test_a_lease_that_ended_pins_nothing(store: memstore.Store) -> None:
     store.put("key", VALUES["segment"])
     pickle.dumps(store.ref("key"))
-    spoil(store)
+    overwrite_and_delete(store)
     assert store.stats().pinned_bytes > 0
     (segment,) = _leases(store)
     _end_lease(store, segment)

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 
 import pytest
-import torch
 
 import memstore
 from memstore.engine import syscalls
 from memstore.engine.sync.primitives import Doorbell
 from tests.children import Child, Wire, in_child
 from tests.huge_pages import require_huge_pages
+from tests.segments import files, of_size
 from tests.small_tmpfs import free_bytes, on_small_tmpfs
 
 pytestmark = pytest.mark.embedded
 
 MIB = 1 << 20
-
-
-def of_size(size: int, number: int = 7) -> torch.Tensor:
-    return torch.full((size,), number % 251, dtype=torch.uint8)
-
-
-def files(store: memstore.Store) -> list[str]:
-    return sorted(os.listdir(f"{store.root}/segments"))
 
 
 def shared_mappings(root: str) -> int:
@@ -38,7 +29,7 @@ def test_overwrites_take_two_files(store: memstore.Store, size: int) -> None:
     for number in range(20):
         store.put("key", of_size(size, number))
         assert (store.get("key") == number).all()
-    assert len(files(store)) == 2
+    assert len(files(store.root)) == 2
 
 
 def test_values_of_nearly_one_size_share_files(store: memstore.Store) -> None:
@@ -48,7 +39,7 @@ def test_values_of_nearly_one_size_share_files(store: memstore.Store) -> None:
         value = store.get("key")
         assert (value["a"] == number).all() and value["a"].numel() == size
         del value
-    assert len(files(store)) <= 4
+    assert len(files(store.root)) <= 4
 
 
 def test_a_much_smaller_value_takes_no_large_file(store: memstore.Store) -> None:
@@ -56,21 +47,6 @@ def test_a_much_smaller_value_takes_no_large_file(store: memstore.Store) -> None
     store.delete("key")
     store.put("key", of_size(6 * MIB))
     assert store.stats().live_bytes < 7 * MIB
-
-
-def test_what_is_held_is_not_used_again(store: memstore.Store) -> None:
-    held = []
-    for number in range(30):
-        store.put("key", of_size(2 * MIB, number))
-        held.append(store.get("key"))
-    for number, value in enumerate(held):
-        assert (value == number).all()
-    del held[:15], value
-    for number in range(30):
-        store.put("key", of_size(2 * MIB, 100 + number))
-    for number, value in enumerate(held, 15):
-        assert (value == number).all()
-    assert len(files(store)) <= 15 + 1 + 4
 
 
 def test_two_writers_take_turns_with_the_same_files(root: str) -> None:
@@ -85,7 +61,7 @@ def test_two_writers_take_turns_with_the_same_files(root: str) -> None:
             store.put("mine", of_size(3 * MIB, number))
             assert (store.get("mine") == number).all() and (store.get("key") == number + 1).all()
         other.send(None)
-        assert len(files(store)) <= 5
+        assert len(files(store.root)) <= 5
 
 
 def _overwrite(wire: Wire, root: str) -> None:
@@ -149,7 +125,7 @@ def _comes_back(folder: str) -> None:
         store.delete("key")
         assert shared_mappings(root) > 0
         assert in_child(_collect, root) > 6 * MIB
-        assert files(store) == []
+        assert files(store.root) == []
         assert abs(free_bytes(folder) - before) < MIB  # unlinked by another, mapped by this one
         for number in range(4):
             store.put("key", of_size(6 * MIB, number))
@@ -172,8 +148,8 @@ def test_where_the_kernel_refuses_huge_pages(
         store.put("key", {"a": of_size(5 * MIB, number), "b": of_size(3 * MIB + 77, number)})
         value = store.get("key")
         assert (value["a"] == number).all() and (value["b"] == number).all()
-        blocks = [os.stat(f"{store.root}/segments/{name}").st_blocks * 512 for name in files(store)]
-        sizes = [os.path.getsize(f"{store.root}/segments/{name}") for name in files(store)]
+        blocks = [os.stat(f"{store.root}/segments/{name}").st_blocks * 512 for name in files(store.root)]
+        sizes = [os.path.getsize(f"{store.root}/segments/{name}") for name in files(store.root)]
         assert blocks >= sizes, "what is not allocated is a SIGBUS when the disk is full"
     if refused in ("collapse", "both"):
         assert store.stats().huge_page_bytes == 0
@@ -184,43 +160,11 @@ def test_files_keep_their_huge_pages_when_they_are_used_again(store: memstore.St
     size = 8 * MIB
     for number in range(4):
         store.put("key", of_size(size, number))
-    assert len(files(store)) == 2
+    assert len(files(store.root)) == 2
     before = store.stats().huge_page_bytes
     value = store.get("key")
     assert (value == 3).all()
     assert store.stats().huge_page_bytes - before == size
-
-
-def test_a_lost_race_costs_no_file(store: memstore.Store) -> None:
-    version = store.put("key", of_size(3 * MIB, 1))
-    for _ in range(5):
-        with pytest.raises(memstore.VersionConflictError):
-            _put_after_another(store, version)
-        assert store.version("key") > version
-        version = store.version("key")
-    assert len(files(store)) <= 3
-    assert store.stats().filling_bytes == 0
-
-
-def _put_after_another(store: memstore.Store, version: int) -> None:
-    """A compare-and-swap that passes the early look, and is too late at the commit."""
-    from tests.support import faults
-
-    locks = 0
-
-    def race(number: int, name: str) -> None:
-        nonlocal locks
-        locks += name == "mutex_lock"
-        if locks == 2 and name == "mutex_lock":  # the claim's is the first
-            in_child(_put_once, store.root)
-
-    with faults.watching(race, lambda number, name: None):
-        store.put("key", of_size(3 * MIB, 2), expect_version=version)
-
-
-def _put_once(root: str) -> None:
-    with memstore.open(root) as store:
-        store.put("key", of_size(3 * MIB, 3))
 
 
 def test_a_put_that_was_published_returns_though_another_thread_closes_the_store(
@@ -241,11 +185,3 @@ def test_a_put_that_was_published_returns_though_another_thread_closes_the_store
     monkeypatch.undo()
     with memstore.open(store.root) as again:
         assert again.version("key 3") == version
-
-
-def test_a_store_that_was_removed_says_so(store: memstore.Store) -> None:
-    store.put("key", of_size(300_000))
-    shutil.rmtree(store.root)
-    for call in (lambda: store.put("key", of_size(3 * MIB)), store.stats):
-        with pytest.raises(memstore.NotAStoreError, match="was removed or moved while the store was open"):
-            call()

@@ -12,15 +12,12 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import memstore
 from memstore import TensorShard
 from memstore.sharding import Box, narrow_to
-from tests.boxed import grid, partitions
-from tests.examples import examples
+from tests.boxed import grid
 from tests.support.equality import assert_same
 
 pytestmark = pytest.mark.embedded
@@ -101,19 +98,6 @@ def test_targets_and_views(shared: memstore.Store, reads: Callable[[], Any]) -> 
     shared.put("key", 2)
     assert torch.equal(leaf, value)
     assert torch.equal(pickle.loads(held)["w"], value)  # its lease keeps all segments
-
-
-@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), shape=st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple))
-def test_from_any_layout(store: memstore.Store, data: Any, shape: tuple[int, ...]) -> None:
-    value = torch.arange(torch.Size(shape).numel()).reshape(shape).to(torch.bfloat16)
-    put_in_boxes(store, "key", value, data.draw(partitions(shape, 3)))
-    assert_same(store.get("key"), {"w": value})
-    assert torch.equal(store.view("key")["w"], value)
-    for box in data.draw(partitions(shape, 3)):
-        out = {"w": shard(torch.zeros_like(value), box)}
-        assert torch.equal(store.get("key", out=out)["w"].local, narrow_to(value, box))
-    store.delete("key")
 
 
 def test_the_damaged_box_is_named(scratch: str) -> None:

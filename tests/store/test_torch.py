@@ -7,7 +7,6 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictParams
 
 import memstore
 
@@ -24,18 +23,6 @@ def test_autograd_flows_through_them(store: memstore.Store) -> None:
     assert not store.get("key")["w"].requires_grad
 
 
-def test_they_are_trained_in_place_and_only_here(store: memstore.Store) -> None:
-    model = torch.nn.Linear(40, 40)
-    store.put("model", model.state_dict())
-    trained = torch.nn.Linear(40, 40)
-    trained.load_state_dict(store.get("model"), assign=True)
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
-    trained(torch.ones(40)).sum().backward()
-    optimizer.step()
-    assert not torch.equal(trained.weight, model.weight)
-    assert torch.equal(store.get("model")["weight"], model.weight)
-
-
 def test_in_place_changes_count_versions(store: memstore.Store) -> None:
     store.put("key", torch.full((1000,), 2.0))
     got = store.get("key").requires_grad_()
@@ -44,25 +31,6 @@ def test_in_place_changes_count_versions(store: memstore.Store) -> None:
         got.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_they_are_normal_tensors_also_in_inference_mode(store: memstore.Store) -> None:
-    with torch.inference_mode():
-        store.put("key", {"a": torch.ones(1000), "b": torch.ones(3)})
-        got = store.get("key")
-        assert not got["a"].is_inference() and not got["b"].is_inference()
-        assert (got["a"] + 1).is_inference()
-    got["a"].requires_grad_()
-    (got["a"] * 2).sum().backward()
-    assert (got["a"].grad == 2).all()
-
-
-def test_a_put_records_no_gradient(store: memstore.Store) -> None:
-    leaf = torch.ones(1000, requires_grad=True)
-    store.put("key", {"x": leaf * 2, "leaf": leaf})
-    got = store.get("key")
-    assert got["x"].grad_fn is None and got["x"].is_leaf and got["leaf"].requires_grad
-    assert leaf.grad is None
 
 
 def test_compiled_functions_take_them(store: memstore.Store) -> None:
@@ -84,41 +52,11 @@ def test_compiled_functions_take_them(store: memstore.Store) -> None:
         torch.compiler.set_stance("default")
 
 
-def test_a_get_inside_a_compiled_function_breaks_the_graph_and_works(store: memstore.Store) -> None:
-    store.put("key", torch.randn(1000))
-
-    @torch.compile(backend="eager")
-    def double() -> torch.Tensor:
-        return store.get("key") * 2
-
-    assert torch.equal(double(), store.get("key") * 2)
-
-
 def test_functional_transforms_take_them(store: memstore.Store) -> None:
     store.put("key", torch.randn(30, 30))
     got = store.get("key")
     assert torch.func.vmap(torch.sum)(got).shape == (30,)
     assert torch.equal(torch.func.grad(lambda x: (x * x).sum())(got), 2 * got)
-
-
-def test_modules_take_tensordict_params(store: memstore.Store) -> None:
-    module = torch.nn.Linear(40, 40)
-    store.put("key", TensorDict.from_module(module, as_module=True))
-    got = store.get("key")
-    assert isinstance(got, TensorDictParams)
-    other = torch.nn.Linear(40, 40)
-    with got.to_module(other):
-        assert torch.equal(other(torch.ones(40)), module(torch.ones(40)))
-
-
-def test_vectorised_and_out_variants_write_to_the_copy_only(store: memstore.Store) -> None:
-    store.put("key", torch.ones(5000))
-    got = store.get("key")
-    torch.add(got, 1, out=got)
-    got[::2].mul_(2)
-    got.index_add_(0, torch.tensor([0]), torch.tensor([5.0]))
-    assert (got[0], got[1], got[2]) == (9, 2, 4)
-    assert (store.get("key") == 1).all()
 
 
 @pytest.mark.parametrize("size", [8, 5000])

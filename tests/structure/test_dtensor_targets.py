@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import memstore
 from tests.boxed import BoxedStore, Layout, grid
-from tests.children import Child, Wire, in_child
+from tests.children import Child, Wire, in_a_child
 from tests.sharding.fake_world import as_rank, each_rank
 from tests.support.equality import assert_same
 
@@ -51,7 +51,8 @@ def zeros(like: torch.Tensor, mesh: Any, placements: Any) -> Any:
     return distribute_tensor(torch.zeros_like(like), mesh, placements, src_data_rank=None)
 
 
-def check_layouts() -> None:
+@in_a_child
+def test_any_layout_is_read_into_any_other() -> None:
     store, boxed = opened_store()
     for shape, mesh_shape, placements in LAYOUTS:
         tensor = numbered(shape)
@@ -82,15 +83,13 @@ def check_layouts() -> None:
                     assert torch.equal(turned.to_local(), tensor.T)
 
 
-def test_any_layout_is_read_into_any_other() -> None:
-    in_child(check_layouts)
-
-
 def layers() -> torch.nn.Sequential:
     return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 4))
 
 
-def check_states(rank: int) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+@in_a_child
+def test_modules_and_optimizers(rank: int) -> None:
     store, boxed = opened_store()
     full = layers()
     optimizer = torch.optim.AdamW(full.parameters())
@@ -124,12 +123,8 @@ def check_states(rank: int) -> None:
             assert_same(like["model"]["0.weight"].to_local(), out["model"]["0.weight"].to_local())
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_modules_and_optimizers(rank: int) -> None:
-    in_child(check_states, rank)
-
-
-def check_kinds() -> None:
+@in_a_child
+def test_kinds_of_dtensors() -> None:
     store, boxed = opened_store()
     tensor = numbered((6, 4))
     value = {"p": torch.nn.Parameter(tensor), "b": tensor.clone(), "td": TensorDict(x=tensor.clone())}
@@ -170,11 +165,8 @@ def check_kinds() -> None:
         assert not made.to_local().is_inference()
 
 
-def test_kinds_of_dtensors() -> None:
-    in_child(check_kinds)
-
-
-def check_outside() -> None:
+@in_a_child
+def test_a_rank_outside_of_the_mesh() -> None:
     store, boxed = opened_store()
     tensor = numbered((6, 4))
     boxed.put("key", {"w": tensor}, grid(3))
@@ -191,11 +183,8 @@ def check_outside() -> None:
         assert memstore.bytes_read() == before
 
 
-def test_a_rank_outside_of_the_mesh() -> None:
-    in_child(check_outside)
-
-
-def check_sharded_tensors() -> None:
+@in_a_child
+def test_sharded_tensors() -> None:
     from torch.distributed._shard.sharded_tensor import Shard as OldShard
     from torch.distributed._shard.sharded_tensor import ShardedTensor
 
@@ -214,10 +203,6 @@ def check_sharded_tensors() -> None:
         assert torch.equal(torch.cat([shard.tensor for shard in out["w"].local_shards()]), tensor)
         with pytest.raises(memstore.UnsupportedValueError, match="ShardedTensor"):
             store.get("key", like=out)
-
-
-def test_sharded_tensors() -> None:
-    in_child(check_sharded_tensors)
 
 
 def rank_of_gloo(wire: Wire, rank: int, meeting: str, root: str, key: str) -> bool:

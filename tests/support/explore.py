@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 State = TypeVar("State", bound=Hashable)
+Item = TypeVar("Item")
 
 
 class Fault(Exception):
@@ -31,6 +32,11 @@ class Fault(Exception):
 
     def __str__(self) -> str:
         return "\n  ".join([self.what, *self.steps])
+
+
+def with_(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
+    """Returns a tuple with another item in one place, as a step of a model needs it."""
+    return (*items[:index], item, *items[index + 1 :])
 
 
 def is_bad_luck(name: str) -> bool:

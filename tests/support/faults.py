@@ -45,7 +45,7 @@ STEPS = frozenset(
             and not name.startswith("_")
             and name not in _PURE
             and not isinstance(value, type)
-            and ((value.__module__ or "").startswith((f"{syscalls.__name__}.", "posix")) or name.startswith("mutex_"))
+            and (value.__module__ in (syscalls.__name__, "posix") or name.startswith("mutex_"))
         ),
     }
 )

@@ -44,11 +44,7 @@ def views(draw: st.DrawFn, tensor: torch.Tensor) -> list[Callable[[torch.Tensor]
     """Operators that make views, to be applied one after the other."""
     found: list[Callable[[torch.Tensor], torch.Tensor]] = []
     for _ in range(draw(st.integers(0, 4))):
-        kind = draw(
-            st.sampled_from(
-                ("slice", "step", "permute", "select", "expand", "flat", "none", "unfold", "dtype", "diagonal")
-            )
-        )
+        kind = draw(st.sampled_from(_VIEWS))
         dim = draw(st.integers(0, max(tensor.ndim - 1, 0)))
         size = tensor.shape[dim] if tensor.ndim else 0
         view: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -266,7 +262,7 @@ def test_references_are_small_and_a_part_is_enough(boxed: BoxedStore) -> None:
 
 
 def test_a_damaged_reference(boxed: BoxedStore) -> None:
-    from memstore.view.leaf import pack_leaf, restore_leaf
+    from memstore.view.views import pack_leaf, restore_leaf
 
     boxed.put("key", [numbered((8, 4))], grid(4))
     leaf = boxed.store.view("key")[0]

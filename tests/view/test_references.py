@@ -18,6 +18,7 @@ from memstore import StoredTensor
 from memstore.engine.sync.primitives import boot_clock
 from tests.children import in_child
 from tests.inside import root_of
+from tests.store.backends import overwrite_and_delete
 from tests.support.equality import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -26,13 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def value() -> TensorDict:
     inner = TensorDict({"b": torch.arange(500).reshape(500, 1)}, [500])
     return TensorDict({"a": torch.rand(500, 4), "p": torch.nn.Parameter(torch.rand(500)), "n": inner}, [500])
-
-
-def spoil(store: memstore.Store) -> None:
-    store.put("key", torch.zeros(5000))
-    store.delete("key")
-    store.put("key", torch.zeros(3))
-    store.gc()
 
 
 def test_a_view_is_some_hundred_bytes_and_40_a_leaf(store: memstore.Store, reads: Any) -> None:
@@ -62,7 +56,7 @@ def test_what_arrives_is_what_was_sent(root: str, inline_limit: int) -> None:
             "expanded": view["p"].detach()[:1].expand(7, 1),
         }
         message = pickle.dumps(sent)
-        spoil(store)
+        overwrite_and_delete(store)
         found = pickle.loads(message)
         assert_same(plain.detach().clone(), found["view"].detach().clone())
         assert_same(plain["a"][::3, 1:].transpose(0, 1)[None].clone(), found["part"].clone())
@@ -85,10 +79,10 @@ def test_it_survives_a_lease_and_then_pins(store: memstore.Store, monkeypatch: p
     view = pickle.loads(early)
     for module in ("reuse", "sweep"):
         monkeypatch.setattr(f"memstore.engine.protocols.{module}.boot_clock", lambda: boot_clock() + int(120e9))
-    spoil(store)
+    overwrite_and_delete(store)
     assert_same(expected, view.detach().clone())
     del view
-    spoil(store)
+    overwrite_and_delete(store)
     with pytest.raises(memstore.VersionGoneError, match=r"'key'.*60 s"):
         pickle.loads(late)
 
@@ -211,5 +205,5 @@ def test_a_forked_child_reads_and_sends(store: memstore.Store) -> None:
     view = store.view("key")
     rows, message = in_child(read_in_child, view)
     assert rows == view["a"][7:9].tolist()
-    spoil(store)
+    overwrite_and_delete(store)
     assert pickle.loads(message)[8].tolist() == rows[1]

@@ -104,7 +104,7 @@ def test_whole_leaves_are_written_from_the_mapping(disk_store: memstore.Store, r
     disk_store.put("key", {"w": torch.rand(1000), "b": torch.rand(1000)})
     view = disk_store.view("key")
     leaves = [view[name] for name in "wb"]
-    from memstore.view.leaf import plain_tensor
+    from memstore.view.views import plain_tensor
 
     with reads() as count:
         assert [plain_tensor(leaf).data_ptr() for leaf in leaves] == [

@@ -88,14 +88,11 @@ class Counters(msgspec.Struct):
         return self.live + self.retired + self.held + self.filling
 
 
-class Transaction:
+class Transaction(msgspec.Struct, eq=False):
     """The tables, typed. What it returns are copies."""
 
-    __slots__ = ("_handle", "_tables")
-
-    def __init__(self, handle: Any, tables: dict[str, Any]) -> None:
-        self._handle: Any = handle
-        self._tables = tables
+    _handle: Any  # LMDB's transaction
+    _tables: dict[str, Any]
 
     def forget(self) -> None:
         """Lets go of LMDB's transaction."""

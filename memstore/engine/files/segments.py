@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -30,9 +30,16 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from memstore.engine import syscalls
-from memstore.engine.files import huge_pages
-from memstore.engine.files.huge_pages import allocate_pages, move_to_huge
-from memstore.engine.files.mapping import LockFile, Mapping, OwnedFile, address_in, map_file
+from memstore.engine.files.mapping import (
+    LockFile,
+    Mapping,
+    OwnedFile,
+    address_in,
+    allocate_pages,
+    map_file,
+    move_to_huge,
+    prices,
+)
 from memstore.engine.format.headers import (
     HEAD_SIZE,
     PUT_ID_AT,
@@ -134,7 +141,7 @@ def map_segments(
         ):
             return None
     end = max((-(-(extent.base + extent.size) // PAGE) * PAGE for _, extent in files), default=0)
-    if size - end >= HUGE_PAGE and huge_pages.prices.prefers_huge():
+    if size - end >= HUGE_PAGE and prices.prefers_huge():
         syscalls.prefer_huge_pages(mapping.address + end, size - end)
     return mapping
 
@@ -338,11 +345,16 @@ class SealedSegment(msgspec.Struct, frozen=True):
     file: ClaimedFile | PreparedFile
 
 
+MAPPED_AGAIN = 128 << 10  # bytes of a file from which a mapping of it takes less than a second copy (measured: 010)
+
+
 class SegmentWriter:
     """A segment that this process fills: its claimed file, and its bytes in memory.
 
     A small segment is assembled in memory and written at once (a pwrite of 64 KiB takes 21 us, faulting its pages in
-    takes 55); from one huge page on, the file itself is mapped. Closing gives back the memory and the lock.
+    takes 55); from one huge page on, the file itself is mapped. So is a smaller one in memory that this process fills
+    again and again, from `MAPPED_AGAIN` on: its pages are faulted in once, and each put copies once instead of twice.
+    Closing gives back the memory and the lock.
 
     Attributes:
         size: of the file, fixed for its life: header, data, and slack.
@@ -351,11 +363,21 @@ class SegmentWriter:
     """
 
     def __init__(
-        self, file: ClaimedFile, segment: int, put_id: int, size: int, *, is_new: bool, spare: KeptMapping | None = None
+        self,
+        file: ClaimedFile,
+        segment: int,
+        put_id: int,
+        size: int,
+        *,
+        is_new: bool,
+        is_frequent: bool = False,
+        spare: KeptMapping | None = None,
     ) -> None:
+        """Takes a claimed file. `is_frequent`: this process has filled it a moment ago, and may do so again."""
         self.file, self.segment, self.put_id, self.size = file, segment, put_id, size
         self.is_whole = not is_new
         self.is_new = is_new
+        self._is_frequent = is_frequent and size >= MAPPED_AGAIN
         self._header: Header | None = None
         self._start = self._end = 0  # of the data
         self._scratch = bytearray()
@@ -366,29 +388,33 @@ class SegmentWriter:
         """Whether another put may fill the file, if this one isn't published."""
         return self.is_whole
 
-    def allocate(self, header: Header, nbytes: int, guard: Guard, *, huge_pages: bool) -> None:
+    def allocate(self, header: Header, nbytes: int, guard: Guard, *, on_tmpfs: bool) -> None:
         """Makes room for the header and `nbytes` of data.
 
         Raises OSError (ENOSPC) for a mapped file: every block is reserved before it is touched. A smaller one is put
         together in memory, and `seal` writes it: there a full disk shows.
         """
         self._header, self._start, self._end = header, header.nbytes, header.nbytes + nbytes
-        if self.size < syscalls.HUGE_PAGE:
-            self._scratch = bytearray(self._end if self.is_whole else self.size)
-            return
-        fd = self.file.lock_file.fd
+        is_small, fd = self.size < syscalls.HUGE_PAGE, self.file.lock_file.fd
+        if is_small and self._mapping is None:
+            if not (self._is_frequent and on_tmpfs):
+                self._scratch = bytearray(self._end if self.is_whole else self.size)
+                return
+            syscalls.allocate(fd, self.size)  # it may have holes: a copy of the folder, or what `seal` left of it
         if not self.is_whole:
             _check_room(fd, self.size)
             syscalls.truncate(fd, self.size)
-            if not huge_pages:
+            if not on_tmpfs:
                 syscalls.allocate(fd, self.size)
         if self._mapping is None:
             self._mapping, address, start = syscalls.reserve(self.size)
             self._address = address + start
             map_for_writing(self._address, fd, self.size, guard)
-            if huge_pages and not self.is_whole:
+            if is_small:
+                syscalls.populate(self._address, self.size)
+            elif on_tmpfs and not self.is_whole:
                 allocate_pages(fd, self._address, self.size)
-            elif huge_pages:
+            elif on_tmpfs:
                 move_to_huge(self._address, self.size)
         self.is_whole = True
 
@@ -460,10 +486,11 @@ class KeptMapping(NamedTuple):
 class KeptMappings:
     """The kept mappings of one root in this process, by segment: a file keeps its segment's number for life."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ("_filled", "_kept")
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, KeptMapping] = OrderedDict()
+        self._filled: deque[int] = deque(maxlen=2 * _MOST_KEPT)  # the files that were used again last
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -475,6 +502,16 @@ class KeptMappings:
     def take(self, segment: int, size: int) -> KeptMapping | None:
         kept = self._kept.pop(segment, None)
         return kept if kept is not None and kept.size == size else None
+
+    def note_filled(self, segment: int) -> bool:
+        """Notes that a file is used again. Returns whether it is used so often that a mapping pays.
+
+        That is where two or three files take turns: of puts to one key, or two. Where it was one of the last three
+        files, puts of 200 KiB to 6 keys in a random order took a sixth longer, for mappings that found no second use.
+        """
+        is_frequent = self._filled.count(segment) > 1
+        self._filled.append(segment)
+        return is_frequent
 
     def keep(self, segment: int, mapping: KeptMapping) -> None:
         self._kept[segment] = mapping
@@ -602,7 +639,7 @@ class SharedStorageWriter(SegmentWriter):
     def is_reusable(self) -> bool:
         return False
 
-    def allocate(self, header: Header, nbytes: int, guard: Guard, *, huge_pages: bool) -> None:
+    def allocate(self, header: Header, nbytes: int, guard: Guard, *, on_tmpfs: bool) -> None:
         self._header, self._start, self._end = header, header.nbytes, header.nbytes + nbytes
         self._scratch = bytearray(self.size)  # fresh zeros of the kernel's, where it is large
 

@@ -400,7 +400,7 @@ class Header:
         `room`: bytes that the header has at least; a whole number of pages.
         """
         tail = _end_of_header if len(entries) < _CACHED_END else _end_of_header.__wrapped__
-        mark = f'{store_mark(store)},"digest":"'.encode()
+        mark = _encoded_mark(store) + b',"digest":"'
         named = f'","key":{json.dumps(key)},"checksums":"'.encode()
         text = b"".join(
             (
@@ -581,7 +581,7 @@ def _read_slots(text: bytes) -> HeaderSlots:
 
 def read_slots(head: bytes, store: str) -> HeaderSlots | None:
     """Reads the slots of a file of that store. `head` is its first HEAD_SIZE bytes. None if they aren't whole."""
-    if not head.startswith(START, 8) or not head.startswith(store_mark(store).encode(), STORE_AT):
+    if not head.startswith(START, 8) or not head.startswith(_encoded_mark(store), STORE_AT):
         return None
     try:
         return _read_slots(head[SLOTS_OFFSET:STORE_AT])

@@ -130,7 +130,7 @@ def ring_for_attempt(root: Root, key: bytes, counters: Counters) -> int:
     """Rings, after the commit of what completes or ends an attempt. Returns the bell, to be woken after the mutex."""
     bell = root.doorbell.bell(key)
     root.doorbell.change(bell)
-    root.mutex.publications_rung = counters.publications
+    root.mutex.notes.publications_rung = counters.publications
     return bell
 
 

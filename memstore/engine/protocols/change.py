@@ -13,7 +13,7 @@ import msgspec
 
 from memstore._wording import conflict, no_key
 from memstore.engine.files.segments import SealedSegment
-from memstore.engine.format.records import MutableKind, Record, is_mutable
+from memstore.engine.format.records import MUTABLE_MARK, MutableKind, Record
 from memstore.engine.root import folder
 from memstore.engine.root.folder import CLUSTER, MUTABLE, SHARDED, Feature
 from memstore.engine.root.roots import Root
@@ -38,7 +38,7 @@ class Content(msgspec.Struct, frozen=True):
 
     @property
     def is_mutable(self) -> bool:
-        return is_mutable(self.description)
+        return self.description.startswith(MUTABLE_MARK)
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -217,7 +217,7 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
     writers.append(writer)
 
     # 3. Fill. A full disk shows in `allocate` or in `seal`. A kill leaves a filling row, and the file unlocked.
-    writer.allocate(header, content.nbytes, root.guard, huge_pages=root.on_tmpfs)
+    writer.allocate(header, content.nbytes, root.guard, on_tmpfs=root.on_tmpfs)
     checksums = draft.fill(writer)
     segment = writer.seal(checksums, durable=root.storage.durable)
     if is_mutable:
@@ -427,7 +427,7 @@ def _commit_locked(
             # A kill before this commit leaves headers that say live, and the note of them, by which recovery undoes it.
             done = root.catalog.update(make_changes, is_delete=not bells, most=most)
             # From here on the values are there. Whatever a kill leaves, recovery sees by the count of publications.
-            mutex.batch = 0
+            mutex.notes.batch = 0
             if kept_file is not None:
                 is_locked = kept_file.keep()
         finally:
@@ -440,7 +440,7 @@ def _commit_locked(
     for bell in bells:
         root.doorbell.change(bell)
     if is_locked:
-        mutex.publications_rung = done.counters.publications
+        mutex.notes.publications_rung = done.counters.publications
     else:
         mutex.owe_recovery()
     return done
@@ -479,7 +479,7 @@ def _commit_inline_locked(
         mark_retired(root, done.retired)
     for bell in bells:
         root.doorbell.change(bell)
-    mutex.publications_rung = done.counters.publications
+    mutex.notes.publications_rung = done.counters.publications
     return done
 
 
@@ -573,7 +573,7 @@ def _assign_versions(changes: Sequence[Change], found: Sequence[Record | None], 
 
 def go_live(root: Root, batch: int, placed: Sequence[tuple[SealedSegment, int]], counters: Counters) -> None:
     """Notes the batch in the lock page, and makes each segment live under its version."""
-    root.mutex.batch = batch
+    root.mutex.notes.batch = batch
     nbytes = 0
     for segment, version in placed:
         nbytes += segment.size

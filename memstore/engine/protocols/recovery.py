@@ -61,34 +61,34 @@ def after_death(root: Root) -> None:
 
     def read(transaction: Transaction) -> tuple[list[tuple[int, int]], list[int], Counters]:
         counters = transaction.counters()
-        compare_publications(root, page.publications_rung, counters)
+        compare_publications(root, page.notes.publications_rung, counters)
         if page.is_new:  # leases tell time by the clock of another boot
             transaction.clear("leases")
             if forget_other_boots(transaction, counters):
                 counters.publications += 1  # so that their headers are marked retired
                 transaction.put_counters(counters)
-        behind = page.publications_rung != counters.publications
+        behind = page.notes.publications_rung != counters.publications
         if behind:
             _unclaim(root, transaction, counters)
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
         filling = transaction.numbers("filling", _MOST)
-        if page.batch or page.is_new:  # a new page has lost the note
+        if page.notes.batch or page.is_new:  # a new page has lost the note
             parts = [part for part in tables.parts_of(transaction) if not part.host]
-            filling += [(part.segment, page.batch) for part in parts if part.segment]
+            filling += [(part.segment, page.notes.batch) for part in parts if part.segment]
         return filling, retired, counters
 
     # Not `view`: after a kill between LMDB's commit and the word that tells readers of it, they see the past until
     # the next write transaction begins; and a sweep by the past would unlink what is live.
     filling, retired, counters = root.catalog.update(read, is_delete=True)
-    if page.batch or page.is_new:
+    if page.notes.batch or page.is_new:
         for segment, batch in filling:
-            if batch == page.batch:
+            if batch == page.notes.batch:
                 _mark(root, segment, FILLING)
-        page.batch = 0
-    if page.publications_rung != counters.publications:
+        page.notes.batch = 0
+    if page.notes.publications_rung != counters.publications:
         mark_gone(root, retired)
         root.doorbell.ring_all()
-        page.publications_rung = counters.publications
+        page.notes.publications_rung = counters.publications
     if page.has_died:
         log.debug("%s: recovered after a process died while it held the store's mutex", root.path)
     elif not page.is_new:  # nobody has changed anything under a new one
@@ -195,7 +195,7 @@ SEGMENT_NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
 def check_publications(root: Root) -> None:
     """Raises CorruptionError if the lock page has counted more of them than the catalog."""
     if root.lock is not None:
-        rung = root.lock.publications_rung
+        rung = root.lock.notes.publications_rung
     else:
         try:
             rung = publications_rung(f"{root.state}/{LOCK}")

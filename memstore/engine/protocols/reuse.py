@@ -312,7 +312,7 @@ def take_kept_file(root: Root, need: int) -> SegmentWriter | None:
         if not is_whole:
             file.close()  # its row is left to the sweep
             return None
-        return SegmentWriter(file, segment, put_id, size, is_new=False)
+        return root.storage.writer(file, segment, put_id, size, is_new=False)
 
 
 def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:

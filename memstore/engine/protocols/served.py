@@ -156,7 +156,7 @@ def _change_locked(
             except StoreFullError as error:  # there is room for what deletes, releases, or says that a call has failed
                 full = error
                 result, effects = root.catalog.update(lambda transaction: apply(transaction, full), is_delete=True)
-            root.mutex.batch = 0
+            root.mutex.notes.batch = 0
             next_file.keep()
         except MemstoreError as error:
             if is_acting and not has_gone_live:  # and its transaction was aborted
@@ -171,7 +171,7 @@ def _change_locked(
         bells += {root.doorbell.bell(key) for key in effects.keys}
         for bell in bells:
             root.doorbell.change(bell)
-        root.mutex.publications_rung = effects.counters.publications
+        root.mutex.notes.publications_rung = effects.counters.publications
     return result, effects
 
 

@@ -292,7 +292,7 @@ def _drop_some(root: Root) -> None:
     with root.guard:
         retired, counters = root.catalog.update(_forget_some, is_delete=True)
     mark_retired(root, retired)
-    root.mutex.publications_rung = counters.publications
+    root.mutex.notes.publications_rung = counters.publications
 
 
 def _forget_some(transaction: Transaction) -> tuple[list[int], Counters]:

@@ -158,8 +158,10 @@ class StorageDriver(ABC):
 
     def writer(self, file: ClaimedFile, segment: int, put_id: int, size: int, *, is_new: bool) -> SegmentWriter:
         """Returns what fills a claimed file."""
-        kept = None if is_new else self.mappings.take(segment, size)
-        return self.segment_writer(file, segment, put_id, size, is_new=is_new, spare=kept)
+        if is_new:
+            return self.segment_writer(file, segment, put_id, size, is_new=True)
+        kept, is_frequent = self.mappings.take(segment, size), self.mappings.note_filled(segment)
+        return self.segment_writer(file, segment, put_id, size, is_new=False, is_frequent=is_frequent, spare=kept)
 
     # --- map ----------------------------------------------------------------------------------------------------------
     # All return None where a segment holds another put by now. They raise CorruptionError, StorageError.

@@ -12,7 +12,7 @@ namespaces can't share a store: mutexes and LMDB name owners by thread ids, whic
 is the first page of the segment's data. From 320 on it belongs to replay buffers (`replay_state.py`), and from
 `SPARE_AT` on 128 bytes belong to what is built on a dataset: zeros at first, written under the mutex.
 
-`_LockWords` and `_ControlWords` are the layouts. What different calls change lies in different lines of 64 bytes.
+`LockNotes` and `_ControlWords` are the layouts. What different calls change lies in different lines of 64 bytes.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _MUTEX = Uint64 * (syscalls.MUTEX_SIZE // 8)
 _IDENTITY = Uint64 * 6  # magic, boot id (2 words), device, inode, pid namespace
 
 
-class _LockWords(Structure):
-    """The lock page.
+class LockNotes(Structure):
+    """The words of a lock page: the notes of its mutex's owner, which the next one finds.
 
     Attributes:
         publications_rung: how many publications have rung the doorbell.
@@ -75,20 +75,21 @@ class LockPage(RobustMutex):
     """The store's mutex, and its owner's notes. Open it only while the root folder is locked.
 
     Attributes:
+        notes: its words, which are read and written in place under the mutex.
         watch: for the store's doorbell.
     """
 
-    __slots__ = ("_page", "_words", "watch")
+    __slots__ = ("_page", "notes", "watch")
 
     def __init__(self, path: str, *, keep_open: bool = False) -> None:
         """Opens the page. With `keep_open` its file stays open as long as it: see `filesystem.mappings_keep_locks`."""
         page = SharedPage(path)
         nothing_changed = (KeyNotFoundError, VersionConflictError, ShardMismatchError, MutableEntryError, Refusal)
         super().__init__(
-            page.address, name=path, dirty_at=page.address + _LockWords.dirty.offset, refusals=nothing_changed
+            page.address, name=path, dirty_at=page.address + LockNotes.dirty.offset, refusals=nothing_changed
         )
-        self._page, self._words = page, _LockWords.from_address(page.address)
-        self.watch = Watch(page.address + _LockWords.watch.offset, page)
+        self._page, self.notes = page, LockNotes.from_address(page.address)
+        self.watch = Watch(page.address + LockNotes.watch.offset, page)
         self._take_over(path)
         if not keep_open:
             page.close_file()
@@ -96,38 +97,20 @@ class LockPage(RobustMutex):
     def _take_over(self, path: str) -> None:
         """Writes the page anew if it isn't ours, and says that it is in use."""
         page = self._page
-        written = self._words.identity
+        written = self.notes.identity
         identity = (_LOCK_MAGIC, *_boot_words(), page.status.st_dev, page.status.st_ino, syscalls.pid_namespace())
         if tuple(written) != identity:
             if not syscalls.lock_exclusive(page.fd):
                 raise _in_use_error(path, in_other_namespace=tuple(written[:-1]) == identity[:-1])
             if written[0] != _LOCK_MAGIC:
-                self.publications_rung = 0  # it was no page of ours, or is damaged: what it says means nothing
+                self.notes.publications_rung = 0  # it was no page of ours, or is damaged: what it says means nothing
             if any(written):  # else it is the page of a store that is being created
                 log.debug("%s: %s", path, _why_anew(tuple(written), identity))
             written[0] = 0
-            self.batch = 0
+            self.notes.batch = 0
             self.create()
             written[:] = identity
         syscalls.lock_shared(page.fd)
-
-    @property
-    def batch(self) -> int:
-        """The batch that is being published, 0 if none is."""
-        return self._words.batch
-
-    @batch.setter
-    def batch(self, value: int) -> None:
-        self._words.batch = value
-
-    @property
-    def publications_rung(self) -> int:
-        """The number of publications that have rung the doorbell."""
-        return self._words.publications_rung
-
-    @publications_rung.setter
-    def publications_rung(self, value: int) -> None:
-        self._words.publications_rung = value
 
 
 def _why_anew(written: tuple[int, ...], identity: tuple[int, ...]) -> str:
@@ -170,19 +153,19 @@ def read_notes(content: bytes | bytearray) -> Notes:
     """Returns the notes in the content of a lock page that nobody uses."""
     if not is_lock_page(content):
         return Notes()
-    words = _LockWords.from_buffer_copy(content)
+    words = LockNotes.from_buffer_copy(content)
     return Notes(words.batch, words.publications_rung)
 
 
 def is_lock_page(content: bytes | bytearray) -> bool:
     """Whether the content is that of a lock page that isn't damaged, so that `read_notes` means something."""
-    return len(content) == syscalls.PAGE and _LockWords.from_buffer_copy(content).identity[0] == _LOCK_MAGIC
+    return len(content) == syscalls.PAGE and LockNotes.from_buffer_copy(content).identity[0] == _LOCK_MAGIC
 
 
 def publications_rung(path: str) -> int:
-    """Returns `LockPage.publications_rung` of a page that is in use and may only be read; 0 if it is damaged."""
+    """Returns `LockNotes.publications_rung` of a page that is in use and may only be read; 0 if it is damaged."""
     page = SharedPage(path, writable=False)
-    words = _LockWords.from_address(page.address)
+    words = LockNotes.from_address(page.address)
     return words.publications_rung if words.identity[0] == _LOCK_MAGIC else 0
 
 

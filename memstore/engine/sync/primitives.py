@@ -327,9 +327,8 @@ def deadline_after(seconds: float) -> float:
         raise TypeError(f"a timeout is a number of seconds, and not {seconds!r}") from None
 
 
-def boot_clock() -> int:
-    """Returns nanoseconds since boot, suspend included: leases are compared across processes."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+# Returns nanoseconds since boot, suspend included: leases are compared across processes.
+boot_clock = functools.partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> bytes:

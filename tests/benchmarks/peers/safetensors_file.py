@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, ClassVar
 
 from tests.benchmarks.peers import Peer, Value, needs
@@ -32,3 +33,14 @@ class SafetensorsFile(Peer):
 
     def drop(self, key: str) -> None:
         (self.root / key).unlink(missing_ok=True)
+
+
+class SafetensorsRenamed(SafetensorsFile):
+    """Files that appear whole, or not at all, as values of a store do."""
+
+    settings: ClassVar[str] = "save_file and os.replace, load_file"
+
+    def put(self, key: str, value: Any) -> None:
+        new = self.root / f".{key}.new"
+        self._library.save_file(value, new)
+        os.replace(new, self.root / key)

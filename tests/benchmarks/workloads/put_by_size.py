@@ -9,17 +9,17 @@ from tests.benchmarks.measure import spread, take_turns
 from tests.benchmarks.peers import Peer
 from tests.benchmarks.peers.limits import Memcpy, PlainFile
 from tests.benchmarks.peers.memmap import Memmap, MemmapUpdate
-from tests.benchmarks.peers.safetensors_file import SafetensorsFile
+from tests.benchmarks.peers.safetensors_file import SafetensorsRenamed
 from tests.benchmarks.peers.store import Store
 from tests.benchmarks.report import Absent, Figure, Goal, Series, Spread, Workload
 from tests.benchmarks.session import FRESH_BYTES, Session
 from tests.benchmarks.table import amount
 from tests.benchmarks.workloads.put_get import check, put_contestant
 
-PEERS = (Store, Memmap, MemmapUpdate, SafetensorsFile, PlainFile, Memcpy)
+PEERS = (Store, Memmap, MemmapUpdate, SafetensorsRenamed, PlainFile, Memcpy)
 NEW_FILE = "memstore, new file"
 KIB, MIB = 1 << 10, 1 << 20
-SIZES = (16 * KIB, 64 * KIB, 256 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+SIZES = (1 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 MEDIUM = 4 * MIB  # up to here, each put is to be faster than a file of safetensors
 ROUNDS = 6
 BURST = 0.01  # seconds
@@ -29,7 +29,7 @@ def measure(session: Session) -> Workload:
     first: list[Figure] = []
     again: list[Figure] = []
     absent: list[Absent] = []
-    for size in SIZES[: 6 if session.quick else None]:  # a size at a time: their files are removed in between
+    for size in SIZES[: 7 if session.quick else None]:  # a size at a time: their files are removed in between
         value = torch.randn(size // 4)
         with session.started(PEERS) as (peers, missing):
             absent = missing
@@ -57,7 +57,7 @@ def measure(session: Session) -> Workload:
 
 
 def _goals(what: str, figures: list[Figure]) -> list[Goal]:
-    """Bandwidths, whose ratios are times: how often a put fits into the time of `save_file`."""
+    """Bandwidths, whose ratios are times: how often a put fits into the time of `save_file` and a rename."""
     return [
         Goal(
             f"{what} of {amount(figure.x, 'B')}, against {figure.name}",
@@ -67,7 +67,7 @@ def _goals(what: str, figures: list[Figure]) -> list[Goal]:
             "x",
         )
         for figure in figures
-        if figure.name == SafetensorsFile.name and figure.ratio is not None and figure.x and figure.x <= MEDIUM
+        if figure.name == SafetensorsRenamed.name and figure.ratio is not None and figure.x and figure.x <= MEDIUM
     ]
 
 

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 
 import pytest
-import torch
 
 import memstore
 from memstore.engine import SharedMemory, syscalls
-from memstore.engine.files import huge_pages
-from memstore.engine.files.huge_pages import COLLAPSE_STEP, PagePrices
+from memstore.engine.files import mapping
+from memstore.engine.files.mapping import COLLAPSE_STEP, PagePrices
 from memstore.snapshot.storage import FilePart, FileStorage
 from tests.children import in_child
+from tests.segments import of_size
 from tests.support import faults
 
 MIB = 1 << 20
@@ -41,7 +41,7 @@ def clock() -> Clock:
 def prices(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> PagePrices:
     """Those of this process, for one test, by a clock that stands."""
     made = PagePrices(clock)
-    monkeypatch.setattr(huge_pages, "prices", made)
+    monkeypatch.setattr(mapping, "prices", made)
     return made
 
 
@@ -75,18 +75,14 @@ def kernel(prices: PagePrices, monkeypatch: pytest.MonkeyPatch) -> Kernel:
         return real(address, size) or True  # a kernel that refuses is another test's subject
 
     monkeypatch.setattr(syscalls, "collapse", collapse)
-    monkeypatch.setattr(huge_pages, "_timed", made.timed)
+    monkeypatch.setattr(mapping, "_timed", made.timed)
     return made
-
-
-def of_size(nbytes: int, value: int) -> torch.Tensor:
-    return torch.full((nbytes,), value, dtype=torch.uint8)
 
 
 def allocate(size: int = 64 * MIB) -> None:
     """Of a new file, all of which must be allocated, whatever its pages are."""
     memory = SharedMemory(size)
-    huge_pages.allocate_pages(memory.fd, memory.address, size)
+    mapping.allocate_pages(memory.fd, memory.address, size)
     assert syscalls.status(memory.fd).st_blocks * 512 >= size
 
 
@@ -114,7 +110,7 @@ def test_they_may_become_slow_in_the_middle_of_a_file(kernel: Kernel, monkeypatc
         kernel.huge = SLOW if len(kernel.asked) == 3 else FAST
         return real(call)
 
-    monkeypatch.setattr(huge_pages, "_timed", timed)
+    monkeypatch.setattr(mapping, "_timed", timed)
     allocate()
     assert kernel.asked == [EXTENT, COLLAPSE_STEP, COLLAPSE_STEP, COLLAPSE_STEP], "the last one cost too much"
 
@@ -189,7 +185,7 @@ def test_a_kernel_that_waits_is_slow(prices: PagePrices, monkeypatch: pytest.Mon
 
     memory = SharedMemory(64 * MIB)
     with faults.at_step(1, wait, names=frozenset({"collapse"})):
-        end = huge_pages.allocate_huge(memory.fd, memory.address, 0, memory.size)
+        end = mapping.allocate_huge(memory.fd, memory.address, 0, memory.size)
     assert asked and end <= 2 * EXTENT and not prices.prefers_huge()
 
 
@@ -202,7 +198,7 @@ def test_a_kernel_that_computes_is_slow(prices: PagePrices) -> None:
             pass
 
     with faults.at_step(1, compute, names=frozenset({"collapse"})):
-        end = huge_pages.allocate_huge(memory.fd, memory.address, 0, memory.size)
+        end = mapping.allocate_huge(memory.fd, memory.address, 0, memory.size)
     assert end <= 2 * EXTENT and not prices.prefers_huge()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from memstore.engine import syscalls
 from memstore.engine.files.mapping import Mapping, lies_in_mapping, map_file
-from memstore.engine.syscalls import buffer_address, calls
+from memstore.engine.syscalls import buffer_address
 from tests.engine.files.interrupts import interrupted
 from tests.leaks import mapped_files
 
@@ -67,7 +67,7 @@ def test_an_interrupt_at_any_point_loses_none(path: str, taken: bool, monkeypatc
     while interrupted(use, points):
         assert count(path) == len(held), f"at point {points}"
         for mapping in held:
-            monkeypatch.setattr(calls, "_hints", [mapping.address + SIZE, 0])
+            monkeypatch.setattr(syscalls, "_hints", [mapping.address + SIZE, 0])
         points += 1
     assert points > 100, "few points: this tests nothing"
 
@@ -99,9 +99,9 @@ def test_it_is_aligned_wherever_others_lie(path: str, monkeypatch: pytest.Monkey
     """The kernel maps huge pages only there."""
     held = [mapped(path) for _ in range(3)]
     for taken in held:
-        monkeypatch.setattr(calls, "_hints", [taken.address + SIZE, 0])
-        assert calls._hint(SIZE) == taken.address
-        monkeypatch.setattr(calls, "_hints", [taken.address + SIZE, 0])
+        monkeypatch.setattr(syscalls, "_hints", [taken.address + SIZE, 0])
+        assert syscalls._hint(SIZE) == taken.address
+        monkeypatch.setattr(syscalls, "_hints", [taken.address + SIZE, 0])
         held.append(mapped(path))
         if len(held) == 6:
             break
@@ -112,16 +112,16 @@ def test_it_is_aligned_wherever_others_lie(path: str, monkeypatch: pytest.Monkey
 def test_mappings_stay_in_one_part_of_the_address_space(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hole = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # elsewhere, others may have mapped something
     lowest = buffer_address(hole)
-    monkeypatch.setattr(calls, "_hints", [lowest + len(hole), lowest])
+    monkeypatch.setattr(syscalls, "_hints", [lowest + len(hole), lowest])
     hole.close()
     first, second = mapped(path), mapped(path)
     assert lowest <= second.address < first.address < lowest + (64 << 20)
     del first, second
-    lowest = calls._hints[0]
-    monkeypatch.setattr(calls, "_hints", [lowest, lowest])
+    lowest = syscalls._hints[0]
+    monkeypatch.setattr(syscalls, "_hints", [lowest, lowest])
     again = mapped(path).address
     assert again > lowest and again % syscalls.HUGE_PAGE == 0
-    assert calls._hints[1] < again
+    assert syscalls._hints[1] < again
 
 
 def test_a_failure_maps_nothing(path: str) -> None:

@@ -55,7 +55,7 @@ def write(path: Path, data: np.ndarray, put_id: int = 0x1234, *, huge_pages: boo
     layout = lay_out([Span(("data",), "uint8", 1, (data.nbytes,), data.nbytes)])
     header = Header("a key", STORE, b"\xffdescription", b"objects", layout.header)
     writer = create(path, header.nbytes + size_class(data.nbytes), put_id)
-    writer.allocate(header, data.nbytes, threading.RLock(), huge_pages=huge_pages)
+    writer.allocate(header, data.nbytes, threading.RLock(), on_tmpfs=huge_pages)
     np.asarray(writer)[:] = data
     writer.seal(None, durable=False)
     return writer
@@ -287,7 +287,7 @@ def test_a_forked_child_inherits_no_writer(folder: Path) -> None:
 def test_blocks_are_reserved_before_they_are_written(folder: Path) -> None:
     """Else the page that the disk has no room for would be a SIGBUS in the middle of a copy."""
     writer = create(folder / "1.safetensors", (9 << 20) + 4096)
-    writer.allocate(Header("k", "s", b"", b"", b""), 9 << 20, threading.RLock(), huge_pages=True)
+    writer.allocate(Header("k", "s", b"", b"", b""), 9 << 20, threading.RLock(), on_tmpfs=True)
     assert os.stat(writer.file.path).st_blocks * 512 >= writer.size
     writer.close()
 
@@ -299,6 +299,6 @@ def test_no_room_shows_before_anything_is_mapped(folder: Path, monkeypatch: pyte
     monkeypatch.setattr(syscalls, "allocate", full)
     writer = create(folder / "1.safetensors", (9 << 20) + 4096)
     with pytest.raises(OSError, match="full"):
-        writer.allocate(Header("k", "s", b"", b"", b""), 9 << 20, threading.RLock(), huge_pages=False)
+        writer.allocate(Header("k", "s", b"", b"", b""), 9 << 20, threading.RLock(), on_tmpfs=False)
     writer.close()
     assert mapped_files(str(folder)) == []

@@ -1,4 +1,4 @@
-"""The states of the model of attempts: ranks, parts, outcomes, files; what the rules write into them.
+"""The states of the model of attempts: ranks, parts, outcomes, files; what the rules write, and what must hold.
 
 Each process makes at most one part, so put ids are the numbers of processes, and each has its own file. An attempt that
 begins gets a number, `begun`: if its outcome is dropped and parts come again under its name, that is another one.
@@ -7,13 +7,12 @@ begins gets a number, `begun`: if its outcome is dropped and parts come again un
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from tests.support.explore import Fault
+from tests.support.explore import Fault, with_
 
 NONE, FILLING, PREPARED, LIVE, RETIRED = "", "filling", "prepared", "live", "retired"
 ANY = -1  # no version is expected
-Item = TypeVar("Item")
 
 
 class File(NamedTuple):
@@ -130,10 +129,6 @@ def is_end(state: State) -> bool:
     return all(process == DONE for process in state.processes)
 
 
-def is_bad_luck(name: str) -> bool:
-    return name.startswith("(")
-
-
 Steps = Iterator[tuple[str, State]]
 
 
@@ -156,10 +151,6 @@ def is_answer_due(state: State, process: Process) -> bool:
     parts = parts_of(state, process.attempt)
     is_pending = bool(parts) and parts[0].begun == process.begun
     return not is_pending or are_all_there(parts)
-
-
-def with_(items: tuple[Item, ...], index: int, item: Item) -> tuple[Item, ...]:
-    return (*items[:index], item, *items[index + 1 :])
 
 
 def with_rows(state: State, puts: Iterable[int], row: str) -> State:
@@ -269,3 +260,58 @@ def page_written_anew(state: State, boot: int) -> State:
     files = tuple(file._replace(locked=False) for file in state.files)
     lock_page = {"note": 0, "dirty": True, "new": True}
     return state._replace(processes=processes, files=files, boot=boot, reboots=state.reboots - 1, **lock_page)
+
+
+# --- what must hold in every state, beside what the steps themselves raise --------------------------------------------
+
+
+def check(state: State) -> None:
+    _check_rows(state)
+    version, puts = state.record
+    for put in puts:
+        if state.files[put] != File(LIVE, LIVE):
+            raise Fault("a file of the record is not live, or locked by its writer: a reader would take it for damage")
+    if (
+        version
+        and puts
+        and (version, puts) not in [(one.version, tuple(part.put for part in one.parts)) for one in state.published]
+    ):
+        raise Fault("a record of what was never published")
+    if state.dirty or any(process.owner for process in state.processes):
+        return
+    for put, file in enumerate(state.files):
+        if file.header and (file.header == LIVE) is not (put in puts):
+            raise Fault("a header says live that isn't, or doesn't that is: a repair would go wrong")
+    if state.owed:
+        raise Fault("the doorbell was not rung, and nobody will")
+    for process in state.processes:
+        if process.at == "asleep" and is_answer_due(state, process):
+            raise Fault("a rank sleeps, and what it waits for is there")
+
+
+def _check_rows(state: State) -> None:
+    named = [part.put for part in state.pending]
+    if len(set(named)) != len(named):
+        raise Fault("two rows name one part")
+    for put, file in enumerate(state.files):
+        if file.header and not file.row:
+            raise Fault("a file of nobody, which no sweep will find")
+        if (file.row == PREPARED) is not (put in named):
+            raise Fault(
+                "a prepared segment and `pending` differ: it would stay for ever, or be taken while it is a part"
+            )
+        if (file.row == LIVE) is not (put in state.record[1]):
+            raise Fault("a live segment and the record differ")
+    for attempt in {part.attempt for part in state.pending}:
+        parts = parts_of(state, attempt)
+        if len({(part.world, part.begun, part.boot) for part in parts}) > 1:
+            raise Fault("parts of two attempts under one name")
+        if len({part.rank for part in parts}) != len(parts):
+            raise Fault("a rank has two parts")
+        if outcome_of(state, attempt):
+            raise Fault("an attempt has an outcome, and is pending")
+    if len({outcome.attempt for outcome in state.outcomes}) != len(state.outcomes):
+        raise Fault("an attempt has two outcomes")
+    counted = Counters(*(sum(file.row == row for file in state.files) for row in Counters._fields))
+    if counted != state.counters:
+        raise Fault(f"bytes are counted wrong: {state.counters} of {counted}")

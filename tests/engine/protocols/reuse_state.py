@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tests.support.explore import Fault
+from tests.support.explore import Fault, with_
 
 FILLING, LIVE, RETIRED, UNLINKED = "filling", "live", "retired", "unlinked"
 
@@ -91,10 +91,6 @@ def start(roles: list[str], *, files: int, kills: int, failures: int = 0, retire
 
 def is_end(state: State) -> bool:
     return all(process == DONE for process in state.processes)
-
-
-def is_bad_luck(name: str) -> bool:
-    return name.startswith("(")
 
 
 Steps = Iterator[tuple[str, State]]
@@ -194,10 +190,6 @@ def rotated(process: Process) -> dict[str, object]:
 def _files(process: Process) -> list[tuple[int, str]]:
     """Files that it has open or mapped, and how it locks them."""
     return [(process.file, process.lock), *(filling[:2] for filling in (*process.others, *process.ahead))]
-
-
-def with_(items: tuple, index: int, item: object) -> tuple:  # type: ignore[type-arg]
-    return (*items[:index], item, *items[index + 1 :])
 
 
 def check(state: State) -> None:

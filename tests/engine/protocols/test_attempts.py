@@ -34,7 +34,6 @@ from tests.engine import bytes_parts, bytes_store
 from tests.engine.bytes_parts import (
     age,
     check_rows,
-    counters_of,
     get,
     outcome,
     outcomes_of,
@@ -45,7 +44,7 @@ from tests.engine.bytes_parts import (
     version,
 )
 from tests.engine.bytes_store import opened
-from tests.inside import owes_recovery
+from tests.inside import counters_of, owes_recovery
 from tests.support import faults
 
 A, B, C = b"a" * 5000, b"b" * 70_000, b"c" * 5000

@@ -5,19 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.engine.protocols import attempts_model, attempts_publish, attempts_rank
-from tests.engine.protocols.attempts_check import check
+from tests.engine.protocols import attempts_model
 from tests.engine.protocols.attempts_model import MUTATIONS, Model
-from tests.engine.protocols.attempts_state import Process, is_bad_luck, is_end, start
+from tests.engine.protocols.attempts_state import Process, check, is_end, start
 from tests.examples import one_in
-from tests.support.explore import Explored, Fault, explore
+from tests.support.explore import Explored, Fault, explore, is_bad_luck
 
-MODEL: list[ModuleType] = [attempts_model, attempts_publish, attempts_rank]
 FULL = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 
@@ -115,7 +112,7 @@ def test_nothing_forbidden_is_reached(scene: str) -> None:
 
 
 def test_every_step_is_taken() -> None:
-    source = "".join(map(inspect.getsource, MODEL))
+    source = inspect.getsource(attempts_model)
     steps = {*re.findall(r'(?:step|ring|finish)\(\s*"([^"]+)"', source), *re.findall(r'yield "(\([^"]+)"', source)}
     steps |= {f"({name} fails)" for name in re.findall(r'fails\("([^"]+)"', source)}
     steps |= {"timeout", "(timeout)", "after_death: drop what is of another boot", "sweeper", "(killed: rank)"}

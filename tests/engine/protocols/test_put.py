@@ -127,7 +127,7 @@ def sealed(root: Root, key: bytes) -> SealedSegment:
     plain = draft(root, key, LARGE)
     assert plain.header is not None and plain.fill is not None
     writer = claim(root, key, plain.header.nbytes, plain.content.nbytes, 0, deadline_after(10))
-    writer.allocate(plain.header, plain.content.nbytes, root.guard, huge_pages=False)
+    writer.allocate(plain.header, plain.content.nbytes, root.guard, on_tmpfs=False)
     plain.fill(writer)
     return writer.seal(None, durable=False)
 

@@ -14,24 +14,22 @@ from typing import Any
 
 import pytest
 
+from memstore.engine import syscalls
 from memstore.engine.files import mapping, segments
 from memstore.engine.format import headers
 from memstore.engine.protocols import get as lookup
 from memstore.engine.protocols import recovery, reuse, sweep
-from memstore.engine.syscalls import calls
-from tests.engine.protocols import reuse_ahead, reuse_get, reuse_model, reuse_put, reuse_state
+from tests.engine.protocols import reuse_model, reuse_state
 from tests.engine.protocols.reuse_model import GETS, MUTATIONS, PUTS, Model
-from tests.engine.protocols.reuse_state import check, is_bad_luck, is_end, start
+from tests.engine.protocols.reuse_state import check, is_end, start
 from tests.examples import one_in
-from tests.support.explore import Explored, Fault, explore
+from tests.support.explore import Explored, Fault, explore, is_bad_luck
 
 put = import_module("memstore.engine.protocols.put")
 
 FULL = pytest.mark.full
-SYSCALLS: list[ModuleType] = [calls]
-MODEL: list[ModuleType] = [reuse_model, reuse_put, reuse_ahead, reuse_get, reuse_state]
-FILES: list[ModuleType] = [headers, mapping, segments]
-CODE = [lookup, put, recovery, reuse, sweep, *FILES, *SYSCALLS]
+MODEL: list[ModuleType] = [reuse_model, reuse_state]
+CODE = [lookup, put, recovery, reuse, sweep, headers, mapping, segments, syscalls]
 
 SCENES: dict[str, dict[str, Any]] = {
     "overwrites under a reader": {"roles": "writer writer reader", "files": 3, "retired": 1, "kills": 2},

@@ -125,7 +125,7 @@ def test_parked_files_that_are_abandoned_give_their_memory_back(root: str) -> No
     with opened(root) as opened_root:
         header = Header("key", opened_root.settings.store, b"bytes", b"", b"")
         writer = claim(opened_root, b"key", header.nbytes, 100_000, 0, deadline_after(10))
-        writer.allocate(header, 100_000, opened_root.guard, huge_pages=False)
+        writer.allocate(header, 100_000, opened_root.guard, on_tmpfs=False)
         writer.seal(None, durable=False)
         park(opened_root, writer, deadline_after(10))
         with _looked_at(opened_root) as fds:

@@ -168,32 +168,20 @@ def _create_with_a_failing_call(path: str, number: int) -> bool:
             return True
 
 
-def test_modes_are_as_asked_whatever_the_umask(scratch: str) -> None:
-    before = os.umask(0o077)
+@pytest.mark.parametrize(
+    ("umask", "asked", "files", "folders"), [(0o077, 0o660, 0o660, 0o770), (0, None, 0o600, 0o700)]
+)
+def test_modes_are_as_asked_or_private_whatever_the_umask(
+    scratch: str, umask: int, asked: int | None, files: int, folders: int
+) -> None:
+    before = os.umask(umask)
     try:
-        with opened(scratch, file_mode=0o660) as root:
-            put(root, b"key", b"x" * 5000)
-    finally:
-        os.umask(before)
-    modes = {
-        os.path.relpath(path, scratch): stat.S_IMODE(os.lstat(path).st_mode)
-        for path in [scratch, *map(str, Path(scratch).rglob("*"))]
-    }
-    files = {name: mode for name, mode in modes.items() if os.path.isfile(f"{scratch}/{name}")}
-    assert set(files.values()) == {0o660}, files
-    assert {mode for name, mode in modes.items() if name not in files} == {0o770}
-
-
-def test_a_new_store_is_private_whatever_the_umask(scratch: str) -> None:
-    before = os.umask(0)
-    try:
-        with opened(scratch) as root:
+        with opened(scratch, **({} if asked is None else {"file_mode": asked})) as root:
             put(root, b"key", b"x" * 5000)
     finally:
         os.umask(before)
     for path in [scratch, *map(str, Path(scratch).rglob("*"))]:
-        mode = stat.S_IMODE(os.lstat(path).st_mode)
-        assert mode == (0o700 if os.path.isdir(path) else 0o600), path
+        assert stat.S_IMODE(os.lstat(path).st_mode) == (folders if os.path.isdir(path) else files), path
 
 
 def test_somebody_elses_folder_is_not_made_a_store(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class StorageContract:
         with root.guard:
             file = root.storage.create(segment)
             writer = root.storage.writer(file, segment, put_id, size, is_new=True)
-        writer.allocate(header, len(DATA), root.guard, huge_pages=False)
+        writer.allocate(header, len(DATA), root.guard, on_tmpfs=False)
         np.asarray(writer)[:] = np.frombuffer(DATA, np.uint8)
         return writer, writer.seal(None, durable=root.storage.durable)
 
@@ -299,14 +299,6 @@ class TestLocalFiles(StorageContract):
         assert not in_child(self.is_free, root), "the mapping keeps the lock"
         del held
         assert in_child(self.is_free, root)
-
-    def test_retired_files_are_used_again(self, root: Root) -> None:
-        for number in range(3):
-            put(root, b"key", bytes([number]) * 5000)
-        names = set(os.listdir(root.segments))
-        for number in range(20):
-            put(root, b"key", bytes([number]) * 5000)
-        assert set(os.listdir(root.segments)) == names
 
 
 class TestOverlay(StorageContract):

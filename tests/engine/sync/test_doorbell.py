@@ -12,7 +12,6 @@ import pytest
 
 from memstore.engine import syscalls
 from memstore.engine.sync.primitives import BELLS, Doorbell, Watch
-from memstore.errors import CorruptionError
 from tests.children import Child, Wire, in_child
 from tests.engine.bytes_store import opened
 
@@ -169,14 +168,6 @@ def test_who_may_not_write_the_file_is_woken_too(path: str) -> None:
 
 def _open_and_wait(wire: Wire, path: str, bell: int) -> bool:
     return _wait(wire, Doorbell.open(path, writable=False), bell)
-
-
-@pytest.mark.parametrize("size", [0, 100, 4095, 4097])
-def test_another_size_is_damage(path: str, size: int) -> None:
-    os.truncate(path, size)
-    with pytest.raises(CorruptionError, match=f"{size} bytes instead of 4096") as caught:
-        Doorbell.open(path, writable=True)
-    assert caught.value.path == path
 
 
 def test_a_page_is_mapped_as_long_as_somebody_waits_on_it(root: str) -> None:

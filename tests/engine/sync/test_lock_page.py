@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from memstore.engine import syscalls
 from memstore.engine.sync.pages import LockPage, Notes, publications_rung, read_notes
-from memstore.engine.sync.primitives import deadline_after
+from memstore.engine.sync.primitives import Doorbell, deadline_after
 from memstore.errors import CorruptionError
 from tests.children import Child, Wire
 from tests.engine.bytes_store import get, opened, put
@@ -80,12 +80,12 @@ def test_a_page_of_a_copied_store_is_written_anew(folder: Path) -> None:
 
 def test_a_page_in_use_is_left_alone(folder: Path) -> None:
     page = open_page(folder)
-    page.publications_rung = 17
+    page.notes.publications_rung = 17
     with Child(_hold, folder) as child:
         child.receive()
         other = LockPage(str(folder / "lock"))
         assert other.owner() == child.pid
-        assert other.publications_rung == 17
+        assert other.notes.publications_rung == 17
 
 
 @pytest.mark.parametrize("keep_open", [False, True])
@@ -111,17 +111,18 @@ def test_a_copied_store_opens_while_the_original_is_busy(scratch: str) -> None:
         assert get(root, b"key") == b"x" * 5000
 
 
+@pytest.mark.parametrize("page", [LockPage, lambda path: Doorbell.open(path, writable=True)], ids=["lock", "doorbell"])
 @pytest.mark.parametrize("size", [0, 100, 4095, 4097])
-def test_another_size_is_damage(folder: Path, size: int) -> None:
+def test_another_size_is_damage(folder: Path, size: int, page: Callable[[str], object]) -> None:
     os.truncate(folder / "lock", size)
     with pytest.raises(CorruptionError, match=f"{size} bytes instead of 4096") as caught:
-        LockPage(str(folder / "lock"))
+        page(str(folder / "lock"))
     assert caught.value.path == str(folder / "lock")
 
 
 def test_its_notes_can_be_read_without_opening_it(folder: Path) -> None:
     page = open_page(folder)
-    page.batch, page.publications_rung = 5, 2**40
+    page.notes.batch, page.notes.publications_rung = 5, 2**40
     content = (folder / "lock").read_bytes()
     assert read_notes(content) == Notes(batch=5, publications_rung=2**40)
     assert publications_rung(str(folder / "lock")) == 2**40

@@ -1,7 +1,5 @@
 """State dicts for the tests of checkpoints, and calls of torch's that save and load them."""
 
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
 import os
@@ -90,6 +88,18 @@ def load(state: StateDict, reader: Any, **options: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         state_dict_loader.load(state, storage_reader=reader, **options)
+
+
+def save_number(place: str | Place, number: float, **options: Any) -> None:
+    writer = place.writer(**options) if isinstance(place, Place) else StorageWriter(place, **options)
+    save({"w": torch.full((1000,), number), "n": number}, writer)
+
+
+def number_in(place: str | Place) -> float:
+    target = {"w": torch.zeros(1000), "n": 0.0}
+    load(target, place.reader() if isinstance(place, Place) else StorageReader(place))
+    assert torch.equal(target["w"], torch.full((1000,), target["n"])), "parts of two saves"
+    return target["n"]
 
 
 def saved_and_loaded(state: StateDict, place: Any, key: str | None = None, **options: Any) -> StateDict:

@@ -1,15 +1,16 @@
 """The calls that torch makes of a writer and a reader, and what it may do between them."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false
-
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import io
 import os
 import pickle
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from torch.distributed import checkpoint as torch_dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 import memstore
 from memstore.errors import MemstoreError, StructureMismatchError, UnsupportedValueError, VersionGoneError
 from memstore.integrations import dcp
-from memstore.integrations.dcp import StorageReader, StorageWriter
+from memstore.integrations.dcp import LoadPlanner, Stager, StorageReader, StorageWriter
 from tests.integrations.dcp.states import Place, load, save
 
 Call = tuple[str, dict[str, Any]]
@@ -252,7 +254,7 @@ def test_a_plan_of_a_writer_of_others_is_refused(scratch: str) -> None:
 
 def test_calls_have_the_arguments_of_the_contract() -> None:
     with pytest.raises(TypeError):
-        dcp.save({}, "positional")  # pyright: ignore
+        dcp.save({}, "positional")
     with pytest.raises(ValueError, match="durability"):
         StorageWriter("/tmp/x", durability="often")
 
@@ -402,3 +404,189 @@ def test_a_failed_save_through_torchs_own_call_leaves_no_folder(
     with pytest.raises(CheckpointException):
         save({"w": torch.ones(3)}, writer)
     assert not os.listdir(scratch)
+
+
+# --- readers that are pickled or copied once they were used -----------------------------------------------------------
+
+
+def unpickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("in_store", [False, True], ids=["folder", "store"])
+@pytest.mark.parametrize("copied", [unpickled, copy.deepcopy, copy.copy])
+def test_a_reader_that_was_used_can_be_copied(scratch: str, copied: Any, in_store: bool) -> None:
+    key = "checkpoint" if in_store else None
+    if in_store:
+        memstore.open(scratch).close()
+    save({"w": torch.ones(3)}, StorageWriter(scratch, key=key))
+    reader, target = StorageReader(scratch, key=key), {"w": torch.zeros(3)}
+    load(target, reader)
+    other = copied(reader)
+    del reader
+    with open(f"{scratch}.log", "w") as log:  # has the number of the folder that was closed
+        load(target, other)
+        save({"w": torch.full((3,), 2.0)}, StorageWriter(scratch, key=key))
+        again = copied(other)
+        load(target, again)
+        assert torch.equal(target["w"], torch.full((3,), 2.0))
+        del other, again
+        log.write("still open")
+    assert Path(f"{scratch}.log").read_text() == "still open"
+
+
+def test_a_reader_that_is_sent_during_a_load_reads_the_same_checkpoint(scratch: str) -> None:
+    save({"w": torch.ones(3)}, StorageWriter(scratch))
+    reader, planner, target = StorageReader(scratch), DefaultLoadPlanner(), {"w": torch.zeros(3)}
+    planner.set_up_planner(target, reader.read_metadata(), True)
+    (plan,) = reader.prepare_global_plan([planner.create_local_plan()])
+    sent = pickle.dumps(reader)
+    pickle.loads(sent).read_data(plan, planner).wait()
+    assert torch.equal(target["w"], torch.ones(3))
+    save({"w": torch.full((3,), 2.0)}, StorageWriter(scratch))
+    late = pickle.loads(sent)
+    with pytest.raises(VersionGoneError, match="was overwritten while it was about to be read: load it again"):
+        late.read_data(plan, planner).wait()
+    load(target, late)
+    assert torch.equal(target["w"], torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("in_store", [False, True], ids=["folder", "store"])
+def test_a_copied_reader_of_what_a_rank_saved_by_itself_reads_that(scratch: str, in_store: bool) -> None:
+    key = "checkpoint" if in_store else None
+    if in_store:
+        memstore.open(scratch).close()
+    save({"w": torch.ones(3)}, StorageWriter(scratch, key=key))
+    if in_store:
+        save({"w": torch.full((3,), 2.0)}, StorageWriter(scratch, key="checkpoint/rank-0"))
+    else:
+        save({"w": torch.full((3,), 2.0)}, StorageWriter(f"{scratch}/rank-0"))
+    reader, planner, target = StorageReader(scratch, key=key), DefaultLoadPlanner(), {"w": torch.zeros(3)}
+    planner.set_up_planner(target, reader.read_metadata(rank=0), True)
+    (plan,) = reader.prepare_global_plan([planner.create_local_plan()])
+    copy.deepcopy(reader).read_data(plan, planner).wait()
+    assert torch.equal(target["w"], torch.full((3,), 2.0))
+
+
+def test_a_reader_of_a_store_that_is_only_read_can_be_copied(scratch: str) -> None:
+    memstore.open(scratch).close()
+    save({"w": torch.ones(3)}, StorageWriter(scratch, key="checkpoint"))
+    with memstore.open(scratch, "r") as store:
+        reader, target = StorageReader(store, key="checkpoint"), {"w": torch.zeros(3)}
+        load(target, reader)
+        for copied in (unpickled, copy.deepcopy, copy.copy):
+            target["w"].zero_()
+            load(target, copied(reader))
+            assert target["w"].tolist() == [1.0] * 3
+
+
+def test_ranks_that_only_read_are_told_if_they_have_opened_two_versions(scratch: str) -> None:
+    memstore.open(scratch).close()
+    readers = [StorageReader(scratch, key="checkpoint") for _ in range(2)]
+    for number, reader in enumerate(readers):
+        save({"w": torch.full((3,), float(number))}, StorageWriter(scratch, key="checkpoint"))
+        reader.read_metadata()
+    (plan,) = readers[0].prepare_global_plan([LoadPlan([])])
+    readers[0].read_data(unpickled(plan), LoadPlanner()).wait()
+    with pytest.raises(VersionGoneError, match="have versions 1 and 2: load again"):
+        readers[1].read_data(unpickled(plan), LoadPlanner()).wait()
+
+
+# --- asynchronous saves -----------------------------------------------------------------------------------------------
+
+
+class Fresh(Mapping[str, torch.Tensor]):
+    """Makes each tensor when it is asked for one, as lazy stacks do."""
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return torch.full((3,), float(key))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(map(str, range(100)))
+
+    def __len__(self) -> int:
+        return 100
+
+
+def test_tensors_that_are_made_on_access_are_staged_as_they_are() -> None:
+    staged: Any = Stager().stage({"stack": Fresh()})
+    assert all(torch.equal(tensor, torch.full((3,), float(key))) for key, tensor in staged["stack"].items())
+
+
+def test_torchs_wrappers_of_shards_are_staged() -> None:
+    parts = [torch.arange(6.0).view(3, 2), torch.arange(6.0, 12.0).view(3, 2)]
+    expected = [part.clone() for part in parts]
+    offsets = [(4, 0), (4, 2)]
+    staged: Any = Stager().stage({"w": LocalShardsWrapper(parts, offsets), "none": LocalShardsWrapper([], [])})
+    for part in parts:
+        part.zero_()
+    assert list(map(tuple, staged["w"].local_offsets())) == offsets
+    assert all(torch.equal(one, other) for one, other in zip(staged["w"].local_shards(), expected, strict=True))
+    assert staged["none"].local_shards() == []
+
+
+def state(number: float) -> dict[str, Any]:
+    return {"w": torch.full((100, 100), number), "n": number}
+
+
+def number_in(path: str) -> float:
+    target = state(0.0)
+    dcp.load(target, checkpoint_id=path)
+    assert torch.equal(target["w"], state(target["n"])["w"]), "parts of two saves"
+    return target["n"]
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Notes when saves begin and end. The first one ends when another one has begun, or half a second later."""
+    told, begun = list[str](), threading.Event()
+    real_set_up, real_finish = StorageWriter.set_up_storage_writer, StorageWriter.finish
+
+    def set_up(self: Any, *args: Any, **kwargs: Any) -> None:
+        if told:
+            begun.set()
+        told.append(f"{Path(self.checkpoint_id).name} begins")
+        real_set_up(self, *args, **kwargs)
+
+    def finish(self: Any, metadata: Any, results: Any) -> None:
+        if len(told) == 1:
+            begun.wait(0.5)
+        real_finish(self, metadata, results)
+        told.append(f"{Path(self.checkpoint_id).name} ends")
+
+    monkeypatch.setattr(StorageWriter, "set_up_storage_writer", set_up)
+    monkeypatch.setattr(StorageWriter, "finish", finish)
+    yield told
+
+
+def test_saves_that_overlap_are_done_one_after_the_other(scratch: str, held: list[str]) -> None:
+    futures: list[Any] = [dcp.async_save(state(i), checkpoint_id=f"{scratch}/{i:g}") for i in (1.0, 2.0)]
+    dcp.save(state(3.0), checkpoint_id=f"{scratch}/3")
+    assert held == [f"{number} {what}" for number in (1, 2, 3) for what in ("begins", "ends")]
+    assert all(future.done() for future in futures)
+    assert [number_in(f"{scratch}/{number}") for number in (1, 2, 3)] == [1.0, 2.0, 3.0]
+
+
+def test_of_saves_to_one_path_the_last_one_stays_and_one_that_fails_holds_up_none(scratch: str) -> None:
+    futures: list[Any] = [dcp.async_save(state(i), checkpoint_id=scratch) for i in (1.0, 2.0)]
+    unsaved: Any = dcp.async_save({"x": lambda: None}, checkpoint_id=scratch)
+    futures.append(dcp.async_save(state(4.0), checkpoint_id=scratch))
+    assert "memstore's planner doesn't pickle" in str(unsaved.exception())
+    assert [future.exception() for future in futures] == [None] * 3
+    assert number_in(scratch) == 4.0
+
+
+def test_what_is_expanded_far_beyond_its_memory_is_refused_by_name(scratch: str) -> None:
+    huge = {"model": {"w": torch.zeros(1).expand(1 << 40)}}
+    with pytest.raises(UnsupportedValueError, match=r"\['model'\]\['w'\].* save what it is expanded from"):
+        dcp.async_save(huge, checkpoint_id=scratch)
+
+
+def test_one_process_is_no_reason_for_a_warning(scratch: str) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for number in range(3):
+            future: Any = dcp.async_save(state(float(number)), checkpoint_id=scratch)
+        future.result()
+        dcp.load(state(0.0), checkpoint_id=scratch)
+    assert [str(one.message) for one in told if "torch.distributed is disabled" in str(one.message)] == []

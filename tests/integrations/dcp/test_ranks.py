@@ -7,7 +7,7 @@ import os
 import pytest
 
 import memstore
-from tests.integrations.dcp import models_on_ranks, on_ranks, uses_on_ranks
+from tests.integrations.dcp import models_on_ranks, on_ranks
 from tests.ranks.launcher import Ranks
 from tests.support.fork_server import ForkServer
 
@@ -105,7 +105,7 @@ def test_training_goes_on_while_memstores_save_runs(ranks4: Ranks, scratch: str)
 
 @pytest.mark.full
 def test_asynchronous_saves_that_overlap_are_done_in_order(ranks4: Ranks, scratch: str) -> None:
-    assert ranks4.run(uses_on_ranks.overlapping_saves, scratch) == [[0.0, 1.0, 2.0, 3.0, 9.0, 4.0]] * 4
+    assert ranks4.run(on_ranks.overlapping_saves, scratch) == [[0.0, 1.0, 2.0, 3.0, 9.0, 4.0]] * 4
 
 
 def test_plans_that_are_cached(ranks4: Ranks, scratch: str, key: str | None) -> None:
@@ -152,3 +152,57 @@ def test_a_rank_that_is_killed_leaves_the_earlier_checkpoint(
         assert ranks.run(on_ranks.load_rows, scratch, key) == [3.0] * 2
     if key is None:
         assert len(os.listdir(scratch)) == 3, "what the killed save has left is gone"
+
+
+# --- what trainers do with checkpoints --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("planners", ["memstore", pytest.param("torch", marks=pytest.mark.full)])
+def test_a_trainer_goes_on_from_its_parts(ranks4: Ranks, scratch: str, key: str | None, planners: str) -> None:
+    assert ranks4.run(on_ranks.train_on, scratch, key, planners) == [(True, True)] * 4
+
+
+def test_ranks_that_hold_different_tensors_in_different_orders(ranks4: Ranks, scratch: str, key: str | None) -> None:
+    assert all(ranks4.run(on_ranks.experts, scratch, key))
+
+
+def test_ranks_that_hold_less_or_nothing_of_a_tensor(ranks4: Ranks, scratch: str, key: str | None) -> None:
+    for written, found in ranks4.run(on_ranks.uneven, scratch, key):
+        rows = [((row, 0), (1, 4)) for row in range(3)]
+        assert [chunk for chunk in written if all(chunk[1])] == rows
+        assert found == (rows if key is None else [((0, 0), (3, 4))])
+
+
+def test_any_rank_may_coordinate_and_some_ranks_may_save_alone(ranks4: Ranks, scratch: str, key: str | None) -> None:
+    assert ranks4.run(on_ranks.by_another_coordinator, scratch, key) == [2.0, 7.0, 2.0, 7.0]
+
+
+def test_ranks_load_out_of_a_store_that_they_only_read(ranks4: Ranks, scratch: str) -> None:
+    memstore.open(scratch).close()
+    assert ranks4.run(on_ranks.read_only, scratch) == [[2.0, 2.0]] * 4
+
+
+def test_tensors_that_collectives_are_still_to_fill(ranks4: Ranks, scratch: str, key: str | None) -> None:
+    assert all(ranks4.run(on_ranks.unfinished_collectives, scratch, key))
+
+
+def test_tensors_with_the_protocol_of_torchs_planners(ranks4: Ranks, scratch: str, key: str | None) -> None:
+    assert all(ranks4.run(on_ranks.own_protocol, scratch, key))
+
+
+# --- torch's process saves what is staged, and goes on after a save that failed ---------------------------------------
+
+
+@pytest.mark.parametrize("stager", ["memstore", "torch"])
+@pytest.mark.parametrize("how", ["FSDP2", "TP", *(pytest.param(one, marks=FULL) for one in ("HSDP", "FSDP2 and TP"))])
+def test_what_is_staged_of_a_model_that_is_spread_can_be_sent(ranks4: Ranks, how: str, stager: str) -> None:
+    assert all(ranks4.run(models_on_ranks.sent, how, stager))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stager", ["memstore", "torch"])
+@pytest.mark.parametrize("how", ["none", "FSDP2", "HSDP", "TP", "FSDP2 and TP"])
+def test_a_process_of_torch_saves_a_model_that_is_spread(
+    ranks4: Ranks, scratch: str, key: str | None, how: str, stager: str
+) -> None:
+    assert ranks4.run(models_on_ranks.save_by_process, scratch, key, how, stager) == [[True] * 3] * 4

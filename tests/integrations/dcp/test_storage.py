@@ -1,16 +1,22 @@
 """What is saved is loaded: by torch's calls and memstore's, in folders and in stores, whole and in part."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
 import copy
+import dataclasses
+import io
 import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import (
@@ -18,14 +24,17 @@ from torch.distributed.checkpoint.default_planner import (
     DefaultSavePlanner,
     _EmptyStateDictLoadPlanner,
 )
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, ChunkStorageMetadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from torch.distributed.checkpoint.stateful import Stateful
 
 import memstore
-from memstore.errors import AlreadyExistsError, NotAStoreError
+from memstore.errors import AlreadyExistsError, CorruptionError, MemstoreError, NotAStoreError, UnsupportedValueError
 from memstore.integrations import dcp
 from memstore.integrations.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
+from memstore.integrations.dcp.planners import decode_object, encode_object
+from memstore.snapshot import storage
 from tests.integrations.dcp.states import Place, like, load, save, saved_and_loaded, small_state
 from tests.support.equality import assert_same
 
@@ -232,3 +241,224 @@ def test_nothing_in_a_checkpoint_of_memstores_planner_is_a_pickle(scratch: str) 
     for path in Path(scratch).iterdir():
         data = path.read_bytes()
         assert b"PK\x03\x04" not in data and b"\x80\x02}" not in data and b"\x80\x04\x95" not in data, path
+
+
+# --- a read of a part reads that part; and what is compared with checksums --------------------------------------------
+
+
+ROWS, COLUMNS = 12 << 10, 1024  # 48 MiB: three chunks
+
+
+class BoxPlanner(DefaultLoadPlanner):
+    """Loads one box of each tensor, into a tensor of its shape."""
+
+    def __init__(self, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self._chunk = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+        self.committed: list[str] = []
+
+    def create_local_plan(self) -> Any:
+        metadata: Any = self.metadata
+        plan = super().create_local_plan() if not self.state_dict else None
+        items = [
+            item
+            for name in self.state_dict
+            for item in create_read_items_for_chunk_list(name, metadata.state_dict_metadata[name], [self._chunk])
+        ]
+        return dataclasses.replace(plan, items=items) if plan is not None else _plan(items)
+
+    def lookup_tensor(self, index: Any) -> torch.Tensor:
+        return self.state_dict[index.fqn]
+
+    def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+        self.committed.append(read_item.dest_index.fqn)
+
+
+def _plan(items: Any) -> Any:
+    from torch.distributed.checkpoint.planner import LoadPlan
+
+    return LoadPlan(items)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each run that is read of a file of tensors."""
+    found: list[int] = []
+    real = storage.read_run
+
+    def read_run(file: Any, path: str, run: Any, *, sums: Any) -> None:
+        found.append(run.nbytes)
+        real(file, path, run, sums=sums)
+
+    monkeypatch.setattr(storage, "read_run", read_run)
+    return found
+
+
+@pytest.mark.parametrize("box", [((3000, 0), (16, COLUMNS)), ((3000, 64), (200, 32)), ((0, 0), (0, 5))], ids=str)
+def test_a_narrow_read_reads_the_narrow_box(scratch: str, box: Any, counted: list[int]) -> None:
+    whole = torch.randn(ROWS, COLUMNS)
+    save({"w": whole}, StorageWriter(scratch, durability="process"))
+    target, planner = {"w": torch.zeros(box[1])}, BoxPlanner(*box)
+    load(target, StorageReader(scratch), planner=planner)
+    (row, column), (rows, columns) = box
+    assert torch.equal(target["w"], whole[row : row + rows, column : column + columns])
+    assert sum(counted) <= rows * COLUMNS * 4, "the rows, with what lies between two of them"
+
+
+def test_and_of_a_stores_entry(scratch: str) -> None:
+    whole = torch.randn(2048, 1024)
+    with memstore.open(scratch) as store:
+        save({"w": whole}, StorageWriter(store, key="w"))
+        before = memstore.bytes_read()
+        target = {"w": torch.zeros(4, 16)}
+        load(target, StorageReader(store, key="w"), planner=BoxPlanner((100, 32), (4, 16)))
+        assert torch.equal(target["w"], whole[100:104, 32:48])
+        assert memstore.bytes_read() - before <= 4 * 1024 * 4
+
+
+def test_a_planner_is_told_when_its_tensor_is_there(scratch: str) -> None:
+    save({"w": torch.ones(6, 4)}, StorageWriter(scratch))
+    planner = BoxPlanner((2, 0), (2, 4))
+    load({"w": torch.zeros(2, 4)}, StorageReader(scratch), planner=planner)
+    assert planner.committed == ["w"]
+
+
+def test_damage_is_found_where_most_of_a_chunk_is_read(scratch: str) -> None:
+    whole = torch.randn(ROWS, COLUMNS)
+    save({"w": whole}, StorageWriter(scratch, durability="process"))
+    (path,) = Path(scratch).glob("*.safetensors")
+    with open(path, "r+b") as file:
+        file.seek(20 << 20)
+        file.write(b"\xff\xff")
+    with pytest.raises(CheckpointException, match="don't fit their checksum") as raised:
+        load({"w": torch.zeros(ROWS, COLUMNS)}, StorageReader(scratch))
+    assert any(isinstance(error, CorruptionError) for error, _ in raised.value.failures.values())
+    target = {"w": torch.zeros(16, COLUMNS)}
+    load(target, StorageReader(scratch), planner=BoxPlanner((0, 0), (16, COLUMNS)))
+    assert torch.equal(target["w"], whole[:16])
+
+
+def test_without_checksums_none_are_written(scratch: str) -> None:
+    save({"w": torch.ones(5)}, StorageWriter(scratch, checksum=False))
+    target = {"w": torch.zeros(5)}
+    load(target, StorageReader(scratch))
+    assert torch.equal(target["w"], torch.ones(5))
+    assert '"sums":""' in Path(scratch, "memstore_snapshot.json").read_text()
+
+
+# --- bytes items are stored without pickle, and nothing that is loaded runs code --------------------------------------
+
+
+@dataclass
+class Settings:
+    rate: float
+    names: tuple[str, ...]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        2**70,
+        1.5,
+        "é",
+        b"\0",
+        (1, [2, {"x": 3.0}]),
+        OrderedDict(a=1),
+        np.arange(6).reshape(2, 3),
+        {"inner": torch.arange(3), 5: torch.ones(2).bfloat16()},
+        torch.float16,
+        timedelta(days=1),
+        {1, 2},
+    ],
+    ids=repr,
+)
+def test_objects_come_back(value: Any) -> None:
+    assert_same(value, decode_object("x", encode_object("x", value)))
+
+
+def test_streams_come_back_where_they_were(scratch: str) -> None:
+    stream = io.BytesIO(b"what a trainer has pickled itself")
+    stream.seek(5)
+    target: dict[str, Any] = {"losses": None, "empty": None}
+    dcp.save({"losses": stream, "empty": io.BytesIO()}, checkpoint_id=scratch)
+    dcp.load(target, checkpoint_id=scratch)
+    assert target["losses"].tell() == 5 and target["losses"].getvalue() == stream.getvalue()
+    assert target["empty"].getvalue() == b""
+    with pytest.raises(CorruptionError, match="it is cut"):
+        decode_object("losses", encode_object("losses", stream)[:20])
+
+
+def test_what_only_pickle_could_store_is_refused_by_name(scratch: str) -> None:
+    with pytest.raises(CheckpointException, match="run.setting: .*memstore's planner doesn't pickle") as raised:
+        dcp.save({"run": {"setting": io.StringIO()}}, checkpoint_id=scratch)
+    assert isinstance(raised.value.failures[0][0], UnsupportedValueError)
+
+
+def test_items_of_torchs_planner_are_read_without_running_code(scratch: str) -> None:
+    save({"epoch": 3, "betas": [0.9, "x"]}, StorageWriter(scratch))
+    target = {"epoch": 0, "betas": [0.0, ""]}
+    dcp.load(target, checkpoint_id=scratch)
+    assert target == {"epoch": 3, "betas": [0.9, "x"]}
+
+
+class Evil:
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self._path,)
+
+
+def test_a_pickle_that_runs_code_is_refused(scratch: str) -> None:
+    save({"x": Evil(f"{scratch}-made")}, StorageWriter(scratch))
+    with pytest.raises(CheckpointException, match="saved by another planner, with pickle") as raised:
+        dcp.load({"x": None}, checkpoint_id=scratch)
+    assert isinstance(raised.value.failures[0][0], UnsupportedValueError)
+    assert not os.path.exists(f"{scratch}-made")
+    with pytest.raises(CheckpointException):
+        load({"x": None}, StorageReader(scratch), planner=LoadPlanner())
+    assert not os.path.exists(f"{scratch}-made")
+
+
+_WHOLE = encode_object("x", {"a": [1, 2.0, "three"], "t": torch.arange(4)})
+
+
+@given(st.data())
+def test_changed_bytes_are_read_or_refused(data: st.DataObject) -> None:
+    changed = bytearray(_WHOLE)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(changed) - 1))
+        changed[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(changed)))
+    try:
+        decode_object("x", bytes(changed[:cut] if data.draw(st.booleans()) else changed))
+    except MemstoreError as error:
+        assert isinstance(error, CorruptionError | UnsupportedValueError)
+
+
+def test_an_item_without_bytes_is_refused() -> None:
+    with pytest.raises(UnsupportedValueError, match="EOFError"):  # which torch raises without a word
+        decode_object("x", b"")
+
+
+class Whole(LoadPlanner, _EmptyStateDictLoadPlanner):
+    """As docs/coming-from/dcp.md makes it."""
+
+
+def test_what_save_wrote_is_loaded_without_a_template(scratch: str) -> None:
+    state = {"model": {"w": torch.randn(4, 3), "layers": [torch.ones(2), "text"]}, "epoch": 3, "of": Settings(0.1, ())}
+    dcp.save(state, checkpoint_id=scratch)
+    planner = Whole()
+    load({}, StorageReader(scratch), planner=planner)
+    assert_same(state, planner.original_state_dict)
+    part = Whole(keys={"model.w", "epoch"})
+    load({}, StorageReader(scratch), planner=part)
+    assert_same({"model": {"w": state["model"]["w"]}, "epoch": 3}, part.original_state_dict)
+
+
+def test_torchs_planners_cannot_read_what_save_wrote_of_objects(scratch: str) -> None:
+    dcp.save({"epoch": 3}, checkpoint_id=scratch)
+    with pytest.raises(CheckpointException, match="UnpicklingError"):
+        load({}, StorageReader(scratch), planner=_EmptyStateDictLoadPlanner())

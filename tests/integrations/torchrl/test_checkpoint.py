@@ -1,8 +1,5 @@
 """What `dumps`, `loads` and `state_dict` of a replay buffer do with the rows of a MemstoreStorage."""
 
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportPrivateUsage=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,8 +1,5 @@
 """Buffers that several processes write and sample, with no lock of TorchRL's."""
 
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportPrivateUsage=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import multiprocessing

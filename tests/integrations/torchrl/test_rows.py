@@ -1,9 +1,8 @@
 """The rows of a storage: written over in place, each whole, whoever writes or dies. Without torchrl."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 import memstore
+from memstore.integrations import torchrl
 from memstore.integrations.torchrl import rows as storage_rows
 from memstore.integrations.torchrl.rows import WholeRows, create_rows, slots_of, staging_rows
 from tests.children import Child, Wire, children
@@ -360,3 +360,18 @@ def test_a_damaged_state_is_told(scratch: str) -> None:
         rows.journal.state.staged = 99
         with pytest.raises(memstore.CorruptionError, match="99 rows are staged"):
             rows.append(batch([2]))
+
+
+# --- where torchrl isn't installed, the error says what to install ----------------------------------------------------
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchrl") is not None, reason="torchrl is installed")
+@pytest.mark.parametrize("name", torchrl.__all__)
+def test_without_torchrl_the_error_names_it(name: str) -> None:
+    with pytest.raises(memstore.MissingPackageError, match="pip install 'torchrl"):
+        getattr(torchrl, name)
+    assert isinstance(memstore.MissingPackageError("text"), ImportError)
+
+
+def test_other_names_are_missing_as_ever() -> None:
+    assert not hasattr(torchrl, "other")

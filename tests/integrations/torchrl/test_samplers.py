@@ -1,8 +1,5 @@
 """TorchRL's samplers over a MemstoreStorage."""
 
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportPrivateUsage=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,8 +1,5 @@
 """MemstoreStorage as TorchRL's replay buffers use it, beside a storage of TorchRL's own."""
 
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportCallIssue=false, reportPrivateUsage=false, reportUnknownParameterType=false
-
 from __future__ import annotations
 
 import pickle

@@ -60,11 +60,6 @@ def test_strategies_are_accepted(strategy: Any, scratch: str, monkeypatch: pytes
     assert not hasattr(made, "storage_volumes")
 
 
-def test_several_volumes_need_a_strategy() -> None:
-    with pytest.raises(RuntimeError, match="num_storage_volumes is 2, and without a strategy it is 1"):
-        asyncio.run(ts.initialize(num_storage_volumes=2))
-
-
 class _ProcsOfTwoHosts:
     sizes: ClassVar[dict[str, int]] = {"hosts": 2, "gpus": 4}
 
@@ -122,11 +117,6 @@ def test_imports_of_other_names_are_told_so_and_can_be_caught(code: str) -> None
     assert importlib.util.find_spec("memstore.nothing") is None
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("memstore.integrations.torchstores")
-
-
-def test_a_misspelt_import_is_told_what_was_meant() -> None:
-    with pytest.raises(ts.NoCounterpartImportError, match=r"has no 'put_statedict': did you mean 'put_state_dict'\?"):
-        exec("from memstore.integrations.torchstore import put_statedict")
 
 
 def test_a_client_has_no_controller(job: str) -> None:
