@@ -60,6 +60,7 @@ from memstore.engine.format.headers import (
     belongs,
     check_header,
     copy_header,
+    encode_entries,
     header_size,
     lay_out,
     leading_base64,
@@ -136,7 +137,7 @@ from memstore.engine.protocols.elsewhere import (
     shared_id,
 )
 from memstore.engine.protocols.get import MISFIT, damaged_entry, files_of, hold, hold_at_once, map_entry
-from memstore.engine.protocols.mutable import MutableEntry, open_mutable, sync_rows
+from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable, sync_rows
 from memstore.engine.protocols.put import Draft, delete, fill_and_publish, put, retry_after_sweep
 from memstore.engine.protocols.reuse import DEFAULT_LEASE
 from memstore.engine.protocols.served import Effects, change_served
@@ -286,6 +287,8 @@ __all__ = [
     "close_root",
     "create_file",
     "copy_header",
+    "encode_entries",
+    "fence",
     "deadline_after",
     "decode_external",
     "decode_segments",

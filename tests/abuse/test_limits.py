@@ -14,7 +14,7 @@ import torch
 
 import memstore
 from memstore._threads import between_forks
-from memstore.distributed.transfers.kept import Kept
+from memstore.distributed.transfers.transfers import Pinned
 from memstore.engine.files.mapping import LockFile, OwnedFile, SharedMemory
 from tests.children import in_child
 from tests.leaks import open_files
@@ -310,7 +310,7 @@ def test_other_errors_of_late_imports_stay() -> None:
         raise ImportError("no such thing")
 
 
-@pytest.mark.parametrize("kind", [OwnedFile, LockFile, SharedMemory, Kept, Worker])
+@pytest.mark.parametrize("kind", [OwnedFile, LockFile, SharedMemory, Pinned, Worker])
 def test_a_finalizer_of_a_half_made_object_is_silent(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt before the first line of `__init__` leaves it so."""
     said: list[object] = []

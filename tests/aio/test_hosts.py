@@ -298,7 +298,7 @@ def test_a_wait_that_is_closed_while_it_goes_on_is_given_up_all_the_same(
 
     monkeypatch.setattr(begun, "_using", Using())
     begun.go_on(time.monotonic() + 20)
-    assert not connection._keeper.begun, "its request is still under way"
+    assert not connection._begun.begun, "its request is still under way"
 
 
 def test_calls_for_a_silent_home_are_left_at_once_and_hold_up_no_others(scratch: str) -> None:

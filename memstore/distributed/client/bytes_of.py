@@ -31,9 +31,8 @@ class Bytes:
 
     def hold_version(self, key: bytes, record: Record, deadline: float, *, lazily: bool) -> MappedEntry | None:
         """As `Elsewhere.hold_version`."""
-        if lazily:
-            return self._transfers.hold_lazily(key, record, deadline)
-        return self._transfers.hold(key, record, deadline, may_lock=self._root.lock is not None)
+        hold = self._transfers.hold_lazily if lazily else self._transfers.hold
+        return hold(key, record, deadline, may_lock=self._root.lock is not None)
 
     def close(self) -> None:
         self._transfers.close()
@@ -73,10 +72,8 @@ class Reading:
             return MappedEntry(record)  # its reader refuses it, or opens it in place
         if record.adopted is not None and record.hosts is not None:
             raise self._of_another_host(key, record.hosts[0])
-        if self._lazily:
-            held = self._transfers.hold_lazily(key, record, self._deadline)
-        else:
-            held = self._transfers.hold(key, record, self._deadline, may_lock=self._may_lock)
+        hold = self._transfers.hold_lazily if self._lazily else self._transfers.hold
+        held = hold(key, record, self._deadline, may_lock=self._may_lock)
         return held or self._missed(key, entry, record)
 
     def _missed(self, key: bytes, entry: Entry, record: Record) -> None:

@@ -5,17 +5,13 @@ copied on the one side and out of which on the other. No file of a store is ever
 memory may write into it, and may do so late. What is read, and when, is said on a stream (`transfers`), as all else:
 Monarch moves bytes, and nothing is asked of its actors. This module imports no Monarch: a plane does that as it opens.
 
-engine      what is said to Monarch
-slots       memory that is registered, and who uses it
-staging     the host where the bytes lie: puts them into slots
-bringing    the host where they are needed: reads them, for its processes
-plane       both, put together
-probe       a program: says whether there is ibverbs
+memory  what is said to Monarch; memory that is registered, in slots, and who uses it
+plane   the host where bytes lie, which puts them into slots; the one where they are needed, which reads them; both
 """
 
 from __future__ import annotations
 
-from memstore.distributed.rdma.engine import has_ibverbs
+from memstore.distributed.rdma.memory import has_ibverbs
 from memstore.distributed.rdma.plane import Plane, open_plane
 
 __all__ = ["Plane", "has_ibverbs", "open_plane"]

@@ -393,7 +393,8 @@ class _Lines(logging.Handler):
 # --- transports -------------------------------------------------------------------------------------------------------
 
 TRANSPORTS = ("auto", "rdma", "tcp", "monarch")
-_PROBE = "memstore.distributed.rdma.probe"
+# A process of its own: an agent must not import Monarch.
+_PROBE = "import sys; from memstore.distributed.rdma import has_ibverbs; sys.exit(not has_ibverbs())"
 _DEVICES = "/sys/class/infiniband"
 _PROBE_WITHIN = 60.0  # seconds: a cold disk
 
@@ -425,7 +426,7 @@ def has_rdma() -> bool:
     try:
         if not os.listdir(_DEVICES):
             return False
-        done = subprocess.run([sys.executable, "-m", _PROBE], stdin=subprocess.DEVNULL, timeout=_PROBE_WITHIN)
+        done = subprocess.run([sys.executable, "-c", _PROBE], stdin=subprocess.DEVNULL, timeout=_PROBE_WITHIN)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

@@ -1,34 +1,421 @@
-"""The reader: asks a host for ranges of its segments, and receives them where they are to lie.
-
-Large transfers go over two streams at once, which share the bytes; small ones over one. A stream that is found dead was
-closed by its host while it was kept, or broke: the request is made again over a new one, since it changes nothing. Who
-asks has all of it, or an error, or knows that the bytes are gone; what was received until then counts for nothing.
-
-Where this host's index process brings large transfers (`relay`), it is asked for them, over one stream; if it doesn't
-bring them, for whatever reason, they are asked for as all others.
-"""
+"""The reading host: streams to other hosts, one request on them, and a transfer of many ranges."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
+import struct
 import threading
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.rules import Member
-from memstore.distributed.transfers.asking import (
-    BrokenStreamError,
-    CannotSendError,
-    ElsewhereError,
-    Part,
-    ask,
-    batches,
-    receive,
+from memstore.distributed.transfers.messages import (
+    BUSY,
+    ELSEWHERE,
+    FAILED,
+    FAILURE_LIMIT,
+    FOLLOWS,
+    GONE,
+    HEAD,
+    LENGTH,
+    RANGES_LIMIT,
+    SEGMENTS_LIMIT,
+    WHOLE,
+    Bring,
+    Fetch,
+    Numbers,
+    Pieces,
+    PinSegments,
+    Ranges,
+    Request,
+    Segment,
+    UnpinSegments,
+    Wanted,
+    decode_failure,
+    encode,
+    skip,
 )
-from memstore.distributed.transfers.streams import Stream, Streams
+from memstore.engine import Root, SegmentExtent, create_file, syscalls
 from memstore.errors import CorruptionError, HomeUnavailableError, LinkRefusedError, MemstoreError
+
+# --- By registered memory --------------------------------------------------------------------------------------------
+# Whether this host's index process brings bytes of other hosts, by registered memory: a process asks it then.
+#
+# The index process says so in ROOT/transport, which is read for each large transfer, in a few microseconds. What stands
+# there may be old: then whoever asks is told so, or reaches nobody, asks for the bytes over TCP, and leaves the index
+# process alone for a while.
+
+
+TRANSPORT_FILE = "transport"  # the file's
+LEAST = 2 << 20  # bytes: less comes sooner over TCP, since a round trip of Monarch takes as long as to send as much
+AWAY = 30.0  # seconds for which a host is asked over TCP only
+_TCP = b"tcp"
+
+
+def announce(root: Root, transport: str) -> None:
+    """The index process brings bytes by this transport; "tcp": it brings none. Raises OSError."""
+    if transport == "tcp":
+        with contextlib.suppress(FileNotFoundError):
+            syscalls.unlink(_path(root))
+    else:
+        create_file(root.state, TRANSPORT_FILE, transport.encode(), root.settings)
+
+
+def announced(root: Root) -> str:
+    """What was said last."""
+    try:
+        fd = syscalls.open_file(_path(root), os.O_RDONLY)
+    except OSError:
+        return "tcp"
+    try:
+        return (syscalls.read_at(fd, 16, 0) or _TCP).decode(errors="replace")
+    except OSError:
+        return "tcp"
+    finally:
+        syscalls.close(fd)
+
+
+def _path(root: Root) -> str:
+    return f"{root.state}/{TRANSPORT_FILE}"
+
+
+class Relay:
+    """Thread-safe.
+
+    Args:
+        members: finds a member of the cluster by its id; None: there is none any more.
+    """
+
+    def __init__(self, root: Root, members: Callable[[bytes], Member | None]) -> None:
+        self._root, self._members = root, members
+        self._away: dict[bytes, float] = {}  # by member: until when it is asked over TCP only (monotonic)
+
+    def way_to(self, member: Member, nbytes: int) -> Member | None:
+        """This host, if its index process is to bring so many bytes of the other one; None: ask that one."""
+        if nbytes < LEAST or self._away.get(member.id, 0.0) > time.monotonic() or announced(self._root) == "tcp":
+            return None
+        own = self._members(self._root.member_id())
+        return own if own is not None and own.id != member.id else None
+
+    def leave(self, member: Member) -> None:
+        """It did not work: the next transfers of that host go over TCP."""
+        self._away[member.id] = time.monotonic() + AWAY
+
+
+# --- Streams ---------------------------------------------------------------------------------------------------------
+# Streams: the connections over which other hosts send segments to this process. A few are idle, to be used again.
+
+
+_MOST_IDLE = 4  # of one host
+
+
+class Links(Protocol):
+    """What makes streams: memstore/distributed/links."""
+
+    def stream(self, address: str, member: bytes | None, deadline: float) -> socket.socket:
+        """One whose handshake is done. Raises HomeUnavailableError, LinkRefusedError."""
+        ...
+
+
+class Stream:
+    """A connection over which one request is answered at a time.
+
+    Attributes:
+        was_idle: it comes of an earlier transfer, so its host may have closed it meanwhile.
+    """
+
+    __slots__ = ("member", "socket", "was_idle")
+
+    def __init__(self, stream: socket.socket, member: Member) -> None:
+        self.socket, self.member, self.was_idle = stream, member, False
+        stream.settimeout(None)
+
+    def set_patience(self, seconds: float) -> None:
+        """How long a step may wait for the host: calls raise BlockingIOError then."""
+        whole = max(int(seconds), 0)
+        wait = struct.pack("@ll", whole, max(int((seconds - whole) * 1e6), 1000))
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+
+    @property
+    def name(self) -> str:
+        """Of the host."""
+        return f"{self.member.name or 'the host'} at {self.member.address}"
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data, socket.MSG_NOSIGNAL)
+
+    def shut(self) -> None:
+        """Whoever waits for something on it fails at once."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Streams:
+    """Thread-safe. A forked child has none of its parent's, and makes its own.
+
+    Args:
+        relay: whether bytes come by another way; None: never.
+
+    Attributes:
+        relay: the same.
+    """
+
+    def __init__(self, links: Links, relay: Relay | None = None) -> None:
+        self._links, self.relay = links, relay
+        self._lock = threading.Lock()
+        self._idle: dict[bytes, list[Stream]] = {}
+        self._pid = os.getpid()
+
+    def take(self, member: Member, deadline: float, *, fresh: bool = False) -> Stream:
+        """A stream to a host, which nobody else uses.
+
+        Args:
+            fresh: not one that was idle.
+
+        Raises:
+            HomeUnavailableError: the host can't be reached.
+            LinkRefusedError.
+        """
+        self._leave_to_parent()
+        with self._lock:
+            idle = self._idle.get(member.id)
+            if idle and not fresh:
+                return idle.pop()
+        return Stream(self._links.stream(member.address, member.id, deadline), member)
+
+    def give_back(self, stream: Stream) -> None:
+        """Keeps a stream on which all was answered."""
+        self._leave_to_parent()
+        stream.was_idle = True
+        with self._lock:
+            idle = self._idle.setdefault(stream.member.id, [])
+            if len(idle) < _MOST_IDLE:
+                idle.append(stream)
+                return
+        stream.close()
+
+    def close(self) -> None:
+        self._leave_to_parent()
+        with self._lock:
+            idle, self._idle = self._idle, {}
+        for streams in idle.values():
+            for stream in streams:
+                stream.close()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child, closes its copies of the parent's: the host sees nothing of it."""
+        if self._pid == os.getpid():
+            return
+        self._lock, idle, self._idle = threading.Lock(), self._idle, {}
+        self._pid = os.getpid()
+        for streams in idle.values():
+            for stream in streams:
+                stream.close()
+
+
+# --- One request -----------------------------------------------------------------------------------------------------
+# One request on a stream, and its answer, which is received where the bytes are to lie.
+
+
+_LONGEST = 1e6  # seconds
+
+
+class SegmentRanges(NamedTuple):
+    """Ranges of a segment of another host, and the memory where they are to lie.
+
+    Attributes:
+        extent: the segment, by the record that names it.
+        ranges: of the file.
+        origin: the address where the first byte of the file would lie; or that of each range, for itself.
+    """
+
+    extent: SegmentExtent
+    ranges: Ranges
+    origin: int | Numbers
+
+    @property
+    def pieces(self) -> Pieces:
+        """Where the bytes are to lie."""
+        return Pieces(self.ranges.starts + self.origin, self.ranges.sizes)
+
+    def split(self, nbytes: int) -> tuple[SegmentRanges, SegmentRanges]:
+        """The first so many bytes, and the others."""
+        first, rest = self.ranges.split(nbytes)
+        if isinstance(self.origin, int):
+            return self._replace(ranges=first), self._replace(ranges=rest)
+        count = len(self.origin)
+        origins = self.origin[: len(first.starts)], self.origin[count - len(rest.starts) :]
+        return SegmentRanges(self.extent, first, origins[0]), SegmentRanges(self.extent, rest, origins[1])
+
+    def batches(self, count: int) -> Iterator[SegmentRanges]:
+        """So many ranges at a time."""
+        for number, ranges in enumerate(self.ranges.batches(count)):
+            origin = self.origin
+            if not isinstance(origin, int):
+                origin = origin[number * count : (number + 1) * count]
+            yield SegmentRanges(self.extent, ranges, origin)
+
+
+class BrokenStreamError(Exception):
+    """The stream has ended, or what came over it is no answer."""
+
+
+class ElsewhereError(Exception):
+    """The bytes are to be asked for over TCP, of the host where they lie.
+
+    Attributes:
+        is_busy: this time.
+    """
+
+    def __init__(self, why: str, *, is_busy: bool) -> None:
+        super().__init__(why)
+        self.is_busy = is_busy
+
+
+class CannotSendError(MemstoreError):
+    """The host has no file or mapping left to send by, or the like."""
+
+
+def batches(parts: Sequence[SegmentRanges]) -> list[list[SegmentRanges]]:
+    """As many segments and ranges as a request may have."""
+    found: list[list[SegmentRanges]] = []
+    count = RANGES_LIMIT
+    for part in parts:
+        for batch in part.batches(RANGES_LIMIT):
+            count += len(batch.ranges.starts)
+            if count > RANGES_LIMIT or len(found[-1]) == SEGMENTS_LIMIT:
+                found.append([])
+                count = len(batch.ranges.starts)
+            found[-1].append(batch)
+    return found
+
+
+def ask(stream: Stream, parts: Sequence[SegmentRanges], deadline: float, of: bytes | None = None) -> None:
+    """Asks for parts, which one request may have; where they are to lie may be unknown yet. Raises OSError.
+
+    Args:
+        of: the id of the host where they lie, if this one's index process is to bring them.
+    """
+    left = deadline - time.monotonic()
+    stream.set_patience(left)
+    wanted = tuple(map(_wanted, parts))
+    stream.send(
+        _framed(Fetch(wanted) if of is None else Bring(of, int(max(min(left, _LONGEST), 0.001) * 1000), wanted))
+    )
+
+
+def receive(stream: Stream, parts: Sequence[SegmentRanges], deadline: float) -> bool:
+    """Receives what was asked for. False: one of the segments holds another put.
+
+    Raises:
+        CorruptionError, CannotSendError, ElsewhereError: the host says so, and the stream can be used again.
+        OSError, BrokenStreamError: the stream is of no use any more.
+    """
+    kind, nbytes = HEAD.unpack(receive_bytes(stream, HEAD.size))
+    if kind == GONE:
+        return False
+    if kind == FAILED and nbytes <= FAILURE_LIMIT:
+        raise _failure(stream, receive_bytes(stream, nbytes))
+    if kind in (ELSEWHERE, BUSY) and nbytes <= FAILURE_LIMIT:
+        raise ElsewhereError(receive_bytes(stream, nbytes).decode(errors="replace"), is_busy=kind == BUSY)
+    if kind != FOLLOWS or nbytes != sum(part.ranges.nbytes for part in parts):
+        raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
+    for part in parts:
+        for group, is_packed in part.pieces.groups():
+            if is_packed:
+                buffer = bytearray(int(group.sizes.sum()))
+                _fill(stream, [memoryview(buffer)], deadline)
+                group.scatter(buffer)
+            else:
+                _fill(stream, group.parts(), deadline)
+    return receive_bytes(stream, 1) == WHOLE
+
+
+def ask_to_pin(stream: Stream, extents: Sequence[SegmentExtent], deadline: float) -> bool:
+    """As `ask`, of segments that are to stay, as many as a request may have."""
+    stream.set_patience(deadline - time.monotonic())
+    stream.send(_framed(PinSegments(tuple(Segment(one.segment, one.put_id, one.size, one.start) for one in extents))))
+    kind, nbytes = HEAD.unpack(receive_bytes(stream, HEAD.size))
+    if kind == FAILED and nbytes <= FAILURE_LIMIT:
+        raise _failure(stream, receive_bytes(stream, nbytes))
+    if nbytes or kind not in (FOLLOWS, GONE):
+        raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
+    return kind == FOLLOWS
+
+
+def unpin(stream: Stream, extents: Sequence[SegmentExtent]) -> None:
+    """Says that they need not stay. It waits for nothing. Raises OSError where the stream has no room for that."""
+    for at in range(0, len(extents), SEGMENTS_LIMIT):
+        batch = extents[at : at + SEGMENTS_LIMIT]
+        text = _framed(UnpinSegments(tuple((one.segment, one.put_id) for one in batch)))
+        if stream.socket.send(text, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT) < len(text):
+            raise BlockingIOError("the host takes nothing")
+
+
+def _framed(request: Request) -> bytes:
+    text = encode(request)
+    return LENGTH.pack(len(text)) + text
+
+
+def _wanted(part: SegmentRanges) -> Wanted:
+    extent, ranges, _ = part
+    pairs = np.stack([ranges.starts, ranges.sizes], 1).astype(">u8").tobytes()
+    return Wanted(extent.segment, extent.put_id, extent.size, extent.start, pairs)
+
+
+def _failure(stream: Stream, text: bytes) -> MemstoreError:
+    try:
+        failure = decode_failure(text)
+    except UNDECODABLE as error:
+        raise BrokenStreamError(f"a failure that can't be read: {error}") from None
+    said = f"{stream.name}: {failure.text}"
+    return CorruptionError(said, detail=said) if failure.error == "CorruptionError" else CannotSendError(said)
+
+
+def receive_bytes(stream: Stream, size: int) -> bytes:
+    """Raises OSError, BrokenStreamError."""
+    data = stream.socket.recv(size, socket.MSG_WAITALL) if size else b""
+    if len(data) != size:
+        raise BrokenStreamError("an answer that ends in the middle")
+    return data
+
+
+def _fill(stream: Stream, parts: Sequence[memoryview], deadline: float) -> None:
+    """Receives into all of the parts, in order."""
+    if len(parts) > 1:
+        parts = skip(parts, stream.socket.recvmsg_into(parts, 0, socket.MSG_WAITALL)[0])
+    for part in parts:
+        while len(part):
+            if time.monotonic() > deadline:
+                raise TimeoutError("it takes longer than the timeout")
+            got = stream.socket.recv_into(part, len(part), socket.MSG_WAITALL)  # or what came within the patience
+            if not got:
+                raise BrokenStreamError("an answer that ends in the middle")
+            part = part[got:]
+
+
+# --- A transfer ------------------------------------------------------------------------------------------------------
+# The reader: asks a host for ranges of its segments, and receives them where they are to lie.
+#
+# Large transfers go over two streams at once, which share the bytes; small ones over one. A stream that is found dead
+# was closed by its host while it was idle, or broke: the request is made again over a new one, since it changes
+# nothing. Who asks has all of it, or an error, or knows that the bytes are gone; what was received until then counts
+# for nothing.
+#
+# Where this host's index process brings large transfers (`relay`), it is asked for them, over one stream; if it doesn't
+# bring them, for whatever reason, they are asked for as all others.
+
 
 STREAMS = 2  # of a large transfer
 LARGE = 4 << 20  # bytes
@@ -48,11 +435,11 @@ class Share(NamedTuple):
     """
 
     member: Member
-    parts: Sequence[Part]
+    parts: Sequence[SegmentRanges]
     via: Member | None = None
 
 
-def ask_ahead(streams: Streams, member: Member, parts: Sequence[Part], deadline: float) -> list[Stream]:
+def ask_ahead(streams: Streams, member: Member, parts: Sequence[SegmentRanges], deadline: float) -> list[Stream]:
     """Asks for what `read_ranges` will be called for, before it is known where it is to lie.
 
     Returns the streams that it is to be given, or that are to be closed. What fails here is asked for again there.
@@ -72,7 +459,7 @@ def ask_ahead(streams: Streams, member: Member, parts: Sequence[Part], deadline:
 
 def read_ranges(
     streams: Streams,
-    wanted: Sequence[tuple[Member, Sequence[Part]]],
+    wanted: Sequence[tuple[Member, Sequence[SegmentRanges]]],
     deadline: float,
     asked: Sequence[Stream] = (),
 ) -> bool:
@@ -138,27 +525,31 @@ class _Transfer:
         Args:
             asked: a stream on which the first of its requests was made already.
         """
-        if share.via is not None:
-            is_whole = self._read_via(share, share.via, asked)
-            if is_whole is not None:
-                return is_whole
-            asked = None
-        member = share.member
-        fresh = False
+        member, via, fresh = share.member, share.via, False
         while not self._is_given_up:
+            stream, is_asked, asked, is_busy = asked, asked is not None, None, False
             try:
-                stream = asked or self._streams.take(member, self._deadline, fresh=fresh)
-            except HomeUnavailableError as error:
+                if stream is None:
+                    until = self._deadline if via is None else time.monotonic() + _REACHED_WITHIN
+                    stream = self._streams.take(via or member, min(self._deadline, until), fresh=fresh)
+                return self._read_over(stream, share.parts, None if via is None else member.id, is_asked=is_asked)
+            except ElsewhereError as error:
+                why, is_busy = str(error), error.is_busy
+            except LinkRefusedError as error:
+                if via is None:
+                    raise
                 why = str(error)
-            else:
-                is_asked, asked = asked is not None, None
-                try:
-                    return self._read_over(stream, share.parts, None, is_asked=is_asked)
-                except (OSError, BrokenStreamError) as error:
-                    why = str(error)
-                    if stream.was_kept and not fresh:
-                        fresh = True
-                        continue
+            except (OSError, BrokenStreamError, HomeUnavailableError) as error:
+                why = str(error)
+                if stream is not None and stream.was_idle and not fresh:
+                    fresh = True
+                    continue
+            if via is not None:
+                log.info("bytes of %s at %s come over TCP: %s", member.name or "the host", member.address, why)
+                if self._streams.relay is not None and not is_busy:
+                    self._streams.relay.leave(member)
+                via, fresh = None, False
+                continue
             left = self._deadline - time.monotonic()
             if left <= 0:
                 name = f"{member.name or 'the host'} at {member.address}"
@@ -168,30 +559,7 @@ class _Transfer:
             asked.close()
         return False
 
-    def _read_via(self, share: Share, via: Member, asked: Stream | None) -> bool | None:
-        """As `read`, of this host's index process. None: it can't bring them."""
-        member, why, is_busy = share.member, "", False
-        while not self._is_given_up:
-            stream, is_asked, asked = asked, asked is not None, None
-            try:
-                if stream is None:
-                    stream = self._streams.take(via, min(self._deadline, time.monotonic() + _REACHED_WITHIN))
-                return self._read_over(stream, share.parts, member.id, is_asked=is_asked)
-            except (OSError, BrokenStreamError) as error:
-                why = str(error)
-                if stream is not None and stream.was_kept:
-                    continue
-            except ElsewhereError as error:
-                why, is_busy = str(error), error.is_busy
-            except (HomeUnavailableError, LinkRefusedError) as error:
-                why = str(error)
-            log.info("bytes of %s at %s come over TCP: %s", member.name or "the host", member.address, why)
-            if self._streams.relay is not None and not is_busy:
-                self._streams.relay.leave(member)
-            return None
-        return False
-
-    def _read_over(self, stream: Stream, share: Sequence[Part], of: bytes | None, *, is_asked: bool) -> bool:
+    def _read_over(self, stream: Stream, share: Sequence[SegmentRanges], of: bytes | None, *, is_asked: bool) -> bool:
         with self._changed:
             self._reading.append(stream)
             if self._is_given_up:
@@ -232,7 +600,9 @@ class _Transfer:
             self._changed.wait_for(lambda: not self._reading)
 
 
-def _shares(streams: Streams, member: Member, parts: Sequence[Part], asked: Sequence[Stream] = ()) -> list[Share]:
+def _shares(
+    streams: Streams, member: Member, parts: Sequence[SegmentRanges], asked: Sequence[Stream] = ()
+) -> list[Share]:
     """As `_shared`; one, if this host's index process brings all, or was asked to."""
     via = None
     if asked:
@@ -244,16 +614,16 @@ def _shares(streams: Streams, member: Member, parts: Sequence[Part], asked: Sequ
     return [Share(member, share) for share in _shared(parts)]
 
 
-def _shared(parts: Sequence[Part]) -> list[list[Part]]:
+def _shared(parts: Sequence[SegmentRanges]) -> list[list[SegmentRanges]]:
     """The parts, split by their bytes over as many streams as pays."""
     parts = [part for part in parts if part.ranges]
     total = sum(part.ranges.nbytes for part in parts)
     count = STREAMS if total >= LARGE else 1
-    shares: list[list[Part]] = []
+    shares: list[list[SegmentRanges]] = []
     todo = list(reversed(parts))
     while todo:
         left = max(-(-total // count), 1) if len(shares) < count - 1 else total
-        share: list[Part] = []
+        share: list[SegmentRanges] = []
         while todo and left > 0:
             part = todo.pop()
             first, rest = part.split(left)

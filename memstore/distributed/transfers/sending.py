@@ -1,27 +1,21 @@
-"""The sender: answers what is asked on one stream, from segments of this host. It runs in the index process.
-
-1. Read a request, and check all that it says.
-2. Map each segment under a shared lock (`root.storage`), which compares the put id in its header: another put, or
-   a locked file, is *gone*. As long as it is mapped, nobody writes into it.
-3. Send the ranges from the mapping. The kernel copies them into the socket's buffers, and nobody else copies anything.
-   (`sendfile` and MSG_ZEROCOPY save that copy, but took more: 0.27 and 0.24 s of CPU for a GB, and twice as long at the
-   receiver, against 0.16. And what the kernel still sends then, when the lock is given up, may be another put's.)
-4. Compare the put ids again, and say behind the bytes whether they are whole.
-
-A client that dies ends its stream; one that takes nothing for `STALLED` seconds is dropped. Nothing else comes of it.
-"""
+"""The sending host: its index process answers what is asked on streams, a thread for each, and pins segments."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import select
 import socket
 import struct
+import threading
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from memstore._parsing import UNDECODABLE
-from memstore.distributed.transfers import pieces
+from memstore.distributed.links import Traffic
+from memstore.distributed.transfers import messages
 from memstore.distributed.transfers.messages import (
     ELSEWHERE,
     FAILED,
@@ -35,17 +29,37 @@ from memstore.distributed.transfers.messages import (
     TORN,
     WHOLE,
     BadRequestError,
+    Bring,
     Failure,
     Fetch,
+    PinSegments,
+    Ranges,
     Request,
     Segment,
+    Stage,
+    UnpinSegments,
     Wanted,
     decode_request,
     encode,
 )
-from memstore.distributed.transfers.ranges import Ranges
 from memstore.engine import HEAD_SIZE, Mapping, Root, SegmentExtent, belongs
-from memstore.errors import CorruptionError, ResourceLimitError
+from memstore.errors import CorruptionError, MemstoreError, ResourceLimitError
+
+# --- One request -----------------------------------------------------------------------------------------------------
+# The sender: answers what is asked on one stream, from segments of this host. It runs in the index process.
+#
+# 1. Read a request, and check all that it says.
+# 2. Map each segment under a shared lock (`root.storage`), which compares the put id in its header: another put, or
+#    a locked file, is *gone*. As long as it is mapped, nobody writes into it.
+# 3. Send the ranges from the mapping. The kernel copies them into the socket's buffers, and nobody else copies
+#       anything. (`sendfile` and MSG_ZEROCOPY save that copy, but took more: 0.27 and 0.24 s of CPU for a GB, and twice
+#       as long
+#    at the
+#    receiver, against 0.16. And what the kernel still sends then, when the lock is given up, may be another put's.)
+# 4. Compare the put ids again, and say behind the bytes whether they are whole.
+#
+# A client that dies ends its stream; one that takes nothing for `STALLED` seconds is dropped. Nothing else comes of it.
+
 
 STALLED = 10.0  # seconds in which a client takes nothing, or sends no more of a request
 IDLE = 600.0  # seconds without a request
@@ -101,7 +115,7 @@ def answer(root: Root, stream: socket.socket, request: Fetch) -> None:
         return
     head = memoryview(HEAD.pack(FOLLOWS, sum(ranges.nbytes for ranges in wanted)))
     for mapping, ranges in zip(found, wanted, strict=True):
-        for group, is_packed in pieces.Pieces(ranges.starts + mapping.address, ranges.sizes).groups():
+        for group, is_packed in messages.Pieces(ranges.starts + mapping.address, ranges.sizes).groups():
             parts = [group.gather()] if is_packed else group.parts()
             send_all(stream, [head, *parts])
             head = memoryview(b"")
@@ -181,7 +195,210 @@ def send_all(stream: socket.socket, parts: Sequence[memoryview]) -> None:
     todo = [part for part in parts if len(part)]
     while todo:
         try:
-            sent = stream.sendmsg(todo[: pieces.MOST_PARTS], (), socket.MSG_NOSIGNAL)
+            sent = stream.sendmsg(todo[: messages.MOST_PARTS], (), socket.MSG_NOSIGNAL)
         except BlockingIOError:
             raise TimeoutError(f"nothing was taken for {STALLED:g} s") from None
-        todo = pieces.skip(todo, sent)
+        todo = messages.skip(todo, sent)
+
+
+# --- Segments that readers of other hosts look at --------------------------------------------------------------------
+# The host's side of lazy views elsewhere: segments that readers of other hosts look at stay as long as they do.
+#
+# A reader says on a stream of its own which segments it looks at. They are mapped under a shared lock, as by a process
+# of this host that has got them: so nobody uses their files again, whatever is put. The mappings go when the reader
+# says so, or its stream ends, which is when it dies, and with the index process. Nothing is written anywhere.
+
+
+MOST_PINNING_STREAMS = 512
+MOST_PINNED_SEGMENTS = 16_384  # each is a mapping, of which the kernel allows a process some 65,000
+
+
+class PinnedSegments:
+    """Of all streams of an index process. Thread-safe."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._pinned: dict[socket.socket, dict[tuple[int, int], Mapping]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many streams keep something."""
+        return len(self._pinned)
+
+    def are_of(self, stream: socket.socket) -> bool:
+        return stream in self._pinned
+
+    def answer(self, stream: socket.socket, request: PinSegments) -> None:
+        """Raises OSError, which ends the stream."""
+        try:
+            is_there = self._pin(stream, request)
+        except (CorruptionError, OSError) as error:
+            send_failure(stream, error)
+        else:
+            stream.sendall(HEAD.pack(FOLLOWS if is_there else GONE, 0))
+
+    def _pin(self, stream: socket.socket, request: PinSegments) -> bool:
+        """Keeps all of the segments, or none. False: one of them holds another put by now.
+
+        Raises ResourceLimitError, CorruptionError, OSError.
+        """
+        mappings = map_segments(self._root, request.segments)
+        if mappings is None:
+            return False
+        found = {(one.segment, one.put_id): mapping for one, mapping in zip(request.segments, mappings, strict=True)}
+        with self._lock:
+            if stream not in self._pinned and len(self._pinned) >= MOST_PINNING_STREAMS:
+                raise ResourceLimitError(
+                    f"{MOST_PINNING_STREAMS:,} processes of other hosts look at lazy views of this one"
+                )
+            own = self._pinned.get(stream, {})
+            fresh = [name for name in found if name not in own]
+            if self._count + len(fresh) > MOST_PINNED_SEGMENTS:
+                raise ResourceLimitError(f"other hosts look at lazy views of {self._count:,} values of this one")
+            self._pinned[stream] = {**own, **found}
+            self._count += len(fresh)
+        return True
+
+    def unpin(self, stream: socket.socket, request: UnpinSegments) -> None:
+        with self._lock:
+            own = self._pinned.get(stream, {})
+            gone = [own.pop(name, None) for name in request.segments]
+            self._count -= len(gone) - gone.count(None)
+            if not own:
+                self._pinned.pop(stream, None)
+
+    def forget(self, stream: socket.socket) -> None:
+        """It has ended."""
+        with self._lock:
+            self._count -= len(self._pinned.pop(stream, {}))
+
+
+# --- The threads -----------------------------------------------------------------------------------------------------
+# Senders: the threads of an index process that send segments, one for each stream of another host.
+
+
+log = logging.getLogger("memstore")
+
+MOST_STREAMS = 64
+_JOIN = 5.0  # seconds for threads to end
+
+
+class Plane(Protocol):
+    """Another way for bytes than streams: see memstore/distributed/rdma. Both raise OSError, which ends the stream."""
+
+    def stage(self, stream: socket.socket, request: Stage) -> None:
+        """For an index process of another host."""
+        ...
+
+    def bring(self, stream: socket.socket, request: Bring) -> None:
+        """For a process of this host."""
+        ...
+
+
+class Senders:
+    """Serves streams until it is closed.
+
+    Args:
+        root: whose segments are sent.
+        most: streams at one time, beside those that keep something.
+        traffic: counts what they move.
+
+    Attributes:
+        pinned: what readers of other hosts look at.
+        plane: set once there is one.
+    """
+
+    def __init__(self, root: Root, *, most: int = MOST_STREAMS, traffic: Traffic | None = None) -> None:
+        self._root, self._most = root, most
+        self._traffic = Traffic() if traffic is None else traffic
+        self._lock = threading.Lock()
+        self._threads: dict[socket.socket, threading.Thread] = {}
+        self._idle: dict[socket.socket, None] = {}  # those that nobody asks anything, the longest idle first
+        self.pinned = PinnedSegments(root)
+        self.plane: Plane | None = None
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        """How many streams there are."""
+        return len(self._threads)
+
+    def serve(self, stream: socket.socket) -> None:
+        """Takes a stream whose handshake is done, and returns at once.
+
+        Where there are too many, the one that was idle for longest ends, and its client makes another when it needs
+        one. If none is idle, the new one ends, and its client tries again.
+        """
+        thread = threading.Thread(target=self._run, args=(stream,), name="memstore-sender", daemon=True)
+        with self._lock:
+            is_full = len(self._threads) - len(self.pinned) >= self._most
+            if is_full and self._idle:
+                longest = next(iter(self._idle))
+                del self._idle[longest]
+                _end(longest)
+            elif is_full or self._is_closed:
+                stream.close()
+                return
+            self._threads[stream] = thread
+            self._idle[stream] = None
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads: its client tries again
+            log.warning("%s: a stream can't be served: %s", self._root.path, str(error))
+            self._forget(stream)
+
+    def _run(self, stream: socket.socket) -> None:
+        try:
+            self._traffic.begin(stream)
+            prepare(stream)
+            while (request := next_request(stream, None if self.pinned.are_of(stream) else IDLE)) is not None:
+                with self._lock:
+                    self._idle.pop(stream, None)
+                self._answer(stream, request)
+                del request
+                if not self.pinned.are_of(stream):
+                    with self._lock:
+                        self._idle[stream] = None
+        except (OSError, MemstoreError) as error:
+            log.debug("%s: a stream ended: %s: %s", self._root.path, type(error).__name__, str(error))
+        finally:
+            self._forget(stream)
+
+    def _answer(self, stream: socket.socket, request: Request) -> None:
+        if isinstance(request, Fetch):
+            answer(self._root, stream, request)
+        elif isinstance(request, PinSegments):
+            self.pinned.answer(stream, request)
+        elif isinstance(request, UnpinSegments):
+            self.pinned.unpin(stream, request)
+        elif self.plane is None:
+            send_elsewhere(stream, "bytes of this host go over TCP")
+        elif isinstance(request, Bring):
+            self._traffic.end(stream)  # what goes on to a process of this host is not sent to others
+            self.plane.bring(stream, request)
+        else:
+            self.plane.stage(stream, request)
+
+    def _forget(self, stream: socket.socket) -> None:
+        with self._lock:
+            self._threads.pop(stream, None)
+            self._idle.pop(stream, None)
+        self.pinned.forget(stream)
+        self._traffic.end(stream)
+        stream.close()
+
+    def close(self) -> None:
+        """Ends all streams, and waits for their threads."""
+        with self._lock:
+            self._is_closed = True
+            running = list(self._threads.items())
+        for stream, _ in running:
+            _end(stream)
+        for _, thread in running:
+            thread.join(_JOIN)
+
+
+def _end(stream: socket.socket) -> None:
+    """Whoever sends or waits on it fails at once. Its own thread closes it."""
+    with contextlib.suppress(OSError):
+        stream.shutdown(socket.SHUT_RDWR)

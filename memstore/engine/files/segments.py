@@ -135,25 +135,48 @@ def map_segments(
     kept: list[int] = []  # files that stay open as long as the range is mapped
     mapping = map_file(None, size, Cleanup(syscalls.drain, (map(os.close, kept),)) if keep_open else None)
     for path, extent in files:
-        fds: list[int] = []
-        closing = Cleanup(syscalls.drain, (map(os.close, fds),))
-        try:
-            syscalls.open_into(fds, path, os.O_RDONLY, 0, dir_fd)
-            if not _is_locked_and_fits(path, fds[0], extent, store, live=live):
-                return None
-            syscalls.map_over(address_in(mapping, extent.base, extent.size), fds[0], extent.size)
-            if keep_open:
-                kept.extend(map(os.dup, fds))
-        except FileNotFoundError:
+        place = address_in(mapping, extent.base, extent.size)
+        if not map_segment_over(
+            place, extent.size, path, extent, store=store, dir_fd=dir_fd, live=live, kept=kept if keep_open else None
+        ):
             return None
-        except OSError as error:
-            raise _open_error(path, error) from None
-        finally:
-            del closing
     end = max((-(-(extent.base + extent.size) // PAGE) * PAGE for _, extent in files), default=0)
     if size - end >= HUGE_PAGE and prices.prefers_huge():
         syscalls.prefer_huge_pages(mapping.address + end, size - end)
     return mapping
+
+
+def map_segment_over(
+    address: int,
+    nbytes: int,
+    path: str,
+    extent: SegmentExtent,
+    *,
+    store: str,
+    dir_fd: int | None = None,
+    live: bool = False,
+    kept: list[int] | None = None,
+) -> bool:
+    """Maps the first `nbytes` of a segment as `map_segment` does, over addresses of a mapping. False: it was replaced.
+
+    The file stays open in `kept`; None: it needn't.
+    """
+    fds: list[int] = []
+    closing = Cleanup(syscalls.drain, (map(os.close, fds),))
+    try:
+        syscalls.open_into(fds, path, os.O_RDONLY, 0, dir_fd)
+        if not _is_locked_and_fits(path, fds[0], extent, store, live=live):
+            return False
+        syscalls.map_over(address, fds[0], nbytes)
+        if kept is not None:
+            kept.extend(map(os.dup, fds))
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _open_error(path, error) from None
+    finally:
+        del closing
 
 
 def _open_error(path: str, error: OSError) -> Exception:

@@ -19,13 +19,14 @@ from typing import ClassVar, NamedTuple
 
 from memstore.engine import syscalls
 from memstore.engine.catalog.tables import Counters, Transaction
-from memstore.engine.files.mapping import LockFile, Mapping, OwnedFile
+from memstore.engine.files.mapping import LockFile, Mapping, OwnedFile, address_in
 from memstore.engine.files.segments import (
     ClaimedFile,
     ClaimedOnOverlay,
     KeptMappings,
     SegmentWriter,
     map_segment,
+    map_segment_over,
     map_segments,
     remove_file,
     segment_path,
@@ -180,6 +181,10 @@ class StorageDriver(ABC):
     def map_beside(self, extents: Sequence[SegmentExtent], size: int) -> Mapping | None:
         """Maps segments of this host at their bases, in a range of `size` addresses that is zeros elsewhere."""
 
+    def map_over(self, extent: SegmentExtent, mapping: Mapping, base: int, nbytes: int) -> bool:
+        """Maps the first `nbytes` of a segment into a range of `map_beside`. False: it was replaced, or can't be."""
+        return False
+
     @abstractmethod
     def check_writable(self) -> None:
         """Raises UnsupportedFilesystemError where rows can't be written in place."""
@@ -285,6 +290,12 @@ class LocalFiles(StorageDriver):
 
     def map_beside(self, extents: Sequence[SegmentExtent], size: int) -> Mapping | None:
         return self._map_all(extents, size, live=False)
+
+    def map_over(self, extent: SegmentExtent, mapping: Mapping, base: int, nbytes: int) -> bool:
+        if self.keeps_open:  # as long as the range is mapped, which was made without this file
+            return False
+        place, path = address_in(mapping, base, nbytes), segment_path(self.path, extent.segment)
+        return map_segment_over(place, nbytes, path, extent, store=self.store, dir_fd=self.fd)
 
     def check_writable(self) -> None:
         """Does nothing: all of them can."""

@@ -95,7 +95,7 @@ def check_put(work: Work, numbers: Sequence[int]) -> None:
 
 def count_asked(work: Work, number: int) -> tuple[int, int]:
     from memstore.distributed.links import Links
-    from memstore.distributed.transfers.streams import Stream
+    from memstore.distributed.transfers.receiving import Stream
 
     with (
         patch.object(Links, "send", autospec=True, side_effect=Links.send) as messages,

@@ -170,6 +170,45 @@ def read_a_slice(store: memstore.Store, key: str) -> None:
     assert view[:100, 3:5].shape == (100, 2) and view[:100, 3].sum() == sum(range(3, 6400, 64))
 
 
+def put_half(store: memstore.Store, key: str, attempt: str, rank: int) -> None:
+    """One of two parts: half of the rows. The second one is put last, and publishes both."""
+    rows = torch.arange(MOVED // 8).view(-1, 64) + rank * (MOVED // 8)
+    whole = torch.Size((2 * len(rows), 64))
+    value = {"w": TensorShard(rows, whole, (rank * len(rows), 0)), "n": 7}
+    store.put_sharded(key, value, attempt=attempt, rank=rank, world_size=2, wait=rank == 1)
+
+
+def read_halves_in_children(store: memstore.Store, key: str, ways: list[str]) -> list[int]:
+    """The exit codes of children, one for each way to read the value."""
+    whole = torch.arange(MOVED // 4).view(-1, 64)
+    store.wait(key, timeout=30)
+
+    def read(way: str) -> torch.Tensor:
+        if way == "get":
+            return store.get(key)["w"]
+        if way == "out":
+            return store.get(key, out={"w": torch.zeros_like(whole)}, strict=False)["w"]
+        if way == "like":
+            shard = TensorShard(torch.zeros_like(whole), whole.shape, (0, 0))
+            return store.get(key, like={"w": shard}, strict=False)["w"].local
+        if way == "ref":
+            return store.ref(key).get()["w"]
+        view: Any = store.view(key)
+        return torch.cat([view["w"][at : at + 1024].clone() for at in range(0, len(whole), 1024)])
+
+    readers: list[int] = []
+    for way in ways:
+        pid = os.fork()
+        if not pid:
+            try:
+                os._exit(0 if torch.equal(read(way), whole) else 1)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(2)
+        readers.append(pid)
+    return [os.waitpid(pid, 0)[1] for pid in readers]
+
+
 def put_several(store: memstore.Store, count: int) -> None:
     for number in range(count):
         store.put(f"value/{number}", torch.full((MOVED // 4,), number, dtype=torch.int32))

@@ -22,6 +22,22 @@ def test_eight_readers_of_a_host_cost_one_transfer(cluster: ServedHosts) -> None
     assert MOVED < cluster.sent(0) - before < 1.5 * MOVED
 
 
+@pytest.mark.parametrize(
+    "ways", [["get"] * 4, ["get", "out", "like", "ref", "view"], ["view"] * 4, ["out", "like"] * 2]
+)
+def test_parts_of_a_sharded_value_come_once_a_host_whatever_its_processes_ask(
+    cluster: ServedHosts, ways: list[str]
+) -> None:
+    cluster.call(0, actions.put_half, "value/sharded", " ".join(ways), 0)
+    cluster.call(2, actions.put_half, "value/sharded", " ".join(ways), 1)
+    before = [cluster.sent(0), cluster.sent(2)]
+    assert cluster.call(1, actions.read_halves_in_children, "value/sharded", ways) == [0] * len(ways)
+    for number, sent in zip((0, 2), before, strict=True):
+        assert MOVED < cluster.sent(number) - sent < 1.2 * MOVED, (
+            "headers of packets, and what hosts ask, are counted"
+        )
+
+
 def test_a_slice_costs_its_bytes(cluster: ServedHosts) -> None:
     cluster.call(0, actions.put_rows, "value/k")
     before = cluster.sent(0)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from memstore.distributed.links import CLIENT, Asked, Hello, Links, Listener, parse_address
-from memstore.distributed.links.dialing import dial
+from memstore.distributed.links.client import dial
 from memstore.errors import HomeUnavailableError
 
 MEMBER = bytes(range(16))

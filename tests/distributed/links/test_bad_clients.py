@@ -12,7 +12,7 @@ from collections.abc import Generator
 
 import pytest
 
-from memstore.distributed.links import Asked, Links, Listener, guest, handshake, hello
+from memstore.distributed.links import Asked, Links, Listener, handshake, server
 from memstore.distributed.links.frames import FRAME_LIMIT, GIVEN_UP, HEADER, MORE, PIECE_LIMIT, frame
 from memstore.errors import HomeUnavailableError, ResourceLimitError
 from tests.children import Child, Wire, in_child
@@ -81,8 +81,8 @@ def test_a_truncated_frame_ends_with_its_connection(listener: Listener, links: L
 
 
 def test_a_first_message_that_is_no_hello_ends_the_connection(listener: Listener, links: Links) -> None:
-    no_text = hello.encode(HELLO).replace(b"here", b"h\xffre")
-    assert no_text != hello.encode(HELLO)
+    no_text = handshake.encode_hello(HELLO).replace(b"here", b"h\xffre")
+    assert no_text != handshake.encode_hello(HELLO)
     for first in (*[frame(0, 0, body) for body in (no_text, b"\x93\x01\x02\x03", b"")], frame(1, 0, b"request")):
         sock = _without_hello(listener.address)
         sock.sendall(first)
@@ -110,7 +110,7 @@ def test_a_message_beyond_the_limit_is_not_kept(
     listener: Listener, links: Links, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("memstore.distributed.links.frames.MESSAGE_LIMIT", MEBIBYTE)
-    monkeypatch.setattr(guest.Inbox.__init__, "__defaults__", (MEBIBYTE,))
+    monkeypatch.setattr(server.Inbox.__init__, "__defaults__", (MEBIBYTE,))
     sock = proven(listener.address)
     piece = HEADER.pack(13 + PIECE_LIMIT, 1, 0, MORE) + bytes(PIECE_LIMIT)
     with pytest.raises(OSError):  # it closes long before all of it was sent
@@ -134,7 +134,7 @@ def test_a_request_that_can_not_be_served_ends_its_connection_only(links: Links,
 
 def test_who_takes_no_answers_is_not_read_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what waits for him stays bounded. When he takes them, he gets them all."""
-    monkeypatch.setattr(guest, "SLOW", MEBIBYTE)
+    monkeypatch.setattr(server, "SLOW", MEBIBYTE)
     served: list[int] = []
 
     def serve(asked: Asked) -> None:
@@ -165,7 +165,7 @@ def test_who_takes_no_answers_is_not_read_any_more(monkeypatch: pytest.MonkeyPat
 
 
 def test_who_takes_no_answers_and_gets_more_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guest, "MESSAGE_LIMIT", 8 * MEBIBYTE)
+    monkeypatch.setattr(server, "MESSAGE_LIMIT", 8 * MEBIBYTE)
     kept: list[Asked] = []
     with listening(kept.append) as listener:
         sock = proven(listener.address)
@@ -178,7 +178,7 @@ def test_who_takes_no_answers_and_gets_more_loses_the_connection(monkeypatch: py
 
 
 def test_requests_in_service_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guest, "LOAD_LIMIT", 4 * MEBIBYTE)
+    monkeypatch.setattr(server, "LOAD_LIMIT", 4 * MEBIBYTE)
     kept: list[Asked] = []
     with listening(kept.append) as listener:
         sock = proven(listener.address)

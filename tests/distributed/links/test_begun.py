@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from memstore.distributed.links import MESSAGE_LIMIT, Asked, Begun, Links, Listener, begun
+from memstore.distributed.links import MESSAGE_LIMIT, Asked, Begun, Links, Listener, client
 from memstore.errors import HomeUnavailableError, StoreClosedError
 from tests.distributed.links.echoing import MEMBER, in_threads, linked, listening, soon, until
 
@@ -98,7 +98,7 @@ def test_closed_links_tell_so_and_take_no_more() -> None:
 
 
 def test_one_that_was_given_up_is_not_told_and_leaves_the_connection_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(begun, "_LINGER", 0.01)
+    monkeypatch.setattr(client, "_LINGER", 0.01)
     kept, told = Kept(), threading.Event()
     with listening(kept.serve) as listener, linked() as links:
         one, other = begin(links, listener, b"one", told.set), begin(links, listener, b"other")

@@ -12,8 +12,8 @@ from time import monotonic, process_time
 
 import pytest
 
-from memstore.distributed.links import Asked, Links, connection, parse_address
-from memstore.distributed.links.dialing import is_its_own_peer
+from memstore.distributed.links import Asked, Links, client, parse_address
+from memstore.distributed.links.sockets import is_its_own_peer
 from memstore.errors import HomeUnavailableError
 from tests.children import Child, Wire
 from tests.distributed.links.echoing import LOOPBACK, MEMBER, bare, in_threads, linked, listening, soon, try_send, until
@@ -68,7 +68,7 @@ def test_a_server_that_came_back_while_nobody_asked_is_not_asked_over_the_old_co
             assert links.send(address, MEMBER, b"before", soon()) == b"before"
         with Child(serve, address) as child:
             child.receive()
-            time.sleep(2 * connection.IDLE)
+            time.sleep(2 * client.IDLE)
             assert links.send(address, MEMBER, b"after", soon()) == b"after"  # at once: no request is lost
 
 
@@ -154,9 +154,9 @@ def test_a_server_that_lets_all_in_and_answers_nobody_costs_no_busy_loop() -> No
 
 def test_a_silent_server_is_given_up_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped: its kernel acknowledges what is sent, and nothing is answered."""
-    assert (connection.PING_AFTER, connection.PING_TIME) == (1.0, 3.0)
-    monkeypatch.setattr(connection, "PING_AFTER", 0.5)
-    monkeypatch.setattr(connection, "PING_TIME", 0.5)
+    assert (client.PING_AFTER, client.PING_TIME) == (1.0, 3.0)
+    monkeypatch.setattr(client, "PING_AFTER", 0.5)
+    monkeypatch.setattr(client, "PING_TIME", 0.5)
     with linked() as links, Child(serve, LOOPBACK) as child:
         address = child.receive()
         assert links.send(address, MEMBER, b"before", soon()) == b"before"
@@ -171,8 +171,8 @@ def test_a_silent_server_is_given_up_and_found_again(monkeypatch: pytest.MonkeyP
 
 
 def test_a_long_wait_is_kept_while_its_server_gives_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PING_AFTER", 0.1)
-    monkeypatch.setattr(connection, "PING_TIME", 0.6)
+    monkeypatch.setattr(client, "PING_AFTER", 0.1)
+    monkeypatch.setattr(client, "PING_TIME", 0.6)
     timers: list[threading.Timer] = []
 
     def later(asked: Asked) -> None:

@@ -12,8 +12,8 @@ from time import monotonic
 
 import pytest
 
-from memstore.distributed.links import CLIENT, STREAM, Asked, gate, handshake
-from memstore.distributed.links.gate import FAIR_TIME, HANDSHAKE_TIME, NEWCOMERS
+from memstore.distributed.links import CLIENT, STREAM, Asked, handshake, server
+from memstore.distributed.links.server import FAIR_TIME, HANDSHAKE_TIME, NEWCOMERS
 from memstore.errors import (
     AddressUnavailableError,
     HomeUnavailableError,
@@ -212,7 +212,7 @@ def test_garbage_is_closed_and_harms_nobody(garbage: bytes) -> None:
 
 def test_who_never_finishes_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert HANDSHAKE_TIME == 5
-    monkeypatch.setattr(gate, "HANDSHAKE_TIME", 1.0)
+    monkeypatch.setattr(server, "HANDSHAKE_TIME", 1.0)
     with listening() as listener, linked() as links:
         started = monotonic()
         silent, begun, unnamed = (bare(listener.address) for _ in range(3))
@@ -227,7 +227,7 @@ def test_who_never_finishes_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_flood_of_silent_connections_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 3 * FAIR_TIME < HANDSHAKE_TIME
-    monkeypatch.setattr(gate, "FAIR_TIME", 0.2)
+    monkeypatch.setattr(server, "FAIR_TIME", 0.2)
     with listening() as listener, linked() as links, linked() as late:
         assert links.send(listener.address, MEMBER, b"before", soon()) == b"before"
         crowd = [bare(listener.address) for _ in range(3 * NEWCOMERS)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from memstore.distributed.links import Links, Traffic
-from memstore.distributed.links.traffic import Moved, moved_by
+from memstore.distributed.links.sockets import Moved, moved_by
 from tests.distributed.links.echoing import HELLO, MEMBER, SECRET, listening, soon, until
 
 MEBIBYTE = 1 << 20

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from memstore.distributed.rdma import bringing, slots
-from memstore.distributed.rdma.engine import EngineError
-from memstore.distributed.rdma.slots import LANE, LANES, MOST_DOUBTED, SLOT, Slots
-from memstore.distributed.transfers import relay
+from memstore.distributed.rdma import memory, plane
+from memstore.distributed.rdma.memory import MOST_DOUBTED, MOST_TRANSFERS, SLOT, SLOTS_OF_TRANSFER, EngineError, Slots
+from memstore.distributed.transfers import receiving
 from memstore.distributed.transfers.messages import FOLLOWS, HEAD, LENGTH, Bring, Wanted, encode
 from memstore.engine import syscalls
 from tests.distributed.rdma.engines import HeldEngine, HeldReading
@@ -27,17 +26,17 @@ from tests.distributed.transfers.wires import extent_of
 @pytest.fixture
 def planes(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planes]:
     """That try again at once, and give up soon."""
-    for module in (relay, bringing):
+    for module in (receiving, plane):
         monkeypatch.setattr(module, "AWAY", 0.0)
-    monkeypatch.setattr(bringing, "STALLED", 0.3)
-    monkeypatch.setattr(bringing, "ENDED_WITHIN", 0.05)
+    monkeypatch.setattr(plane, "PIECE_WITHIN", 0.3)
+    monkeypatch.setattr(plane, "ENDED_WITHIN", 0.05)
     with two_planes(root) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "WAITS", 0.02)
+    monkeypatch.setattr(memory, "WAITS", 0.02)
 
 
 def new_slots() -> Slots:
@@ -64,7 +63,7 @@ def test_memory_whose_registration_fails_is_registered_further_by_the_next_try()
             lane = made.take()
         except EngineError:
             failed += 1
-    assert failed == 4 and len(registered) == LANE * 3 and len(set(registered)) == LANE
+    assert failed == 4 and len(registered) == SLOTS_OF_TRANSFER * 3 and len(set(registered)) == SLOTS_OF_TRANSFER
     assert all(slot.handles == (b"1", b"%d" % (SLOT // 2), b"%d" % SLOT) for slot in lane.slots)
 
 
@@ -76,7 +75,7 @@ def test_a_late_read_lands_in_memory_that_nobody_has_got(planes: Planes) -> None
     planes.engine.holds = True
     assert put_and_get(planes, 20), "over TCP"
     late = list(planes.engine.readings)
-    assert len(late) == bringing.AT_ONCE and planes.plane.brought.doubted == len(late)
+    assert len(late) == plane.AT_ONCE and planes.plane.brought.doubted == len(late)
     planes.engine.holds = False
     planes.there.put("other", numbers(24))
 
@@ -94,7 +93,7 @@ def test_a_late_read_lands_in_memory_that_nobody_has_got(planes: Planes) -> None
 
 
 def test_doubted_slots_come_back_when_their_reads_are_over_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "DOUBTED_FOR", 0.05)
+    monkeypatch.setattr(memory, "DOUBTED_FOR", 0.05)
     made = new_slots()
     lane = made.take()
     assert lane is not None
@@ -103,7 +102,7 @@ def test_doubted_slots_come_back_when_their_reads_are_over_for_long(monkeypatch:
         lane.doubt(lane.slots[0], reading)
     doubted = lane.slots[0].address
     time.sleep(0.1)
-    assert len(taken(made)) == LANES * LANE, "no slot is in two lanes"
+    assert len(taken(made)) == MOST_TRANSFERS * SLOTS_OF_TRANSFER, "no slot is in two lanes"
     assert doubted not in taken(made), "its read is not over"
     reading.come()
     assert doubted not in taken(made), "it was not over for long"
@@ -128,8 +127,8 @@ def test_too_many_doubted_slots_end_it_until_they_come_back(monkeypatch: pytest.
             for slot in lane.slots:
                 readings.append(reading_into(slot.memory))
                 lane.doubt(slot, readings[-1])
-    assert MOST_DOUBTED <= made.doubted < MOST_DOUBTED + LANE
-    monkeypatch.setattr(slots, "DOUBTED_FOR", 0.0)
+    assert MOST_DOUBTED <= made.doubted < MOST_DOUBTED + SLOTS_OF_TRANSFER
+    monkeypatch.setattr(memory, "DOUBTED_FOR", 0.0)
     for reading in readings:
         reading.fail("it is over")
     assert made.take() is not None and made.doubted == 0
@@ -145,7 +144,9 @@ def test_a_process_that_ends_in_the_middle_leaves_nothing_to_doubt(planes: Plane
         stream.sendall(LENGTH.pack(len(asked)) + asked)
         assert HEAD.unpack(stream.recv(HEAD.size, socket.MSG_WAITALL)) == (FOLLOWS, 40 << 20)
         stream.recv(1 << 20, socket.MSG_WAITALL)
-    eventually(lambda: len(taken(planes.plane.brought)) == LANES * LANE, "its slots are there again")
+    eventually(
+        lambda: len(taken(planes.plane.brought)) == MOST_TRANSFERS * SLOTS_OF_TRANSFER, "its slots are there again"
+    )
     assert planes.plane.brought.doubted == 0
     assert put_and_get(planes, 20) and planes.brought == 20 << 20
 
@@ -154,10 +155,10 @@ def test_a_process_that_ends_in_the_middle_leaves_nothing_to_doubt(planes: Plane
 def test_a_reader_that_ends_gives_its_slots_back(planes: Planes) -> None:
     """Those of the other host, which hears of nothing but the end of its stream."""
     planes.engine.holds = True
-    for number in range(LANES + 1):
+    for number in range(MOST_TRANSFERS + 1):
         assert put_and_get(planes, 8 + number)
     for reading in planes.engine.readings:
         reading.fail("its time is over")
     planes.engine.holds = False
     assert put_and_get(planes, 30) and planes.brought == 30 << 20
-    eventually(lambda: len(taken(planes.far.staged)) == LANES * LANE, "its slots are there again")
+    eventually(lambda: len(taken(planes.far.staged)) == MOST_TRANSFERS * SLOTS_OF_TRANSFER, "its slots are there again")

@@ -13,7 +13,7 @@ import pytest
 
 import memstore
 from memstore.distributed.links import CLIENT, hello_of_this_process, parse_address, read_secret
-from memstore.distributed.links.dialing import dial
+from memstore.distributed.links.client import dial
 from memstore.distributed.links.frames import frame
 from memstore.engine import deadline_after
 from memstore.errors import LinkRefusedError

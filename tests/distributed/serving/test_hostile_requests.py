@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from memstore.distributed.catalog import run
 from memstore.distributed.links import CLIENT, hello_of_this_process, parse_address
-from memstore.distributed.links.dialing import Dialed, dial
+from memstore.distributed.links.client import Dialed, dial
 from memstore.distributed.links.frames import Inbox, frame
 from memstore.distributed.rules import (
     Ask,

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import memstore
-from memstore.distributed.links import PROTOCOL, Hello, hello
+from memstore.distributed.links import PROTOCOL, Hello, handshake
 from tests.distributed.serving.agents import LONG, SOURCES, Agents, eventually
 from tests.distributed.serving.test_status import command
 
@@ -83,11 +83,11 @@ def test_other_versions_go_together_and_are_told(agents: Agents, name: str) -> N
 def test_a_hello_of_a_later_version_may_say_more() -> None:
     """And less than it does today is a Hello, too; what is no version is none."""
     longer = msgspec.msgpack.encode([0, "9.9.9", "2.13.0", "", 3, 4, "b", "c", "more", {"and": "more"}])
-    assert hello.decode(longer) == Hello("9.9.9", "2.13.0", "", 3, 4, "b", "c")
-    assert hello.decode(msgspec.msgpack.encode([0, "0.0.1"])) == Hello("0.0.1")
+    assert handshake.decode_hello(longer) == Hello("9.9.9", "2.13.0", "", 3, 4, "b", "c")
+    assert handshake.decode_hello(msgspec.msgpack.encode([0, "0.0.1"])) == Hello("0.0.1")
     for bad in ([0, 1], [0, "1", "2", "3", -1], [0, "x" * 5000], [1, "0.1.0"], "0.1.0"):
         with pytest.raises(msgspec.DecodeError):
-            hello.decode(msgspec.msgpack.encode(bad))
+            handshake.decode_hello(msgspec.msgpack.encode(bad))
 
 
 @pytest.mark.full

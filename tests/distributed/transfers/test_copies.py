@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from memstore.distributed.transfers import copies, sending, trimming
-from memstore.distributed.transfers.turn import turn
+from memstore.distributed.transfers import copies, sending
+from memstore.distributed.transfers.copies import one_fetcher
 from memstore.engine import hold
 from memstore.errors import CorruptionError, HomeUnavailableError
 from tests.children import Child, Wire
@@ -168,7 +168,7 @@ def test_a_process_that_is_killed_in_a_transfer_leaves_what_a_sweep_takes(hosts:
         hosts.transfers.hold(b"key", record, time.monotonic() + 600)
 
     if hosts.copies():
-        trimming.drop_copy(root_of(hosts.here), b"key", copies.places_of(record), time.monotonic() + 20)
+        copies.drop_copy(root_of(hosts.here), b"key", copies.places_of(record), time.monotonic() + 20)
     with Child(fetch_and_stop) as child:
         child.receive()
         child.kill()
@@ -269,7 +269,7 @@ def test_a_forked_child_keeps_no_turn_of_its_parent(hosts: Hosts) -> None:
         is_taken, is_over = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with turn(root, b"name", "fetches", time.monotonic() + 20):
+            with one_fetcher(root, b"name", "fetches", time.monotonic() + 20):
                 is_taken.set()
                 is_over.wait(60)
 
@@ -286,7 +286,7 @@ def test_a_forked_child_keeps_no_turn_of_its_parent(hosts: Hosts) -> None:
         child = holder.receive()
         try:
             holder.kill()
-            with turn(root, b"name", "fetches", time.monotonic() + 20):
+            with one_fetcher(root, b"name", "fetches", time.monotonic() + 20):
                 pass
         finally:
             os.kill(child, signal.SIGKILL)

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from memstore.distributed.transfers import keeping
-from memstore.distributed.transfers.asking import ask_to_keep
-from memstore.distributed.transfers.messages import GONE, HEAD, LENGTH, Keep, Segment, encode
-from memstore.distributed.transfers.streams import Stream
+from memstore.distributed.transfers import sending
+from memstore.distributed.transfers.messages import GONE, HEAD, LENGTH, PinSegments, Segment, encode
+from memstore.distributed.transfers.receiving import Stream, ask_to_pin
 from memstore.engine import PinOptions
 from memstore.errors import HomeUnavailableError, VersionGoneError
 from memstore.view import view
@@ -88,7 +87,7 @@ def test_what_was_replaced_while_the_connection_was_broken_is_said_to_be_gone(ho
     found = lazy(hosts, "key")
     assert found[:10].sum() == 45
     hosts.served.end_streams()
-    await_(lambda: not len(hosts.served.senders.keeping))
+    await_(lambda: not len(hosts.served.senders.pinned))
     hosts.there.delete("key")
     drop_all(hosts)
     with pytest.raises(VersionGoneError, match=r"'key'.*let go of it.*get it whole"):
@@ -101,7 +100,7 @@ def test_after_a_broken_connection_it_is_kept_again(hosts: Hosts) -> None:
     hosts.there.put("other", torch.arange(ROWS))
     found, other = lazy(hosts, "key"), lazy(hosts, "other")
     hosts.served.end_streams()
-    await_(lambda: not len(hosts.served.senders.keeping))
+    await_(lambda: not len(hosts.served.senders.pinned))
     assert found[:10].sum() == 45  # who reads something finds it out
     replace_it(hosts)
     hosts.there.delete("other")
@@ -167,13 +166,13 @@ def test_views_that_are_made_and_dropped_by_threads_leave_nothing(hosts: Hosts) 
         thread.join()
     assert not wrong
     gc.collect()
-    await_(lambda: not len(hosts.served.senders.keeping))
+    await_(lambda: not len(hosts.served.senders.pinned))
 
 
 def test_a_host_that_keeps_no_more_is_looked_at_all_the_same(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts.there.put("key", torch.arange(ROWS))
     hosts.there.put("other", torch.arange(ROWS))
-    monkeypatch.setattr(keeping, "MOST_SEGMENTS", 1)
+    monkeypatch.setattr(sending, "MOST_PINNED_SEGMENTS", 1)
     first, second = lazy(hosts, "key"), lazy(hosts, "other")
     replace_it(hosts)
     assert first.sum() == second.sum() == sum(range(ROWS))
@@ -201,22 +200,22 @@ def test_an_ordinary_stream_has_room_beside_those_that_keep(hosts: Hosts) -> Non
     streams = [
         Stream(socket.create_connection(("127.0.0.1", hosts.served.port)), hosts.served.member) for _ in range(3)
     ]
-    assert all(ask_to_keep(stream, [extent], time.monotonic() + 20) for stream in streams)
-    assert len(hosts.served.senders.keeping) == 3
+    assert all(ask_to_pin(stream, [extent], time.monotonic() + 20) for stream in streams)
+    assert len(hosts.served.senders.pinned) == 3
     for stream in streams:
         stream.close()
-    await_(lambda: not len(hosts.served.senders.keeping))
+    await_(lambda: not len(hosts.served.senders.pinned))
 
 
 def test_what_is_not_there_is_not_kept(hosts: Hosts) -> None:
     hosts.there.put("key", torch.arange(ROWS))
     extent = extent_of(hosts.there, "key")
     wanted = Segment(extent.segment, extent.put_id + 7, extent.size, extent.start)
-    text = encode(Keep((wanted,)))
+    text = encode(PinSegments((wanted,)))
     with socket.create_connection(("127.0.0.1", hosts.served.port), timeout=20) as wire:
         wire.sendall(LENGTH.pack(len(text)) + text)
         assert HEAD.unpack(wire.recv(HEAD.size, socket.MSG_WAITALL)) == (GONE, 0)
-    assert not len(hosts.served.senders.keeping)
+    assert not len(hosts.served.senders.pinned)
 
 
 def test_a_stream_for_which_there_is_no_thread_is_closed(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:

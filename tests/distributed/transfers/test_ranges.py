@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.distributed.transfers.ranges import Ranges, merged, one_range
+from memstore.distributed.transfers.messages import Ranges, merged, one_range
 
 _PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 

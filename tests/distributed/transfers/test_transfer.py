@@ -19,11 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memstore
-from memstore.distributed.transfers import asking, receiving, sending
-from memstore.distributed.transfers.asking import CannotSendError, Part
+from memstore.distributed.transfers import receiving, sending
 from memstore.distributed.transfers.messages import HEAD, LENGTH, REQUEST_LIMIT, Fetch, Wanted, encode
-from memstore.distributed.transfers.receiving import read_ranges
-from memstore.distributed.transfers.streams import Stream, Streams
+from memstore.distributed.transfers.receiving import CannotSendError, SegmentRanges, Stream, Streams, read_ranges
 from memstore.errors import CorruptionError, HomeUnavailableError
 from tests.children import Child, Wire
 from tests.distributed.transfers.wires import (
@@ -116,13 +114,13 @@ def test_each_range_comes_to_where_it_is_wanted(
     store: memstore.Store, served: Serving, streams: Streams, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     monkeypatch.setattr(receiving, "LARGE", 1 << 10)
-    monkeypatch.setattr(asking, "RANGES_LIMIT", 7)
+    monkeypatch.setattr(receiving, "RANGES_LIMIT", 7)
     extent = extent_of(store, "value")
     ranges = ranges_of([(start, start + size) for start in range(100, 140_000, 7000)])
     count = len(ranges.starts)
     order = np.random.default_rng(size).permutation(count)
     target = Target(count * size)
-    part = Part(extent, ranges, target.origin + order * size - ranges.starts)
+    part = SegmentRanges(extent, ranges, target.origin + order * size - ranges.starts)
     assert read_ranges(streams, [(served.member, [part])], _soon())
     content, found = file_of(store, extent), bytes(target.bytes)
     for place, start in zip(order.tolist(), ranges.starts.tolist(), strict=True):

@@ -13,9 +13,9 @@ import numpy as np
 
 import memstore
 from memstore.distributed.rules import Member
-from memstore.distributed.transfers.asking import Part
-from memstore.distributed.transfers.ranges import Ranges, merged
-from memstore.distributed.transfers.senders import Senders
+from memstore.distributed.transfers.messages import Ranges, merged
+from memstore.distributed.transfers.receiving import SegmentRanges
+from memstore.distributed.transfers.sending import Senders
 from memstore.engine import SegmentExtent, syscalls
 from memstore.errors import HomeUnavailableError
 from tests.inside import root_of
@@ -123,8 +123,8 @@ class Target:
         _received.append(self.bytes)
         self.origin = syscalls.buffer_address(self.bytes)
 
-    def part(self, extent: SegmentExtent, ranges: Ranges) -> Part:
-        return Part(extent, ranges, self.origin)
+    def part(self, extent: SegmentExtent, ranges: Ranges) -> SegmentRanges:
+        return SegmentRanges(extent, ranges, self.origin)
 
     def holds(self, content: bytes, ranges: Ranges) -> bool:
         """Whether it has these ranges of the content, and nothing else was written."""

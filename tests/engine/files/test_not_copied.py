@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.transfers.kept import Kept
+from memstore.distributed.transfers.transfers import Pinned
 from memstore.engine import LockFile, OwnedFile, SharedMemory, syscalls
 from memstore.engine.files.mapping import map_file
 from memstore.engine.sync.primitives import SharedPage
@@ -37,7 +37,7 @@ MADE: dict[str, Callable[[str], Any]] = {
     "shared memory": lambda path: SharedMemory(syscalls.PAGE),
     "a page": SharedPage,
     "a mapping's cleanup": lambda path: mapping(path)._cleanup,
-    "what other hosts keep": lambda path: Kept(),
+    "what other hosts keep": lambda path: Pinned(),
     "a worker": lambda path: Worker(0, Pipe()[0], *(os.open(path, os.O_RDONLY) for _ in range(2))),
 }
 
