@@ -28,8 +28,6 @@ DOCS, PACKAGE = ROOT / "docs", ROOT / "memstore"
 ROOMS = ("aio", "convert", "deferred_init", "fake")  # public besides memstore itself and integrations/
 # Shown too, though users don't import them from there: what public methods return, and what is experimental.
 ELSEWHERE = {
-    "memstore.distributed.actors.use_actors",
-    "memstore.distributed.serving.actors_at",
     "memstore.integrations.torchstore.spmd.SPMDEnv",
     "memstore.listing.KeyTree",
     "memstore.snapshot.stored.ObjectEntry",
