@@ -69,6 +69,7 @@ class EntryInfo:
         structure: what the value is, in a few words for people.
         leaves: its tensors.
         files: the paths of its bytes.
+        owner: of a store on several hosts, the one that owns the key: its name and address. Else None.
     """
 
     key: str
@@ -79,6 +80,7 @@ class EntryInfo:
     structure: str
     leaves: tuple[LeafInfo, ...]
     files: tuple[str, ...]
+    owner: str | None = None
 
     def __str__(self) -> str:
         return f"{self.key!r} version {self.version}: {self.structure}, {self.kind}, {size(self.nbytes)}"

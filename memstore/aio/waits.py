@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from memstore._arguments import encode_key, older_version
@@ -352,10 +352,22 @@ class RemoteWaits:
 
     async def wait(self, name: bytes, newer_than: int, deadline: float) -> int | None:
         """Returns the version, or HERE_BY_NOW; None if there was none in time. Raises what a lookup raises."""
+        return await self._wait(lambda wakeup: self._begin(name, newer_than, deadline, wakeup), deadline)
+
+    async def wait_any(self, wanted: index.AwaitedKeys, deadline: float) -> None:
+        """Returns when there may be newer versions of keys with a prefix, or the time is over."""
+
+        def begin(wakeup: Wakeup) -> BegunWait:
+            there = elsewhere_of(self._root)
+            return there.begin_wait_any(wanted.prefix, wanted.newer_than, wakeup.ring, deadline)
+
+        await self._wait(begin, deadline)
+
+    async def _wait(self, begin: Callable[[Wakeup], BegunWait | int], deadline: float) -> int | None:
         wakeup, left = Wakeup(self._batch), max(deadline - time.monotonic(), 0.0)
         self._wakeups.add(wakeup)
         try:
-            begun = await call(self._pool, lambda _: self._begin(name, newer_than, deadline, wakeup), left)
+            begun = await call(self._pool, lambda _: begin(wakeup), left)
             if isinstance(begun, int):
                 return begun
             try:
@@ -365,7 +377,7 @@ class RemoteWaits:
         finally:
             self._wakeups.discard(wakeup)
 
-    def _begin(self, name: bytes, newer_than: int, deadline: float, wakeup: Wakeup) -> BegunWait | int | None:
+    def _begin(self, name: bytes, newer_than: int, deadline: float, wakeup: Wakeup) -> BegunWait | int:
         """Begins the wait, in a thread. Returns a version, if there is one already."""
         there = elsewhere_of(self._root)
         (record,) = there.records([name], deadline)
@@ -647,15 +659,22 @@ async def wait_elsewhere(lazy: LazyStore, root: Root, key: str, newer_than: int,
 
     Returns the version; LOOK_AGAIN if this host owns it by now; None if there was none by the deadline.
     """
-    pool = "waits", lazy.pool_of(key, fetches=True)
-    name = asyncio.get_running_loop(), pool
-    waits = lazy.remote_waits.setdefault(name, RemoteWaits(root, pool))
     try:
-        lazy.check_open()  # else `end` sees it
-        version = await waits.wait(encode_key(key), newer_than, deadline)
-        return LOOK_AGAIN if version == HERE_BY_NOW else version
+        with _remote_waits(lazy, root, lazy.pool_of(key, fetches=True)) as waits:
+            version = await waits.wait(encode_key(key), newer_than, deadline)
+            return LOOK_AGAIN if version == HERE_BY_NOW else version
     except StoreTimeoutError:
         return None
+
+
+@contextlib.contextmanager
+def _remote_waits(lazy: LazyStore, root: Root, pool: Hashable) -> Generator[RemoteWaits]:
+    """Gives the waits of a store, in this loop, that are begun in this pool."""
+    name = asyncio.get_running_loop(), ("waits", pool)
+    waits = lazy.remote_waits.setdefault(name, RemoteWaits(root, name[1]))
+    try:
+        lazy.check_open()  # else `end` sees it
+        yield waits
     finally:
         if waits.is_idle:
             lazy.remote_waits.pop(name, None)
@@ -669,7 +688,7 @@ async def wait_for_any(lazy: LazyStore, wanted: index.AwaitedKeys, seconds: floa
     store = lazy.ready
     if store is None:
         store = await call(lazy.pool_of(some), lambda _: lazy.blocking(), seconds)
-    root = opened(store)
+    root, may_begin = opened(store), True
     while True:
         lazy.check_open()
         left = max(deadline - time.monotonic(), 0.0)
@@ -678,7 +697,13 @@ async def wait_for_any(lazy: LazyStore, wanted: index.AwaitedKeys, seconds: floa
         )
         if look.found:
             break
-        await change_of(root, None, look.seen, lazy, look.until)
+        if may_begin and await call(lazy.pool_of(some), lambda _: index.waits_at_owners(root, wanted), left):
+            with _remote_waits(lazy, root, ALL_HOSTS) as waits, contextlib.suppress(StoreTimeoutError):
+                await waits.wait_any(wanted, deadline)
+            may_begin = False  # if it was for a mutable entry, which isn't waited for
+        else:
+            await change_of(root, None, look.seen, lazy, look.until)
+            may_begin = True
     versions = {name.decode(): version for name, version in look.found.items()}
     if began:
         tell_of_wait(lazy.root, began, versions)

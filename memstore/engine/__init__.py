@@ -132,6 +132,7 @@ from memstore.engine.protocols.elsewhere import (
     is_fellow,
     is_served,
     owned_now,
+    owner_name,
     shared_id,
 )
 from memstore.engine.protocols.get import MISFIT, damaged_entry, files_of, hold, hold_at_once, map_entry
@@ -182,6 +183,8 @@ __all__ = [
     "boot_clock",
     "map_entry",
     "owned_now",
+    "owner_name",
+    "owner_name",
     "is_fellow",
     "gone_if_new",
     "has_settings",

@@ -275,6 +275,8 @@ def look_for_any(opened: Callable[[], Root], wanted: AwaitedKeys, deadline: floa
 def wait_for_any(opened: Callable[[], Root], wanted: AwaitedKeys, timeout: float) -> dict[bytes, int]:
     """Waits until there are `newer_versions`, and returns them. Raises StoreTimeoutError."""
     deadline = deadline_after(timeout)
+    if waits_at_owners(opened(), wanted):
+        return _wait_at_owners(opened, wanted, deadline, timeout)
     doorbell = opened().doorbell
     watch = None if doorbell.watch is None else doorbell.watch.another()
     while True:
@@ -288,6 +290,42 @@ def wait_for_any(opened: Callable[[], Root], wanted: AwaitedKeys, timeout: float
         while watch is None and doorbell.state() == look.seen and (left := look.until - time.monotonic()) > 0:
             time.sleep(min(left, _BETWEEN_GLANCES))
         time.sleep(max(look.began + _BETWEEN_LOOKS - time.monotonic(), 0.0))
+
+
+def waits_at_owners(root: Root, wanted: AwaitedKeys) -> bool:
+    """Returns whether other hosts may own keys with the prefix that is waited for: these hosts keep the wait."""
+    return wanted.keys is None and not hears_of_all(root, wanted)
+
+
+class _Known(dict[bytes, int]):
+    """Versions that are no news, by key; and one for all other keys."""
+
+    def __init__(self, newer_than: Mapping[bytes, int] | int) -> None:
+        super().__init__({} if isinstance(newer_than, int) else newer_than)
+        self._others = newer_than if isinstance(newer_than, int) else 0
+
+    def get(self, key: bytes, default: object = None) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().get(key, self._others)
+
+
+def _wait_at_owners(
+    opened: Callable[[], Root], wanted: AwaitedKeys, deadline: float, timeout: float
+) -> dict[bytes, int]:
+    """Waits at all hosts for keys with a prefix, until there are newer ones that are of no mutable entry."""
+    known = _Known(wanted.newer_than)
+    while True:
+        root = opened()
+        try:
+            new = elsewhere_of(root).wait_any(wanted.prefix, known, deadline)
+        except StoreTimeoutError:
+            raise none_newer(wanted, timeout) from None
+        found: dict[bytes, int] = {}
+        for name, record in zip(new, elsewhere_of(root).records(list(new), deadline), strict=True):
+            if record is not None and not record.is_mutable and record.version > known.get(name):
+                found[name] = record.version
+        if found:
+            return found
+        known.update(new)
 
 
 def none_newer(wanted: AwaitedKeys, timeout: float) -> StoreTimeoutError:

@@ -51,6 +51,7 @@ from memstore.engine import (
     is_served,
     mutable_entry,
     need_boxes,
+    owner_name,
     plan_bytes,
     put,
     resource_errors,
@@ -523,6 +524,7 @@ def describe(root: Root, key: str, timeout: float) -> EntryInfo:
         structure=structure.structure_text(plan),
         leaves=leaves,
         files=files_of(root, record),
+        owner=owner_name(root, name),
     )
 
 

@@ -101,6 +101,12 @@ class Home:
 
         self.run(action)
 
+    def hear(self, member: Home) -> None:
+        """Tells a seed which roster a member has, as its questions would."""
+        directory, standing = self._index.seed, member.standing()
+        directory.begin(self.standing())
+        directory.hear(member.member.id, standing.roster.position)
+
     def standing(self) -> Standing:
         standing = self.look(lambda tables: tables.standing())
         assert standing is not None

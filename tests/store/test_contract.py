@@ -22,7 +22,7 @@ SIGNATURES = {
         "strict=True, cast=False, max_age=None, timeout=None"
     ),
     "Store.get_many": "self, keys, *, timeout=None",
-    "Store.keys": "self, prefix=''",
+    "Store.keys": "self, prefix='', *, partial=False",
     "Store.delete": "self, key, *, missing_ok=False, expect_version=None, timeout=None",
     "Store.delete_many": "self, keys, *, missing_ok=False, atomic=True, timeout=None",
     "Store.version": "self, key",

@@ -279,7 +279,7 @@ class BegunWait:
             step = self._step
             if step is None:
                 try:
-                    following: Any = self._resume()
+                    following = self._next()
                 except StopIteration as end:
                     return WaitState(end.value or 0, inf)
                 if isinstance(following, Pause):
@@ -293,11 +293,14 @@ class BegunWait:
                 if isinstance(step, Send | Race):
                     if self._send(step.sends if isinstance(step, Race) else (step,), deadline):
                         return WaitState(None, _LOST)
-                elif step is not None:
+                else:
                     found = catalog.look_or_run(self._root, step.action, time.monotonic() + _TO_READ)
                     self._resume = partial(self._steps.send, found)
             except Exception as error:
                 self._resume = partial(self._steps.throw, error)
+
+    def _next(self) -> Send | Race | Transact | Pause:
+        return self._resume()
 
     def _send(self, sends: Sequence[Send], deadline: float) -> bool:
         """Returns whether all were sent; if not, the steps go on with that."""

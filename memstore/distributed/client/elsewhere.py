@@ -293,7 +293,7 @@ class OtherHosts:
         found: dict[bytes, Record | None] = {}
         left = list(keys)
         while left:
-            owner_of = dict.fromkeys(left)
+            owner_of: dict[bytes, bytes | None] = dict.fromkeys(left)
             if len(groups_of(left)) > 1:
                 owner_of = dict(zip(left, self.owners_of(left, deadline), strict=True))
             part = [key for key in left if owner_of[key] == owner_of[left[0]]][:ROWS_LIMIT]

@@ -168,8 +168,9 @@ class Answers:
             self._waits.look_again()
             if has_owed:
                 self._duties.pay_soon()
-            if isinstance(request, _OF_ROSTER):
+            if isinstance(request, (*_OF_ROSTER, ClaimGroups, HandOver)):  # a group may be watched that was claimed
                 self._at_seed.look_again()
+            if isinstance(request, _OF_ROSTER):
                 self._duties.look_again()
             return answer
         except StoreTimeoutError as error:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeVar
 
-from memstore.distributed.catalog import look, run
+from memstore.distributed.catalog import look_or_run, run
 from memstore.distributed.links import Links
 from memstore.distributed.rules import (
     LONGEST_WAIT,
@@ -207,7 +207,7 @@ class Driver:
     def _transact(self, action: Transact) -> object:
         deadline = time.monotonic() + MUTEX_WITHIN
         if action.is_read:
-            return look(self._root, action.action, deadline)
+            return look_or_run(self._root, action.action, deadline)
         result = run(self._root, action.action, deadline)
         self._changed()
         return result
@@ -225,9 +225,9 @@ class Driver:
             answer = decode_answer(received)
         except (LinkRefusedError, CorruptionError) as error:
             self._silences.end(address)
-            if send.member is None:
+            if send.member is None:  # whoever named that host hears of it
                 self.refused[address] = str(error)
-            if self._warned.get(address) != str(error):
+            elif self._warned.get(address) != str(error):
                 self._warned[address] = str(error)
                 log.warning("%s", str(error) if address in str(error) else f"{address}: {error}")
             return None

@@ -253,6 +253,14 @@ def owned_now(root: Root, key: bytes) -> int | None:
     return elsewhere.membership_for((key,))
 
 
+def owner_name(root: Root, key: bytes) -> str | None:
+    """Returns the name and address of the host that owns a key, as far as this host knows. Nobody is asked."""
+    if not is_served(root):
+        return None
+    owner = elsewhere_of(root).known_owner(key)
+    return None if owner is None else elsewhere_of(root).name_of(owner)
+
+
 def shared_id(root: Root) -> str:
     """Returns the store's id, and of one on several hosts the same on all of them."""
     return elsewhere_of(root).cluster().hex() if is_served(root) else root.settings.store

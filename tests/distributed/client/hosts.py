@@ -72,6 +72,7 @@ def hand_over(cluster: Cluster, key: str, taker: int) -> None:
         for home in homes[1:]:
             if home.standing().roster != roster:
                 home.adopt(roster)
+                homes[0].hear(home)
         return giver.look(lambda tables: tables.leaving(group)) is None
 
     await_(is_over)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 
 from memstore.distributed.client import drive
-from memstore.distributed.rules import NOT_SENT, DeadlinePassed, Done, Open, Pause, Send, Stale, Steps, Transact
+from memstore.distributed.links import Begun
+from memstore.distributed.rules import NOT_SENT, DeadlinePassed, Done, Open, Pause, Race, Send, Stale, Steps, Transact
 from memstore.engine import Creation, Root, close_root, deadline_after, open_root
-from memstore.errors import LinkRefusedError, StoreTimeoutError
+from memstore.errors import HomeUnavailableError, LinkRefusedError, StoreTimeoutError
 
 DONE, STALE = (msgspec.msgpack.encode(answer) for answer in (Done(), Stale(2)))
 MESSAGE = Send("tcp://127.0.0.1:1", None, Open())
@@ -24,6 +26,7 @@ class Answering:
         self.answers = list(answers)
         self.trouble = trouble
         self.sent = 0
+        self.given_up: list[str] = []
 
     def send(self, address: str, member: bytes | None, message: bytes, deadline: float) -> bytes | None:
         self.sent += 1
@@ -31,6 +34,25 @@ class Answering:
         if isinstance(answer, BaseException):
             raise answer
         return answer
+
+    def begin(
+        self,
+        address: str,
+        member: bytes | None,
+        message: bytes,
+        seconds: float,
+        told: Callable[[], None],
+        deadline: float,
+    ) -> Begun:
+        """Answers later those of which an answer is left, and the others never."""
+        self.sent += 1
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, BaseException):
+            raise answer
+        begun = Begun(told, lambda: self.given_up.append(address))
+        if answer is not None:
+            threading.Timer(0.05, begun.end, (answer,)).start()
+        return begun
 
     def trouble_of(self, address: str) -> str:
         return self.trouble
@@ -118,6 +140,28 @@ def test_transactions_go_on_after_the_deadline_and_then_it_is_told(served: Root)
     links = Answering(DONE)
     drive(steps(), served, links, time.monotonic() - 1)
     assert (done, links.sent) == (["before", "after"], 0)
+
+
+RACE = Race(tuple(Send(f"tcp://127.0.0.1:{port}", None, Open()) for port in (1, 2, 3)))
+
+
+def race() -> Steps[object]:
+    return (yield RACE)
+
+
+def test_the_first_answer_of_a_race_counts_and_the_others_are_given_up(served: Root) -> None:
+    links = Answering(None, DONE)
+    assert drive(race(), served, links, deadline_after(10)) == Done()
+    assert links.given_up == ["tcp://127.0.0.1:1", "tcp://127.0.0.1:3"]
+
+
+def test_a_race_ends_where_one_is_not_sent_or_all_are_late(served: Root) -> None:
+    links = Answering(None, HomeUnavailableError("away"))
+    assert drive(race(), served, links, deadline_after(10)) is NOT_SENT
+    assert (links.sent, links.given_up) == (2, ["tcp://127.0.0.1:1"])
+    links = Answering(None, None, None)
+    assert drive(race(), served, links, deadline_after(0.2)) is None
+    assert len(links.given_up) == 3
 
 
 def test_an_interrupt_ends_the_steps_at_once(served: Root) -> None:

@@ -17,6 +17,7 @@ import torch
 
 import memstore
 from memstore.distributed.rules import Answer, Entry, Found, Lookup, Wait, owning, reading
+from memstore.distributed.rules.messages import WaitAny
 from tests.children import in_child
 from tests.distributed.catalog.operations import flipped
 from tests.distributed.client.hosts import Cluster, await_, cluster_of, hand_over
@@ -414,3 +415,39 @@ def test_a_get_without_time_asks_all_the_same(pair: Cluster) -> None:
             return False
 
     await_(got)
+
+
+def test_a_key_says_who_owns_it(homes: Cluster) -> None:
+    here, there = homes.stores
+    here.put("mine/k", 1)
+    there.put("theirs/k", 1)
+    for store in (here, there):
+        for key, home in zip(("mine/k", "theirs/k"), homes.homes, strict=True):
+            assert store.info(key).owner == f"{home.member.name} at {home.member.address}"
+
+
+def test_a_partial_listing_goes_on_without_hosts_that_do_not_answer(homes: Cluster) -> None:
+    here, there = homes.stores
+    here.put_many({"mine/a": 1, "mine/b": 2})
+    there.put("theirs/k", 1)
+    assert list(here.keys(partial=True)) == ["mine/a", "mine/b", "theirs/k"]
+    homes.homes[1].close()
+    with pytest.warns(UserWarning, match=f"none of the keys of .*{homes.homes[1].member.address}"):
+        assert list(here.keys(partial=True)) == ["mine/a", "mine/b"]
+    assert list(here.keys("mine/")) == ["mine/a", "mine/b"], "nobody else is asked"
+    with memstore.open(here.root, timeout=0.5) as hasty, pytest.raises(memstore.errors.HomeUnavailableError):
+        len(hasty)
+
+
+def test_a_wait_for_a_prefix_is_one_message_a_host_and_passes_over_datasets(homes: Cluster) -> None:
+    here, there = homes.stores
+    woken: list[dict[str, int]] = []
+    waiter = threading.Thread(target=lambda: woken.append(here.wait_any(prefix="", timeout=20)))
+    waiter.start()
+    await_(lambda: any(isinstance(one, WaitAny) for one in homes.homes[1].asked))
+    there.create_dataset("rows/k", {"x": ((2,), torch.float32)}, capacity=10)
+    time.sleep(0.3)
+    assert sum(isinstance(one, WaitAny) for home in homes.homes for one in home.asked) <= 8
+    version = there.put("new/k", 1)
+    waiter.join()
+    assert woken == [{"new/k": version}]

@@ -15,11 +15,15 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import memstore
+from memstore.distributed.catalog import look
 from memstore.distributed.links import CLIENT, Links, hello_of_this_process, read_secret
-from memstore.distributed.serving.messages import Asking, Report, Reported, Told, decode_answer, encode
+from memstore.distributed.rules import Grant
+from memstore.distributed.serving.asking import Asking, Report, Reported, Told, decode_answer, encode
+from memstore.engine import Creation, close_root, open_root
 from memstore.errors import HomeUnavailableError
 
-PROGRAM = "memstore.distributed.serving.agent_process"
+PROGRAM = "memstore.distributed.serving"
 SOURCES = Path(__file__).parents[3]
 LONG = 240.0  # seconds; nothing takes so long, on a machine that does much else either
 
@@ -74,12 +78,13 @@ class Agent:
         return eventually(child, "an index process")
 
     def wait_until_serving(self, members: int = 1) -> Agent:
-        """Until it is a member, and knows of so many, and all homes have given what they had to."""
+        """Until it is a member, has brought its keys along, and knows of so many members, one of them a deputy."""
 
         def is_serving() -> bool:
             assert self.process.poll() is None, self.log()
             view = self.view()
-            return len(view.get("members", ())) == members and not view["waits_for"] and not view["is_joining"]
+            has_joined = len(view.get("members", ())) == members and not view["is_joining"]
+            return has_joined and (members == 1 or view["deputies"])
 
         eventually(is_serving, f"{members} members at {self.address}: {self.log()} {self.view()}")
         return self
@@ -117,13 +122,17 @@ class Agents:
     def start(
         self, name: str, *options: str, join: Agent | None = None, address: str | None = None, **environment: str
     ) -> Agent:
-        """Starts an agent of the root with this name; each number of an agent has an address of its own."""
+        """Starts an agent of the root with this name; each number of an agent has an address of its own.
+
+        Args:
+            join: the host that it is told of; None: it makes a cluster, if it is in none.
+        """
         address = address or free_address(len(self.started))
-        seed = address if join is None else join.address
+        named = ["--new"] if join is None else ["--join", join.address]
         if options:  # as people do; else without the command line's own imports
-            words = ["memstore", "serve", f"{self.folder}/{name}", "--address", address, "--join", seed, *options]
+            words = ["memstore", "serve", f"{self.folder}/{name}", "--address", address, *named, *options]
         else:
-            words = [PROGRAM, f"{self.folder}/{name}", address, seed]
+            words = [PROGRAM, f"{self.folder}/{name}", address, *named]
         log = self._logs / f"agent{len(self.started)}"
         with open(log, "wb") as output:
             process = subprocess.Popen(
@@ -165,6 +174,19 @@ def agents_in(folder: Path, logs: Path) -> Generator[Agents]:
         yield made
     finally:
         made.close()
+
+
+def owned_by(agent: Agent, group: str) -> Grant:
+    """The grant of a group that nobody else owns, and this host from now on."""
+    with memstore.open(agent.root, "r+") as store:
+        store.put(f"{group}/own", 0)
+    use = open_root(agent.root, "r", Creation(), LONG)
+    try:
+        grant = look(use.root, lambda tables: tables.owned(group.encode()), time.monotonic() + LONG)
+    finally:
+        close_root(use)
+    assert grant is not None
+    return grant
 
 
 def free_address(number: int) -> str:

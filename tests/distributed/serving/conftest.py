@@ -12,8 +12,10 @@ from tests.distributed.serving.agents import Agent, Agents, Caller, agents_in
 
 
 @pytest.fixture
-def agents(scratch: str, tmp_path: Path) -> Iterator[Agents]:
+def agents(scratch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
+    """This process has their secret too: first puts ask the seed, wherever that is."""
     with agents_in(Path(scratch).parent, tmp_path) as made:
+        monkeypatch.setenv("MEMSTORE_SECRET_FILE", str(made.secret))
         yield made
 
 
@@ -41,6 +43,7 @@ def kept_agent(kept_agents: Agents) -> Agent:
 
 
 @pytest.fixture
-def kept_caller(kept_agents: Agents) -> Iterator[Caller]:
+def kept_caller(kept_agents: Agents, monkeypatch: pytest.MonkeyPatch) -> Iterator[Caller]:
+    monkeypatch.setenv("MEMSTORE_SECRET_FILE", str(kept_agents.secret))
     with Caller(kept_agents.secret) as made:
         yield made

@@ -1,22 +1,22 @@
-"""A host that answers as an index process does, in a thread of the test; its only member, and the home of all keys."""
+"""A host that answers as an index process does, in a thread of the test: the seed, and the owner of all keys."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from memstore.distributed.actors import FoundActor
 from memstore.distributed.catalog import CatalogTables, look, run
 from memstore.distributed.links import CLIENT, Links, Listener, hello_of_this_process
-from memstore.distributed.rules import Index, Member, Request, View
-from memstore.distributed.rules.moving import adopt
-from memstore.distributed.serving.answering import Answers
-from memstore.distributed.serving.connections import Connections
-from memstore.distributed.serving.ending import Ending
-from memstore.distributed.serving.messages import Halt, Report, Reported, Told, decode_answer, encode
-from memstore.distributed.serving.waiting import Waits
+from memstore.distributed.rules import Grant, Index, Member, Request, Roster, Standing
+from memstore.distributed.rules.directory import give, owner_row
+from memstore.distributed.rules.messages import TERM_BITS
+from memstore.distributed.rules.owning import record_grant
+from memstore.distributed.serving.answering import Answers, Connections
+from memstore.distributed.serving.asking import Halt, Report, Told, decode_answer, encode
+from memstore.distributed.serving.duties import Driver, Duties, Ending
+from memstore.distributed.serving.waiting import KeyWaits, SeedWaits
 from memstore.engine import Creation, boot_clock, close_root, deadline_after, open_root
 from memstore.engine.root.roots import Root
 from memstore.errors import HomeUnavailableError
@@ -43,6 +43,23 @@ class AnsweringHome:
             return None
         return None if received is None else decode_answer(received)
 
+    def own(self, *groups: bytes) -> tuple[Grant, ...]:
+        """The grants of groups that this host owns from now on."""
+
+        def action(tables: CatalogTables) -> tuple[Grant, ...]:
+            standing = tables.standing()
+            assert standing is not None
+            rows = [owner_row(tables, standing.roster, group) for group in groups]
+            grants = tuple(
+                row.grant if row else give(tables, standing.roster, group, self.member).grant
+                for group, row in zip(groups, rows, strict=True)
+            )
+            for group, grant in zip(groups, grants, strict=True):
+                record_grant(tables, group, grant)
+            return grants
+
+        return run(self.root, action, deadline_after(10))
+
     def look(self, action: Callable[[CatalogTables], Result]) -> Result:
         return look(self.root, action, deadline_after(10))
 
@@ -59,25 +76,37 @@ def answering(path: str, *, with_waits: bool = False) -> Generator[AnsweringHome
     root, ending = use.root, Ending()
     hello, links = hello_of_this_process(), Links(secret=None, kind=CLIENT, hello=hello_of_this_process())
     member = Member(root.member_id(), "tcp://127.0.0.1:1", os.path.basename(path), True)
-    view = View(b"C" * 16, 1, (member,), (member.id,), member.id)
-    run(root, lambda tables: adopt(tables, member.id, view), deadline_after(10))
-    index = Index(member, member.address, boot_clock)
-    waits = Waits(root, index, ending)
+    _write(root, Roster(b"C" * 16, 1, 1, (member,), member.id))
+    index, connections = Index(member, [], boot_clock, cluster=b"C" * 16), Connections()
+    waits = KeyWaits(root, index, ending)
+    duties = Duties(
+        root,
+        index,
+        Driver(root, links, ending, lambda: None),
+        ending,
+        has_changed=lambda _: None,
+        has_asked=lambda _: None,
+        connected=connections.sessions,
+        mirrored=lambda: None,
+    )
+    at_seed = SeedWaits(root, index, ending, is_asked=lambda: None, changed=lambda: None)
     answers = Answers(
         root,
         index,
-        waits,
         ending,
-        report=_report,
-        actor=lambda: FoundActor(b""),
-        owes=lambda: None,
-        connections=Connections(),
+        waits=waits,
+        at_seed=at_seed,
+        duties=duties,
+        report=_not_here,
+        promote=_not_here,
+        connections=connections,
     )
     listener = Listener(
         "tcp://127.0.0.1:0", secret=None, member=member.id, hello=hello, serve=answers.take, stream=lambda _: None
     )
     if with_waits:
         waits.start()
+        at_seed.start()
     listener.start()
     try:
         yield AnsweringHome(root, listener, links, ending)
@@ -89,16 +118,19 @@ def answering(path: str, *, with_waits: bool = False) -> Generator[AnsweringHome
 
 
 def join(home: AnsweringHome, here: Root) -> None:
-    """A cluster of the two from now on: all keys are at home with the first."""
+    """Makes a cluster of the two: the first owns all keys, also those that the other one puts first."""
     members = (
         Member(home.member, home.address, "home"),
-        Member(here.member_id(), "tcp://127.0.0.1:1", "here", is_home=False),
+        Member(here.member_id(), "tcp://127.0.0.1:1", "here", is_owner=False),
     )
-    view = View(b"C" * 16, 2, members, (home.member,), home.member)
     for root in (home.root, here):
-        member = root.member_id()
-        run(root, lambda tables, member=member: adopt(tables, member, view), deadline_after(10))
+        _write(root, Roster(b"C" * 16, 1, 2, members, home.member))
 
 
-def _report() -> Reported:
+def _write(root: Root, roster: Roster) -> None:
+    standing = Standing(root.member_id(), roster, roster.term << TERM_BITS, roster.term)
+    run(root, lambda tables: tables.put_standing(standing), deadline_after(10))
+
+
+def _not_here(*_: object) -> Any:
     raise NotImplementedError

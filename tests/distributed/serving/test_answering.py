@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
 from memstore.distributed import rules
 from memstore.distributed.catalog import CatalogTables, change_of
-from memstore.distributed.rules import Answer, Failed, Index, Request, partition
-from memstore.distributed.rules.looking import error_of
+from memstore.distributed.rules import Answer, Failed, Grant, Index, Request, error_of, groups_of, owning
 from memstore.distributed.rules.messages import Call, Commit, Committed, Found, Lookup, Open, Opened, Publish, Resolve
-from memstore.distributed.serving.waiting import Waits
+from memstore.distributed.serving.waiting import KeyWaits
 from memstore.engine import Change, Content
 from memstore.errors import CorruptionError, StoreFullError
 from tests.distributed.serving.homes import Ask, answering
 
+GROUPS = [b"k", b"bad", b"\xff", b"a\0b", *(b"%d" % number for number in range(1500))]
+GRANTS: dict[bytes, Grant] = {}  # of the host that is asked
 CONTENT = Content(b"d", b"", 1, inline=b"v")
 
 
 @pytest.fixture
 def home(scratch: str) -> Iterator[tuple[Ask, Callable[[], int]]]:
-    """Asks the home of all keys; and how many keys it has."""
+    """Asks the owner of all keys; and how many keys it has."""
     with answering(scratch) as one:
+        GRANTS.update(zip(GROUPS, one.own(*GROUPS), strict=True))
         yield lambda request: one.ask(request, 1.0), lambda: one.look(lambda tables: len(tables.page(b"", 10)))
 
 
@@ -32,7 +34,11 @@ def commit(ask: Ask, *keys: bytes) -> Commit:
     opened = ask(Open())
     assert isinstance(opened, Opened)
     changes = tuple(change_of(Change(key, CONTENT), b"t" * 16) for key in keys or (b"k",))
-    return Commit(Call(opened.session, 0, 1, 1), changes)
+    return Commit(Call(opened.session, 0, 1, 1), changes, of(change.key for change in changes))
+
+
+def of(keys: Iterable[bytes]) -> tuple[Grant, ...]:
+    return tuple(GRANTS[group] for group in groups_of(keys))
 
 
 def test_a_key_that_is_none_is_refused_for_good(home: tuple[Ask, Callable[[], int]]) -> None:
@@ -75,7 +81,8 @@ def test_what_can_be_no_record_is_refused_before_the_store_is_locked(
     monkeypatch.setattr(Index, "answer", noted)
     for body in (b"\xc1", b"\x9f" + bytes(100), b"\xc1" * (1 << 17)):
         number = len(heard) + 2
-        request = Commit(Call(whole.call.session, 1, number, 1), (*whole.changes, rules.Change(b"bad", body)))
+        changes = (*whole.changes, rules.Change(b"bad", body))
+        request = Commit(Call(whole.call.session, 1, number, 1), changes, of((b"k", b"bad")))
         failed = ask(request)
         assert isinstance(failed, Failed) and failed.error == "CorruptionError"
         assert ask(request) == failed, "it is noted as what became of the call"
@@ -90,7 +97,7 @@ def test_a_damaged_record_is_told_with_its_key(home: tuple[Ask, Callable[[], int
     failing_key = failing(CorruptionError("'k' in the catalog: damaged", key="k"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Index, "answer", failing_key)
-        failed = ask(Lookup(1, (b"k",)))
+        failed = ask(Lookup((b"k",), of([b"k"])))
     assert isinstance(failed, Failed) and failed.key == b"k"
     error = error_of(failed)
     assert isinstance(error, CorruptionError) and error.key == "k" and str(error).count("'k'") == 1
@@ -123,11 +130,11 @@ def test_a_call_that_was_made_is_answered_so_whatever_fails_behind_it(
     ask, keys = home
     request = commit(ask)
 
-    def fails(waits: Waits) -> None:
+    def fails(waits: KeyWaits) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Waits, "look_again", fails)
+        patch.setattr(KeyWaits, "look_again", fails)
         assert isinstance(ask(request), Committed)
     assert keys() == 1
 
@@ -152,6 +159,6 @@ def test_an_answer_has_the_first_records_that_fit(
     ask, _ = home
     assert isinstance(ask(commit(ask)), Committed)
     with monkeypatch.context() as patch:
-        patch.setattr(partition, "BYTES_LIMIT", 10_000)
-        found = ask(Lookup(1, (b"k",) * 1000))
+        patch.setattr(owning, "BYTES_LIMIT", 10_000)
+        found = ask(Lookup((b"k",) * 1000, of([b"k"])))
         assert isinstance(found, Found) and 0 < len(found.entries) < 1000

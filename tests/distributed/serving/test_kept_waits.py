@@ -1,4 +1,4 @@
-"""A home looks at the waits that a change may have ended, and at no others; none of them is slept through.
+"""An owner looks at the waits that a change may have ended, and at no others; none of them is slept through.
 
 Nothing here is found by the look at all waits that comes each second: it is put off.
 """
@@ -10,19 +10,19 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 import memstore
-from memstore.distributed.actors import Asked
-from memstore.distributed.links import CLIENT, Begun, Links, hello_of_this_process
-from memstore.distributed.rules import Index, IsAt, Wait
-from memstore.distributed.rules.attempt_messages import Look
-from memstore.distributed.rules.messages import Stale
+from memstore.distributed.catalog import run
+from memstore.distributed.links import CLIENT, Asked, Begun, Links, hello_of_this_process
+from memstore.distributed.rules import Index, IsAt, Look, NotOwner, Tables, Wait, group_of
 from memstore.distributed.serving import waiting
-from memstore.distributed.serving.messages import Told, decode_answer, encode
-from memstore.distributed.serving.waiting import Waits
+from memstore.distributed.serving.asking import Told, decode_answer, encode
+from memstore.distributed.serving.waiting import KeyWaits
+from memstore.engine import deadline_after
 from tests.distributed.serving.agents import LONG, eventually
-from tests.distributed.serving.homes import AnsweringHome, answering, join
+from tests.distributed.serving.homes import AnsweringHome, answering
 from tests.inside import root_of
 
 KEPT = 10_000  # milliseconds
@@ -36,8 +36,9 @@ class Asker:
         self._told = threading.Semaphore(0)
         self._begun: dict[str, Begun] = {}
 
-    def begin(self, key: str, newer_than: int = 0, *, epoch: int = 1, milliseconds: int = KEPT) -> None:
-        self.ask(key, Wait(epoch, key.encode(), newer_than, milliseconds))
+    def begin(self, key: str, newer_than: int = 0, *, milliseconds: int = KEPT) -> None:
+        (grant,) = self._home.own(group_of(key.encode()))
+        self.ask(key, Wait(key.encode(), grant, newer_than, milliseconds))
 
     def ask(self, name: str, request: Wait | Look) -> None:
         message, until = encode(request), time.monotonic() + LONG
@@ -147,11 +148,14 @@ def test_one_put_of_many_keys_ends_the_waits_for_all(
     assert last_of(asker, store) == "other"
 
 
-def test_a_put_that_nobody_waits_for_is_looked_at_by_nobody(store: memstore.Store, asker: Asker, looks: Looks) -> None:
+def test_a_put_that_nobody_waits_for_is_looked_at_by_nobody(
+    home: AnsweringHome, store: memstore.Store, asker: Asker, looks: Looks
+) -> None:
     doorbell = root_of(store).doorbell
     keys = [f"key{number}" for number in range(50)]
     bells = {doorbell.bell(key.encode()) for key in [*keys, "last"]}
     others = [key for key in (f"other{number}" for number in range(100)) if doorbell.bell(key.encode()) not in bells]
+    home.own(*(key.encode() for key in others))
     for key in [*keys, "last"]:
         asker.begin(key)
     looks.until_kept(51)
@@ -183,9 +187,12 @@ def test_keys_that_share_a_bell_are_told_apart(store: memstore.Store, asker: Ask
     assert last_of(asker, store) == "k"
 
 
-def test_none_is_missed_when_puts_come_while_waits_begin(store: memstore.Store, asker: Asker) -> None:
+def test_none_is_missed_when_puts_come_while_waits_begin(
+    home: AnsweringHome, store: memstore.Store, asker: Asker
+) -> None:
     """Where one is, it ends after its time, with no version."""
     keys = [f"key{number}" for number in range(300)]
+    home.own(*(key.encode() for key in keys))
     versions: dict[str, int] = {}
     begins = threading.Barrier(2)
 
@@ -207,9 +214,9 @@ def test_none_is_missed_when_puts_come_while_waits_begin(store: memstore.Store, 
 def test_a_put_between_the_first_look_and_the_keeping_of_a_wait_is_seen(
     store: memstore.Store, asker: Asker, looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep, versions = Waits.keep, dict[str, int]()
+    keep, versions = KeyWaits.keep, dict[str, int]()
 
-    def keep_later(waits: Waits, asked: Asked, wait: Wait | Look) -> None:
+    def keep_later(waits: KeyWaits, asked: Asked, wait: Wait | Look) -> None:
         assert wait.key is not None
         key = wait.key.decode()
         versions[key] = store.put(key, 1)
@@ -217,14 +224,17 @@ def test_a_put_between_the_first_look_and_the_keeping_of_a_wait_is_seen(
 
     asker.begin("other")
     looks.until_kept(1)  # the first look is at all waits
-    monkeypatch.setattr(Waits, "keep", keep_later)
+    monkeypatch.setattr(KeyWaits, "keep", keep_later)
     for key in ("one", "two"):
         asker.begin(key)
         assert asker.told() == (key, IsAt(versions[key]))
     assert last_of(asker, store) == "other"
 
 
-def test_a_delete_ends_no_wait_and_the_next_put_does(store: memstore.Store, asker: Asker, looks: Looks) -> None:
+def test_a_delete_ends_no_wait_and_the_next_put_does(
+    home: AnsweringHome, store: memstore.Store, asker: Asker, looks: Looks
+) -> None:
+    home.own(b"key")
     version = store.put("key", 1)
     asker.begin("key", version)
     asker.begin("other")
@@ -235,15 +245,21 @@ def test_a_delete_ends_no_wait_and_the_next_put_does(store: memstore.Store, aske
     assert last_of(asker, store) == "key"
 
 
-def test_waits_are_told_when_their_home_may_be_another(
-    home: AnsweringHome, asker: Asker, looks: Looks, scratch: str
-) -> None:
-    for number in range(50):
-        asker.begin(f"key{number}")
+def test_waits_are_told_when_their_group_goes_to_another_host(home: AnsweringHome, asker: Asker, looks: Looks) -> None:
+    names = [f"key{number}" for number in range(50)]
+    for name in names:
+        asker.begin(name)
     looks.until_kept(50)
-    with memstore.open(f"{scratch}-here") as here:
-        join(home, root_of(here))
-    assert {answer for _, answer in (asker.told() for _ in range(50))} == {Stale(2)}
+
+    def give_all_away(tables: Tables) -> None:
+        standing = tables.standing()
+        assert standing is not None
+        for name in names:
+            tables.drop_owned(name.encode())
+        tables.put_standing(msgspec.structs.replace(standing, floor=tables.granted))
+
+    run(home.root, give_all_away, deadline_after(10))
+    assert {answer for _, answer in (asker.told() for _ in names)} == {NotOwner()}
 
 
 def test_waits_whose_time_is_over_end_and_others_stay(store: memstore.Store, asker: Asker, looks: Looks) -> None:
@@ -255,10 +271,11 @@ def test_waits_whose_time_is_over_end_and_others_stay(store: memstore.Store, ask
 
 
 def test_who_looks_at_sharded_puts_of_any_key_is_looked_for_after_each_change(
-    store: memstore.Store, asker: Asker, looks: Looks
+    home: AnsweringHome, store: memstore.Store, asker: Asker, looks: Looks
 ) -> None:
     asker.ask("any", Look(None, None, 0, milliseconds=KEPT))
     looks.until_kept(1)
+    home.own(b"key")
     before = len(looks.at)
     store.put("key", 1)
     eventually(lambda: len(looks.at) > before, "it is looked for")

@@ -10,12 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from memstore.distributed.links import Hello
-from memstore.distributed.rules import Member, Standing, View
-from memstore.distributed.serving.notices import Notices
+from memstore.distributed.rules import Member, Roster, Standing
+from memstore.distributed.serving import membership
 from tests.distributed.serving.agents import LONG, Agents, Caller, eventually, free_address
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
@@ -124,36 +124,38 @@ def test_each_event_is_a_line_that_names_the_hosts(agents: Agents) -> None:
 # --- what has changed -------------------------------------------------------------------------------------------------
 
 A, B = (Member(name.encode() * 16, f"tcp://10.0.0.{number}:1", name, True) for number, name in enumerate("ab", 1))
-HELLO = Hello("0.1.0", "2.13.0", "0.7.0", host="a")
 
 
-def standing(epoch: int, *members: Member, missing: tuple[bytes, ...] = ()) -> Standing:
-    return Standing(A.id, View(b"C" * 16, epoch, members, (A.id,), A.id), missing)
+def standing(epoch: int, *members: Member, seed: Member = A, **more: Any) -> Standing:
+    return Standing(A.id, Roster(b"C" * 16, 1, epoch, members, seed.id), **more)
 
 
-def test_changes_of_members_are_told_once() -> None:
-    notices = Notices(A, HELLO)
-    guest = Member(B.id, B.address, B.name, False)
-    assert notices.of_standing(standing(1, A)) == [
-        "a at tcp://10.0.0.1:1 is a member: epoch 1, 1 host, seed tcp://10.0.0.1:1"
-    ]
-    assert notices.of_standing(standing(1, A)) == []
-    assert notices.of_standing(standing(2, A, guest)) == ["epoch 2: b at tcp://10.0.0.2:1 has joined"]
-    assert notices.of_standing(standing(3, A, B, missing=(B.id,))) == [
-        "epoch 3: b at tcp://10.0.0.2:1 is a home",
-        "epoch 3: keys are on their way from b at tcp://10.0.0.2:1",
-    ]
-    assert notices.of_standing(standing(3, A, B)) == ["epoch 3: all keys that are at home here have come"]
-    assert notices.of_standing(standing(4, A, guest)) == ["epoch 4: b at tcp://10.0.0.2:1 is no home any more"]
-    assert notices.of_standing(standing(5, A)) == ["epoch 5: b at tcp://10.0.0.2:1 was removed"]
-    gone = bytes(16)
-    assert notices.of_standing(standing(6, A, missing=(gone,))) == [f"epoch 6: keys are on their way from {gone.hex()}"]
-
-
-def test_other_versions_are_told_once() -> None:
-    notices = Notices(A, HELLO)
-    assert notices.of_hello(B.address, None) == notices.of_hello(B.address, HELLO) == []
-    other = Hello("0.2.0", "2.13.0", "", host="b")
-    expected = "b at tcp://10.0.0.2:1 has memstore 0.2.0, this host 0.1.0; monarch missing, this host 0.7.0"
-    assert notices.of_hello(B.address, other) == [expected]
-    assert notices.of_hello(B.address, other) == []
+def test_changes_of_members_are_told() -> None:
+    guest, moved = Member(B.id, B.address, B.name, False), Member(B.id, "tcp://10.0.0.9:1", B.name)
+    alone = "a at tcp://10.0.0.1:1 is a member: epoch 1, 1 host, seed tcp://10.0.0.1:1"
+    assert membership._changes(None, standing(1, A), A) == [alone]
+    for before, after, told in (
+        (standing(1, A), standing(2, A, guest), "b at tcp://10.0.0.2:1 has joined"),
+        (standing(1, A, guest), standing(2, A, B), "b at tcp://10.0.0.2:1 owns what it puts first"),
+        (standing(1, A, B), standing(2, A, guest), "b at tcp://10.0.0.2:1 owns no more groups"),
+        (standing(1, A, B), standing(2, A, moved), "b is at tcp://10.0.0.9:1 now, and was at tcp://10.0.0.2:1"),
+        (standing(1, A, B), standing(2, A), "b at tcp://10.0.0.2:1 was removed"),
+        (
+            standing(1, A, B),
+            standing(2, A, B, seed=B),
+            "the seed is tcp://10.0.0.2:1 now, and was tcp://10.0.0.1:1",
+        ),
+        (standing(2, A, is_joining=True), standing(2, A), "the keys that this root had are the cluster's now"),
+        (
+            standing(1, A, B),
+            standing(2, A, B, unheard=(B.id,)),
+            "the directory is made anew: what they own is still to be said by b at tcp://10.0.0.2:1",
+        ),
+        (
+            standing(2, A, B, unheard=(B.id,)),
+            standing(2, A, B),
+            "the directory is made anew: all members have said what they own",
+        ),
+    ):
+        assert membership._changes(before, after, A) == [f"epoch 2: {told}"]
+        assert membership._changes(after, after, A) == []

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from memstore.distributed.serving import transports
-from memstore.distributed.serving.transports import check_transport, needs_monarch, transport_of
+from memstore.distributed.serving import supervision
+from memstore.distributed.serving.supervision import check_transport
 from memstore.errors import MissingPackageError, TransportUnavailableError
 from tests.distributed.serving.agents import agents_in
 
@@ -19,7 +19,7 @@ _VERSION = "0.7.0"
 def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the kernel would name RDMA devices: none."""
     path = tmp_path / "infiniband"
-    monkeypatch.setattr(transports, "_DEVICES", str(path))
+    monkeypatch.setattr(supervision, "_DEVICES", str(path))
     return path
 
 
@@ -52,23 +52,10 @@ def test_others_need_nothing() -> None:
         check_transport("udp", _VERSION)
 
 
-def test_monarch_runs_for_auto_only_where_it_runs_anyway_and_there_are_devices(devices: Path) -> None:
-    assert not needs_monarch("auto", has_monarch=True)
-    (devices / "mlx5_0").mkdir(parents=True)
-    assert needs_monarch("auto", has_monarch=True)
-    assert not needs_monarch("auto", has_monarch=False), "its port lets whoever can connect run code"
-    assert not needs_monarch("tcp", has_monarch=True)
-    assert needs_monarch("monarch", has_monarch=False)
-    assert [transport_of("auto", has_ibverbs=one) for one in (True, False)] == ["rdma", "tcp"]
-    assert transport_of("monarch", has_ibverbs=True) == "monarch"
-
-
 def test_an_agent_refuses_it_and_makes_nothing(tmp_path: Path) -> None:
-    """By the command line, and by the variable that `join` leaves to it."""
     with agents_in(tmp_path / "roots", tmp_path) as agents:
-        refused = agents.start("a", MEMSTORE_TRANSPORT="udp")
-        code, text = refused.ended()
-        assert code == 3 and "transport is 'udp'" in text
+        code, text = agents.start("a", "--transport", "udp").ended()
+        assert code == 2 and "'udp'" in text
         if not Path("/sys/class/infiniband").exists():
             code, text = agents.start("b", "--transport", "rdma").ended()
             assert code != 0 and "no RDMA" in text

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 import memstore
-from memstore.distributed.actors.reference import Reference, encode_reference
 from memstore.distributed.links import PROTOCOL, Hello, hello
 from tests.distributed.serving.agents import LONG, SOURCES, Agents, eventually
 from tests.distributed.serving.test_status import command
@@ -47,7 +46,7 @@ def test_a_host_of_another_protocol_is_refused_and_both_are_named(agents: Agents
 @pytest.mark.full
 def test_a_member_that_comes_back_with_another_protocol_is_told_by_status_and_by_gets(agents: Agents) -> None:
     seed = agents.serve("a")
-    other = agents.serve("b", "--no-homes", join=seed, members=2)
+    other = agents.serve("b", "--no-owner", join=seed, members=2)
     with memstore.open(seed.root, "r+") as store:
         store.put("k", 1)
     seed.terminate()
@@ -67,8 +66,7 @@ def test_a_member_that_comes_back_with_another_protocol_is_told_by_status_and_by
 @pytest.mark.parametrize(
     "name", ["memstore", *(pytest.param(name, marks=pytest.mark.full) for name in ("torch", "torchmonarch"))]
 )
-def test_other_versions_go_together_and_are_told(agents: Agents, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSTORE_SECRET_FILE", str(agents.secret))
+def test_other_versions_go_together_and_are_told(agents: Agents, name: str) -> None:
     seed = agents.serve("a")
     other = agents.serve("b", join=seed, members=2, **versions(**{name: "99.1"}))
     with memstore.open(seed.root, "r+") as here, memstore.open(other.root, "r+") as there:
@@ -95,7 +93,7 @@ def test_a_hello_of_a_later_version_may_say_more() -> None:
 @pytest.mark.full
 def test_a_dtype_that_the_readers_torch_lacks_is_named(agents: Agents) -> None:
     seed = agents.serve("a")
-    other = agents.serve("b", "--no-homes", join=seed, members=2)
+    other = agents.serve("b", "--no-owner", join=seed, members=2)
     done = run(
         agents,
         "import memstore, torch\n"
@@ -118,20 +116,7 @@ def test_a_dtype_that_the_readers_torch_lacks_is_named(agents: Agents) -> None:
 # --- Monarch ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_monarch_an_index_actor_is_refused_and_the_extra_named(agents: Agents) -> None:
-    code, text = agents.start("a", "--monarch", **versions(torchmonarch="")).ended()
+def test_without_monarch_a_transport_that_takes_it_is_refused_and_the_extra_named(agents: Agents) -> None:
+    code, text = agents.start("a", "--transport", "monarch", **versions(torchmonarch="")).ended()
     assert code == REFUSED and "pip install 'torchmonarch>=0.7,<0.8'" in text, text
     assert not Path(f"{agents.folder}/a").exists()
-
-
-@pytest.mark.parametrize(("own", "expected"), [("", "MissingPackageError"), ("0.6.9", "LinkRefusedError")])
-def test_a_reference_of_another_monarch_is_refused(agents: Agents, own: str, expected: str) -> None:
-    reference = encode_reference(Reference(bytes(16), Hello("0.1.0", monarch="0.7.0", host="far"), b""))
-    done = run(
-        agents,
-        f"from memstore.distributed.actors import use_actors; use_actors([bytes.fromhex({reference.hex()!r})])",
-        torchmonarch=own,
-    )
-    assert expected in done.stderr, done.stderr
-    if own:
-        assert "far has torchmonarch 0.7.0, and this process 0.6.9" in done.stderr

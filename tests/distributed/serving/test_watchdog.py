@@ -13,9 +13,7 @@ import pytest
 import memstore
 from memstore.distributed.links import Asked
 from memstore.distributed.serving import serve
-from memstore.distributed.serving.news import Kind, Lines, News, tell
-from memstore.distributed.serving.pulse import Pulse
-from memstore.distributed.serving.watchdog import Watchdog, look_every
+from memstore.distributed.serving.supervision import Kind, Lines, News, Pulse, Watchdog, look_every, tell
 from tests.distributed.links.echoing import MEMBER, linked, listening, soon
 from tests.distributed.serving.agents import Agents, Caller, eventually, stopped
 
