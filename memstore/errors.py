@@ -280,11 +280,11 @@ class UnknownOutcomeError(MemstoreError):
 
 
 class HomeUnavailableError(MemstoreError, TimeoutError):
-    """The host that is the key's home, or that has its bytes, didn't answer in time. Nothing was changed."""
+    """The host that owns the key or has its bytes, or the seed, didn't answer in time. Nothing was changed."""
 
 
 class CrossHostError(MemstoreError):
-    """The call works on one host only, but its keys have several homes, or the entry is on another host."""
+    """The call works on one host only, but several hosts own its keys, or the entry is on another host."""
 
 
 class NotServedError(MemstoreError):

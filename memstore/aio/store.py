@@ -144,8 +144,8 @@ class AsyncRef(Awaits[Ref]):
 class AsyncPendingPut(Awaits[PendingPut]):
     """A sharded put whose parts may still be on their way: a `memstore.PendingPut`, whose methods are awaited.
 
-    Made by `AsyncStore.put_sharded` with `wait=False`. A wait takes no thread if the key's home is this host. If the
-    home is another host, 8 waits for a key have a thread each, and further ones wait for one of these.
+    Made by `AsyncStore.put_sharded` with `wait=False`. A wait takes no thread if this host owns the key. If
+    another host does, 8 waits for a key have a thread each, and further ones wait for one of these.
 
     Attributes:
         key: the key that is put.
@@ -188,7 +188,7 @@ class AsyncPendingPut(Awaits[PendingPut]):
             await change_of(self._root, name, seen, self._owner, deadline)
 
     def _done_here(self, name: bytes, deadline: float) -> bool | None:
-        """Returns what `done` returns, in a thread. Returns None if the key's home is another host."""
+        """Returns what `done` returns, in a thread. Returns None if another host owns the key."""
         return None if owned_now(self._root, name) is None else done_by(self._pending, deadline + TO_PUBLISH)
 
     async def wait_or_give_up(self, deadline: float, seconds: float) -> int:

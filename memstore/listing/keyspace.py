@@ -155,7 +155,7 @@ class Keyspace:
         """Deletes all keys that start with `prefix`, also those of datasets and replay buffers.
 
         Values that were got stay valid. Up to 4,096 keys go at one moment, more of them in such steps, sorted; in a
-        store on several hosts, those of one home after the other. Keys that are put meanwhile may stay. Sharded puts
+        store on several hosts, those of one owner after the other. Keys that are put meanwhile may stay. Sharded puts
         under such keys that wait for other ranks are given up. `open(root, "w")` begins a store anew as a whole.
 
         Args:
@@ -258,8 +258,8 @@ class Keyspace:
         """Waits until one of several keys has a newer version, and returns all keys that do, with their versions.
 
         A put wakes it, as it wakes `wait`. Each time, the versions of all these keys are looked at. In a store on
-        several hosts, keys whose home is another host are asked for 20 times a second, and so are all keys of a prefix
-        without "/": their homes may be anywhere.
+        several hosts, keys of other hosts are asked for 20 times a second. The wait for a prefix is kept by the owner of
+        its keys; if it has no "/", by all hosts, which must all answer.
 
         Args:
             keys: which; they need not exist yet.
