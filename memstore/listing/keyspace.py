@@ -258,8 +258,8 @@ class Keyspace:
         """Waits until one of several keys has a newer version, and returns all keys that do, with their versions.
 
         A put wakes it, as it wakes `wait`. Each time, the versions of all these keys are looked at. In a store on
-        several hosts, keys of other hosts are asked for 20 times a second. The wait for a prefix is kept by the owner of
-        its keys; if it has no "/", by all hosts, which must all answer.
+        several hosts, keys of other hosts are asked for 20 times a second. The owner of a prefix's keys keeps the wait
+        for it; if it has no "/", all hosts do, and all must answer.
 
         Args:
             keys: which; they need not exist yet.
