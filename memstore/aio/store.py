@@ -37,6 +37,8 @@ from memstore.view import StoredTensor
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from memstore.distributed.serving import Cluster
+
 
 # --- Opening a store; the stores of this machine ---------------------------------------------------------------------
 
@@ -66,7 +68,8 @@ def open(
     file_mode: int = OWNER_ONLY,
     timeout: float = 30.0,
     wait: float | None = None,
-    cluster: str | None = None,
+    cluster: str | Cluster | None = None,
+    secret: str | bytes | None = None,
 ) -> AsyncStore:
     """Opens the store in the folder `root` for tasks of asyncio. Arguments and errors as `memstore.open`.
 
@@ -94,6 +97,7 @@ def open(
         "timeout": timeout,
         "wait": wait,
         "cluster": cluster,
+        "secret": secret,
     }
     return AsyncStore(root, mode, options)
 

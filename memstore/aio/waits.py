@@ -537,6 +537,7 @@ class LazyStore:
             self.check_open()
             if self._store is None:
                 options = dict(self._options)
+                options.pop("secret", None)
                 if options.pop("cluster", None) is not None or self.mode in ("r", "r+"):
                     options.pop("wait", None)  # this host has joined, and the store is there
                 if within is not None and within < self.timeout:  # for the opening alone

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from memstore.engine import index, syscalls
 from memstore.engine.catalog import tables
-from memstore.engine.catalog.catalog import Catalog, CatalogCrowded, ReadOnlyTransaction
+from memstore.engine.catalog.catalog import MOST_FOR_VALUES, Catalog, CatalogCrowded, ReadOnlyTransaction
 from memstore.engine.catalog.tables import AttemptOutcome, Now, PendingPart, Transaction
 from memstore.engine.files.mapping import (
     ExternalFiles,
@@ -236,6 +236,7 @@ __all__ = [
     "Leaf",
     "LockFile",
     "METADATA",
+    "MOST_FOR_VALUES",
     "PLAIN_METADATA",
     "MISFIT",
     "MappedEntry",

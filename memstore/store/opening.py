@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from memstore._arguments import flag, whole_number
 from memstore._threads import between_forks
@@ -33,6 +33,9 @@ from memstore.errors import (
 from memstore.listing import Mode
 from memstore.store.store import Store
 from memstore.structure import modes
+
+if TYPE_CHECKING:
+    from memstore.distributed.serving import Cluster
 
 # --- Modes of files: numbers that are read and written in octal, in `help` too ---------------------------------------
 
@@ -73,7 +76,8 @@ def open(
     file_mode: int = OWNER_ONLY,
     timeout: float = 30.0,
     wait: float | None = None,
-    cluster: str | None = None,
+    cluster: str | Cluster | None = None,
+    secret: str | bytes | None = None,
 ) -> Store:
     """Opens the store in the folder `root`, and creates it if necessary.
 
@@ -101,9 +105,10 @@ def open(
         timeout: seconds for which any call waits, for a lock, a version or rows, unless it has a timeout of its own.
         wait: with mode "r" or "r+": seconds to wait until another process has made the store, or the folder;
             `float("inf")`: for ever. None: the store must exist.
-        cluster: the address of a cluster's seed, ``tcp://IP:PORT``. This host joins the cluster first, as by
-            `memstore.join`, unless it is a member; the folder is created if it doesn't exist, also with "r" and "r+".
-            `wait` is then how many seconds that may take (None: 60). None: the store is opened as it is.
+        cluster: the address of a member of a cluster, ``tcp://IP:PORT``, or a `Cluster`. This host joins it first, as
+            by `memstore.join`, unless it is a member; the folder is created if it doesn't exist, also with "r" and
+            "r+". `wait` is then how many seconds that may take (None: 60). None: the store is opened as it is.
+        secret: with `cluster`, what its hosts share, as of `memstore.join`.
 
     Returns:
         A Store; close it, or use it in a `with`.
@@ -133,7 +138,7 @@ def open(
     deadline_after(timeout)  # raises for what is no number of seconds
     flag("verify", verify)
     flag("allow_pickle", allow_pickle)
-    _check_waits(mode, wait, cluster)
+    _check_waits(mode, wait, cluster, secret)
     creation = _creation(mode, durability, checksum, inline_limit, capacity, unix_group, file_mode)
     path = absolute_path(root)
 
@@ -145,11 +150,13 @@ def open(
         return Store(opened, kept, verify=verify, allow_pickle=allow_pickle, timeout=timeout, asked=mode)
 
     if cluster is not None:
-        _join(path, cluster, creation, _JOINED_WITHIN if wait is None else max(wait, 0.0))
+        _join(path, cluster, secret, creation, _JOINED_WITHIN if wait is None else max(wait, 0.0))
     return open_now() if wait is None or cluster is not None else when_there(path, wait, open_now, timeout)
 
 
-def _check_waits(mode: Mode, wait: float | None, cluster: str | None) -> None:
+def _check_waits(mode: Mode, wait: float | None, cluster: object, secret: object) -> None:
+    if secret is not None and cluster is None:
+        raise ValueError("secret= is that of the cluster which cluster= names")
     if cluster is not None and mode in ("x", "w"):
         raise ValueError(f"mode {mode!r} creates a store, and cluster= joins one: use mode 'a'")
     if wait is not None:
@@ -185,17 +192,19 @@ def _creation(
     return Creation(durability, checksum, inline_limit, unix_group, int(file_mode), limit)
 
 
-def _join(path: str, cluster: str, creation: Creation, timeout: float) -> None:
+def _join(path: str, cluster: str | Cluster, secret: str | bytes | None, creation: Creation, timeout: float) -> None:
     """Makes this host a member, and the folder a store that is created as it is wished."""
     with between_forks():
         from memstore.distributed.links import parse_own_address
-        from memstore.distributed.serving import join
+        from memstore.distributed.serving import Cluster, given_secret, join
 
-    parse_own_address(cluster)  # before anything is made
+    if not isinstance(cluster, Cluster):
+        parse_own_address(cluster)  # before anything is made
+    given_secret(secret)
     with gone_if_new(path):
         with resource_errors(path):
             close_root(open_root(path, "a", creation, timeout))
-        join(path, cluster=cluster, timeout=timeout)
+        join(path, cluster=cluster, secret=secret, timeout=timeout)
 
 
 # --- Stores that another process is about to make --------------------------------------------------------------------

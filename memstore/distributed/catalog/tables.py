@@ -313,6 +313,7 @@ def run(
     *,
     sealed: Sequence[SealedSegment] = (),
     checked: Checked | None = None,
+    most: int | None = None,
 ) -> Result:
     """Calls `action` in one transaction: what it changes is there wholly or not at all, also after a kill.
 
@@ -323,8 +324,10 @@ def run(
         sealed: segments of one put that this process has filled, and still has open. Those that `lend`, `own` or
             `put_copy` names are published, and the others stay as they are.
         checked: records of entries that `action` may write, looked at before the store's mutex is taken.
+        most: bytes to which the catalog may grow for the sake of large values; None: as many as it has to.
 
     Raises:
+        CatalogCrowded: of `most`.
         StoreTimeoutError, StoreFullError.
         NotAStoreError: the store was removed or moved.
         CorruptionError: a row is damaged, or an entry can't be one. Nothing has changed.
@@ -335,6 +338,7 @@ def run(
         root,
         lambda transaction, effects: action(CatalogTables(transaction, member, effects, sealed, checked)),
         deadline,
+        most=most,
     )
 
 

@@ -74,28 +74,41 @@ class Sender(Protocol):
 
 
 def drive(
-    steps: Steps[Result], root: Root, links: Sender, deadline: float, *, sealed: Sequence[SealedSegment] = ()
+    steps: Steps[Result],
+    root: Root,
+    links: Sender,
+    deadline: float,
+    *,
+    sealed: Sequence[SealedSegment] = (),
+    most: int | None = None,
 ) -> Result:
     """Returns the result of the steps.
 
     Args:
         deadline: monotonic.
         sealed: segments that this process has filled, and still has open.
+        most: bytes to which the catalog here may grow for the sake of large values.
 
     Raises:
         What the steps raise. LinkRefusedError is among it, and what a transaction raises.
     """
-    return _Call(steps, root, links, deadline, sealed).run()
+    return _Call(steps, root, links, deadline, sealed, most).run()
 
 
 class _Call(Generic[Result]):
     """Steps under way in a thread."""
 
     def __init__(
-        self, steps: Steps[Result], root: Root, links: Sender, deadline: float, sealed: Sequence[SealedSegment]
+        self,
+        steps: Steps[Result],
+        root: Root,
+        links: Sender,
+        deadline: float,
+        sealed: Sequence[SealedSegment],
+        most: int | None,
     ) -> None:
         self._steps, self._root, self._links = steps, root, links
-        self._deadline, self._sealed = deadline, sealed
+        self._deadline, self._sealed, self._most = deadline, sealed, most
         self._is_told = False  # that its time is over
         self._asked = ""  # the address that gave no answer last
         self._is_behind = False  # this host, as the last answer said that came
@@ -136,7 +149,7 @@ class _Call(Generic[Result]):
         deadline = time.monotonic() + TO_GIVE_BACK if self._is_told else self._deadline
         if step.is_read:
             return catalog.look_or_run(self._root, step.action, deadline)
-        return catalog.run(self._root, step.action, deadline, sealed=self._sealed)
+        return catalog.run(self._root, step.action, deadline, sealed=self._sealed, most=self._most)
 
     def _send(self, step: Send) -> Answer | NotSent | None:
         self._asked = step.address

@@ -38,6 +38,8 @@ from memstore.distributed.rules import (
     wait_there,
 )
 from memstore.engine import (
+    MOST_FOR_VALUES,
+    SMALL,
     AttemptFailure,
     AttemptOutcome,
     Change,
@@ -229,8 +231,10 @@ class OtherHosts:
         asked = [catalog.change_of(change, self._member) for change in changes]
         sealed = tuple(itertools.chain.from_iterable(change.segments for change in changes))
         steps = self._client.commit(asked, self._begin_change(deadline))
+        values = [len(change.content.inline or b"") for change in changes if change.content is not None]
+        most = MOST_FOR_VALUES if max(values, default=0) > SMALL else None
         try:
-            return list(drive(steps, self._root, self._links, deadline, sealed=sealed))
+            return list(drive(steps, self._root, self._links, deadline, sealed=sealed, most=most))
         finally:
             self._seen.forget(keys)
 
@@ -291,7 +295,7 @@ class OtherHosts:
 
     def records(self, keys: Sequence[bytes], deadline: float) -> list[Record | None]:
         found: dict[bytes, Record | None] = {}
-        left = list(keys)
+        left: list[bytes] = list(keys)
         while left:
             owner_of: dict[bytes, bytes | None] = dict.fromkeys(left)
             if len(groups_of(left)) > 1:

@@ -15,27 +15,35 @@ from __future__ import annotations
 
 from memstore.distributed.serving.agent import serve
 from memstore.distributed.serving.asking import Asker, served_standing, standing_at
-from memstore.distributed.serving.cluster import Cluster, cluster_of
+from memstore.distributed.serving.cluster import Cluster, cluster_of, known_cluster
 from memstore.distributed.serving.joining import (
     ADDRESS_VARIABLE,
+    LOG,
     PORT_VARIABLE,
+    given_secret,
     is_served_on,
     join,
     start_agent,
     turn,
     wait_until_member,
 )
-from memstore.distributed.serving.supervision import has_rdma
+from memstore.distributed.serving.supervision import agent_of, has_ended_well, has_rdma, is_served
 
 __all__ = [
     "ADDRESS_VARIABLE",
+    "LOG",
     "PORT_VARIABLE",
     "Asker",
     "Cluster",
+    "agent_of",
     "cluster_of",
+    "given_secret",
+    "has_ended_well",
     "has_rdma",
+    "is_served",
     "is_served_on",
     "join",
+    "known_cluster",
     "serve",
     "served_standing",
     "standing_at",

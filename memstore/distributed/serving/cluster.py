@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from memstore._info import ClusterStatus, HostStatus
 from memstore._wording import shown, table_html
 from memstore.distributed.links import parse_own_address, read_secret, secret_of
-from memstore.distributed.rules import Done, IsRoster, Meet, Member, Met, Refused, Remove, Roster
+from memstore.distributed.rules import Done, IsRoster, Meet, Member, Met, Refused, Remove, Roster, Standing
 from memstore.distributed.serving.asking import Asker, Halt, Promote, Report, Reported, served_standing, standing_at
 from memstore.distributed.serving.supervision import is_served
 from memstore.engine import absolute_path, deadline_after
@@ -83,12 +83,10 @@ class Cluster:
 
     def roster(self) -> Roster:
         """Returns the newest roster that can be had here: of this host's folder, or of a member that answers."""
-        if self.root:
-            with contextlib.suppress(MemstoreError):
-                standing = standing_at(self.root, _OPEN_WITHIN)
-                if standing is not None and standing.roster.cluster == self._known.cluster:
-                    self._known = max(standing.roster, self._known, key=lambda roster: roster.position)
-                    return self._known
+        standing = self._standing()
+        if standing is not None:
+            self._known = max(standing.roster, self._known, key=lambda roster: roster.position)
+            return self._known
         seed = self._known.member(self._known.seed)
         with Asker(self._secret) as asker:
             for member in sorted(self._known.members, key=lambda one: one is not seed):
@@ -222,20 +220,28 @@ class Cluster:
         """
         deadline = deadline_after(timeout)
         roster = self.roster()
-        here = standing_at(self.root, timeout) if self.root else None
+        here = self._standing()
         own = None if here is None else roster.member(here.member)
         others = [member for member in roster.members if member != own]
         with Asker(self._secret) as asker:
             answers = asker.ask_all(others, Halt(remove), time.monotonic() + timeout / 2)
             silent = [f"{one.address} ({answers[one.id]})" for one in others if isinstance(answers[one.id], Exception)]
-            while self.root and is_served(self.root):
-                if own is not None:
-                    asker.ask(own, Halt(remove), min(deadline, time.monotonic() + 1.0), patience=0.0)
+            while own is not None and is_served(self.root):
+                asker.ask(own, Halt(remove), min(deadline, time.monotonic() + 1.0), patience=0.0)
                 if time.monotonic() > deadline:
                     raise StoreTimeoutError(f"{self.root}: its agent still runs after {timeout:g} s")
                 time.sleep(_LOOK_EVERY)
         if silent:
             raise HomeUnavailableError(f"not ended, as far as can be seen: {', '.join(silent)}")
+
+    def _standing(self) -> Standing | None:
+        """Returns what this host's root knows; None: this host is no member of this cluster."""
+        if self.root:
+            with contextlib.suppress(MemstoreError):  # a process of another host has the root, perhaps
+                found = standing_at(self.root, _OPEN_WITHIN)
+                if found is not None and found.roster.cluster == self._known.cluster:
+                    return found
+        return None
 
     def __repr__(self) -> str:
         return f"memstore.Cluster({self.root!r})" if self.root else f"memstore.Cluster.at({self._known.seed_address!r})"
@@ -250,6 +256,13 @@ class Cluster:
         rows = [(member.address, member.name) for member in members]
         title = f"{self!r}: {shown(len(rows), 'host', 'hosts')}; status() asks them how they are"
         return table_html(("address", "name"), rows, title)
+
+
+def known_cluster(root: str, roster: Roster, secret: bytes | None) -> Cluster:
+    """Returns the cluster of a roster. Nothing is asked, or looked at."""
+    made = Cluster.__new__(Cluster)
+    made.root, made._known, made._secret = root, roster, secret  # pyright: ignore[reportPrivateUsage]
+    return made
 
 
 def cluster_of(root_or_address: str) -> Cluster:

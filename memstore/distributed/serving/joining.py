@@ -59,8 +59,8 @@ _LATE = "see whether that host is served, and can be reached from here; or give 
 def join(
     root: str | os.PathLike[str],
     *,
-    cluster: str | None = None,
-    secret: bytes | None = None,
+    cluster: str | Cluster | None = None,
+    secret: str | bytes | None = None,
     owner: bool = True,
     timeout: float = 60.0,
     shared: bool = False,
@@ -75,9 +75,10 @@ def join(
         cluster: the address of a member, ``tcp://IP:PORT``, the same on all hosts of a first start: its host makes the
             cluster. None: the host that torchrun's MASTER_ADDR names, at the port MEMSTORE_PORT, or 7411. This host
             listens at the same port, at the address from which it reaches that one; MEMSTORE_ADDRESS names another one.
-            MEMSTORE_TRANSPORT says how large values are sent, as ``memstore serve --transport`` does.
-        secret: what all hosts share, 32 to 4,096 bytes; it is kept in ROOT/secret. None: what is there, or in the file
-            that MEMSTORE_SECRET_FILE names.
+            MEMSTORE_TRANSPORT says how large values are sent, as ``memstore serve --transport`` does. Or the `Cluster`
+            of a host, which a process there has sent, and which has the secret too.
+        secret: what all hosts share, 32 to 4,096 bytes (a text is taken in UTF-8); it is kept in ROOT/secret. None:
+            that of the `Cluster`; or what is there, or in the file that MEMSTORE_SECRET_FILE names.
         owner: False: what this host's processes put first is owned by another host, as on one that comes and goes.
         timeout: seconds. The named host must have called it too by then.
         shared: the folder is on storage that all hosts mount, and the same one on all of them; the named host makes
@@ -95,9 +96,13 @@ def join(
     """
     deadline = deadline_after(timeout)
     path = absolute_path(root)
-    if secret is not None:
-        check_size(secret, "that was given")
-    named = _named_address(cluster)
+    secret, others = given_secret(secret), list[Address]()
+    if isinstance(cluster, Cluster):
+        secret = secret or cluster.secret
+        others = [parse_own_address(member.address) for member in cluster.roster().members]
+        named = parse_own_address(cluster.address)
+    else:
+        named = _named_address(cluster)
     own = _own_address(named)
     creation = Creation(shared="copy" if shared else None)
     if shared and own != named:
@@ -108,15 +113,24 @@ def join(
         path = os.path.realpath(path)
         with turn(path, deadline, timeout):
             if not is_served_on(path, deadline, timeout):
-                if secret is not None:
+                if secret is not None and secret_of(path, and_environment=False) != secret:
                     write_secret(path, secret)
-                start_agent(path, own, [named], deadline, timeout, owner=owner, shared=shared)
+                start_agent(path, own, [named, *others], deadline, timeout, owner=owner, shared=shared)
             elif secret is not None and secret_of(path) != secret:
                 raise NotServedError(f"{path} is served already, with another secret or none: end that agent first")
         standing = wait_until_member(path, deadline, timeout)
     if own != named:
         _check_cluster(path, standing, str(named), deadline)
     return Cluster(path)
+
+
+def given_secret(secret: str | bytes | None) -> bytes | None:
+    """Returns the bytes of a secret that a user has given. Raises SecretError: it is too short or too long."""
+    if secret is None:
+        return None
+    found = secret.encode() if isinstance(secret, str) else secret
+    check_size(found, "that was given")
+    return found
 
 
 def _check_cluster(path: str, standing: Standing, named: str, deadline: float) -> None:

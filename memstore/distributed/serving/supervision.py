@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from memstore._parsing import UNDECODABLE
 from memstore.distributed.actors import need_monarch
 from memstore.distributed.links import Listener
 from memstore.engine import lock_holders, state_folder, syscalls
@@ -80,7 +81,7 @@ class Start(msgspec.Struct, frozen=True):
 
 # --- who serves it ----------------------------------------------------------------------------------------------------
 
-LOCK = "agent.lock"
+LOCK, CLUSTER_FILE = "agent.lock", "cluster"
 _PATIENCE = 2.0  # seconds: an agent that was killed takes its index process with it, but not in the same moment
 _NO_BOOT = "-"
 _LINE = 61  # bytes
@@ -123,11 +124,7 @@ class AgentLock:
             time.sleep(0.01)
 
     def read(self) -> Note:
-        text = syscalls.read_at(self.fd, _LINE, 0).decode(errors="replace").split()
-        with contextlib.suppress(ValueError):
-            boot, number = text
-            return Note("" if boot == _NO_BOOT else boot, int(number))
-        return Note("", 0)
+        return _note_of(syscalls.read_at(self.fd, _LINE, 0))
 
     def write(self, note: Note) -> None:
         """Writes the line, also to the disk, if there is one."""
@@ -140,6 +137,13 @@ class AgentLock:
         if self.fd >= 0:
             syscalls.close(self.fd)
             self.fd = -1
+
+
+def _note_of(line: bytes) -> Note:
+    with contextlib.suppress(ValueError):
+        boot, number = line.decode(errors="replace").split()
+        return Note("" if boot == _NO_BOOT else boot, int(number))
+    return Note("", 0)
 
 
 def is_served(root: str) -> bool:
@@ -177,6 +181,36 @@ def is_about_to_end(root: str) -> bool:
         return syscalls.read_at(fd, len(_ENDS), _LINE) == _ENDS
     finally:
         syscalls.close(fd)
+
+
+def has_ended_well(root: str) -> bool:
+    """Returns whether who served the root last has ended as it was told to. The root may be gone: that is as well."""
+    try:
+        fd = syscalls.open_file(f"{state_folder(root)}/{LOCK}", os.O_RDONLY)
+    except FileNotFoundError:
+        return True
+    try:
+        return _note_of(syscalls.read_at(fd, _LINE, 0)).boot == ""
+    finally:
+        syscalls.close(fd)
+
+
+def agent_of(root: str) -> int:
+    """Returns the pid of the agent that serves the root; 0: there is none, or it doesn't say so just now."""
+    state = state_folder(root)
+    try:
+        with open(f"{state}/{CLUSTER_FILE}", "rb") as file:
+            pid = msgspec.json.decode(file.read(), type=_Serving).agent
+    except (OSError, *UNDECODABLE):
+        return 0
+    # Others take the lock for a moment, to see whether it is free; and the file may be of an agent that was killed.
+    return pid if pid in holders(f"{state}/{LOCK}") and _lives(pid) else 0
+
+
+class _Serving(msgspec.Struct, frozen=True):
+    """What ROOT/cluster says of who serves the root."""
+
+    agent: int
 
 
 def holders(path: str) -> list[int]:

@@ -105,15 +105,20 @@ class Effects:
         self.retired.append(segment)
 
 
-def change_served(root: Root, action: Callable[[Transaction, Effects], Result], deadline: float) -> Result:
+def change_served(
+    root: Root, action: Callable[[Transaction, Effects], Result], deadline: float, *, most: int | None = None
+) -> Result:
     """Calls `action` in one transaction under the store's mutex.
 
+    Args:
+        most: as of `Catalog.update`, where the action writes large values.
+
     Raises what the action raises, and then nothing has changed; StoreTimeoutError; NotAStoreError if the store was
-    removed or moved: nothing is acknowledged then.
+    removed or moved: nothing is acknowledged then; CatalogCrowded.
     """
     bells: list[int] = []
     try:
-        result, effects = root.mutex.run(_change_locked, deadline, root, action, bells)
+        result, effects = root.mutex.run(_change_locked, deadline, root, action, bells, most)
     except _ActionFailed as failed:
         raise failed.error from None
     if effects.is_change:
@@ -122,7 +127,7 @@ def change_served(root: Root, action: Callable[[Transaction, Effects], Result], 
 
 
 def _change_locked(
-    root: Root, action: Callable[[Transaction, Effects], Result], bells: list[int]
+    root: Root, action: Callable[[Transaction, Effects], Result], bells: list[int], most: int | None
 ) -> tuple[Result, Effects]:
     root.glance()
     next_file = NextFile(root)
@@ -152,7 +157,7 @@ def _change_locked(
     with root.guard:
         try:
             try:
-                result, effects = root.catalog.update(apply)
+                result, effects = root.catalog.update(apply, most=most)
             except StoreFullError as error:  # there is room for what deletes, releases, or says that a call has failed
                 full = error
                 result, effects = root.catalog.update(lambda transaction: apply(transaction, full), is_delete=True)

@@ -367,6 +367,15 @@ def lock_byte(fd: int, at: int) -> bool:
     return True
 
 
+def share_byte(fd: int, at: int) -> bool:
+    """Tries to lock one byte together with others who share it, as `lock_byte`. `fd` is open for reading."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, at, 1, 0))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
 def unlock_byte(fd: int, at: int) -> None:
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, at, 1, 0))
 

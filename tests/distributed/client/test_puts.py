@@ -24,7 +24,7 @@ from memstore.engine import Participant
 from memstore.engine.catalog.tables import Transaction
 from memstore.errors import CrossHostError
 from tests.children import in_child
-from tests.distributed.client.hosts import Cluster, await_, hand_over
+from tests.distributed.client.hosts import Cluster, await_, cluster_of, hand_over
 from tests.distributed.homes import Home, claim
 from tests.inside import root_of
 
@@ -501,3 +501,18 @@ def test_parts_that_nobody_gives_up_leave_their_lanes_to_others(pair: Cluster) -
         part.lane = end.value.value
         puts._note_unanswered((b"k", "attempt", number % 150), part)  # pyright: ignore[reportPrivateUsage]
     assert free - len(client._free_lanes) <= 64  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_full_catalog_has_the_values_of_new_groups_in_segments(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each flat key is a group of its own, and its first put claims it."""
+    for number in range(2):
+        memstore.open(f"{scratch}-{number}", inline_limit=1 << 16).close()
+    with cluster_of(scratch, True, True) as homes:
+        store = homes.stores[0]
+        monkeypatch.setattr("memstore.engine.catalog.catalog._MOST_OF_VALUES", 1 << 20)
+        for number in range(40):
+            store.put(f"flat{number}", torch.full((15_000,), float(number)))
+        kinds = [store.info(f"flat{number}").kind for number in range(40)]
+        assert kinds[0] == "inline" and kinds[-1] == "segment"
+        for of in homes.stores:
+            assert [of.get(f"flat{number}")[7].item() for number in (0, 39)] == [0.0, 39.0]

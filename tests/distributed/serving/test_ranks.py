@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import socket
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import memstore
 import memstore.aio
@@ -149,6 +151,8 @@ def test_open_joins_the_cluster_that_is_named(agents: Agents, launched: str, mon
     for wrong in ("127.0.0.1:7411", 7411):
         with pytest.raises(memstore.InvalidAddressError, match="an address is tcp://IP:PORT"):
             memstore.open(second, cluster=wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="secret= is that of the cluster"):
+        memstore.open(second, secret="s" * 32)
     with pytest.raises(ValueError, match="mode 'x' creates a store, and cluster= joins one"):
         memstore.open(second, "x", cluster=seed)
     assert not os.path.exists(second)
@@ -161,7 +165,8 @@ def test_open_joins_the_cluster_that_is_named(agents: Agents, launched: str, mon
     with pytest.raises(ValueError, match="checksum"):  # it was created as it was wished
         memstore.open(second, checksum=False)
     assert len(first.hosts) == 2
-    with memstore.open(second, cluster=seed) as writer, memstore.open(launched) as there:  # it is a member already
+    secret = Path(os.environ["MEMSTORE_SECRET_FILE"]).read_bytes()
+    with memstore.open(second, cluster=first, secret=secret) as writer, memstore.open(launched) as there:  # it is one
         writer.put("policy", 2)
         assert there.get("policy") == 2
     assert asyncio.run(get_in_a_task(f"{agents.folder}/third", seed, monkeypatch)) == 2
@@ -246,3 +251,31 @@ def test_a_store_that_is_somebodys_stays_when_a_join_fails(
         assert list(store) == ([] if was_there else ["key"])
     if not was_there:
         putting.join()
+
+
+def test_a_host_joins_by_a_cluster_that_was_sent_with_its_secret_and_a_stop_removes_all(
+    launched: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MEMSTORE_SECRET_FILE")
+    secret = "it-is-given-to-the-first-one-and-sent"
+    first = memstore.join(launched, secret=secret, timeout=LONG)
+    sent = pickle.loads(pickle.dumps(first))
+    port = first.hosts[0].rpartition(":")[2]
+    monkeypatch.setenv("MEMSTORE_ADDRESS", f"tcp://127.0.0.7:{port}")
+    second = f"{launched}-2"
+    with pytest.raises(memstore.SecretError, match="that was given has 5 bytes"):
+        memstore.join(second, cluster=sent, secret="short", timeout=LONG)
+    joined = memstore.join(second, cluster=sent, owner=False, timeout=LONG)
+    assert memstore.join(second, cluster=sent, timeout=LONG).hosts == joined.hosts, "again"
+    assert secret_of(second, and_environment=False) == secret.encode()
+    with memstore.open(second) as store, memstore.open(launched) as other:
+        store.put("group/key", torch.arange(9))
+        assert other.get("group/key").sum() == 36
+    with pytest.raises(memstore.NotServedError, match="with another secret or none"):
+        memstore.join(second, cluster=sent, secret="another-one-that-is-as-long-as-that", timeout=LONG)
+    gone = pickle.dumps(joined)
+    joined.stop(remove=True)
+    eventually(lambda: not os.path.exists(launched) and not os.path.exists(second), "both are removed")
+    with pytest.raises(memstore.HomeUnavailableError, match="not ended, as far as can be seen"):
+        pickle.loads(gone).stop(timeout=1.0)
+    assert repr(pickle.loads(gone)) == f"memstore.Cluster({second!r})" and len(pickle.loads(gone).hosts) == 2
