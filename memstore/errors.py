@@ -284,7 +284,7 @@ class HomeUnavailableError(MemstoreError, TimeoutError):
 
 
 class CrossHostError(MemstoreError):
-    """The call works on one host only, but several hosts own its keys, or the entry is on another host."""
+    """The call works on one host only, but its keys have several owners, or the entry is on another host."""
 
 
 class NotServedError(MemstoreError):

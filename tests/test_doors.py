@@ -85,7 +85,6 @@ ELSEWHERE = {
         "_rng",
     },
     # Monarch's, whose classes have no public names
-    "memstore.distributed.actors.reference": {"_rust_bindings", "_src"},
     "memstore.distributed.rdma.engine": {"_RdmaBuffer", "_rust_bindings"},
 }
 

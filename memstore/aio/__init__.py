@@ -7,7 +7,7 @@
 The guide is docs/asyncio.md. For who works on it, the files:
 
 calls        calls that block, made in threads: pools of them, for this host and for each other one
-waits        one thread for all waits of a store; waits for keys of other hosts
+waits        one thread for all waits of a store; waits for keys that other hosts own
 opened       a store that its first call opens, and its waits for newer versions
 store        AsyncStore, references, datasets and puts of several ranks; open, iter_weights, read_rows
 replay       replay buffers

@@ -329,7 +329,7 @@ class Dataset(_RowsForLoaders):
             except CatalogCrowded:
                 limit = contents.inline_limit_when_crowded(root)
                 continue
-            except VersionConflictError:  # its host was served meanwhile, and the key's home has named it anew
+            except VersionConflictError:  # its host was served meanwhile, and the entry has another version since
                 continue
             return version
 

@@ -258,8 +258,8 @@ class Keyspace:
         """Waits until one of several keys has a newer version, and returns all keys that do, with their versions.
 
         A put wakes it, as it wakes `wait`. Each time, the versions of all these keys are looked at. In a store on
-        several hosts, keys of other hosts are asked for 20 times a second. The owner of a prefix's keys keeps the wait
-        for it; if it has no "/", all hosts do, and all must answer.
+        several hosts, keys that another host owns are asked for 20 times a second. A wait for a prefix is kept by all
+        hosts, or by the owner if there is a "/" in it.
 
         Args:
             keys: which; they need not exist yet.
@@ -519,7 +519,7 @@ def abort_attempt(root: Root, member: Participant, why: str, deadline: float) ->
     try:
         return give_up(root, member, failure, deadline).message == str(failure)
     except UnknownOutcomeError:
-        if time.monotonic() >= deadline:  # its home gave no answer
+        if time.monotonic() >= deadline:  # its owner gave no answer
             raise
         return False  # it was over long ago
 

@@ -81,7 +81,7 @@ _TOLD = (
 )
 OUTLIVES = 60.0  # seconds that a part of a rank that waits outlives the rank's timeout
 TO_PUBLISH = 0.25  # seconds for the mutex, where all parts are there when the time is up
-GIVE_UP_WITHIN = 0.5  # seconds for the mutex, or the key's home, to end an attempt whose time is up
+GIVE_UP_WITHIN = 0.5  # seconds for the mutex, or the key's owner, to end an attempt whose time is up
 _MOST_TO_GIVE_UP = 5.0  # seconds for the same, where the call has so much time left
 
 

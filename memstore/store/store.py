@@ -203,8 +203,8 @@ class Store(Keyspace):
 
         `expect_versions` has the versions that keys of `items` must have, by key; 0: the key must not exist.
 
-        In a store on several hosts, one host must own all keys of a call, as it does those with the same text before
-        the first "/"; otherwise CrossHostError is raised before anything is done. With `atomic` False there is one
+        In a store on several hosts, all keys of one call must have the same owner, as keys with the same text before
+        the first "/" have; otherwise CrossHostError is raised, and nothing is put. With `atomic` False there is one
         moment for each owner, and after an error the values that were put at other owners stay.
         """
         root, items = self._opened(timeout, writes=True), as_items(items)
@@ -286,8 +286,8 @@ class Store(Keyspace):
             cast: True casts what is copied into `out` where it has another floating-point dtype. False: that is a
                 mismatch. Integers are never cast to floating-point numbers, or these to integers.
             max_age: in a store on several hosts: return the version that this process has last seen if that was at
-                most so many seconds ago, without asking the owner. None, or 0: the owner is asked each time. If that
-                is this host, a get always returns the current version.
+                most so many seconds ago, without asking its owner. None, or 0: the owner is asked each time. If this
+                host owns the key, a get always returns the current version.
             timeout: seconds; None: the store's.
 
         Raises:

@@ -30,6 +30,7 @@ from memstore._threads import between_forks
 from memstore.distributed.links import Hello, hello_of_this_process, parse_own_address, secret_of
 from memstore.distributed.serving.supervision import (
     HANG_AFTER,
+    OF_AGENTS,
     SHORTEST_HANG,
     AgentLock,
     Kind,
@@ -60,7 +61,6 @@ from memstore.engine import (
 from memstore.errors import MemstoreError, NotServedError, TransportUnavailableError
 
 SECRET_FILE = "MEMSTORE_SECRET_FILE"
-OF_AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that an agent takes
 _OPEN_WITHIN = 30.0  # seconds
 _STEADY = 1.0  # seconds: an index process that has lived so long is no failure of its start
 _AT_ONCE = 3  # starts without a delay

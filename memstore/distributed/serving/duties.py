@@ -65,7 +65,7 @@ _TELL_WITHIN = 2.0  # seconds: of what is said to one host after the other, of w
 _MEET_WITHIN = 1.0  # seconds, also to connect to the seed: who finds another root there tells it within ALONE
 _TO_MANY = (Announce, Obey, Promise)
 _NOTHING_NEW = encode(Done())
-_LONG = 2.0  # seconds: an index process that was killed is back long before
+SILENT = 2.0  # seconds: an index process that was killed is back long before
 _AT_FIRST, _SOON, _IDLE, _PAY, _AUDIT, _SESSIONS = 0.05, 0.25, 1.0, 1.0, 5.0, 30.0  # seconds
 _PAY_APART = 0.01  # seconds between two payments: each takes the mutex of both hosts, and puts wait for it
 _MIRRORS = 3  # deputies, and a member that is to be one
@@ -133,7 +133,7 @@ class Silences:
     def begin(self, address: str, why: str) -> None:
         """Notes that it gave no answer. `why` may be empty."""
         since = self._since.setdefault(address, self._clock())
-        if self._clock() - since >= _LONG and address not in self._told:
+        if self._clock() - since >= SILENT and address not in self._told:
             self._told.add(address)
             self._tell(f"{address} does not answer ({why or 'no answer in time'}): it is asked again and again")
 

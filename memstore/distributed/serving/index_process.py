@@ -21,12 +21,11 @@ from memstore._version import __version__
 from memstore.distributed.actors import start_monarch
 from memstore.distributed.links import INDEX, Hello, Links, Listener, Traffic, secret_of
 from memstore.distributed.rules import Answer, Done, Index, Member, NotPromoted, Refused
-from memstore.distributed.serving.agent import OF_AGENTS
 from memstore.distributed.serving.answering import Answers, Connections
 from memstore.distributed.serving.asking import Promote, Reported, standing_of
 from memstore.distributed.serving.duties import Driver, Duties, Ended, Ending
 from memstore.distributed.serving.membership import Membership, own_member, remove_cluster_file
-from memstore.distributed.serving.supervision import Kind, News, Pulse, Start, log_by_lines, note_end, tell
+from memstore.distributed.serving.supervision import OF_AGENTS, Kind, News, Pulse, Start, log_by_lines, note_end, tell
 from memstore.distributed.serving.waiting import KeyWaits, SeedWaits
 from memstore.engine import Creation, Root, boot_clock, close_root, need_cluster, open_root, sweep_if_due, syscalls
 from memstore.errors import MemstoreError, NotAStoreError, NotServedError, StoreFullError, StoreTimeoutError

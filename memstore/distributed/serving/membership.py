@@ -90,7 +90,7 @@ class Membership:
         before, self._standing = self._standing, standing
         if standing is None:
             return
-        for line in _changes(before, standing, self._member):
+        for line in changes_of(before, standing, self._member):
             say(line)
         write_cluster_file(self._root, self._member, standing)
         if standing.is_removed:
@@ -185,7 +185,8 @@ def _named(member: Member) -> str:
     return f"{member.name or 'a host'} at {member.address}"
 
 
-def _changes(before: Standing | None, after: Standing, own: Member) -> list[str]:
+def changes_of(before: Standing | None, after: Standing, own: Member) -> list[str]:
+    """Returns lines that say what has changed of the cluster."""
     roster = after.roster
     if before is None:
         hosts = "1 host" if len(roster.members) == 1 else f"{len(roster.members)} hosts"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ from memstore.errors import NotServedError, TransportUnavailableError
 # --- how a root is served ---------------------------------------------------------------------------------------------
 
 HANG_AFTER = 10.0  # seconds without a word of the index process
+OF_AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that an agent takes
 
 
 class Options(msgspec.Struct, frozen=True):

@@ -57,7 +57,7 @@ def find_copy(root: Root, key: bytes, deadline: float) -> Copy | None:
 def map_copy(root: Root, key: bytes, copy: Copy, version: int) -> MappedEntry | None:
     """None: it was dropped meanwhile."""
     record = copy.record
-    if record.version != version:  # its home moved, and named it anew
+    if record.version != version:  # its owner has given it another version
         record = msgspec.structs.replace(record, version=version)
     with root.guard:
         held = map_entry(root, key, record)

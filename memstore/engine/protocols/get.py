@@ -11,7 +11,7 @@
    beside it). A reader that dies leaves nothing to clean up: the kernel unmaps the file and gives up the lock.
 
 Where there is no record, or it says that bytes lie on other hosts, and the store is served, it goes on elsewhere
-(`elsewhere.py`). What a record has without `hosts` is right, wherever the home of its key is by now.
+(`elsewhere.py`). What a record has without `hosts` is right, whoever owns its key by now.
 
 All of it runs under `root.guard`, so that no forked child inherits the file descriptor, and with it the lock.
 

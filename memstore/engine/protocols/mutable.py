@@ -9,7 +9,7 @@ page; the commit expects that there is no such key.
 3. *Check* (`MutableEntry.check_open`), before each write, whether the entry is deleted or sealed.
 4. *Seal* (`MutableEntry.seal`), under the entry's mutex: note that it begins, put the rows as an ordinary value, note
    that it is done. If the sealer dies, or doesn't know whether the rows were put, the next owner of the mutex asks the
-   catalog. Where the key's home is another host, it asks that one (`Elsewhere.is_unsealed`). Until then nobody writes.
+   catalog. Where another host owns the key, it asks that one (`Elsewhere.is_unsealed`). Until then nobody writes.
 
 The entry's mutex comes before the store's. Nobody waits for an entry's mutex under the store's.
 """
@@ -180,7 +180,7 @@ def _is_live(root: Root, segment: int, put_id: int) -> bool:
 def _is_unsealed(root: Root, key: bytes, segment: int, put_id: int, deadline: float) -> bool:
     """Whether the entry is neither sealed nor deleted, and no seal that was begun can be made any more.
 
-    The segment's row says so. But where the key's home is another host, this one may hear of a seal a while later.
+    The segment's row says so. But where another host owns the key, this one may hear of a seal a while later.
     """
     if not _is_live(root, segment, put_id):
         return False
@@ -312,7 +312,7 @@ def _entry(
 
 def _write_anew(entry: MutableEntry, deadline: float) -> None:
     root, page, record = entry.root, entry.page, entry.record
-    # What another boot began to seal its home knows, which is asked before the store's mutex is taken.
+    # What another boot began to seal its owner knows, which is asked before the store's mutex is taken.
     is_open = not page.was_used or _is_unsealed(root, entry.key.encode(), record.segment, record.put_id, deadline)
 
     def write() -> None:

@@ -14,7 +14,7 @@ their writers had died. Three things tell, before anything is changed:
    nothing.
 3. Headers of segments (`check_headers`): none may say live under a put id and a version that are higher than any the
    catalog has given. A put whose commit was cut off has no such header: the catalog knows it as filling, under that put
-   id. What is lent to another home, or is a copy, says version 0: there the put id tells by itself.
+   id. What is lent to another owner, or is a copy, says version 0: there the put id tells by itself.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ under the id of the next put, which takes it by `take_kept_file`.
   puts finds no room, and when it closes the store.
 - A file is kept only when two puts in a row are of nearly its size: a process that puts once, or values of many sizes
   in turn, pays nothing. The file that was kept last takes the place of the one before.
-- A put whose key has its home on another host replaces nothing here: that host tells later what it has replaced, and
+- A put whose key another host owns replaces nothing here: that host tells later what it has replaced, and
   that is retired then. So the transaction that lends its segment *claims* a retired file for the next put, if there is
   one, by the rules of any claim (`NextFile`).
 
@@ -319,7 +319,7 @@ def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
     """Keeps a file that is filled, and could not be published because the mutex was not to be had in time.
 
     To give it back takes the mutex too. Returns False if the file is none to be kept: in a store on several hosts, one
-    that was lent to the home of its key belongs to this process no more.
+    that was lent to the owner of its key belongs to this process no more.
     """
     if len(writers) != 1 or not writers[0].is_reusable:
         return False

@@ -1,10 +1,10 @@
-"""Changes of a served store's catalog that are no put or delete of this host (`change_served`).
+"""Changes of a served store's catalog that are no ordinary put or delete of this host (`change_served`).
 
 The index process answers other hosts so, and a process that lends what it has put. What the change is, its action says,
 which is called in the transaction: it reads, writes rows, and notes in `Effects` which segments become live or are
 retired, and which keys change. Then a file is claimed for the next put, if there is one, and the rest is steps 4 and 5
-of a put (`put.py`). The header of a segment that becomes live has its version: 0 of what is lent to another home, or is
-a copy.
+of a put (`put.py`). The header of a segment that becomes live has its version: 0 of what is lent to another owner, or
+is a copy. The first put of a group is such a change, too: the grant is recorded with it.
 
 - An action that raises has changed nothing, whoever made it raise: no recovery is due. Unless it was called again after
   headers were written: what that has written a recovery takes back.

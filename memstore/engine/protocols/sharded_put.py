@@ -1,9 +1,9 @@
 """Sharded puts: a rank puts its part, and who finds the parts of all ranks publishes them as one version.
 
 `attempts.py` has the rules, and how attempts end that are not published. `prepare` is step 1, `outcome_of` is step 2,
-`give_up` is step 3, wherever the home of the key is: on this host alone, else by the rules of a cluster. A store that
+`give_up` is step 3, wherever the owner of the key is: on this host alone, else by the rules of a cluster. A store that
 nobody serves pays a look at its counters. If it comes to be served meanwhile, the transaction that would have changed
-something raises MembershipChanged, and the home is asked.
+something raises MembershipChanged, and the owner is asked.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _TO_EXPLAIN = 0.25  # seconds for other hosts to say what an error tells: the ti
 def prepare(
     root: Root, member: Participant, draft: Draft, content: Callable[[], bytes], deadline: float
 ) -> AttemptOutcome | Participant:
-    """Prepares a part, wherever the key's home is: see `prepare_part`.
+    """Prepares a part, wherever the key's owner is: see `prepare_part`.
 
     Raises HomeUnavailableError and StaleMembershipError too.
     """
@@ -80,7 +80,7 @@ def _enter_anywhere(
 def outcome_of(
     root: Root, member: Participant, merge: Merge, waits_until: float, deadline: float
 ) -> AttemptOutcome | None:
-    """Returns the outcome of an attempt, wherever the key's home is: see `outcome_here`.
+    """Returns the outcome of an attempt, wherever the key's owner is: see `outcome_here`.
 
     Raises HomeUnavailableError and StaleMembershipError too.
     """
@@ -91,7 +91,7 @@ def outcome_of(
 
 
 def give_up(root: Root, member: Participant, failure: AttemptFailure, deadline: float) -> AttemptOutcome:
-    """Ends an attempt, wherever the key's home is: see `give_up_here`."""
+    """Ends an attempt, wherever the key's owner is: see `give_up_here`."""
     if not is_served(root):
         with contextlib.suppress(MembershipChanged):
             return give_up_here(root, member, failure, deadline)
@@ -115,7 +115,7 @@ def no_version(root: Root, key: bytes, deadline: float | None = None) -> KeyNotF
     """The error for a key that doesn't exist. If it has parts that wait for others, that is another one.
 
     Args:
-        deadline: for the key's home; None: a moment.
+        deadline: for the key's owner; None: a moment.
     """
     parts: list[tuple[PendingPart, float]] = []
     with contextlib.suppress(HomeUnavailableError):  # it has just said that there is no version
@@ -135,7 +135,7 @@ _DROPPED = 16  # outcomes that a prepare looks at: each attempt leaves one, so m
 
 
 Enter = Callable[[Root, Participant, Draft, SealedSegment | None, bytes, float], AttemptOutcome | Participant]
-"""Takes in a part whose segment, if it has one, is filled: `enter_here`, or another host's home does."""
+"""Takes in a part whose segment, if it has one, is filled: `enter_here`, or another owner does."""
 
 
 def prepare_part(

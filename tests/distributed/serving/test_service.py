@@ -133,7 +133,7 @@ def standing(epoch: int, *members: Member, seed: Member = A, **more: Any) -> Sta
 def test_changes_of_members_are_told() -> None:
     guest, moved = Member(B.id, B.address, B.name, False), Member(B.id, "tcp://10.0.0.9:1", B.name)
     alone = "a at tcp://10.0.0.1:1 is a member: epoch 1, 1 host, seed tcp://10.0.0.1:1"
-    assert membership._changes(None, standing(1, A), A) == [alone]
+    assert membership.changes_of(None, standing(1, A), A) == [alone]
     for before, after, told in (
         (standing(1, A), standing(2, A, guest), "b at tcp://10.0.0.2:1 has joined"),
         (standing(1, A, guest), standing(2, A, B), "b at tcp://10.0.0.2:1 owns what it puts first"),
@@ -157,5 +157,5 @@ def test_changes_of_members_are_told() -> None:
             "the directory is made anew: all members have said what they own",
         ),
     ):
-        assert membership._changes(before, after, A) == [f"epoch 2: {told}"]
-        assert membership._changes(after, after, A) == []
+        assert membership.changes_of(before, after, A) == [f"epoch 2: {told}"]
+        assert membership.changes_of(after, after, A) == []

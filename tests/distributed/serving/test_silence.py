@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memstore.distributed.serving.duties import _LONG as LONG
+from memstore.distributed.serving.duties import SILENT as LONG
 from memstore.distributed.serving.duties import Silences
 from tests.distributed.serving.agents import Agents, eventually
 
