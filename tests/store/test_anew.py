@@ -94,7 +94,7 @@ def test_a_member_of_a_cluster_is_not_begun_anew(scratch: str) -> None:
     with memstore.open(scratch) as store:
         store.put("key", OLD)
     settings = Path(f"{scratch}/memstore.json")
-    text = settings.read_text().replace('"format": 1', '"format": 2').replace("\n}", ',\n  "features": ["cluster"]\n}')
+    text = settings.read_text().replace('"format": 1', '"format": 2').replace("\n}", ',\n  "features": ["owners"]\n}')
     settings.write_text(text)
     with pytest.raises(memstore.NotServedError, match="several hosts"):
         memstore.open(scratch, "w")

@@ -107,7 +107,7 @@ def test_errors_are_what_handlers_expect(name: str) -> None:
 
 
 FIELDS = {
-    "EntryInfo": ["key", "version", "kind", "nbytes", "created", "structure", "leaves", "files"],
+    "EntryInfo": ["key", "version", "kind", "nbytes", "created", "structure", "leaves", "files", "owner"],
     "LeafInfo": ["name", "dtype", "shape", "nbytes", "shards"],
     "ShardInfo": ["offsets", "shape", "rank", "file"],
     "StoreStats": [

@@ -205,6 +205,15 @@ class OtherHosts:
             owned = self._take_in(groups, deadline)
         return owned.membership if owned.may_commit and owned.groups.issuperset(groups) else None
 
+    def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
+        groups, owned = groups_of(keys), self._owned
+        if owned is None or not owned.groups.issuperset(groups):
+            owned = self._take_in(groups, deadline)
+        own, client = self._member, self._client
+        owners = {own if group in owned.groups else client.known_owner(group) for group in groups}
+        if len(owners - {None}) > 1:
+            self._drive(client.check_one_owner(groups), deadline)
+
     def known_owner(self, key: bytes) -> bytes | None:
         owner = self._client.known_owner(group_of(key))
         if owner is None and self.membership_for((key,)) is not None:

@@ -189,6 +189,16 @@ class Client:
         except DeadlinePassed as why:
             raise unavailable(groups[0], self.asked, why) from None
 
+    def check_one_owner(self, groups: Sequence[bytes]) -> Steps[None]:
+        """Raises CrossHostError if groups have several owners. What is remembered of them is asked for anew."""
+        for group in groups:
+            self._owners.pop(group, None)
+        found = yield from self.owners_of(groups)
+        owners = {owner: group for group, owner in found.items() if owner is not None}
+        standing = yield from view(lambda tables: tables.standing())
+        if len(owners) > 1 and standing is not None:
+            raise _several(standing, owners)
+
     def known_owner(self, group: bytes) -> bytes | None:
         """Returns the member that was the owner when the directory was asked last. It may be another one by now."""
         row = self._owners.get(group)

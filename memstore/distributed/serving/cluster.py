@@ -78,7 +78,7 @@ class Cluster:
 
     @property
     def secret(self) -> bytes | None:
-        """The secret that the hosts share, or None."""
+        """What the hosts share; None: they have none."""
         return self._secret
 
     def roster(self) -> Roster:
@@ -193,7 +193,8 @@ class Cluster:
                 if isinstance(answer, Done):
                     return member.address
                 if isinstance(answer, Refused):
-                    raise NotServedError(f"{member.address} can't be the seed: {answer.why}")
+                    hint = "" if force else "; --force does without, and loses what the old seed has said last"
+                    raise NotServedError(f"{member.address} can't be the seed: {answer.why}{hint}")
                 trouble = f"{member.address} does not answer ({asker.trouble_of(member.address)})"
         raise HomeUnavailableError(trouble)
 

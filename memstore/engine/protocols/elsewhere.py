@@ -97,6 +97,13 @@ class Elsewhere(Protocol):
         """
         ...
 
+    def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
+        """Raises CrossHostError if this process knows that the keys have several owners.
+
+        The directory is asked then, and not else: a group may have been handed over since.
+        """
+        ...
+
     def known_owner(self, key: bytes) -> bytes | None:
         """Returns the id of the member that owns the key, as far as this host knows. Nobody is asked."""
         ...

@@ -134,7 +134,10 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
         NotAStoreError: the store was removed or moved.
         CrossHostError, HomeUnavailableError, UnknownOutcomeError, StaleMembershipError: of a store on several hosts.
     """
-    return retry_after_sweep(_put, root, drafts, deadline, drafts[0].key.decode() if len(drafts) == 1 else None)
+    if len(drafts) == 1:
+        return retry_after_sweep(_put, root, drafts, deadline, drafts[0].key.decode())
+    root.owners.check_one_owner([draft.key for draft in drafts], deadline)  # before anything is copied
+    return retry_after_sweep(_put, root, drafts, deadline, None)
 
 
 def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:

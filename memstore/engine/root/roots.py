@@ -90,6 +90,10 @@ class Owners(Protocol):
         """
         ...
 
+    def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
+        """Raises CrossHostError if this process knows that the keys have several owners."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -100,6 +104,9 @@ class Alone:
 
     def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
         return 0
+
+    def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
+        pass
 
     def close(self) -> None:
         pass

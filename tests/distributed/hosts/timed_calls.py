@@ -16,7 +16,7 @@ import torch
 
 import memstore
 
-ROWS, SIDE = 2048, 64  # of 8 floats; of a square weight: files of their own, in both cases
+ROWS, SIDE = 4096, 160  # of 8 floats; of a square weight: files of their own, in both cases
 SPEC = {"x": ((8,), torch.float32)}
 TIMEOUT, DEFAULT = 0.2, 0.6  # seconds: of calls that take a timeout, and of the store
 LATE_BY = 0.75  # seconds, at most
