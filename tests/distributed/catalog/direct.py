@@ -66,7 +66,7 @@ class Host:
 
 def transact(host: Host, step: Transact, filled: Sequence[Filled]) -> Any:
     if step.is_read:
-        return look(host.root, step.action, deadline_after(10))
+        return look_or_run(host.root, step.action, deadline_after(10))
     sealed = [segment for one in filled for segment in one.sealed]
     return run(host.root, step.action, deadline_after(10), sealed=sealed)
 
