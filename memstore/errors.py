@@ -280,7 +280,7 @@ class UnknownOutcomeError(MemstoreError):
 
 
 class HomeUnavailableError(MemstoreError, TimeoutError):
-    """The host that owns the key, or that has its bytes, didn't answer in time. Nothing was changed."""
+    """The host that owns the key or has its bytes, or the seed, didn't answer in time. Nothing was changed."""
 
 
 class CrossHostError(MemstoreError):

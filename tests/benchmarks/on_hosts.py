@@ -1,7 +1,7 @@
 """Two hosts of one machine that serve one store, and processes on them that call what they are told.
 
-The hosts are those of `tests/support/hosts.py`: namespaces, joined by a virtual cable. Host 0 has the bytes, and is the
-home of all keys; host 1 reads, and is no home. Agents are those of `memstore serve`.
+The hosts are those of `tests/support/hosts.py`: namespaces, joined by a virtual cable. Host 0 has the bytes, and owns
+all keys; host 1 reads, and owns nothing. Agents are those of `memstore serve`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _two_hosts(shm_bytes: int, transport: str) -> Generator[TwoHosts]:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memstore-bench-hosts-")))
         hosts = stack.enter_context(Hosts(2, shm_bytes=shm_bytes))
         options = () if transport == "tcp" else ("--transport", transport)
-        cluster = stack.enter_context(served(hosts, logs, [options, (*options, "--no-homes")]))
+        cluster = stack.enter_context(served(hosts, logs, [options, (*options, "--no-owner")]))
         wait_until(lambda: cluster.call(OWNER, has_transport, transport), f"{transport}: {cluster.log(OWNER)}")
         yield TwoHosts(cluster, stack)
 

@@ -78,7 +78,7 @@ class Cluster:
 
     @property
     def secret(self) -> bytes | None:
-        """What the hosts share; None: they have none."""
+        """The secret that the hosts share, or None."""
         return self._secret
 
     def roster(self) -> Roster:
