@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import memstore
-from memstore.distributed.serving import status_at
+from memstore.distributed.serving import Cluster
 from tests.benchmarks.report import Absent, Workload
 from tests.benchmarks.session import Session
 from tests.distributed.hosts.clusters import ServedHosts, served, wait_until
@@ -124,8 +124,7 @@ def _two_hosts(shm_bytes: int, transport: str) -> Generator[TwoHosts]:
 
 def has_transport(store: memstore.Store, transport: str) -> bool:
     """Whether all of its hosts have it."""
-    found = status_at(store.root)
-    return found is not None and all(host.transport == transport for host in found.hosts)
+    return all(host.transport == transport for host in Cluster(store.root).status().hosts)
 
 
 # --- in a process on a host -------------------------------------------------------------------------------------------

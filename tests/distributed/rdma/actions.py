@@ -10,16 +10,14 @@ import torch
 import memstore
 from memstore import TensorShard
 from memstore._info import HostStatus
-from memstore.distributed.serving import status_at
+from memstore.distributed.serving import Cluster
 
 MIB = 1 << 20
 
 
 def hosts_of(store: memstore.Store) -> tuple[HostStatus, ...]:
     """How they are."""
-    found = status_at(store.root)
-    assert found is not None
-    return found.hosts
+    return Cluster(store.root).status().hosts
 
 
 def numbers(mib: int, first: int = 0) -> torch.Tensor:

@@ -27,9 +27,9 @@ pytestmark = [
 
 OWNER, READER, OTHER = range(3)
 PLANES = [
-    ("--monarch", "--transport", "monarch"),
-    ("--transport", "monarch", "--no-homes"),
-    ("--transport", "tcp", "--no-homes"),
+    ("--transport", "monarch"),
+    ("--transport", "monarch", "--no-owner"),
+    ("--transport", "tcp", "--no-owner"),
 ]
 LARGE = 48  # MiB: a transfer of it can be met in its middle
 

@@ -12,7 +12,7 @@ import torch
 
 import memstore
 from memstore._info import HostStatus
-from memstore.distributed.serving import status_at
+from memstore.distributed.serving import Cluster
 from tests.distributed.serving.agents import SOURCES, Agents, agents_in, eventually
 
 pytestmark = pytest.mark.skipif(find_spec("monarch") is None, reason="torchmonarch isn't installed")
@@ -32,9 +32,7 @@ def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
 
 
 def statuses(root: str) -> list[HostStatus]:
-    found = status_at(root)
-    assert found is not None
-    return list(found.hosts)
+    return list(Cluster(root).status().hosts)
 
 
 def counted(root: str, nbytes: int) -> list[HostStatus] | None:
@@ -50,7 +48,7 @@ def wait_for(root: str, *transports: str) -> None:
 def test_a_value_of_another_host_is_got_by_registered_memory(agents: Agents) -> None:
     """The whole path, and what `status` says of it."""
     there = agents.start("there", "--transport", "monarch")
-    here = agents.serve("here", "--transport", "monarch", "--no-homes", join=there, members=2)
+    here = agents.serve("here", "--transport", "monarch", "--no-owner", join=there, members=2)
     wait_for(here.root, "monarch", "monarch")
     weights = torch.arange(2 * MIB)
     with memstore.open(there.root, "r+") as owner, memstore.open(here.root, "r+") as reader:
@@ -69,7 +67,7 @@ def test_a_value_of_another_host_is_got_by_registered_memory(agents: Agents) -> 
 def test_hosts_with_other_versions_of_monarch_take_tcp(agents: Agents) -> None:
     path = f"{FAKED}:{SOURCES}"
     there = agents.start("there", "--transport", "monarch", PYTHONPATH=path, FAKED_VERSIONS="torchmonarch=0.6.9")
-    here = agents.serve("here", "--transport", "monarch", "--no-homes", join=there, members=2)
+    here = agents.serve("here", "--transport", "monarch", "--no-owner", join=there, members=2)
     wait_for(here.root, "monarch", "monarch")
     assert comes_over_tcp(there.root, here.root)
 
@@ -83,7 +81,7 @@ def test_where_monarch_does_not_start_all_goes_over_tcp(agents: Agents, tmp_path
         "here",
         "--transport",
         "monarch",
-        "--no-homes",
+        "--no-owner",
         join=there,
         members=2,
         PYTHONPATH=f"{tmp_path}/broken:{SOURCES}",
