@@ -636,6 +636,7 @@ class _Link:
         self.current: Connection | None = None
         self.trouble = ""
         self._refusal: LinkRefusedError | None = None  # what the last try ended with
+        self._refused: bytes | None = None  # the member that it was for
         self._is_closed = False
         self._dialing = threading.Lock()
         self._failures = 0  # in a row
@@ -659,7 +660,7 @@ class _Link:
             dialed = dial(self._address, member, self._secret, kind, self._hello, deadline)
         except LinkRefusedError as error:
             self._fail(error.message)
-            self._refusal = error
+            self._refusal, self._refused = error, member
             raise
         except ResourceLimitError:  # an OSError, which says nothing of the other side
             raise
@@ -694,7 +695,10 @@ class _Link:
             self.current.break_off("it was closed")
 
     def _connect(self, member: bytes | None, deadline: float) -> Connection | None:
-        """One thread dials; the others wait for what comes of it, and fail as it does."""
+        """One thread dials; the others wait for what comes of it, and fail as it does.
+
+        Who wants another member there than the one that was refused dials itself: two may have the same address.
+        """
         tries = self._tries
         held: list[bool] = []
         try:
@@ -706,9 +710,10 @@ class _Link:
             if self.current is not None and not self.current.is_broken:
                 return self.current
             if self._tries != tries:
-                if self._refusal is not None:
+                if self._refusal is None:
+                    return None
+                if self._refused == member:
                     raise LinkRefusedError(self._refusal.message)
-                return None
             return self._replace(member, deadline)
         finally:
             if any(held):

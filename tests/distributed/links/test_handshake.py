@@ -12,7 +12,7 @@ from time import monotonic
 
 import pytest
 
-from memstore.distributed.links import CLIENT, STREAM, Asked, handshake, server
+from memstore.distributed.links import CLIENT, STREAM, Asked, Links, handshake, server
 from memstore.distributed.links.server import FAIR_TIME, HANDSHAKE_TIME, NEWCOMERS
 from memstore.errors import (
     AddressUnavailableError,
@@ -27,6 +27,7 @@ from tests.distributed.links.echoing import (
     SECRET,
     bare,
     both_families,
+    in_threads,
     is_closed,
     linked,
     listening,
@@ -77,6 +78,23 @@ def test_another_member_is_refused_by_name() -> None:
         assert links.send(listener.address, MEMBER, b"hello", soon()) == b"hello"
         with pytest.raises(LinkRefusedError, match=other.hex()):  # nor over the connection that is there
             links.send(listener.address, other, b"hello", soon())
+
+
+def test_who_is_refused_by_one_member_keeps_nobody_from_another_at_its_address() -> None:
+    """A host that came back empty is served where the lost one was, and both are asked at once."""
+    other = bytes(16)[:-1] + b"\1"
+
+    def ask(links: Links, address: str, member: bytes) -> None:
+        if member == MEMBER:
+            assert links.send(address, member, b"hello", soon()) == b"hello"
+        else:
+            with pytest.raises(LinkRefusedError, match=f"{other.hex()} was expected"):
+                links.send(address, member, b"hello", soon())
+
+    with listening() as listener:
+        for _ in range(20):
+            with linked() as links:
+                in_threads(8, lambda number: ask(links, listener.address, MEMBER if number % 2 else other))
 
 
 def talk(listening_socket: socket.socket, *answers: bytes) -> None:
