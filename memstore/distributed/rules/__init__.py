@@ -98,6 +98,7 @@ from memstore.distributed.rules.reading import (
     read_all,
     wait,
     wait_any,
+    wait_any_of,
     wait_there,
 )
 from memstore.distributed.rules.roster import NotPromoted, found
@@ -219,6 +220,7 @@ __all__ = [
     "view",
     "wait",
     "wait_any",
+    "wait_any_of",
     "wait_there",
     "waiting",
 ]

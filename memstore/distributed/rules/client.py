@@ -124,11 +124,17 @@ class GroupOwner(msgspec.Struct):
         return tuple(self.grants[group] for group in groups_of(keys))
 
 
+class Seed(msgspec.Struct, frozen=True):
+    """The member that was asked who owns what; it need not own anything itself."""
+
+    member: Member
+
+
 class Client:
     """One process of a host. It has sessions of its own: a forked child makes another Client.
 
     Attributes:
-        asked: the member that a question was sent to last, for errors; None: this host.
+        asked: whom a question was sent to last, for errors; None: this host.
     """
 
     def __init__(self) -> None:
@@ -137,7 +143,7 @@ class Client:
         self._sessions: dict[bytes, int] = {}
         self._numbers = itertools.count(1)
         self._free_lanes = list(range(LANES))
-        self.asked: Member | None = None
+        self.asked: Member | Seed | None = None
 
     def owner_of(self, seen: CatalogView, groups: Sequence[bytes], *, claims: bool = False) -> Steps[GroupOwner | None]:
         """Finds the one owner of groups: here, as remembered, or by the directory.
@@ -154,7 +160,7 @@ class Client:
         """
         standing = seen.standing
         assert standing is not None, "who isn't served asks nobody"
-        rows = yield from self._locate(seen, standing, groups, claims=claims)
+        rows = yield from self.locate(seen, standing, groups, claims=claims)
         if rows is None:
             return None
         owners = {row.owner: row.group for row in rows.values() if row is not None}
@@ -183,7 +189,7 @@ class Client:
                 seen = yield from view(lambda tables: look_at(tables, [], groups))
                 if seen.standing is None:
                     return dict.fromkeys(groups)
-                rows = yield from self._locate(seen, seen.standing, groups)
+                rows = yield from self.locate(seen, seen.standing, groups)
                 if rows is not None:
                     return {group: None if row is None else row.owner for group, row in rows.items()}
         except DeadlinePassed as why:
@@ -204,7 +210,7 @@ class Client:
         row = self._owners.get(group)
         return None if row is None else row.owner
 
-    def _locate(
+    def locate(
         self, seen: CatalogView, standing: Standing, groups: Sequence[bytes], *, claims: bool = False
     ) -> Steps[dict[bytes, Ownership | None] | None]:
         """Finds the row of each group: here, as remembered, or by the directory. None, after a pause: not yet."""
@@ -242,7 +248,7 @@ class Client:
             some = groups[first : first + BATCH_LIMIT]
             refused = tuple(self._refused.get(group, 0) for group in some)
             request = ClaimGroups(some, claimer) if claims and not any(refused) else FindOwners(some, refused)
-            self.asked = seed
+            self.asked = Seed(seed)
             answer = yield from send(seed, request)
             if not isinstance(answer, Owners) or len(answer.rows) != len(some):
                 yield from try_again(answer)
@@ -489,9 +495,9 @@ def try_again(answer: Answer | None) -> Steps[None]:
 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
-_WHAT_TO_DO = (
-    "repeat the call; `memstore status` says which hosts answer, and `memstore remove` gives up one that is lost"
-)
+_STATUS = "repeat the call; `memstore status` says which hosts answer, and"
+_LOST = f"{_STATUS} `memstore remove` gives up one that is lost"
+_LOST_SEED = f"{_STATUS} `memstore promote` makes another one the seed if that is lost"
 _KINDS: dict[str, type[MemstoreError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -502,7 +508,7 @@ _KINDS: dict[str, type[MemstoreError]] = {
 def _several(standing: Standing, owners: dict[bytes, bytes]) -> CrossHostError:
     def name(owner: bytes, group: bytes) -> str:
         member = standing.roster.member(owner)
-        where = "a host" if member is None else member.name or member.address
+        where = "a host" if member is None else f"{member.name or 'the host'} at {member.address}"
         return f"{group.decode(errors='replace')!r} to {where}"
 
     names = ", ".join(name(owner, group) for owner, group in list(owners.items())[:3])
@@ -513,26 +519,26 @@ def _several(standing: Standing, owners: dict[bytes, bytes]) -> CrossHostError:
     )
 
 
-def unavailable(what: bytes, owner: Member | None, why: DeadlinePassed) -> HomeUnavailableError:
+def unavailable(what: bytes, owner: Member | Seed | None, why: DeadlinePassed) -> HomeUnavailableError:
     """Makes what a call ends with that has changed nothing.
 
     Args:
         what: the key.
-        owner: that was asked, or waited for; None: this host.
+        owner: who was asked, or waited for; None: this host.
     """
     key = what.decode(errors="replace")
     return HomeUnavailableError(
-        f"{key!r}: {no_answer(owner, why)}, and nothing was changed: {_WHAT_TO_DO}",
+        f"{key!r}: {no_answer(owner, why)}, and nothing was changed: {_what_to_do(owner)}",
         key=key,
     )
 
 
-def no_answer(owner: Member | None, why: DeadlinePassed) -> str:
+def no_answer(owner: Member | Seed | None, why: DeadlinePassed) -> str:
     """Makes the part of an error that names the host which was waited for. None: this host."""
     return f"{_name(owner)} did not answer within the timeout{_reason(why)}"
 
 
-def not_listed(prefix: bytes, owner: Member | None, why: DeadlinePassed, what: str = "") -> HomeUnavailableError:
+def not_listed(prefix: bytes, owner: Member | Seed | None, why: DeadlinePassed, what: str = "") -> HomeUnavailableError:
     """Makes what a listing of the keys with this prefix ends with.
 
     Args:
@@ -540,10 +546,14 @@ def not_listed(prefix: bytes, owner: Member | None, why: DeadlinePassed, what: s
         what: else than keys was to be listed.
     """
     keys = what or (f"the keys that start with {prefix.decode(errors='replace')!r}" if prefix else "all keys")
-    who = "this host, if it still gets its keys," if owner is None else f"{owner.name or 'the host'} at {owner.address}"
+    if owner is None:
+        who = "this host, if it still gets its keys, may own some, and"
+    elif isinstance(owner, Seed):
+        who = _name(owner)
+    else:
+        who = f"{owner.name or 'the host'} at {owner.address} may own some, and"
     return HomeUnavailableError(
-        f"{keys} can't be listed: {who} may own some, and did not answer within the timeout{_reason(why)}: "
-        f"{_WHAT_TO_DO}"
+        f"{keys} can't be listed: {who} did not answer within the timeout{_reason(why)}: {_what_to_do(owner)}"
     )
 
 
@@ -560,9 +570,15 @@ def _reason(why: Exception | None) -> str:
     return f" ({why})" if why is not None and str(why) else ""
 
 
-def _name(owner: Member | None) -> str:
+def _what_to_do(owner: Member | Seed | None) -> str:
+    return _LOST_SEED if isinstance(owner, Seed) else _LOST
+
+
+def _name(owner: Member | Seed | None) -> str:
     if owner is None:
         return "its owner (this host, if it is being handed over)"
+    if isinstance(owner, Seed):
+        return f"the seed, {owner.member.name or 'the host'} at {owner.member.address}, which says who owns what,"
     return f"its owner, {owner.name or 'the host'} at {owner.address},"
 
 

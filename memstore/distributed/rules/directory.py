@@ -63,10 +63,14 @@ class Directory:
 
     Attributes:
         heard: of each member the position of the roster that it has.
+        heard_at: when each member was last heard of.
+        began: when this seed began its term, or was started again in it.
+        looked_for: the member that was looked for last.
         answered: when each deputy last answered a mirror, or this seed began to ask it.
         candidate: a member that gets a copy, to be a deputy.
         rival: a later term that a member has promised to wait for, and since when that is known.
         is_over: another member is the seed, by what others said.
+        new_holder: a member with `is_owner` False that has to own a group: the roster must say so before.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
@@ -76,10 +80,14 @@ class Directory:
     def _forget(self, term: int) -> None:
         self.term = term
         self.heard: dict[bytes, tuple[int, int]] = {}
+        self.heard_at: dict[bytes, int] = {}
+        self.began = self.clock()
+        self.looked_for = b""
         self.answered: dict[bytes, int] = {}
         self.candidate: bytes | None = None
         self.rival = (0, 0)
         self.is_over = False
+        self.new_holder: bytes | None = None
         self._reached: dict[bytes, int] = {}  # the number up to which it has all rows
         self._confirmed: dict[bytes, int] = {}  # the last question before the mirror that it answered
         self._questions = 0
@@ -92,6 +100,7 @@ class Directory:
     def hear(self, member: bytes, position: tuple[int, int]) -> None:
         """Notes which roster a member has. What comes late says what it had."""
         self.heard[member] = max(position, self.heard.get(member, position))
+        self.heard_at[member] = self.clock()
 
     def hear_of(self, term: int) -> None:
         """Notes that somebody is to be the seed of a term, or was to be."""
@@ -140,7 +149,7 @@ class Directory:
                 rows = self._claim(tables, roster, request)
             case FindOwners():
                 rows = self._locate(tables, roster, request)
-                if None in rows and not self._is_confirmed(roster, question):
+                if (None in rows or not rows) and not self._is_confirmed(roster, question):
                     return Later()
             case WatchGroup():
                 rows = [owner_row(tables, roster, request.group)]
@@ -165,6 +174,9 @@ class Directory:
         if member not in roster.ids:
             return None  # who claims for it will hear that it was removed
         if owners <= {member}:
+            if None in rows and not _may_own(roster, member):
+                self.new_holder = member
+                return None
             groups = zip(request.groups, rows, strict=True)
             return [row or give(tables, roster, group, member) for group, row in groups]
         return rows
@@ -191,7 +203,7 @@ class Directory:
         if row is None:
             return None
         is_of_giver = row.owner == request.giver and request.of > row.grant.after
-        if is_of_giver and request.taker != request.giver:
+        if is_of_giver and request.taker != request.giver and _may_own(roster, request.taker):
             row = give(tables, roster, request.group, request.taker, request.of, request.giver)
         return [row]
 
@@ -264,6 +276,10 @@ def _stays(roster: Roster) -> bytes:
     if seed is not None and seed.is_owner:
         return seed.id
     return next((member.id for member in roster.members if member.is_owner), roster.seed)
+
+
+def _may_own(roster: Roster, member: bytes) -> bool:
+    return any(one.id == member for one in roster.owners)
 
 
 def _rows_beyond(tables: Tables, roster: Roster, after: int) -> tuple[tuple[Ownership, ...], int]:

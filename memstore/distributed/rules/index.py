@@ -149,7 +149,10 @@ class Index:
             case Prepare() | Look() | Renew() | Publish() | GiveUp():
                 return attempts.answer(tables, standing, request)
             case ClaimGroups() | FindOwners() | WatchGroup() | HandOver():
-                return self.seed.answer(tables, standing, request, question)
+                answer = self.seed.answer(tables, standing, request, question)
+                if roster.let_own(tables, self.seed):
+                    answer = self.seed.answer(tables, tables.standing() or standing, request, question)
+                return answer
             case Give():
                 return handing.take(tables, standing, request)
             case Serve():
@@ -355,6 +358,12 @@ class Index:
             yield from transact(lambda tables: roster.change_oneself(tables, self.seed, self.member, moved=self._moved))
         yield from roster.rebuild(self.seed)
         yield from roster.appoint(self.seed)
+
+    def look_for(self) -> Steps[None]:
+        """Looks for a member that is silent, as the seed."""
+        kept = list(self._waits.values())
+        asking = {request.member.id for request, _, _ in kept if isinstance(request, Ask)}
+        yield from roster.look_for(self.seed, asking)
 
     def _is_another(self, tables: Tables) -> bool:
         standing = tables.standing()

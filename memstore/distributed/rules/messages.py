@@ -65,7 +65,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         id: the store id in its `memstore.json`, 16 bytes. A root that was lost never comes back under the same one.
         address: where its index process listens.
-        is_owner: False: what its processes put first is owned by another member; their bytes lie here.
+        is_owner: False: what its processes put first is owned by another member; their bytes lie here. The seed gives
+            it no group, unless there is no other member to give it to, or it had the group before.
     """
 
     id: Id
@@ -83,6 +84,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         seed: the id of the member that keeps the directory.
         deputies: ids of the members that have all of the directory, before it says anything of it.
         voters: ids of the members of the roster before. It counts once a majority of them has it.
+        holders: ids of members with `is_owner` False that may own groups all the same: they had some before.
     """
 
     cluster: bytes
@@ -92,6 +94,12 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     seed: bytes
     deputies: tuple[bytes, ...] = ()
     voters: tuple[bytes, ...] = ()
+    holders: tuple[bytes, ...] = ()
+
+    @property
+    def owners(self) -> tuple[Member, ...]:
+        """Returns the members that may own groups: no other one does in this epoch."""
+        return tuple(member for member in self.members if member.is_owner or member.id in self.holders)
 
     @property
     def position(self) -> tuple[int, int]:

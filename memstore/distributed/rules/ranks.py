@@ -317,7 +317,7 @@ def turn(
 
 
 def waiting(client: Client, key: bytes | None) -> Steps[list[Pending]]:
-    """Asks the owner of a key, or all members, for attempts that wait for parts. One moment of each.
+    """Asks the owner of a key, or all owners, for attempts that wait for parts. One moment of each.
 
     Raises HomeUnavailableError, which names the member that gave no answer.
     """
@@ -333,7 +333,7 @@ def waiting(client: Client, key: bytes | None) -> Steps[list[Pending]]:
                 return found
             if key is None or (owner := (yield from client.owner_of(seen, groups))) is not None:
                 break
-        members = list(standing.roster.members) if owner is None else [owner.member] if owner.member else []
+        members = list(standing.roster.owners) if owner is None else [owner.member] if owner.member else []
         while members:
             client.asked = members[-1]
             if members[-1].id == standing.member:

@@ -18,6 +18,7 @@ from memstore.distributed.rules.client import (
     Client,
     DeadlinePassed,
     GroupOwner,
+    Seed,
     look_at,
     not_listed,
     removed,
@@ -31,6 +32,7 @@ from memstore.distributed.rules.messages import (
     Answer,
     Change,
     Entry,
+    FindOwners,
     Found,
     Grant,
     IsAt,
@@ -271,7 +273,7 @@ def _watch(client: Client, standing: Standing, group: bytes) -> Steps[None]:
     """Waits until somebody owns a group."""
     seed = standing.roster.member(standing.roster.seed)
     assert seed is not None, "the seed is a member"
-    client.asked = seed
+    client.asked = Seed(seed)
     answer = yield from send(seed, WatchGroup(group, LONGEST_WAIT))
     if not isinstance(answer, Owners):
         yield from try_again(answer)
@@ -315,7 +317,11 @@ class _Listing:
 def _round(
     client: Client, prefix: bytes, after: bytes, limit: int, silent: dict[bytes, Member] | None = None
 ) -> Steps[_Listing | None]:
-    """Asks each member once, or the owner of a prefix with a "/". None, after a pause: they were of several epochs."""
+    """Asks each member that may own groups once, or the owner of a prefix with a "/".
+
+    Where it leaves out members, these may know of a later roster, in which others own groups. So the seed is asked too:
+    it has this epoch, and its deputies obey it. None, after a pause: they were of several epochs.
+    """
     groups = [group_of(prefix)] if b"/" in prefix else []
     seen = yield from view(lambda tables: look_at(tables, [], groups))
     standing = seen.standing
@@ -325,7 +331,16 @@ def _round(
     if standing.is_removed:
         raise removed()
     owner: GroupOwner | None = None
-    asked: list[tuple[Member, Grant | None]] = [(member, None) for member in standing.roster.members]
+    if standing.is_joining:
+        yield from pause(AGAIN)
+        return None
+    seed = standing.roster.member(standing.roster.seed)
+    assert seed is not None, "the seed is a member"
+    owners = standing.roster.owners
+    needs_seed = not groups and silent is None and len(owners) < len(standing.roster.members)
+    if needs_seed and seed not in owners:
+        owners = (*owners, seed)
+    asked: list[tuple[Member, Grant | None]] = [(member, None) for member in owners]
     if groups:
         owner = yield from client.owner_of(seen, groups)
         if owner is None:
@@ -354,6 +369,12 @@ def _round(
             return None
         pages.append(answer)
         listing.waits.append((member, answer.version, grant))
+    if needs_seed:
+        client.asked = Seed(seed)
+        answer = yield from send(seed, FindOwners((), ()))
+        if not isinstance(answer, Owners):
+            yield from try_again(answer)
+            return None
     listing.rows = _merge(pages, limit)
     return listing
 
@@ -423,6 +444,40 @@ def _news(client: Client, prefix: bytes, listing: _Listing) -> Steps[None]:
         answer = yield Race(tuple(sends))
         if not isinstance(answer, IsAt):
             yield from pause(AGAIN)
+
+
+def wait_any_of(client: Client, keys: Sequence[bytes], newer_than: Mapping[bytes, int] | int) -> Steps[None]:
+    """Waits until one of these keys may have a newer version: look at them then. It lets DeadlinePassed through.
+
+    One question is open at the owner of each key, and one at the seed for each group that nobody owns.
+    """
+    groups = groups_of(keys)
+    while True:
+        seen = yield from view(lambda tables: look_at(tables, [], groups))
+        standing = seen.standing
+        if standing is None:
+            return
+        rows = yield from client.locate(seen, standing, groups)
+        if rows is None:
+            continue
+        sends: list[Send] = []
+        seed = standing.roster.member(standing.roster.seed)
+        assert seed is not None, "the seed is a member"
+        sends += [
+            Send(seed.address, seed.id, WatchGroup(group, LONGEST_WAIT)) for group in groups if rows[group] is None
+        ]
+        for key in keys:
+            row = rows[group_of(key)]
+            member = None if row is None else standing.roster.member(row.owner)
+            if row is not None and member is not None:
+                known = newer_than if isinstance(newer_than, int) else newer_than.get(key, 0)
+                sends.append(Send(member.address, member.id, Wait(key, row.grant, known, LONGEST_WAIT)))
+        if not sends:
+            yield from pause(AGAIN)  # the owner was removed, or is new: this host will hear of it
+            continue
+        answer = yield Race(tuple(sends))
+        if not (isinstance(answer, Owners) or answer == IsAt(0)):
+            return  # a lookup asks each owner by itself, and so finds which of them is another one now
 
 
 # --- seals ------------------------------------------------------------------------------------------------------------

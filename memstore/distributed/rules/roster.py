@@ -18,14 +18,15 @@ own, and grants and denials wait until each has, or was removed.
 versions of the epoch in which it was admitted, so that none of a key goes down or comes twice.
 
 **Founding** stands in `Index.found`. A root without a cluster that was told of no other host waits three seconds, and
-then makes one: members of another cluster that find it at the address of their seed tell it, and it joins them. Of
+then makes one: members of another cluster that find it at the address of their seed tell it, and it joins them; so does
+their seed, which looks for members that are silent. Of
 hosts that were told of each other, and know of no cluster, the one with the lowest id makes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -67,6 +68,7 @@ from memstore.distributed.rules.steps import Steps, Tables, pause, send, transac
 
 MOST_DEPUTIES = 2
 SILENT = 3_000_000_000  # nanoseconds without an answer after which a deputy is replaced
+LOOKED_FOR = 1_000_000_000  # nanoseconds after which a member that isn't heard of is looked for: less than ALONE
 LOST_EPOCHS = 1024  # that a seed which is lost may have made, and nobody has heard of
 _ROUNDS = 20  # of questions before a promotion gives up
 _BETWEEN = 0.2  # seconds
@@ -106,9 +108,11 @@ def found(tables: Tables, member: Member, cluster: bytes) -> None:
     """Makes a cluster of one member. It owns all of its groups; new versions go on above theirs."""
     if tables.standing() is not None:
         return
-    roster = Roster(cluster, 1, (tables.version >> EPOCH_BITS) + 1, (member,), member.id)
+    groups = own_groups(tables)
+    holders = (member.id,) if groups and not member.is_owner else ()
+    roster = Roster(cluster, 1, (tables.version >> EPOCH_BITS) + 1, (member,), member.id, holders=holders)
     tables.put_standing(Standing(member.id, roster, 1 << TERM_BITS, 1))
-    for group in own_groups(tables):
+    for group in groups:
         record_grant(tables, group, give(tables, roster, group, member.id).grant)
 
 
@@ -249,6 +253,7 @@ def propose(
     *,
     members: tuple[Member, ...] | None = None,
     deputies: tuple[bytes, ...] | None = None,
+    holders: tuple[bytes, ...] | None = None,
     epoch: int = 0,
 ) -> Roster:
     """Writes the next roster. It counts when it has settled; only deputies may be left out before the last one has.
@@ -264,7 +269,9 @@ def propose(
     if standing.unheard:  # a majority is lost, and a person has forced it
         voters = ()
     epoch = max(roster.epoch, epoch) + 1
-    roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, kept, voters)
+    visitors = {member.id for member in members if not member.is_owner}
+    hold = tuple(one for one in (roster.holders if holders is None else holders) if one in visitors)
+    roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, kept, voters, hold)
     adopt(tables, roster)
     return roster
 
@@ -302,7 +309,9 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
         if owned and known is None:
             return Refused(_owned_elsewhere(roster, owned))
         members = (*(one for one in roster.members if one.id != asker.id), asker)
-        roster = propose(tables, standing, is_settled=True, members=members, epoch=ask.versions >> EPOCH_BITS)
+        holders = _holders_with(tables, roster, asker, has_groups=bool(ask.groups))
+        epoch = ask.versions >> EPOCH_BITS
+        roster = propose(tables, standing, is_settled=True, members=members, holders=holders, epoch=epoch)
         for group in ask.groups:
             if owner_row(tables, roster, group) is None:
                 give(tables, roster, group, asker.id)
@@ -321,8 +330,38 @@ def change_oneself(tables: Tables, seed: Directory, member: Member, *, moved: bo
         return
     if moved or known.address == member.address:
         members = (*(one for one in standing.roster.members if one != known), member)
-        propose(tables, standing, is_settled=True, members=members)
+        holders = _holders_with(tables, standing.roster, member)
+        propose(tables, standing, is_settled=True, members=members, holders=holders)
         seed.heard.clear()  # so all are told: they may ask at the old address
+
+
+def let_own(tables: Tables, seed: Directory) -> bool:
+    """Writes that a member may own groups, for which the directory waits before it grants them. False: it doesn't."""
+    standing = tables.standing()
+    holder, seed.new_holder = seed.new_holder, None
+    if standing is None or holder is None:
+        return False
+    propose(tables, standing, is_settled=True, holders=(*standing.roster.holders, holder))
+    return True
+
+
+def _holders_with(tables: Tables, roster: Roster, member: Member, *, has_groups: bool = False) -> tuple[bytes, ...]:
+    """Returns the holders of the next roster, in which a member is new, or another than before."""
+    known = roster.member(member.id)
+    if not member.is_owner and not has_groups and known is not None and known.is_owner:
+        has_groups = member.id in _in_rows(tables)
+    return (*roster.holders, member.id) if has_groups and member.id not in roster.holders else roster.holders
+
+
+def _in_rows(tables: Tables) -> set[bytes]:
+    """Returns the members that rows of the directory name: owners, and givers, whose group it may be again."""
+    found: set[bytes] = set()
+    after = 0
+    while rows := tables.ownerships(after, ROWS_LIMIT):
+        after = rows[-1].grant.number
+        found.update(row.owner for row in rows)
+        found.update(row.giver for row in rows if row.giver is not None)
+    return found
 
 
 def _owned_elsewhere(roster: Roster, rows: Sequence[Ownership]) -> str:
@@ -421,6 +460,32 @@ def _follow(standing: Standing) -> Steps[bool]:
     elif isinstance(answer, IsRoster):
         yield from transact(lambda tables: adopt(tables, answer.roster))
     return True
+
+
+def look_for(seed: Directory, asking: Collection[bytes]) -> Steps[None]:
+    """Looks for a member that is silent, at its address. The next call looks for the next one.
+
+    Its host may have come back with an empty root that was told of nobody. That root is told where it belongs, before
+    it makes a cluster of its own.
+
+    Args:
+        asking: members that have a question open here.
+    """
+    standing = yield from view(lambda tables: tables.standing())
+    if standing is None or not standing.is_seed or standing.is_removed:
+        return
+    seed.begin(standing)
+    since = seed.clock() - LOOKED_FOR
+    present = {one for one, heard in seed.heard_at.items() if heard > since} | {standing.member, *asking}
+    members = sorted(standing.roster.members, key=lambda one: one.id)
+    taken = {one.address for one in members if one.id in present}  # another root is a member there by now
+    silent = [one for one in members if one.id not in present and one.address not in taken]
+    own = standing.roster.member(standing.member)
+    if own is None or not silent or seed.began > since:
+        return
+    member = next((one for one in silent if one.id > seed.looked_for), silent[0])
+    seed.looked_for = member.id
+    yield from send(member.address, Meet(own, standing.roster))
 
 
 def _propose_deputies(
@@ -528,7 +593,9 @@ def _begin_term(tables: Tables, member: bytes, newest: Roster, term: int, is_who
     deputies = tuple(one for one in newest.deputies if one != member) if is_whole else ()
     voters = tuple(one.id for one in newest.members) if is_whole else ()
     epoch = newest.epoch + (1 if is_whole else LOST_EPOCHS)
-    adopt(tables, Roster(newest.cluster, term, epoch, newest.members, member, deputies, voters))
+    # Without the directory nobody knows who owns groups, until all have announced it.
+    holders = newest.holders if is_whole else tuple(one.id for one in newest.members if not one.is_owner)
+    adopt(tables, Roster(newest.cluster, term, epoch, newest.members, member, deputies, voters, holders))
     standing = tables.standing()
     assert standing is not None
     if not is_whole:
@@ -606,4 +673,10 @@ def _has_announced(tables: Tables, member: bytes, versions: int) -> None:
         propose(tables, standing, is_settled=True, epoch=versions >> EPOCH_BITS)
         standing = tables.standing() or standing
     unheard = tuple(one for one in standing.unheard if one != member)
+    if not unheard and standing.roster.holders:
+        named = _in_rows(tables)
+        holders = tuple(one for one in standing.roster.holders if one in named)
+        if holders != standing.roster.holders:
+            propose(tables, standing, is_settled=True, holders=holders)
+            standing = tables.standing() or standing
     tables.put_standing(msgspec.structs.replace(standing, unheard=unheard))

@@ -7,6 +7,7 @@
 | settle what a change of members has begun; hand groups over | when the roster changes, and 4 times a second |
 | tell deputies rows of the directory, as the seed | as soon as there are any, or a question waits; else once a second |
 | appoint deputies, tell members of a new seed, hear what they own | 4 times a second, as the seed |
+| look for a member that is silent, as the seed | once a second, if there is any |
 | pay: tell other hosts which of their segments nobody needs | once a second; when something is owed, up to 100 times |
 | audit what other owners should name | every 5 seconds what is due |
 | end the sessions of clients that are gone | every 30 seconds those without a connection for an hour |
@@ -304,6 +305,7 @@ class Duties:
         for slot, event in enumerate(self._mirrors):
             self._begin(f"mirror {slot}", partial(self._mirror, slot), event)
         self._begin("appoint", self._appoint, self._appoints)
+        self._begin("look for", self._look_for, threading.Event())
         self._begin("pay", self._pay, self._owes)
         self._begin("audit", lambda: self._do(index.audit(), _AUDIT), threading.Event())
         self._begin("sessions", lambda: self._do(index.end_sessions(self._connected), _SESSIONS), threading.Event())
@@ -378,6 +380,13 @@ class Duties:
         if self._standing is None or not self._standing.is_seed:
             return _IDLE
         return self._do(self._index.appoint(), _SOON)
+
+    def _look_for(self) -> float:
+        if self._standing is None or not self._standing.is_seed:
+            return _IDLE
+        began = time.monotonic()
+        self._driver.run(self._index.look_for())
+        return max(0.0, began + _IDLE - time.monotonic())  # where nobody answers it has taken that long
 
     def _pay(self) -> float:
         self._driver.run(self._index.pay())

@@ -78,6 +78,22 @@ def test_a_seed_that_comes_back_empty_and_names_nobody_makes_no_second_cluster(h
     assert hosts.call(0, actions.found, [f"{group}/k"]) == [f"{group}/k"]
 
 
+def test_an_old_seed_that_comes_back_empty_after_a_promotion_makes_no_second_cluster(hosts: ServedHosts) -> None:
+    serve_three(hosts)
+    before = hosts.view(1)["cluster"]
+    lose_memory(hosts, 0)
+    promote(hosts, 1)
+    time.sleep(3.0)  # nobody asks at the old seed's address any more
+    hosts.serve(0, named=[])
+    hosts.wait_at(range(3), 4)
+    assert {hosts.view(number)["cluster"] for number in range(3)} == {before}
+    assert "3 of 4 hosts answer" in hosts.command(1, "status", ROOT).stdout
+    hosts.remove(0, by=1)  # of the two at that address the one that is lost
+    hosts.wait_at(range(3), 3)
+    hosts.call(0, actions.put_own, "again", 1)
+    assert hosts.call(2, actions.found, ["again0/k"]) == ["again0/k"]
+
+
 def test_a_dead_host_blocks_nobodys_join(hosts: ServedHosts) -> None:
     serve_three(hosts)
     hosts.kill_host(2)

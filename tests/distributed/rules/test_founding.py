@@ -89,6 +89,31 @@ def test_the_seeds_host_that_comes_back_empty_joins_the_members_that_find_it() -
     }
 
 
+def test_the_old_seeds_host_that_comes_back_empty_after_a_promotion_joins_the_members() -> None:
+    """It was started by a unit that names nobody."""
+    world = cluster(3)
+    seed = world.hosts["h0"]
+    world.lose(seed)
+    world.run(10)
+    done = list[bool]()
+    world.promote(world.hosts["h1"], done.append)
+    world.run(30)
+    world.serve(seed, names=())
+    world.run(20)
+    assert done[0] and cluster_of(seed) == CLUSTER
+
+
+def test_nobody_is_looked_for_while_all_members_ask() -> None:
+    world = cluster(3)
+    index = world.hosts["h0"].index
+    assert index is not None and index.seed.looked_for == b""
+    world.run(60)
+    assert index.seed.looked_for == b""
+    world.kill_index(world.hosts["h2"])
+    world.run(30)
+    assert index.seed.looked_for == world.hosts["h2"].id
+
+
 def test_a_root_that_has_a_cluster_stays_there_whoever_finds_it() -> None:
     world = cluster(2)
     other = root_with(world, "h2", b"ours")

@@ -51,6 +51,7 @@ PERIODS = {  # seconds
     "mirror 1": 0.1,
     "mirror 2": 0.1,
     "appoint": 0.25,
+    "look_for": 0.7,
     "pay": 0.5,
 }
 
@@ -215,7 +216,7 @@ class World:
         """Whether a duty would do anything: most have nothing to do most of the time."""
         tables, standing = host.tables, host.tables.standing()
         is_seed = standing is not None and standing.is_seed
-        if task.startswith("mirror") or task == "appoint":
+        if task.startswith("mirror") or task in ("appoint", "look_for"):
             return is_seed
         if task == "ask":
             return not is_seed
