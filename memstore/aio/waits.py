@@ -355,10 +355,12 @@ class RemoteWaits:
         return await self._wait(lambda wakeup: self._begin(name, newer_than, deadline, wakeup), deadline)
 
     async def wait_any(self, wanted: index.AwaitedKeys, deadline: float) -> None:
-        """Returns when there may be newer versions of keys with a prefix, or the time is over."""
+        """Returns when there may be newer versions of keys, or the time is over."""
 
         def begin(wakeup: Wakeup) -> BegunWait:
             there = elsewhere_of(self._root)
+            if wanted.keys is not None:
+                return there.begin_wait_any_of(wanted.keys, wanted.newer_than, wakeup.ring, deadline)
             return there.begin_wait_any(wanted.prefix, wanted.newer_than, wakeup.ring, deadline)
 
         await self._wait(begin, deadline)

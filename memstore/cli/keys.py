@@ -430,7 +430,7 @@ def samples(store: Keyspace, prefix: str, interval: float) -> Iterator[WatchSamp
     def read() -> dict[str, int]:
         nonlocal moment, found
         root = opened(store)
-        # another one after each change of the catalog here; keys may have their homes on other hosts too
+        # another one after each change of the catalog here; other hosts may own keys too
         now = None if is_served(root) else root.catalog.view(lambda transaction: transaction.moment)
         if now is None or now != moment:  # else nothing was put or deleted
             found = list(entries(store, prefix))
@@ -540,7 +540,7 @@ _WORD = 1 << 32
 class Rates:
     """The puts of each key a second, over the last seconds.
 
-    Of a store on several hosts the words stand where a key has its home. Of each key is told there how often it was
+    Of a store on several hosts the words stand at the owner of a key. Of each key is told there how often it was
     seen to have another version, at most once a look.
     """
 

@@ -80,7 +80,7 @@ WORDS: tuple[tuple[str, str], ...] = (
         "no command sets the capacity: a program that opens the store with a larger one sets it for all",
     ),
     (
-        r"\. put_many and delete_many take keys home by home with atomic=False; get such keys one by one",
+        r"\. put_many and delete_many take keys host by host with atomic=False; get such keys one by one",
         ": run the command once for each such text",
     ),
     (r"serve it with transport='tcp', or with 'auto', which takes what there is", "say --transport tcp, or auto"),

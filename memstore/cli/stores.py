@@ -177,7 +177,7 @@ def stats(root: str, as_json: bool) -> None:
     """Show the space that the store takes, and which processes hold replaced versions."""
     with open_keyspace(root, "r") as store:
         found = store.stats()
-        here = "with their home on this host" if is_served(opened(store)) else ""
+        here = "that this host owns" if is_served(opened(store)) else ""
     if as_json:
         render.print_json(found)
         return
@@ -536,7 +536,9 @@ def _open_fd(context: click.Context, option: click.Parameter, fd: int | None) ->
 @cli.command(short_help="Serve the store to other hosts.")
 @root
 @click.option(
-    "--address", required=True, help="Where other hosts reach this one: tcp://IP:PORT. It can't change later."
+    "--address",
+    required=True,
+    help="Where other hosts reach this one: tcp://IP:PORT. Another one than before: --moved.",
 )
 @click.option(
     "--join",

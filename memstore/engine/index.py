@@ -23,7 +23,8 @@ from memstore.errors import CorruptionError, StoreTimeoutError
 _KEYS_A_PAGE = 1024
 DEFAULT_TIMEOUT = 30.0  # seconds
 LOOK_EVERY = 1.0  # seconds: a waiter looks again by itself, should its wake get lost
-ASK_EVERY = 0.05  # seconds, where other hosts are asked
+ASK_EVERY = 0.05  # seconds, where other hosts are asked, for more keys than they keep one wait of
+MOST_KEPT = 256  # keys of one wait, each a question that is open at its owner
 _BETWEEN_LOOKS = 0.0005  # seconds at least, where many others change keys that nobody waits for here
 _WILDCARDS = frozenset("*?[")
 _BETWEEN_GLANCES = 0.002  # seconds, in a store that may only be read: nobody wakes its processes
@@ -293,8 +294,8 @@ def wait_for_any(opened: Callable[[], Root], wanted: AwaitedKeys, timeout: float
 
 
 def waits_at_owners(root: Root, wanted: AwaitedKeys) -> bool:
-    """Returns whether other hosts may own keys with the prefix that is waited for: these hosts keep the wait."""
-    return wanted.keys is None and not hears_of_all(root, wanted)
+    """Returns whether other hosts may own keys that are waited for: these hosts keep the wait."""
+    return (wanted.keys is None or len(wanted.keys) <= MOST_KEPT) and not hears_of_all(root, wanted)
 
 
 class _Known(dict[bytes, int]):
@@ -311,8 +312,15 @@ class _Known(dict[bytes, int]):
 def _wait_at_owners(
     opened: Callable[[], Root], wanted: AwaitedKeys, deadline: float, timeout: float
 ) -> dict[bytes, int]:
-    """Waits at all hosts for keys with a prefix, until there are newer ones that are of no mutable entry."""
+    """Waits at all owners for keys, or those with a prefix, until there are newer ones that are of no mutable entry."""
     known = _Known(wanted.newer_than)
+    while wanted.keys is not None:
+        found = newer_versions(opened, wanted, max(deadline - time.monotonic(), 0.0))
+        if found:
+            return found
+        if time.monotonic() >= deadline:
+            raise none_newer(wanted, timeout)
+        elsewhere_of(opened()).wait_any_of(wanted.keys, wanted.newer_than, deadline)
     while True:
         root = opened()
         try:

@@ -170,7 +170,7 @@ the store has none yet
 full: open the store once with a larger capacity=, which all processes then have; nothing
 full: no command sets the capacity: a program that opens the store with a larger one sets it for all; nothing
 
-as keys of one text have. put_many and delete_many take keys home by home with atomic=False; get such keys one by one
+as keys of one text have. put_many and delete_many take keys host by host with atomic=False; get such keys one by one
 as keys of one text have: run the command once for each such text
 
 no RDMA: serve it with transport='tcp', or with 'auto', which takes what there is

@@ -6,6 +6,7 @@ another.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import OrderedDict
@@ -35,6 +36,7 @@ from memstore.distributed.rules import (
     page,
     read_all,
     wait_any,
+    wait_any_of,
     wait_there,
 )
 from memstore.engine import (
@@ -358,6 +360,15 @@ class OtherHosts:
             return max(found.values())
 
         return BegunWait(self._root, self._links, steps(), told, deadline)
+
+    def wait_any_of(self, keys: Sequence[bytes], newer_than: Mapping[bytes, int] | int, deadline: float) -> None:
+        with contextlib.suppress(DeadlinePassed):
+            drive(wait_any_of(self._client, keys, newer_than), self._root, self._links, deadline)
+
+    def begin_wait_any_of(
+        self, keys: Sequence[bytes], newer_than: Mapping[bytes, int] | int, told: Callable[[], None], deadline: float
+    ) -> BegunWait:
+        return BegunWait(self._root, self._links, wait_any_of(self._client, keys, newer_than), told, deadline)
 
     def _drive(self, steps: Steps[Result], deadline: float) -> Result:
         return drive(steps, self._root, self._links, _at_least(deadline))

@@ -203,8 +203,11 @@ class Directory:
         if row is None:
             return None
         is_of_giver = row.owner == request.giver and request.of > row.grant.after
-        if is_of_giver and request.taker != request.giver and _may_own(roster, request.taker):
-            row = give(tables, roster, request.group, request.taker, request.of, request.giver)
+        if is_of_giver and request.taker != request.giver:
+            if _may_own(roster, request.taker):
+                row = give(tables, roster, request.group, request.taker, request.of, request.giver)
+            else:  # it stays, by a grant which tells the taker that what it keeps was never handed over to the end
+                row = give(tables, roster, request.group, request.giver, request.of)
         return [row]
 
     # --- mirrors ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+import msgspec
+
 from memstore.distributed.rules import attempts, directory, handing, lending, owning, roster
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
@@ -274,6 +276,7 @@ class Index:
         if answer is None and standing is not None and seed is not None:
             # Whoever answers at its address now is told where it belongs: a root that came back empty, perhaps.
             yield from send(seed.address, Meet(self.member, standing.roster))
+            yield from self._ask_elsewhere(standing, request)
         elif answer is None and self._addresses:
             self._hint = None  # another address is asked
             self._addresses.append(self._addresses.pop(0))
@@ -289,6 +292,21 @@ class Index:
                 yield from transact(lambda tables: roster.begin(tables, self.member.id, answer.roster))
             else:
                 self._hint = answer.roster
+
+    def _ask_elsewhere(self, standing: Standing, request: Ask) -> Steps[None]:
+        """Asks, as a member that can't reach the seed, one of the hosts that it was told of. All may have moved."""
+        if not self._addresses:
+            return
+        address = self._addresses[0]
+        self._addresses = [*self._addresses[1:], address]
+        met = yield from send(address, Meet(self.member, None))
+        if not isinstance(met, Met) or met.roster is None or met.roster.cluster != standing.roster.cluster:
+            return
+        answer: Answer | None = IsRoster(met.roster)
+        if met.roster.position == standing.roster.position and met.member.id == standing.roster.seed:
+            answer = yield from send(met.member, msgspec.structs.replace(request, milliseconds=0))
+        if isinstance(answer, IsRoster):
+            yield from transact(lambda tables: roster.adopt(tables, answer.roster))
 
     def found(self) -> Steps[None]:
         """Makes a cluster, if this root has none and was told of none."""

@@ -201,7 +201,8 @@ def changes_of(before: Standing | None, after: Standing, own: Member) -> list[st
         if old[key].address != member.address:
             changes.append(f"{member.name or 'a host'} is at {member.address} now, and was at {old[key].address}")
         if old[key].is_owner != member.is_owner:
-            changes.append(f"{_named(member)} owns {'what it puts first' if member.is_owner else 'no more groups'}")
+            owns = "what it puts first" if member.is_owner else "what it has, and no new groups"
+            changes.append(f"{_named(member)} owns {owns}")
     if before.roster.seed != roster.seed:
         changes.append(f"the seed is {roster.seed_address} now, and was {before.roster.seed_address}")
     if before.is_joining and not after.is_joining:

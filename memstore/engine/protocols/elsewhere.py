@@ -189,6 +189,22 @@ class Elsewhere(Protocol):
         """Begins to wait for one of these keys, and returns at once: see `wait_any`, `begin_wait`."""
         ...
 
+    def wait_any_of(
+        self, keys: abc.Sequence[bytes], newer_than: abc.Mapping[bytes, int] | int, deadline: float
+    ) -> None:
+        """Waits until one of these keys may have a newer version, or the deadline is over."""
+        ...
+
+    def begin_wait_any_of(
+        self,
+        keys: abc.Sequence[bytes],
+        newer_than: abc.Mapping[bytes, int] | int,
+        told: Callable[[], None],
+        deadline: float,
+    ) -> BegunWait:
+        """Begins to wait for one of these keys, and returns at once: see `wait_any_of`, `begin_wait`."""
+        ...
+
     def begin_wait(self, key: bytes, newer_than: int, told: Callable[[], None], deadline: float) -> BegunWait:
         """Begins to wait, and returns at once: see `wait`.
 

@@ -31,7 +31,10 @@ def check_directory(world: World, hosts: Sequence[Host]) -> None:
     assert standing is not None
     directories = {host.id: host.tables.directory for host in hosts}
     rows = directories[standing.roster.seed]
+    owners = {member.id for member in standing.roster.owners}
     for host in hosts:
+        if host.tables.own_groups and host.id not in owners:
+            raise Fault(f"{host.address} owns groups, and nobody asks it: {standing.roster}", tuple(world.trace))
         for group, grant in host.tables.own_groups.items():
             row = rows.get(group)
             if row is None or row.owner != host.id or row.grant.number < grant.number:

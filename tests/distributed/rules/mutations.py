@@ -11,9 +11,20 @@ import pytest
 
 from memstore.distributed.rules import attempts, client, directory, handing, lending, owning, ranks, reading, roster
 from memstore.distributed.rules.directory import Directory
-from memstore.distributed.rules.messages import Done, Failed, IsNamed, IsRoster, Later, Listed, NoSession, NotOwner
+from memstore.distributed.rules.messages import (
+    Done,
+    Failed,
+    FindOwners,
+    IsNamed,
+    IsRoster,
+    Later,
+    Listed,
+    NoSession,
+    NotOwner,
+    Roster,
+)
 from memstore.distributed.rules.owning import Sessions
-from memstore.distributed.rules.steps import NotSent
+from memstore.distributed.rules.steps import NotSent, send
 from memstore.errors import HomeUnavailableError
 from tests.distributed.rules.tables import SimTables
 from tests.distributed.rules.world import World
@@ -252,6 +263,39 @@ def _(patch: Patch) -> None:
 @mutation("a denial asks no deputy", "an old seed denies")
 def _(patch: Patch) -> None:
     patch.setattr(Directory, "_is_confirmed", lambda one, roster, question: True)  # pyright: ignore
+
+
+@mutation("who lists all keys asks owners, and not the seed", "an old seed is asked for all keys")
+def _(patch: Patch) -> None:
+    def believes(to: Any, request: Any) -> Any:
+        return directory.Owners(()) if request == FindOwners((), ()) else (yield from send(to, request))
+
+    patch.setattr(reading, "send", believes)
+
+
+@mutation("a host that is to own nothing more isn't asked for what it has", "owners no more")
+def _(patch: Patch) -> None:
+    def forgets(tables: Any, cluster: Any, member: Any, *, has_groups: bool = False) -> Any:
+        return cluster.holders
+
+    patch.setattr(roster, "_holders_with", forgets)
+
+
+@mutation("a seed without a directory knows who owns nothing", "owners no more while seeds change")
+def _(patch: Patch) -> None:
+    begin = roster._begin_term  # pyright: ignore[reportPrivateUsage]
+
+    def knows(tables: Any, member: Any, newest: Any, term: int, is_whole: bool) -> bool:
+        with patch.context() as inner:
+            inner.setattr(roster, "Roster", lambda *fields: Roster(*fields[:-1]))  # pyright: ignore
+            return begin(tables, member, newest, term, is_whole)
+
+    patch.setattr(roster, "_begin_term", knows)
+
+
+@mutation("whoever is named gets a group", "visitors")
+def _(patch: Patch) -> None:
+    patch.setattr(directory, "_may_own", lambda cluster, member: True)  # pyright: ignore
 
 
 @mutation("a row of the old seed's stays at a deputy", "a row that one deputy knows")

@@ -28,6 +28,7 @@ class Scene:
     cuts: int = 0
     filled: int = 0
     visitors: int = 0  # of the hosts: members that are never owners
+    changes: bool = False  # a host that is served again may be an owner, or a visitor, from then on
     hand_overs: int = 0  # of groups
     promotions: int = 0  # how often a person tries to make a host the seed
     forced: int = 0  # of them: also without a majority, or without the directory
@@ -62,6 +63,11 @@ SCENES = {
     "late duplicates": Scene(calls=20, weather=Weather(0.05, 0.6, 0.4, 0, 0.02)),
     "interrupts": Scene(calls=30, interrupts=0.5, weather=Weather(0.05, 0.3, 0.3, 0, delay=0.02)),
     "visitors": Scene(hosts=4, visitors=2, kills=3, hand_overs=4),
+    "owners no more": Scene(hosts=4, visitors=1, changes=True, kills=12),
+    "owners no more while seeds change": Scene(
+        hosts=5, first=3, filled=2, visitors=2, changes=True, kills=12, promotions=5, forced=1, hand_overs=8
+    ),
+    "visitors and splits": Scene(hosts=5, first=3, visitors=2, splits=2, kills=2, calls=20, hand_overs=4),
     "hand-overs": Scene(hosts=4, hand_overs=12, kills=4),
     "hand-overs in a storm": Scene(hosts=4, hand_overs=20, kills=6, cuts=3, weather=STORM),
     "hand-overs of stopped hosts": Scene(

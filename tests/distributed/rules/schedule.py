@@ -125,6 +125,8 @@ class Schedule:
             self.workload.start_process(host)
             return
         self.world.kill_index(host)
+        if self.scene.changes and self.chance.random() < 0.5:
+            self.no_owners ^= {host.address}
         self.world.at(self.chance.choice([0.3, 0.3, 10]), lambda: self.serve(host))
 
     def lose(self, host: Host, hosts: list[Host]) -> None:

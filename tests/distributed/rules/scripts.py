@@ -57,6 +57,14 @@ class Play:
 
         self.world.answer = answered
 
+    def add_host(self, *, is_owner: bool, seed: str | None) -> None:
+        """Adds a host with a process. `seed`: as of `World.serve`; None: it isn't served yet."""
+        host = self.world.add_host(f"h{len(self.hosts)}")
+        self.hosts.append(host)
+        self.processes.append(self.world.start_process(host))
+        if seed is not None:
+            self.world.serve(host, seed, is_owner=is_owner)
+
     def put(self, host: int, key: bytes, body: bytes = b"x") -> int:
         return run(self.world, self.processes[host], put(self.processes[host], key, body), seconds=2)[0]
 
@@ -257,6 +265,32 @@ def _() -> None:
     ends = play.begin(play.processes[silent], reading.look_up(client, [b"g/k"]), 5)
     play.world.run(8)
     play.must(ends and not (isinstance(ends[0], tuple) and ends[0] == (None,)), f"a put is lost: {ends}")
+
+
+@script("an old seed is asked for all keys")
+def _() -> None:
+    """It is the one owner that a host of its side knows. On the other side an owner has joined."""
+    play = Play(0)
+    for number in range(6):
+        play.add_host(is_owner=number == 0, seed="h0" if number < 5 else None)
+    play.world.run(10)
+    new = deputies(play)[0]
+    near = others_than_deputies(play)
+    for at in range(1, 6):
+        if at != near:
+            play.world.cut("h0", f"h{at}")
+            play.world.cut(f"h{near}", f"h{at}")
+    silent_after, roster.SILENT = roster.SILENT, 1 << 62
+    try:
+        promote(play, new)
+        play.world.serve(play.hosts[5], f"h{new}")
+        play.world.run(8)
+        play.put(5, b"g/k")
+    finally:
+        roster.SILENT = silent_after
+    ends = play.begin(play.processes[near], reading.page(play.processes[near].client, b"", b""), 5)
+    play.world.run(8)
+    play.must(ends and isinstance(ends[0], MemstoreError), f"a put is on no page: {ends}")
 
 
 @script("a row that one deputy knows")

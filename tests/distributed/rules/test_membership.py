@@ -93,7 +93,9 @@ def test_who_is_waited_for_is_named() -> None:
         with pytest.raises(HomeUnavailableError, match=r"h0 at h0"):
             run(world, process, steps)
     for prefix, keys in ((b"", "^all keys"), (b"of-h2/", "^the keys that start with '")):
-        with pytest.raises(HomeUnavailableError, match=f"{keys}.* can't be listed: (h. at h. may own some|the seed, h0 at h0)"):
+        with pytest.raises(
+            HomeUnavailableError, match=f"{keys}.* can't be listed: (h. at h. may own some|the seed, h0 at h0)"
+        ):
             run(world, process, reading.page(process.client, prefix, b""))
 
 

@@ -137,7 +137,7 @@ def test_changes_of_members_are_told() -> None:
     for before, after, told in (
         (standing(1, A), standing(2, A, guest), "b at tcp://10.0.0.2:1 has joined"),
         (standing(1, A, guest), standing(2, A, B), "b at tcp://10.0.0.2:1 owns what it puts first"),
-        (standing(1, A, B), standing(2, A, guest), "b at tcp://10.0.0.2:1 owns no more groups"),
+        (standing(1, A, B), standing(2, A, guest), "b at tcp://10.0.0.2:1 owns what it has, and no new groups"),
         (standing(1, A, B), standing(2, A, moved), "b is at tcp://10.0.0.9:1 now, and was at tcp://10.0.0.2:1"),
         (standing(1, A, B), standing(2, A), "b at tcp://10.0.0.2:1 was removed"),
         (
