@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import pytest
 import torch
 
 import memstore
+import memstore.aio
 from memstore.distributed.rules import Answer, Entry, Found, Lookup, Wait, owning, reading
-from memstore.distributed.rules.messages import WaitAny
+from memstore.distributed.rules.messages import FindOwners, WaitAny, WatchGroup
 from tests.children import in_child
 from tests.distributed.catalog.operations import flipped
 from tests.distributed.client.hosts import Cluster, await_, cluster_of, hand_over
@@ -437,6 +439,51 @@ def test_a_partial_listing_goes_on_without_hosts_that_do_not_answer(homes: Clust
     assert list(here.keys("mine/")) == ["mine/a", "mine/b"], "nobody else is asked"
     with memstore.open(here.root, timeout=0.5) as hasty, pytest.raises(memstore.errors.HomeUnavailableError):
         len(hasty)
+
+
+def test_a_host_that_owns_nothing_is_not_asked_for_its_keys(scratch: str) -> None:
+    with cluster_of(scratch, True, True, False) as cluster:
+        for number, store in enumerate(cluster.stores):
+            store.put(f"{number}/k", number)
+        cluster.homes[2].close()
+        began = time.monotonic()
+        assert list(cluster.stores[0].keys()) == list(cluster.stores[1].keys()) == ["0/k", "1/k", "2/k"]
+        assert not cluster.stores[0].pending()
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_wait_for_any_of_several_keys_is_one_question_at_each_owner(homes: Cluster, is_async: bool) -> None:
+    here, there = homes.stores
+    keys = [homes.key_at(0), homes.key_at(1), "nobody/k"]
+    woken: list[dict[str, int]] = []
+
+    async def in_a_task(seen: dict[str, int]) -> dict[str, int]:
+        async with memstore.aio.open(here.root, "r+") as store:
+            return await store.wait_any(keys, newer_than=seen, timeout=20)
+
+    def wait(seen: dict[str, int]) -> None:
+        woken.append(asyncio.run(in_a_task(seen)) if is_async else here.wait_any(keys, newer_than=seen, timeout=20))
+
+    def count(*kinds: type[Any]) -> int:
+        return sum(isinstance(one, kinds) for home in homes.homes for one in home.asked)
+
+    seen: dict[str, int] = {}
+    for key, putter in (("nobody/k", there), (keys[1], there), (keys[0], here)):
+        for home in homes.homes:
+            home.asked.clear()
+        waiter = threading.Thread(target=wait, args=(seen,))
+        waiter.start()
+        is_owned = "nobody/k" in seen
+        await_(lambda is_owned=is_owned: count(Wait) >= 2 + is_owned and count(WatchGroup) >= (not is_owned))
+        time.sleep(0.5)
+        assert count(Lookup, FindOwners) <= 8 and count(Wait) <= 4, "nobody asks again and again"
+        assert not woken
+        began = time.monotonic()
+        seen[key] = putter.put(key, 1)
+        waiter.join(30)
+        assert time.monotonic() - began < 5
+        assert woken.pop() == {key: seen[key]}
 
 
 def test_a_wait_for_a_prefix_is_one_message_a_host_and_passes_over_datasets(homes: Cluster) -> None:

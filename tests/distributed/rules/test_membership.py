@@ -89,9 +89,14 @@ def test_who_is_waited_for_is_named() -> None:
     process, key = world.start_process(world.hosts["h1"]), key_at(world, world.hosts["h2"])
     for one in world.hosts.values():
         world.kill_index(one)
+    named: list[str] = []
     for steps in (reading.look_up(process.client, [b"unknown"]), put(process, b"new"), put(process, key)):
-        with pytest.raises(HomeUnavailableError, match=r"h0 at h0"):
+        with pytest.raises(HomeUnavailableError, match=r"h0 at h0") as found:
             run(world, process, steps)
+        named.append(str(found.value))
+    for text in named[:2]:  # which host would own it only the seed could say
+        assert ": the seed, h0 at h0," in text and "its owner" not in text
+        assert "`memstore promote`" in text and "`memstore remove`" not in text
     for prefix, keys in ((b"", "^all keys"), (b"of-h2/", "^the keys that start with '")):
         with pytest.raises(
             HomeUnavailableError, match=f"{keys}.* can't be listed: (h. at h. may own some|the seed, h0 at h0)"
@@ -136,7 +141,7 @@ def test_two_owners_in_one_call_are_named_and_what_has_none_is_claimed_for_the_o
         process.client.commit([Change(first, b"1"), Change(second, b"2"), Change(b"new", b"3")], 1 << 62),
         reading.look_up(process.client, [first, second]),
     ):
-        with pytest.raises(CrossHostError, match="'of-h1' to h1, 'of-h2' to h2"):
+        with pytest.raises(CrossHostError, match="'of-h1' to h1 at h1, 'of-h2' to h2 at h2"):
             run(world, process, steps)
     assert b"new" not in world.hosts["h0"].tables.directory
     run(world, process, process.client.commit([Change(first, b"1"), Change(b"new", b"3")], 1 << 62))
@@ -155,6 +160,45 @@ def test_a_host_that_is_never_an_owner_puts_for_one_that_stays() -> None:
     (version,) = run(world, process, process.client.commit([Change(b"g/k", b"", (place,))], 1 << 62))
     assert world.hosts["h0"].tables.records[b"g/k"] == Entry(version, b"", (place,))
     assert not process.host.tables.own_groups
+
+
+def test_a_host_that_owns_nothing_is_not_asked_and_one_that_has_groups_is() -> None:
+    world = World(0, CALM)
+    for number in range(5):
+        world.add_host(f"h{number}")
+    h0, h1, h2, h3, h4 = world.hosts.values()
+    for host in (h0, h1, h2, h3, h4):
+        world.serve(host, "h0", is_owner=host not in (h3, h4))
+    world.run(10)
+    process = world.start_process(h0)
+    run(world, world.start_process(h1), put(world.start_process(h1), b"one/k"))
+    (version,) = run(world, process, put(process, b"two/k"))
+    for host in (h1, h2):
+        world.kill_index(host)
+        world.run(1)
+        world.serve(host, "h0", is_owner=False)
+    world.run(10)
+    roster = h0.tables.standing().roster  # pyright: ignore[reportOptionalMemberAccess]
+    assert roster.holders == (h1.id,) and {one.id for one in roster.owners} == {h0.id, h1.id}
+    for host in (h2, h3):
+        world.kill_index(host)
+        world.run(5)  # a deputy is left out
+    rows = run(world, process, reading.page(process.client, b"", b""))
+    assert [key for key, _ in rows] == [b"one/k", b"two/k"] and rows[1][1] == version
+    world.kill_index(h1)
+    with pytest.raises(HomeUnavailableError, match="h1 at h1 may own some"):
+        run(world, process, reading.page(process.client, b"", b""))
+
+
+def test_where_nobody_is_to_own_anything_the_seed_does() -> None:
+    world = World(0, CALM)
+    for number in range(2):
+        world.serve(world.add_host(f"h{number}"), "h0", is_owner=False)
+    world.run(10)
+    process = world.start_process(world.hosts["h1"])
+    run(world, process, put(process, b"g/k"))
+    assert b"g" in world.hosts["h0"].tables.own_groups
+    assert [key for key, _ in run(world, process, reading.page(process.client, b"", b""))] == [b"g/k"]
 
 
 def test_a_host_that_was_removed_hears_of_it_and_its_keys_can_be_put_anew() -> None:
