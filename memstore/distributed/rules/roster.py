@@ -18,9 +18,9 @@ own, and grants and denials wait until each has, or was removed.
 versions of the epoch in which it was admitted, so that none of a key goes down or comes twice.
 
 **Founding** stands in `Index.found`. A root without a cluster that was told of no other host waits three seconds, and
-then makes one: members of another cluster that find it at the address of their seed tell it, and it joins them; so does
-their seed, which looks for members that are silent. Of
-hosts that were told of each other, and know of no cluster, the one with the lowest id makes it.
+then makes one. Members of another cluster that find it at the address of their seed tell it, and it joins them; so does
+their seed, which looks for members that are silent. Of hosts that were told of each other, and know of no cluster, the
+one with the lowest id makes it.
 """
 
 from __future__ import annotations

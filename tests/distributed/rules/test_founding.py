@@ -114,6 +114,26 @@ def test_nobody_is_looked_for_while_all_members_ask() -> None:
     assert index.seed.looked_for == world.hosts["h2"].id
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_members_that_have_all_moved_find_each_other_by_the_addresses_that_they_were_told(count: int) -> None:
+    world = cluster(count)
+    hosts = list(world.hosts.values())
+    for host in hosts:
+        world.kill_index(host)
+    world.run(5)
+    world.hosts.clear()
+    for host in hosts:
+        host.address = f"new-{host.address}"
+        world.hosts[host.address] = host
+    for host in hosts:
+        world.serve(host, names=[one.address for one in hosts if one is not host], moved=True)
+    world.run(60)
+    for host in hosts:
+        standing = host.tables.standing()
+        assert standing is not None
+        assert {member.address for member in standing.roster.members} == {one.address for one in hosts}
+
+
 def test_a_root_that_has_a_cluster_stays_there_whoever_finds_it() -> None:
     world = cluster(2)
     other = root_with(world, "h2", b"ours")

@@ -180,3 +180,25 @@ def test_a_cluster_can_be_pickled_asked_from_anywhere_and_stopped_with_its_folde
     for agent in (seed, other):
         assert agent.ended()[0] == 0
         assert not os.path.lexists(agent.root)
+
+
+def test_hosts_that_have_all_moved_find_each_other(agents: Agents) -> None:
+    """Members are told of one new address each, the seed's or another one's; all that the roster names are wrong."""
+    seed = agents.serve("a")
+    before = [seed, *(agents.serve(name, join=seed, members=members) for name, members in (("b", 2), ("c", 3)))]
+    for agent in before:
+        put_keys(agent.root, [f"of-{os.path.basename(agent.root)}"], 1)
+    for agent in before:
+        agent.terminate()
+    seed = agents.start("a", "--moved", join=before[1])
+    other = agents.start("b", "--moved", join=seed)
+    after = [seed, other, agents.start("c", "--moved", join=other)]
+    for agent in after:
+        agent.wait_until_serving(3)
+
+    def know_all() -> bool:
+        return all({one["address"] for one in agent.view()["members"]} == {x.address for x in after} for agent in after)
+
+    eventually(know_all, "all know the new addresses")
+    for agent in after:
+        assert values_at(agent.root) == {"of-a": 1, "of-b": 1, "of-c": 1}
