@@ -161,7 +161,7 @@ def get_batch(store: memstore.Store, keys: list[str] | dict[str, torch.Tensor | 
     whole = [key for key, target in targets.items() if target is None and stored(key) in store]
     try:
         values = store.get_many([stored(key) for key in whole])
-    except (CrossHostError, UnsupportedValueError):  # several homes; or from a device that this process lacks
+    except (CrossHostError, UnsupportedValueError):  # several owners; or from a device that this process lacks
         values = {}
     found: dict[str, Any] = {}
     for key in whole if values else ():
