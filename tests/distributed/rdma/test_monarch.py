@@ -55,7 +55,9 @@ def test_a_value_of_another_host_is_got_by_registered_memory(agents: Agents) -> 
         owner.put("policy/weights", {"w": weights, "step": 7})
         got = reader.get("policy/weights")
         assert torch.equal(got["w"], weights) and got["step"] == 7
-    sent, received = eventually(lambda: counted(here.root, 16 * MIB), "a transfer is counted at its end")
+    found = eventually(lambda: counted(here.root, 16 * MIB), "a transfer is counted at its end")
+    assert found is not None
+    sent, received = found
     assert sent.sent < 17 * MIB and received.received < 17 * MIB
     assert received.sent < MIB, "what goes on to a process of the host is not sent to others"
     assert "Monarch listens too: it authenticates nobody" in here.log()
