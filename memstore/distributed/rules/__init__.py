@@ -104,6 +104,7 @@ from memstore.distributed.rules.reading import (
 from memstore.distributed.rules.roster import NotPromoted, found
 from memstore.distributed.rules.steps import (
     NOT_SENT,
+    Gather,
     KeptGroup,
     LastCall,
     LeavingGroup,
@@ -183,6 +184,7 @@ __all__ = [
     "Publish",
     "PutPart",
     "ROWS_LIMIT",
+    "Gather",
     "Race",
     "Ranks",
     "Refused",

@@ -64,7 +64,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import dispose, group_page, passing_over, record_grant
-from memstore.distributed.rules.steps import Steps, Tables, pause, send, transact, view
+from memstore.distributed.rules.steps import Steps, Tables, pause, send, send_all, transact, view
 
 MOST_DEPUTIES = 2
 SILENT = 3_000_000_000  # nanoseconds without an answer after which a deputy is replaced
@@ -610,11 +610,13 @@ def tell_members(seed: Directory, members: Sequence[Member] | None = None) -> St
     if standing is None or not standing.is_seed or standing.is_removed:
         return
     seed.begin(standing)
-    for member in standing.roster.members if members is None else members:
-        has_heard = seed.heard.get(member.id, (0, 0))[0] == seed.term
-        if member.id == standing.member or has_heard:
-            continue
-        answer = yield from send(member, Obey(standing.roster))
+    members = [
+        member
+        for member in (standing.roster.members if members is None else members)
+        if member.id != standing.member and seed.heard.get(member.id, (0, 0))[0] != seed.term
+    ]
+    answers = yield from send_all([(member, Obey(standing.roster)) for member in members])
+    for member, answer in zip(members, answers, strict=True):
         if isinstance(answer, Promised) and answer.roster.term == seed.term:
             seed.hear(member.id, answer.roster.position)
 
@@ -624,22 +626,27 @@ def rebuild(seed: Directory) -> Steps[None]:
     standing = yield from view(lambda tables: tables.standing())
     if standing is None or not standing.is_seed or not standing.unheard:
         return
-    for id in standing.unheard:
-        member, after, versions = standing.roster.member(id), None, 0
-        while member is not None:
-            request = Announce(standing.roster.term, standing.member, after)
-            if id == standing.member:
+    asked: list[tuple[Member, Announce]] = []  # what comes next of each that has more to say
+    for member in standing.roster.members:
+        if member.id in standing.unheard:
+            asked.append((member, Announce(standing.roster.term, standing.member, None)))
+    while asked:
+        others = [(member, request) for member, request in asked if member.id != standing.member]
+        answers = list(zip(others, (yield from send_all(others)), strict=True))
+        for member, request in asked:
+            if member.id == standing.member:
                 answer = yield from view(lambda tables, request=request: announce(tables, standing, request))
-            else:
-                answer = yield from send(member, request)
+                answers.append(((member, request), answer))
+        asked = []
+        for (member, request), answer in answers:
             if not isinstance(answer, Announced):
-                break
-            versions = answer.versions
+                continue  # it is asked anew, from the beginning
             yield from transact(lambda tables, rows=answer.rows: _write_rows(tables, rows))
-            if not answer.rows:
+            if answer.rows:
+                asked.append((member, msgspec.structs.replace(request, after=answer.rows[-1].group)))
+            else:
+                id, versions = member.id, answer.versions
                 yield from transact(lambda tables, id=id, versions=versions: _has_announced(tables, id, versions))
-                break
-            after = answer.rows[-1].group
 
 
 def announce(tables: Tables, standing: Standing, request: Announce) -> Answer:

@@ -10,7 +10,7 @@ a kill. The engine's catalog has `Tables`, and the simulated one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -50,6 +50,12 @@ class Race(msgspec.Struct, frozen=True):
     sends: tuple[Send, ...]
 
 
+class Gather(msgspec.Struct, frozen=True):
+    """Send several requests at once, and wait for all of them. Their answers are a list, in this order."""
+
+    sends: tuple[Send, ...]
+
+
 class Transact(msgspec.Struct, frozen=True):
     """Call this in one transaction of the host's catalog.
 
@@ -66,7 +72,7 @@ class Pause(msgspec.Struct, frozen=True):
     seconds: float
 
 
-Steps = Generator[Send | Race | Transact | Pause, Any, Result]
+Steps = Generator[Send | Race | Gather | Transact | Pause, Any, Result]
 
 
 class NotSent:
@@ -87,6 +93,14 @@ def sent(to: Member | str, request: Request) -> Steps[Answer | NotSent | None]:
     if isinstance(to, str):
         return (yield Send(to, None, request))
     return (yield Send(to.address, to.id, request))
+
+
+def send_all(requests: Sequence[tuple[Member, Request]]) -> Steps[list[Answer | None]]:
+    """Sends to several members at once. Returns their answers in this order; None: there is none."""
+    if not requests:
+        return []
+    answers = yield Gather(tuple(Send(to.address, to.id, request) for to, request in requests))
+    return [None if isinstance(answer, NotSent) else answer for answer in answers]
 
 
 def transact(action: Callable[[Tables], Result]) -> Steps[Result]:

@@ -22,6 +22,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -34,6 +35,7 @@ from memstore.distributed.rules import (
     Answer,
     Ask,
     Done,
+    Gather,
     Index,
     Meet,
     NotSent,
@@ -62,7 +64,8 @@ Result = TypeVar("Result")
 
 MUTEX_WITHIN = 5.0  # seconds that a transaction waits for the store's mutex
 _ANSWER_WITHIN = 5.0  # seconds
-_TELL_WITHIN = 2.0  # seconds: of what is said to one host after the other, of which some may be dead
+_TELL_WITHIN = 2.0  # seconds: of what is said to many hosts, of which some may be dead
+_AT_ONCE = 32  # hosts
 _MEET_WITHIN = 1.0  # seconds, also to connect to the seed: who finds another root there tells it within ALONE
 _TO_MANY = (Announce, Obey, Promise)
 _NOTHING_NEW = encode(Done())
@@ -187,6 +190,8 @@ class Driver:
                         result = None
                         if self._ending.wait(action.seconds):
                             raise Ended
+                    case Gather():
+                        result = self._gather(action)
                     case Race():
                         raise TypeError("only waits of clients race")
                 action = steps.send(result)
@@ -212,6 +217,11 @@ class Driver:
         result = run(self._root, action.action, deadline)
         self._changed()
         return result
+
+    def _gather(self, action: Gather) -> list[Answer | NotSent | None]:
+        """Asks at once: a dead host holds up no answer of another one for longer than its own time."""
+        with ThreadPoolExecutor(min(len(action.sends), _AT_ONCE), thread_name_prefix="gather") as threads:
+            return list(threads.map(self._send, action.sends))
 
     def _send(self, send: Send) -> Answer | NotSent | None:
         address = send.address

@@ -12,6 +12,7 @@ import itertools
 import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from memstore.distributed.rules import (
@@ -19,6 +20,7 @@ from memstore.distributed.rules import (
     Answer,
     Client,
     DeadlinePassed,
+    Gather,
     Index,
     Look,
     Member,
@@ -488,6 +490,16 @@ class Task:
             return
         if isinstance(action, Pause):
             world.at(action.seconds, lambda: self._resume(turn, None))
+        elif isinstance(action, Gather):
+            answers: dict[int, Any] = {}
+
+            def take(number: int, answer: Any) -> None:
+                answers[number] = answer
+                if len(answers) == len(action.sends):
+                    self._resume(turn, [answers[one] for one in sorted(answers)])
+
+            for number, one in enumerate(action.sends):
+                world.send(self._host, one, self._is_alive, partial(take, number))
         elif isinstance(action, Send | Race):
             for one in action.sends if isinstance(action, Race) else (action,):
                 world.send(self._host, one, self._is_alive, lambda answer: self._resume(turn, answer))

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from contextlib import ExitStack
+
 import pytest
 
+from memstore.distributed.links import INDEX, Hello, Links
+from memstore.distributed.rules import Gather, Obey, Roster, Send, Steps
 from memstore.distributed.serving.duties import SILENT as LONG
-from memstore.distributed.serving.duties import Silences
+from memstore.distributed.serving.duties import Driver, Ending, Silences
 from tests.distributed.serving.agents import Agents, eventually
+from tests.distributed.serving.homes import answering
 
 
 class Told:
@@ -37,6 +44,23 @@ def test_a_long_one_is_told_once_and_its_end() -> None:
     told.silences.end("tcp://10.0.0.1:1")
     told.silences.end("tcp://10.0.0.1:1")
     assert told.lines[1:] == ["tcp://10.0.0.1:1 answers again"]
+
+
+def test_members_that_say_nothing_are_waited_for_at_once(root: str) -> None:
+    roster = Roster(b"c" * 16, 1, 1, (), b"m" * 16)
+
+    def ask() -> Steps[list[object]]:
+        return (yield Gather(sends))
+
+    with ExitStack() as stack:
+        home = stack.enter_context(answering(root))
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(5)]
+        sends = tuple(Send(f"tcp://127.0.0.1:{one.getsockname()[1]}", None, Obey(roster)) for one in servers)
+        links = Links(secret=None, kind=INDEX, hello=Hello(memstore="1"))
+        stack.callback(links.close)
+        began = time.monotonic()
+        answers = Driver(home.root, links, Ending(), lambda: None).run(ask())
+        assert len(answers) == 5 and time.monotonic() - began < 5.0  # one after the other: ten
 
 
 @pytest.mark.full
