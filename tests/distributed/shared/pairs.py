@@ -7,6 +7,7 @@ mount tables, is in `test_hosts.py`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 from collections.abc import Generator
@@ -15,7 +16,6 @@ from typing import Any
 
 import memstore
 from memstore.distributed.serving import Cluster
-from memstore.engine import elsewhere_of
 from memstore.engine.root.folder import Shared, new_settings
 from memstore.engine.root.shared import STATE_VARIABLE, create_shared, new_shared
 from tests.inside import root_of
@@ -35,6 +35,7 @@ class Pair:
         make_storage(self.root, grace=grace, maps=maps)
         self.addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
         self.stores: list[memstore.Store] = []
+        self._names = itertools.count()
 
     def state(self, number: int) -> Path:
         """The folder of a host's state folders."""
@@ -68,12 +69,11 @@ class Pair:
             return Cluster(self.root).status()
 
     def key_at(self, number: int, name: str = "k") -> str:
-        """A key whose home is that host."""
-        root = root_of(self.stores[number])
-        elsewhere = elsewhere_of(root)
-        return next(
-            key for key in (f"{name}{i}/k" for i in range(200)) if elsewhere.home_of(key.encode()) == root.member_id()
-        )
+        """A key of a group that nobody has used yet, which that host owns from now on."""
+        group = f"{name}{next(self._names)}"
+        self.stores[number].put(f"{group}/first", number)
+        self.stores[number].delete(f"{group}/first")
+        return f"{group}/k"
 
     def files(self, number: int) -> list[Path]:
         """What that host has on the storage."""
