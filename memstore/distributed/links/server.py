@@ -8,7 +8,7 @@ A connection takes four steps:
 4. `Asked.reply` sends the answer, in any thread; what there is no room for, the listener's thread sends later.
 
 (A thread for each connection with blocking reads was measured, 1 KiB on loopback, 2 cores: with 1 client 20 to 26 us
-where this takes 32; with 16 more calls, too; with 500 half as many, 8,000 a second against 14,000, in 67 MB against 27.)
+where this takes 32; with 16 more calls; with 500 half as many, 8,000 a second against 14,000, in 67 MB against 27.)
 """
 
 from __future__ import annotations
