@@ -131,7 +131,7 @@ def test_keys_of_several_owners_are_refused(hosts: Hosts) -> None:
     hosts.put(b, b"of b/x", b"")
     keys = [b"of a/y", b"new/x", b"of b/y"]
     filled = [fill(a.root, key, value(key, 1)) for key in keys]
-    with pytest.raises(CrossHostError, match="'of a' to a, 'of b' to b"):
+    with pytest.raises(CrossHostError, match="'of a' to a at a, 'of b' to b at b"):
         hosts.commit(a, [asked(a.root, one) for one in filled], filled)
     assert live_bytes(a) == 0 and not a.owns(b"new/x")
     hosts.check()
