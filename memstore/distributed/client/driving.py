@@ -32,6 +32,7 @@ from memstore.distributed.rules import (
     NOT_SENT,
     Answer,
     DeadlinePassed,
+    Gather,
     NotSent,
     Pause,
     Race,
@@ -129,8 +130,9 @@ class _Call(Generic[Result]):
         finally:
             self._steps.close()
 
-    def _take(self, step: Send | Race | Transact | Pause) -> Callable[[], Any]:
+    def _take(self, step: Send | Race | Gather | Transact | Pause) -> Callable[[], Any]:
         """Does what a step asks for. Returns how the steps go on."""
+        assert not isinstance(step, Gather), "only a seed's duties gather answers"
         if isinstance(step, Transact):
             return partial(self._steps.send, self._transact(step))
         if time.monotonic() >= self._deadline:
