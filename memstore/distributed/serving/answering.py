@@ -217,7 +217,8 @@ class Answers:
         try:
             if time.monotonic() < asked.deadline:  # else nobody waits for it any more
                 answer = self.answer(request, asked.deadline)
-                if answer is None and not isinstance(request, Resolve | _TO_SEED) and time.monotonic() < asked.deadline:
+                asks_again = isinstance(request, (Resolve, *_TO_SEED))  # who hears nothing
+                if answer is None and not asks_again and time.monotonic() < asked.deadline:
                     asked.reply(encode(Later()))  # nothing was changed: who has more time asks again
                     return
                 self._reply(asked, request, answer)
