@@ -133,6 +133,7 @@ async def _load_given_up(root: str, gives_up: int) -> tuple[str, bool, int]:
             with contextlib.suppress(asyncio.CancelledError):
                 await loading
             if gives_up:
+                await until(lambda: not _has_a_thread(store), 60.0)  # it has noticed; else both ranks may load yet
                 await store.put("run", await store.get("run"))  # for which rank 0 waits
         else:
             try:
