@@ -1,4 +1,4 @@
-"""What a store tells about itself and its entries. Nouns only."""
+"""Nouns that a store tells about itself and its entries."""
 
 from __future__ import annotations
 

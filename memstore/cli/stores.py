@@ -688,9 +688,9 @@ def remove(root: str, host: str, force: bool, as_json: bool) -> None:
 
     ROOT is the store's folder on another host, or the address of one, tcp://IP:PORT, from anywhere.
     """
-    from memstore.distributed.serving import cluster_of
+    from memstore.distributed.serving import cluster_of, remove_member
 
-    removed = cluster_of(root).remove_member(host, force=force)
+    removed = remove_member(cluster_of(root), host, force=force)
     render.tell({"removed": removed.address, "id": removed.id.hex()}, f"{removed.address} removed", as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""What an error says of a key that isn't there: keys like it, or the leaf that was meant.
+"""Texts of errors for a key that isn't there: keys like it, or the leaf that was meant.
 
 All of it is found out once the call has failed, in a millisecond or two, whatever the store holds: some hundred keys of
 this host are looked at. Other hosts are asked for nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import shutil
@@ -93,6 +94,17 @@ def test_a_file_with_holes_is_allocated_before_it_is_mapped(store: memstore.Stor
     syscalls.free_blocks(file.file.lock_file.fd, file.size)
     assert mappings_of_puts(store, "a", MIB) == [1]
     assert os.stat(file.file.path).st_blocks * 512 >= file.size
+
+
+@pytest.mark.parametrize("call", ["reserve", "map_shared"])
+def test_a_file_that_cannot_be_mapped_is_written(store: memstore.Store, call: str) -> None:
+    """As by a process that has as many mappings as the kernel allows."""
+    put_in_a_row(store, size=MIB, puts=6)
+    full = faults.raising(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+    with faults.at_step(1, full, names=frozenset({call})):
+        store.put("key", of_size(MIB, 6))
+    assert (store.get("key") == 6).all()
+    assert mappings_of_puts(store, "aaaaaa", MIB).count(1) >= 1, "the next ones are mapped again"
 
 
 def test_a_mapping_keeps_no_memory_of_a_file_that_gc_unlinks(store: memstore.Store) -> None:

@@ -1,4 +1,4 @@
-"""What the engine calls records, changes and parts, as the rules have them: entries, whose bytes lie at places.
+"""Converts the engine's records, changes and parts to what the rules call them: entries, whose bytes lie at places.
 
 The body of an entry is a `Record` in msgpack, under version 0 and without a host. Its segments stand in `parts`, also
 if it is one, which keeps its `start`; the places say on which hosts they are. External files are a place too, of

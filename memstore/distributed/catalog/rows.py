@@ -1,4 +1,4 @@
-"""What the rules write into a catalog, as bytes, and rows that are damaged.
+"""Rows that the rules write into a catalog, as bytes, and damaged ones.
 
 The engine puts checksums before the rows: engine/catalog/tables.py. A damaged row is passed over where all are looked
 at: it keeps no other from being handed over, listed or looked at. Each is told once a process, since what looks at all

@@ -1,4 +1,4 @@
-"""What a process of a served root does for keys whose owner, or whose bytes, are elsewhere.
+"""The part of a process of a served root that handles keys whose owner, or whose bytes, are elsewhere.
 
 driving    runs the rules' steps: transactions of this host's catalog, messages by links, pauses, a deadline
 sharded    the share of a rank in sharded puts

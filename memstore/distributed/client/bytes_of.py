@@ -16,7 +16,7 @@ _A_LOOK = 0.1  # seconds that one more look may take
 
 
 class Bytes:
-    """Of one root, in one process. Thread-safe.
+    """Bytes of other hosts, for one root in one process. Thread-safe.
 
     Args:
         members: finds a member by its id; None: it is none any more.
@@ -30,7 +30,7 @@ class Bytes:
         return Reading(self._root, self._members, self._transfers, deadline, may_lock=may_lock, lazily=lazily)
 
     def hold_version(self, key: bytes, record: Record, deadline: float, *, lazily: bool) -> MappedEntry | None:
-        """As `Elsewhere.hold_version`."""
+        """Holds a version: see `Elsewhere.hold_version`."""
         hold = self._transfers.hold_lazily if lazily else self._transfers.hold
         return hold(key, record, deadline, may_lock=self._root.lock is not None)
 
@@ -56,7 +56,7 @@ class Reading:
         self._misfits: set[tuple[bytes, Entry]] = set()
 
     def map(self, key: bytes, entry: Entry) -> MappedEntry | None:
-        """None: the entry's bytes aren't there; it was replaced since it was looked up, if this is the first time.
+        """Maps an entry. Returns None where its bytes aren't there: replaced since the lookup, at a first try.
 
         Raises:
             CrossHostError: its bytes lie in files of others, on another host.

@@ -1,4 +1,4 @@
-"""What a root asks where its store goes on beyond this host: the engine's `Elsewhere`, by the rules.
+"""The engine's `Elsewhere`: a root asks it where the store goes on beyond this host, by the rules.
 
 A process has one for each root, with its own session at each owner, and its own connections. A forked child makes
 another.
@@ -115,7 +115,7 @@ def _standing(tables: Tables) -> Standing:
 
 
 class Seen:
-    """What this process has looked up lately. Thread-safe: each step of it is one call into C, or may be lost."""
+    """Entries that this process has looked up lately. Thread-safe: a step is one call into C, or may be lost."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[bytes, tuple[float, Entry]] = OrderedDict()
@@ -142,7 +142,7 @@ class Seen:
 
 
 class _Standings:
-    """What the catalog says of the cluster. It refers to nothing of what asks it.
+    """Reads the catalog's row of the cluster. It refers to nothing of what asks it.
 
     So what a closed store had goes at once, its files too, and not when Python next looks for circles.
     """

@@ -324,7 +324,7 @@ class Connection:
                 self._hand_on()
 
     def begin(self, message: bytes, seconds: float, told: Callable[[], None]) -> Begun:
-        """As `request`, but that no thread waits: `told` is called, by another thread, and must not wait either.
+        """Sends a request for which no thread waits: another thread calls `told`, which must not wait either.
 
         Args:
             seconds: for which the other side need answer.
@@ -592,7 +592,7 @@ class Links:
         return dialed.socket
 
     def hello_of(self, address: str) -> Hello | None:
-        """What the other side of the present connection says of itself; None: there is no connection."""
+        """Returns the hello of the other side of the present connection; None: there is no connection."""
         connection = self._link(address).current
         return None if connection is None or connection.is_broken else connection.hello
 

@@ -143,7 +143,7 @@ class Outbox:
             self.nbytes += len(body)
 
     def add_frames(self, frames: memoryview) -> None:
-        """Whole ones; or what is left of some that were sent past this, while nothing waited."""
+        """Adds whole frames; or the rest of some that were sent past this, while nothing waited."""
         self._ready.append(frames)
         self.nbytes += len(frames)
 
@@ -158,7 +158,7 @@ class Outbox:
                 return
 
     def next_parts(self) -> list[bytes | memoryview]:
-        """What to send next, for one call of `sendmsg`. Empty: nothing is left."""
+        """Returns what to send next, for one call of `sendmsg`. Empty: nothing is left."""
         if not self._ready and self._long:
             self._cut_piece()
         return [self._ready[number] for number in range(min(len(self._ready), 64))]
@@ -219,7 +219,7 @@ class Outgoing:
 
     @property
     def nbytes(self) -> int:
-        """That wait to be sent."""
+        """Bytes that wait to be sent."""
         return self._outbox.nbytes
 
     def send(self, call: int, milliseconds: int, body: bytes) -> None:
@@ -240,7 +240,7 @@ class Outgoing:
             self._flush()
 
     def send_short(self, messages: Iterable[tuple[int, bytes]]) -> None:
-        """As `send`, of many calls' messages that fit into a frame each: they go in one piece."""
+        """Sends messages of many calls that fit into a frame each: they go in one piece."""
         with self.lock:
             self._outbox.add_frames(memoryview(b"".join(frame(call, 0, body) for call, body in messages)))
             self._flush()

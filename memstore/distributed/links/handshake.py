@@ -1,4 +1,4 @@
-"""Who may connect, and who speaks: the secret of a cluster, the handshake that proves it, and the first message."""
+"""The secret of a cluster, the handshake that proves it, and the first message, which says who speaks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def secret_of(root: str, *, and_environment: bool = True) -> bytes | None:
 
 
 def secret_path(root: str) -> str:
-    """Of a store on storage that hosts share, it lies in the state folder."""
+    """Returns where the secret lies: of a store on storage that hosts share, in the state folder."""
     return f"{state_folder(root)}/{SECRET_FILE}"
 
 
@@ -262,7 +262,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 def hello_of_this_process(incarnation: int = 0) -> Hello:
-    """What this process says of itself. It loads neither torch nor monarch."""
+    """Returns the hello of this process. It loads neither torch nor monarch."""
     return Hello(
         memstore=__version__,
         torch=_version("torch"),

@@ -49,7 +49,7 @@ class Address:
         return self.ip == "::1" or self.ip.startswith("127.")
 
     def for_socket(self) -> tuple[str, int] | tuple[str, int, int, int]:
-        """As `socket.connect` and `bind` take it. Raises OSError if the scope is no network card of this host."""
+        """Returns what `socket.connect` and `bind` take. Raises OSError if the scope is no network card here."""
         if self.family == socket.AF_INET:
             return self.ip, self.port
         return self.ip, self.port, 0, self._scope_number()
@@ -95,7 +95,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_own_address(text: str) -> Address:
-    """As `parse_address`, of a host that serves: its address is for life. Raises InvalidAddressError."""
+    """Parses the address of a host that serves, which it keeps for life. Raises InvalidAddressError."""
     found = parse_address(text)
     if found.port == 0:
         raise InvalidAddressError(f"{text!r}: an address is for life, so it needs a port of its own: 1 to 65535")
@@ -120,7 +120,7 @@ def furnish(sock: socket.socket) -> None:
 
 
 def is_its_own_peer(sock: socket.socket) -> bool:
-    """Who connects to a free port of his own host may be given just that port to connect from, and meet himself."""
+    """Tells whether a socket has met itself: it may be given just the free port to which it connects."""
     return sock.getsockname() == sock.getpeername()
 
 

@@ -59,7 +59,7 @@ class Served(Actor):
 
 
 class Heard(NamedTuple):
-    """What came of an order. `report` is empty where nothing came; `why` says why."""
+    """The answer to an order. `report` is empty where nothing came; `why` says why."""
 
     rank: int
     report: bytes
@@ -133,7 +133,7 @@ class Overseer(Actor):
             await procs.stop()
 
     def __supervise__(self, failure: Any) -> bool:
-        """Whoever asks the index actor that failed hears of it; and a host that died is no reason to end this one."""
+        """Keeps this actor alive: who asks the failed one hears of it, and a dead host is no reason to end here."""
         return True
 
     def _handle_undeliverable_message(self, message: Any) -> bool:

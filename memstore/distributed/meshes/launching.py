@@ -1,4 +1,4 @@
-"""What an index actor does on its host: it starts the host's agent, and supervises it. No Monarch in it.
+"""Starts a host's agent and supervises it, for the index actor. No Monarch in it.
 
 Launching    takes orders: it looks, tries ways to other hosts, and starts the agent
 Supervisor   starts an agent again that has ended otherwise than it was told to, and ends it with its mesh
@@ -444,7 +444,7 @@ def _is_taken(address: Address) -> bool:
 
 
 def _transport_here(transport: str) -> str:
-    """Who serves a mesh runs Monarch between its hosts anyway: RDMA is the default where there is some."""
+    """Returns the transport of this host. A mesh has Monarch between its hosts, so RDMA is the default where it is."""
     return "rdma" if transport == "auto" and has_rdma() else transport
 
 

@@ -1,4 +1,4 @@
-"""What `memstore.serve` and its index actors tell each other: bytes, by msgpack, and short.
+"""Messages of `memstore.serve` and its index actors: bytes, by msgpack, and short.
 
 Monarch carries them, and would carry gigabytes; nothing here grows with the store, and what grows with the mesh is
 LONGEST at most. `Look` and `Failed` stay as they are in all versions: they tell one from another.
@@ -87,7 +87,7 @@ class Receive(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Receives(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Whoever connects to one of the addresses is sent the token."""
+    """A listener that sends the token to whoever connects to one of the addresses."""
 
     addresses: tuple[Text, ...]
     token: bytes
@@ -204,6 +204,6 @@ def _other_version(error: Exception) -> CorruptionError:
 
 
 def last_line(error: Exception) -> str:
-    """Of what Monarch says of a failure, which begins with where it was."""
+    """Returns the last line of Monarch's text of a failure, which begins with where it was."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:1000]

@@ -1,4 +1,4 @@
-"""Who is who in a mesh: one host for each folder, the cluster that these belong to already, and its secret.
+"""Finds the hosts of a mesh: one for each folder, the cluster that these belong to already, and its secret.
 
 Decided from what the index actors have seen, before anything is started.
 """

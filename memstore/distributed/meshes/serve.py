@@ -270,7 +270,7 @@ class _Serving:
 
 
 def _folder(path: str) -> Folder | None:
-    """Of this process; None: it has no such folder."""
+    """Returns the folder of this process; None: it has no such folder."""
     try:
         status = os.stat(path)
     except OSError:
@@ -339,7 +339,7 @@ class IndexActors:
             raise
 
     def name(self, rank: int, name: str) -> None:
-        """What the host is called in errors from now on."""
+        """Names the host in errors from now on."""
         self._names[rank] = name
 
     def ask(self, orders: Mapping[int, Order], kind: type[Answer], deadline: float) -> dict[int, Answer]:

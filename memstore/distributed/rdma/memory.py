@@ -152,7 +152,7 @@ class _Doubted(NamedTuple):
 
 
 class Slots:
-    """Of one side of a process. They are made when they are needed first. Thread-safe.
+    """Slots of one side of a process. They are made when they are needed first. Thread-safe.
 
     Args:
         register: makes a handle of new memory.
@@ -193,7 +193,7 @@ class Slots:
         return len(self._doubted)
 
     def _make(self) -> Slot:
-        """What is registered stays so: after a failure the next try goes on with the same memory."""
+        """Registers memory, which stays so: after a failure the next try goes on with the same."""
         if self._begun is None:
             self._begun = memoryview(mmap.mmap(-1, SLOT)), []
         memory, handles = self._begun

@@ -344,7 +344,7 @@ class _Transfer:
 def open_plane(
     root: Root, links: Streamer, members: Callable[[bytes], Member | None], transport: str, version: str
 ) -> Plane:
-    """Of a process in which Monarch runs (`actors.start_monarch`).
+    """Opens the plane of a process in which Monarch runs (`actors.start_monarch`).
 
     Args:
         transport: "rdma" or "monarch".

@@ -107,7 +107,7 @@ def look_at(tables: Tables, keys: Sequence[bytes], groups: Sequence[bytes] | Non
 
 
 class GroupOwner(msgspec.Struct):
-    """Who owns the groups of a call.
+    """The owner of the groups of a call.
 
     Attributes:
         member: None: nobody owns any.

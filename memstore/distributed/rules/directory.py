@@ -56,7 +56,7 @@ def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
 
 
 class Directory:
-    """What a seed has in memory of its term: what it has heard of the members, and how far its deputies are.
+    """A seed's memory of its term: what it has heard of the members, and how far its deputies are.
 
     Args:
         clock: nanoseconds of this host's clock since boot.

@@ -68,7 +68,7 @@ _ToSeed = ClaimGroups | FindOwners | WatchGroup | HandOver
 
 
 class Index:
-    """What one index process answers and does.
+    """The rules of one index process: its answers, and its duties.
 
     Args:
         member: this host.

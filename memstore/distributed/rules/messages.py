@@ -103,7 +103,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def position(self) -> tuple[int, int]:
-        """Of two rosters, the one with the larger position is the newer one."""
+        """The term and the epoch: of two rosters, the one with the larger position is the newer one."""
         return self.term, self.epoch
 
     @property
@@ -120,7 +120,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True):
-    """What a member knows of the cluster and of itself: the row `cluster` of its catalog.
+    """A member's knowledge of the cluster and of itself: the row `cluster` of its catalog.
 
     Attributes:
         floor: a grant whose number is at most this, and that isn't in `owned`, is dead for good.
@@ -205,7 +205,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        """That it takes in a message, with its key, or less."""
+        """The bytes that it takes in a message, with its key, at most."""
         return len(self.body) + _PLACE * len(self.places) + KEY_LIMIT + _NUMBERS
 
 
@@ -238,12 +238,12 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        """That it takes in a message, or less."""
+        """The bytes that it takes in a message, at most."""
         return len(self.body or b"") + _PLACE * len(self.places) + KEY_LIMIT + _NUMBERS
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """What makes a request happen once: see `owning.py`. The epoch is that of its sender, when it was made."""
+    """The number that makes a request happen once: see `owning.py`. The epoch is its sender's, when it was made."""
 
     session: Number
     lane: Annotated[int, Meta(ge=0, lt=LANES)]
@@ -252,7 +252,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank has put in an attempt.
+    """One rank's part of an attempt.
 
     Attributes:
         number: of the attempt: it tells those of one name apart. The owner gives it, and `expires`.
@@ -290,7 +290,7 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """What became of an attempt: a version, or with version 0 the error that ended it.
+    """The end of an attempt: a version, or with version 0 the error that ended it.
 
     Attributes:
         number: 0: it never began.
@@ -747,7 +747,7 @@ class NotOwner(msgspec.Struct, frozen=True, array_like=True, tag=83):
 
 
 class Owners(msgspec.Struct, frozen=True, array_like=True, tag=84):
-    """Who owns each of the groups; None: nobody."""
+    """The owner of each of the groups; None: nobody owns it."""
 
     rows: Annotated[tuple[Ownership | None, ...], Meta(max_length=BATCH_LIMIT)]
 
@@ -772,7 +772,7 @@ class Announced(msgspec.Struct, frozen=True, array_like=True, tag=87):
 
 
 class Met(msgspec.Struct, frozen=True, array_like=True, tag=88):
-    """Who answers there, and its roster. `names`: the hosts that it was told of, if it has no cluster yet."""
+    """The host that answers there, and its roster. `names`: hosts that it was told of, if it has no cluster yet."""
 
     member: Member
     roster: Roster | None

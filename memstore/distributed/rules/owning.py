@@ -1,4 +1,4 @@
-"""What an owner answers for the groups that it owns, and calls that are made once, or never.
+"""Answers of an owner for the groups that it owns, and calls that are made once, or never.
 
 **Ownership.** What an owner's records hold, no other host may change. So a record that is found is right; who finds
 none asks whether this host owns the group. A request from elsewhere names the grant by which its sender knows the

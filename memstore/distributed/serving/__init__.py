@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from memstore.distributed.serving.agent import serve
 from memstore.distributed.serving.asking import Asker, served_standing, standing_at
-from memstore.distributed.serving.cluster import Cluster, cluster_of, known_cluster
+from memstore.distributed.serving.cluster import Cluster, cluster_of, known_cluster, remove_member
 from memstore.distributed.serving.joining import (
     ADDRESS_VARIABLE,
     LOG,
@@ -46,6 +46,7 @@ __all__ = [
     "is_served_on",
     "join",
     "known_cluster",
+    "remove_member",
     "serve",
     "served_standing",
     "standing_at",

@@ -1,4 +1,4 @@
-"""What this host answers.
+"""Answers requests of other hosts and processes.
 
 Reads take no mutex, and are answered in the thread that brought them. So are changes while nobody holds the store's
 mutex, no disk is waited for, and they are small; else threads of their own make them, as long as their deadline lets

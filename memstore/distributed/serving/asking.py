@@ -1,4 +1,4 @@
-"""What index processes are asked beside the rules' messages: how they are, to become the seed, and to end.
+"""Questions to index processes beside the rules' messages: how they are, to become the seed, and to end.
 
 Whatever came over a socket is decoded here, types and bounds checked. `Asker` asks, for a process that is no index
 process: for `memstore status`, `remove`, `promote`, and `Cluster`.
@@ -59,7 +59,7 @@ class Promote(msgspec.Struct, frozen=True, array_like=True, tag=34):
 
 
 class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
-    """What an index process says of its host.
+    """An index process's report of its host.
 
     Attributes:
         epoch: that it is at; 0: it is no member.

@@ -133,39 +133,7 @@ class Cluster:
             NotServedError: there is no such host, it lives, or the seed refuses.
             HomeUnavailableError: the seed doesn't answer.
         """
-        return self.remove_member(host, force=force, timeout=timeout).address
-
-    def remove_member(self, host: str, *, force: bool = False, timeout: float = 30.0) -> Member:
-        """Removes as `remove` does. Returns the member that was removed."""
-        deadline = deadline_after(timeout)
-        roster = self.roster()
-        seed = roster.member(roster.seed)
-        with Asker(self._secret) as asker:
-            found = _named(roster, host)
-            # One after the other: of two that have the same address, a link speaks with one at a time.
-            dead = [one for one in found if force and len(found) == 1 or not _lives(asker, one, deadline)]
-            member = dead[0] if len(dead) == 1 else _only(roster, found, host)
-            if seed is None or member == seed:
-                raise NotServedError(
-                    f"{host} is the seed, which can't be removed: if it is lost, make another host the seed first "
-                    "(memstore promote)"
-                )
-            if not force and member not in dead:
-                raise NotServedError(
-                    f"{member.address} lives, and would go on with its keys. To let it go, end its agent first; or "
-                    "remove it now with --force"
-                )
-            while True:
-                answer = asker.ask(seed, Remove(member.id), deadline)
-                if isinstance(answer, Refused):
-                    raise NotServedError(f"{member.address} was not removed: {answer.why}")
-                if isinstance(answer, IsRoster) and answer.roster.member(member.id) is None:
-                    return member
-                if time.monotonic() + _LOOK_EVERY > deadline:
-                    break
-                time.sleep(_LOOK_EVERY)
-        what = "did not answer" if answer is None else "has not been heard by a majority of the hosts"
-        raise HomeUnavailableError(f"the seed {seed.address} {what} within {timeout:g} s, and alone may remove")
+        return remove_member(self, host, force=force, timeout=timeout).address
 
     def promote(self, host: str = "", *, force: bool = False, timeout: float = 60.0) -> str:
         """Makes another host the seed, because the present one is lost, or will be. Returns its address.
@@ -306,6 +274,39 @@ def _lives(asker: Asker, member: Member, deadline: float) -> bool:
     with contextlib.suppress(LinkRefusedError):  # another host is there by now
         return isinstance(asker.ask(member, Report(), within, patience=_BACK_WITHIN), Reported)
     return False
+
+
+def remove_member(cluster: Cluster, host: str, *, force: bool = False, timeout: float = 30.0) -> Member:
+    """Removes a host as `Cluster.remove` does. Returns the member that was removed."""
+    deadline = deadline_after(timeout)
+    roster = cluster.roster()
+    seed = roster.member(roster.seed)
+    with Asker(cluster.secret) as asker:
+        found = _named(roster, host)
+        # One after the other: of two that have the same address, a link speaks with one at a time.
+        dead = [one for one in found if force and len(found) == 1 or not _lives(asker, one, deadline)]
+        member = dead[0] if len(dead) == 1 else _only(roster, found, host)
+        if seed is None or member == seed:
+            raise NotServedError(
+                f"{host} is the seed, which can't be removed: if it is lost, make another host the seed first "
+                "(memstore promote)"
+            )
+        if not force and member not in dead:
+            raise NotServedError(
+                f"{member.address} lives, and would go on with its keys. To let it go, end its agent first; or "
+                "remove it now with --force"
+            )
+        while True:
+            answer = asker.ask(seed, Remove(member.id), deadline)
+            if isinstance(answer, Refused):
+                raise NotServedError(f"{member.address} was not removed: {answer.why}")
+            if isinstance(answer, IsRoster) and answer.roster.member(member.id) is None:
+                return member
+            if time.monotonic() + _LOOK_EVERY > deadline:
+                break
+            time.sleep(_LOOK_EVERY)
+    what = "did not answer" if answer is None else "has not been heard by a majority of the hosts"
+    raise HomeUnavailableError(f"the seed {seed.address} {what} within {timeout:g} s, and alone may remove")
 
 
 def _named(roster: Roster, host: str) -> list[Member]:

@@ -1,4 +1,4 @@
-"""What an index process does by itself, again and again. Each duty has a thread: none waits for another.
+"""Duties of an index process, which it does again and again. Each has a thread: none waits for another.
 
 | duty | how often |
 |---|---|

@@ -1,4 +1,4 @@
-"""Who this host is in its cluster: what is looked at when its index process starts, and what people are told.
+"""This host's place in its cluster: checks when its index process starts, and what people are told.
 
 `own_member` refuses to serve a root that was removed, or a copy. `Membership` hears of each change of the standing: it
 writes ROOT/cluster, prints what has changed, tells the agent that this host is a member, and ends the process where it
@@ -57,7 +57,7 @@ def own_member(root: Root, options: Options) -> Member:
 
 
 class Membership:
-    """What comes of a change of the standing.
+    """Follows changes of the standing.
 
     Args:
         member: this host.
@@ -284,7 +284,7 @@ def remove_cluster_file(root: Root) -> None:
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose files a folder has: a host that is served at an address, and its name, for people."""
+    """The host whose files a folder has: it is served at an address, and has a name for people."""
 
     address: str
     name: str

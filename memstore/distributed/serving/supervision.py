@@ -1,4 +1,4 @@
-"""What an agent and its index process share: how a root is served, who serves it, and what one tells the other.
+"""Parts that an agent and its index process share: how a root is served, who serves it, what one tells the other.
 
 Options, Start    how a root is served, and one start of its index process
 AgentLock         ROOT/agent.lock: who serves a root holds it
@@ -210,7 +210,7 @@ def agent_of(root: str) -> int:
 
 
 class _Serving(msgspec.Struct, frozen=True):
-    """What ROOT/cluster says of who serves the root."""
+    """The part of ROOT/cluster that says who serves the root."""
 
     agent: int
 
@@ -239,7 +239,7 @@ _LONGEST_NEWS = 4000  # bytes: less than a pipe takes at once
 
 
 class Kind(Enum):
-    """What news say: this host is a member, and answers; the index process goes on (for its agent alone); it can't be
+    """Kinds of news: this host is a member, and answers; the index process goes on (for its agent alone); it can't be
     a member, and its process ends; the same for good, since the root is gone or no member any more; the agent is to
     remove the root when it has ended."""
 

@@ -68,7 +68,7 @@ def find_copy(root: Root, key: bytes, deadline: float) -> Copy | None:
 
 
 def map_copy(root: Root, key: bytes, copy: Copy, version: int) -> MappedEntry | None:
-    """None: it was dropped meanwhile."""
+    """Maps a copy. Returns None where it was dropped meanwhile."""
     record = copy.record
     if record.version != version:  # its owner has given it another version
         record = msgspec.structs.replace(record, version=version)
@@ -298,7 +298,7 @@ class _Part:
         self._marks = np.zeros(0, np.uint8)
 
     def cut(self, ranges: Ranges) -> Ranges:
-        """What of ranges of the value lies in the data of this part, as ranges of its file."""
+        """Cuts ranges of the value to the data of this part. Returns them as ranges of its file."""
         extent = self.extent
         inside = ranges.cut(extent.base + extent.start, extent.base + extent.size)
         return Ranges(inside.starts - extent.base, inside.stops - extent.base)
@@ -370,7 +370,7 @@ class _Part:
         return _put_copy(root, (self._place,), draft, local, deadline)
 
     def _map(self, record: Record) -> bool:
-        """False: it was dropped meanwhile, or this process may not write it."""
+        """Maps the copy. Returns False where it was dropped meanwhile, or this process may not write it."""
         root, extent = self._root, self.extent
         (local,) = record.segments
         if local.start != extent.start or record.nbytes < self._end + self._end // PAGE - extent.start:

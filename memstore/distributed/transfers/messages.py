@@ -1,4 +1,4 @@
-"""What is said on a stream, the ranges of bytes that it names, and their way through a socket."""
+"""Messages of a stream, the ranges of bytes that they name, and their way through a socket."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class UnpinSegments(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Bring(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Of another host, by memory that both ends have registered.
+    """Asks for bytes of another host, by memory that both ends have registered.
 
     Attributes:
         member: the id of that host.
@@ -180,7 +180,7 @@ class Ranges(NamedTuple):
         return bool(np.any(others.starts[at[found]] < self.stops[found]))
 
     def cut(self, first: int, last: int) -> Ranges:
-        """What of them lies in one range."""
+        """Returns the parts that lie in one range."""
         starts, stops = np.maximum(self.starts, first), np.minimum(self.stops, last)
         kept = starts < stops
         return Ranges(starts[kept], stops[kept])
@@ -201,7 +201,7 @@ class Ranges(NamedTuple):
             yield Ranges(self.starts[first : first + count], self.stops[first : first + count])
 
     def without(self, others: Ranges) -> Ranges:
-        """What of them lies in none of the others."""
+        """Returns the parts that lie in none of the others."""
         if not self or not others:
             return self
         edges = np.unique(np.concatenate([*self, *others]))
@@ -239,7 +239,7 @@ def together(found: Sequence[Ranges], gap: int = 0) -> Ranges:
 
 
 def _cover(ranges: Ranges, places: Numbers) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Of each place, whether it lies in one of the ranges."""
+    """Tells of each place whether it lies in one of the ranges."""
     at = np.searchsorted(ranges.starts, places, side="right") - 1
     return (at >= 0) & (places < ranges.stops[np.maximum(at, 0)])
 

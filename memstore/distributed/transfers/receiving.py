@@ -69,7 +69,7 @@ def announce(root: Root, transport: str) -> None:
 
 
 def announced(root: Root) -> str:
-    """What was said last."""
+    """Returns the way of transfers that was announced last; "tcp" if none was."""
     try:
         fd = syscalls.open_file(_path(root), os.O_RDONLY)
     except OSError:
@@ -117,7 +117,7 @@ _MOST_IDLE = 4  # of one host
 
 
 class Links(Protocol):
-    """What makes streams: memstore/distributed/links."""
+    """The maker of streams: memstore/distributed/links."""
 
     def stream(self, address: str, member: bytes | None, deadline: float) -> socket.socket:
         """One whose handshake is done. Raises HomeUnavailableError, LinkRefusedError."""
@@ -146,14 +146,14 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """Of the host."""
+        """The host's name."""
         return f"{self.member.name or 'the host'} at {self.member.address}"
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data, socket.MSG_NOSIGNAL)
 
     def shut(self) -> None:
-        """Whoever waits for something on it fails at once."""
+        """Shuts the socket: whoever waits for something on it fails at once."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
@@ -343,7 +343,7 @@ def receive(stream: Stream, parts: Sequence[SegmentRanges], deadline: float) -> 
 
 
 def ask_to_pin(stream: Stream, extents: Sequence[SegmentExtent], deadline: float) -> bool:
-    """As `ask`, of segments that are to stay, as many as a request may have."""
+    """Asks that segments stay, as many as a request may have."""
     stream.set_patience(deadline - time.monotonic())
     stream.send(_framed(PinSegments(tuple(Segment(one.segment, one.put_id, one.size, one.start) for one in extents))))
     kind, nbytes = HEAD.unpack(receive_bytes(stream, HEAD.size))
@@ -427,7 +427,7 @@ log = logging.getLogger("memstore")
 
 
 class Share(NamedTuple):
-    """What is read over one stream.
+    """The ranges that are read over one stream.
 
     Attributes:
         member: the host where it lies.
@@ -496,7 +496,7 @@ def read_ranges(
 
 
 class _Transfer:
-    """What the threads of one transfer share.
+    """State that the threads of one transfer share.
 
     Attributes:
         errors: of the other threads than the caller's.
@@ -512,7 +512,7 @@ class _Transfer:
         self.is_gone = False
 
     def note(self, share: Share, asked: Stream | None) -> None:
-        """As `read`, in a thread of its own."""
+        """Reads in a thread of its own, and notes an error."""
         try:
             if not self.read(share, asked):
                 self.is_gone = True
@@ -603,7 +603,7 @@ class _Transfer:
 def _shares(
     streams: Streams, member: Member, parts: Sequence[SegmentRanges], asked: Sequence[Stream] = ()
 ) -> list[Share]:
-    """As `_shared`; one, if this host's index process brings all, or was asked to."""
+    """Shares out the ranges (`_shared`); as one, if this host's index process brings all, or was asked to."""
     via = None
     if asked:
         via = asked[0].member if asked[0].member.id != member.id else None

@@ -66,7 +66,7 @@ IDLE = 600.0  # seconds without a request
 
 
 def prepare(stream: socket.socket) -> None:
-    """Whoever is on the other side has so long for each step, and no longer."""
+    """Limits the time that the other side has for each step."""
     stream.settimeout(None)
     wait = struct.pack("@ll", *divmod(int(STALLED * 1e6), 1_000_000))
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
@@ -123,7 +123,7 @@ def answer(root: Root, stream: socket.socket, request: Fetch) -> None:
 
 
 def end_of_answer(root: Root, mappings: Sequence[Mapping], named: Sequence[Segment]) -> bytes:
-    """What is said behind the bytes of these segments."""
+    """Returns the answer's end, behind the bytes of these segments."""
     is_whole = all(_is_there(root, mapping, one) for mapping, one in zip(mappings, named, strict=True))
     return WHOLE if is_whole else TORN
 
@@ -167,7 +167,7 @@ def send_elsewhere(stream: socket.socket, why: str, kind: int = ELSEWHERE) -> No
 
 
 def map_segments(root: Root, named: Sequence[Segment]) -> list[Mapping] | None:
-    """None: one of them holds another put by now.
+    """Maps segments. Returns None where one of them holds another put by now.
 
     Raises CorruptionError if a file is none that the record can mean, and OSError.
     """
@@ -214,7 +214,7 @@ MOST_PINNED_SEGMENTS = 16_384  # each is a mapping, of which the kernel allows a
 
 
 class PinnedSegments:
-    """Of all streams of an index process. Thread-safe."""
+    """Segments pinned for all streams of an index process. Thread-safe."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -399,6 +399,6 @@ class Senders:
 
 
 def _end(stream: socket.socket) -> None:
-    """Whoever sends or waits on it fails at once. Its own thread closes it."""
+    """Ends a stream: who sends or waits on it fails at once. Its own thread closes it."""
     with contextlib.suppress(OSError):
         stream.shutdown(socket.SHUT_RDWR)

@@ -84,7 +84,7 @@ log = logging.getLogger("memstore")
 
 
 class Pins:
-    """What this process has asked other hosts to keep. Thread-safe; a forked child asks for itself."""
+    """Segments that other hosts keep for this process. Thread-safe; a forked child asks for itself."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -146,7 +146,7 @@ class Pinned:
 
 
 class _PinningHost:
-    """What one host keeps for this process."""
+    """Segments that one host keeps for this process."""
 
     def __init__(self, links: Links, member: Member) -> None:
         self._links, self.member = links, member
@@ -158,7 +158,7 @@ class _PinningHost:
         self._pid = os.getpid()
 
     def pin(self, extents: Sequence[SegmentExtent], deadline: float) -> bool:
-        """False: one of them is gone. Raises CannotSendError, CorruptionError."""
+        """Pins segments. Returns False where one of them is gone. Raises CannotSendError, CorruptionError."""
         try:
             with self._held(deadline) as until:
                 self._connect(until)
@@ -303,7 +303,7 @@ GAP = 16  # bytes between two ranges: to name both takes as many
 
 
 class Reader(Protocol):
-    """What brings parts of other hosts' segments, by the ids of these. False: one of them is gone.
+    """Brings parts of other hosts' segments, by the ids of these. False: one of them is gone.
 
     Raises HomeUnavailableError; StorageError on storage that hosts share.
     """
@@ -379,7 +379,7 @@ class AbsentBytes:
         self._bring(self._all(), time.monotonic() + self._seconds)
 
     def bring_all(self, deadline: float) -> bool:
-        """As `need_all`, until a deadline (monotonic). False where the version was replaced."""
+        """Brings all bytes until a deadline (monotonic). Returns False where the version was replaced."""
         return self._read(self._all().without(self._there), deadline)
 
     def header(self, deadline: float) -> bool:
@@ -561,7 +561,7 @@ class Transfers:
         return held
 
     def hold_lazily(self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True) -> MappedEntry | None:
-        """As `hold`, for who needs some of the bytes: if there is no copy, they come when they are asked for.
+        """Holds a value for who needs some of its bytes: if there is no copy, they come when they are asked for.
 
         See `MappedEntry.absent`. Each time may take as long as this call may. Until the value is dropped, the other
         hosts keep its bytes, as they do for who has got it there.

@@ -407,9 +407,15 @@ class SegmentWriter:
             if not on_tmpfs:
                 syscalls.allocate(fd, self.size)
         if self._mapping is None:
-            self._mapping, address, start = syscalls.reserve(self.size)
-            self._address = address + start
-            map_for_writing(self._address, fd, self.size, guard)
+            try:
+                mapping, address, start = syscalls.reserve(self.size)
+                map_for_writing(address + start, fd, self.size, guard)
+            except OSError as error:
+                if not is_small or error.errno != errno.ENOMEM:
+                    raise
+                self._scratch = bytearray(self._end)  # this process may map no more, and needs no mapping for this
+                return
+            self._mapping, self._address = mapping, address + start
             if is_small:
                 syscalls.populate(self._address, self.size)
             elif on_tmpfs and not self.is_whole:
