@@ -36,6 +36,7 @@ from memstore.distributed.rules import (
     Meet,
     Named,
     Obey,
+    Owners,
     Prepare,
     Promise,
     Publish,
@@ -168,10 +169,11 @@ class Answers:
             self._waits.look_again()
             if has_owed:
                 self._duties.pay_soon()
-            if isinstance(request, (*_OF_ROSTER, ClaimGroups, HandOver)):  # a group may be watched that was claimed
-                self._at_seed.look_again()
             if isinstance(request, _OF_ROSTER):
+                self._at_seed.look_again()
                 self._duties.look_again()
+            elif isinstance(request, ClaimGroups | HandOver) and isinstance(answer, Owners):
+                self._at_seed.look_at_once()  # they may be watched
             return answer
         except StoreTimeoutError as error:
             log.info("%s: %s", self._root.path, str(error))

@@ -27,7 +27,7 @@ from functools import partial
 from typing import TypeVar
 
 from memstore.distributed.catalog import look_or_run, run
-from memstore.distributed.links import Links
+from memstore.distributed.links import Begun, Links
 from memstore.distributed.rules import (
     LONGEST_WAIT,
     NOT_SENT,
@@ -200,6 +200,32 @@ class Driver:
         finally:
             steps.close()
 
+    def begin(self, begun: BegunSteps) -> bool:
+        """Runs steps of reads and one message up to that, and sends it: no thread waits for its answer.
+
+        Returns whether the message was sent. If it wasn't, `begun` says whether a connection is to be made for it.
+        """
+        action = next(begun.steps, None)
+        try:
+            while isinstance(action, Transact):
+                assert action.is_read, "a change would wait for the mutex"
+                found = look_or_run(self._root, action.action, time.monotonic() + MUTEX_WITHIN)
+                action = begun.steps.send(found)
+            assert isinstance(action, Send)
+            begun.address, begun.needs_connection = action.address, True
+            if self._links.hello_of(action.address) is not None:
+                message, now = encode(action.request), time.monotonic()
+                sent = self._links.begin(action.address, action.member, message, _ANSWER_WITHIN, begun.told, now)
+                begun.needs_connection = False
+                begun.follow(sent, partial(self._answer_of, action.address))
+        except StopIteration:  # there is nothing to send
+            return False
+        except (HomeUnavailableError, LinkRefusedError):
+            pass
+        if begun.needs_connection:
+            begun.steps.close()
+        return not begun.needs_connection
+
     def begin_asking(self) -> None:
         """Begins a question to the seed. From here on `give_up_asking` ends it."""
         self._heard.clear()
@@ -229,11 +255,7 @@ class Driver:
             is_kept = isinstance(send.request, Ask) and send.request.milliseconds > 0
             received = self._ask(send) if is_kept else self._received(send)
             self.refused.pop(address, None)
-            if not isinstance(received, bytes):
-                self._silences.begin(address, self._links.trouble_of(address))
-                return received
-            self._silences.end(address)
-            answer = decode_answer(received)
+            return self._answer_of(address, received)
         except (LinkRefusedError, CorruptionError) as error:
             self._silences.end(address)
             if send.member is None:  # whoever named that host hears of it
@@ -242,6 +264,13 @@ class Driver:
                 self._warned[address] = str(error)
                 log.warning("%s", str(error) if address in str(error) else f"{address}: {error}")
             return None
+
+    def _answer_of(self, address: str, received: bytes | NotSent | None) -> Answer | NotSent | None:
+        if not isinstance(received, bytes):
+            self._silences.begin(address, self._links.trouble_of(address))
+            return received
+        self._silences.end(address)
+        answer = decode_answer(received)
         return None if isinstance(answer, Reported) else answer
 
     def _received(self, send: Send) -> bytes | NotSent | None:
@@ -268,6 +297,121 @@ class Driver:
             return begun.answer
         begun.give_up()
         return _NOTHING_NEW if self._is_given_up else None
+
+
+class BegunSteps:
+    """Steps of reads and one message, for whose answer no thread waits.
+
+    Args:
+        ended: called when they have ended after the message, by a thread that must not wait.
+
+    Attributes:
+        needs_connection: the message wasn't sent, for there is no connection.
+        since: when they were begun, monotonic.
+    """
+
+    def __init__(self, steps: Steps[None], ended: Callable[[], None]) -> None:
+        self.steps, self._ended = steps, ended
+        self.needs_connection, self.since = False, time.monotonic()
+        self._sent: Begun | None = None
+        self._answer_of: Callable[[bytes | None], Answer | NotSent | None] | None = None
+        self._once = threading.Lock()
+
+    def follow(self, sent: Begun, answer_of: Callable[[bytes | None], Answer | NotSent | None]) -> None:
+        """Notes that their message was sent."""
+        self._answer_of = answer_of
+        self._sent = sent
+        self.told()  # it may have been over before
+
+    def told(self) -> None:
+        """Goes on if the answer is there, or none will come."""
+        sent = self._sent
+        if sent is not None and sent.is_over and self._once.acquire(blocking=False):
+            self._end(sent.answer)
+
+    def give_up(self) -> None:
+        """Goes on without an answer."""
+        if self._sent is not None and self._once.acquire(blocking=False):
+            self._sent.give_up()
+            self._end(None)
+
+    def _end(self, received: bytes | None) -> None:
+        assert self._answer_of is not None
+        try:
+            self.steps.send(self._answer_of(received))
+        except StopIteration:
+            pass
+        finally:
+            self._ended()
+
+
+class Mirroring:
+    """Messages to one deputy, of which one is under way at a time.
+
+    A claim waits for each of them. So the thread that has written a claim sends the message, and the one that reads its
+    answer answers the claim: threads between them would cost as much as the message. Only connections are made by a
+    thread of its own.
+
+    Args:
+        told: called after each message.
+        failed: called with a bug.
+
+    Attributes:
+        due: that thread is wanted.
+    """
+
+    def __init__(
+        self, slot: int, index: Index, driver: Driver, told: Callable[[], None], failed: Callable[[Exception], None]
+    ) -> None:
+        self._slot, self._index, self._driver, self._told, self._failed = slot, index, driver, told, failed
+        self.due = threading.Event()
+        self._using = threading.Lock()  # held while a message is under way
+        self._is_wanted = False  # another message
+        self._begun: BegunSteps | None = None
+
+    def begin(self) -> None:
+        """Sends what the deputy doesn't have, at once if it is connected. It doesn't wait."""
+        self._is_wanted = True  # before the lock is tried: who has it looks here when he has given it back
+        if not self._using.acquire(blocking=False):
+            return
+        self._is_wanted = False
+        self._begun = begun = BegunSteps(self._index.mirror(self._slot), self._end)
+        is_sent = False
+        try:
+            is_sent = self._driver.begin(begun)
+        except MemstoreError:  # of the catalog: that thread says so, if it is still so
+            self.due.set()
+        except Exception as error:
+            self._failed(error)
+        if not is_sent:
+            self._using.release()
+            if begun.needs_connection or self._is_wanted:
+                self.due.set()
+
+    def run(self) -> None:
+        """Does the same in the thread that waits; and gives up what has had no answer for too long."""
+        if not self._using.acquire(blocking=False):
+            begun = self._begun
+            if begun is not None and time.monotonic() - begun.since > _ANSWER_WITHIN:
+                begun.give_up()
+            return
+        self._is_wanted, self._begun = False, None
+        try:
+            self._driver.run(self._index.mirror(self._slot))
+        finally:
+            self._using.release()
+        self._told()
+        if self._is_wanted:
+            self.due.set()
+
+    def _end(self) -> None:
+        self._using.release()
+        try:
+            self._told()
+        except Exception as error:
+            self._failed(error)
+        if self._is_wanted:
+            self.begin()
 
 
 # --- duties -----------------------------------------------------------------------------------------------------------
@@ -297,13 +441,13 @@ class Duties:
     ) -> None:
         self._root, self._index, self._driver, self._ending = root, index, driver, ending
         self._has_changed, self._has_asked = has_changed, has_asked
-        self._connected, self._mirrored = connected, mirrored
+        self._connected = connected
         self._standing: Standing | None = None
         self._seed = b""
         self._asked = ""  # the seed that a root without a cluster asks
         self._looking = threading.Lock()
         self._roster, self._hands, self._appoints, self._owes = (threading.Event() for _ in range(4))
-        self._mirrors = [threading.Event() for _ in range(_MIRRORS)]
+        self._mirrors = [Mirroring(slot, index, driver, mirrored, self._fail) for slot in range(_MIRRORS)]
 
     def start(self) -> None:
         index = self._index
@@ -312,8 +456,8 @@ class Duties:
         self._begin("ask", self._ask, threading.Event())
         self._begin("found", self._found, threading.Event())
         self._begin("hand over", lambda: self._do(index.hand_over(), _SOON), self._hands)
-        for slot, event in enumerate(self._mirrors):
-            self._begin(f"mirror {slot}", partial(self._mirror, slot), event)
+        for slot, mirroring in enumerate(self._mirrors):
+            self._begin(f"mirror {slot}", partial(self._mirror, mirroring), mirroring.due)
         self._begin("appoint", self._appoint, self._appoints)
         self._begin("look for", self._look_for, threading.Event())
         self._begin("pay", self._pay, self._owes)
@@ -330,8 +474,10 @@ class Duties:
 
     def mirror_soon(self) -> None:
         """Notes that deputies are to be asked, or told: somebody waits for it."""
-        for event in self._mirrors:
-            event.set()
+        standing = self._standing
+        if standing is not None and standing.is_seed:
+            for mirroring in self._mirrors:
+                mirroring.begin()
 
     def _look(self) -> None:
         """Looks at the standing, for all duties."""
@@ -379,11 +525,10 @@ class Duties:
             self._driver.give_up_asking()
         return _SOON
 
-    def _mirror(self, slot: int) -> float:
+    def _mirror(self, mirroring: Mirroring) -> float:
         if self._standing is None or not self._standing.is_seed:
             return _IDLE
-        self._driver.run(self._index.mirror(slot))
-        self._mirrored()
+        mirroring.run()
         return _SOON
 
     def _appoint(self) -> float:
@@ -427,7 +572,11 @@ class Duties:
                 if str(error) != trouble:
                     trouble = str(error)
                     log.warning("%s: %s", name, trouble)
-            except Exception as error:  # a bug: another index process may do without
-                log.exception("%s: the index process ends", name)
-                self._ending.fail(Kind.REFUSED, f"{name}: {error!r}")
+            except Exception as error:
+                self._fail(error, name)
             sooner.wait(pause)
+
+    def _fail(self, error: Exception, name: str = "mirror") -> None:
+        """Ends the index process for a bug: another one may do without."""
+        log.error("%s: the index process ends", name, exc_info=error)
+        self._ending.fail(Kind.REFUSED, f"{name}: {error!r}")

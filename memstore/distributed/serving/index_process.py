@@ -72,7 +72,7 @@ class IndexProcess:
             has_changed=self._membership.has_changed,
             has_asked=self._membership.has_asked,
             connected=connections.sessions,
-            mirrored=lambda: self._at_seed.look_again(),
+            mirrored=lambda: self._at_seed.look_at_once(),
         )
         self._at_seed = SeedWaits(
             root, self._index, ending, is_asked=self._duties.mirror_soon, changed=self._duties.look_again

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from memstore.distributed.catalog import CatalogTables, look, look_or_run, run
+from memstore.distributed.catalog import CatalogTables, MustChange, look, look_or_run, run
 from memstore.distributed.links import Asked
 from memstore.distributed.rules import (
     LONGEST_WAIT,
@@ -232,6 +232,8 @@ class SeedWaits:
         self._is_asked, self._changed = is_asked, changed
         self._lock = threading.Lock()
         self._kept: dict[int, _SeedWait] = {}
+        self._unanswered: set[int] = set()  # those of them that aren't content with what they have
+        self._looking = threading.Lock()
         self._due = threading.Event()
         self._position = (0, 0)  # of the roster, at the last look
 
@@ -246,27 +248,50 @@ class SeedWaits:
         with self._lock:
             self._index.keep(ticket, request)
             self._kept[ticket] = _SeedWait(asked, until, has_news)
+            if not has_news:
+                self._unanswered.add(ticket)
         asked.on_close(lambda: self._forget(ticket))
-        self._due.set()  # what it waits for may have come since its first look
-        if not isinstance(request, Ask):
-            self._is_asked()
+        if isinstance(request, Ask):
+            self._due.set()  # what it waits for may have come since its first look
+        else:
+            self._is_asked()  # and after the deputies' answers it is looked at again
 
     def look_again(self) -> None:
-        """Notes that something was heard of deputies, or of the roster."""
+        """Notes that something was heard of the roster."""
         if self._kept:
             self._due.set()
 
+    def look_at_once(self) -> None:
+        """Answers, in this thread, if that takes no mutex: a deputy has answered, or a group was claimed."""
+        if not self._unanswered:
+            return
+        if not self._looking.acquire(blocking=False):
+            self._due.set()
+            return
+        try:
+            tickets = set(self._unanswered)
+            self._reply(look(self._root, lambda tables: self._index.ended_waits(tables, tickets), 0.0))
+        except (MustChange, MemstoreError):
+            self._due.set()
+        finally:
+            self._looking.release()
+
     def _forget(self, ticket: int) -> None:
         with self._lock:
-            self._kept.pop(ticket, None)
-            self._index.forget(ticket)
+            self._drop(ticket)
+
+    def _drop(self, ticket: int) -> _SeedWait | None:
+        self._index.forget(ticket)
+        self._unanswered.discard(ticket)
+        return self._kept.pop(ticket, None)
 
     def _run(self) -> None:
         while not self._ending.is_set:
             self._due.wait(_LOOK_EVERY)
             self._due.clear()
             try:
-                self._answer_ended()
+                with self._looking:
+                    self._answer_ended()
             except MemstoreError as error:  # of the mutex, a disk: it is tried again
                 log.warning("%s: requests to the seed: %s", self._root.path, str(error))
                 self._ending.wait(_LOOK_EVERY)
@@ -292,16 +317,14 @@ class SeedWaits:
         if is_changed:  # who is admitted, or removed
             self._due.set()
             self._changed()
-        answers: list[tuple[Asked, Answer]] = []
         for ticket in others:
             kept[ticket].is_new = False
+        self._reply(ended)
+
+    def _reply(self, ended: Sequence[tuple[int, Answer]]) -> None:
         with self._lock:
-            for ticket, answer in ended:
-                self._index.forget(ticket)
-                wait = self._kept.pop(ticket, None)
-                if wait is not None:
-                    answers.append((wait.asked, answer))
-        _reply(answers)
+            found = [(self._drop(ticket), answer) for ticket, answer in ended]
+        _reply([(wait.asked, answer) for wait, answer in found if wait is not None])
 
 
 def _position(tables: CatalogTables) -> tuple[int, int]:
