@@ -174,7 +174,7 @@ def copy_each(targets: list[torch.Tensor], sources: list[torch.Tensor], *, non_b
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
     """Makes a function that tells of as many tensors whether each is like the one here at its place.
 
-    It compares class, device, dtype, shape, strides, requires_grad, and the conj and neg bits, in 0.07 µs a tensor. It
+    It compares class, device, dtype, shape, strides, requires_grad, and the conj and neg bits, in 0.1 µs a tensor. It
     says no of a tensor that comes twice, and in inference mode of tensors that were made outside. Returns None where
     torch can't make it: it is what torch.compile checks before it runs what it has compiled.
     """
@@ -183,9 +183,17 @@ def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
         strides = [list(tensor.stride()) for tensor in tensors]
         kind: Any = torch._C._dynamo.guards.TensorGuards
         check: Callable[..., bool] = kind(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-        return check if check(*tensors) else None
+        is_good = check(*tensors)
     except (AttributeError, TypeError, RuntimeError, SystemError):
         return None
+
+    def are_alike(*others: torch.Tensor) -> bool:
+        return not any(map(_is_nested, others)) and check(*others)  # of strides that raise, torch ends the process
+
+    return are_alike if is_good else None
+
+
+_is_nested = attrgetter("is_nested")
 
 
 def in_forward_ad() -> bool:

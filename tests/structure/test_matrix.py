@@ -342,6 +342,13 @@ OTHERS = {
     "a parameter": lambda: torch.nn.Parameter(torch.randn(4, 4)),
     "a buffer": lambda: torch.nn.Buffer(torch.randn(4, 4)),
     "negated lazily": lambda: torch._neg_view(torch.randn(4, 4)),
+    "nested": lambda: torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)]),
+    "nested, turned": lambda: torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)]).transpose(1, 2),
+    "nested, jagged": lambda: torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged),
+    "sparse": lambda: torch.randn(4, 4).to_sparse(),
+    "sparse rows": lambda: torch.randn(4, 4).to_sparse_csr(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.randn(4, 4), 0.1, 0, torch.qint8),
+    "a wrapper": lambda: classes.Int8Weight.of(torch.randn(4, 4)),
 }
 
 

@@ -27,6 +27,7 @@ from memstore.distributed.rules.messages import (
     Grant,
     HandOver,
     Later,
+    Member,
     Mirror,
     Mirrored,
     Owners,
@@ -177,8 +178,9 @@ class Directory:
             if None in rows and not _may_own(roster, member):
                 self.new_holder = member
                 return None
-            groups = zip(request.groups, rows, strict=True)
-            return [row or give(tables, roster, group, member) for group, row in groups]
+            new = [group for group, row in zip(request.groups, rows, strict=True) if row is None]
+            given = iter(give_all(tables, roster, new, member))
+            return [row or next(given) for row in rows]
         return rows
 
     def _locate(self, tables: Tables, roster: Roster, request: FindOwners) -> Sequence[Ownership | None]:
@@ -212,32 +214,49 @@ class Directory:
 
     # --- mirrors ------------------------------------------------------------------------------------------------------
 
+    def told(self, roster: Roster) -> list[bytes]:
+        """Returns who is told of rows: the deputies, and the candidate."""
+        return list(dict.fromkeys([*roster.deputies, *([self.candidate] if self.candidate else ())]))
+
     def mirror(self, slot: int) -> Steps[None]:
         """Tells a deputy, or the candidate, what it doesn't have, and asks whether it obeys still."""
-        standing = yield from view(lambda tables: tables.standing())
-        if standing is None or not standing.is_seed or standing.unheard or standing.is_removed:
+        question, began = self._questions, self.clock()
+        found = yield from view(lambda tables: self._untold(tables, slot))
+        if found is None:
             return
-        self.begin(standing)
-        roster = standing.roster
-        asked = list(dict.fromkeys([*roster.deputies, self.candidate or roster.seed]))
-        member = roster.member(asked[slot]) if slot < len(asked) else None
-        if member is None or member.id == standing.member:
+        roster, member, after, upto, rows = found
+        is_due = began - self.answered.get(member.id, 0) >= IDLE
+        if after is not None and upto == after and self._confirmed.get(member.id) == question and not is_due:
             return
-        question, after, began = self._questions, self._reached.get(member.id), self.clock()
-        rows, upto = (), 0
-        if after is not None:
-            rows, upto = yield from view(lambda tables: _rows_beyond(tables, roster, after))
-            is_due = began - self.answered.get(member.id, 0) >= IDLE
-            if upto == after and self._confirmed.get(member.id) == question and not is_due:
-                return
         self.answered.setdefault(member.id, began)
-        answer = yield from send(member, Mirror(roster.term, after or 0, upto, rows))
+        answer = yield from send(member, Mirror(roster.term, after or 0, upto or 0, rows))
         if isinstance(answer, Stale):
             self.hear_of(answer.term)
         if isinstance(answer, Mirrored) and self.term == roster.term:
             self._reached[member.id] = answer.upto
             self._confirmed[member.id] = max(question, self._confirmed.get(member.id, 0))
             self.answered[member.id] = self.clock()
+
+    def _untold(
+        self, tables: Tables, slot: int
+    ) -> tuple[Roster, Member, int | None, int | None, tuple[Ownership, ...]] | None:
+        """Finds a member that is told of rows, up to which number it has them, and those beyond with their last number.
+
+        One that hasn't been asked in this term says first how far it is.
+        """
+        standing = tables.standing()
+        if standing is None or not standing.is_seed or standing.unheard or standing.is_removed:
+            return None
+        self.begin(standing)
+        roster, told = standing.roster, self.told(standing.roster)
+        member = roster.member(told[slot]) if slot < len(told) else None
+        if member is None or member.id == standing.member:
+            return None
+        after = self._reached.get(member.id)
+        if after is None:
+            return roster, member, None, None, ()
+        rows, upto = _rows_beyond(tables, roster, after)
+        return roster, member, after, upto, rows
 
     def has_all(self, tables: Tables, member: bytes) -> bool:
         return self._reached.get(member, -1) >= max(tables.granted, self.term << TERM_BITS)
@@ -247,10 +266,28 @@ def give(
     tables: Tables, roster: Roster, group: bytes, member: bytes, after: int = 0, giver: bytes | None = None
 ) -> Ownership:
     """Writes a row with a new grant."""
-    tables.granted = max(tables.granted, roster.term << TERM_BITS) + 1
-    row = Ownership(group, member, Grant(tables.granted, roster.epoch, after), giver)
-    tables.put_ownership(row)
-    return row
+    return give_all(tables, roster, [group], member, after, giver)[0]
+
+
+def give_all(
+    tables: Tables,
+    roster: Roster,
+    groups: Sequence[bytes],
+    member: bytes,
+    after: int = 0,
+    giver: bytes | None = None,
+) -> list[Ownership]:
+    """Writes a row with a new grant for each group."""
+    last = max(tables.granted, roster.term << TERM_BITS)
+    rows = [
+        Ownership(group, member, Grant(number, roster.epoch, after), giver)
+        for number, group in enumerate(groups, last + 1)
+    ]
+    for row in rows:
+        tables.put_ownership(row)
+    if rows:
+        tables.granted = last + len(rows)
+    return rows
 
 
 def take_mirror(tables: Tables, standing: Standing, request: Mirror) -> Answer:

@@ -476,7 +476,7 @@ class Duties:
         """Notes that deputies are to be asked, or told: somebody waits for it."""
         standing = self._standing
         if standing is not None and standing.is_seed:
-            for mirroring in self._mirrors:
+            for mirroring in self._mirrors[: len(self._index.seed.told(standing.roster))]:
                 mirroring.begin()
 
     def _look(self) -> None:
