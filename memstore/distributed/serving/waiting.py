@@ -1,4 +1,4 @@
-"""Requests that are kept until there is an answer: two threads look at them, one for each kind.
+"""Requests that are kept until there is an answer, of two kinds.
 
 **For news of keys** (`KeyWaits`): waits for versions, and for what sharded puts become.
 
@@ -14,8 +14,9 @@ and a record may have been damaged. Who writes another roster rings all bells. W
 and publications cost nothing.
 
 **For the seed** (`SeedWaits`): claims, questions who owns a group, and for the roster. What they wait for is the answer
-of a deputy, or of members who hear of a roster: so the thread looks after each message that says such a thing, and once
-a second. A member's question for a newer roster is looked at when there is one: a thousand of them cost nothing.
+of a deputy, or of members who hear of a roster. The thread that has heard a deputy answers what it can without the
+mutex (`look_at_once`); a thread of its own looks after all other messages that say such a thing, and once a second. A
+member's question for a newer roster is looked at when there is one: a thousand of them cost nothing.
 """
 
 from __future__ import annotations
