@@ -183,6 +183,8 @@ def why_not_filled(tensor: torch.Tensor) -> str | None:
     """
     if type(tensor) not in PLAIN_TYPES:
         reason = _why_not_of_class(type(tensor)) or (_LAZY if _refuses_pointers(tensor) else None)
+        if reason is None and _compat.has_own_operators(type(tensor)):
+            reason = f"{an(type(tensor))}, whose class says what operators do with it: give a plain tensor"
         if reason is not None:
             return reason
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
