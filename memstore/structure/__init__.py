@@ -45,9 +45,11 @@ from memstore.structure.flattening import (
     take_shards_apart,
 )
 from memstore.structure.memory import (
+    ByteRange,
     CopyPlan,
     GatheredCopy,
     PlainCopy,
+    clusters_of,
     copy_into,
     copy_tensors,
     is_readable,
@@ -55,6 +57,7 @@ from memstore.structure.memory import (
     memory_of,
     over,
     takes_bytes,
+    which_would_stay,
     why_no_memory,
     why_not_filled,
 )
@@ -141,6 +144,7 @@ _register_transport()
 
 
 __all__ = [
+    "ByteRange",
     "CopyPlan",
     "DTYPES",
     "DTYPE_NAMES",
@@ -177,6 +181,7 @@ __all__ = [
     "check_wrapped_shards",
     "class_name",
     "clone_parts",
+    "clusters_of",
     "contents",
     "contiguous_stride",
     "copy_into",
@@ -245,6 +250,7 @@ __all__ = [
     "to_flags",
     "traits",
     "tree_names",
+    "which_would_stay",
     "why_no_memory",
     "why_not_filled",
     "why_parts_not_filled",
