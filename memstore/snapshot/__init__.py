@@ -6,7 +6,7 @@ ranks         the steps of all ranks, and what they hear of each other
 drafts        who writes what, in which file       publishing    the parts of all ranks as one snapshot; leftovers
 stored        a snapshot that is there             reading       its tensors in memory, or mapped
 manifest      what a snapshot says of itself; the names of its files and tensors
-storage       its folder; several reads or writes at once, and how far they are
+storage       its folder, and how far it is         chunks        parts of its files, read or written several at once
 staging       tensors, copied into shared memory   writer        the process that writes them
 
 This door loads what is asked for: the writer's process comes through it too, and needs no torch.
@@ -21,12 +21,12 @@ from memstore._threads import between_forks
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.snapshot import drafts, manifest, publishing, reading, staging, storage, stored
+    from memstore.snapshot import chunks, drafts, manifest, publishing, reading, staging, storage, stored
+    from memstore.snapshot.chunks import in_parallel
     from memstore.snapshot.manifest import is_snapshot, load_manifest
     from memstore.snapshot.reading import describe_snapshot, load_snapshot
     from memstore.snapshot.snapshot import PendingSnapshot, Snapshot, differences
     from memstore.snapshot.stateful import AppState, RNGState, StateDict, Stateful
-    from memstore.snapshot.storage import in_parallel
     from memstore.snapshot.stored import TensorEntry
 
 _HOMES = {
@@ -39,7 +39,7 @@ _HOMES = {
     "TensorEntry": "memstore.snapshot.stored",
     "describe_snapshot": "memstore.snapshot.reading",
     "differences": "memstore.snapshot.snapshot",
-    "in_parallel": "memstore.snapshot.storage",
+    "in_parallel": "memstore.snapshot.chunks",
     "is_snapshot": "memstore.snapshot.manifest",
     "load_manifest": "memstore.snapshot.manifest",
     "load_snapshot": "memstore.snapshot.reading",
@@ -53,9 +53,10 @@ __all__ = [
     "StateDict",
     "Stateful",
     "TensorEntry",
+    "chunks",  # modules that integrations and conversions use, too
     "describe_snapshot",
     "differences",
-    "drafts",  # modules that integrations and conversions use, too
+    "drafts",
     "in_parallel",
     "is_snapshot",
     "load_manifest",
