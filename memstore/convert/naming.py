@@ -164,8 +164,7 @@ def special(tensor: torch.Tensor) -> str | None:
     return found
 
 
-# --- TensorDicts -----------------------------------------------------------------------------------------------------
-# TensorDicts, as other formats than theirs can have them: dicts, without batch sizes.
+# --- TensorDicts, as other formats than theirs can have them: dicts, without batch sizes -----------------------------
 
 
 def is_collection(value: Any) -> bool:
