@@ -76,7 +76,6 @@ from memstore.structure.plans import (
 )
 from memstore.structure.rebuilding import (
     assemble,
-    bare_array,
     box_bytes,
     box_tensor,
     boxes_of_leaf,
@@ -168,7 +167,6 @@ __all__ = [
     "Walk",
     "are_shards_of",
     "assemble",
-    "bare_array",
     "box_bytes",
     "box_tensor",
     "boxes_of_leaf",
