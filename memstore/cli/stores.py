@@ -92,7 +92,6 @@ def _median(call: Callable[[], object]) -> float:
 def measure_machine(root: str) -> Selftest:
     import torch
 
-    import memstore
     from memstore.engine import filesystem_name, syscalls
 
     folder = tempfile.mkdtemp(prefix="memstore-bench-", dir=root)
@@ -130,8 +129,6 @@ def measure_machine(root: str) -> Selftest:
 
 def _versions() -> dict[str, str]:
     import torch
-
-    import memstore
 
     found = {"memstore": memstore.__version__, "python": platform.python_version()}
     found["torch"] = str(torch.__version__)  # it says for which CUDA it was built; its package's own version doesn't

@@ -131,8 +131,8 @@ class StructureMatch:
         self.exact = [(have, want) for have, want in pairs if what == "out" and want in reader.exact]
         self.pairs = [pair for pair in pairs if pair not in self.exact]
         if strict:
-            have_names, want_names = (
-                [name for name in names if not _is_optional(name)] for names in (plan.object_names, self.object_names)
+            have_names, want_names = (  # attributes of an OrderedDict: a target may lack them, or have its own
+                [name for name in names if "__dict__" not in name] for names in (plan.object_names, self.object_names)
             )
             self._compare_names("an object", what, have_names, want_names, may_lack)
 
@@ -144,11 +144,6 @@ class StructureMatch:
         self.differences += [f"{render_path(name)}: {noun} is stored, but there is none in {what}" for name in missing]
         extra = [name for name in wanted if name not in have]
         self.differences += [f"{render_path(name)}: {noun} in {what}, but none is stored" for name in extra]
-
-
-def _is_optional(name: Path) -> bool:
-    """Tells attributes of an OrderedDict, like a state_dict's versions: a target may lack them, or have its own."""
-    return "__dict__" in name
 
 
 def _containers(node: Node, name: Path, objects: set[Path], inside: bool = False) -> Iterator[Path]:

@@ -493,7 +493,8 @@ def allocate_huge(fd: int, address: int, start: int, stop: int) -> int:
     while stop - start >= syscalls.HUGE_PAGE:
         if prices.prefers_huge():
             size = min(step, (stop - start) // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE)
-            _touch_extents(fd, start, size)
+            for offset in range(start, start + size, syscalls.HUGE_PAGE):  # a page of each, else it would find nothing
+                syscalls.write_at(fd, b"\0", offset)
             if not _collapse(address + start, size):
                 return start
             start, step = start + size, min(2 * step, COLLAPSE_STEP)
@@ -526,12 +527,6 @@ def allocate_rest(fd: int, address: int, size: int) -> None:
         syscalls.populate(address + whole, size - whole)
     if syscalls.status(fd).st_blocks * 512 < size:
         syscalls.allocate(fd, size)
-
-
-def _touch_extents(fd: int, start: int, size: int) -> None:
-    """Allocates a page of each extent, without which a collapse finds nothing."""
-    for offset in range(start, start + size, syscalls.HUGE_PAGE):
-        syscalls.write_at(fd, b"\0", offset)
 
 
 def _collapse(address: int, size: int, allowed: int = 1) -> bool:
