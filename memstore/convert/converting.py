@@ -596,10 +596,7 @@ def _remove_leftovers(parent: str, prefix: str) -> None:
     for name in os.listdir(parent):
         if not pattern.fullmatch(name):
             continue
-        with contextlib.suppress(OSError):
-            fd = syscalls.open_file(f"{parent}/{name}", os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                if syscalls.lock_exclusive(fd):
-                    shutil.rmtree(f"{parent}/{name}", ignore_errors=True)
-            finally:
-                syscalls.close(fd)
+        folder = f"{parent}/{name}"
+        with contextlib.suppress(OSError), syscalls.file_open(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            if syscalls.lock_exclusive(fd):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -247,9 +247,6 @@ def sync_all(folder: str) -> None:
     """Syncs a folder, and all that is in it."""
     for parent, _, names in os.walk(folder):
         for name in names:
-            fd = syscalls.open_file(f"{parent}/{name}", os.O_RDONLY)
-            try:
+            with syscalls.file_open(f"{parent}/{name}", os.O_RDONLY) as fd:
                 syscalls.sync(fd)
-            finally:
-                syscalls.close(fd)
         syscalls.sync_folder(parent)

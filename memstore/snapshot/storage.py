@@ -251,14 +251,13 @@ class FileStorage:
             file = OwnedFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._mode, self._fd)
         except FileExistsError:
             raise AlreadyExistsError(f"{path} exists: nothing was written") from None
-        try:
-            yield file.fd
-        except BaseException:
-            with contextlib.suppress(OSError):  # the first error is the one to tell
-                syscalls.unlink(path, self._fd)
-            raise
-        finally:
-            file.close()
+        with file:
+            try:
+                yield file.fd
+            except BaseException:
+                with contextlib.suppress(OSError):  # the first error is the one to tell
+                    syscalls.unlink(path, self._fd)
+                raise
 
     def read(
         self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
@@ -301,15 +300,12 @@ class FileStorage:
             if error.errno in (errno.ELOOP, errno.ENXIO):
                 raise damaged(path, "it is a link or a socket, and no regular file") from None
             raise
-        try:
-            fd = file.fd
-            found = syscalls.status(fd)
+        with file:
+            found = syscalls.status(file.fd)
             if not stat.S_ISREG(found.st_mode):
                 raise damaged(path, "it is no regular file")
             with file_errors(path):
-                yield fd, found.st_size
-        finally:
-            file.close()
+                yield file.fd, found.st_size
 
     def read_bytes(self, name: str, limit: int) -> bytes:
         """Reads a small file whole.
@@ -392,15 +388,13 @@ class FileStorage:
         """
         with file_errors(self.path):
             folder = OwnedFile(os.path.join(self.path, "."), os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with folder:
             deadline = time.monotonic() + _PATIENCE
             while not _locked(partial(syscalls.lock_exclusive, folder.fd), without_locks=True):
                 if time.monotonic() > deadline:
                     raise StoreTimeoutError(f"{self.path} is locked by another process for {_PATIENCE:g} s")
                 time.sleep(_PAUSE)
             yield
-        finally:
-            folder.close()
 
     def keep(self, name: str) -> OwnedFile | None:
         """Marks a file as one that this process needs, until what is returned is closed, or the process dies.
@@ -432,10 +426,8 @@ class FileStorage:
         except FileNotFoundError:
             yield False
             return
-        try:
+        with file:
             yield _locked(file.lock, without_locks=False)
-        finally:
-            file.close()
 
     def _link(self, beside: str, name: str, path: str) -> None:
         folder = self._fd

@@ -209,8 +209,7 @@ def _taken(path: str, deadline: float) -> Generator[_Taken]:
             folder.create_folder(name, settings)
         if not os.path.lexists(f"{path}/{LOCK}"):
             folder.create_file(path, LOCK, bytes(syscalls.PAGE), settings)
-        file = LockFile(f"{path}/{LOCK}", os.O_RDWR)
-        try:
+        with LockFile(f"{path}/{LOCK}", os.O_RDWR) as file:
             if not syscalls.lock_exclusive(file.fd):
                 gc.collect()  # what this process closed may be kept by the traceback of an error, in a cycle
             while not syscalls.lock_exclusive(file.fd):
@@ -222,8 +221,6 @@ def _taken(path: str, deadline: float) -> Generator[_Taken]:
                     )
                 time.sleep(0.01)
             yield _Taken(path, segments, settings, file.fd)
-        finally:
-            file.close()
 
 
 # --- what is changed --------------------------------------------------------------------------------------------------
@@ -239,15 +236,12 @@ def _mark_live(choice: Choice, record: Record, extent: SegmentExtent, settings: 
             slots = dataclasses.replace(slots, batch=found.batch, count=found.count)
         if (found.state, found.version, found.batch, found.count) == (LIVE, record.version, slots.batch, slots.count):
             return
-    opened = OwnedFile(file.path, os.O_RDWR)
-    try:
+    with OwnedFile(file.path, os.O_RDWR) as opened:
         if header is not None:
             syscalls.write_at(opened.fd, header, 0)
         write_slots(opened.fd, slots)
         if settings.durable:
             syscalls.sync(opened.fd)
-    finally:
-        opened.close()
 
 
 def _build(where: str, settings: Settings, choice: Choice) -> None:
@@ -266,12 +260,9 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
     finally:
         catalog.close()
     for name in ("data.mdb", "lock.mdb"):
-        fd = syscalls.open_file(f"{where}/{name}", os.O_RDWR)
-        try:
+        with syscalls.file_open(f"{where}/{name}", os.O_RDWR) as fd:
             folder.give_to_group(fd, settings)
             syscalls.sync(fd)
-        finally:
-            syscalls.close(fd)
 
 
 def _write_rows(
@@ -293,12 +284,9 @@ def _mend_doorbell(path: str, settings: Settings) -> None:
     if not os.path.lexists(name):
         folder.create_file(path, DOORBELL, bytes(syscalls.PAGE), settings)
         return
-    fd = syscalls.open_file(name, os.O_RDWR)
-    try:
+    with syscalls.file_open(name, os.O_RDWR) as fd:
         if syscalls.status(fd).st_size != syscalls.PAGE:
             syscalls.truncate(fd, syscalls.PAGE)
-    finally:
-        syscalls.close(fd)
 
 
 def _warn(path: str, settings: Settings, choice: Choice) -> None:
@@ -711,10 +699,7 @@ def _fits(file: SegmentFile, key: bytes, record: Record, extent: SegmentExtent, 
 def _mended(
     file: SegmentFile, store: str, key: bytes, record: Record, extent: SegmentExtent, mend: Mend
 ) -> bytes | None:
-    opened = OwnedFile(file.path, os.O_RDONLY)
-    try:
+    with OwnedFile(file.path, os.O_RDONLY) as opened:
         mapping = map_file(opened.fd, file.size)
-    finally:
-        opened.close()
     with mapping.view() as content:
         return mend(store, key, record, extent, content)
