@@ -111,6 +111,10 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
     def _pool_of(self, key: object) -> Hashable:
         return "rows", self._root, self.key
 
+    def _pool_of_samples(self) -> Hashable:
+        """Returns the pool of samples alone: a call that waits for rows must not keep out one that adds them."""
+        return "samples", self._root, self.key
+
     add = awaited(BlockingBuffer.add)
     extend = awaited(BlockingBuffer.extend)
     update_priority = awaited(BlockingBuffer.update_priority)
@@ -138,7 +142,7 @@ class ReplayBuffer(Awaits[BlockingBuffer]):
         self, sample: Callable[..., Sampled], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
         """Awaits a sample. If its task is cancelled, and doesn't get it, its rows are put back."""
-        pool = "samples", self._root, self.key  # of its own: a call that waits for rows must not keep out who adds them
+        pool = self._pool_of_samples()
         settles, undo = options.get("out") is not None, Sampled.put_back
         found = await self._made(sample, arguments, options, pool=pool, is_timed=True, settles=settles, undo=undo)
         return found.value

@@ -357,10 +357,7 @@ def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _held_names(one: Holding) -> str:
     keys = [*dict.fromkeys(one.keys), *(f"{key} (replaced)" for key in dict.fromkeys(one.replaced))]
-    if not keys:
-        return "(open)"
-    more = len(keys) - _NAMED
-    return ", ".join(keys[:_NAMED]) + (f" and {wording.count_of(more, 'more', 'more')}" if more > 0 else "")
+    return wording.first_of(keys, _NAMED) if keys else "(open)"
 
 
 def command_of(pid: int) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from memstore._compat import DisableTorchFunction, is_torch_fake, neg_view
-from memstore._wording import an, short
+from memstore._wording import an, first_of, short
 from memstore.deferred_init.slots import MaterializeOptions, TensorSlot, spread_as
 from memstore.deferred_init.tensors import become, is_real, is_wrapper, keep_real, materialize, ref_in, shows_all
 from memstore.engine import has_settings
@@ -391,12 +391,9 @@ def ties_apart(slots: Sequence[TensorSlot], table: SourceTable, options: Materia
         for group in groups.values():
             for cluster in _clusters(group):
                 if not _can_be_one(cluster, table, options):
-                    names = [entry.name for entry in cluster]
-                    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-                    problems.append(
-                        f"{', '.join(names[:_NAMED])}{more}: they share memory in the module (tied), and the source "
-                        "has different values for them"
-                    )
+                    names = first_of([entry.name for entry in cluster], _NAMED)
+                    what = "they share memory in the module (tied), and the source has different values for them"
+                    problems.append(f"{names}: {what}")
     return problems
 
 

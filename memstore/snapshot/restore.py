@@ -19,7 +19,7 @@ from memstore import _modes as modes
 from memstore import structure
 from memstore._compat import may_rename_what_it_loads
 from memstore._info import Progress
-from memstore._wording import an
+from memstore._wording import an, first_of, listed
 from memstore.errors import SnapshotMismatchError, StructureMismatchError
 from memstore.sharding import Shard, allocate_like, sharded_leaf
 from memstore.snapshot.manifest import ManifestTensor, path_of
@@ -42,9 +42,6 @@ from memstore.store.model_fit import loads_as_torch, steps_as_torch, why_of_anot
 from memstore.structure import DTYPES, ByteRange, clusters_of, traits, which_would_stay
 
 # --- The steps -------------------------------------------------------------------------------------------------------
-
-
-_LISTED = 20  # differences in one message
 
 
 def restore(
@@ -136,10 +133,8 @@ def _match_all(
     if not differences:
         places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
     if differences:
-        more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
-        lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
         raise SnapshotMismatchError(
-            f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
+            f"app_state differs from the snapshot {stored.path}, nothing was restored:{listed(differences)}"
         )
     return matches, [ReadRequest(place.tensor, place.shards) for place in places]
 
@@ -421,11 +416,8 @@ def come_apart(stored: Stored, places: Sequence[RestorePlace]) -> tuple[list[Res
     for cluster in _clusters(apart) if clusters else ():
         if len({(id(apart[one.place].tensor), one.look) for one in cluster}) > 1 and not _agree(stored, apart, cluster):
             paths = list(dict.fromkeys(apart[one.place].path for one in cluster))
-            more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-            differences.append(
-                f"{', '.join(paths[:_NAMED])}{more}: they share memory here (tied), and are stored apart, with "
-                "different values"
-            )
+            what = "they share memory here (tied), and are stored apart, with different values"
+            differences.append(f"{first_of(paths, _NAMED)}: {what}")
     return apart, differences
 
 

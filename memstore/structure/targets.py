@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from memstore import _compat
-from memstore._wording import an
+from memstore._wording import an, listed
 from memstore.engine import Leaf, Path
 from memstore.errors import StructureMismatchError
 from memstore.sharding import NO_BOXES, Boxes, Shard, ShardedLeaf, StoredBox, allocate_like, copies, sharded_leaf, whole
@@ -58,7 +58,6 @@ from memstore.structure.walk import Facts, take_apart
 # --- The match -------------------------------------------------------------------------------------------------------
 
 
-_LISTED = 20  # differences in one message
 _CACHED_MATCHES = 64
 _UNCAST = traits.WITHOUT_COPY | {getattr(torch, "float4_e2m1fn_x2", None)}  # torch has no kernel that casts them
 
@@ -280,14 +279,14 @@ def raise_differences(differences: Sequence[str], what: str, value: Any) -> None
             f"fills one that save_model has stored; for a stored state_dict, {what}=module.state_dict()"
         )
     if differences:
-        more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
-        lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
         is_strict = any("there is none in" in one or "but none is stored" in one for one in differences)
         fills = (
             "fills what both have" if what == "out" else "takes from like what only like has, and leaves out the rest"
         )
         hint = f"; strict=False {fills}" if is_strict else ""
-        raise StructureMismatchError(f"{what} differs from the stored value, nothing was written{hint}:{lines}{more}")
+        raise StructureMismatchError(
+            f"{what} differs from the stored value, nothing was written{hint}:{listed(differences)}"
+        )
 
 
 # --- The walk over a target: its tensors stay as they are, its objects are left out ----------------------------------

@@ -278,7 +278,7 @@ async def test_what_is_to_be_undone_is_undone_before_the_interpreter_ends() -> N
 
 def is_under_way(queue: memstore.aio.ReplayBuffer) -> bool:
     """A sample of it, in a thread."""
-    pool = aio_calls._pools.get(("samples", queue._root, queue.key))
+    pool = aio_calls._pools.get(queue._pool_of_samples())
     return pool is not None and pool._running > 0
 
 

@@ -45,13 +45,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from memstore._info import Progress, RepairReport
+from memstore._wording import first_of
 from memstore.engine import syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.catalog import Catalog
@@ -327,9 +328,8 @@ def _warn(path: str, settings: Settings, choice: Choice) -> None:
         )
 
 
-def _some(keys: Collection[bytes]) -> str:
-    more = len(keys) - _NAMED
-    return ", ".join(map(repr, _names(keys)[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+def _some(keys: Iterable[bytes]) -> str:
+    return first_of(list(map(repr, _names(keys))), _NAMED)
 
 
 def _names(keys: Iterable[bytes]) -> tuple[str, ...]:
