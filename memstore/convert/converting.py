@@ -295,8 +295,8 @@ def convert(
         found = open_source(path, read_as, rules)
         try:
             structure.check_nesting(found.value)
-        except structure.RefusedError as error:
-            raise UnsupportedValueError(f"{path}: {error.message()}") from None
+        except UnsupportedValueError as error:
+            raise UnsupportedValueError(f"{path}: {error.message}") from None
         # 2. The target is drafted. What it can't express is refused now, when nothing is written yet.
         draft = draft_target(write_as, found, rules, made)
         wanted = found.with_value(draft.value)

@@ -56,7 +56,6 @@ from memstore.fake.session import (
     tensors_in,
     with_index,
 )
-from memstore.structure import RefusedError
 
 # --- Copies ----------------------------------------------------------------------------------------------------------
 # copy.deepcopy of tensors inside of a session, also of one that lasts for this copy alone.
@@ -586,10 +585,7 @@ def fake_like(value: Any) -> Any:
         >>> fake_like({"w": torch.zeros(2, 3)})
         {'w': tensor(..., size=(2, 3), fake=True)}
     """
-    try:
-        structure.check_nesting(value)
-    except RefusedError as error:
-        raise UnsupportedValueError(error.message()) from None
+    structure.check_nesting(value)
     with modes.put_aside():
         return _like(value, {})
 

@@ -39,6 +39,14 @@ _Text = TypeVar("_Text")
 _Result = TypeVar("_Result")
 
 
+def path_text(path: Any) -> str:
+    """Returns the path of a file or folder as text. Raises TypeError."""
+    name: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"path is that of a file or folder, as text, and not {path!r:.100}")
+    return name
+
+
 def damaged(path: str, detail: str) -> NoReturn:
     raise CorruptionError(path=path, detail=detail)
 

@@ -14,10 +14,9 @@ This door loads what is asked for: the writer's process comes through it too, an
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from memstore._threads import between_forks
+from memstore._threads import late_names
 from memstore._wording import offered
 
 if TYPE_CHECKING:
@@ -30,19 +29,16 @@ if TYPE_CHECKING:
     from memstore.snapshot.stored import TensorEntry
 
 _HOMES = {
-    "AppState": "memstore.snapshot.stateful",
-    "PendingSnapshot": "memstore.snapshot.snapshot",
-    "RNGState": "memstore.snapshot.stateful",
-    "Snapshot": "memstore.snapshot.snapshot",
-    "StateDict": "memstore.snapshot.stateful",
-    "Stateful": "memstore.snapshot.stateful",
-    "TensorEntry": "memstore.snapshot.stored",
-    "describe_snapshot": "memstore.snapshot.reading",
-    "differences": "memstore.snapshot.snapshot",
-    "in_parallel": "memstore.snapshot.chunks",
-    "is_snapshot": "memstore.snapshot.manifest",
-    "load_manifest": "memstore.snapshot.manifest",
-    "load_snapshot": "memstore.snapshot.reading",
+    name: f"memstore.snapshot.{module}"
+    for module, names in {
+        "chunks": "in_parallel",
+        "manifest": "is_snapshot load_manifest",
+        "reading": "describe_snapshot load_snapshot",
+        "snapshot": "PendingSnapshot Snapshot differences",
+        "stateful": "AppState RNGState StateDict Stateful",
+        "stored": "TensorEntry",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [
@@ -72,11 +68,4 @@ __dir__ = offered(__all__)
 
 
 if not TYPE_CHECKING:  # for a type checker any name would be there
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module 'memstore.snapshot' has no attribute {name!r}")
-        with between_forks():
-            value = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
+    __getattr__ = late_names(__name__, _HOMES)
