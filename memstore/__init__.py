@@ -45,7 +45,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from memstore._threads import between_forks
+from memstore._threads import between_forks, late_names
 from memstore._version import __version__ as __version__
 from memstore.errors import (
     AddressUnavailableError,
@@ -231,12 +231,7 @@ if not TYPE_CHECKING:  # for a type checker any name would be there
         if name in _ROOMS:
             with between_forks():
                 return importlib.import_module(f"memstore.{name}")  # `import memstore` is enough
-        if name not in _HOMES:
-            raise AttributeError(f"module 'memstore' has no attribute {name!r}")
-        with between_forks():
-            value = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
+        return late_names("memstore", _HOMES)(name)
 
 
 def __dir__() -> list[str]:

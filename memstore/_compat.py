@@ -66,7 +66,14 @@ disabled_torch_function: Any = _private(torch, "_C._disabled_torch_function_impl
 """The `__torch_function__` of a subclass that leaves torch functions as they are."""
 
 disabled_torch_dispatch: Any = _private(torch, "_C._disabled_torch_dispatch_impl")
+
 """The `__torch_dispatch__` of a subclass that leaves operators as they are."""
+
+
+def has_own_operators(kind: Any) -> bool:
+    """Returns whether a class says what torch's operators do with its tensors: a copy or view may be anything then."""
+    return kind.__torch_dispatch__ is not disabled_torch_dispatch
+
 
 TensorBase: Any = _private(torch, "_C.TensorBase")
 """The class below torch.Tensor: its methods and getters are those of C, whatever a subclass has in their place."""

@@ -40,9 +40,7 @@ def nests_too_deeply(parse: Callable[[], object]) -> bool:
     return bool(too_deep)
 
 
-# --- Strict JSON -----------------------------------------------------------------------------------------------------
-# Strict JSON, for headers and indexes that anybody may have written: no name twice, no lone surrogates.
-#
+# --- Strict JSON, for headers and indexes that anybody may have written: no name twice, no lone surrogates -----------
 # It may be of 100 MB, and made to be slow to refuse. So an object is split into its values first, and each is parsed
 # when it is looked at: that makes no containers that Python's garbage collector would walk again and again.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
 from memstore.errors import error_of_lack
@@ -34,6 +35,25 @@ def call_late(module: str, name: str, *arguments: Any) -> Any:
     with between_forks():
         found = importlib.import_module(module)
     return getattr(found, name)(*arguments)
+
+
+def late_names(door: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Returns the `__getattr__` of a package whose names come with their modules, once somebody asks for one.
+
+    Args:
+        door: the package.
+        modules: the module of each name.
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {door!r} has no attribute {name!r}")
+        with between_forks():
+            value = getattr(importlib.import_module(modules[name]), name)
+        setattr(sys.modules[door], name, value)
+        return value
+
+    return get
 
 
 def _do_nothing() -> None:

@@ -54,6 +54,21 @@ def count_of(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
+def first_of(texts: Sequence[str], most: int) -> str:
+    """Returns texts in a row, so many at most, and how many more there are: "a, b and 3 more"."""
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+_MOST_LINES = 20
+
+
+def listed(lines: Sequence[str]) -> str:
+    """Returns texts as lines of a message, indented: the first 20, and how many more there are."""
+    more = len(lines) - _MOST_LINES
+    return "".join(f"\n  {line}" for line in lines[:_MOST_LINES]) + (f"\n  and {more:,} more" if more > 0 else "")
+
+
 def escaped(text: str) -> str:
     """Returns text with control characters as escapes: keys may hold anything."""
     if text.isprintable():

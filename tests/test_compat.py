@@ -36,6 +36,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.data import default_collate
 
 from memstore import _compat
@@ -124,6 +125,7 @@ def test_torch_functions_of_classes_and_modes_are_left_out() -> None:
 
 def test_classes_that_leave_functions_and_operators_as_they_are() -> None:
     assert torch.Tensor.__torch_dispatch__ is _compat.disabled_torch_dispatch
+    assert _compat.has_own_operators(TwoTensor) and not _compat.has_own_operators(torch.nn.Parameter)
 
     class Quiet(torch.Tensor):
         __torch_function__ = _compat.disabled_torch_function

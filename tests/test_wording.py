@@ -9,7 +9,7 @@ import time
 import pytest
 
 import memstore
-from memstore._wording import age, size
+from memstore._wording import age, first_of, listed, size
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,19 @@ def test_ages_have_the_unit_that_they_are_rounded_to(
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 1e9)
     assert age(1e9 - seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, ""), (2, "0, 1"), (3, "0, 1 and 1 more"), (2002, "0, 1 and 2,000 more")]
+)
+def test_of_many_names_the_first_are_told_and_how_many_more_there_are(count: int, text: str) -> None:
+    assert first_of(list(map(str, range(count))), 2) == text
+
+
+@pytest.mark.parametrize(("count", "last"), [(1, "0"), (20, "19"), (21, "and 1 more")])
+def test_of_many_lines_too(count: int, last: str) -> None:
+    lines = listed(list(map(str, range(count)))).split("\n")
+    assert lines[0] == "" and lines[1] == "  0" and lines[-1] == f"  {last}" and len(lines) == 1 + min(count, 21)
 
 
 @pytest.mark.parametrize("kind", [memstore.Store, memstore.ReplayBuffer, memstore.aio.AsyncStore])

@@ -394,7 +394,8 @@ class RemoteWaits:
     async def _go_on(self, begun: BegunWait, wakeup: Wakeup, deadline: float) -> int | None:
         while True:
             wakeup.arm()
-            self._check_open()
+            if self._is_ended:
+                raise closed(self._root.path)
             answer = begun.go_on(None)
             left = max(deadline - time.monotonic(), 0.0)
             if answer is IN_A_THREAD:
@@ -406,10 +407,6 @@ class RemoteWaits:
             if left <= 0:
                 return None
             await wakeup.rung_within(min(left, answer.again))
-
-    def _check_open(self) -> None:
-        if self._is_ended:
-            raise closed(self._root.path)
 
 
 class BatchedWakeups:

@@ -19,7 +19,7 @@ from click.shell_completion import shell_complete
 
 import memstore.cli.files  # pyright: ignore[reportUnusedImport] - it registers its commands
 import memstore.cli.keys  # pyright: ignore[reportUnusedImport]
-import memstore.cli.stores  # pyright: ignore[reportUnusedImport]  # pyright: ignore[reportUnusedImport]
+import memstore.cli.stores  # pyright: ignore[reportUnusedImport]
 import memstore.cli.values  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore.cli import messages, render
 from memstore.cli.group import INTERRUPTED, MISSING, REFUSED, WRONG, cli

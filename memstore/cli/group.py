@@ -36,8 +36,7 @@ import memstore
 from memstore.errors import MemstoreError, PermissionDeniedError
 from memstore.listing import near
 
-# --- Exit codes ------------------------------------------------------------------------------------------------------
-# Exit codes, as docs/command-line.md has them; 0 is done, and 2, a wrong call, is click's too.
+# --- Exit codes, as docs/command-line.md has them; 0 is done, and 2, a wrong call, is click's too --------------------
 
 
 DAMAGED = DIFFERENT = SILENT = 1  # damage was found, or something was lost; two values differ; hosts don't answer

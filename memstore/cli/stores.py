@@ -92,7 +92,6 @@ def _median(call: Callable[[], object]) -> float:
 def measure_machine(root: str) -> Selftest:
     import torch
 
-    import memstore
     from memstore.engine import filesystem_name, syscalls
 
     folder = tempfile.mkdtemp(prefix="memstore-bench-", dir=root)
@@ -130,8 +129,6 @@ def measure_machine(root: str) -> Selftest:
 
 def _versions() -> dict[str, str]:
     import torch
-
-    import memstore
 
     found = {"memstore": memstore.__version__, "python": platform.python_version()}
     found["torch"] = str(torch.__version__)  # it says for which CUDA it was built; its package's own version doesn't
@@ -360,10 +357,7 @@ def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _held_names(one: Holding) -> str:
     keys = [*dict.fromkeys(one.keys), *(f"{key} (replaced)" for key in dict.fromkeys(one.replaced))]
-    if not keys:
-        return "(open)"
-    more = len(keys) - _NAMED
-    return ", ".join(keys[:_NAMED]) + (f" and {wording.count_of(more, 'more', 'more')}" if more > 0 else "")
+    return wording.first_of(keys, _NAMED) if keys else "(open)"
 
 
 def command_of(pid: int) -> str:

@@ -182,8 +182,7 @@ def has_key(root: str, key: str) -> bool:
         return key in store
 
 
-# --- Tensors as text -------------------------------------------------------------------------------------------------
-# Tensors as `memstore get` shows them: first elements, statistics, a histogram in characters.
+# --- Tensors as `memstore get` shows them: first elements, statistics, a histogram in characters ---------------------
 
 
 _EDGES = 3  # elements at each side of a dimension that is too long to be shown

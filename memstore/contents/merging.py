@@ -26,6 +26,7 @@ import numpy as np
 import xxhash
 
 from memstore import structure
+from memstore._wording import first_of
 from memstore.contents.parts import (
     CHECKSUM_SIZE,
     LeafSignature,
@@ -169,11 +170,9 @@ def _merge_objects(parts: Sequence[RankPart], names: Sequence[Path], differing: 
 
 
 def _warn(key: str, differing: dict[str, list[int]]) -> None:
-    if not differing:
-        return
-    shown = [f"{name} (ranks {', '.join(map(str, ranks))})" for name, ranks in list(differing.items())[:_SHOWN_NAMES]]
-    more = f" and {len(differing) - _SHOWN_NAMES} more" if len(differing) > _SHOWN_NAMES else ""
-    _warn_once(key, ", ".join(shown) + more)
+    if differing:
+        shown = [f"{name} (ranks {', '.join(map(str, ranks))})" for name, ranks in differing.items()]
+        _warn_once(key, first_of(shown, _SHOWN_NAMES))
 
 
 @functools.lru_cache(256)  # the buffers of a BatchNorm differ at every put
@@ -348,10 +347,9 @@ def _check_equal(key: str, name: Path, box: Box, same: Sequence[tuple[LeafOfRank
 
 
 def _missing(key: str, name: str, boxes: Sequence[Box]) -> PartialCommitError:
-    shown = ", ".join(f"{name}[{box.text}]" for box in boxes[:_SHOWN_BOXES])
-    more = f" and {len(boxes) - _SHOWN_BOXES} more" if len(boxes) > _SHOWN_BOXES else ""
+    shown = first_of([f"{name}[{box.text}]" for box in boxes], _SHOWN_BOXES)
     return PartialCommitError(
-        f"{key!r}: all ranks have put their parts, and none holds {shown}{more}: the offsets and shapes of "
+        f"{key!r}: all ranks have put their parts, and none holds {shown}: the offsets and shapes of "
         "the shards must cover the whole tensor",
         key=key,
         missing_boxes=tuple((name, box.offsets, box.shape) for box in boxes),

@@ -84,9 +84,9 @@ def read_bare(held: MappedEntry) -> torch.Tensor | None:
         if plan.nbytes != record.nbytes:
             return None
         if mapping is not None:
-            array = structure.bare_array(plan, np.asarray(mapping), record.start)
+            array = plan.bare_array(np.asarray(mapping), record.start)
         else:
-            array = structure.bare_array(plan, bytearray(record.inline or b""), 0)
+            array = plan.bare_array(bytearray(record.inline or b""), 0)
         if array is None:
             return None
         tensor: torch.Tensor = _from_numpy(array)

@@ -295,8 +295,8 @@ def convert(
         found = open_source(path, read_as, rules)
         try:
             structure.check_nesting(found.value)
-        except structure.RefusedError as error:
-            raise UnsupportedValueError(f"{path}: {error.message()}") from None
+        except UnsupportedValueError as error:
+            raise UnsupportedValueError(f"{path}: {error.message}") from None
         # 2. The target is drafted. What it can't express is refused now, when nothing is written yet.
         draft = draft_target(write_as, found, rules, made)
         wanted = found.with_value(draft.value)
@@ -596,10 +596,7 @@ def _remove_leftovers(parent: str, prefix: str) -> None:
     for name in os.listdir(parent):
         if not pattern.fullmatch(name):
             continue
-        with contextlib.suppress(OSError):
-            fd = syscalls.open_file(f"{parent}/{name}", os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                if syscalls.lock_exclusive(fd):
-                    shutil.rmtree(f"{parent}/{name}", ignore_errors=True)
-            finally:
-                syscalls.close(fd)
+        folder = f"{parent}/{name}"
+        with contextlib.suppress(OSError), syscalls.file_open(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            if syscalls.lock_exclusive(fd):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -118,8 +118,7 @@ def open_memmap(path: str, rules: Rules) -> SourceValue:
     return SourceValue(load_files("", path, "memmap", allow_pickle=rules.allow_pickle))
 
 
-# --- Writing safetensors ---------------------------------------------------------------------------------------------
-# Files of safetensors, and Hugging Face's folders of several: tensors by name, and nothing else.
+# --- Files of safetensors, and Hugging Face's folders of several: tensors by name, and nothing else ------------------
 
 
 _SHARD_SIZE = 5 * 10**9  # bytes: what transformers, too, puts into a file by default

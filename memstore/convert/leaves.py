@@ -38,7 +38,8 @@ from memstore.errors import (
 from memstore.formats import ByteMeter, Frames, PlacedTensor
 from memstore.sharding import Box, BoxIndex, cover_of, narrow_to, slabs, whole
 from memstore.snapshot import in_parallel
-from memstore.snapshot.storage import FilePart, FileStorage, LateBytes
+from memstore.snapshot.chunks import FilePart, LateBytes
+from memstore.snapshot.storage import FileStorage
 from memstore.structure import MOST_EXPANDED, RefusedError, Walk, contiguous_stride, memory_of
 
 # --- What a caller allows --------------------------------------------------------------------------------------------
@@ -228,8 +229,7 @@ class Assembly:
         return made
 
 
-# --- Comparison ------------------------------------------------------------------------------------------------------
-# What was written, opened again by its format's reader, and compared with what was to be written: every leaf.
+# --- Comparison of all leaves that were written, as the format's reader has them, with what was to be written --------
 
 
 _COMPARED = 4 << 20  # bytes that are compared at a time

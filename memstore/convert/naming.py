@@ -16,16 +16,13 @@ import torch
 
 from memstore import structure
 from memstore._threads import between_forks
-from memstore._wording import an_instance, short
+from memstore._wording import an_instance, listed, short
 from memstore.engine import Path
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.formats import what_special
 from memstore.structure import RefusedError, Walk
 
 # --- Names and refusals ----------------------------------------------------------------------------------------------
-
-
-_MOST_NAMED = 20  # of the leaves that are refused
 
 
 class LeafRefusals:
@@ -46,12 +43,10 @@ class LeafRefusals:
         """Raises UnsupportedValueError if there are any; it names the leaves, and why."""
         if not self._found:
             return
-        shown = [f"  {shown_path(path)}: {why}" for path, why in self._found[:_MOST_NAMED]]
-        if len(self._found) > _MOST_NAMED:
-            shown.append(f"  and {len(self._found) - _MOST_NAMED:,} more")
+        shown = listed([f"{shown_path(path)}: {why}" for path, why in self._found])
         count = "1 leaf" if len(self._found) == 1 else f"{len(self._found):,} leaves"
         raise UnsupportedValueError(
-            f"{self._target} can't express {count} of the source, and nothing was written:\n" + "\n".join(shown)
+            f"{self._target} can't express {count} of the source, and nothing was written:{shown}"
         )
 
 
@@ -164,8 +159,7 @@ def special(tensor: torch.Tensor) -> str | None:
     return found
 
 
-# --- TensorDicts -----------------------------------------------------------------------------------------------------
-# TensorDicts, as other formats than theirs can have them: dicts, without batch sizes.
+# --- TensorDicts, as other formats than theirs can have them: dicts, without batch sizes -----------------------------
 
 
 def is_collection(value: Any) -> bool:

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from memstore._compat import MODULE_DICTS, entries_of, module_dicts, set_entry
-from memstore._wording import short
+from memstore._wording import first_of, short
 from memstore.deferred_init.tensors import has_no_past, is_deferred_tensor, is_empty, is_wrapper
 from memstore.errors import StructureMismatchError, UnsupportedValueError
 
@@ -147,8 +147,7 @@ def refuse_unknown(slots: Sequence[TensorSlot]) -> None:
 
 def _refuse(names: Sequence[str], why: str) -> None:
     if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise UnsupportedValueError(f"{', '.join(names[:3])}{more}: {why}")
+        raise UnsupportedValueError(f"{first_of(names, 3)}: {why}")
 
 
 def _walk(

@@ -18,7 +18,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from memstore._compat import DisableTorchFunction, is_torch_fake, neg_view
-from memstore._wording import an, short
+from memstore._wording import an, first_of, short
 from memstore.deferred_init.slots import MaterializeOptions, TensorSlot, spread_as
 from memstore.deferred_init.tensors import become, is_real, is_wrapper, keep_real, materialize, ref_in, shows_all
 from memstore.engine import has_settings
@@ -26,8 +26,8 @@ from memstore.errors import NotAStoreError, StructureMismatchError, UnsupportedV
 from memstore.fake import Mark, TensorRef, is_fake, original_class
 from memstore.formats import file_format, load_files
 from memstore.snapshot import Snapshot, is_snapshot
+from memstore.structure import ByteRange, clusters_of, modes, over, traits, why_no_memory
 from memstore.structure import is_wrapper as is_made_of_others
-from memstore.structure import modes, over, traits, why_no_memory
 from memstore.view import Source, StoredTensor, distribute, own_leaf
 
 # --- The table -------------------------------------------------------------------------------------------------------
@@ -343,10 +343,7 @@ def _kind(dtype: torch.dtype) -> int:
     return 2 if dtype.is_complex else int(dtype.is_floating_point)
 
 
-# --- Ties ------------------------------------------------------------------------------------------------------------
-# Tensors that are one in a module, or show the same memory, and have different values in a source.
-#
-# The module can't have both, so nothing is taken: which of them is meant, nobody knows.
+# --- Ties: tensors that show the same memory in a module, and have different values in a source ----------------------
 
 
 _ALIGNMENT = 16  # bytes of the widest element
@@ -394,12 +391,9 @@ def ties_apart(slots: Sequence[TensorSlot], table: SourceTable, options: Materia
         for group in groups.values():
             for cluster in _clusters(group):
                 if not _can_be_one(cluster, table, options):
-                    names = [entry.name for entry in cluster]
-                    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-                    problems.append(
-                        f"{', '.join(names[:_NAMED])}{more}: they share memory in the module (tied), and the source "
-                        "has different values for them"
-                    )
+                    names = first_of([entry.name for entry in cluster], _NAMED)
+                    what = "they share memory in the module (tied), and the source has different values for them"
+                    problems.append(f"{names}: {what}")
     return problems
 
 
@@ -409,21 +403,10 @@ def _has_values(stored: Any) -> bool:
     return type(stored) not in (torch.Tensor, torch.nn.Parameter) or why_no_memory(stored) is None
 
 
-def _clusters(group: Sequence[_NamedTensor]) -> Iterator[list[_NamedTensor]]:
+def _clusters(group: Sequence[_NamedTensor]) -> list[list[_NamedTensor]]:
     """Groups the entries of a storage that overlap others, each with all that it is joined to by such."""
-    if len(group) < 2:
-        return
-    cluster: list[_NamedTensor] = []
-    end = -1
-    for entry in sorted(group, key=lambda entry: entry.start):
-        if entry.start >= end:
-            if len(cluster) > 1:
-                yield cluster
-            cluster = []
-        cluster.append(entry)
-        end = max(end, entry.stop)
-    if len(cluster) > 1:
-        yield cluster
+    ranges = [ByteRange(entry.start, entry.stop, number) for number, entry in enumerate(group)]
+    return [[group[one.leaf] for one in cluster] for cluster in clusters_of(ranges) if len(cluster) > 1]
 
 
 def _can_be_one(cluster: Sequence[_NamedTensor], table: SourceTable, options: MaterializeOptions) -> bool:

@@ -10,6 +10,7 @@ for them, and memory at an address.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -24,7 +25,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NoReturn
 
 Pointer, Size, Int, Long = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_long
@@ -209,11 +210,21 @@ def open_into(owner: list[int], path: str, flags: int, mode: int = 0o600, dir_fd
         raise
 
 
-def open_file(path: str, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> int:
+def open_file(path: str, flags: int, mode: int = 0o600) -> int:
     """Opens a file as `open_into` does, where no lock and no mapping depends on it."""
     owner: list[int] = []
-    open_into(owner, path, flags, mode, dir_fd)
+    open_into(owner, path, flags, mode)
     return owner[0]
+
+
+@contextlib.contextmanager
+def file_open(path: str, flags: int, mode: int = 0o600) -> Generator[int]:
+    """Opens a file as `open_file` does, and closes it at the end of the block."""
+    fd = open_file(path, flags, mode)
+    try:
+        yield fd
+    finally:
+        close(fd)
 
 
 def open_file_of(pid: int, number: int) -> int:

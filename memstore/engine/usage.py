@@ -203,11 +203,11 @@ _BLOCK = 512  # bytes, as st_blocks counts
 _DOORBELLS = re.compile(rf"^[0-9a-f]+-\S+ \S+ \S+ \S+ ([0-9]+) +(/.*)/{DOORBELL}$".encode(), re.MULTILINE)
 
 
-def stores_of_machine(within: str = _SHARED_MEMORY) -> tuple[StoreSummary, ...]:
-    """Returns the stores below the folder `within`, and those that are open anywhere; sorted by their roots."""
+def stores_of_machine() -> tuple[StoreSummary, ...]:
+    """Returns the stores in shared memory, and those that are open anywhere; sorted by their roots."""
     opened, locks = _opened(), lock_holders()
     found: list[StoreSummary] = []
-    for root in sorted({*_below(within, _DEEPEST), *opened}):
+    for root in sorted({*_below(_SHARED_MEMORY, _DEEPEST), *opened}):
         summary = _summary(root, opened.get(root, set()), locks)
         if summary is not None:
             found.append(summary)

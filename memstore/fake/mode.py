@@ -26,7 +26,7 @@ from memstore._compat import (
     DispatchMode,
     aten_to_copy,
     default_device,
-    disabled_torch_dispatch,
+    has_own_operators,
     is_compiling,
     make_subclass,
     parse_to,
@@ -56,7 +56,6 @@ from memstore.fake.session import (
     tensors_in,
     with_index,
 )
-from memstore.structure import RefusedError
 
 # --- Copies ----------------------------------------------------------------------------------------------------------
 # copy.deepcopy of tensors inside of a session, also of one that lasts for this copy alone.
@@ -101,7 +100,7 @@ def _deepcopy(fake: torch.Tensor, mark: Mark, memo: dict[int, Any]) -> torch.Ten
 def _deepcopy_real(session: Session, function: Any, args: Any) -> Any:
     """Copies a tensor that isn't fake. One that wraps others is copied by operators, which the modes are to see."""
     real, memo = args
-    if type(real).__torch_dispatch__ is not disabled_torch_dispatch:
+    if has_own_operators(type(real)):
         return function(real, memo)
     with _Functions(session):
         copy.deepcopy(real.__dict__, memo)  # among its attributes may be fakes: torch finds their copies in the memo
@@ -309,7 +308,7 @@ class _Operators(DispatchMode):
         self._session = session
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(one.__torch_dispatch__ is not disabled_torch_dispatch for one in types):
+        if any(map(has_own_operators, types)):
             return NotImplemented  # it has a say in what it does; what it does with its parts comes here
         with DisableTorchFunction():
             return self._session.run(func, args, kwargs or {})
@@ -586,10 +585,7 @@ def fake_like(value: Any) -> Any:
         >>> fake_like({"w": torch.zeros(2, 3)})
         {'w': tensor(..., size=(2, 3), fake=True)}
     """
-    try:
-        structure.check_nesting(value)
-    except RefusedError as error:
-        raise UnsupportedValueError(error.message()) from None
+    structure.check_nesting(value)
     with modes.put_aside():
         return _like(value, {})
 

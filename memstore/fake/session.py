@@ -313,8 +313,7 @@ def device_of(tensors: Sequence[torch.Tensor], marks: Sequence[Mark | None]) -> 
     return first
 
 
-# --- set_ and .data --------------------------------------------------------------------------------------------------
-# Which storage a fake tensor shows: `set_` and `.data =` change that, and write none.
+# --- `set_` and `.data =`: they change which storage a fake tensor shows, and write none -----------------------------
 
 
 _source_tensor: Any = torch.ops.aten.set_.source_Tensor

@@ -37,7 +37,7 @@ from memstore.engine import (
     syscalls,
 )
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError
-from memstore.formats.files import are_sizes, damaged
+from memstore.formats.files import are_sizes, damaged, path_text
 from memstore.formats.safetensors import find_in_folder, read_checkpoint, read_safetensors
 from memstore.formats.torch_save import is_pickle, load_torch, read_torch
 from memstore.structure import DTYPES, TENSOR, contiguous_stride, count, modes
@@ -85,10 +85,7 @@ def load_files(key: str, path: str | os.PathLike[str], format: Format | None, *,
 def _checked(path: Any, format: Any) -> str:
     if format is not None and format not in FORMATS:
         raise ValueError(f"format is {', '.join(map(repr, FORMATS))} or None, and not {format!r}")
-    name: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"path is that of a file or folder, as text, and not {path!r:.100}")
-    return os.path.abspath(name)
+    return os.path.abspath(path_text(path))
 
 
 @contextlib.contextmanager

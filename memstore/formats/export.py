@@ -23,7 +23,7 @@ from memstore._threads import between_forks
 from memstore._wording import parse_size
 from memstore.engine import Path
 from memstore.errors import UnsupportedValueError, lack_of
-from memstore.formats.files import ByteMeter, ExportFile, Progress, new_file, what_special
+from memstore.formats.files import ByteMeter, ExportFile, Progress, new_file, path_text, what_special
 from memstore.formats.safetensors import why_not, write_checkpoint, write_safetensors
 from memstore.structure import DTYPE_NAMES, NUMPY_DTYPES, modes
 
@@ -49,9 +49,7 @@ def check_export(path: str | os.PathLike[str], format: str, max_shard_size: int 
         )
     if max_shard_size is not None and format != "safetensors":
         raise ValueError(f"max_shard_size is for format='safetensors', and not for {format!r}")
-    name: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"path is that of a file or folder, as text, and not {path!r:.100}")
+    name = path_text(path)
     suffix = os.path.splitext(name)[1]
     if suffix.lower() in _FOREIGN and not os.path.isdir(name):
         raise ValueError(

@@ -39,6 +39,14 @@ _Text = TypeVar("_Text")
 _Result = TypeVar("_Result")
 
 
+def path_text(path: Any) -> str:
+    """Returns the path of a file or folder as text. Raises TypeError."""
+    name: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"path is that of a file or folder, as text, and not {path!r:.100}")
+    return name
+
+
 def damaged(path: str, detail: str) -> NoReturn:
     raise CorruptionError(path=path, detail=detail)
 
@@ -247,9 +255,6 @@ def sync_all(folder: str) -> None:
     """Syncs a folder, and all that is in it."""
     for parent, _, names in os.walk(folder):
         for name in names:
-            fd = syscalls.open_file(f"{parent}/{name}", os.O_RDONLY)
-            try:
+            with syscalls.file_open(f"{parent}/{name}", os.O_RDONLY) as fd:
                 syscalls.sync(fd)
-            finally:
-                syscalls.close(fd)
         syscalls.sync_folder(parent)

@@ -170,11 +170,11 @@ _layout = functools.lru_cache(maxsize=4096)(layout_of)  # as `_readings`
 
 
 def _plain(local: torch.Tensor) -> torch.Tensor:
-    """Returns the local tensor itself, when its bytes are there."""
+    """Returns the local tensor itself, when its bytes are there. Of a class with operators of its own it is no view."""
     pending = loaded(_compat.ASYNC_COLLECTIVES, "AsyncCollectiveTensor")
     if pending is not None and isinstance(local, pending):
         local = cast(Any, local).trigger_wait()
-    return local.detach()
+    return local if _compat.has_own_operators(type(local)) else local.detach()
 
 
 def _of_tensor_shard(value: TensorShard) -> ShardedLeaf:

@@ -6,7 +6,7 @@ ranks         the steps of all ranks, and what they hear of each other
 drafts        who writes what, in which file       publishing    the parts of all ranks as one snapshot; leftovers
 stored        a snapshot that is there             reading       its tensors in memory, or mapped
 manifest      what a snapshot says of itself; the names of its files and tensors
-storage       its folder; several reads or writes at once, and how far they are
+storage       its folder, and how far it is         chunks        parts of its files, read or written several at once
 staging       tensors, copied into shared memory   writer        the process that writes them
 
 This door loads what is asked for: the writer's process comes through it too, and needs no torch.
@@ -14,35 +14,31 @@ This door loads what is asked for: the writer's process comes through it too, an
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from memstore._threads import between_forks
+from memstore._threads import late_names
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.snapshot import drafts, manifest, publishing, reading, staging, storage, stored
+    from memstore.snapshot import chunks, drafts, manifest, publishing, reading, staging, storage, stored
+    from memstore.snapshot.chunks import in_parallel
     from memstore.snapshot.manifest import is_snapshot, load_manifest
     from memstore.snapshot.reading import describe_snapshot, load_snapshot
     from memstore.snapshot.snapshot import PendingSnapshot, Snapshot, differences
     from memstore.snapshot.stateful import AppState, RNGState, StateDict, Stateful
-    from memstore.snapshot.storage import in_parallel
     from memstore.snapshot.stored import TensorEntry
 
 _HOMES = {
-    "AppState": "memstore.snapshot.stateful",
-    "PendingSnapshot": "memstore.snapshot.snapshot",
-    "RNGState": "memstore.snapshot.stateful",
-    "Snapshot": "memstore.snapshot.snapshot",
-    "StateDict": "memstore.snapshot.stateful",
-    "Stateful": "memstore.snapshot.stateful",
-    "TensorEntry": "memstore.snapshot.stored",
-    "describe_snapshot": "memstore.snapshot.reading",
-    "differences": "memstore.snapshot.snapshot",
-    "in_parallel": "memstore.snapshot.storage",
-    "is_snapshot": "memstore.snapshot.manifest",
-    "load_manifest": "memstore.snapshot.manifest",
-    "load_snapshot": "memstore.snapshot.reading",
+    name: f"memstore.snapshot.{module}"
+    for module, names in {
+        "chunks": "in_parallel",
+        "manifest": "is_snapshot load_manifest",
+        "reading": "describe_snapshot load_snapshot",
+        "snapshot": "PendingSnapshot Snapshot differences",
+        "stateful": "AppState RNGState StateDict Stateful",
+        "stored": "TensorEntry",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [
@@ -53,9 +49,10 @@ __all__ = [
     "StateDict",
     "Stateful",
     "TensorEntry",
+    "chunks",  # modules that integrations and conversions use, too
     "describe_snapshot",
     "differences",
-    "drafts",  # modules that integrations and conversions use, too
+    "drafts",
     "in_parallel",
     "is_snapshot",
     "load_manifest",
@@ -71,11 +68,4 @@ __dir__ = offered(__all__)
 
 
 if not TYPE_CHECKING:  # for a type checker any name would be there
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module 'memstore.snapshot' has no attribute {name!r}")
-        with between_forks():
-            value = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
+    __getattr__ = late_names(__name__, _HOMES)

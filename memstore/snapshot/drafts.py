@@ -23,10 +23,11 @@ from memstore import _modes as modes
 from memstore.engine import SAFETENSORS_DTYPES, make_header
 from memstore.errors import ShardMismatchError, UnsupportedValueError
 from memstore.sharding import Box, Shard, TensorShard, narrow_to
+from memstore.snapshot.chunks import Done, FilePart, LateBytes
 from memstore.snapshot.manifest import ManifestBox, ManifestFile, ManifestValue, file_name
 from memstore.snapshot.publishing import PartTensor, Replacing, SnapshotPart, Take, new_take, publish
 from memstore.snapshot.stateful import HeldTensor, StateWalker
-from memstore.snapshot.storage import Done, FilePart, FileStorage, LateBytes
+from memstore.snapshot.storage import FileStorage
 from memstore.snapshot.stored import check_cover
 from memstore.structure import DTYPE_NAMES, memory_of, traits, why_no_memory
 

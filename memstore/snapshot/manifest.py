@@ -29,7 +29,8 @@ from memstore.errors import (
     NotAStoreError,
     UnsupportedValueError,
 )
-from memstore.snapshot.storage import CHUNK, SUM_SIZE, FileStorage
+from memstore.snapshot.chunks import SUM_SIZE, size_of_sums
+from memstore.snapshot.storage import FileStorage
 
 # --- Names of files and tensors --------------------------------------------------------------------------------------
 
@@ -466,9 +467,9 @@ def _check_files(files: tuple[ManifestFile, ...]) -> None:
     _require(len({bool(file.sums) for file in files if file.size}) <= 1, "some files have checksums, and others don't")
     for file in files:
         _require(is_file_name(file.name), "no file of a snapshot is called", [file.name])
-        chunks = -(-file.size // CHUNK)
-        fits = len(file.sums) in (0, SUM_SIZE * chunks)
-        _require(fits, file.name, f"has {len(file.sums):,} bytes of sums for {chunks:,} chunks")
+        expected = size_of_sums(file.size)
+        fits = len(file.sums) in (0, expected)
+        _require(fits, file.name, f"has {len(file.sums):,} bytes of sums for {expected // SUM_SIZE:,} chunks")
 
 
 def _is_in_one_box(tensor: ManifestTensor, files: tuple[ManifestFile, ...]) -> bool:

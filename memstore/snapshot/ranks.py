@@ -21,6 +21,7 @@ import msgspec
 import torch
 
 from memstore._ranks import LONGEST_PAUSE, RankCall, RankError, RankStore
+from memstore._wording import first_of
 from memstore.engine import boot_id, deadline_after, syscalls
 from memstore.errors import MemstoreError, StoreTimeoutError, error_of_lack
 
@@ -221,9 +222,8 @@ class SnapshotCall(RankCall):
         self.lost = lost
 
     def late(self, missing: Sequence[int], word: str, waited: float) -> StoreTimeoutError:
-        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
-        names = ", ".join(map(str, missing[:_LISTED]))
-        text = f"rank {self.rank} has waited {self._timeout:g} s for rank {names}{more}, which did not come"
+        names = first_of(list(map(str, missing)), _LISTED)
+        text = f"rank {self.rank} has waited {self._timeout:g} s for rank {names}, which did not come"
         hint = 'every rank of the process group takes part; storage_options={"timeout": seconds} sets how long to wait'
         error = StoreTimeoutError(f"{text}: {hint}")
         self._tell_loss(error)

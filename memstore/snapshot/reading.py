@@ -50,8 +50,9 @@ from memstore.errors import (
     VersionGoneError,
 )
 from memstore.sharding import Box, Shard, StoredBox, TensorShard, narrow_to, sharded_leaf, whole
+from memstore.snapshot.chunks import CHUNK, FilePart, by_width
 from memstore.snapshot.manifest import ManifestBox, ManifestTensor, rank_of
-from memstore.snapshot.storage import CHUNK, SILENT, FilePart, ProgressMeter, by_width
+from memstore.snapshot.storage import SILENT, ProgressMeter
 from memstore.snapshot.stored import Stored, Value
 from memstore.structure import DTYPES, ExternalValue, copy_into, count, memory_of, name_of, over, takes_bytes, traits
 from memstore.view import Memory, Source, lazy_leaf

@@ -19,7 +19,7 @@ from memstore import _modes as modes
 from memstore import structure
 from memstore._compat import may_rename_what_it_loads
 from memstore._info import Progress
-from memstore._wording import an
+from memstore._wording import an, first_of, listed
 from memstore.errors import SnapshotMismatchError, StructureMismatchError
 from memstore.sharding import Shard, allocate_like, sharded_leaf
 from memstore.snapshot.manifest import ManifestTensor, path_of
@@ -39,12 +39,9 @@ from memstore.snapshot.stateful import RNGState, ask_state_dicts, check_app_stat
 from memstore.snapshot.storage import SILENT, ProgressMeter
 from memstore.snapshot.stored import Stored, Value
 from memstore.store.model_fit import loads_as_torch, steps_as_torch, why_of_another
-from memstore.structure import DTYPES, over, traits
+from memstore.structure import DTYPES, ByteRange, clusters_of, traits, which_would_stay
 
 # --- The steps -------------------------------------------------------------------------------------------------------
-
-
-_LISTED = 20  # differences in one message
 
 
 def restore(
@@ -136,10 +133,8 @@ def _match_all(
     if not differences:
         places, differences = come_apart(stored, [place for found in matches.values() for place in found.places])
     if differences:
-        more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
-        lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
         raise SnapshotMismatchError(
-            f"app_state differs from the snapshot {stored.path}, nothing was restored:{lines}{more}"
+            f"app_state differs from the snapshot {stored.path}, nothing was restored:{listed(differences)}"
         )
     return matches, [ReadRequest(place.tensor, place.shards) for place in places]
 
@@ -209,10 +204,7 @@ def _with_present(
     return built
 
 
-# --- Step 2: objects and what is stored for them ---------------------------------------------------------------------
-# What is stored for an object, compared with the object: which tensors it is read into, and what differs.
-#
-# Nothing is read, and nothing in the object changes.
+# --- What is stored for an object: which tensors it is read into, and what differs. Nothing is changed ---------------
 
 
 _OF_DCP = {"state", "bytes", "dcp"}  # the names in a checkpoint that memstore.integrations.dcp has saved
@@ -376,14 +368,11 @@ def _not_loaded(module: torch.nn.Module, state_dict: Any, value: Value) -> set[i
     return {i for i in first if first[i] not in loaded} - value.plan.loaded  # which must be there to be built
 
 
-# --- Targets that share memory ---------------------------------------------------------------------------------------
-# Targets of a restore that share memory, while the snapshot has a tensor of its own for each: the last would win.
-#
+# --- Targets that share memory, while the snapshot has a tensor for each: the last would win -------------------------
 # A module's tensors stay where they are. What other objects have in the same memory gets memory of its own: a dict of
 # the best weights that still are the model's. What can't come apart so must fit together: then the stored values agree.
 
 
-_ALIGNMENT = 16  # bytes of the widest element
 _NAMED = 4  # paths in one message
 
 
@@ -404,7 +393,6 @@ class RestorePlace(NamedTuple):
 
 class _MemoryRange(NamedTuple):
     start: int
-    stop: int
     place: int
     shard: Shard
 
@@ -428,39 +416,28 @@ def come_apart(stored: Stored, places: Sequence[RestorePlace]) -> tuple[list[Res
     for cluster in _clusters(apart) if clusters else ():
         if len({(id(apart[one.place].tensor), one.look) for one in cluster}) > 1 and not _agree(stored, apart, cluster):
             paths = list(dict.fromkeys(apart[one.place].path for one in cluster))
-            more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-            differences.append(
-                f"{', '.join(paths[:_NAMED])}{more}: they share memory here (tied), and are stored apart, with "
-                "different values"
-            )
+            what = "they share memory here (tied), and are stored apart, with different values"
+            differences.append(f"{first_of(paths, _NAMED)}: {what}")
     return apart, differences
 
 
 def _clusters(places: Sequence[RestorePlace]) -> list[list[_MemoryRange]]:
     """Finds the shards that overlap others in memory. Each cluster has all that are joined by such."""
     shards: list[tuple[int, Shard]] = []
-    ranges: list[tuple[str, int, int, int]] = []  # device, start, stop; then which shard, by number
+    on_devices: dict[torch.device, list[ByteRange]] = {}
     for number, place in enumerate(places):
         for shard in place.shards:
             local = shard.local
             reach = local.numel() if local.is_contiguous() else traits.reach(local.shape, local.stride())
             if reach:
-                start, device = local.data_ptr(), "cpu" if local.is_cpu else str(local.device)
-                ranges.append((device, start, start + reach * local.itemsize, len(shards)))
+                start = local.data_ptr()
+                one = ByteRange(start, start + reach * local.itemsize, len(shards))
+                on_devices.setdefault(local.device, []).append(one)
                 shards.append((number, shard))
-    clusters: list[list[int]] = []
-    device, end = "", 0
-    ranges.sort()
-    for i, (on, start, stop, _) in enumerate(ranges):
-        if on == device and start < end:
-            clusters[-1].append(i)
-            end = max(end, stop)
-        else:
-            clusters.append([i])
-            device, end = on, stop
     return [
-        [_MemoryRange(ranges[i][1], ranges[i][2], *shards[ranges[i][3]]) for i in cluster]
-        for cluster in clusters
+        [_MemoryRange(one.start, *shards[one.leaf]) for one in cluster]
+        for ranges in on_devices.values()
+        for cluster in clusters_of(ranges)
         if len(cluster) > 1
     ]
 
@@ -483,35 +460,18 @@ def _moved(place: RestorePlace, replace: Callable[[Any], None]) -> RestorePlace:
 @modes.put_aside()
 def _agree(stored: Stored, places: Sequence[RestorePlace], cluster: Sequence[_MemoryRange]) -> bool:
     """Returns whether what is stored for them can stand in memory like theirs. Reads it into memory of its own."""
-    start, stop = min(one.start for one in cluster), max(one.stop for one in cluster)
-    start -= start % _ALIGNMENT
-    for one in cluster:
-        local = one.shard.local
-        if (one.start - start) % local.itemsize or local.is_conj() or local.is_neg():
-            return False  # nobody looks
     with torch.inference_mode(False), torch.no_grad():
-        storage = torch.empty(stop - start, dtype=torch.uint8, device="cpu").untyped_storage()
         locals = [one.shard.local for one in cluster]
-        made = [torch.empty(local.shape, dtype=local.dtype, device="cpu") for local in locals]
-        read = [Shard(one.shard.box, new) for one, new in zip(cluster, made, strict=True)]
-        wants = [ReadRequest(places[one.place].tensor, (shard,)) for one, shard in zip(cluster, read, strict=True)]
+        read = [torch.empty(local.shape, dtype=local.dtype, device="cpu") for local in locals]
+        wants = [
+            ReadRequest(places[one.place].tensor, (Shard(one.shard.box, made),))
+            for one, made in zip(cluster, read, strict=True)
+        ]
         read_into(stored, wants, SILENT)
-        doubles: list[torch.Tensor] = []
-        for one, shard in zip(cluster, read, strict=True):
-            local = one.shard.local
-            at = (one.start - start) // local.itemsize
-            doubles.append(over(storage, local.dtype, at, local.shape, local.stride()))
-            traits.copyable(doubles[-1]).copy_(traits.copyable(shard.local))
-        return all(torch.equal(_bits(there), _bits(shard.local)) for there, shard in zip(doubles, read, strict=True))
+        return all(which_would_stay(locals, read))
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return traits.copyable(tensor).contiguous().reshape(-1).view(torch.uint8)
-
-
-# --- New tensors -----------------------------------------------------------------------------------------------------
-# New tensors for what is stored and an object doesn't have yet: in the layout that its own tensors will need.
-#
+# --- New tensors for what an object doesn't have yet: in the layout that its own tensors will need -------------------
 # An optimizer makes its state with the first step. Restored before that, the moments of a parameter that is spread over
 # ranks are spread as the parameter is: each rank reads its own boxes.
 
@@ -551,8 +511,7 @@ def _new_target(name: Name, tensor: ManifestTensor, parameters: Sequence[Any]) -
     return Target(made, made.dtype, tensor.shape, () if leaf is None else leaf.shards)
 
 
-# --- Optimizers ------------------------------------------------------------------------------------------------------
-# How a stored optimizer differs from the present one, in what load_state_dict would refuse too late, or not at all.
+# --- Optimizers: what load_state_dict would refuse too late, or not at all -------------------------------------------
 
 
 # What torch's own optimizers keep for each element of a parameter. Others may keep more or less under these names.

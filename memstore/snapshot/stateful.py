@@ -138,8 +138,7 @@ def check_app_state(app_state: Any) -> AppState:
     return checked
 
 
-# --- Asking for state dicts ------------------------------------------------------------------------------------------
-# The objects of an app state are asked for their state dicts, by all ranks in one order.
+# --- The objects of an app state are asked for their state dicts, by all ranks in one order --------------------------
 
 
 def ask_state_dicts(ranks: RankGroup, keys: Iterable[str], app_state: AppState) -> dict[str, Any]:
@@ -169,8 +168,7 @@ def ask_state_dicts(ranks: RankGroup, keys: Iterable[str], app_state: AppState) 
     return found
 
 
-# --- Replicated tensors ----------------------------------------------------------------------------------------------
-# Which tensors all ranks have alike: what the caller says by patterns, and what DistributedDataParallel implies.
+# --- Tensors that all ranks have alike: by the caller's patterns, and by DistributedDataParallel ---------------------
 
 
 def matches_globs(path: str, globs: Iterable[str], rank: int) -> bool:
@@ -206,8 +204,7 @@ def _escaped(text: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in escaped)
 
 
-# --- Taking state dicts apart ----------------------------------------------------------------------------------------
-# A state dict, taken apart: its structure, its objects, and what this rank holds of each of its tensors.
+# --- A state dict taken apart: structure, objects, and what this rank holds of each tensor ---------------------------
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})

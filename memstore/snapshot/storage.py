@@ -1,9 +1,8 @@
-"""Files of a snapshot: runs of bytes, and the folder of a file system that has them. Imports no torch.
+"""Files of a snapshot, and the folder of a file system that has them; how far a snapshot is. Imports no torch.
 
-A file has chunks of 16 MiB, each with a sum of its own: `runs_of` says which parts lie in which chunk. The folder may
-be of any file system that has hard links: tmpfs, ext4, xfs, btrfs, overlay, NFS. Every name is looked up in the folder
-that was opened, wherever that is by now, and never through a link. A file is published in these steps
-(`FileStorage.publish`):
+The folder may be of any file system that has hard links: tmpfs, ext4, xfs, btrfs, overlay, NFS. Every name is looked up
+in the folder that was opened, wherever that is by now, and never through a link. What a file consists of are parts in
+chunks (`chunks.py`). A file is published in these steps (`FileStorage.publish`):
 
     1. the data is written to a file ".memstore_snapshot.<random>.new" beside it
     2. durable: that file is synced, then the folder, which has the names of all files that were written before
@@ -25,15 +24,9 @@ import sys
 import threading
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from itertools import pairwise
-from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar, cast
-
-import xxhash
+from typing import TypeVar
 
 from memstore._info import Progress
 from memstore._wording import check_new_folder
@@ -41,7 +34,6 @@ from memstore._wording import size as size_text
 from memstore.engine import LockFile, OwnedFile, SharedMemory, is_in_memory, syscalls
 from memstore.errors import (
     AlreadyExistsError,
-    CorruptionError,
     InvalidKeyError,
     KeyNotFoundError,
     MemstoreError,
@@ -54,56 +46,21 @@ from memstore.errors import (
     in_callers_code,
     is_of_caller,
 )
+from memstore.snapshot.chunks import (
+    CHUNK,
+    ChunkRun,
+    Done,
+    FilePart,
+    damaged,
+    in_parallel,
+    read_run,
+    runs_of,
+    size_of_sums,
+    whole_chunks,
+    write_run,
+)
 
-# --- Parts of files --------------------------------------------------------------------------------------------------
-
-
-CHUNK = 16 << 20  # bytes of a file that have a sum of their own
-SUM_SIZE = 8  # bytes of a sum, which is xxh3-64, the most significant byte first
-
-Done = Callable[[int], None]  # called, in the thread of the caller, with how many bytes were passed since its last call
-
-
-class FilePart(NamedTuple):
-    """A run of bytes of a file, and the memory that it comes from or goes to.
-
-    Attributes:
-        offset: of its first byte in the file.
-        memory: contiguous bytes, writable where they are read into: bytes, a memoryview, an array of numpy; for a write
-            also LateBytes.
-    """
-
-    offset: int
-    memory: Any  # a buffer; typing has no name for it before Python 3.12
-
-
-class LateBytes:
-    """Memory of a part that is made when it is written, in any thread, and given back as soon as all of it was taken.
-
-    Args:
-        nbytes: how many there are.
-        make: makes a buffer of them.
-    """
-
-    def __init__(self, nbytes: int, make: Callable[[], Any]) -> None:
-        self.nbytes = self._left = nbytes
-        self._make, self._made = make, memoryview(b"")
-        self._lock = threading.Lock()
-
-    def take(self, start: int, stop: int) -> memoryview:
-        """Returns some of the bytes; each may be taken once."""
-        with self._lock:
-            if not self._made:
-                self._made = memoryview(self._make()).cast("B")
-            found = self._made[start:stop]
-            self._left -= len(found)
-            if not self._left:
-                self._made = memoryview(b"")
-            return found
-
-
-# --- Names of files --------------------------------------------------------------------------------------------------
-# Which names files of a snapshot may have: they are read from manifests, which anybody may have written.
+# --- Names of files: those of manifests, which anybody may have written ----------------------------------------------
 
 
 _MOST_BYTES = 255  # NAME_MAX of Linux's file systems
@@ -141,115 +98,10 @@ def check_name(name: str) -> str:
     return name
 
 
-# --- Chunks ----------------------------------------------------------------------------------------------------------
-
-
-class LatePiece:
-    """Some bytes of memory that is made when it is written."""
-
-    __slots__ = ("source", "start", "stop")
-
-    def __init__(self, source: LateBytes, start: int, stop: int) -> None:
-        self.source, self.start, self.stop = source, start, stop
-
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-
-class ChunkRun(NamedTuple):
-    """Bytes that lie one after the other in one chunk of a file, and the memory that they come from or go to.
-
-    Attributes:
-        offset, end: in the file.
-        pieces: the memory. A number stands for so many bytes that are read, and that nobody wants.
-    """
-
-    offset: int
-    end: int
-    pieces: list[memoryview | LatePiece | int]
-
-    @property
-    def nbytes(self) -> int:
-        return self.end - self.offset
-
-
-def runs_of(parts: Iterable[FilePart], *, join: int = 0) -> list[ChunkRun]:
-    """Returns the parts, sorted, cut at the ends of chunks, and joined where they adjoin.
-
-    Args:
-        parts: none of them may overlap another one in the file.
-        join: gaps of up to so many bytes within a chunk are joined too.
-    """
-    runs: list[ChunkRun] = []
-    first, end = 0, 0  # of the run that is being made
-    pieces: list[memoryview | LatePiece | int] = []
-    for start, piece in sorted(_pieces(parts), key=itemgetter(0)):
-        gap = start - end
-        if gap < 0:
-            raise ValueError(f"parts of the file overlap at byte {start:,}")
-        if pieces and start % CHUNK and start // CHUNK == first // CHUNK and gap <= join:
-            if gap:
-                pieces.append(gap)
-        else:
-            if pieces:
-                runs.append(ChunkRun(first, end, pieces))
-            first, pieces = start, []
-        pieces.append(piece)
-        end = start + len(piece)
-    if pieces:
-        runs.append(ChunkRun(first, end, pieces))
-    return runs
-
-
-def _pieces(parts: Iterable[FilePart]) -> Iterator[tuple[int, memoryview | LatePiece]]:
-    """Yields the parts, cut at the ends of chunks, each with its offset in the file."""
-    for offset, memory in parts:
-        late: LateBytes | None = memory if isinstance(memory, LateBytes) else None
-        view = memoryview(b"") if late else memoryview(cast("Any", memory))
-        size = late.nbytes if late else view.nbytes
-        if not size:
-            continue
-        view = view.cast("B")
-        first = CHUNK - offset % CHUNK  # bytes up to the end of the chunk that it starts in
-        for start, stop in pairwise([0, *range(first, size, CHUNK), size]):
-            yield offset + start, LatePiece(late, start, stop) if late else view[start:stop]
-
-
-def whole_chunks(parts: Iterable[FilePart], size: int) -> list[ChunkRun]:
-    """Returns all of each chunk that a part touches."""
-    found: list[ChunkRun] = []
-    for offset, end, pieces in runs_of(parts, join=CHUNK):
-        start = offset - offset % CHUNK
-        stop = max(min(start + CHUNK, size), end)
-        found.append(ChunkRun(start, stop, [offset - start, *pieces, stop - end]))
-    return found
-
-
-def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list[FilePart]]:
-    """Cuts the parts at the ends of chunks. Returns those of chunks of which at least half is wanted, and the others.
-
-    Args:
-        size: of the file, in bytes.
-    """
-    found: dict[int, list[FilePart]] = defaultdict(list)
-    for start, piece in _pieces(parts):
-        found[start // CHUNK].append(FilePart(start, piece))
-    wide: list[FilePart] = []
-    narrow: list[FilePart] = []
-    for chunk, pieces in found.items():
-        wanted = sum(len(piece.memory) for piece in pieces)
-        is_wide = 2 * wanted >= min(CHUNK, size - chunk * CHUNK)
-        (wide if is_wide else narrow).extend(pieces)
-    return wide, narrow
-
-
-def new_sum() -> Any:
-    """Returns the sum of a chunk, piece by piece: `update`, then `digest`."""
-    return xxhash.xxh3_64()
-
-
 # --- The folder ------------------------------------------------------------------------------------------------------
 
+
+R = TypeVar("R")
 
 _JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
 _PATIENCE, _PAUSE = 60.0, 0.01  # seconds for the lock of a folder, and between two looks
@@ -399,14 +251,13 @@ class FileStorage:
             file = OwnedFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._mode, self._fd)
         except FileExistsError:
             raise AlreadyExistsError(f"{path} exists: nothing was written") from None
-        try:
-            yield file.fd
-        except BaseException:
-            with contextlib.suppress(OSError):  # the first error is the one to tell
-                syscalls.unlink(path, self._fd)
-            raise
-        finally:
-            file.close()
+        with file:
+            try:
+                yield file.fd
+            except BaseException:
+                with contextlib.suppress(OSError):  # the first error is the one to tell
+                    syscalls.unlink(path, self._fd)
+                raise
 
     def read(
         self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
@@ -428,7 +279,7 @@ class FileStorage:
             if sums is None:
                 runs = runs_of(parts, join=_JOINED)
             else:
-                expected = -(-size // CHUNK) * SUM_SIZE
+                expected = size_of_sums(size)
                 if len(sums) != expected:
                     detail = f"it has {size:,} bytes, and {len(sums):,} of checksums instead of {expected:,}"
                     raise damaged(path, detail)
@@ -449,15 +300,12 @@ class FileStorage:
             if error.errno in (errno.ELOOP, errno.ENXIO):
                 raise damaged(path, "it is a link or a socket, and no regular file") from None
             raise
-        try:
-            fd = file.fd
-            found = syscalls.status(fd)
+        with file:
+            found = syscalls.status(file.fd)
             if not stat.S_ISREG(found.st_mode):
                 raise damaged(path, "it is no regular file")
             with file_errors(path):
-                yield fd, found.st_size
-        finally:
-            file.close()
+                yield file.fd, found.st_size
 
     def read_bytes(self, name: str, limit: int) -> bytes:
         """Reads a small file whole.
@@ -540,15 +388,13 @@ class FileStorage:
         """
         with file_errors(self.path):
             folder = OwnedFile(os.path.join(self.path, "."), os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with folder:
             deadline = time.monotonic() + _PATIENCE
             while not _locked(partial(syscalls.lock_exclusive, folder.fd), without_locks=True):
                 if time.monotonic() > deadline:
                     raise StoreTimeoutError(f"{self.path} is locked by another process for {_PATIENCE:g} s")
                 time.sleep(_PAUSE)
             yield
-        finally:
-            folder.close()
 
     def keep(self, name: str) -> OwnedFile | None:
         """Marks a file as one that this process needs, until what is returned is closed, or the process dies.
@@ -580,10 +426,8 @@ class FileStorage:
         except FileNotFoundError:
             yield False
             return
-        try:
+        with file:
             yield _locked(file.lock, without_locks=False)
-        finally:
-            file.close()
 
     def _link(self, beside: str, name: str, path: str) -> None:
         folder = self._fd
@@ -665,101 +509,6 @@ def _counting(done: Done | None) -> Callable[[ChunkRun], None]:
     return (lambda _: None) if done is None else lambda run: done(run.nbytes)
 
 
-# --- Runs of bytes, from memory to a file or back --------------------------------------------------------------------
-
-
-_STEP = 1 << 18  # bytes
-
-
-def write_run(fd: int, mapped: SharedMemory | None, run: ChunkRun, *, durable: bool, checksum: bool) -> bytes:
-    """Writes a chunk. Returns its sum, which is of the bytes that are written even if the memory changes meanwhile.
-
-    For that, what is summed is a copy of each step, which stays in the processor's cache.
-
-    Args:
-        mapped: all of the file, if it is a large one in memory.
-        durable: it is going to be synced.
-    """
-    hasher = new_sum() if checksum else None
-    memory = memoryview(b"")  # of the run, as far as the kernel has huge pages that cost no more than small ones
-    if mapped is not None:
-        memory = mapped.bytes[run.offset : mapped.allocate_huge(run.offset, run.end)]
-    for offset, pieces in _steps(run):
-        start, stop = offset - run.offset, offset - run.offset + sum(map(len, pieces))
-        if stop <= len(memory):
-            _copy_pieces(pieces, memory[start:stop])
-            if hasher is not None:
-                hasher.update(memory[start:stop])
-            continue
-        if hasher is not None:
-            pieces = [memoryview(b"".join(pieces))]
-            hasher.update(pieces[0])
-        syscalls.write_parts_at(fd, pieces, offset)
-    if durable:
-        syscalls.start_sync(fd, run.offset, run.nbytes)
-    return hasher.digest() if hasher is not None else b""
-
-
-def _copy_pieces(pieces: Sequence[memoryview], target: memoryview) -> None:
-    """Copies the pieces. Other threads run meanwhile, but for read-only memory, which is a header as a rule."""
-    start = 0
-    for piece in pieces:
-        place = target[start : start + len(piece)]
-        if piece.readonly:
-            place[:] = piece
-        else:
-            syscalls.copy(syscalls.buffer_address(place), syscalls.buffer_address(piece), len(piece))
-        start += len(piece)
-
-
-def read_run(fd: int, path: str, run: ChunkRun, *, sums: bytes | None) -> None:
-    """Reads a run; with sums, it is a whole chunk and is compared with its own."""
-    hasher = new_sum()
-    for offset, pieces in _steps(run):
-        count = syscalls.read_parts_at(fd, pieces, offset)
-        if count < sum(map(len, pieces)):
-            raise damaged(path, f"it ends at {offset + count:,}, and was longer a moment ago")
-        for piece in pieces if sums is not None else ():
-            hasher.update(piece)
-    if sums is None:
-        return
-    chunk = run.offset // CHUNK
-    if hasher.digest() != sums[chunk * SUM_SIZE : (chunk + 1) * SUM_SIZE]:
-        raise damaged(path, f"bytes {run.offset:,} to {run.end:,} (chunk {chunk}) don't fit their checksum")
-
-
-def _steps(run: ChunkRun) -> Iterator[tuple[int, list[memoryview]]]:
-    """Yields a run in pieces that are summed while they are in the processor's cache, with their offset in the file.
-
-    Bytes that nobody wants go to memory that all steps share.
-    """
-    gaps = [piece for piece in run.pieces if isinstance(piece, int)]
-    scratch = memoryview(bytearray(min(sum(gaps), 2 * _STEP)))
-    offset, pieces, nbytes, used = run.offset, list[memoryview](), 0, 0
-    for whole in run.pieces:
-        size = whole if isinstance(whole, int) else len(whole)
-        if isinstance(whole, LatePiece):
-            whole = whole.source.take(whole.start, whole.stop)
-        for start in range(0, size, _STEP):
-            length = min(_STEP, size - start)
-            if isinstance(whole, int):
-                pieces.append(scratch[used : used + length])
-                used += length
-            else:
-                pieces.append(whole[start : start + length])
-            nbytes += length
-            if nbytes >= _STEP:
-                yield offset, pieces
-                offset, pieces, nbytes, used = offset + nbytes, [], 0, 0
-    if pieces:
-        yield offset, pieces
-
-
-def damaged(path: str, detail: str) -> CorruptionError:
-    """Returns an error that names the file."""
-    return CorruptionError(path=path, detail=detail)
-
-
 # --- What the file system refuses, as memstore's errors --------------------------------------------------------------
 
 
@@ -789,45 +538,6 @@ def _typed(error: OSError, path: str) -> OSError | MemstoreError:
     if error.filename is None:
         return type(error)(code, reason, path)
     return error
-
-
-# --- Several calls at once -------------------------------------------------------------------------------------------
-# Large reads, writes and copies, several at once: each is one long call into C, during which other threads run.
-
-
-_MOST_THREADS = 8  # fewer use up a memory's bandwidth
-_BATCH = 16  # items that are handed to a thread at once: it takes as long as to read a page
-_FEW = 32  # batches a thread, up to which they are smaller
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-def in_parallel(function: Callable[[T], R], items: Sequence[T], each: Callable[[T], None]) -> list[R]:
-    """Returns `list(map(function, items))`, computed on all cores. `each` is called here with those done, in order.
-
-    When it returns, or raises, no call runs any more. A single item is worked on in the caller's thread.
-    """
-    results: list[R] = []
-    count = min(len(os.sched_getaffinity(0)), len(items), _MOST_THREADS)
-    if count <= 1:
-        for item in items:
-            results.append(function(item))
-            each(item)
-        return results
-    with ThreadPoolExecutor(count, "memstore: snapshot") as pool:
-        batch = min(-(-len(items) // (count * _FEW)), _BATCH)
-        batches = [items[start : start + batch] for start in range(0, len(items), batch)]
-        futures = [pool.submit(lambda some: list(map(function, some)), some) for some in batches]
-        try:
-            for some, future in zip(batches, futures, strict=True):
-                results += future.result()
-                for item in some:
-                    each(item)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return results
 
 
 # --- How far a snapshot is: a callback, or a bar on the terminal -----------------------------------------------------

@@ -32,6 +32,7 @@ from memstore.errors import (
 )
 from memstore.listing import near
 from memstore.sharding import Box, cover_of
+from memstore.snapshot.chunks import FilePart
 from memstore.snapshot.manifest import (
     MANIFEST,
     Manifest,
@@ -42,7 +43,7 @@ from memstore.snapshot.manifest import (
     load_manifest,
     path_of,
 )
-from memstore.snapshot.storage import FilePart, FileStorage, ProgressMeter, verify_file
+from memstore.snapshot.storage import FileStorage, ProgressMeter, verify_file
 from memstore.structure import DTYPES, PICKLED, name_of
 
 # --- The snapshot and its values -------------------------------------------------------------------------------------
@@ -408,8 +409,7 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> SnapshotLeaf:
     )
 
 
-# --- Verification ----------------------------------------------------------------------------------------------------
-# Whether a snapshot is whole: its manifest, the headers of its files, and all their bytes.
+# --- Verification of a snapshot: its manifest, the headers of its files, and all their bytes -------------------------
 
 
 def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> None:

@@ -30,8 +30,9 @@ from memstore import errors
 from memstore._parsing import UNDECODABLE
 from memstore.engine import SharedMemory, syscalls
 from memstore.errors import MemstoreError, ResourceLimitError, StoreTimeoutError, UnknownOutcomeError
+from memstore.snapshot.chunks import FilePart
 from memstore.snapshot.publishing import finish_part
-from memstore.snapshot.storage import FilePart, FileStorage
+from memstore.snapshot.storage import FileStorage
 
 # --- The trainer's side ----------------------------------------------------------------------------------------------
 # The trainer's side: starts a writer when there is a job and none runs, sends it jobs, and hears of their outcomes.

@@ -45,9 +45,11 @@ from memstore.structure.flattening import (
     take_shards_apart,
 )
 from memstore.structure.memory import (
+    ByteRange,
     CopyPlan,
     GatheredCopy,
     PlainCopy,
+    clusters_of,
     copy_into,
     copy_tensors,
     is_readable,
@@ -55,6 +57,7 @@ from memstore.structure.memory import (
     memory_of,
     over,
     takes_bytes,
+    which_would_stay,
     why_no_memory,
     why_not_filled,
 )
@@ -73,7 +76,6 @@ from memstore.structure.plans import (
 )
 from memstore.structure.rebuilding import (
     assemble,
-    bare_array,
     box_bytes,
     box_tensor,
     boxes_of_leaf,
@@ -141,6 +143,7 @@ _register_transport()
 
 
 __all__ = [
+    "ByteRange",
     "CopyPlan",
     "DTYPES",
     "DTYPE_NAMES",
@@ -164,7 +167,6 @@ __all__ = [
     "Walk",
     "are_shards_of",
     "assemble",
-    "bare_array",
     "box_bytes",
     "box_tensor",
     "boxes_of_leaf",
@@ -177,6 +179,7 @@ __all__ = [
     "check_wrapped_shards",
     "class_name",
     "clone_parts",
+    "clusters_of",
     "contents",
     "contiguous_stride",
     "copy_into",
@@ -245,6 +248,7 @@ __all__ = [
     "to_flags",
     "traits",
     "tree_names",
+    "which_would_stay",
     "why_no_memory",
     "why_not_filled",
     "why_parts_not_filled",

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import operator
 import threading
 import weakref
 from collections import deque
@@ -183,6 +184,8 @@ def why_not_filled(tensor: torch.Tensor) -> str | None:
     """
     if type(tensor) not in PLAIN_TYPES:
         reason = _why_not_of_class(type(tensor)) or (_LAZY if _refuses_pointers(tensor) else None)
+        if reason is None and _compat.has_own_operators(type(tensor)):
+            reason = f"{an(type(tensor))}, whose class says what operators do with it: give a plain tensor"
         if reason is not None:
             return reason
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
@@ -439,6 +442,34 @@ def _group(cluster: list[ByteRange], tensors: Sequence[torch.Tensor]) -> Group |
     end = max(part.stop for part in cluster)
     members = sorted((part.leaf, part.start - start) for part in cluster)
     return Group(first - start, end - start, tuple(members), packed=False)
+
+
+_WIDEST = 16  # bytes of an element
+
+
+def which_would_stay(places: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[bool]:
+    """Tells which values would still be there, once all were written, in order, to memory that lies as these places do.
+
+    Of values on the CPU, and places of their shapes that overlap one another. None would, as far as anybody looks, if
+    a place has a conj or neg bit, or lies at no whole element of that memory.
+    """
+    starts = [place.data_ptr() for place in places]
+    sizes = [traits.reach(place.shape, place.stride()) * place.itemsize for place in places]
+    base, end = min(starts, default=0) // _WIDEST * _WIDEST, max(map(operator.add, starts, sizes), default=0)
+    storage = torch.empty(end - base, dtype=torch.uint8, device="cpu").untyped_storage()
+    doubles: list[torch.Tensor] = []
+    for start, place, value in zip(starts, places, values, strict=True):
+        offset, rest = divmod(start - base, place.itemsize)
+        if rest or place.is_conj() or place.is_neg():
+            return [False] * len(places)
+        doubles.append(over(storage, place.dtype, offset, place.shape, place.stride()))
+        traits.copyable(doubles[-1]).copy_(traits.copyable(value))
+    pairs = zip(doubles, values, strict=True)
+    return [torch.equal(_bits(double), _bits(value.to(double.dtype))) for double, value in pairs]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return traits.copyable(tensor).contiguous().reshape(-1).view(torch.uint8)
 
 
 # --- Copies into a data section: one pass over the bytes -------------------------------------------------------------

@@ -28,7 +28,7 @@ from memstore._parsing import UNDECODABLE, nests_too_deeply
 from memstore.engine import CONTROL_SIZE, Leaf, Path, Span, decode_mutable, lay_out
 from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure import traits
-from memstore.structure.memory import ByteRange, clusters_of
+from memstore.structure.memory import ByteRange, Memory, clusters_of
 from memstore.structure.refusals import MalformedError, as_list, require, sizes, unpack
 from memstore.structure.traits import DTYPES, NUMPY_DTYPES, PARAMETER, PLAIN, Traits, read_device, read_flags, to_flags
 from memstore.structure.tree import (
@@ -59,7 +59,7 @@ class Plan:
         fixed, host: leaves that keep their dtype, or stay on the CPU, whatever a get's dtype= or device= says.
         marked: whether any leaf has traits.
         nbytes: size of the data section.
-        recipe, bare: made by the first get; see structure/rebuilding.py.
+        recipe: made by the first get; see structure/rebuilding.py.
     """
 
     description: bytes
@@ -75,7 +75,7 @@ class Plan:
     object_count: int = field(init=False)
     nbytes: int = field(init=False)
     recipe: Recipe | None = field(init=False, default=None)
-    bare: tuple[np.dtype[Any], tuple[int, ...]] | tuple[()] | None = field(init=False, default=None)
+    _bare: tuple[np.dtype[Any], tuple[int, ...]] | tuple[()] | None = field(init=False, default=None)
     _header: bytes | None = field(init=False, default=None)
     _loaded: frozenset[int] | None = field(init=False, default=None)
 
@@ -98,6 +98,19 @@ class Plan:
         if self._loaded is None:
             self._loaded = frozenset(_leaves_looked_into(self.root, False))
         return self._loaded
+
+    def bare_array(self, memory: bytearray | Memory, start: int) -> np.ndarray[Any, Any] | None:
+        """Returns the array to make the value of, over the bytes from `start`; None if it is no single plain tensor."""
+        if self._bare is None:
+            self._bare = ()
+            if type(self.root) is TensorNode and not self.marked and self.nbytes:
+                (leaf,) = self.leaves
+                if suits_numpy(leaf) and not leaf.offset:
+                    self._bare = NUMPY_DTYPES[leaf.dtype], leaf.shape
+        if not self._bare:
+            return None
+        dtype, shape = self._bare
+        return np.ndarray(shape, dtype, memory, start)
 
     def __repr__(self) -> str:
         return f"Plan({len(self.leaves)} leaves, {self.nbytes} bytes)"

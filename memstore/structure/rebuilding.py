@@ -31,19 +31,18 @@ from memstore.sharding import Box, Boxes, Shard, StoredBox, narrow_to, uncovered
 from memstore.structure import traits
 from memstore.structure.memory import Memory, over
 from memstore.structure.objects import decode_objects
-from memstore.structure.plans import Plan, Recipe, strides_of, suits_numpy
+from memstore.structure.plans import Plan, Recipe, strides_of
 from memstore.structure.refusals import MalformedError, require
 from memstore.structure.traits import (
     DTYPES,
     NO_DEVICE,
-    NUMPY_DTYPES,
     has_device,
     lacks_device,
     lacks_own_device,
     to_device,
     with_traits,
 )
-from memstore.structure.tree import TensorNode, TreeParts
+from memstore.structure.tree import TreeParts
 
 # --- Values ----------------------------------------------------------------------------------------------------------
 
@@ -238,21 +237,6 @@ def in_own_storage(view: torch.Tensor, memory: Memory, keep: object) -> torch.Te
     storage._memstore_mapping = keep  # type: ignore[attr-defined]
     # The storage has just these bytes, so what `over` looks at is known: a tenth of `dataset[a:b]`.
     return torch.empty(0, dtype=view.dtype, device="cpu").set_(storage, 0, view.shape, view.stride())
-
-
-def bare_array(plan: Plan, memory: bytearray | Memory, start: int) -> np.ndarray[Any, Any] | None:
-    """Returns the array to make the value of, over the bytes from `start`; None if it isn't a single plain tensor."""
-    if plan.bare is None:
-        bare: tuple[np.dtype[Any], tuple[int, ...]] | tuple[()] = ()
-        if type(plan.root) is TensorNode and not plan.marked and plan.nbytes:
-            (leaf,) = plan.leaves
-            if suits_numpy(leaf) and not leaf.offset:
-                bare = NUMPY_DTYPES[leaf.dtype], leaf.shape
-        plan.bare = bare
-    if not plan.bare:
-        return None
-    dtype, shape = plan.bare
-    return np.ndarray(shape, dtype, memory, start)
 
 
 def finish(

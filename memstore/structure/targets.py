@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from memstore import _compat
-from memstore._wording import an
+from memstore._wording import an, listed
 from memstore.engine import Leaf, Path
 from memstore.errors import StructureMismatchError
 from memstore.sharding import NO_BOXES, Boxes, Shard, ShardedLeaf, StoredBox, allocate_like, copies, sharded_leaf, whole
@@ -35,9 +35,8 @@ from memstore.structure.memory import (
     clusters_of,
     copy_all,
     locate_tensors,
-    over,
     overlapping,
-    why_no_memory,
+    which_would_stay,
     why_not_filled,
 )
 from memstore.structure.objects import decode_objects
@@ -59,7 +58,6 @@ from memstore.structure.walk import Facts, take_apart
 # --- The match -------------------------------------------------------------------------------------------------------
 
 
-_LISTED = 20  # differences in one message
 _CACHED_MATCHES = 64
 _UNCAST = traits.WITHOUT_COPY | {getattr(torch, "float4_e2m1fn_x2", None)}  # torch has no kernel that casts them
 
@@ -132,8 +130,8 @@ class StructureMatch:
         self.exact = [(have, want) for have, want in pairs if what == "out" and want in reader.exact]
         self.pairs = [pair for pair in pairs if pair not in self.exact]
         if strict:
-            have_names, want_names = (
-                [name for name in names if not _is_optional(name)] for names in (plan.object_names, self.object_names)
+            have_names, want_names = (  # attributes of an OrderedDict: a target may lack them, or have its own
+                [name for name in names if "__dict__" not in name] for names in (plan.object_names, self.object_names)
             )
             self._compare_names("an object", what, have_names, want_names, may_lack)
 
@@ -145,11 +143,6 @@ class StructureMatch:
         self.differences += [f"{render_path(name)}: {noun} is stored, but there is none in {what}" for name in missing]
         extra = [name for name in wanted if name not in have]
         self.differences += [f"{render_path(name)}: {noun} in {what}, but none is stored" for name in extra]
-
-
-def _is_optional(name: Path) -> bool:
-    """Tells attributes of an OrderedDict, like a state_dict's versions: a target may lack them, or have its own."""
-    return "__dict__" in name
 
 
 def _containers(node: Node, name: Path, objects: set[Path], inside: bool = False) -> Iterator[Path]:
@@ -222,16 +215,14 @@ def match_target(plan: Plan, value: Any, what: str, strict: bool, cast: bool = F
     match, walk, addresses = _match(plan, value, what, strict, cast, {})
     if match.split:
         match, walk, addresses = _match(plan, value, what, strict, cast, entries_at(value, match.split))
-    sharded = walk.sharded
     met = {want for _, want in (*match.pairs, *match.exact)}
-    gone = {i for i, target in sharded.items() if any(why_no_memory(local) for _, local in target.leaf.shards)}
-    missing = frozenset(match.footprints.missing(locate_tensors(walk.tensors, addresses))) | gone
+    missing = frozenset(match.footprints.missing(locate_tensors(walk.tensors, addresses)))
     differences = [
         f"{render_path(match.tensor_names[i])}: {GONE}"
         for i in sorted(missing)
         if (i in met) == (what == "out")  # of a template that is met only the look matters
     ]
-    return MatchedTarget(match, walk.tensors, addresses, missing, match.differences + differences, sharded)
+    return MatchedTarget(match, walk.tensors, addresses, missing, match.differences + differences, walk.sharded)
 
 
 def _match(
@@ -288,14 +279,14 @@ def raise_differences(differences: Sequence[str], what: str, value: Any) -> None
             f"fills one that save_model has stored; for a stored state_dict, {what}=module.state_dict()"
         )
     if differences:
-        more = f"\n  and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
-        lines = "".join(f"\n  {difference}" for difference in differences[:_LISTED])
         is_strict = any("there is none in" in one or "but none is stored" in one for one in differences)
         fills = (
             "fills what both have" if what == "out" else "takes from like what only like has, and leaves out the rest"
         )
         hint = f"; strict=False {fills}" if is_strict else ""
-        raise StructureMismatchError(f"{what} differs from the stored value, nothing was written{hint}:{lines}{more}")
+        raise StructureMismatchError(
+            f"{what} differs from the stored value, nothing was written{hint}:{listed(differences)}"
+        )
 
 
 # --- The walk over a target: its tensors stay as they are, its objects are left out ----------------------------------
@@ -309,8 +300,8 @@ class TargetWalk(ShardWalk):
     def take_shards(self, value: Any, leaf: ShardedLeaf) -> Tree:
         check_held(leaf)
         for why in [why_not_filled(local) for _, local in leaf.shards] if self.in_place else ():
-            if why not in (None, GONE, EXPANDED):  # of these a match tells, which looks at memory and strides
-                raise RefusedError(str(why))
+            if why is not None and why != EXPANDED:  # of this a match tells, which looks at strides
+                raise RefusedError(why)
         return self.append(value, leaf)
 
     def write_leaf(self, value: Any) -> Any:
@@ -754,7 +745,7 @@ def disagreements(plan: Plan, found: MatchedTarget, pieces: Sequence[TargetPiece
                 differences += [
                     f"{render_path(match.tensor_names[want])}: it shares memory with another leaf of out, for which "
                     "other values are stored"
-                    for want in _overwritten(found, cluster, [piece for piece in pieces if piece.want in wants])
+                    for want in _overwritten(cluster, [piece for piece in pieces if piece.want in wants])
                 ]
     if not shared:
         match.apart = found.addresses
@@ -787,26 +778,9 @@ def _relation(plan: Plan, found: MatchedTarget, have: int, one: ByteRange) -> tu
     return one.start - stored.offset, boxes
 
 
-def _overwritten(found: MatchedTarget, cluster: Sequence[ByteRange], pieces: Sequence[TargetPiece]) -> list[int]:
-    """Fills memory like the targets', and returns those that others have written over."""
-    start, stop = min(one.start for one in cluster), max(one.stop for one in cluster)
-    start -= start % 16
-    storage = torch.empty(stop - start, dtype=torch.uint8, device="cpu").untyped_storage()
-    doubles: list[torch.Tensor] = []
+def _overwritten(cluster: Sequence[ByteRange], pieces: Sequence[TargetPiece]) -> list[int]:
+    """Returns the targets of a cluster that others would write over."""
+    start, stop = cluster[0].start, max(one.stop for one in cluster)
     inside = [piece for piece in pieces if start <= piece.target.data_ptr() < stop]
-    for want, target, source in inside:
-        place, rest = divmod(target.data_ptr() - start, target.dtype.itemsize)
-        if rest or want in found.match.resolved:
-            return sorted({one.leaf for one in cluster})  # nobody looks
-        doubles.append(over(storage, target.dtype, place, target.shape, target.stride()))
-        traits.copyable(doubles[-1]).copy_(traits.copyable(source))
-    lost = {
-        piece.want
-        for piece, double in zip(inside, doubles, strict=True)
-        if not torch.equal(_bits(double), _bits(piece.source.to(double.dtype)))
-    }
-    return sorted(lost)
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return traits.copyable(tensor).contiguous().reshape(-1).view(torch.uint8)
+    stay = which_would_stay([piece.target for piece in inside], [piece.source for piece in inside])
+    return sorted({piece.want for piece, stays in zip(inside, stay, strict=True) if not stays})

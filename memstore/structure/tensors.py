@@ -47,7 +47,7 @@ from memstore.sharding import (
 )
 from memstore.structure import traits
 from memstore.structure.classes import class_name, defines, dotted, find_class, short
-from memstore.structure.memory import copy_into, why_not_filled
+from memstore.structure.memory import EXPANDED, copy_into, why_not_filled
 from memstore.structure.refusals import MalformedError, RefusedError, require, sizes, unpack
 from memstore.structure.traits import DTYPE_NAMES, DTYPES, NUMPY_DTYPES
 from memstore.structure.tree import (
@@ -483,12 +483,19 @@ def _tensor_rule(kind: type) -> Flattener | None:
     name = f"{kind.__module__}.{kind.__qualname__}"
     reason = f"a {name}, an unknown subclass of torch.Tensor (put its as_subclass(torch.Tensor))"
     refused = refuse_unless_pickled(reason)
-    return lambda value, walk: _flatten_memory_mapped(value, walk) if walk.in_place else refused(value, walk)
+    return lambda value, walk: _flatten_to_fill(value, walk) if walk.in_place else refused(value, walk)
 
 
 def _flatten_memory_mapped(value: torch.Tensor, walk: Walk) -> Tree:
-    # where its bytes lie is no part of the value: it comes back as a plain tensor, over the store's memory;
-    # and to be filled, any class will do whose elements lie in memory
+    # where its bytes lie is no part of the value: it comes back as a plain tensor, over the store's memory
+    return walk.visit(value.as_subclass(torch.Tensor))
+
+
+def _flatten_to_fill(value: torch.Tensor, walk: Walk) -> Tree:
+    """Takes a target of an unknown class. Any will do whose elements lie in memory, and are what is written there."""
+    why = why_not_filled(value)
+    if why is not None and why != EXPANDED:  # of this a match tells, which looks at strides
+        raise RefusedError(why)
     return walk.visit(value.as_subclass(torch.Tensor))
 
 

@@ -175,15 +175,15 @@ def expanded_bytes(tensor: torch.Tensor) -> int:
     return max(tensor.numel() - reach(tensor.shape, tensor.stride()), 0) * tensor.itemsize
 
 
-def why_too_expanded(tensor: torch.Tensor, most: int = MOST_EXPANDED) -> str | None:
+def why_too_expanded(tensor: torch.Tensor) -> str | None:
     """Says why a tensor isn't written element by element; None for most. `expand` makes any number of a few."""
     more = expanded_bytes(tensor)
-    if more <= most:
+    if more <= MOST_EXPANDED:
         return None
     nbytes = tensor.numel() * tensor.itemsize
     return (
         f"a tensor of shape {list(tensor.shape)}, whose elements are {nbytes:,} bytes, and lie in {nbytes - more:,} "
-        f"(expanded); at most {most:,} bytes more than there are in memory are written"
+        f"(expanded); at most {MOST_EXPANDED:,} bytes more than there are in memory are written"
     )
 
 
@@ -298,10 +298,10 @@ def lacks_own_device(device: str, error: Exception) -> UnsupportedValueError:
     )
 
 
-def to_device(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Does what `Tensor.to` does. Raises RuntimeError for a device that this process doesn't have."""
     try:
-        return tensor.to(device, non_blocking=non_blocking)
+        return tensor.to(device)
     except NO_DEVICE as error:
         if has_device(device):
             raise

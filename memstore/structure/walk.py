@@ -23,6 +23,7 @@ import torch
 from memstore import _compat
 from memstore import _modes as modes
 from memstore._compat import BUFFER_MARK
+from memstore.errors import UnsupportedValueError
 from memstore.structure import traits
 from memstore.structure.memory import PLAIN_TYPES
 from memstore.structure.objects import NATIVE, join_tree, write_object
@@ -184,8 +185,8 @@ def check_nesting(value: Any) -> None:
     For calls that give a value to recursions of their own, or of other libraries, and need no tree of it.
 
     Raises:
-        RefusedError: a container contains itself, there are more than MAX_DEPTH levels, or what is shared on level
-            after level makes too many entries.
+        UnsupportedValueError: a container contains itself, there are more than MAX_DEPTH levels, or what is shared on
+            level after level makes too many entries.
     """
     seen: dict[int, tuple[_Extent, Any]] = {}  # with the container, which keeps its id its own
     distinct = 0
@@ -213,10 +214,12 @@ def check_nesting(value: Any) -> None:
         return seen[id(container)][0]
 
     if isinstance(value, (Mapping, list, tuple)):
-        found = look(value, 0)
-        repeated = found.entries - distinct
-        if repeated > max(_MOST_REPEATED, _REPEATED_FOR_EACH * distinct):
-            raise SharedTooOftenError(repeated)
+        try:
+            repeated = look(value, 0).entries - distinct
+            if repeated > max(_MOST_REPEATED, _REPEATED_FOR_EACH * distinct):
+                raise SharedTooOftenError(repeated)
+        except RefusedError as error:
+            raise UnsupportedValueError(error.message()) from None
 
 
 def _refused_key(key: Any, reason: str) -> RefusedError:

@@ -40,7 +40,7 @@ COSTS = (
     "those that readers hold. Writing in place into a memory map that stays open needs neither, but readers see torn "
     "values.",
     "Each value that a process holds takes one mapping, or three from 2 MiB on; Linux gives a process 65,530.",
-    "Small puts whose home is another host: each waits for a message and its answer; `put_many` sends one for all.",
+    "Small puts of keys that another host owns: each waits for a message and its answer; `put_many` sends one for all.",
     "On storage that hosts share: a put waits until the storage has the bytes, and a get copies them, even on the host "
     "that has put them.",
 )
@@ -75,9 +75,9 @@ one paid for huge pages, and the next ones found them.
 REASONS = {
     "get of 1 KiB, against safetensors": "a lookup in LMDB with its checksum takes a third of the time, and creating "
     "a tensor in torch another third; reading a small file is only three system calls.",
-    "with a home elsewhere": "three steps follow one another: a claim on this host, a message, and a transaction at "
-    "the home, which takes 48 µs of CPU there. The next file isn't claimed yet while the answer is on its way.",
-    ", served, against not served": "a put checks whether the home of its key is this host: 1.7 µs of 20 in this run, "
+    "owned by another host": "three steps follow one another: a claim on this host, a message, and a transaction at "
+    "the owner, which takes 48 µs of CPU there. The next file isn't claimed yet while the answer is on its way.",
+    ", served, against not served": "a put checks whether this host owns its key: 1.7 µs of 20 in this run, "
     "0.4 to 1 in others.",
     "put of 1 KiB": "a safetensors file has no name, version or index to publish; see LMDB alone in the table.",
     "put of 300 tensors, new key": "the copy goes into new memory, and allocating that takes as long as the copy; the "

@@ -32,8 +32,9 @@ from memstore.errors import (
     StoreFullError,
     UnsupportedFilesystemError,
 )
-from memstore.snapshot import storage as snapshot_storage
-from memstore.snapshot.storage import CHUNK, SUM_SIZE, FilePart, FileStorage, LateBytes, in_parallel, verify_file
+from memstore.snapshot import chunks
+from memstore.snapshot.chunks import CHUNK, SUM_SIZE, FilePart, LateBytes, in_parallel
+from memstore.snapshot.storage import FileStorage, verify_file
 from tests.children import in_child
 from tests.overlay import on_overlay
 from tests.small_tmpfs import fill, free_bytes, on_small_tmpfs
@@ -55,7 +56,7 @@ def storage(request: pytest.FixtureRequest) -> Iterator[FileStorage]:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_storage, "CHUNK", SMALL_CHUNK)
+    monkeypatch.setattr(chunks, "CHUNK", SMALL_CHUNK)
 
 
 def write(storage: FileStorage, name: str, data: bytes, *, durable: bool = False) -> bytes:
@@ -86,7 +87,7 @@ def test_any_parts_make_the_file_and_any_runs_are_read(
 ) -> None:
     data, written, read = case
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(snapshot_storage, "CHUNK", SMALL_CHUNK)
+        patch.setattr(chunks, "CHUNK", SMALL_CHUNK)
         storage = FileStorage(folder)
         passed: list[int] = []
         parts = [FilePart(start, data[start:end]) for start, end in written]
@@ -497,7 +498,7 @@ def test_memory_that_changes_meanwhile_makes_a_file_that_fits_its_sums(
 ) -> None:
     """In huge pages, and in the rest of the file."""
     data = bytearray((3 << 20) + 5)
-    new_sum = snapshot_storage.new_sum
+    new_sum = chunks.new_sum
 
     class ChangesFirst:
         def __init__(self) -> None:
@@ -509,7 +510,7 @@ def test_memory_that_changes_meanwhile_makes_a_file_that_fits_its_sums(
             self._update(copied)
 
     with monkeypatch.context() as patch:
-        patch.setattr(snapshot_storage, "new_sum", ChangesFirst)
+        patch.setattr(chunks, "new_sum", ChangesFirst)
         sums = storage.write("file", len(data), [FilePart(0, data)], durable=False, checksum=True)
     assert data[0] > 10
     verify_file(storage, "file", len(data), sums)

@@ -34,8 +34,9 @@ from memstore.errors import (
     UnsupportedValueError,
 )
 from memstore.snapshot import staging, writer
+from memstore.snapshot.chunks import FilePart
 from memstore.snapshot.staging import StagedTensors, StagingArea, container_limits, stage
-from memstore.snapshot.storage import FilePart, FileStorage
+from memstore.snapshot.storage import FileStorage
 from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriteOutcome, error_of, failure_of
 from tests.children import Child, Wire, in_child
 from tests.huge_pages import require_huge_pages, warm_huge_pages

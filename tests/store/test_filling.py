@@ -70,6 +70,43 @@ class Plain(torch.Tensor):
     """A subclass whose elements lie in memory as any tensor's."""
 
 
+class Opaque(torch.Tensor):
+    """Another one, whose class has no operators."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"{func}")
+
+    def __repr__(self, **_: Any) -> str:
+        return "Opaque()"
+
+
+class Wrapper(torch.Tensor):
+    """A subclass without memory, which doesn't name the tensor that it has. What comes of it is of its class again."""
+
+    def __new__(cls, held: torch.Tensor) -> Wrapper:
+        make: Any = torch.Tensor._make_wrapper_subclass
+        return make(cls, held.shape, dtype=held.dtype)
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls(func(*(one.held if isinstance(one, cls) else one for one in args), **(kwargs or {})))
+
+    def __repr__(self, **_: Any) -> str:
+        return "Wrapper()"
+
+
+class Copier(Wrapper):
+    """A wrapper of which a plain tensor comes that is a copy."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(one.held.clone() if isinstance(one, cls) else one for one in args), **(kwargs or {}))
+
+
 # tensors that can be filled
 FILLED: dict[str, Callable[[], torch.Tensor]] = {
     "plain": full,
@@ -106,10 +143,22 @@ REFUSED: dict[str, Callable[[], torch.Tensor]] = {
     "sparse": lambda: full().to_sparse(),
     "uninitialized": lambda: torch.nn.UninitializedParameter(dtype=DTYPE),
     "wrapper": lambda: TwoTensor(full(), full()),
+    "unnamed wrapper": lambda: Wrapper(full()),
+    "wrapper that copies": lambda: Copier(full()),
+    "opaque subclass": lambda: torch.Tensor._make_subclass(Opaque, full()),
+    "expanded subclass": lambda: full(3).expand(SHAPE).as_subclass(Plain),
 }
 # None: lazy leaves are made with the store that they are of
 TARGETS: dict[str, Callable[[], torch.Tensor] | None] = {**FILLED, **REFUSED, "lazy leaf": None}
-NO_SHARDS = ("sparse", "uninitialized")  # of which no DTensor can be made
+WITH_OPERATORS = ("opaque subclass", "wrapper that copies")  # what torch's own state_dict makes of them is no view
+NO_SHARDS = ("sparse", "uninitialized", *WITH_OPERATORS)  # of which no DTensor can be made
+
+
+def _array_of(value: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The elements of a contiguous tensor, past its class."""
+    with torch._C.DisableTorchFunctionSubclass():
+        storage, dtype = value.untyped_storage(), value.dtype
+        return torch.empty(0, dtype=dtype).set_(storage, 0, value.shape).numpy()
 
 
 def shown(value: Any) -> torch.Tensor | None:
@@ -120,6 +169,10 @@ def shown(value: Any) -> torch.Tensor | None:
         return shown(value._local_tensor)
     if type(value).__name__ in ("FakeTensor", "UninitializedParameter", "StoredTensor") or value.is_meta:
         return None
+    if isinstance(value, Wrapper):
+        return value.held.clone()
+    if isinstance(value, Opaque):
+        return torch.from_numpy(_array_of(value).copy())
     if isinstance(value, TwoTensor):
         return value.a.clone() if torch.equal(value.a, value.b) else torch.cat([value.a, value.b])
     if value.layout is not torch.strided:
@@ -380,7 +433,8 @@ def surprises(call: str, folder: str, form: str, mesh: Any = None) -> dict[str, 
             store.put("lazy", full())
             for name, make in TARGETS.items():
                 odd: Any = store.view("lazy") if make is None else make()
-                if odd.dtype is not dtype or (form == "DTensor" and name in NO_SHARDS):
+                left_out = {"DTensor": NO_SHARDS}.get(form, WITH_OPERATORS if call == "restore_module" else ())
+                if odd.dtype is not dtype or name in left_out:
                     continue
                 if form == "TensorShard":
                     odd = TensorShard(odd, WHOLE, OFFSETS)

@@ -86,11 +86,8 @@ class Environment:
         path = f"{self.folder}/lock.mdb"
         if os.path.lexists(path) and os.lstat(path).st_size >= _LOCK_FILE_SIZE:
             return
-        fd = syscalls.open_file(path, os.O_RDWR | os.O_CREAT)  # new, or its creator was killed
-        try:
+        with syscalls.file_open(path, os.O_RDWR | os.O_CREAT) as fd:  # new, or its creator was killed
             syscalls.allocate(fd, _LOCK_FILE_SIZE)
-        finally:
-            syscalls.close(fd)
 
     def _open(self) -> None:
         size = os.stat(self.path).st_size if os.path.exists(self.path) else 0
@@ -187,12 +184,9 @@ class Environment:
 
     def allocate(self, size: int) -> None:
         """Allocates so much of data.mdb, to be mapped afterwards."""
-        fd = syscalls.open_file(self.path, os.O_RDWR)
-        try:
+        with syscalls.file_open(self.path, os.O_RDWR) as fd:
             self._check_identity(syscalls.status(fd))
             syscalls.allocate(fd, size)
-        finally:
-            syscalls.close(fd)
 
     def map(self, size: int) -> None:
         """Maps so much of data.mdb; 0: all that others have made it. The readers' slot goes with the old mapping."""

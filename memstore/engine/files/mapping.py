@@ -30,7 +30,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -38,6 +38,9 @@ from memstore.engine import syscalls
 from memstore.engine.format.records import MAPPED_LIMIT, ExternalExtent, base_after, encode_extents, end_of
 from memstore.engine.syscalls import Cleanup
 from memstore.errors import CorruptionError, PermissionDeniedError, UnsupportedValueError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # --- open files ------------------------------------------------------------------------------------------------------
 
@@ -57,6 +60,12 @@ class OwnedFile:
         self._fds: list[int] = []
         syscalls.open_into(self._fds, path, flags, mode, dir_fd)
         self.fd = self._fds[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self.fd = -1  # first: once it is closed, the number may be another file's
@@ -248,13 +257,11 @@ def opened(path: str) -> Generator[tuple[int, os.stat_result]]:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise UnsupportedValueError(f"{path} is a link or a socket, and no regular file") from None
         raise
-    try:
+    with file:
         found = syscalls.status(file.fd)
         if not stat.S_ISREG(found.st_mode):
             raise UnsupportedValueError(f"{path} is no regular file")
         yield file.fd, found
-    finally:
-        file.close()
 
 
 def map_external(extents: Sequence[ExternalExtent], size: int = 0) -> Mapping | None:
@@ -493,7 +500,8 @@ def allocate_huge(fd: int, address: int, start: int, stop: int) -> int:
     while stop - start >= syscalls.HUGE_PAGE:
         if prices.prefers_huge():
             size = min(step, (stop - start) // syscalls.HUGE_PAGE * syscalls.HUGE_PAGE)
-            _touch_extents(fd, start, size)
+            for offset in range(start, start + size, syscalls.HUGE_PAGE):  # a page of each, else it would find nothing
+                syscalls.write_at(fd, b"\0", offset)
             if not _collapse(address + start, size):
                 return start
             start, step = start + size, min(2 * step, COLLAPSE_STEP)
@@ -526,12 +534,6 @@ def allocate_rest(fd: int, address: int, size: int) -> None:
         syscalls.populate(address + whole, size - whole)
     if syscalls.status(fd).st_blocks * 512 < size:
         syscalls.allocate(fd, size)
-
-
-def _touch_extents(fd: int, start: int, size: int) -> None:
-    """Allocates a page of each extent, without which a collapse finds nothing."""
-    for offset in range(start, start + size, syscalls.HUGE_PAGE):
-        syscalls.write_at(fd, b"\0", offset)
 
 
 def _collapse(address: int, size: int, allowed: int = 1) -> bool:

@@ -309,12 +309,10 @@ class PreparedFile:
                 raise
             detail = "it was put as a part of a sharded value, and somebody has removed it"
             raise CorruptionError(path=self.path, detail=detail) from None
-        try:
+        with file:
             write_slots(file.fd, slots)
             if durable:
                 syscalls.sync_data(file.fd)
-        finally:
-            file.close()
 
 
 def map_for_writing(address: int, fd: int, size: int, guard: Guard) -> None:

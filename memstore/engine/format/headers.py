@@ -43,8 +43,6 @@ from memstore.engine.format.records import FILLING, LIVE, MUTABLE_MARK, STATE_NA
 from memstore.errors import CorruptionError, UnsupportedValueError
 
 # --- the header of a safetensors file: its rules, for segments and for external files --------------------------------
-# The header of a safetensors file: its rules, for segments and for external files.
-#
 #     | size of the header, 8 bytes | {"__metadata__": {...}, "name": {"dtype", "shape", "data_offsets"}, ...} | data |
 #
 # As strict as the format's own reader: the tensors cover the data, without holes, overlaps or anything behind them, and

@@ -273,7 +273,9 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
             size, _, segment = reuse.row
         else:
             size = header + (nbytes if exact else storage.room_for(nbytes))
-            _check_capacity(root, counters, size)
+            taken = counters.allocated + root.catalog.growth
+            if counters.capacity and taken + size > counters.capacity:
+                raise _over_capacity(size, taken, counters.capacity)
             segment = counters.number = counters.number + 1
         put_id = begin_filling(transaction, counters, segment, key, size, batch)
         transaction.put_counters(counters)
@@ -302,11 +304,6 @@ def _create(root: Root, segment: int) -> ClaimedFile:
         root.catalog.update(lambda transaction: _drop(transaction, segment), is_delete=True)
         path, detail = error.filename, "it is there already, and the catalog doesn't know it"
         raise CorruptionError(f"{path}: {detail}: move it away", path=path, detail=detail) from None
-
-
-def _check_capacity(root: Root, counters: Counters, size: int) -> None:
-    if counters.capacity and counters.allocated + root.catalog.growth + size > counters.capacity:
-        raise _over_capacity(size, counters.allocated + root.catalog.growth, counters.capacity)
 
 
 def _over_capacity(size: int, taken: int, capacity: int) -> StoreFullError:

@@ -231,10 +231,8 @@ def check_headers(root: Root, most: int) -> None:
                 file = OwnedFile(segment_path(root.segments, segment), os.O_RDONLY, dir_fd=root.segments_fd)
             except OSError:  # missing, or planted, or another user's
                 continue
-            try:
+            with file:
                 check_header(root, file.fd, segment, put_id, counters)
-            finally:
-                file.close()
 
 
 def _deletable(transaction: Transaction, most: int) -> tuple[Counters, dict[int, int]]:

@@ -372,7 +372,7 @@ def close_kept_file(root: Root) -> None:
 
 def _forget_kept_file(root: Root) -> None:
     kept, root.next_put.file = root.next_put.file, None
-    if kept is not None:
+    if kept is not None:  # the mutex was not free
         _unlock_and_close(kept.file)
 
 

@@ -92,16 +92,15 @@ class Effects:
     def retire(self, segment: int, row: SegmentRow) -> None:
         """Retires a live segment that nothing names any more, or one that was filled and is not to be published."""
         self.is_change = True
-        if row.state == PREPARED:
-            self.counters.filling -= row.nbytes
-            self._transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
-            retire(self._transaction, self.counters, segment, row.nbytes)
-        elif row.state == LIVE:
-            self.counters.live -= row.nbytes
-            self._transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
-            retire(self._transaction, self.counters, segment, row.nbytes)
-        elif row.state == FILLING:
+        if row.state == FILLING:
             unclaim(self._transaction, self.counters, segment, row)
+        elif row.state in (PREPARED, LIVE):
+            if row.state == LIVE:
+                self.counters.live -= row.nbytes
+            else:
+                self.counters.filling -= row.nbytes
+            self._transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
+            retire(self._transaction, self.counters, segment, row.nbytes)
         self.retired.append(segment)
 
 

@@ -2,7 +2,7 @@
 
 The store has to be unused: whoever uses it holds a shared lock on its lock page, which is taken exclusively here.
 
-1. Take the store for oneself, and make its folders, if any is missing.
+1. Take the store for oneself, and make its folders, if any is missing (`_taken`).
 2. Read the old catalog by a child process, and the headers of all segments (`salvage.py`).
 3. Choose (`Choice`): the entries that are to be, and what becomes of each file.
 4. Headers that disagree with their entries are written anew. Files that hold what a record or nobody can vouch for are
@@ -45,13 +45,14 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from memstore._info import Progress, RepairReport
+from memstore._wording import first_of
 from memstore.engine import syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.catalog import Catalog
@@ -105,115 +106,122 @@ def repair_store(
 
     `progress` is told of segments whose headers were read.
     """
-    deadline = deadline_after(timeout)
+    with _taken(path, deadline_after(timeout)) as (path, segments, settings, lock_fd):  # step 1
+        # 2. Read what is left.
+        old = read_catalog(f"{path}/{CATALOG}", settings.store)
+        files = {file.segment: file for file in read_segments(segments, progress)}
+        notes = read_notes(syscalls.read_at(lock_fd, syscalls.PAGE, 0))
+
+        # 3. Choose. Up to here no file was changed.
+        choice = Choice(
+            old,
+            files,
+            settings.store,
+            noted=notes.batch,
+            publications_rung=notes.publications_rung,
+            mend=mend,
+            merge=merge,
+            is_joining=is_joining,
+            is_served=CLUSTER in settings.features,
+        )
+
+        # 4. Mend headers, set files aside. A kill leaves a store that is as damaged as before, and can be repaired
+        # again: it finds mended headers whole, and what was set aside missing, and so lost, as it was.
+        for record in choice.entries.values():
+            for extent in choice.here(record):
+                _mark_live(choice, record, extent, settings)
+        for file in choice.quarantined():
+            syscalls.rename(file.path, file.path + DAMAGED)
+
+        # 5. Build a catalog beside the old one. A kill leaves its folder, which the next repair removes.
+        present, fresh = f"{path}/{CATALOG}", f"{path}/{CATALOG}.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        try:
+            folder.create_folder(fresh, settings)
+            _build(fresh, settings, choice)
+            if not old.is_sound and os.path.lexists(f"{present}/data.mdb"):  # inline values may be in it
+                with contextlib.suppress(FileNotFoundError):
+                    syscalls.unlink(f"{present}/data.mdb{DAMAGED}")
+                syscalls.link(f"{present}/data.mdb", f"{present}/data.mdb{DAMAGED}")
+            with contextlib.suppress(FileNotFoundError):
+                syscalls.unlink(f"{present}/lock.mdb")  # the old one's; missing, it is made again
+
+            # 6. Publish: the first rename is the moment of repair. A kill behind it leaves a repaired store, with
+            # files that no entry names, which the next repair removes.
+            syscalls.rename(f"{fresh}/data.mdb", f"{present}/data.mdb")
+            syscalls.rename(f"{fresh}/lock.mdb", f"{present}/lock.mdb")
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        if settings.durable:
+            for name in (present, f"{path}/catalog", segments):
+                syscalls.sync_folder(name)
+        _warn(path, settings, choice)
+
+        # 7. Give back the files that no entry names, and empty the lock page: its next opener sees that it is
+        # nobody's, makes the mutex and wakes all. The inodes of lock page and doorbell stay.
+        swept = 0
+        for file in choice.deletable():
+            with contextlib.suppress(FileNotFoundError):
+                syscalls.unlink(file.path)
+                swept += file.size
+        if settings.durable:
+            syscalls.sync_folder(segments)
+        syscalls.truncate(lock_fd, syscalls.PAGE)
+        syscalls.write_at(lock_fd, bytes(syscalls.PAGE), 0)
+        _mend_doorbell(path, settings)
+    return RepairReport(_names(choice.entries), _names(choice.lost()), swept)
+
+
+class _Taken(NamedTuple):
+    """A store that nobody else uses. `path` is that of its state, `segments` that of the folder of its segments."""
+
+    path: str
+    segments: str
+    settings: Settings
+    lock_fd: int
+
+
+@contextlib.contextmanager
+def _taken(path: str, deadline: float) -> Generator[_Taken]:
+    """Takes a store for oneself, and makes folders that are missing. A kill leaves these, or an empty lock page.
+
+    The folder is locked, so that nobody comes to use the store, and then the lock page, which is shared by who does.
+    """
     folder.ensure_folder(path, None, create=False)
-    path = os.path.realpath(path)
+    storage = path = os.path.realpath(path)
     close_unused()
-    storage, shared = path, shared_settings(path)
+    shared = shared_settings(path)
     if shared is not None:
         path = state_of(shared)
         if not os.path.isdir(path):
             raise no_state(storage, path)
     with folder.locked(path, deadline, contextlib.nullcontext()) as fd:
-        # 1. Take the store for oneself. A kill leaves at most an empty folder or lock page that was missing.
-        settings = folder.read_settings(path)
-        segments = f"{path}/{SEGMENTS}"
-        if settings is not None and settings.shared is not None:
-            segments = segments_of(storage, settings.store)
-        if settings is None and not os.path.isdir(segments):
-            raise NotAStoreError(f"{path} is no store: it has neither {SETTINGS} nor {SEGMENTS}")
+        settings, segments = folder.read_settings(path), f"{path}/{SEGMENTS}"
         if settings is None:
-            raise NotAStoreError(f"{path} has no {SETTINGS}: write it as docs/format.md has it, then repair again")
+            if os.path.isdir(segments):
+                raise NotAStoreError(f"{path} has no {SETTINGS}: write it as docs/format.md has it, then repair again")
+            raise NotAStoreError(f"{path} is no store: it has neither {SETTINGS} nor {SEGMENTS}")
+        if settings.shared is not None:
+            segments = segments_of(storage, settings.store)
         folder.check_folder(path, fd, settings)
         check_filesystem(path, settings.durability)
         folder.check_files(path, settings)
         for name in (f"{path}/catalog", f"{path}/{CATALOG}", segments):
             folder.create_folder(name, settings)
-        with _alone(path, settings, deadline) as lock_fd:
-            # 2. Read what is left.
-            old = read_catalog(f"{path}/{CATALOG}", settings.store)
-            files = {file.segment: file for file in read_segments(segments, progress)}
-            notes = read_notes(syscalls.read_at(lock_fd, syscalls.PAGE, 0))
-
-            # 3. Choose. Up to here no file was changed.
-            choice = Choice(
-                old,
-                files,
-                settings.store,
-                noted=notes.batch,
-                publications_rung=notes.publications_rung,
-                mend=mend,
-                merge=merge,
-                is_joining=is_joining,
-                is_served=CLUSTER in settings.features,
-            )
-
-            # 4. Mend headers, set files aside. A kill leaves a store that is as damaged as before, and can be repaired
-            # again: it finds mended headers whole, and what was set aside missing, and so lost, as it was.
-            for record in choice.entries.values():
-                for extent in choice.here(record):
-                    _mark_live(choice, record, extent, settings)
-            for file in choice.quarantined():
-                syscalls.rename(file.path, file.path + DAMAGED)
-
-            # 5. Build a catalog beside the old one. A kill leaves its folder, which the next repair removes.
-            present, fresh = f"{path}/{CATALOG}", f"{path}/{CATALOG}.new"
-            shutil.rmtree(fresh, ignore_errors=True)
-            try:
-                folder.create_folder(fresh, settings)
-                _build(fresh, settings, choice)
-                if not old.is_sound and os.path.lexists(f"{present}/data.mdb"):  # inline values may be in it
-                    with contextlib.suppress(FileNotFoundError):
-                        syscalls.unlink(f"{present}/data.mdb{DAMAGED}")
-                    syscalls.link(f"{present}/data.mdb", f"{present}/data.mdb{DAMAGED}")
-                with contextlib.suppress(FileNotFoundError):
-                    syscalls.unlink(f"{present}/lock.mdb")  # the old one's; missing, it is made again
-
-                # 6. Publish: the first rename is the moment of repair. A kill behind it leaves a repaired store, with
-                # files that no entry names, which the next repair removes.
-                syscalls.rename(f"{fresh}/data.mdb", f"{present}/data.mdb")
-                syscalls.rename(f"{fresh}/lock.mdb", f"{present}/lock.mdb")
-            finally:
-                shutil.rmtree(fresh, ignore_errors=True)
-            if settings.durable:
-                for name in (present, f"{path}/catalog", segments):
-                    syscalls.sync_folder(name)
-            _warn(path, settings, choice)
-
-            # 7. Give back the files that no entry names, and empty the lock page: its next opener sees that it is
-            # nobody's, makes the mutex and wakes all. The inodes of lock page and doorbell stay.
-            swept = 0
-            for file in choice.deletable():
-                with contextlib.suppress(FileNotFoundError):
-                    syscalls.unlink(file.path)
-                    swept += file.size
-            if settings.durable:
-                syscalls.sync_folder(segments)
-            syscalls.truncate(lock_fd, syscalls.PAGE)
-            syscalls.write_at(lock_fd, bytes(syscalls.PAGE), 0)
-            _mend_doorbell(path, settings)
-    return RepairReport(_names(choice.entries), _names(choice.lost()), swept)
-
-
-@contextlib.contextmanager
-def _alone(path: str, settings: Settings, deadline: float) -> Generator[int]:
-    """Holds the lock page exclusively; the root folder is locked, so nobody comes to use it."""
-    name = f"{path}/{LOCK}"
-    if not os.path.lexists(name):
-        folder.create_file(path, LOCK, bytes(syscalls.PAGE), settings)
-    file = LockFile(name, os.O_RDWR)
-    try:
-        if not syscalls.lock_exclusive(file.fd):
-            gc.collect()  # what this process closed may be kept by the traceback of an error, in a cycle
-        while not syscalls.lock_exclusive(file.fd):
-            if time.monotonic() > deadline:
-                pids = lockers_of(file.fd)
-                who = f"pid {', '.join(map(str, pids))}" if pids else "processes that can't be seen from here"
-                raise StoreTimeoutError(f"{path}: waited for {who} to close the store; a repair needs it for itself")
-            time.sleep(0.01)
-        yield file.fd
-    finally:
-        file.close()
+        if not os.path.lexists(f"{path}/{LOCK}"):
+            folder.create_file(path, LOCK, bytes(syscalls.PAGE), settings)
+        with LockFile(f"{path}/{LOCK}", os.O_RDWR) as file:
+            if not syscalls.lock_exclusive(file.fd):
+                gc.collect()  # what this process closed may be kept by the traceback of an error, in a cycle
+            while not syscalls.lock_exclusive(file.fd):
+                if time.monotonic() > deadline:
+                    pids = lockers_of(file.fd)
+                    who = f"pid {', '.join(map(str, pids))}" if pids else "processes that can't be seen from here"
+                    raise StoreTimeoutError(
+                        f"{path}: waited for {who} to close the store; a repair needs it for itself"
+                    )
+                time.sleep(0.01)
+            yield _Taken(path, segments, settings, file.fd)
 
 
 # --- what is changed --------------------------------------------------------------------------------------------------
@@ -229,15 +237,12 @@ def _mark_live(choice: Choice, record: Record, extent: SegmentExtent, settings: 
             slots = dataclasses.replace(slots, batch=found.batch, count=found.count)
         if (found.state, found.version, found.batch, found.count) == (LIVE, record.version, slots.batch, slots.count):
             return
-    opened = OwnedFile(file.path, os.O_RDWR)
-    try:
+    with OwnedFile(file.path, os.O_RDWR) as opened:
         if header is not None:
             syscalls.write_at(opened.fd, header, 0)
         write_slots(opened.fd, slots)
         if settings.durable:
             syscalls.sync(opened.fd)
-    finally:
-        opened.close()
 
 
 def _build(where: str, settings: Settings, choice: Choice) -> None:
@@ -256,12 +261,9 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
     finally:
         catalog.close()
     for name in ("data.mdb", "lock.mdb"):
-        fd = syscalls.open_file(f"{where}/{name}", os.O_RDWR)
-        try:
+        with syscalls.file_open(f"{where}/{name}", os.O_RDWR) as fd:
             folder.give_to_group(fd, settings)
             syscalls.sync(fd)
-        finally:
-            syscalls.close(fd)
 
 
 def _write_rows(
@@ -283,12 +285,9 @@ def _mend_doorbell(path: str, settings: Settings) -> None:
     if not os.path.lexists(name):
         folder.create_file(path, DOORBELL, bytes(syscalls.PAGE), settings)
         return
-    fd = syscalls.open_file(name, os.O_RDWR)
-    try:
+    with syscalls.file_open(name, os.O_RDWR) as fd:
         if syscalls.status(fd).st_size != syscalls.PAGE:
             syscalls.truncate(fd, syscalls.PAGE)
-    finally:
-        syscalls.close(fd)
 
 
 def _warn(path: str, settings: Settings, choice: Choice) -> None:
@@ -329,9 +328,8 @@ def _warn(path: str, settings: Settings, choice: Choice) -> None:
         )
 
 
-def _some(keys: Collection[bytes]) -> str:
-    more = len(keys) - _NAMED
-    return ", ".join(map(repr, _names(keys)[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+def _some(keys: Iterable[bytes]) -> str:
+    return first_of(list(map(repr, _names(keys))), _NAMED)
 
 
 def _names(keys: Iterable[bytes]) -> tuple[str, ...]:
@@ -701,10 +699,7 @@ def _fits(file: SegmentFile, key: bytes, record: Record, extent: SegmentExtent, 
 def _mended(
     file: SegmentFile, store: str, key: bytes, record: Record, extent: SegmentExtent, mend: Mend
 ) -> bytes | None:
-    opened = OwnedFile(file.path, os.O_RDONLY)
-    try:
+    with OwnedFile(file.path, os.O_RDONLY) as opened:
         mapping = map_file(opened.fd, file.size)
-    finally:
-        opened.close()
     with mapping.view() as content:
         return mend(store, key, record, extent, content)

@@ -155,8 +155,7 @@ def read_segments(folder: str, progress: Progress | None) -> Iterator[SegmentFil
 
 
 def _read_segment(path: str, segment: int) -> SegmentFile | None:
-    opened = OwnedFile(path, os.O_RDONLY)
-    try:
+    with OwnedFile(path, os.O_RDONLY) as opened:
         status = syscalls.status(opened.fd)
         if not stat.S_ISREG(status.st_mode):
             return None
@@ -173,8 +172,6 @@ def _read_segment(path: str, segment: int) -> SegmentFile | None:
         except CorruptionError:
             file.key = _guess_key(syscalls.read_at(opened.fd, HEAD_SIZE + 6 * KEY_LIMIT, 0))
         return file
-    finally:
-        opened.close()
 
 
 def _guess_key(head: bytes) -> bytes | None:

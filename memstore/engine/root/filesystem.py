@@ -87,8 +87,7 @@ def mappings_keep_locks(path: str) -> bool:
 
 
 def _keeps_lock(path: str) -> bool:
-    first, other = OwnedFile(path, os.O_RDONLY), OwnedFile(path, os.O_RDONLY)
-    try:
+    with OwnedFile(path, os.O_RDONLY) as first, OwnedFile(path, os.O_RDONLY) as other:
         if not syscalls.lock_exclusive(first.fd):  # somebody's who has no business there: nothing can be told
             return False
         mapping = map_file(first.fd, syscalls.PAGE)
@@ -97,9 +96,6 @@ def _keeps_lock(path: str) -> bool:
             return False
         del mapping
         return syscalls.lock_exclusive(other.fd)
-    finally:
-        first.close()
-        other.close()
 
 
 def is_network(path: str) -> bool:

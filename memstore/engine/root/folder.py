@@ -186,13 +186,10 @@ def read_settings(root: str) -> Settings | None:
     if _status_of(path, folder=False) is None or is_discarded(root):
         return None
     try:
-        fd = syscalls.open_file(path, os.O_RDONLY)
+        with syscalls.file_open(path, os.O_RDONLY) as fd:
+            text = syscalls.read_at(fd, 1 << 16, 0)
     except FileNotFoundError:  # given up between the two looks
         return None
-    try:
-        text = syscalls.read_at(fd, 1 << 16, 0)
-    finally:
-        syscalls.close(fd)
     return decode_settings(text, path)
 
 
@@ -231,25 +228,19 @@ def create_file(root: str, name: str, content: bytes, settings: Settings) -> Non
     temporary = f"{root}/.{name}.new"
     with contextlib.suppress(FileNotFoundError):
         syscalls.unlink(temporary)
-    fd = syscalls.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    try:
+    with syscalls.file_open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
         syscalls.write_at(fd, content, 0)
         give_to_group(fd, settings)
         if settings.durable:
             syscalls.sync(fd)
-    finally:
-        syscalls.close(fd)
     syscalls.rename(temporary, f"{root}/{name}")
     if settings.durable:
         syscalls.sync_folder(root)
 
 
 def sync_file(path: str) -> None:
-    fd = syscalls.open_file(path, os.O_RDONLY)
-    try:
+    with syscalls.file_open(path, os.O_RDONLY) as fd:
         syscalls.sync(fd)
-    finally:
-        syscalls.close(fd)
 
 
 def create_folder(path: str, settings: Settings) -> None:
@@ -426,11 +417,10 @@ def locked(root: str, deadline: float, opening: AbstractContextManager[Any]) -> 
             file = LockFile(root, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         raise FolderGoneError(f"{root} was removed just now: check the path") from None
-    try:
+    with file:
         while not syscalls.lock_exclusive(file.fd):
             if time.monotonic() > deadline:
-                who = ", ".join(map(describe_thread, lockers_of(file.fd))) or "a process that can't be seen from here"
-                raise StoreTimeoutError(f"{root}: waited for {who} to finish opening the store")
+                raise StoreTimeoutError(f"{root}: waited for {_who_locks(file.fd)} to finish opening the store")
             time.sleep(0.001)
         try:
             _check_named(root, file.fd)
@@ -438,8 +428,10 @@ def locked(root: str, deadline: float, opening: AbstractContextManager[Any]) -> 
         finally:
             if file.fd >= 0:  # in a forked child it is closed
                 syscalls.unlock(file.fd)
-    finally:
-        file.close()
+
+
+def _who_locks(fd: int) -> str:
+    return ", ".join(map(describe_thread, lockers_of(fd))) or "a process that can't be seen from here"
 
 
 def _check_named(root: str, fd: int) -> None:
@@ -498,7 +490,7 @@ def unserved(root: str) -> Generator[None]:
             file = LockFile(f"{root}/{name}", os.O_RDWR)
             locks.callback(file.close)
             if not syscalls.lock_exclusive(file.fd):
-                who = ", ".join(map(describe_thread, lockers_of(file.fd))) or "a process that can't be seen from here"
+                who = _who_locks(file.fd)
                 raise NotServedError(f"{root} {does} to other hosts by {who}: end that agent first (SIGTERM)")
         yield
 

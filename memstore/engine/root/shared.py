@@ -177,12 +177,9 @@ def _check_empty(root: str) -> None:
 def _link_settings(root: str, settings: Settings) -> None:
     """Writes the settings, whole or not at all; and not where there are some already, by whichever host."""
     temporary = f"{root}/.{uuid.uuid4().hex}.new"
-    fd = syscalls.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    try:
+    with syscalls.file_open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
         syscalls.write_at(fd, encode_settings(settings), 0)
         syscalls.sync(fd)
-    finally:
-        syscalls.close(fd)
     try:
         with contextlib.suppress(FileExistsError):
             syscalls.link(temporary, f"{root}/{folder.SETTINGS}")

@@ -260,11 +260,7 @@ class Doorbell:
 
     def wake(self, bell: int) -> None:
         syscalls.futex_wake(self.address + 4 * bell)
-        if self._watched[0]:
-            self._ring_watch()
-
-    def _ring_watch(self) -> None:
-        if self.watch is not None:
+        if self._watched[0] and self.watch is not None:
             self.watch.ring()
 
     def wait(self, bell: int, seen: int, seconds: float) -> None:

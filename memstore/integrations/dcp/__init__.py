@@ -14,10 +14,9 @@ places      a checkpoint in a folder (a snapshot), or in a store (a sharded entr
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from memstore._threads import between_forks
+from memstore._threads import late_names
 from memstore._wording import offered
 
 if TYPE_CHECKING:
@@ -26,14 +25,13 @@ if TYPE_CHECKING:
     from memstore.integrations.dcp.storage import StorageReader, StorageWriter
 
 _HOMES = {
-    "LoadPlanner": "planners",
-    "SavePlanner": "planners",
-    "Stager": "calls",
-    "StorageReader": "storage",
-    "StorageWriter": "storage",
-    "async_save": "calls",
-    "load": "calls",
-    "save": "calls",
+    name: f"memstore.integrations.dcp.{module}"
+    for module, names in {
+        "calls": "Stager async_save load save",
+        "planners": "LoadPlanner SavePlanner",
+        "storage": "StorageReader StorageWriter",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [
@@ -50,11 +48,4 @@ __dir__ = offered(__all__)
 
 
 if not TYPE_CHECKING:  # for a type checker any name would be there
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        with between_forks():
-            value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
+    __getattr__ = late_names(__name__, _HOMES)

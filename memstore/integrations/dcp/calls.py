@@ -35,7 +35,7 @@ from memstore.integrations.dcp.planners import LoadPlanner, SavePlanner
 from memstore.integrations.dcp.plans import settled
 from memstore.integrations.dcp.storage import StorageReader, StorageWriter, tell_lack
 from memstore.snapshot.staging import stage
-from memstore.structure import RefusedError, over, traits
+from memstore.structure import over, traits
 from memstore.view import StoredTensor
 
 # --- Staging ---------------------------------------------------------------------------------------------------------
@@ -72,10 +72,7 @@ class Stager(AsyncStager):
             StoreTimeoutError: earlier saves still take too much memory.
             ResourceLimitError: the machine doesn't have enough memory.
         """
-        try:
-            structure.check_nesting(state_dict)
-        except RefusedError as error:
-            raise UnsupportedValueError(error.message()) from None
+        structure.check_nesting(state_dict)
         with modes.put_aside(), torch.no_grad():
             walk = _StagingWalk()
             made = walk.visit(state_dict)

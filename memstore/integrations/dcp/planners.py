@@ -30,7 +30,7 @@ from memstore.errors import (
     UnsupportedValueError,
     lacks_told,
 )
-from memstore.structure import RefusedError, traits
+from memstore.structure import traits
 
 _MARK, _STREAM = b"memstore object 1\n", b"memstore stream 1\n"
 _POSITION = struct.Struct("<Q")
@@ -56,10 +56,7 @@ class SavePlanner(DefaultSavePlanner):
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
         """Raises UnsupportedValueError for a state dict without an end, or a tensor that is expanded beyond measure."""
-        try:
-            structure.check_nesting(state_dict)
-        except RefusedError as error:
-            raise UnsupportedValueError(error.message()) from None
+        structure.check_nesting(state_dict)
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
         for name, item in self.state_dict.items():
             reason = traits.why_too_expanded(item) if type(item) in _PLAIN else None

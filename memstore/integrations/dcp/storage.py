@@ -34,7 +34,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.distributed.checkpoint import storage
@@ -80,6 +80,35 @@ if TYPE_CHECKING:
     from memstore.store.store import Store
 
 
+ResultT = TypeVar("ResultT")
+
+
+class _Located:
+    """What a writer and a reader have in common: the place of their checkpoints."""
+
+    _where: GivenPlace
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Returns whether it is the path of a folder that exists, or can be created."""
+        return is_possible(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """Returns the path of the folder, or the key."""
+        return self._where.id
+
+    def _now(self, call: Callable[..., ResultT], *arguments: Any) -> Future[ResultT]:
+        """Calls, and returns a future that has the result, or the error."""
+        future: Future[ResultT] = Future()
+        try:
+            with lacks_told(self.checkpoint_id):
+                future.set_result(call(*arguments))
+        except Exception as error:
+            future.set_exception(error)  # pyright: ignore[reportArgumentType] - torch says the result's type
+        return future
+
+
 # --- Saving ----------------------------------------------------------------------------------------------------------
 
 
@@ -87,7 +116,7 @@ _VERSION = "1.0.0"  # of torch's metadata, which this writes
 
 
 @modes.uncompiled_methods
-class StorageWriter(storage.StorageWriter):
+class StorageWriter(_Located, storage.StorageWriter):
     """A storage that saves checkpoints of torch.distributed.checkpoint in a folder, or under a key of a store.
 
     The folder is a snapshot: safetensors files and a manifest with checksums, without pickle. A checkpoint appears when
@@ -190,13 +219,7 @@ class StorageWriter(storage.StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes a rank's items. The future has the results, or the error."""
-        future: Future[list[WriteResult]] = Future()
-        try:
-            with lacks_told(self.checkpoint_id):
-                future.set_result(self._write(plan, planner))
-        except Exception as error:
-            future.set_exception(error)  # pyright: ignore[reportArgumentType] - torch says the result's type
-        return future
+        return self._now(self._write, plan, planner)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publishes what all ranks have written, and completes `metadata` as torch expects it."""
@@ -254,16 +277,6 @@ class StorageWriter(storage.StorageWriter):
         if self._unfinished is not None:
             self._unfinished.detach()
         self._end_part()
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns whether it is the path of a folder that exists, or can be created."""
-        return is_possible(checkpoint_id)
-
-    @property
-    def checkpoint_id(self) -> str | os.PathLike[str]:
-        """Returns the path of the folder, or the key."""
-        return self._where.id
 
     @property
     def save_id(self) -> str:
@@ -407,7 +420,7 @@ _BATCH = 1 << 30  # bytes: planners may make the tensors that are read into, and
 
 
 @modes.uncompiled_methods
-class StorageReader(storage.StorageReader):
+class StorageReader(_Located, storage.StorageReader):
     """A storage that loads what `StorageWriter` has saved. Of each tensor it reads only the parts that are wanted.
 
     Nothing is unpickled here. (torch's DefaultLoadPlanner unpickles bytes items; memstore's `load` doesn't.)
@@ -496,24 +509,7 @@ class StorageReader(storage.StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads a rank's items. The future has the error, if there is one."""
-        future: Future[None] = Future()
-        try:
-            with lacks_told(self.checkpoint_id):
-                self._read(plan, planner)
-            future.set_result(None)
-        except Exception as error:
-            future.set_exception(error)  # pyright: ignore[reportArgumentType] - torch says the result's type
-        return future
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns whether it is the path of a folder that exists, or can be created."""
-        return is_possible(checkpoint_id)
-
-    @property
-    def checkpoint_id(self) -> str | os.PathLike[str]:
-        """Returns the path of the folder, or the key."""
-        return self._where.id
+        return self._now(self._read, plan, planner)
 
     @property
     def load_id(self) -> str:

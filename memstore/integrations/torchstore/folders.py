@@ -222,16 +222,13 @@ def _base_locked() -> Generator[str]:
         raise PermissionDeniedError(
             f"{base} is no folder of yours that only you may write: remove it, or name another in {ROOT_VARIABLE}"
         )
-    fd = syscalls.open_file(f"{base}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-    try:
+    with syscalls.file_open(f"{base}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as fd:
         deadline = time.monotonic() + _PATIENCE
         while not syscalls.lock_exclusive(fd):
             if time.monotonic() > deadline:
                 raise StoreTimeoutError(f"{base}/lock was held by another process for {_PATIENCE:g} s")
             time.sleep(0.01)
         yield base
-    finally:
-        syscalls.close(fd)
 
 
 def _sweep(base: str) -> None:
@@ -263,11 +260,8 @@ def is_served(path: str) -> bool:
 
 
 def _lock_is_held(path: str) -> bool:
-    fd = syscalls.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
-    try:
+    with syscalls.file_open(path, os.O_RDWR | os.O_NOFOLLOW) as fd:
         return not syscalls.lock_exclusive(fd)
-    finally:
-        syscalls.close(fd)
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""What is fetched from another host, or put with its home there; and the interface of those that do it.
+"""What is fetched from another host, or put under a key that it owns; and the interface of those that do it.
 
 Both sides make a value from its number alone, so that what arrived is compared without the network.
 """

@@ -20,7 +20,7 @@ class Asked(NamedTuple):
     """What one call costs.
 
     Attributes:
-        messages: to homes, of the reader's process.
+        messages: to owners, of the reader's process.
         requests: for bytes, on its streams.
         sent: bytes that leave the owner's host.
     """

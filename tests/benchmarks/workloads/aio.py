@@ -54,7 +54,7 @@ def measure(session: Session) -> Workload:
         text="A blocking call and an awaited one take turns, in the thread of the loop. Then a thousand tasks wait, "
         "each for a key of its own, while another process puts one after the other; a wake counts from the start of "
         "the put to the task's next line. At last one put_many of that process wakes all. The tasks are those of a "
-        "process of their own: it is no actor of Monarch's, and the keys' home is this host.",
+        "process of their own: it is no actor of Monarch's, and this host owns the keys.",
         series=[*series, Series("aio", f"{WAITS:,} waits at once: a wake", "s", [one_by_one, at_once])],
         goals=[
             *(Goal(f"what awaiting adds to a {what}", added, "<=", 100e-6, "s") for what, added in adds.items()),

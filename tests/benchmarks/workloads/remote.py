@@ -63,7 +63,7 @@ def measure(session: Session) -> Workload:
             at_most(f"{slices.picks:,} slices", rows, 1.25, sockets),
             *times_faster(f"{slices.picks:,} slices", rows, 4),
             at_most(what, leaves, 1.5, sockets),
-            Goal(f"{what}: messages to its home", exactly(float(asked[state.id].messages)), "<=", 1, "n"),
+            Goal(f"{what}: messages to its owner", exactly(float(asked[state.id].messages)), "<=", 1, "n"),
             Goal(f"{what}: sent, of its bytes", exactly(asked[state.id].sent / state.moved), "<=", ONE_TRANSFER, "x"),
             Goal(
                 f"{size} for {READERS} readers of another host: sent, of its bytes",
@@ -79,7 +79,7 @@ def measure(session: Session) -> Workload:
             Absent(TorchStore.name, TorchStore.missing() or ""),
         ],
         notes=[
-            f"{work}: messages to the home {one.messages}, requests for bytes {one.requests} a call."
+            f"{work}: messages to the owner {one.messages}, requests for bytes {one.requests} a call."
             for work, one in asked.items()
         ],
     )

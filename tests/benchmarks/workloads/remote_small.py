@@ -1,4 +1,4 @@
-"""Small values whose home is another host: a put of one that lies here, and a get of one that was never here."""
+"""Small values of keys that another host owns: a put of one that lies here, and a get of one that was never here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def measure(session: Session) -> Workload:
     with session.started(KINDS, two_hosts(session)) as (peers, absent):
         get = take_turns(GET, peers, session.rounds).series("get of 1 KiB from another host")
         puts = [
-            take_turns(work, peers, session.rounds).series(f"put of {work.nbytes >> 10} KiB, its home on another host")
+            take_turns(work, peers, session.rounds).series(f"put of {work.nbytes >> 10} KiB, owned by another host")
             for work in PUTS
         ]
     sockets = FarSockets.name
@@ -33,7 +33,7 @@ def measure(session: Session) -> Workload:
         id="remote-small",
         title=TITLE,
         text="Two hosts are network namespaces on this machine, joined by a virtual cable. Each get is of a version "
-        "that its host has never had: one message to the home. A put leaves the value here and sends its record: one "
+        "that its host has never had: one message to the owner. A put leaves the value here and sends its record: one "
         "message too. A plain socket sends a request and receives 1 KiB for a get, and echoes 1 KiB for a put. Monarch "
         "asks an actor twice for a get, as a store that asks first where a value is; for a put it sends the value.",
         series=[get, *puts],
@@ -41,7 +41,7 @@ def measure(session: Session) -> Workload:
             at_most("get of 1 KiB from another host", get, 10, sockets),
             *times_faster("get of 1 KiB from another host", get, 10),
             *(
-                at_most(f"put of {work.nbytes >> 10} KiB with a home elsewhere", put, 5, sockets)
+                at_most(f"put of {work.nbytes >> 10} KiB owned by another host", put, 5, sockets)
                 for work, put in zip(PUTS, puts, strict=True)
             ),
         ],

@@ -39,9 +39,9 @@ def measure(session: Session) -> Workload:
     return Workload(
         id="served",
         title=TITLE,
-        text="The same calls on a root that a cluster serves, of keys whose home is this host, and on one beside it "
+        text="The same calls on a root that a cluster serves, of keys that this host owns, and on one beside it "
         "that nobody serves. Then a process of another host looks up one key again and again, while the index process "
-        "of its home is killed with SIGKILL: the time until lookups go on.",
+        "of its owner is killed with SIGKILL: the time until lookups go on.",
         series=[*series, Series("killed", "lookups around the kill of an index process", "s", [figure])],
         goals=[
             *(at_most(one.title.removesuffix(" or not"), one, 1.05, ALONE, name=SERVED) for one in series),
@@ -50,7 +50,7 @@ def measure(session: Session) -> Workload:
     )
 
 
-# --- on the host that is the home -------------------------------------------------------------------------------------
+# --- on the owner -----------------------------------------------------------------------------------------------------
 
 
 def compare_roots(rounds: int) -> list[Series]:

@@ -14,7 +14,8 @@ import memstore
 from memstore.engine import SharedMemory, syscalls
 from memstore.engine.files import mapping
 from memstore.engine.files.mapping import COLLAPSE_STEP, PagePrices
-from memstore.snapshot.storage import FilePart, FileStorage
+from memstore.snapshot.chunks import FilePart
+from memstore.snapshot.storage import FileStorage
 from tests.children import in_child
 from tests.segments import of_size
 from tests.support import faults
