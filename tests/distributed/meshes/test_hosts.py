@@ -177,13 +177,18 @@ def test_two_jobs_that_serve_one_root_at_once_make_one_store_or_are_told(mesh: M
             try:
                 found.append(owner.end())
             except (memstore.NotServedError, memstore.StoreTimeoutError) as error:
-                print(error)
+                assert root in str(error) or "host" in str(error)
         assert len({frozenset(hosts) for hosts in found}) <= 1
-        hosts = one.call("serve", root, keep=True)  # once nothing is in the way
+        try:
+            hosts = one.call("serve", root, keep=True)
+        except memstore.NotServedError as error:  # each has left a host that is a cluster by itself
+            assert not found and "remove the old folders" in str(error)
+            assert nothing_runs(mesh, root)
+            for host in mesh.hosts:
+                host.run(["rm", "-rf", root])
+            hosts = one.call("serve", root, keep=True)
         assert len(hosts) == HOSTS and all(set(hosts) == set(before) for before in found)
-        assert {json.loads(mesh.read(number, f"{root}/cluster"))["cluster"] for number in range(HOSTS)} == {
-            json.loads(mesh.read(0, f"{root}/cluster"))["cluster"]
-        }
+        assert len({json.loads(mesh.read(number, f"{root}/cluster"))["cluster"] for number in range(HOSTS)}) == 1
     stop(mesh, 0, root)
 
 
@@ -233,9 +238,9 @@ def test_a_mesh_that_is_stopped_in_the_middle_of_puts_leaves_whole_values(mesh: 
             lines = (line.split() for line in process.stdout)
             assert [next(lines)[0] for _ in range(5)] == ["put"] * 5
             owner.call("stop_procs", "procs")
-            errors = {next(lines)[0] for _ in range(200)}  # most were put before
-            assert errors - {"put"}, "puts of another host's group end with it"
-            assert errors <= {"put", "HomeUnavailableError", "UnknownOutcomeError"}
+            while (error := next(lines)[0]) == "put":
+                pass
+            assert error in ("HomeUnavailableError", "UnknownOutcomeError")
             assert sorted(owner.call("serve", root)) == sorted(hosts)
             last = max(int(number) for kind, number in (next(lines) for _ in range(20)) if kind == "put")
         finally:
