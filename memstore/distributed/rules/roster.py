@@ -399,6 +399,9 @@ def finish(tables: Tables, standing: Standing, seed: Directory, request: Finish)
 def appoint(seed: Directory) -> Steps[None]:
     """Leaves out a deputy that doesn't answer, and makes one of a member that has all of the directory.
 
+    Deputies are owners, and one that is none is left out as soon as there is another: it may go at any moment, with
+    most of its kind, and what others put for the first time would wait for it. A seed that is the only owner has one.
+
     It follows another seed, if members know of one. It begins a term itself if a promotion was cut off: members that
     have promised obey no older one.
     """
@@ -422,19 +425,29 @@ def appoint(seed: Directory) -> Steps[None]:
         left = tuple(one for one in roster.deputies if one not in silent)
         yield from transact(lambda tables: _propose_deputies(tables, seed, standing, left))
         return
-    wanted = min(MOST_DEPUTIES, len(roster.members) - 1)
-    if len(roster.deputies) >= wanted or not seed.is_settled(standing):
+    steady = _steady(roster)
+    firm = tuple(one for one in roster.deputies if one in steady)
+    if firm and firm != roster.deputies:
+        yield from transact(lambda tables: _propose_deputies(tables, seed, standing, firm))
+        return
+    if (roster.deputies and len(firm) >= min(MOST_DEPUTIES, len(steady))) or not seed.is_settled(standing):
         return
     candidate = seed.candidate
     if candidate is None or candidate not in roster.ids or candidate in (*roster.deputies, *silent):
         present = [one for one, position in seed.heard.items() if position == roster.position and one in roster.ids]
         able = [one for one in sorted(present) if one not in (*roster.deputies, standing.member, candidate)]
+        able = [one for one in able if one in steady] or ([] if roster.deputies else able)
         seed.candidate = able[0] if able else None
         if seed.candidate is not None:
             seed.answered.pop(seed.candidate, None)
     else:
         found = (*roster.deputies, candidate)
         yield from transact(lambda tables: _propose_deputies(tables, seed, standing, found, candidate))
+
+
+def _steady(roster: Roster) -> frozenset[bytes]:
+    """Returns the members that are to be deputies, before any other: all that own groups, or may, but the seed."""
+    return frozenset(member.id for member in roster.owners) - {roster.seed}
 
 
 def _follow(standing: Standing) -> Steps[bool]:

@@ -5,6 +5,7 @@ No test's own module is imported there, which would take longer than what it doe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import time
@@ -19,6 +20,7 @@ import memstore
 from memstore import TensorShard
 
 MOVED = 4 << 20  # bytes of the values that are moved
+WHOLE = 50_000  # floats of a value: more than a record has room for
 
 
 def with_store(channel: Connection, root: str, action: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -135,6 +137,73 @@ def found(store: memstore.Store, keys: list[str]) -> list[str]:
 def put_again(store: memstore.Store, keys: list[str]) -> None:
     for key in keys:
         store.put(key, torch.ones(5000))
+
+
+def put_whole(store: memstore.Store, key: str, number: int) -> int:
+    """Puts bytes in a file of this host's, all of one number. Returns the version."""
+    return store.put(key, torch.full((WHOLE,), float(number)))
+
+
+def get_whole(store: memstore.Store, key: str) -> int | None:
+    value = store.get(key, None)
+    if value is None:
+        return None
+    (number,) = value["w"].unique().tolist() if isinstance(value, dict) else value.unique().tolist()
+    return int(number)
+
+
+def delete(store: memstore.Store, key: str) -> int:
+    store.delete(key)
+    return 0
+
+
+def leave_part(store: memstore.Store, key: str, attempt: str, number: int) -> None:
+    """Puts the first of two parts, and leaves."""
+    store.put_sharded(key, half(0, number), attempt=attempt, rank=0, world_size=2, wait=False)
+
+
+def put_last_part(store: memstore.Store, key: str, attempt: str, number: int) -> int | None:
+    return store.put_sharded(key, half(1, number), attempt=attempt, rank=1, world_size=2)
+
+
+def half(rank: int, number: int) -> dict[str, TensorShard]:
+    return {"w": TensorShard(torch.full((WHOLE,), float(number)), (2 * WHOLE,), (rank * WHOLE,))}
+
+
+def put_many_groups(store: memstore.Store, name: str, groups: int, of_each: int) -> None:
+    """Puts so many groups, a hundred in each call."""
+    for first in range(0, groups, 100):
+        numbers = range(first, min(first + 100, groups))
+        store.put_many({f"{name}-{group}/{key}": key for group in numbers for key in range(of_each)}, timeout=60.0)
+
+
+def count_keys(store: memstore.Store) -> int:
+    return sum(1 for _ in store.keys())
+
+
+def wait_newer(store: memstore.Store, key: str, version: int) -> int:
+    return store.wait(key, newer_than=version)
+
+
+def read_on(channel: Connection, root: str, key: str) -> None:
+    """Gets a number again and again, as a generator does, also while nobody answers. Says the last one if asked."""
+    with memstore.open(root, "r+", timeout=2.0) as store:
+        channel.send("ready")
+        last = 0
+        while True:
+            with contextlib.suppress(memstore.HomeUnavailableError):
+                last = store.get(key)
+            if channel.poll(0.02):
+                channel.recv()
+                channel.send(last)
+
+
+def get_number(store: memstore.Store, key: str) -> int:
+    return store.get(key)
+
+
+def owner_of(store: memstore.Store, key: str) -> str:
+    return str(store.info(key).owner).rpartition(" ")[2]
 
 
 # --- what crosses the network -----------------------------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.hosts import actions
+from tests.distributed.hosts import actions, dying
 from tests.distributed.hosts.clusters import LONG, ROOT, ServedHosts, empty, wait_until
+from tests.support.fork_server import Worker
 from tests.support.hosts import Hosts, why_unavailable
 
 HOSTS = 4
@@ -200,6 +203,152 @@ def test_a_host_that_is_never_an_owner_puts_for_others(hosts: ServedHosts) -> No
     hosts.remove(2, by=0)
     hosts.call(0, actions.put_again, ["spot0/k"])
     assert hosts.call(1, actions.found, ["spot0/k"]) == ["spot0/k"]
+
+
+# --- a generator's host dies, or is cut off ---------------------------------------------------------------------------
+
+GENERATOR = 3
+LONG_FOR_KNOWN = 1.0  # seconds; a put of a known group needs nobody
+LONG_FOR_NEW = 12.0  # seconds; a deputy that is silent is left out after 3, and then the roster must count
+
+
+def serve_with_generator(hosts: ServedHosts, *options: str) -> None:
+    """As `serve_three`, and host 3 is one that may go at any moment."""
+    serve_three(hosts)
+    hosts.serve(GENERATOR, *options)
+    hosts.wait_at(range(4), 4)
+
+
+def check_times(trainer: Worker) -> None:
+    """None of a trainer's puts has failed, or taken long."""
+    trainer.send("end")
+    longest, errors = trainer.recv()
+    assert not errors and longest["known"] < LONG_FOR_KNOWN and longest["new"] < LONG_FOR_NEW, (longest, errors)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("options", [("--no-owner",), ()], ids=["no owner", "an owner"])
+@pytest.mark.parametrize("when", ["a first put", "a put", "a wait", "a sharded put"])
+def test_a_generators_host_dies_in_the_middle_and_nobody_notices(
+    hosts: ServedHosts, when: str, options: tuple[str, ...]
+) -> None:
+    serve_with_generator(hosts, *options)
+    hosts.call(1, actions.put_whole, "policy/w", 1)
+    dead = next(one["id"] for one in hosts.view(0)["members"] if one["address"] == hosts.address(GENERATOR))
+    key = "its/k" if when == "a first put" else "policy/k"
+    if when == "a put":
+        action, arguments, step = actions.put_whole, (key, 1), 3  # it has a session, and lends its bytes
+    elif when == "a first put":
+        action, arguments, step = actions.put_whole, (key, 1), 1  # it has the grant
+    elif when == "a wait":
+        action, arguments, step = actions.wait_newer, (key, 0), 2  # its question is on its way
+    else:
+        hosts.call(1, actions.leave_part, key, "one", 2)
+        action, arguments, step = actions.put_last_part, (key, "one", 2), 5  # its part is there
+    with (
+        hosts.start(GENERATOR, dying.stop_at_step, ROOT, action, arguments, step, when == "a wait") as generator,
+        hosts.start(1, dying.put_again_and_again, ROOT, "policy/w", "of-trainer") as trainer,
+    ):
+        assert trainer.recv() == "ready" and generator.recv() == "there"
+        hosts.kill_host(GENERATOR)
+        time.sleep(8.0)
+        check_times(trainer)
+    done = hosts.command(0, "remove", ROOT, dead)
+    assert done.returncode == 0, done.stderr
+    hosts.wait_at(range(3), 3)
+    for number in range(3):  # whatever it has begun, others may put now
+        assert isinstance(hosts.call(number, actions.put_whole, key, 3 + number), int)
+        assert hosts.call((number + 1) % 3, actions.get_whole, key) == 3 + number
+    wait_until(lambda: not hosts.call(1, actions.bytes_left)[0], "no bytes are being filled")
+    hosts.hosts[GENERATOR].run(["sh", "-c", f"rm -rf {ROOT}"], timeout=LONG)
+    hosts.serve(GENERATOR, *options)  # a new one at its address
+    hosts.wait_at(range(4), 4)
+    assert hosts.call(GENERATOR, actions.get_whole, key) == 5
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ways", ["both ways", "one way to it", "one way from it"])
+def test_a_generators_host_is_cut_off_for_a_minute_and_the_trainers_do_not_notice(
+    hosts: ServedHosts, ways: str
+) -> None:
+    serve_with_generator(hosts, "--no-owner")
+    with (
+        hosts.start(1, dying.put_again_and_again, ROOT, "policy/w", "of-trainer") as trainer,
+        hosts.start(GENERATOR, actions.read_on, ROOT, "policy/w") as generator,
+    ):
+        assert trainer.recv() == "ready" and generator.recv() == "ready"
+        for other in range(3):
+            if ways != "one way from it":
+                hosts.hosts.cut(other, GENERATOR, one_way=True)
+            if ways != "one way to it":
+                hosts.hosts.cut(GENERATOR, other, one_way=True)
+        time.sleep(60.0)
+        check_times(trainer)
+        for other in range(3):
+            hosts.hosts.heal(other, GENERATOR)
+        last = hosts.call(1, actions.get_number, "policy/w")
+        wait_until(lambda: ask(generator) == last, "the generator goes on by itself")
+
+
+@pytest.mark.full
+def test_trainers_go_on_while_all_generators_are_cut_off(hosts: ServedHosts) -> None:
+    """As where a switch fails: those that are left are no majority."""
+    hosts.serve(0)
+    hosts.serve(1)
+    hosts.wait_at(range(2), 2)
+    for number in (2, 3):
+        hosts.serve(number, "--no-owner")
+    hosts.wait_at(range(4), 4)
+    wait_until(lambda: hosts.view(0)["deputies"], "there are deputies")
+    time.sleep(3.0)  # more of them would be there by now
+    with hosts.start(1, dying.put_again_and_again, ROOT, "policy/w", "of-trainer") as trainer:
+        assert trainer.recv() == "ready"
+        for trainers in (0, 1):
+            for generators in (2, 3):
+                hosts.hosts.cut(trainers, generators)
+        time.sleep(30.0)
+        check_times(trainer)
+    for trainers in (0, 1):
+        for generators in (2, 3):
+            hosts.hosts.heal(trainers, generators)
+    hosts.wait_at(range(4), 4)
+    assert hosts.call(3, actions.put_and_get, ["healed/k"], 5.0) == ["healed/k"]
+
+
+def ask(worker: Worker) -> int:
+    worker.send("?")
+    return worker.recv()
+
+
+# --- what comes late --------------------------------------------------------------------------------------------------
+
+
+def test_a_grant_that_comes_after_the_directorys_restart_is_good(hosts: ServedHosts) -> None:
+    """The seed's answer takes 1.5 s; meanwhile its index process is killed, and another one is there."""
+    for number in range(4):
+        hosts.serve(number)
+    hosts.wait_at(range(4), 4)
+    wait_until(lambda: len(hosts.view(0)["deputies"]) == 2, "there are deputies")
+    addresses = [hosts.address(number) for number in range(4)]
+    deputies = {addresses.index(one) for one in hosts.view(0)["deputies"]}
+    late = min({1, 2, 3} - deputies)
+    with hosts.start(late, dying.put_when_told, ROOT, "before/k", "late/k") as worker:
+        assert worker.recv() == "ready"
+        hosts.hosts.delay(0, late, 1.5, one_way=True)
+        worker.send("go")
+        time.sleep(0.5)
+        before = hosts.index_process(0)
+        os.kill(before, signal.SIGKILL)
+        assert worker.recv() < 10.0
+    hosts.hosts.delay(0, late, 0)
+    hosts.wait_at(range(4), 4)
+    assert hosts.index_process(0) != before
+    for number in range(4):
+        assert hosts.call(number, actions.owner_of, "late/k") == hosts.address(late)
+    keys = [f"next-{number}/k" for number in range(3)]
+    assert hosts.call(min(deputies), actions.put_and_get, keys, 5.0) == keys  # numbers go on
 
 
 @pytest.mark.full

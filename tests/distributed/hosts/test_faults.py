@@ -2,6 +2,8 @@
 
 Each history is checked a key for linearizability. What fails may fail with a typed error and within its timeout; soon
 after the fault has ended, all clients work again.
+
+`make test-full` goes on for ten minutes with faults that are drawn; MEMSTORE_HISTORY_SECONDS is another time.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +22,7 @@ import pytest
 
 from tests.distributed.hosts import actions, clients
 from tests.distributed.hosts.clusters import LONG, ROOT, ServedHosts
+from tests.examples import IS_FULL
 from tests.support.fork_server import Worker
 from tests.support.history import check, read_history
 
@@ -186,3 +190,71 @@ def test_operations_stay_linearizable(cluster: ServedHosts, tmp_path: Path, case
         load.wait_until_all_work(time.monotonic(), WITHIN)
         load.wait_until_all_work(time.monotonic(), LONG)  # what was under way in the fault has ended, too
     check(read_history(folder.iterdir()))
+
+
+# --- one fault after the other ----------------------------------------------------------------------------------------
+
+SEEDS = 10 if IS_FULL else 1
+SECONDS = float(os.environ.get("MEMSTORE_HISTORY_SECONDS", "600" if IS_FULL else "4")) / SEEDS
+AT_ONCE = 12.0  # seconds of one history: longer ones take long to check
+
+
+def signal_index(number: int, sent: int) -> Fault:
+    """The agent of an index process that is stopped doesn't replace it within such a time."""
+    return lambda cluster: os.kill(cluster.index_process(number), sent)
+
+
+def promote_other(cluster: ServedHosts) -> None:
+    """A person makes a deputy the seed, if it can be: it needs more than half of the hosts."""
+    seed = cluster.seed()
+    cluster.command((seed + 1) % len(cluster.hosts), "promote", ROOT)
+
+
+def draw_fault(chance: random.Random) -> tuple[str, Case]:
+    """A fault of one host or of a link, and how long it lasts."""
+    number = chance.randrange(3)
+    other = (number + chance.choice([1, 2])) % 3
+    seconds = chance.choice([0.2, 1.0, 4.0])
+    return chance.choice(
+        [
+            (f"kills the index process of host {number}", Case(kill_index(number), seconds=seconds)),
+            (f"kills the agent of host {number}", Case(kill_agent(number), serve(number), seconds)),
+            (f"kills host {number}", Case(kill_host(number), serve(number), seconds, kills=(number,))),
+            (
+                f"stops the index process of host {number}",
+                Case(signal_index(number, signal.SIGSTOP), signal_index(number, signal.SIGCONT), min(seconds, 1.0)),
+            ),
+            (f"cuts off host {number}", Case(isolate(number), heal, seconds)),
+            (f"cuts {number} and {other}", Case(cut(number, other), heal, seconds)),
+            (f"cuts {number} to {other}", Case(cut(number, other, one_way=True), heal, seconds)),
+            ("delays", Case(delay, no_delay, seconds)),
+            ("promotes", Case(promote_other, seconds=0.2)),
+        ]
+    )
+
+
+@pytest.mark.timeout(60 + 10 * SECONDS)
+@pytest.mark.parametrize("part", range(SEEDS))
+def test_operations_stay_linearizable_whatever_comes_next(cluster: ServedHosts, tmp_path: Path, part: int) -> None:
+    seed = random.SystemRandom().randrange(1 << 20) if IS_FULL else part
+    chance, until = random.Random(seed), time.monotonic() + SECONDS
+    for number in itertools.count():
+        folder, ends = tmp_path / f"history{number}", min(until, time.monotonic() + AT_ONCE)
+        for one, key in enumerate(clients.KEYS):
+            cluster.call(one % 3, actions.own, key.partition("/")[0])
+        with Load(cluster, folder, seed=seed % 1000 + number) as load:
+            load.wait_until_all_work(time.monotonic(), LONG)
+            while time.monotonic() < ends:
+                name, case = draw_fault(chance)
+                print(f"seed {seed}: {name} for {case.seconds} s")
+                case.begin(cluster)
+                load.lose(case.kills)
+                time.sleep(case.seconds)
+                case.end(cluster)
+                time.sleep(chance.choice([0.0, 0.3, 1.0]))
+            load.wait_until_all_work(time.monotonic(), LONG)
+            load.wait_until_all_work(time.monotonic(), LONG)
+        check(read_history(folder.iterdir()))
+        cluster.restore()
+        if time.monotonic() > until:
+            break

@@ -17,8 +17,11 @@ def check_settled(world: World, hosts: Sequence[Host]) -> None:
     roster = next(one.roster for one in standings if one is not None)
     if set(roster.ids) != {host.id for host in hosts}:
         raise Fault(f"not all are members: {roster}", tuple(world.trace))
-    if len(roster.deputies) < min(2, len(hosts) - 1):
+    steady = {member.id for member in roster.owners} - {roster.seed}
+    if len(roster.deputies) < (min(2, len(steady)) or min(1, len(hosts) - 1)):
         raise Fault(f"too few have the directory: {roster}", tuple(world.trace))
+    if steady and not steady.issuperset(roster.deputies):
+        raise Fault(f"deputies are no owners: {roster}", tuple(world.trace))
     on_their_way = [*(host.tables.leaving_groups for host in hosts), *(host.tables.kept_groups for host in hosts)]
     if any(on_their_way):
         raise Fault(f"hand-overs don't end: {on_their_way}", tuple(world.trace))

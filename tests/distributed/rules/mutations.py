@@ -318,6 +318,11 @@ def _(patch: Patch) -> None:
     patch.setattr(Directory, "has_all", lambda one, tables, member: True)  # pyright: ignore
 
 
+@mutation("who owns nothing has the directory as others do", "members that own nothing are cut off")
+def _(patch: Patch) -> None:
+    patch.setattr(roster, "_steady", lambda cluster: cluster.ids - {cluster.seed})  # pyright: ignore
+
+
 @mutation("numbers of grants begin anew when the seed is killed", "kills")
 def _(patch: Patch) -> None:
     kill_index = World.kill_index

@@ -27,7 +27,9 @@ class Scene:
     losses: int = 0
     cuts: int = 0
     filled: int = 0
+    cuts_last: tuple[float, ...] = (2, 2, 15)  # seconds
     visitors: int = 0  # of the hosts: members that are never owners
+    spot: bool = False  # they alone are lost, and cut off
     changes: bool = False  # a host that is served again may be an owner, or a visitor, from then on
     hand_overs: int = 0  # of groups
     promotions: int = 0  # how often a person tries to make a host the seed
@@ -58,6 +60,7 @@ SCENES = {
     ),
     "kills": Scene(kills=8),
     "cuts": Scene(cuts=6, kills=2),
+    "cuts of a minute": Scene(hosts=4, first=4, seconds=90, calls=40, cuts=6, cuts_last=(60,), kills=2, attempts=6),
     "stalls": Scene(kills=2, weather=STALLS),
     "storm": Scene(kills=6, cuts=3, expiries=2, weather=STORM),
     "late duplicates": Scene(calls=20, weather=Weather(0.05, 0.6, 0.4, 0, 0.02)),
@@ -66,6 +69,10 @@ SCENES = {
     "owners no more": Scene(hosts=4, visitors=1, changes=True, kills=12),
     "owners no more while seeds change": Scene(
         hosts=5, first=3, filled=2, visitors=2, changes=True, kills=12, promotions=5, forced=1, hand_overs=8
+    ),
+    "generators that die": Scene(hosts=5, first=5, visitors=2, spot=True, losses=4, attempts=12, calls=20),
+    "generators that come and die": Scene(
+        hosts=6, first=3, visitors=3, spot=True, losses=3, kills=3, cuts=2, attempts=12, weather=Weather(delay=0.05)
     ),
     "visitors and splits": Scene(hosts=5, first=3, visitors=2, splits=2, kills=2, calls=20, hand_overs=4),
     "hand-overs": Scene(hosts=4, hand_overs=12, kills=4),

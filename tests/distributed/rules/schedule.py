@@ -99,12 +99,13 @@ class Schedule:
         def soon(action: Callable[[], None]) -> None:
             world.at(chance.uniform(0, scene.seconds), action)
 
+        spots = hosts[-scene.visitors :] if scene.spot else hosts
         for _ in range(scene.kills):
             soon(lambda: self.kill(chance.choice(hosts)))
         for _ in range(scene.losses):
-            soon(lambda: self.lose(chance.choice(hosts), hosts))
+            soon(lambda: self.lose(chance.choice(spots), hosts))
         for _ in range(scene.cuts):
-            soon(lambda: self.cut(hosts))
+            soon(lambda: self.cut(hosts, chance.choice(spots) if scene.spot else None))
         for _ in range(scene.hand_overs):
             soon(lambda: self.hand_over(chance.choice(hosts), chance.choice(hosts)))
         for _ in range(scene.promotions):
@@ -197,10 +198,15 @@ class Schedule:
         self.world.at(1.5, lambda: self.promote(self.chance.choice(rest)))
         self.world.at(self.chance.choice([4, 8]), self.world.heal)
 
-    def cut(self, hosts: list[Host]) -> None:
-        one, other = self.chance.sample(hosts, 2)
-        self.world.cut(one.address, other.address, one_way=self.chance.random() < 0.4)
-        self.world.at(self.chance.choice([2, 2, 15]), self.world.heal)
+    def cut(self, hosts: list[Host], spot: Host | None) -> None:
+        """Cuts a link, or all of a host that may go at any moment."""
+        one, *others = self.chance.sample(hosts, 2)
+        one_way = self.chance.random() < 0.4
+        if spot is not None:
+            one, others = spot, [host for host in hosts if host is not spot]
+        for other in others:
+            self.world.cut(one.address, other.address, one_way=one_way)
+        self.world.at(self.chance.choice(self.scene.cuts_last), self.world.heal)
 
     def hand_over(self, host: Host, taker: Host) -> None:
         groups = sorted(host.tables.own_groups)

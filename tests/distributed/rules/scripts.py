@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy as copy_module
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,82 @@ class Play:
     def must(self, holds: object, what: str) -> None:
         if not holds:
             raise Fault(what, tuple(self.world.trace))
+
+
+@script("a grant that comes after the directory's restart")
+def _() -> None:
+    """Others have claimed meanwhile, also the same group for themselves, and an epoch has begun."""
+    play = Play(4)
+    grant = play.claim(b"g", 1)
+    play.world.kill_index(play.hosts[0])
+    play.world.run(1)
+    play.world.serve(play.hosts[0], "h0")
+    play.put(2, b"other/k")
+    play.add_host(is_owner=True, seed="h0")
+    play.world.run(5)
+    play.put(3, b"g/k", b"of another")  # it is told who the owner is
+    play.must(b"g" in play.hosts[1].tables.own_groups, "the group was given to another host")
+    play.must(isinstance(play.commit(1, b"g/late", grant), Committed), "the grant isn't good any more")
+    for reader in range(5):
+        found = play.get(reader, b"g/k")
+        play.must(found is not None and found.body == b"of another", f"a put is lost: {found}")
+
+
+@script("a grant whose claimer is killed before it commits")
+def _() -> None:
+    play = Play(4)
+    play.claim(b"g", 1)
+    play.must(not play.hosts[1].tables.own_groups, "nobody has recorded it")
+    play.must(play.get(2, b"g/k") is None, "there is no such key")
+    play.world.kill_index(play.hosts[1])
+    play.world.serve(play.hosts[1], "h0")
+    play.put(3, b"g/k")
+    play.must(b"g" in play.hosts[1].tables.own_groups, "the group was given to another host")
+
+
+@script("a folder that was copied")
+def _() -> None:
+    """Both are served, first the copy beside the living one, and then with --moved once that is dead."""
+    play = Play(3)
+    play.put(2, b"g/k", b"mine")
+    original = play.hosts[2]
+    copy = play.world.add_host("h3")
+    copy.tables = _copied(original.tables)
+    play.world._set_up(copy)  # pyright: ignore[reportPrivateUsage]
+    copy.tables.owns = lambda group: None  # two that have one id are no two owners
+    play.hosts.append(copy)
+    play.processes.append(play.world.start_process(copy))
+    play.world.serve(copy, names=())
+    play.world.run(20)
+    assert copy.index is not None
+    play.must(copy.index.refusal is not None and not copy.index.refusal.is_removed, "a copy is let in")
+    play.put(2, b"g/k", b"more")
+    play.put(0, b"g/k", b"of another")
+    play.must(copy.tables.records[b"g/k"].body == b"mine", "a put went to the copy")
+    for host in (original, copy):
+        play.world.kill_index(host)
+    play.world.run(5)
+    moved = play.hosts[3].tables = _copied(original.tables)  # as it is now
+    play.world._set_up(play.hosts[3])  # pyright: ignore[reportPrivateUsage]
+    moved.owns = lambda group: None
+    play.world.serve(copy, names=(), moved=True)
+    play.world.run(20)
+    play.world.serve(original, names=())
+    play.world.run(20)
+    assert original.index is not None
+    play.must(original.index.refusal is not None, "the one that was left is let in beside it")
+    found = play.get(0, b"g/k")
+    play.must(found is not None and found.body == b"of another", f"a put is lost: {found}")
+
+
+def _copied(tables: Any) -> Any:
+    """As `cp -r` does."""
+    clock, owns = tables.clock, tables.owns
+    tables.clock = tables.owns = None
+    try:
+        return copy_module.deepcopy(tables)
+    finally:
+        tables.clock, tables.owns = clock, owns
 
 
 @script("a commit that comes after a hand-over")
@@ -291,6 +368,37 @@ def _() -> None:
     ends = play.begin(play.processes[near], reading.page(play.processes[near].client, b"", b""), 5)
     play.world.run(8)
     play.must(ends and isinstance(ends[0], MemstoreError), f"a put is on no page: {ends}")
+
+
+@script("members that own nothing are cut off")
+def _() -> None:
+    """They are more than half, and came before another owner did."""
+    play = Play(0)
+    for number in range(5):
+        play.add_host(is_owner=number in (0, 4), seed="h0")
+        play.world.run(5)
+    play.world.run(5)
+    for visitor in (1, 2, 3):
+        for owner in (0, 4):
+            play.world.cut(f"h{visitor}", f"h{owner}")
+    for owner in (0, 4):
+        ends = play.begin(play.processes[owner], put(play.processes[owner], b"of-%d" % owner), 5)
+        play.world.run(8)
+        play.must(ends and not isinstance(ends[0], MemstoreError), f"a put waits for who owns nothing: {ends}")
+
+
+@script("a deputy that is to own nothing any more")
+def _() -> None:
+    """It stays one, as the others that came: there is no other owner."""
+    play = Play(0)
+    for number in range(3):
+        play.add_host(is_owner=number == 0, seed="h0")
+        play.world.run(5)
+    (deputy,) = deputies(play)
+    play.world.kill_index(play.hosts[deputy])
+    play.world.run(10)
+    (other,) = deputies(play)
+    play.must(other != deputy, "a silent deputy is left out, and another one is there")
 
 
 @script("a row that one deputy knows")

@@ -116,6 +116,7 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.is_founded = False
         self.answers: set[type[Any]] = set()  # the kinds that were given
+        self.stepped: Callable[[Host, str], None] = lambda host, step: None  # told before and after each step of a host
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._tickets = itertools.count(1)
@@ -357,11 +358,13 @@ class World:
         self.at(seconds, give_up)
 
     def _arrive(self, sender: str, send: Send, ticket: int, sent: int, is_alive: Callable[[], bool]) -> None:
+        request: Any = send.request
         host = self.hosts.get(send.address)
+        if host is not None and host.index is not None:
+            self.stepped(host, f"{type(request).__name__} comes")
         index = None if host is None else host.index
         if host is None or index is None or (send.member is not None and send.member != host.id):
             return
-        request: Any = send.request
         session = None if isinstance(request, Fetch) else session_of(request)
         if session is not None:
             if sent + host.clock_offset < host.tables.ended_sessions.get(session, 0):
@@ -375,6 +378,9 @@ class World:
                 answer = 0
         else:
             answer = self.answer(host, index, request)
+        self.stepped(host, f"{type(request).__name__} is answered")
+        if host.index is not index:  # it was killed before the answer was out
+            return
         if not isinstance(request, Fetch) and index.may_keep(request, answer):
             if ticket in self._replies:
                 index.keep(ticket, request)
@@ -509,6 +515,8 @@ class Task:
             world.at(delay, lambda: self._transact(action, turn))
 
     def _transact(self, action: Transact, turn: int) -> None:
+        if not action.is_read and self._is_alive():
+            self._world.stepped(self._host, "is to transact")
         if not self._is_alive() or self._is_over or self._host.tables is not self._tables:
             return
         try:
@@ -517,6 +525,8 @@ class Task:
             thrown = error
             self._go(lambda: self._steps.throw(thrown))
             return
+        if not action.is_read:
+            self._world.stepped(self._host, "has transacted")
         if self._host.index is not None and not action.is_read:
             self._world._look_at_waits(self._host, self._host.index)  # pyright: ignore[reportPrivateUsage]
         self._resume(turn, result)
