@@ -11,6 +11,10 @@ is larger than that of the row it has, and says up to which number it has all of
 no harm. A row of an older term gives way to whatever this term's seed has: the old seed may have told one deputy alone.
 
 **Rows of members that were removed** count for nothing, wherever they are. Ids never come back.
+
+**Rows of a newcomer** (`roster.note_groups`) are written before it is a member, and count from its admission on: that
+one row, the roster, makes all of them its own. Until then whoever claims such a group gets it, and the newcomer begins
+anew. Their grants are of the epoch of the admission, which is AHEAD: so nobody drops them as those of a removed member.
 """
 
 from __future__ import annotations
@@ -18,8 +22,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
+import msgspec
+
 from memstore.distributed.rules.messages import (
-    ROWS_LIMIT,
+    PORTION,
     TERM_BITS,
     Answer,
     ClaimGroups,
@@ -39,6 +45,8 @@ from memstore.distributed.rules.messages import (
 from memstore.distributed.rules.steps import Steps, Tables, send, view
 
 IDLE = 1_000_000_000  # nanoseconds after which a deputy is asked though there is nothing to tell
+BETWEEN = 0.002  # seconds between two portions of a host's work, in which its puts come to the mutex
+AHEAD = 64  # epochs that may pass until a newcomer is admitted: if there are more, it begins anew
 
 
 def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
@@ -53,6 +61,20 @@ def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
     if row.giver is None or row.giver not in roster.ids:
         return None
     return give(tables, roster, group, row.giver, row.grant.after)
+
+
+class Newcomer(msgspec.Struct):
+    """A root that has keys, and is to be admitted. It is known in memory only: after a kill it begins anew.
+
+    Attributes:
+        number: of its try. The grants of the rows that were written for it are above.
+        epoch: of these grants, and of its admission.
+        heard_at: when it was heard of last.
+    """
+
+    number: int
+    epoch: int
+    heard_at: int
 
 
 class Directory:
@@ -71,6 +93,7 @@ class Directory:
         rival: a later term that a member has promised to wait for, and since when that is known.
         is_over: another member is the seed, by what others said.
         new_holder: a member with `is_owner` False that has to own a group: the roster must say so before.
+        newcomers: roots whose groups are noted, by id. Who is in it has each row that was written for it in that try.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
@@ -88,6 +111,7 @@ class Directory:
         self.rival = (0, 0)
         self.is_over = False
         self.new_holder: bytes | None = None
+        self.newcomers: dict[bytes, Newcomer] = {}
         self._reached: dict[bytes, int] = {}  # the number up to which it has all rows
         self._confirmed: dict[bytes, int] = {}  # the last question before the mirror that it answered
         self._questions = 0
@@ -165,6 +189,21 @@ class Directory:
         is_known = all(row is None or row.grant.number <= reached for row in rows)
         return Owners(tuple(rows)) if is_known else Later()
 
+    def give_new(
+        self, tables: Tables, roster: Roster, group: bytes, member: bytes, epoch: int | None = None
+    ) -> Ownership:
+        """Writes the row of a group that no member owns. A newcomer that it was noted for doesn't have it any more."""
+        row = tables.ownership(group)
+        if row is not None and row.owner != member:
+            self.lose(row)
+        return give(tables, roster, group, member, epoch=epoch)
+
+    def lose(self, row: Ownership) -> None:
+        """Notes that a row goes. The newcomer that it was written for doesn't have all of its rows any more."""
+        newcomer = self.newcomers.get(row.owner)
+        if newcomer is not None and row.grant.number > newcomer.number:
+            del self.newcomers[row.owner]
+
     def _claim(self, tables: Tables, roster: Roster, request: ClaimGroups) -> Sequence[Ownership | None] | None:
         rows = [owner_row(tables, roster, group) for group in request.groups]
         owners = {row.owner for row in rows if row is not None}
@@ -178,7 +217,7 @@ class Directory:
                 self.new_holder = member
                 return None
             groups = zip(request.groups, rows, strict=True)
-            return [row or give(tables, roster, group, member) for group, row in groups]
+            return [row or self.give_new(tables, roster, group, member) for group, row in groups]
         return rows
 
     def _locate(self, tables: Tables, roster: Roster, request: FindOwners) -> Sequence[Ownership | None]:
@@ -212,24 +251,27 @@ class Directory:
 
     # --- mirrors ------------------------------------------------------------------------------------------------------
 
-    def mirror(self, slot: int) -> Steps[None]:
-        """Tells a deputy, or the candidate, what it doesn't have, and asks whether it obeys still."""
+    def mirror(self, slot: int) -> Steps[bool]:
+        """Tells a deputy, or the candidate, what it doesn't have, and asks whether it obeys still.
+
+        Returns whether it has taken in a portion, and there may be more.
+        """
         standing = yield from view(lambda tables: tables.standing())
         if standing is None or not standing.is_seed or standing.unheard or standing.is_removed:
-            return
+            return False
         self.begin(standing)
         roster = standing.roster
         asked = list(dict.fromkeys([*roster.deputies, self.candidate or roster.seed]))
         member = roster.member(asked[slot]) if slot < len(asked) else None
         if member is None or member.id == standing.member:
-            return
+            return False
         question, after, began = self._questions, self._reached.get(member.id), self.clock()
         rows, upto = (), 0
         if after is not None:
             rows, upto = yield from view(lambda tables: _rows_beyond(tables, roster, after))
             is_due = began - self.answered.get(member.id, 0) >= IDLE
             if upto == after and self._confirmed.get(member.id) == question and not is_due:
-                return
+                return False
         self.answered.setdefault(member.id, began)
         answer = yield from send(member, Mirror(roster.term, after or 0, upto, rows))
         if isinstance(answer, Stale):
@@ -238,17 +280,26 @@ class Directory:
             self._reached[member.id] = answer.upto
             self._confirmed[member.id] = max(question, self._confirmed.get(member.id, 0))
             self.answered[member.id] = self.clock()
+            return len(rows) == PORTION
+        return False
 
     def has_all(self, tables: Tables, member: bytes) -> bool:
         return self._reached.get(member, -1) >= max(tables.granted, self.term << TERM_BITS)
 
 
 def give(
-    tables: Tables, roster: Roster, group: bytes, member: bytes, after: int = 0, giver: bytes | None = None
+    tables: Tables,
+    roster: Roster,
+    group: bytes,
+    member: bytes,
+    after: int = 0,
+    giver: bytes | None = None,
+    *,
+    epoch: int | None = None,
 ) -> Ownership:
-    """Writes a row with a new grant."""
+    """Writes a row with a new grant. `epoch`: of the grant; None: the roster's."""
     tables.granted = max(tables.granted, roster.term << TERM_BITS) + 1
-    row = Ownership(group, member, Grant(tables.granted, roster.epoch, after), giver)
+    row = Ownership(group, member, Grant(tables.granted, epoch or roster.epoch, after), giver)
     tables.put_ownership(row)
     return row
 
@@ -286,7 +337,7 @@ def _may_own(roster: Roster, member: bytes) -> bool:
 
 
 def _rows_beyond(tables: Tables, roster: Roster, after: int) -> tuple[tuple[Ownership, ...], int]:
-    rows = tuple(tables.ownerships(after, ROWS_LIMIT))
-    if len(rows) == ROWS_LIMIT:
+    rows = tuple(tables.ownerships(after, PORTION))
+    if len(rows) == PORTION:
         return rows, rows[-1].grant.number
     return rows, max(after, tables.granted, roster.term << TERM_BITS)
