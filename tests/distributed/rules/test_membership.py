@@ -447,10 +447,10 @@ def test_a_root_joins_in_portions_and_its_processes_put_all_the_while(monkeypatc
         return answer(host, index, request)
 
     def counted(task: Task, action: Any, turn: int) -> None:
-        before = dict(task._tables.records), dict(task._tables.own_groups), dict(task._tables.directory)  # pyright: ignore[reportPrivateUsage]
+        tables = task._host.tables  # pyright: ignore[reportPrivateUsage]
+        before = [dict(rows) for rows in (tables.records, tables.own_groups, tables.directory)]
         transact(task, action, turn)
-        after = task._tables.records, task._tables.own_groups, task._tables.directory  # pyright: ignore[reportPrivateUsage]
-        for old, new in zip(before, after, strict=True):
+        for old, new in zip(before, (tables.records, tables.own_groups, tables.directory), strict=True):
             assert len({*old.items()} ^ {*new.items()}) <= 2 * 4
 
     def put_again() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,32 @@ def test_a_root_with_keys_brings_them_along(agents: Agents) -> None:
     assert values_at(seed.root) == values_at(other.root) == dict.fromkeys(names, 1)
     put_keys(seed.root, names[:1], 2)
     assert values_at(other.root) == {**dict.fromkeys(names, 1), names[0]: 2}
+
+
+IMPORTED = """
+import sys, time
+import memstore
+
+with memstore.open(sys.argv[1]) as store:
+    for _ in range(3):
+        store.put("k", 1)
+        time.sleep(0.6)
+    print("memstore.distributed.client" in sys.modules, flush=True)
+    sys.stdin.readline()
+    while "memstore.distributed.client" not in sys.modules:
+        store.put("k", 1)
+        time.sleep(0.01)
+"""
+
+
+def test_a_process_imports_the_way_to_other_hosts_before_its_host_is_a_member(scratch: str) -> None:
+    """Else its first put after that waits for it. Of a store that nobody serves it imports nothing."""
+    words = [sys.executable, "-c", IMPORTED, scratch]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "False\n"
+        Path(f"{scratch}/agent.lock").touch()  # an agent has it before all else, and the root is no member yet
+        process.communicate("go on\n", timeout=60)
+    assert process.returncode == 0
 
 
 PUTS = """
