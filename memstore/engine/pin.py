@@ -122,7 +122,7 @@ class Pin:
 
 
 def receive(
-    path: str, store: str, key: str, stored: bytes, connect: Callable[[Root], Any] | None, *options: Any
+    path: str, store: str, key: str, stored: bytes, connect: Callable[[Root | None], Any] | None, *options: Any
 ) -> Pin:
     """Unpickles a pin. A version that can't be mapped is no error here: its holder says so where it can be handled.
 

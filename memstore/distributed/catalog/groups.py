@@ -46,7 +46,8 @@ class GroupTables:
 
     def drop_owned(self, group: bytes) -> None:
         self._delete(tables.OWNED, tables.group_row(group))
-        self._change_membership()
+        if self._effects.counters.membership:  # else it is no member yet, and its processes ask nobody
+            self._change_membership()
 
     def all_owned(self, after: bytes | None, limit: int) -> list[tuple[bytes, Grant]]:
         return self._groups(tables.OWNED, grant_of, limit, after)

@@ -124,15 +124,32 @@ class CatalogTables(GroupTables, Copies):
             self._note(key)
 
     def page(self, after: bytes, limit: int, prefix: bytes = b"") -> list[tuple[bytes, Entry | None]]:
-        keys = self._transaction.keys(prefix, after if after >= prefix and after else None, limit)
-        return [(key, self._whole_record(key)) for key in keys]
+        return self._page(after, limit, prefix, self.record)
 
-    def _whole_record(self, key: bytes) -> Entry | None:
-        try:
-            return self.record(key)
-        except CorruptionError as error:
-            self.pass_over(key, error)
-            return None
+    def heads(self, after: bytes, limit: int, prefix: bytes = b"") -> list[tuple[bytes, Entry | None]]:
+        return self._page(after, limit, prefix, self.head)
+
+    def _page(
+        self, after: bytes, limit: int, prefix: bytes, read: Callable[[bytes], Entry | None]
+    ) -> list[tuple[bytes, Entry | None]]:
+        found: list[tuple[bytes, Entry | None]] = []
+        for key in self._transaction.keys(prefix, after if after >= prefix and after else None, limit):
+            try:
+                found.append((key, read(key)))
+            except CorruptionError as error:
+                self.pass_over(key, error)
+                found.append((key, None))
+        return found
+
+    def groups(self, start: bytes, limit: int) -> tuple[list[bytes], bytes | None]:
+        return self._transaction.groups(start, limit)
+
+    def raise_version(self, key: bytes, version: int) -> None:
+        record = self._transaction.record(key)
+        if record is not None:
+            self._transaction.put_record(key, msgspec.structs.replace(record, version=version))
+            self._versions[key] = version
+            self._note(key)
 
     def pass_over(self, key: bytes, why: CorruptionError) -> None:
         tell(self._member, key, why)

@@ -82,13 +82,13 @@ class OwnedHere:
     Attributes:
         membership: the number of the catalog's counters that it was read under. While the catalog has it, no group of
             these has left this host.
-        may_commit: this host is a member, and all that its root had before is the cluster's.
+        may_commit: this host is a member.
         groups: that were asked after, and that this host owns. Puts look into it.
     """
 
     def __init__(self, membership: int, standing: Standing) -> None:
         self.membership = membership
-        self.may_commit = not (standing.is_removed or standing.is_joining)
+        self.may_commit = not standing.is_removed
         self.groups: set[bytes] = set()
 
 

@@ -80,6 +80,7 @@ class CatalogView(msgspec.Struct):
     Attributes:
         owned: the grants of the groups that this host owns, of those that were asked for.
         leaving: those of them that are being handed over: they can be read here, and not be changed.
+        is_unclaimed: this root joins, and has keys of one of the groups that it hasn't claimed yet.
     """
 
     entries: tuple[Entry | None, ...]
@@ -87,6 +88,7 @@ class CatalogView(msgspec.Struct):
     membership: int
     owned: dict[bytes, Grant] = {}
     leaving: frozenset[bytes] = frozenset()
+    is_unclaimed: bool = False
 
 
 def look_at(tables: Tables, keys: Sequence[bytes], groups: Sequence[bytes] | None = None) -> CatalogView:
@@ -100,7 +102,11 @@ def look_at(tables: Tables, keys: Sequence[bytes], groups: Sequence[bytes] | Non
             if grant is not None:
                 owned[group] = grant
     leaving = frozenset(group for group in owned if tables.leaving(group) is not None)
-    return CatalogView(entries, standing, tables.membership(), owned, leaving)
+    is_unclaimed = False
+    if standing is not None and standing.is_joining:
+        asked = groups_of(keys) if groups is None else groups
+        is_unclaimed = any(owning.is_unclaimed(tables, standing, group) for group in asked)
+    return CatalogView(entries, standing, tables.membership(), owned, leaving, is_unclaimed)
 
 
 # --- owners -----------------------------------------------------------------------------------------------------------
@@ -216,7 +222,7 @@ class Client:
         """Finds the row of each group: here, as remembered, or by the directory. None, after a pause: not yet."""
         if standing.is_removed:
             raise removed()
-        if standing.is_joining:
+        if seen.is_unclaimed:
             yield from pause(AGAIN)
             return None
         rows: dict[bytes, Ownership | None] = {}

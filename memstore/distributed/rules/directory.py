@@ -11,12 +11,18 @@ is larger than that of the row it has, and says up to which number it has all of
 no harm. A row of an older term gives way to whatever this term's seed has: the old seed may have told one deputy alone.
 
 **Rows of members that were removed** count for nothing, wherever they are. Ids never come back.
+
+**Rows of a newcomer** (`roster.note_groups`) are written before it is a member, and count from its admission on: that
+one row, the roster, makes all of them its own. Until then whoever claims such a group gets it, and the newcomer begins
+anew. Their grants are of the epoch of the admission, which is AHEAD: so nobody drops them as those of a removed member.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
+
+import msgspec
 
 from memstore.distributed.rules.messages import (
     ROWS_LIMIT,
@@ -40,6 +46,8 @@ from memstore.distributed.rules.messages import (
 from memstore.distributed.rules.steps import Steps, Tables, send, view
 
 IDLE = 1_000_000_000  # nanoseconds after which a deputy is asked though there is nothing to tell
+BETWEEN = 0.002  # seconds between two portions of a host's work, in which its puts come to the mutex
+AHEAD = 64  # epochs that may pass until a newcomer is admitted: if there are more, it begins anew
 
 
 def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
@@ -54,6 +62,20 @@ def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
     if row.giver is None or row.giver not in roster.ids:
         return None
     return give(tables, roster, group, row.giver, row.grant.after)
+
+
+class Newcomer(msgspec.Struct):
+    """A root that has keys, and is to be admitted. It is known in memory only: after a kill it begins anew.
+
+    Attributes:
+        number: of its try. The grants of the rows that were written for it are above.
+        epoch: of these grants, and of its admission.
+        heard_at: when it was heard of last.
+    """
+
+    number: int
+    epoch: int
+    heard_at: int
 
 
 class Directory:
@@ -72,6 +94,7 @@ class Directory:
         rival: a later term that a member has promised to wait for, and since when that is known.
         is_over: another member is the seed, by what others said.
         new_holder: a member with `is_owner` False that has to own a group: the roster must say so before.
+        newcomers: roots whose groups are noted, by id. Who is in it has each row that was written for it in that try.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
@@ -89,6 +112,7 @@ class Directory:
         self.rival = (0, 0)
         self.is_over = False
         self.new_holder: bytes | None = None
+        self.newcomers: dict[bytes, Newcomer] = {}
         self._reached: dict[bytes, int] = {}  # the number up to which it has all rows
         self._confirmed: dict[bytes, int] = {}  # the last question before the mirror that it answered
         self._questions = 0
@@ -166,6 +190,22 @@ class Directory:
         is_known = all(row is None or row.grant.number <= reached for row in rows)
         return Owners(tuple(rows)) if is_known else Later()
 
+    def give_new(
+        self, tables: Tables, roster: Roster, groups: Sequence[bytes], member: bytes, epoch: int | None = None
+    ) -> list[Ownership]:
+        """Writes rows of groups that no member owns. A newcomer that they were noted for doesn't have them any more."""
+        for group in groups:
+            row = tables.ownership(group)
+            if row is not None and row.owner != member:
+                self.lose(row)
+        return _write(tables, roster, groups, member, Grant(0, epoch or roster.epoch, 0))
+
+    def lose(self, row: Ownership) -> None:
+        """Notes that a row goes. The newcomer that it was written for doesn't have all of its rows any more."""
+        newcomer = self.newcomers.get(row.owner)
+        if newcomer is not None and row.grant.number > newcomer.number:
+            del self.newcomers[row.owner]
+
     def _claim(self, tables: Tables, roster: Roster, request: ClaimGroups) -> Sequence[Ownership | None] | None:
         rows = [owner_row(tables, roster, group) for group in request.groups]
         owners = {row.owner for row in rows if row is not None}
@@ -179,7 +219,7 @@ class Directory:
                 self.new_holder = member
                 return None
             new = [group for group, row in zip(request.groups, rows, strict=True) if row is None]
-            given = iter(give_all(tables, roster, new, member))
+            given = iter(self.give_new(tables, roster, new, member))
             return [row or next(given) for row in rows]
         return rows
 
@@ -218,16 +258,19 @@ class Directory:
         """Returns who is told of rows: the deputies, and the candidate."""
         return list(dict.fromkeys([*roster.deputies, *([self.candidate] if self.candidate else ())]))
 
-    def mirror(self, slot: int) -> Steps[None]:
-        """Tells a deputy, or the candidate, what it doesn't have, and asks whether it obeys still."""
+    def mirror(self, slot: int) -> Steps[bool]:
+        """Tells a deputy, or the candidate, what it doesn't have, and asks whether it obeys still.
+
+        Returns whether it has taken in a portion, and there may be more.
+        """
         question, began = self._questions, self.clock()
         found = yield from view(lambda tables: self._untold(tables, slot))
         if found is None:
-            return
+            return False
         roster, member, after, upto, rows = found
         is_due = began - self.answered.get(member.id, 0) >= IDLE
         if after is not None and upto == after and self._confirmed.get(member.id) == question and not is_due:
-            return
+            return False
         self.answered.setdefault(member.id, began)
         answer = yield from send(member, Mirror(roster.term, after or 0, upto or 0, rows))
         if isinstance(answer, Stale):
@@ -236,6 +279,8 @@ class Directory:
             self._reached[member.id] = answer.upto
             self._confirmed[member.id] = max(question, self._confirmed.get(member.id, 0))
             self.answered[member.id] = self.clock()
+            return len(rows) == ROWS_LIMIT
+        return False
 
     def _untold(
         self, tables: Tables, slot: int
@@ -266,21 +311,16 @@ def give(
     tables: Tables, roster: Roster, group: bytes, member: bytes, after: int = 0, giver: bytes | None = None
 ) -> Ownership:
     """Writes a row with a new grant."""
-    return give_all(tables, roster, [group], member, after, giver)[0]
+    return _write(tables, roster, [group], member, Grant(0, roster.epoch, after), giver)[0]
 
 
-def give_all(
-    tables: Tables,
-    roster: Roster,
-    groups: Sequence[bytes],
-    member: bytes,
-    after: int = 0,
-    giver: bytes | None = None,
+def _write(
+    tables: Tables, roster: Roster, groups: Sequence[bytes], member: bytes, like: Grant, giver: bytes | None = None
 ) -> list[Ownership]:
-    """Writes a row with a new grant for each group."""
+    """Writes a row for each group. Their grants are like this one, but for its number."""
     last = max(tables.granted, roster.term << TERM_BITS)
     rows = [
-        Ownership(group, member, Grant(number, roster.epoch, after), giver)
+        Ownership(group, member, Grant(number, like.epoch, like.after), giver)
         for number, group in enumerate(groups, last + 1)
     ]
     for row in rows:
@@ -323,7 +363,7 @@ def _may_own(roster: Roster, member: bytes) -> bool:
 
 
 def _rows_beyond(tables: Tables, roster: Roster, after: int) -> tuple[tuple[Ownership, ...], int]:
-    rows = tuple(tables.ownerships(after, ROWS_LIMIT))
+    rows = tuple(tables.ownerships(after, ROWS_LIMIT))  # a deputy's puts wait for some 3 ms while it takes them in
     if len(rows) == ROWS_LIMIT:
         return rows, rows[-1].grant.number
     return rows, max(after, tables.granted, roster.term << TERM_BITS)

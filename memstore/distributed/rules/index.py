@@ -17,6 +17,8 @@ from memstore.distributed.rules.messages import (
     Announce,
     Answer,
     Ask,
+    BringGroups,
+    Brought,
     ClaimGroups,
     Close,
     Commit,
@@ -52,12 +54,13 @@ from memstore.distributed.rules.messages import (
     Resolve,
     Roster,
     Serve,
+    Stale,
     Standing,
     Wait,
     WaitAny,
     WatchGroup,
 )
-from memstore.distributed.rules.steps import Steps, Tables, send, transact, view
+from memstore.distributed.rules.steps import Steps, Tables, pause, send, transact, view
 from memstore.errors import CorruptionError
 
 PIN = 10_000_000_000  # nanoseconds that the bytes of a version are kept for a get that was unlucky
@@ -94,6 +97,8 @@ class Index:
     ) -> None:
         self.member, self._clock, self._moved = member, clock, moved
         self._addresses = list(addresses)
+        self._is_founding = False
+        self._brought = 0  # the number under which the seed has noted the groups of this root; 0: it hasn't
         self._cluster, self._is_new = cluster, is_new
         self._began = clock()
         self._hint: Roster | None = None
@@ -155,6 +160,8 @@ class Index:
                 if roster.let_own(tables, self.seed):
                     answer = self.seed.answer(tables, tables.standing() or standing, request, question)
                 return answer
+            case BringGroups():
+                return roster.note_groups(tables, standing, self.seed, request)
             case Give():
                 return handing.take(tables, standing, request)
             case Serve():
@@ -216,7 +223,7 @@ class Index:
                 return isinstance(answer, Done | Later) and request.milliseconds > 0
             case WatchGroup():
                 return isinstance(answer, Later) and request.milliseconds > 0
-            case ClaimGroups() | FindOwners() | HandOver() | Remove() | Finish():
+            case ClaimGroups() | FindOwners() | HandOver() | Remove() | Finish() | BringGroups():
                 return isinstance(answer, Later)
             case _:
                 return False
@@ -260,16 +267,18 @@ class Index:
     def ask(self) -> Steps[None]:
         """Asks the seed for the roster, until there is another one; as a root without a cluster, to be admitted."""
         standing = yield from view(lambda tables: tables.standing())
-        if standing is not None and (standing.is_removed or standing.is_seed):
+        if self._is_founding if standing is None else standing.is_removed or standing.is_seed:
             return
         known = self._hint if standing is None else standing.roster
-        groups = (yield from view(roster.own_groups)) if standing is None else ()
+        seed = None if known is None else known.member(known.seed)
+        if standing is None and seed is not None and not (yield from self._bring_groups(seed)):
+            return
         versions = yield from view(lambda tables: tables.version)
         term, epoch = (0, 0) if known is None else known.position
         cluster = None if standing is None else standing.roster.cluster
         promised = 0 if standing is None else standing.promised
-        request = Ask(self.member, cluster, term, epoch, versions, promised, groups, self._moved, LONGEST_WAIT)
-        seed = None if known is None else known.member(known.seed)
+        brings = self._brought if standing is None else 0
+        request = Ask(self.member, cluster, term, epoch, versions, promised, brings, self._moved, LONGEST_WAIT)
         if seed is None and not self._addresses:
             return
         answer = yield from send(seed or self._addresses[0], request)
@@ -277,9 +286,10 @@ class Index:
             # Whoever answers at its address now is told where it belongs: a root that came back empty, perhaps.
             yield from send(seed.address, Meet(self.member, standing.roster))
             yield from self._ask_elsewhere(standing, request)
-        elif answer is None and self._addresses:
-            self._hint = None  # another address is asked
-            self._addresses.append(self._addresses.pop(0))
+        elif answer is None:
+            self._ask_another()
+        elif isinstance(answer, Stale):
+            self._brought = 0
         elif isinstance(answer, Refused):
             self.refusal = answer
             if answer.is_removed:
@@ -289,9 +299,40 @@ class Index:
             if standing is not None:
                 yield from transact(lambda tables: roster.adopt(tables, answer.roster))
             elif answer.admits:
-                yield from transact(lambda tables: roster.begin(tables, self.member.id, answer.roster))
+                owns = brings > 0 and answer.brought == brings
+                if not owns:  # the grants here may be of a try that came to nothing: all groups are claimed then
+                    yield from roster.forget_grants()
+                yield from transact(lambda tables: roster.begin(tables, self.member.id, answer.roster, owns=owns))
             else:
                 self._hint = answer.roster
+
+    def _bring_groups(self, seed: Member) -> Steps[bool]:
+        """Has the seed note the groups of this root. Returns whether it has: the admission is to be asked for then."""
+        groups, _ = yield from view(lambda tables: tables.groups(b"", 1))
+        if self._brought or not groups:
+            return True
+        answer = yield from roster.bring_groups(self.member, seed)
+        match answer:
+            case Brought():
+                self._brought = answer.number
+                return True
+            case IsRoster() if answer.roster.member(self.member.id) is not None:
+                return True  # it is admitted, and hasn't heard of it
+            case IsRoster():
+                self._hint = answer.roster
+            case Refused():
+                self.refusal = answer
+            case None:
+                self._ask_another()
+            case _:
+                pass  # it begins anew
+        return False
+
+    def _ask_another(self) -> None:
+        """Asks, as a root without a cluster, another one of the hosts that it was told of, from now on."""
+        if self._addresses:
+            self._hint = None
+            self._addresses.append(self._addresses.pop(0))
 
     def _ask_elsewhere(self, standing: Standing, request: Ask) -> Steps[None]:
         """Asks, as a member that can't reach the seed, one of the hosts that it was told of. All may have moved."""
@@ -316,7 +357,16 @@ class Index:
             else:
                 is_first = self._is_new or self._clock() - self._began >= ALONE
             if is_first and self._hint is None:
-                yield from transact(lambda tables: roster.found(tables, self.member, self._cluster))
+                yield from self._make_cluster()
+
+    def _make_cluster(self) -> Steps[None]:
+        """Makes a cluster, unless this root has heard of one. While it does, it asks nobody to admit it."""
+        self._is_founding = True
+        try:
+            if self._hint is None:
+                yield from roster.make_cluster(self.member, self._cluster)
+        finally:
+            self._is_founding = False
 
     def _is_first(self) -> Steps[bool]:
         """Whether this host makes the cluster of hosts that were told of each other, at their first boot.
@@ -359,7 +409,7 @@ class Index:
         if standing.is_joining:
             yield from roster.finish_joining(standing)
         elif not self._swept <= standing.roster.ids or not self._swept:
-            yield from roster.drop_lost()
+            yield from roster.drop_lost(self.seed)
         self._swept = standing.roster.ids
         yield from handing.settle_kept(standing, self._refused)
 
@@ -367,7 +417,8 @@ class Index:
         return (yield from handing.go_on())
 
     def mirror(self, slot: int) -> Steps[None]:
-        return (yield from self.seed.mirror(slot))
+        while (yield from self.seed.mirror(slot)):
+            yield from pause(directory.BETWEEN)
 
     def appoint(self) -> Steps[None]:
         """Does what a seed does by itself, but for mirrors."""

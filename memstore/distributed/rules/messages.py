@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 ROWS_LIMIT = 1024  # rows of one message, where who sends it may send several
+PORTION = 128  # rows that one transaction writes, of what may be long: puts of its host wait for it, some 5 ms
 BYTES_LIMIT = 16 << 20  # of the entries of one message, where who sends it may send several; one may have more
 CALL_BYTES_LIMIT = 120 << 20  # of the changes of one call: a message has 128 MiB at most
 BATCH_LIMIT = 1 << 16  # keys of a call, which is one message, of one moment
@@ -125,7 +126,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         floor: a grant whose number is at most this, and that isn't in `owned`, is dead for good.
         promised: it obeys no seed of an older term.
-        is_joining: the root had keys when it was admitted, and not all of them have their new versions yet.
+        is_joining: the root had keys when it was admitted, and some may be of groups that it hasn't claimed.
         is_removed: the seed has said that this root is no member any more.
         unheard: of a seed that has no directory: ids of members that have not announced yet what they own.
     """
@@ -487,7 +488,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=20):
         cluster: that its root belongs to; None: to none yet.
         versions: no version of its root is larger.
         promised: as of `Standing`.
-        groups: of the keys that a root had before it was admitted.
+        brings: the number under which the seed has noted the groups of a root that has keys; 0: it has none.
         moved: the root is served at another address from now on.
     """
 
@@ -497,7 +498,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=20):
     epoch: Number
     versions: Number = 0
     promised: Number = 0
-    groups: tuple[Group, ...] = ()
+    brings: Number = 0
     moved: bool = False
     milliseconds: Milliseconds = 0
 
@@ -555,6 +556,22 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag=26):
     """Asks for an epoch beyond this one, in which a group was handed over. Its answer is `IsRoster`."""
 
     epoch: Number
+
+
+class BringGroups(msgspec.Struct, frozen=True, array_like=True, tag=27):
+    """Says which groups a root has that is to be admitted: they are its own once it is a member.
+
+    Its answer is `Brought`; `Refused` if others own some; `Stale` if the number is no longer good: begin anew.
+
+    Attributes:
+        number: of the answer to the first message, which names no groups and no number (0).
+        versions: no version of the root is larger.
+    """
+
+    member: Id
+    number: Number = 0
+    groups: Annotated[tuple[Group, ...], Meta(max_length=ROWS_LIMIT)] = ()
+    versions: Number = 0
 
 
 # --- requests between members -----------------------------------------------------------------------------------------
@@ -688,10 +705,16 @@ class IsNamed(msgspec.Struct, frozen=True, array_like=True, tag=72):
 
 
 class IsRoster(msgspec.Struct, frozen=True, array_like=True, tag=73):
-    """The present roster. `admits`: the root that had no cluster is in it for good."""
+    """The present roster.
+
+    Attributes:
+        admits: the root that had no cluster is in it for good.
+        brought: the number under which its groups were noted: it owns all of them. 0: nobody knows which.
+    """
 
     roster: Roster
     admits: bool = False
+    brought: Number = 0
 
 
 class Stale(msgspec.Struct, frozen=True, array_like=True, tag=74):
@@ -779,14 +802,21 @@ class Met(msgspec.Struct, frozen=True, array_like=True, tag=88):
     names: tuple[str, ...] = ()
 
 
+class Brought(msgspec.Struct, frozen=True, array_like=True, tag=89):
+    """The groups are noted, under that number. `grants` are theirs, from the admission on."""
+
+    number: Number
+    grants: Annotated[tuple[Grant, ...], Meta(max_length=ROWS_LIMIT)] = ()
+
+
 Request = (
     Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
-    | Ask | Remove | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish
+    | Ask | Remove | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
     | Mirror | Promise | Obey | Announce | Give | Serve | Meet
 )  # fmt: skip
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession
     | Refused | Prepared | Pending | Ended | PartsChanged | Forgotten | NotOwner | Owners | Mirrored | Promised
-    | Announced | Met
+    | Announced | Met | Brought
 )  # fmt: skip

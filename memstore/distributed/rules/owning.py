@@ -91,9 +91,9 @@ def admit(
     """
     if standing.is_removed:
         return REMOVED
-    if standing.is_joining:
-        return Later()
     pairs = list(zip(groups, grants, strict=True))
+    if any(is_unclaimed(tables, standing, group) for group, _ in pairs):
+        return Later()
     for group, grant in pairs:
         own = tables.owned(group)
         if own is not None and own.number == grant.number:
@@ -200,7 +200,7 @@ def list_page(tables: Tables, standing: Standing, request: List) -> Answer:
     refused = _admit_listing(tables, standing, request)
     if refused is not None:
         return refused
-    page = tables.page(request.after, request.limit, request.prefix)
+    page = tables.heads(request.after, request.limit, request.prefix)
     return Listed(tuple((key, entry.version if entry else 0) for key, entry in page), tables.version)
 
 
@@ -210,7 +210,7 @@ def news(tables: Tables, standing: Standing, request: WaitAny) -> Answer:
     if refused is not None or tables.version <= request.newer_than:
         return refused or IsAt(0)
     after: bytes = b""
-    while page := tables.page(after, ROWS_LIMIT, request.prefix):
+    while page := tables.heads(after, ROWS_LIMIT, request.prefix):
         after = page[-1][0]
         for _, entry in page:
             if entry is not None and entry.version > request.newer_than:
@@ -255,10 +255,26 @@ def is_named(tables: Tables, key: bytes, place: Place) -> bool:
 
 def group_page(tables: Tables, group: bytes, after: bytes, limit: int) -> list[tuple[bytes, Entry | None]]:
     """Returns the next records of a group, in order. A damaged one is None."""
+    return _of_group(tables.page, group, after, limit)
+
+
+def group_heads(tables: Tables, group: bytes, after: bytes, limit: int) -> list[tuple[bytes, Entry | None]]:
+    """Returns what `group_page` does, without bodies."""
+    return _of_group(tables.heads, group, after, limit)
+
+
+def _of_group(
+    page: Callable[[bytes, int, bytes], list[tuple[bytes, Entry | None]]], group: bytes, after: bytes, limit: int
+) -> list[tuple[bytes, Entry | None]]:
     found: list[tuple[bytes, Entry | None]] = []
     if group and not after:
-        found = [row for row in tables.page(b"", 1, group) if row[0] == group]
-    return found + tables.page(after, limit, group + b"/")
+        found = [row for row in page(b"", 1, group) if row[0] == group]
+    return found + page(after, limit, group + b"/")
+
+
+def is_unclaimed(tables: Tables, standing: Standing, group: bytes) -> bool:
+    """Whether a root that joins has keys of a group that it must claim, or drop, before anything is said of it."""
+    return standing.is_joining and tables.owned(group) is None and bool(group_heads(tables, group, b"", 1))
 
 
 # --- changing ---------------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ the next one, and nobody can be the seed by an old one.
 If the majority or the directory is lost, a person may force it. Then the members of the new term announce what they
 own, and grants and denials wait until each has, or was removed.
 
-**A root that had keys** is admitted with all of its groups, or refused if another member owns one. Then its records get
-versions of the epoch in which it was admitted, so that none of a key goes down or comes twice.
+**A root that has keys** is admitted with all of its groups, or refused if another member owns one (`bring_groups`,
+`note_groups`). Before that its records get versions of the epoch in which it will be admitted, so that none of a key
+goes down or comes twice. All of it is done in portions, and no put waits for more than one of them.
 
 **Founding** stands in `Index.found`. A root without a cluster that was told of no other host waits three seconds, and
 then makes one. Members of another cluster that find it at the address of their seed tell it, and it joins them; so does
@@ -26,15 +27,16 @@ one with the lowest id makes it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
 from memstore.distributed.rules.attempts import end_strays
-from memstore.distributed.rules.directory import Directory, give, owner_row
+from memstore.distributed.rules.directory import AHEAD, BETWEEN, Directory, Newcomer, give, owner_row
 from memstore.distributed.rules.messages import (
     EPOCH_BITS,
     MOST_EPOCHS,
+    PORTION,
     ROWS_LIMIT,
     SEED_BITS,
     TERM_BITS,
@@ -42,10 +44,14 @@ from memstore.distributed.rules.messages import (
     Announced,
     Answer,
     Ask,
+    BringGroups,
+    Brought,
     ClaimGroups,
     Done,
+    Entry,
     FindOwners,
     Finish,
+    Grant,
     IsRoster,
     Later,
     Meet,
@@ -61,16 +67,16 @@ from memstore.distributed.rules.messages import (
     Roster,
     Stale,
     Standing,
-    group_of,
 )
-from memstore.distributed.rules.owning import dispose, group_page, passing_over, record_grant
+from memstore.distributed.rules.owning import dispose, group_heads, passing_over, record_grant
 from memstore.distributed.rules.steps import Steps, Tables, pause, send, send_all, transact, view
 
 MOST_DEPUTIES = 2
 SILENT = 3_000_000_000  # nanoseconds without an answer after which a deputy is replaced
 LOOKED_FOR = 1_000_000_000  # nanoseconds after which a member that isn't heard of is looked for: less than ALONE
 LOST_EPOCHS = 1024  # that a seed which is lost may have made, and nobody has heard of
-_ROUNDS = 20  # of questions before a promotion gives up
+_NEWCOMER_SILENT = 10_000_000_000  # nanoseconds after which another root gets a group that was noted for one
+_ROUNDS = 20  # of questions before a promotion gives up, or a root begins anew to join
 _BETWEEN = 0.2  # seconds
 
 
@@ -104,47 +110,165 @@ def leave(tables: Tables) -> None:
         end_strays(tables, standing)
 
 
-def found(tables: Tables, member: Member, cluster: bytes) -> None:
-    """Makes a cluster of one member. It owns all of its groups; new versions go on above theirs."""
-    if tables.standing() is not None:
-        return
-    groups = own_groups(tables)
-    holders = (member.id,) if groups and not member.is_owner else ()
-    roster = Roster(cluster, 1, (tables.version >> EPOCH_BITS) + 1, (member,), member.id, holders=holders)
-    tables.put_standing(Standing(member.id, roster, 1 << TERM_BITS, 1))
-    for group in groups:
-        record_grant(tables, group, give(tables, roster, group, member.id).grant)
+def make_cluster(member: Member, cluster: bytes) -> Steps[None]:
+    """Makes a cluster of one member, which owns all of its groups. New versions go on above those of its records.
+
+    What is written before the last step means nothing without it.
+    """
+    yield from forget_grants()
+    epoch = (yield from view(lambda tables: tables.version >> EPOCH_BITS)) + 1
+    roster = Roster(cluster, 1, epoch, (member,), member.id)
+    start: bytes | None = b""
+    while start is not None:
+        groups, start = yield from view(lambda tables, start=start: tables.groups(start, PORTION))
+        yield from transact(lambda tables, groups=groups: _own(tables, roster, groups))
+        yield from pause(BETWEEN)
+    yield from transact(lambda tables: found(tables, member, cluster, epoch))
 
 
-def begin(tables: Tables, member: bytes, roster: Roster) -> None:
-    """Writes the roster that has admitted this root."""
+def _own(tables: Tables, roster: Roster, groups: Sequence[bytes]) -> None:
+    if tables.standing() is None:  # else another one has admitted it meanwhile
+        for group in groups:
+            record_grant(tables, group, give(tables, roster, group, roster.seed).grant)
+
+
+def found(tables: Tables, member: Member, cluster: bytes, epoch: int = 1) -> None:
+    """Writes the first roster. Groups that the root has and doesn't own are claimed then, as by one that joins."""
     if tables.standing() is None:
-        tables.put_standing(Standing(member, roster, 0, roster.term, is_joining=bool(tables.page(b"", 1))))
+        has_keys = bool(tables.groups(b"", 1)[0])
+        holders = (member.id,) if has_keys and not member.is_owner else ()
+        roster = Roster(cluster, 1, epoch, (member,), member.id, holders=holders)
+        tables.put_standing(Standing(member.id, roster, 1 << TERM_BITS, 1, is_joining=has_keys))
 
 
-def own_groups(tables: Tables) -> tuple[bytes, ...]:
-    groups: dict[bytes, None] = {}
-    after: bytes = b""
-    while page := tables.page(after, ROWS_LIMIT):
-        after = page[-1][0]
-        groups.update((group_of(key), None) for key, _ in page)
-    return tuple(groups)
+def begin(tables: Tables, member: bytes, roster: Roster, *, owns: bool) -> None:
+    """Writes the roster that has admitted this root.
+
+    Args:
+        owns: the seed says that the groups are this root's for which it has grants. Else it must have none.
+    """
+    if tables.standing() is None and (owns or not tables.all_owned(None, 1)):
+        is_joining = bool(tables.groups(b"", 1)[0])
+        tables.put_standing(Standing(member, roster, 0, roster.term, is_joining=is_joining))
+
+
+# --- a root that has keys ---------------------------------------------------------------------------------------------
+
+
+def bring_groups(member: Member, seed: Member) -> Steps[Answer | None]:
+    """Has the seed note the groups of a root that is to be admitted. Returns `Brought`, or why not.
+
+    1. *Begin*: the seed gives this try a number. What an earlier try has written here goes.
+    2. *Name* all groups, a portion a message. If another member owns one, all ends here, and nothing has changed.
+    3. *Take in*: name them once more, since more may have been put, and of each portion write the grants here. Before,
+       the records of a group get versions of the grant's epoch. So what is owned is ready to be served.
+
+    The root is a store by itself all the while, and its processes put and get. After the admission, which counts if
+    nobody has claimed one of the groups by then, they go on: what is owned stays.
+    """
+    versions = yield from view(lambda tables: tables.version)
+    begun = yield from send(seed, BringGroups(member.id, versions=versions))
+    if not isinstance(begun, Brought):
+        return begun
+    yield from forget_grants()
+    for takes_in in (False, True):
+        start: bytes | None = b""
+        while start is not None:
+            groups, start = yield from view(lambda tables, start=start: tables.groups(start, PORTION))
+            answer = yield from _bring(seed, BringGroups(member.id, begun.number, tuple(groups)))
+            if not isinstance(answer, Brought) or len(answer.grants) != len(groups):
+                return answer
+            if takes_in:
+                yield from take_in(list(zip(groups, answer.grants, strict=True)))
+    return begun
+
+
+def _bring(seed: Member, request: BringGroups) -> Steps[Answer | None]:
+    answer: Answer | None = None
+    for _ in range(_ROUNDS):
+        answer = yield from send(seed, request)
+        if answer is not None and not isinstance(answer, Later):
+            break
+        yield from pause(_BETWEEN)
+    return answer
+
+
+def forget_grants() -> Steps[None]:
+    """Drops what a root without a cluster has written when it tried to join one, or to make one."""
+    while (yield from view(lambda tables: bool(tables.all_owned(None, 1) or tables.ownerships(0, 1)))):
+        yield from transact(_forget_grants)
+        yield from pause(BETWEEN)
+
+
+def _forget_grants(tables: Tables) -> None:
+    if tables.standing() is None:
+        for group, _ in tables.all_owned(None, PORTION):
+            tables.drop_owned(group)
+        for row in tables.ownerships(0, PORTION):
+            tables.drop_ownership(row.group)
+
+
+def take_in(grants: Sequence[tuple[bytes, Grant]]) -> Steps[bool]:
+    """Records grants, once the records of these groups have versions under them: above those of any owner before.
+
+    Returns False if one is dead: a new term has begun.
+    """
+    at: tuple[int, bytes] | None = (0, b"")
+    while at is not None and at[0] < len(grants):
+        at = yield from transact(lambda tables, at=at: _take_in(tables, grants, *at))
+        yield from pause(BETWEEN)
+    return at is not None
+
+
+def _take_in(
+    tables: Tables, grants: Sequence[tuple[bytes, Grant]], number: int, after: bytes
+) -> tuple[int, bytes] | None:
+    """Takes in a portion. Returns where the next one begins, as the number of a group, and a key; None: one is dead."""
+    standing = tables.standing()
+    left = PORTION
+    while number < len(grants) and left > 0:
+        group, grant = grants[number]
+        if standing is not None and (grant.term != standing.roster.term or grant.number <= standing.floor):
+            return None
+        floor = grant.epoch << EPOCH_BITS
+        if tables.version < floor:  # what is put from now on is above; each record keeps its place below
+            tables.version = floor + tables.version % (1 << EPOCH_BITS)
+        page = group_heads(tables, group, after, left)
+        for key, entry in page:
+            if entry is not None and entry.version < floor:  # what is damaged stays as it is
+                version = floor + entry.version % (1 << EPOCH_BITS)
+                tables.version = max(tables.version, version)
+                tables.raise_version(key, version)
+        left -= 1 + len(page)
+        if page:
+            after = page[-1][0]
+        else:
+            record_grant(tables, group, grant)
+            number, after = number + 1, b""
+    return number, after
 
 
 def finish_joining(standing: Standing) -> Steps[None]:
-    """Claims the groups of a root that was admitted, and gives its records their versions.
+    """Claims groups that a root has put, and that it doesn't own: after it had named all, and before it was admitted.
 
-    The seed has kept those for it that the root had when it asked. If another member owns one that was put later, this
-    root's own records of it go.
+    If another member owns one that was put later, this root's own records of it go.
     """
     seed = standing.roster.member(standing.roster.seed)
     assert seed is not None, "the seed is a member"
-    after: bytes | None = b""
-    while after is not None:
-        after, unclaimed = yield from transact(lambda tables, start=after: _raise_page(tables, start))
-        if unclaimed and not (yield from _claim(seed, standing.member, unclaimed)):
+    start: bytes | None = b""
+    while start is not None:
+        unclaimed, following = yield from view(lambda tables, start=start: _unclaimed(tables, start))
+        if not unclaimed:
+            start = following
+        elif not (yield from _claim(seed, standing.member, unclaimed)):
             return  # it is begun again
     yield from transact(_has_joined)
+
+
+def _unclaimed(tables: Tables, start: bytes) -> tuple[list[bytes], bytes | None]:
+    groups, following = tables.groups(start, ROWS_LIMIT)
+    unclaimed = [group for group in dict.fromkeys(groups) if tables.owned(group) is None]
+    return unclaimed[:PORTION], following
 
 
 def _claim(seed: Member, member: bytes, groups: Sequence[bytes]) -> Steps[bool]:
@@ -153,54 +277,29 @@ def _claim(seed: Member, member: bytes, groups: Sequence[bytes]) -> Steps[bool]:
         answer = yield from send(seed, ClaimGroups(some, member))
         if not isinstance(answer, Owners):
             return False
-        rows = answer.rows
-        dead = yield from transact(lambda tables, rows=rows: _take_or_drop(tables, rows))
-        if dead:
-            refused = tuple(row.grant.number for row in dead)
-            yield from send(seed, FindOwners(tuple(row.group for row in dead), refused))
+        rows = [row for row in answer.rows if row is not None]
+        own = [row for row in rows if row.owner == member]
+        if not (yield from take_in([(row.group, row.grant) for row in own])):
+            yield from send(seed, FindOwners(tuple(row.group for row in own), tuple(row.grant.number for row in own)))
             return False
-        if len(some) == len(groups) and None not in rows:
+        for row in rows:
+            while row.owner != member and (yield from transact(lambda tables, row=row: _drop_group(tables, row.group))):
+                yield from pause(BETWEEN)
+        if len(some) == len(groups) == len(rows):
             break
     return True
 
 
-def _raise_page(tables: Tables, after: bytes) -> tuple[bytes | None, list[bytes]]:
-    """Returns where the next page begins, and groups that must be claimed before: then this page comes once more."""
-    page = tables.page(after, ROWS_LIMIT)
-    unclaimed: dict[bytes, None] = {}
-    for key, entry in page:
-        if entry is None:  # what is damaged stays as it is
-            continue
-        grant = tables.owned(group_of(key))
-        if grant is None:
-            unclaimed[group_of(key)] = None
-        elif entry.version < (floor := grant.epoch << EPOCH_BITS):
-            version = floor + entry.version % (1 << EPOCH_BITS)
-            tables.version = max(tables.version, version)
-            tables.put_record(key, msgspec.structs.replace(entry, version=version))
-    if unclaimed:
-        return after, list(unclaimed)
-    return page[-1][0] if page else None, []
-
-
-def _take_or_drop(tables: Tables, rows: Sequence[Ownership | None]) -> list[Ownership]:
-    """Records what this root owns, and drops what others do. Returns rows whose grants are dead: a new term began."""
+def _drop_group(tables: Tables, group: bytes) -> bool:
+    """Drops a portion of the records of a group that another member owns. Returns whether there may be more."""
     standing = tables.standing()
     assert standing is not None, "a member stays one"
-    dead: list[Ownership] = []
-    for row in rows:
-        if row is None:
-            continue
-        if row.owner != standing.member:
-            for key, entry in group_page(tables, row.group, b"", ROWS_LIMIT):
-                tables.delete_record(key)
-                with passing_over(tables, key):
-                    dispose(tables, standing, entry.places if entry else ())
-        elif row.grant.term == standing.roster.term and row.grant.number > standing.floor:
-            record_grant(tables, row.group, row.grant)
-        else:
-            dead.append(row)
-    return dead
+    page = group_heads(tables, group, b"", PORTION)
+    for key, entry in page:
+        tables.delete_record(key)
+        with passing_over(tables, key):
+            dispose(tables, standing, entry.places if entry else ())
+    return bool(page)
 
 
 def _has_joined(tables: Tables) -> None:
@@ -209,38 +308,69 @@ def _has_joined(tables: Tables) -> None:
     tables.put_standing(msgspec.structs.replace(standing, is_joining=False))
 
 
-def drop_lost() -> Steps[None]:
+def drop_lost(seed: Directory) -> Steps[None]:
     """Drops records whose bytes lay on hosts that are no members any more, and rows of the directory that name them."""
     after: bytes | None = b""
     while after is not None:
-        after = yield from transact(lambda tables, start=after: _drop_page(tables, start))
+        lost, after = yield from view(lambda tables, start=after: _lost_page(tables, start))
+        yield from _in_portions(_drop_records, lost)
     number: int | None = 0
     while number is not None:
-        number = yield from transact(lambda tables, start=number: _drop_rows(tables, start))
+        groups, number = yield from view(lambda tables, start=number: _lost_rows(tables, start))
+        yield from _in_portions(lambda tables, some: _drop_rows(tables, seed, some), groups)
 
 
-def _drop_page(tables: Tables, after: bytes) -> bytes | None:
+def _in_portions(drop: Callable[[Tables, Sequence[bytes]], None], found: Sequence[bytes]) -> Steps[None]:
+    for first in range(0, len(found), PORTION):
+        yield from transact(lambda tables, first=first: drop(tables, found[first : first + PORTION]))
+        yield from pause(BETWEEN)
+
+
+def _lost_page(tables: Tables, after: bytes) -> tuple[list[bytes], bytes | None]:
     standing = tables.standing()
     assert standing is not None
-    page = tables.page(after, ROWS_LIMIT)
-    for key, entry in page:
-        if entry is not None and any(place.host not in standing.roster.ids for place in entry.places):
+    page = tables.heads(after, ROWS_LIMIT)
+    return [key for key, entry in page if _is_lost(standing, entry)], page[-1][0] if page else None
+
+
+def _is_lost(standing: Standing, entry: Entry | None) -> bool:
+    return entry is not None and any(place.host not in standing.roster.ids for place in entry.places)
+
+
+def _drop_records(tables: Tables, keys: Sequence[bytes]) -> None:
+    standing = tables.standing()
+    assert standing is not None
+    for key in keys:
+        with passing_over(tables, key):
+            entry = tables.head(key)
+            if entry is None or not _is_lost(standing, entry):  # it was put anew
+                continue
             tables.delete_record(key)
             for place in entry.places:
                 with passing_over(tables, key):
                     dispose(tables, standing, (place,))
-    return page[-1][0] if page else None
 
 
-def _drop_rows(tables: Tables, after: int) -> int | None:
+def _lost_rows(tables: Tables, after: int) -> tuple[list[bytes], int | None]:
     standing = tables.standing()
     assert standing is not None
     rows = tables.ownerships(after, ROWS_LIMIT)
-    for row in rows:
-        is_known = row.grant.epoch <= standing.roster.epoch  # else its owner may be a member that is new
-        if is_known and not {row.owner, row.giver} & standing.roster.ids:
-            tables.drop_ownership(row.group)
-    return rows[-1].grant.number if rows else None
+    return [row.group for row in rows if _counts_for_nothing(standing, row)], rows[-1].grant.number if rows else None
+
+
+def _counts_for_nothing(standing: Standing, row: Ownership) -> bool:
+    is_known = row.grant.epoch <= standing.roster.epoch  # else its owner may be a member that is new, or to be one
+    return is_known and not {row.owner, row.giver} & standing.roster.ids
+
+
+def _drop_rows(tables: Tables, seed: Directory, groups: Sequence[bytes]) -> None:
+    standing = tables.standing()
+    assert standing is not None
+    for group in groups:
+        row = tables.ownership(group)
+        if row is not None and _counts_for_nothing(standing, row):
+            seed.lose(row)
+            tables.drop_ownership(group)
 
 
 # --- the seed ---------------------------------------------------------------------------------------------------------
@@ -296,7 +426,7 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
             f"a host at {known.address} has this root: serve it there, remove that host, or say that it has moved"
         )
     if ask.versions >> EPOCH_BITS >= MOST_EPOCHS:
-        return Refused(f"its root has a version {ask.versions}, and none can be that large: serve an empty one")
+        return Refused(_too_large(ask.versions))
     if known is not None and ask.cluster is not None:
         seed.hear(asker.id, position)
     if known != asker:
@@ -304,22 +434,80 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
             return IsRoster(roster)
         if standing.unheard or not seed.is_settled(standing):
             return Later()
-        others = [owner_row(tables, roster, group) for group in ask.groups]
-        owned = [row for row in others if row is not None and row.owner != asker.id]
-        if owned and known is None:
-            return Refused(_owned_elsewhere(roster, owned))
+        newcomer = _newcomer(seed, roster, asker.id, ask.brings)
+        if ask.brings and newcomer is None:
+            return Stale(*roster.position)
         members = (*(one for one in roster.members if one.id != asker.id), asker)
-        holders = _holders_with(tables, roster, asker, has_groups=bool(ask.groups))
-        epoch = ask.versions >> EPOCH_BITS
-        roster = propose(tables, standing, is_settled=True, members=members, holders=holders, epoch=epoch)
-        for group in ask.groups:
-            if owner_row(tables, roster, group) is None:
-                give(tables, roster, group, asker.id)
+        holders = _holders_with(tables, roster, asker, has_groups=newcomer is not None)
+        epoch = ask.versions >> EPOCH_BITS if newcomer is None else newcomer.epoch - 1
+        propose(tables, standing, is_settled=True, members=members, holders=holders, epoch=epoch)
         return Later()
     if ask.cluster is not None:
         return Done() if position == roster.position else IsRoster(roster)
     # It is in the roster before, too, which counts: else it could not help this one to count.
-    return IsRoster(roster, admits=True) if seed.counts(standing) or asker.id in roster.voters else Later()
+    newcomer = seed.newcomers.get(asker.id)
+    brought = 0 if newcomer is None else newcomer.number
+    is_told = seed.counts(standing) or asker.id in roster.voters
+    return IsRoster(roster, admits=True, brought=brought) if is_told else Later()
+
+
+def note_groups(tables: Tables, standing: Standing, seed: Directory, request: BringGroups) -> Answer:
+    """Writes rows for groups of a root that is to be admitted, if no member owns one. They count from then on.
+
+    Of two roots that come with one group at the same time, the one that began first gets it, unless it is silent: the
+    other one waits, and is refused then. So neither waits for one that waits for it.
+    """
+    roster, member = standing.roster, request.member
+    if not standing.is_seed or roster.member(member) is not None:
+        return IsRoster(roster)
+    seed.begin(standing)
+    if standing.unheard or not seed.is_settled(standing):
+        return Later()
+    if not request.number:
+        seen = request.versions >> EPOCH_BITS
+        if seen >= MOST_EPOCHS:
+            return Refused(_too_large(request.versions))
+        tables.granted = max(tables.granted, roster.term << TERM_BITS) + 1
+        seed.newcomers[member] = Newcomer(tables.granted, max(roster.epoch, seen) + AHEAD, seed.clock())
+        return Brought(tables.granted)
+    newcomer = _newcomer(seed, roster, member, request.number)
+    if newcomer is None:
+        return Stale(*roster.position)
+    newcomer.heard_at = seed.clock()
+    owned = [row for group in request.groups if (row := owner_row(tables, roster, group)) is not None]
+    if owned:
+        del seed.newcomers[member]
+        return Refused(_owned_elsewhere(roster, owned))
+    rows = [tables.ownership(group) for group in request.groups]
+    if any(_is_of_earlier(seed, newcomer, row) for row in rows):
+        return Later()
+    new = [
+        group
+        for group, row in zip(request.groups, rows, strict=True)
+        if row is None or row.owner != member or row.grant.number <= newcomer.number
+    ]
+    seed.give_new(tables, roster, new, member, newcomer.epoch)
+    rows = [tables.ownership(group) for group in request.groups]
+    told = seed.tell(tables, standing, rows)
+    return (
+        told
+        if isinstance(told, Later)
+        else Brought(newcomer.number, tuple(row.grant for row in rows if row is not None))
+    )
+
+
+def _newcomer(seed: Directory, roster: Roster, member: bytes, number: int) -> Newcomer | None:
+    """Returns what is known of a root whose groups were noted under a number, if that try is still good."""
+    newcomer = seed.newcomers.get(member)
+    return newcomer if newcomer is not None and newcomer.number == number and roster.epoch < newcomer.epoch else None
+
+
+def _is_of_earlier(seed: Directory, newcomer: Newcomer, row: Ownership | None) -> bool:
+    """Returns whether a row is noted for a root that began before this one, and isn't silent."""
+    rival = None if row is None else seed.newcomers.get(row.owner)
+    if row is None or rival is None or not rival.number < row.grant.number:
+        return False
+    return rival.number < newcomer.number and seed.clock() - rival.heard_at < _NEWCOMER_SILENT
 
 
 def change_oneself(tables: Tables, seed: Directory, member: Member, *, moved: bool) -> None:
@@ -362,6 +550,10 @@ def _in_rows(tables: Tables) -> set[bytes]:
         found.update(row.owner for row in rows)
         found.update(row.giver for row in rows if row.giver is not None)
     return found
+
+
+def _too_large(version: int) -> str:
+    return f"its root has a version {version}, and none can be that large: serve an empty one"
 
 
 def _owned_elsewhere(roster: Roster, rows: Sequence[Ownership]) -> str:
@@ -654,7 +846,9 @@ def rebuild(seed: Directory) -> Steps[None]:
         for (member, request), answer in answers:
             if not isinstance(answer, Announced):
                 continue  # it is asked anew, from the beginning
-            yield from transact(lambda tables, rows=answer.rows: _write_rows(tables, rows))
+            for first in range(0, len(answer.rows), PORTION):
+                yield from transact(lambda tables, rows=answer.rows[first : first + PORTION]: _write_rows(tables, rows))
+                yield from pause(BETWEEN)
             if answer.rows:
                 asked.append((member, msgspec.structs.replace(request, after=answer.rows[-1].group)))
             else:

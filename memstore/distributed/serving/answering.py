@@ -20,6 +20,7 @@ from memstore.distributed.rules import (
     Announce,
     Answer,
     Ask,
+    BringGroups,
     ClaimGroups,
     Commit,
     Done,
@@ -64,7 +65,7 @@ _LARGE = 1 << 16  # bytes of a change that others needn't wait for: a batch of 6
 _LONGEST = 30.0  # seconds, of a request that names no limit
 _READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce)
 _OF_ROSTER = (Ask, Remove, Finish, Promise, Obey)
-_TO_SEED = (Ask, Remove, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver)
+_TO_SEED = (Ask, Remove, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, BringGroups)
 
 log = logging.getLogger("memstore")
 

@@ -307,12 +307,14 @@ class BegunSteps:
 
     Attributes:
         needs_connection: the message wasn't sent, for there is no connection.
+        goes_on: there is more to do than the one message, for a thread that waits.
         since: when they were begun, monotonic.
     """
 
     def __init__(self, steps: Steps[None], ended: Callable[[], None]) -> None:
         self.steps, self._ended = steps, ended
-        self.needs_connection, self.since = False, time.monotonic()
+        self.needs_connection = self.goes_on = False
+        self.since = time.monotonic()
         self._sent: Begun | None = None
         self._answer_of: Callable[[bytes | None], Answer | NotSent | None] | None = None
         self._once = threading.Lock()
@@ -339,6 +341,8 @@ class BegunSteps:
         assert self._answer_of is not None
         try:
             self.steps.send(self._answer_of(received))
+            self.goes_on = True
+            self.steps.close()
         except StopIteration:
             pass
         finally:
@@ -405,12 +409,15 @@ class Mirroring:
             self.due.set()
 
     def _end(self) -> None:
+        goes_on = self._begun is not None and self._begun.goes_on
         self._using.release()
         try:
             self._told()
         except Exception as error:
             self._failed(error)
-        if self._is_wanted:
+        if goes_on:
+            self.due.set()
+        elif self._is_wanted:
             self.begin()
 
 

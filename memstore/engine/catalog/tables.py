@@ -72,6 +72,7 @@ NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counter
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
 _LARGEST = 2**64 - 1
+_BEHIND_SLASH = b"0"  # the next byte after "/"
 _COUNTERS, _SERVED_COUNTERS = struct.Struct("<10Q"), struct.Struct("<11Q")
 UNSERVED = 8 + _COUNTERS.size  # bytes of the counters of a store that was never served: they have no `membership`
 
@@ -150,6 +151,21 @@ class Transaction(msgspec.Struct, eq=False):
                     found.append(key)
                 more = cursor.next()
         return found
+
+    def groups(self, start: bytes, limit: int) -> tuple[list[bytes], bytes | None]:
+        """Up to `limit` groups of keys from `start` on, and where the next ones begin; None: there are none.
+
+        A key that is a group by itself, and those with its text before their "/", need not lie side by side: so a group
+        may come twice.
+        """
+        found: list[bytes] = []
+        with self._handle.cursor(db=self._tables["entries"]) as cursor:
+            more = cursor.set_range(start) if start else cursor.first()
+            while more and len(found) < limit:
+                group, slash, _ = bytes(cursor.key()).partition(b"/")
+                found.append(group)
+                more = cursor.set_range(group + _BEHIND_SLASH) if slash else cursor.next()
+            return found, bytes(cursor.key()) if more else None
 
     def count(self, table: str) -> int:
         if table not in self._tables:

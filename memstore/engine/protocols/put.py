@@ -616,6 +616,8 @@ def replace_segment(
 def finish(root: Root, bells: Collection[int], counters: Counters, retired: int) -> None:
     """Takes step 5, after the mutex: wakes waiters, looks whether the store is still in its place, and sweeps.
 
+    A process of a store that nobody is known to serve looks once a second whether somebody does by now.
+
     Args:
         retired: how many files the commit has retired.
 
@@ -624,6 +626,8 @@ def finish(root: Root, bells: Collection[int], counters: Counters, retired: int)
     for bell in bells:
         root.doorbell.wake(bell)
     root.check_in_place()
+    if root.owners.is_alone:
+        root.expect_others()
     if not (counters.retired or counters.held or counters.filling):
         return
     try:

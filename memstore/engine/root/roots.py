@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from math import inf
 from time import monotonic, sleep
 from typing import Any, NamedTuple, Protocol
 
@@ -27,7 +28,7 @@ from memstore.engine import syscalls
 from memstore.engine.catalog.catalog import Catalog
 from memstore.engine.files.mapping import close_all
 from memstore.engine.files.segments import ClaimedFile
-from memstore.engine.root.folder import SETTINGS, Settings
+from memstore.engine.root.folder import AGENT_LOCK, SETTINGS, Settings
 from memstore.engine.root.storage import StorageDriver, StorePaths
 from memstore.engine.sync.pages import LockPage
 from memstore.engine.sync.primitives import Doorbell
@@ -36,6 +37,7 @@ from memstore.errors import NotAStoreError, PermissionDeniedError, StorageError
 _REMOVED_EVERY = 0.25  # seconds in which a removal of many files removes another one
 _REMOVED_WITHIN = 10.0  # seconds for which a removal is watched
 _IN_PLACE_FOR = 1e-4  # seconds that `glance` believes a look: to look takes 2 us, which is a get of a small value
+_LOOK_FOR_AGENT = 1.0  # seconds
 MEMBER_SIZE = 16  # bytes
 
 
@@ -139,7 +141,8 @@ class Root:
     not_removed: float = 0.0  # until when nobody looks again whether the store is being removed
     look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
     owners: Owners = ALONE  # of its keys, as far as this process knows
-    connect: Callable[[Root], Any] | None = None  # makes the `owners` of a served root
+    connect: Callable[[Root | None], Any] | None = None  # makes the `owners` of a served root; of None it imports alone
+    look_for_agent: float = 0.0  # when `expect_others` looks again, monotonic
     guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
     path: str = field(init=False)
     state: str = field(init=False)
@@ -231,6 +234,18 @@ class Root:
         """Calls `check_in_place`, unless that was done just now. For reads; and for writes, which look at the end."""
         if monotonic() > self.look_again:
             self.check_in_place()
+
+    def expect_others(self) -> None:
+        """Imports what `connect` needs, in a thread, once an agent serves the root: it takes 0.1 s.
+
+        Else the first put of this process after the host has become a member would wait for that.
+        """
+        now = monotonic()
+        if now > self.look_for_agent:
+            self.look_for_agent = now + _LOOK_FOR_AGENT
+            if self.connect is not None and os.path.exists(f"{self.state}/{AGENT_LOCK}"):
+                self.look_for_agent = inf
+                threading.Thread(target=self.connect, args=(None,), name="import", daemon=True).start()
 
     def member_id(self) -> bytes:
         """Returns the store's name as a member of a cluster: its id, 16 bytes. Raises NotAStoreError."""

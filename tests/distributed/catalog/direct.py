@@ -26,7 +26,8 @@ from memstore.distributed.rules import (
     page,
     read,
 )
-from memstore.distributed.rules.messages import Change, ClaimGroups, FindOwners, List, Lookup, Request
+from memstore.distributed.rules.directory import BETWEEN
+from memstore.distributed.rules.messages import BringGroups, Change, ClaimGroups, FindOwners, List, Lookup, Request
 from memstore.engine.protocols.get import map_entry
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
@@ -96,6 +97,8 @@ class Hosts:
                 answer = transact(host, action, filled)
             elif isinstance(action, Send):
                 answer = self.send(action)
+            elif isinstance(action, Pause) and action.seconds <= BETWEEN:
+                pass  # it lets others come to the mutex
             elif alone:
                 return None  # it would be tried again when its time comes
             else:
@@ -126,7 +129,7 @@ class Hosts:
 
         reads = isinstance(request, Lookup | List)
         answer = (look_or_run if reads else run)(to.root, action, deadline_after(10))
-        if isinstance(request, ClaimGroups | FindOwners) and to.index.may_keep(request, answer):
+        if isinstance(request, BringGroups | ClaimGroups | FindOwners) and to.index.may_keep(request, answer):
             return self._keep(to, request)
         return answer
 

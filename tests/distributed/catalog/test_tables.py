@@ -101,6 +101,9 @@ class Both:
             for after in (b"", b"a", b"a/1", b"b", b"zz"):
                 self.look(lambda tables, after=after, prefix=prefix: tables.page(after, 1, prefix))
                 self.look(lambda tables, after=after, prefix=prefix: tables.page(after, MOST, prefix))
+                self.look(lambda tables, after=after, prefix=prefix: tables.heads(after, 2, prefix))
+                self.look(lambda tables, after=after: tables.groups(after, 2))
+        self.look(lambda tables: tables.groups(b"", MOST))
         self.look(lambda tables: [tables.record(key) for key in KEYS])
         self.look(lambda tables: (tables.standing(), tables.membership(), tables.version))
         self.look(lambda tables: [tables.is_there(place) for place in self.places])
@@ -147,7 +150,7 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from(
             ["put", "put", "put_parts", "put_elsewhere", "lend", "own", "retire", "delete", "session", "end", "call"]
-            + ["owe", "settle", "standing", "version", "look", "owned", "disowned", "leaving", "stays"]
+            + ["owe", "settle", "standing", "version", "raise", "look", "owned", "disowned", "leaving", "stays"]
             + ["kept", "keep", "keep_damaged", "forget", "drop_kept", "grant", "drop_grant", "granted", "mirrored"]
         ),
         st.integers(0, 7),
@@ -201,6 +204,8 @@ def do(both: Both, name: str, key_at: int, choice: int, number: int) -> None:
         epoch = 1 if sim.own_standing is None else sim.own_standing.roster.epoch + choice % 2
         standing = both.standing(epoch, is_joining=choice % 3 == 0)
         both.run(lambda tables: tables.put_standing(standing))
+    elif name == "raise":
+        both.run(lambda tables: tables.raise_version(key, (1 << 41) + number))
     elif name == "version":
         both.run(lambda tables: setattr(tables, "version", tables.version + number))
     elif name == "look":

@@ -385,16 +385,60 @@ def _(patch: Patch) -> None:
 
 @mutation("what lies on no member stays in the catalog", "losses")
 def _(patch: Patch) -> None:
-    def nothing() -> Any:
+    def nothing(seed: Any) -> Any:
         return
         yield
 
     patch.setattr(roster, "drop_lost", nothing)
 
 
+@mutation("a root is admitted whoever has claimed one of its groups", "a group of a root that joins is claimed")
+def _(patch: Patch) -> None:
+    patch.setattr(Directory, "lose", lambda one, row: None)  # pyright: ignore
+
+
+@mutation(
+    "rows of a root that is to be admitted are of the present epoch",
+    "a deputy looks for rows of removed members while a root joins",
+)
+def _(patch: Patch) -> None:
+    give = directory.give
+
+    def of_now(tables: Any, cluster: Any, group: bytes, member: bytes, *rest: Any, epoch: Any = None) -> Any:
+        return give(tables, cluster, group, member, *rest)
+
+    patch.setattr(directory, "give", of_now)
+
+
+@mutation("what a try has written stays for the next one", "a root that joins at the second try")
+def _(patch: Patch) -> None:
+    def nothing() -> Any:
+        return
+        yield
+
+    patch.setattr(roster, "forget_grants", nothing)
+
+
+@mutation("a root owns what it has noted whoever admits it", "a root that is admitted by a question that comes late")
+def _(patch: Patch) -> None:
+    answer_ask = roster.answer_ask
+
+    def believes(tables: Any, standing: Any, seed: Any, ask: Any) -> Any:
+        answer = answer_ask(tables, standing, seed, ask)
+        is_admitted = isinstance(answer, IsRoster) and answer.admits
+        return msgspec.structs.replace(answer, brought=ask.brings) if is_admitted else answer
+
+    patch.setattr(roster, "answer_ask", believes)
+
+
+@mutation("a root that joins serves groups that it hasn't claimed", "a root that puts while it joins")
+def _(patch: Patch) -> None:
+    patch.setattr(owning, "is_unclaimed", lambda tables, standing, group: False)  # pyright: ignore
+
+
 @mutation("records of a root that joins keep their versions", "a root with keys of a host that was removed")
 def _(patch: Patch) -> None:
-    patch.setattr(roster, "_raise_page", lambda tables, after: (None, []))  # pyright: ignore
+    patch.setattr(SimTables, "raise_version", lambda tables, key, version: None)  # pyright: ignore
 
 
 @mutation("a new seed that has no directory waits for nobody", "a directory that is lost")

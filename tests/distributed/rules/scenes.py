@@ -58,6 +58,9 @@ SCENES = {
     "roots with keys": Scene(
         hosts=5, first=1, filled=4, kills=12, seconds=6, weather=Weather(0.2, 0.2, 0, 0, delay=0.1)
     ),
+    "roots with many keys": Scene(
+        hosts=5, first=2, filled=8, kills=16, promotions=3, seconds=8, weather=Weather(0.05, 0.6, 0.4, 0, 0.02)
+    ),
     "kills": Scene(kills=8),
     "cuts": Scene(cuts=6, kills=2),
     "cuts of a minute": Scene(hosts=4, first=4, seconds=90, calls=40, cuts=6, cuts_last=(60,), kills=2, attempts=6),

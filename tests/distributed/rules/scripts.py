@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy as copy_module
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from memstore.distributed.rules import Change, Entry, Lent, Place, Send, Transact, handing, owning, reading, roster
 from memstore.distributed.rules.directory import give
 from memstore.distributed.rules.messages import (
+    Ask,
     ClaimGroups,
     Commit,
     Committed,
@@ -24,6 +26,7 @@ from memstore.distributed.rules.messages import (
     Serve,
 )
 from memstore.errors import MemstoreError, StoreTimeoutError
+from tests.distributed.rules.checks import check_directory
 from tests.distributed.rules.test_membership import cluster, get, put, remove, root_with, run
 from tests.distributed.rules.world import Host, Process, World
 from tests.support.explore import Fault
@@ -485,6 +488,124 @@ def _() -> None:
     play.world.run(10)
     entry = play.get(0, b"g/k")
     play.must(entry is not None and entry.version > before, f"a version goes down from {before}: {entry}")
+
+
+def join(play: Play, *keys: bytes) -> Host:
+    """Serves a root with keys, which is to be admitted."""
+    joining = root_with(play.world, f"h{len(play.hosts)}", *keys)
+    play.hosts.append(joining)
+    play.processes.append(play.world.start_process(joining))
+    play.world.serve(joining, "h0")
+    return joining
+
+
+def once_noted(play: Play, late: Callable[[Ask], None]) -> list[Ask]:
+    """Calls `late` before the first question of a root that the seed has noted the groups of."""
+    asks = list[Ask]()
+
+    def before(host: Host, request: Any) -> None:
+        if isinstance(request, Ask) and request.brings and host is play.hosts[0] and not asks:
+            asks.append(request)
+            late(request)
+
+    play.before = before
+    return asks
+
+
+@script("a group of a root that joins is claimed")
+def _() -> None:
+    play = Play(3)
+    asks = once_noted(play, lambda ask: play.answer(0, ClaimGroups((b"g",), play.hosts[1].id)))
+    joining = join(play, b"g/k", b"ours")
+    play.world.run(5)
+    play.put(1, b"g/k", b"theirs")
+    play.must(asks and joining.tables.standing() is None, "a root is admitted with a group of another host")
+    play.must(joining.index is not None and joining.index.refusal is not None, "it isn't told why")
+
+
+@script("a deputy looks for rows of removed members while a root joins")
+def _() -> None:
+    play = Play(4)
+
+    def look(ask: Ask) -> None:
+        for at in deputies(play):
+            host, value = play.hosts[at], None
+            assert host.index is not None
+            steps: Any = roster.drop_lost(host.index.seed)
+            with contextlib.suppress(StopIteration):
+                while True:
+                    step = steps.send(value)
+                    value = step.action(host.tables) if isinstance(step, Transact) else None
+
+    asks = once_noted(play, look)
+    joining = join(play, b"g/k", b"ours")
+    play.world.run(10)
+    play.must(asks and set(joining.tables.own_groups) == {b"g", b"ours"}, "it isn't admitted")
+    check_directory(play.world, play.hosts)
+
+
+@script("a root that joins at the second try")
+def _() -> None:
+    """The first one has come to nothing, since another host has put one of its keys. That was deleted here then."""
+    play = Play(3)
+    asks = once_noted(play, lambda ask: play.answer(0, ClaimGroups((b"g",), play.hosts[1].id)))
+    joining = join(play, b"g/k", b"ours")
+    play.world.run(5)
+    play.put(1, b"g/k", b"theirs")
+    joining.tables.delete_record(b"g/k")
+    joining.tables.retire(Place(joining.id, 1))
+    play.world.run(10)
+    play.must(asks and set(joining.tables.own_groups) == {b"ours"}, f"it owns {set(joining.tables.own_groups)}")
+
+
+@script("a root that is admitted by a question that comes late")
+def _() -> None:
+    """The seed was killed, and has forgotten what it has noted, before another host claims one of the groups."""
+    play = Play(3)
+
+    def late(ask: Ask) -> None:
+        seed = play.hosts[0].index
+        assert seed is not None
+        seed.seed.newcomers.clear()
+        play.answer(0, ClaimGroups((b"g",), play.hosts[1].id))
+        play.answer(0, handing.msgspec.structs.replace(ask, brings=0))
+
+    asks = once_noted(play, late)
+    joining = join(play, b"g/k", b"ours")
+    play.world.run(10)
+    play.put(1, b"g/k", b"theirs")
+    play.world.run(5)
+    play.must(asks and set(joining.tables.own_groups) == {b"ours"}, f"it owns {set(joining.tables.own_groups)}")
+    play.must(set(joining.tables.records) == {b"ours"}, "it has records of another host's group")
+
+
+@script("a root that puts while it joins")
+def _() -> None:
+    """It has put a key after it had named its groups, and another host has claimed that group before the admission."""
+    play = Play(3)
+
+    def late(ask: Ask) -> None:
+        joining.tables.put_record(b"late/k", Entry(1 << 50, b"ours"))
+        play.answer(0, ClaimGroups((b"late",), play.hosts[1].id))
+
+    asks = once_noted(play, late)
+    finish, roster.finish_joining = roster.finish_joining, _nothing
+    try:
+        joining = join(play, b"ours")
+        play.world.run(5)
+        play.must(asks and joining.tables.standing() is not None, "it isn't admitted")
+        play.put(3, b"ours", b"new")
+        play.put(1, b"late/k", b"theirs")
+        ends = play.begin(play.processes[3], put(play.processes[3], b"late/k", b"new"), 2)
+        play.world.run(3)
+        entry = None if isinstance(ends[0], MemstoreError) else play.get(3, b"late/k")
+        play.must(entry is None or entry.body == b"new", f"a process doesn't see what it has put: {entry}")
+    finally:
+        roster.finish_joining = finish
+    play.world.run(5)
+    play.put(3, b"late/k", b"new")
+    entry = play.get(3, b"late/k")
+    play.must(entry is not None and entry.body == b"new" and b"late/k" not in joining.tables.records, f"{entry}")
 
 
 def others_than_deputies(play: Play) -> int:

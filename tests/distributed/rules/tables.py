@@ -104,6 +104,23 @@ class SimTables:
         first = bisect.bisect_right(keys, after)
         return [(key, None if key in self.damaged else self.records[key]) for key in keys[first : first + limit]]
 
+    def heads(self, after: bytes, limit: int, prefix: bytes = b"") -> list[tuple[bytes, Entry | None]]:
+        return [
+            (key, entry and msgspec.structs.replace(entry, body=b"")) for key, entry in self.page(after, limit, prefix)
+        ]
+
+    def groups(self, start: bytes, limit: int) -> tuple[list[bytes], bytes | None]:
+        firsts: dict[bytes, bytes] = {}  # of each run of keys, its first one
+        for key in sorted({*self.records, *self.damaged}):
+            if key >= start:
+                firsts.setdefault(group_of(key) + b"/" if b"/" in key else key, key)
+        keys = list(firsts.values())
+        return [group_of(key) for key in keys[:limit]], keys[limit] if len(keys) > limit else None
+
+    def raise_version(self, key: bytes, version: int) -> None:
+        if key in self.records:
+            self.records[key] = msgspec.structs.replace(self.records[key], version=version)
+
     def pass_over(self, key: bytes, why: CorruptionError) -> None:
         self.passed_over.append(key)
 
@@ -123,6 +140,9 @@ class SimTables:
         if old is None or standing.is_removed or old.is_joining != standing.is_joining:
             self.changes += 1
         self.own_standing = standing
+        if old is None:
+            for group in self.own_groups:
+                self.owns(group)
 
     def membership(self) -> int:
         return self.changes

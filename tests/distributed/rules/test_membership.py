@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from memstore.distributed.rules import Change, Entry, Member, Place, Send, Steps, handing, reading
-from memstore.distributed.rules.messages import Ask, Give, Lookup, Refused, Release, Remove
+from memstore.distributed.rules import Change, Entry, Member, Place, Send, Steps, directory, handing, reading, roster
+from memstore.distributed.rules.messages import Ask, BringGroups, Brought, Give, Lookup, Refused, Release, Remove
 from memstore.errors import (
     CrossHostError,
     HomeUnavailableError,
@@ -16,7 +17,7 @@ from memstore.errors import (
     UnknownOutcomeError,
 )
 from tests.distributed.rules.scenes import CALM
-from tests.distributed.rules.world import Host, Process, World
+from tests.distributed.rules.world import Host, Process, Task, World
 
 
 def cluster(hosts: int) -> World:
@@ -66,9 +67,9 @@ def test_members_that_come_know_the_same_roster_and_two_are_deputies() -> None:
     world = cluster(4)
     standings = [host.tables.standing() for host in world.hosts.values()]
     rosters = {one.roster for one in standings if one is not None}
-    (roster,) = rosters
-    assert len(standings) == 4 and sorted(member.address for member in roster.members) == ["h0", "h1", "h2", "h3"]
-    assert len(roster.deputies) == 2 and roster.seed not in roster.deputies
+    (known,) = rosters
+    assert len(standings) == 4 and sorted(member.address for member in known.members) == ["h0", "h1", "h2", "h3"]
+    assert len(known.deputies) == 2 and known.seed not in known.deputies
 
 
 def test_a_key_is_owned_where_it_was_first_put_and_nobody_is_asked_again() -> None:
@@ -178,8 +179,8 @@ def test_a_host_that_owns_nothing_is_not_asked_and_one_that_has_groups_is() -> N
         world.run(1)
         world.serve(host, "h0", is_owner=False)
     world.run(10)
-    roster = h0.tables.standing().roster  # pyright: ignore[reportOptionalMemberAccess]
-    assert roster.holders == (h1.id,) and {one.id for one in roster.owners} == {h0.id, h1.id}
+    known = h0.tables.standing().roster  # pyright: ignore[reportOptionalMemberAccess]
+    assert known.holders == (h1.id,) and {one.id for one in known.owners} == {h0.id, h1.id}
     for host in (h2, h3):
         world.kill_index(host)
         world.run(5)  # a deputy is left out
@@ -431,6 +432,74 @@ def test_a_root_is_a_store_by_itself_until_it_is_admitted_and_what_it_put_meanwh
     (version,) = run(world, process, put(process, b"ours", b"3"))
     assert version >> 40 and set(joining.tables.own_groups) == {b"ours", b"late", b"later"}
     assert get(world, process, b"ours") == Entry(version, b"3")
+
+
+def test_a_root_joins_in_portions_and_its_processes_put_all_the_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (directory, roster):
+        monkeypatch.setattr(module, "PORTION", 4)
+    world = cluster(3)
+    joining = root_with(world, "h3", *(b"g%d/%d" % (number // 3, number % 3) for number in range(120)), b"g7")
+    process, ends, most = world.start_process(joining), list[tuple[float, Any]](), list[int]()
+    answer, transact = world.answer, Task._transact  # pyright: ignore[reportPrivateUsage]
+
+    def answered(host: Host, index: Any, request: Any) -> Any:
+        most.append(len(msgspec.msgpack.encode(request)) if isinstance(request, Ask | BringGroups) else 0)
+        return answer(host, index, request)
+
+    def counted(task: Task, action: Any, turn: int) -> None:
+        tables = task._host.tables  # pyright: ignore[reportPrivateUsage]
+        before = [dict(rows) for rows in (tables.records, tables.own_groups, tables.directory)]
+        transact(task, action, turn)
+        for old, new in zip(before, (tables.records, tables.own_groups, tables.directory), strict=True):
+            assert len({*old.items()} ^ {*new.items()}) <= 2 * 4
+
+    def put_again() -> None:
+        began = world.now
+        world.call(
+            process, put(process, b"g7/0"), 5, lambda result, error: ends.append((world.now - began, error or result))
+        )
+        world.at(0.01, put_again)
+
+    monkeypatch.setattr(world, "answer", answered)
+    monkeypatch.setattr(Task, "_transact", counted)
+    world.at(0, put_again)
+    world.run(0.5)
+    world.serve(joining, "h0")
+    world.run(10)
+    assert len(joining.tables.own_groups) == 40 and not joining.tables.standing().is_joining  # pyright: ignore
+    assert all(entry.version >> 40 for entry in joining.tables.records.values())
+    versions = [result[0] for _, result in ends]
+    assert len(ends) > 900 and versions == sorted(versions) and max(seconds for seconds, _ in ends) < 0.05e9
+    assert 0 < max(most) < 300
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_two_roots_with_one_group_one_is_admitted_and_the_other_refused(seed: int) -> None:
+    world = World(seed, CALM)
+    world.serve(world.add_host("h0"), "h0")
+    world.run(5)
+    rivals = [root_with(world, address, b"both/k", *(b"%s-%d" % (address.encode(), one) for one in range(300)))
+              for address in ("h1", "h2")]  # fmt: skip
+    for host in rivals:
+        world.serve(host, "h0")
+    world.run(30)
+    (refused,) = [host for host in rivals if host.tables.standing() is None]
+    assert refused.index is not None and refused.index.refusal is not None and "'both'" in refused.index.refusal.why
+    assert all(entry.version < 1 << 40 for entry in refused.tables.records.values())
+
+
+def test_a_root_gets_a_group_of_one_that_was_killed_while_it_joined() -> None:
+    world = cluster(1)
+    first, second = root_with(world, "h1", b"both/k"), root_with(world, "h2", b"both/k")
+    assert world.hosts["h0"].index is not None
+    answer = world.answer(world.hosts["h0"], world.hosts["h0"].index, BringGroups(first.id))
+    assert isinstance(answer, Brought)
+    world.answer(world.hosts["h0"], world.hosts["h0"].index, BringGroups(first.id, answer.number, (b"both",)))
+    world.serve(second, "h0")
+    world.run(5)
+    assert second.tables.standing() is None
+    world.run(20)
+    assert set(second.tables.own_groups) == {b"both"}
 
 
 def test_large_records_are_handed_over_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,10 +43,13 @@ def test_histories_are_linearizable_and_no_byte_is_lost_or_left(scene: str) -> N
         Schedule(SCENES[scene], seed).run()
 
 
-@pytest.mark.parametrize("scene", ["hand-overs twice", "forced promotions", "losses twice", "roots with keys"])
+@pytest.mark.parametrize(
+    "scene", ["hand-overs twice", "forced promotions", "losses twice", "roots with keys", "roots with many keys"]
+)
 def test_pages_may_have_one_row(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (directory, handing, lending, owning, roster):
-        monkeypatch.setattr(module, "ROWS_LIMIT", 1)
+        for limit in {"ROWS_LIMIT", "PORTION"} & vars(module).keys():
+            monkeypatch.setattr(module, limit, 1)
     for seed in range(QUICK):
         print(f"scene {scene!r}, seed {seed}")
         Schedule(SCENES[scene], seed).run()

@@ -35,7 +35,16 @@ from memstore.distributed.rules import (
     failed_of,
     session_of,
 )
-from memstore.distributed.rules.messages import Ask, ClaimGroups, FindOwners, IsRoster, Wait, WaitAny, WatchGroup
+from memstore.distributed.rules.messages import (
+    Ask,
+    BringGroups,
+    ClaimGroups,
+    FindOwners,
+    IsRoster,
+    Wait,
+    WaitAny,
+    WatchGroup,
+)
 from memstore.distributed.rules.owning import Sessions
 from memstore.errors import CorruptionError, MemstoreError, UnknownOutcomeError
 from tests.distributed.rules.tables import SimTables
@@ -157,10 +166,11 @@ class World:
 
     def _check_owners(self, host: Host, tables: SimTables, group: bytes) -> None:
         """No two members own a group at one time."""
-        if tables.member in self.gone:
+        if tables.member in self.gone or tables.standing() is None:
             return
         for other in self.hosts.values():
-            if other is not host and group in other.tables.own_groups and other.id not in self.gone:
+            is_member = other.id not in self.gone and other.tables.standing() is not None
+            if other is not host and group in other.tables.own_groups and is_member:
                 raise Fault(f"{group!r} is owned by {host.address} and {other.address}", tuple(self.trace))
 
     def _new_id(self, address: str, root: int) -> bytes:
@@ -342,7 +352,7 @@ class World:
             return
         self._carry(host.address, send.address, lambda: self._arrive(host.address, send, ticket, sent, is_alive))
         patience = 12 if isinstance(request, Wait | WatchGroup | WaitAny) else self.random.uniform(0.3, 2)
-        if isinstance(request, ClaimGroups | FindOwners):
+        if isinstance(request, ClaimGroups | FindOwners | BringGroups):
             patience += 1  # the seed asks its deputies first
         if isinstance(request, Look):
             patience += request.milliseconds / 1000
