@@ -435,8 +435,8 @@ def test_a_root_is_a_store_by_itself_until_it_is_admitted_and_what_it_put_meanwh
 
 
 def test_a_root_joins_in_portions_and_its_processes_put_all_the_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (directory, roster):
-        monkeypatch.setattr(module, "PORTION", 4)
+    monkeypatch.setattr(roster, "PORTION", 4)
+    monkeypatch.setattr(directory, "ROWS_LIMIT", 4)
     world = cluster(3)
     joining = root_with(world, "h3", *(b"g%d/%d" % (number // 3, number % 3) for number in range(120)), b"g7")
     process, ends, most = world.start_process(joining), list[tuple[float, Any]](), list[int]()
