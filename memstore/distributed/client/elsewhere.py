@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from memstore.distributed import catalog
-from memstore.distributed.client.bytes_of import Bytes, name_of
-from memstore.distributed.client.driving import BegunWait, drive
-from memstore.distributed.client.sharded import ShardedPuts
+import msgspec
+
+from memstore import engine
+from memstore.distributed import catalog, rules
+from memstore.distributed.client.driving import BegunWait, Sender, drive
 from memstore.distributed.links import CLIENT, Links, hello_of_this_process, secret_of
 from memstore.distributed.rules import (
     KEY_LIMIT,
@@ -26,6 +28,8 @@ from memstore.distributed.rules import (
     Entry,
     Member,
     Place,
+    PutPart,
+    Ranks,
     Standing,
     Steps,
     Tables,
@@ -35,11 +39,15 @@ from memstore.distributed.rules import (
     look_up,
     page,
     read_all,
+    turn,
     wait_any,
     wait_any_of,
     wait_there,
+    waiting,
 )
+from memstore.distributed.transfers import Streamer, Transfers
 from memstore.engine import (
+    LOOK_EVERY,
     MOST_FOR_VALUES,
     SMALL,
     AttemptFailure,
@@ -47,20 +55,295 @@ from memstore.engine import (
     Change,
     MappedEntry,
     Merge,
+    Participant,
     PendingPart,
     Record,
     Root,
     SealedSegment,
     boot_clock,
+    damaged_entry,
     deadline_after,
+    files_of,
+    map_entry,
 )
 from memstore.engine import Participant as AttemptMember
-from memstore.errors import CrossHostError, HomeUnavailableError, StaleMembershipError, UnknownOutcomeError
+from memstore.errors import (
+    CorruptionError,
+    CrossHostError,
+    HomeUnavailableError,
+    PartialCommitError,
+    ShardMismatchError,
+    StaleMembershipError,
+    StorageError,
+    StoreTimeoutError,
+    UnknownOutcomeError,
+)
+
+# --- Bytes -----------------------------------------------------------------------------------------------------------
+# The bytes of entries, mapped: they lie here, or are copied here, or lie on another host and are fetched.
+
+
+_A_LOOK = 0.1  # seconds that one more look may take
+
+
+class Bytes:
+    """Bytes of other hosts, for one root in one process. Thread-safe.
+
+    Args:
+        members: finds a member by its id; None: it is none any more.
+    """
+
+    def __init__(self, root: Root, links: Streamer, members: Callable[[bytes], Member | None]) -> None:
+        self._root, self._members, self._transfers = root, members, Transfers(root, links, members)
+
+    def reading(self, deadline: float, *, may_lock: bool, lazily: bool) -> Reading:
+        """For one call. Arguments as of `Elsewhere.hold`."""
+        return Reading(self._root, self._members, self._transfers, deadline, may_lock=may_lock, lazily=lazily)
+
+    def hold_version(self, key: bytes, record: Record, deadline: float, *, lazily: bool) -> MappedEntry | None:
+        """Holds a version: see `Elsewhere.hold_version`."""
+        hold = self._transfers.hold_lazily if lazily else self._transfers.hold
+        return hold(key, record, deadline, may_lock=self._root.lock is not None)
+
+    def close(self) -> None:
+        self._transfers.close()
+
+
+class Reading:
+    """One call that maps entries, and looks them up again where their bytes are gone."""
+
+    def __init__(
+        self,
+        root: Root,
+        members: Callable[[bytes], Member | None],
+        transfers: Transfers,
+        deadline: float,
+        *,
+        may_lock: bool,
+        lazily: bool,
+    ) -> None:
+        self._root, self._members, self._transfers = root, members, transfers
+        self._deadline, self._may_lock, self._lazily = deadline, may_lock, lazily
+        self._misfits: set[tuple[bytes, Entry]] = set()
+
+    def map(self, key: bytes, entry: Entry) -> MappedEntry | None:
+        """Maps an entry. Returns None where its bytes aren't there: replaced since the lookup, at a first try.
+
+        Raises:
+            CrossHostError: its bytes lie in files of others, on another host.
+            CorruptionError: the entry can't be one; or its bytes aren't what it says.
+        """
+        record = catalog.record_of(entry, self._root.member_id())
+        reads_lazily = self._lazily and not self._root.storage.maps_at_once
+        if record.hosts is None and not (reads_lazily and record.segments):
+            with self._root.reading():
+                held = map_entry(self._root, key, record, live=True)
+            return held or self._missed(key, entry, record)
+        if record.is_mutable:
+            return MappedEntry(record)  # its reader refuses it, or opens it in place
+        if record.adopted is not None and record.hosts is not None:
+            raise self._of_another_host(key, record.hosts[0])
+        hold = self._transfers.hold_lazily if self._lazily else self._transfers.hold
+        held = hold(key, record, self._deadline, may_lock=self._may_lock)
+        return held or self._missed(key, entry, record)
+
+    def _missed(self, key: bytes, entry: Entry, record: Record) -> None:
+        """Its bytes are not there. The first time they may have been replaced.
+
+        Hosts are told to let go of a version after it was replaced. So one that is still the present version after its
+        bytes were missed was the present one then, too.
+        """
+        if (key, entry) not in self._misfits:
+            self._misfits.add((key, entry))
+        elif record.hosts is None:
+            raise damaged_entry(self._root, key, record)
+        elif self._root.storage.sees_all_hosts:
+            self._check_may_come(key, record)
+        else:
+            raise self._damaged_elsewhere(key, record.hosts)
+
+    def _check_may_come(self, key: bytes, record: Record) -> None:
+        """Files of other hosts come into sight when the storage likes. Raises StorageError when the time is over."""
+        self._root.check_in_place()
+        if time.monotonic() + _A_LOOK < self._deadline:
+            return
+        name, paths = key.decode(), files_of(self._root, record)
+        raise StorageError(
+            f"{name!r}: what another host has put can't be seen on host {os.uname().nodename} within the timeout, or "
+            f"not whole: {' or '.join(paths)}: is the same storage mounted on both? Does it cache for longer than the "
+            "timeout (NFS: actimeo)? memstore verify on that host tells whether the files are whole",
+            key=name,
+            path=paths[0],
+            host=os.uname().nodename,
+        )
+
+    def _damaged_elsewhere(self, key: bytes, hosts: Sequence[bytes]) -> CorruptionError:
+        name, where = key.decode(), " or ".join(name_of(self._members(host)) for host in dict.fromkeys(hosts))
+        return CorruptionError(
+            f"{name!r}: its bytes are missing, or another put's, on {where}, and no newer version has replaced it: run "
+            "memstore verify there",
+            key=name,
+        )
+
+    def _of_another_host(self, key: bytes, host: bytes) -> CrossHostError:
+        name = key.decode()
+        return CrossHostError(
+            f"{name!r} lies in files that were attached on {name_of(self._members(host))}: get it there, or put it "
+            "with attach(copy=True)",
+            key=name,
+        )
+
+
+def name_of(member: Member | None) -> str:
+    """A host, for errors."""
+    return "a host that was removed" if member is None else f"{member.name or 'the host'} at {member.address}"
+
+
+# --- Sharded puts ----------------------------------------------------------------------------------------------------
+# The share of a rank in sharded puts of a store on several hosts, by the rules: distributed/rules/sharded.py.
+
 
 Result = TypeVar("Result")
 
+_LONGEST_NAME = 1 << 16  # characters, of an attempt
+_LONGEST_LEASE = 1e9  # seconds
+_LONGEST_LENT = 600.0  # seconds that no audit asks after a part whose owner hasn't answered
+_MOST_UNANSWERED = 64
+_TO_ANSWER = 0.25  # seconds for an owner to say, at the end of a wait, that there is nothing yet
+
+
+class ShardedPuts:
+    """The ranks of one process, at one root. Thread-safe."""
+
+    def __init__(self, root: Root, links: Sender, client: Client) -> None:
+        self._root, self._links = root, links
+        self._client, self._ranks = client, Ranks(client)
+        self._member = root.member_id()
+        self._unanswered: OrderedDict[tuple[bytes, str, int], PutPart] = OrderedDict()
+
+    def _drive(self, steps: Steps[Result], deadline: float, sealed: Sequence[SealedSegment] = ()) -> Result:
+        return drive(steps, self._root, self._links, deadline, sealed=sealed)
+
+    # --- a part is put ------------------------------------------------------------------------------------------------
+
+    def prepare(
+        self, member: Participant, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
+    ) -> AttemptOutcome | Participant:
+        """Does what `engine.Elsewhere` says."""
+        if len(member.attempt) > _LONGEST_NAME:
+            raise ValueError(f"attempt has {len(member.attempt):,} characters, and may have {_LONGEST_NAME:,}")
+        part = self._part(member, expect)
+        if segment is not None:
+            place = Place(self._member, segment.put_id, segment.segment)
+            part = msgspec.structs.replace(part, place=place, size=segment.size, start=segment.start)
+        own = PutPart(part)
+        left = min(max(deadline - time.monotonic(), 0.0), _LONGEST_LENT)
+        steps = self._ranks.prepare(own, content, boot_clock() + int(left * 1e9))
+        try:
+            outcome = self._drive(steps, deadline, () if segment is None else (segment,))
+        except StoreTimeoutError as error:  # its file may be lent: the next put must not take it for its own
+            raise HomeUnavailableError(str(error), key=member.key.decode()) from error
+        finally:
+            if own.lane is not None:
+                self._note_unanswered((member.key, member.attempt, member.rank), own)
+        if outcome is not None:
+            return catalog.outcome_row(outcome)
+        assert own.owner is not None, "a part that was taken in has an owner"
+        return member._replace(number=own.number, owner=own.owner)
+
+    def _note_unanswered(self, name: tuple[bytes, str, int], own: PutPart) -> None:
+        """Notes a part until it is given up. Those that nobody gives up leave their lanes to later calls."""
+        before = self._unanswered.pop(name, None)
+        self._unanswered[name] = own
+        if before is None and len(self._unanswered) > _MOST_UNANSWERED:
+            before = self._unanswered.popitem(last=False)[1]
+        if before is not None and before.lane is not None:
+            self._client.free_lane(before.lane)
+
+    def _part(self, member: Participant, expect: int | None) -> rules.Part:
+        return rules.Part(
+            key=member.key,
+            attempt=member.attempt,
+            number=0,
+            rank=member.rank,
+            world_size=member.world_size,
+            place=Place(self._member, 0),
+            expect=expect,
+            lease=int(min(max(member.lease, 0), _LONGEST_LEASE) * 1e9),
+        )
+
+    def _put_part(self, member: Participant) -> PutPart:
+        """Makes what a process knows of its part. An attempt without an owner began before this host was served."""
+        owner = member.owner or (self._member if member.number else None)
+        return PutPart(self._part(member, None), owner, member.number)
+
+    # --- what becomes of it -------------------------------------------------------------------------------------------
+
+    def outcome_of(
+        self, member: Participant, merge: Merge, waits_until: float, deadline: float
+    ) -> AttemptOutcome | None:
+        """Looks at the attempt until it has an outcome, or nobody waits any more: see `engine.Elsewhere`.
+
+        Who finds all parts later than at its first look leaves them to who put the last.
+        """
+        own, body_of = self._put_part(member), self._body_of(member, merge)
+        doorbell = self._root.doorbell
+        bell = doorbell.bell(member.key)
+        publish_at, milliseconds, was_complete = time.monotonic(), 0, False
+        while True:
+            seen = doorbell.load(bell)
+            publishes = time.monotonic() >= min(publish_at, waits_until)
+            steps = turn(own, body_of, milliseconds, was_complete=was_complete, publishes=publishes)
+            found = self._drive(steps, max(waits_until + _TO_ANSWER, deadline))
+            if isinstance(found, rules.Outcome):
+                return catalog.outcome_row(found)
+            left = waits_until - time.monotonic()
+            if left <= 0:
+                return None
+            if not was_complete:
+                publish_at = time.monotonic() + LOOK_EVERY
+            was_complete = len(found.parts) == member.world_size
+            if own.owner == self._member:
+                doorbell.wait(bell, seen, min(LOOK_EVERY, left))
+            else:
+                milliseconds = max(int(min(LOOK_EVERY, left) * 1000), 1)
+
+    def _body_of(self, member: Participant, merge: Merge) -> rules.Merge:
+        def body_of(parts: Sequence[rules.Part], contents: Sequence[bytes]) -> bytes | rules.Failure:
+            try:
+                content = merge([catalog.part_row(part, self._member) for part in parts], contents)
+            except (ShardMismatchError, PartialCommitError) as failure:
+                return catalog.failure_of(failure)
+            body = catalog.change_of(engine.Change(member.key, content), self._member).body
+            assert body is not None, "a content has a body"
+            return body
+
+        return body_of
+
+    # --- it is given up -----------------------------------------------------------------------------------------------
+
+    def give_up(self, member: Participant, failure: engine.AttemptFailure, deadline: float) -> AttemptOutcome:
+        """Does what `engine.Elsewhere` says."""
+        own = self._unanswered.pop((member.key, member.attempt, member.rank), None)
+        if own is None or member.number:
+            own = self._put_part(member)
+        steps = self._ranks.give_up(own, catalog.failure_of(failure))
+        return catalog.outcome_row(self._drive(steps, deadline))
+
+    def pending(self, key: bytes | None, deadline: float) -> list[tuple[engine.PendingPart, float]]:
+        """Does what `engine.Elsewhere` says."""
+        found = self._drive(waiting(self._client, key), deadline)
+        return [
+            (catalog.part_row(part, self._member), (part.expires - one.now) / 1e9)
+            for one in found
+            for part in one.parts
+        ]
+
+
+# --- All that a root asks --------------------------------------------------------------------------------------------
+
+
 _GROUPS = 1 << 16  # that are remembered
-_LONGEST_LENT = 600.0  # seconds that no audit asks after what was lent for a put
 _TO_ASK = 0.1  # seconds that a call has at least which asks another host, also with a timeout of 0
 _TO_END = 0.5  # seconds for the owners to hear that a session ends
 _TO_OPEN = 5.0  # seconds for the store's mutex, when tables are opened that came since, of a call without a deadline

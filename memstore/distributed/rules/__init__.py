@@ -7,11 +7,10 @@ directory  which member owns a group: grants, denials, and the deputies' copies
 roster     who is a member: admission, removal, a new seed
 handing    how a group goes to another owner
 lending    how segments are let go that records of other owners name
-attempts   sharded puts at the owner of their key
 index      the index process: all of these
 client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
-ranks      how a rank of a sharded put does its share
+sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """
 
 from __future__ import annotations
@@ -88,7 +87,6 @@ from memstore.distributed.rules.messages import (
     groups_of,
 )
 from memstore.distributed.rules.owning import answer_again, keep_answer, session_of
-from memstore.distributed.rules.ranks import Merge, PutPart, Ranks, turn, waiting
 from memstore.distributed.rules.reading import (
     is_unsealed,
     look_up,
@@ -102,6 +100,7 @@ from memstore.distributed.rules.reading import (
     wait_there,
 )
 from memstore.distributed.rules.roster import NotPromoted, found
+from memstore.distributed.rules.sharded import Merge, PutPart, Ranks, turn, waiting
 from memstore.distributed.rules.steps import (
     NOT_SENT,
     Gather,

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import msgspec
 
-from memstore.distributed.rules.attempts import end_attempts_of, remember
 from memstore.distributed.rules.messages import (
     BYTES_LIMIT,
     KEY_LIMIT,
@@ -45,6 +44,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import REMOVED, admit, group_page, passing_over, record_grant
+from memstore.distributed.rules.sharded import end_attempts_of, remember
 from memstore.distributed.rules.steps import KeptGroup, LeavingGroup, Lent, Steps, Tables, send, transact, view
 
 Rows = list[tuple[bytes, Entry | None]]  # None: the record is damaged

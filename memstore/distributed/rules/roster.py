@@ -30,7 +30,6 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules.attempts import end_strays
 from memstore.distributed.rules.directory import Directory, give, owner_row
 from memstore.distributed.rules.messages import (
     EPOCH_BITS,
@@ -64,6 +63,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import dispose, group_page, passing_over, record_grant
+from memstore.distributed.rules.sharded import end_strays
 from memstore.distributed.rules.steps import Steps, Tables, pause, send, send_all, transact, view
 
 MOST_DEPUTIES = 2

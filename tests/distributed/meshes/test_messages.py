@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memstore
-from memstore.distributed.meshes.launching import Launching
+from memstore.distributed.meshes.launching import Launching, ips_in
 from memstore.distributed.meshes.messages import (
     LONGEST,
     VERSION,
@@ -24,7 +24,6 @@ from memstore.distributed.meshes.messages import (
     decode_report,
     encode,
 )
-from memstore.distributed.meshes.reach import ips_in
 from memstore.errors import CorruptionError
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from memstore.distributed.meshes.messages import Folder, Reached, Seen
-from memstore.distributed.meshes.plan import plan_of, reached_by_all
+from memstore.distributed.meshes.serve import plan_of, reached_by_all
 from memstore.distributed.rules import Member, Roster
 from memstore.errors import NotServedError
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import memstore
 from memstore.distributed.links import Moved
-from memstore.distributed.rdma.plane import Plane
+from memstore.distributed.rdma import Plane
 from memstore.distributed.rules import Member
 from memstore.distributed.transfers import Bring, Stage, Transfers, announce
 from memstore.engine import need_cluster

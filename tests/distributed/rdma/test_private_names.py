@@ -1,4 +1,4 @@
-"""What memstore/distributed/rdma/engine.py takes of Monarch that isn't public. It has no public way to a handle's JSON:
+"""What memstore/distributed/rdma.py takes of Monarch that isn't public. It has no public way to a handle's JSON:
 handles are sent by pickle alone, which runs what is in it.
 
 Where this fails, a new version of Monarch has changed them: hosts that are served with `--transport rdma` or `monarch`

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memstore.distributed.rules import Failure, Outcome, Part, Pending, Place, PutPart, Ranks, turn
-from memstore.distributed.rules.attempts import is_complete
+from memstore.distributed.rules.sharded import is_complete
 from memstore.errors import (
     HomeUnavailableError,
     MemstoreError,
