@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,7 +33,6 @@ from memstore.engine import (
     HEADER_LIMIT,
     Record,
     SegmentExtent,
-    Transaction,
     base_after,
     boot_id,
     decode_external,
@@ -52,13 +51,15 @@ from memstore.errors import CorruptionError
 # A body may have come from another host. So all that is said of lengths, numbers and ranges is checked here.
 
 
+Row = TypeVar("Row")
+
 _LARGEST = (1 << 63) - 1
 _INLINE_LIMIT = 1 << 16  # bytes: no store has a larger one
 _CHECKSUM = 8  # bytes
 _LARGEST_START = HEADER_LIMIT + 8  # bytes: a header's length stands before it
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Record).decode
+encode = msgspec.msgpack.Encoder().encode
+_decode_record = msgspec.msgpack.Decoder(Record).decode
 _DETAILS = ("expected", "found", "missing_ranks", "missing_boxes")  # attributes of an attempt's error
 _decode_details = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
@@ -106,7 +107,7 @@ def _body_of(record: Record, extents: Sequence[SegmentExtent]) -> bytes:
         parts=engine.encode_extents(extents) if extents else record.parts,
         hosts=None,
     )
-    return _encode(named)
+    return encode(named)
 
 
 def _places_of(record: Record, extents: Sequence[SegmentExtent], member: bytes) -> tuple[Place, ...]:
@@ -148,7 +149,7 @@ def checked(entries: Iterable[Entry], member: bytes) -> Checked:
 
 def _read(body: bytes) -> Record:
     try:
-        return _decode(body)
+        return _decode_record(body)
     except UNDECODABLE as error:
         raise CorruptionError(f"what another host says of an entry can't be read: {error}") from None
 
@@ -235,7 +236,7 @@ def part_of(part: engine.PendingPart, member: bytes) -> Part:
 
 
 def outcome_of(row: engine.AttemptOutcome) -> Outcome:
-    failure = None if row.version else Failure(row.error, row.message, _encode(row.details))
+    failure = None if row.version else Failure(row.error, row.message, encode(row.details))
     expires = row.expires if row.boot == boot_id() else 0
     return Outcome(row.key, row.attempt, row.number, row.version, failure, expires)
 
@@ -263,27 +264,13 @@ def outcome_row(outcome: Outcome) -> engine.AttemptOutcome:
 def failure_of(error: engine.AttemptFailure) -> Failure:
     """Returns an error as other hosts are told of it: what it lists may be too long for a message."""
     details = {name: value for name, value in vars(error).items() if name in _DETAILS}
-    encoded = _encode(details)
+    encoded = encode(details)
     if len(encoded) > LARGEST_DETAILS:
-        encoded = _encode({name: value for name, value in details.items() if name != "missing_boxes"})
+        encoded = encode({name: value for name, value in details.items() if name != "missing_boxes"})
     return Failure(type(error).__name__, str(error)[:LONGEST_TEXT], encoded[:LARGEST_DETAILS])
 
 
-# --- All other rows, and damaged ones --------------------------------------------------------------------------------
-# Rows that the rules write into a catalog, as bytes, and damaged ones.
-#
-# The engine puts checksums before the rows: engine/catalog/tables.py. A damaged row is passed over where all are looked
-# at: it keeps no other from being handed over, listed or looked at. Each is told once a process, since what looks at
-# all
-# rows does so again and again. Who asks for such a key by itself hears CorruptionError, from the owner of the key.
-
-
-_MOST_TOLD = 1000  # damaged rows
-
-Row = TypeVar("Row")
-
-log = logging.getLogger("memstore")
-_told: set[tuple[bytes, bytes, str]] = set()
+# --- All other rows --------------------------------------------------------------------------------------------------
 
 
 class Copy(msgspec.Struct, frozen=True, array_like=True):
@@ -303,80 +290,47 @@ class _Lent(msgspec.Struct, frozen=True, array_like=True):
     lent: Lent
 
 
-encode = msgspec.msgpack.Encoder().encode
-_decode_standing = msgspec.msgpack.Decoder(Standing)
-_decode_call = msgspec.msgpack.Decoder(LastCall)
-_decode_lent = msgspec.msgpack.Decoder(_Lent)
-_decode_copy = msgspec.msgpack.Decoder(Copy)
-_decode_grant = msgspec.msgpack.Decoder(Grant)
-_decode_leaving = msgspec.msgpack.Decoder(LeavingGroup)
-_decode_kept = msgspec.msgpack.Decoder(KeptGroup)
-_decode_entry = msgspec.msgpack.Decoder(Entry)
-_decode_ownership = msgspec.msgpack.Decoder(Ownership)
+_kinds = (Copy, Entry, Grant, KeptGroup, LastCall, LeavingGroup, Ownership, Standing, _Lent)
+_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(kind) for kind in _kinds}
+
+
+def decode(kind: type[Row], said: bytes) -> Row:
+    """Reads a row that is nothing but a struct of this kind, as `encode` has written it. Raises CorruptionError."""
+    try:
+        return _decoders[kind].decode(said)
+    except UNDECODABLE as error:
+        raise CorruptionError(f"a row of the catalog of a served store can't be read: {error}") from None
 
 
 @functools.lru_cache(maxsize=8)
 def standing_of(said: bytes) -> Standing:
     """Returns the same object for the same bytes: each transaction for other hosts reads it, and it changes seldom."""
-    return _decoded(_decode_standing, said)
-
-
-def last_call_of(said: bytes) -> LastCall:
-    return _decoded(_decode_call, said)
-
-
-def copy_of(said: bytes) -> Copy:
-    return _decoded(_decode_copy, said)
-
-
-def grant_of(said: bytes) -> Grant:
-    return _decoded(_decode_grant, said)
-
-
-def leaving_of(said: bytes) -> LeavingGroup:
-    return _decoded(_decode_leaving, said)
-
-
-def kept_group_of(said: bytes) -> KeptGroup:
-    return _decoded(_decode_kept, said)
-
-
-def kept_entry_of(said: bytes) -> Entry:
-    return _decoded(_decode_entry, said)
-
-
-def ownership_of(said: bytes) -> Ownership:
-    return _decoded(_decode_ownership, said)
+    return decode(Standing, said)
 
 
 def encode_lent(lent: Lent) -> bytes:
     return encode(_Lent(boot_id(), lent))
 
 
-def lent_of(said: bytes, key: bytes) -> Lent:
-    """Reads a row of `lent`. What was lent before this boot is asked after at once.
-
-    Args:
-        said: empty in a row that a repair has made, which says no more than the key.
-    """
-    if not said:
-        return Lent(key, b"")
-    row = _decoded(_decode_lent, said)
+def lent_of(said: bytes) -> Lent:
+    """Reads a row of `lent`. What was lent before this boot is asked after at once."""
+    row = decode(_Lent, said)
     return row.lent if row.boot == boot_id() else msgspec.structs.replace(row.lent, until=0)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[Row], said: bytes) -> Row:
-    try:
-        return decoder.decode(said)
-    except UNDECODABLE as error:
-        raise CorruptionError(f"a row of the catalog of a served store can't be read: {error}") from None
+# --- Damaged rows ----------------------------------------------------------------------------------------------------
+# The engine puts checksums before the rows: engine/catalog/tables.py. A damaged row is passed over where all are looked
+# at: it keeps no other from being handed over, listed or looked at. Who asks for such a key by itself hears
+# CorruptionError, from the owner of the key.
 
+_MOST_TOLD = 1000
 
-# --- damaged ones -----------------------------------------------------------------------------------------------------
+log = logging.getLogger("memstore")
+_told: set[tuple[bytes, bytes, str]] = set()
 
 
 def tell(member: bytes, key: bytes, why: CorruptionError) -> None:
-    """Says in the log that something of a key was passed over, unless this process has said it.
+    """Says in the log that something of a key was passed over: once a process, which looks again and again.
 
     Args:
         member: the id of this host.
@@ -390,23 +344,3 @@ def tell(member: bytes, key: bytes, why: CorruptionError) -> None:
             "them%s",
             *(key.decode(errors="backslashreplace"), str(why), more),
         )
-
-
-def readable(
-    transaction: Transaction,
-    member: bytes,
-    table: str,
-    read: Callable[[bytes, bytes], Row],
-    limit: int,
-    after: bytes = b"",
-) -> list[tuple[bytes, Row]]:
-    """Returns up to `limit` rows of a table, in order, beyond `after`: those that `read` doesn't call damaged."""
-    found: list[tuple[bytes, Row]] = []
-    while len(found) < limit and (rows := transaction.rows_with(table, b"", limit, after)):
-        after = rows[-1][0]
-        for key, stored in rows:
-            try:
-                found.append((key, read(key, stored)))
-            except CorruptionError as error:
-                tell(member, key, error)
-    return found[:limit]
