@@ -238,9 +238,7 @@ class Client:
         self, standing: Standing, groups: tuple[bytes, ...], owners: set[bytes], *, claims: bool
     ) -> Steps[Owners | None]:
         """Asks for all groups, a message for as many as it has room for. None, after a pause: not yet."""
-        own = standing.roster.member(standing.member)
-        seed = standing.roster.member(standing.roster.seed)
-        assert seed is not None, "the seed is a member"
+        own, seed = standing.roster.member(standing.member), standing.seed
         is_owner = own is not None and own.is_owner
         claimer = next(iter(owners)) if owners else (standing.member if is_owner else None)
         rows: list[Ownership | None] = []
@@ -508,8 +506,7 @@ _KINDS: dict[str, type[MemstoreError]] = {
 def _several(standing: Standing, owners: dict[bytes, bytes]) -> CrossHostError:
     def name(owner: bytes, group: bytes) -> str:
         member = standing.roster.member(owner)
-        where = "a host" if member is None else f"{member.name or 'the host'} at {member.address}"
-        return f"{group.decode(errors='replace')!r} to {where}"
+        return f"{group.decode(errors='replace')!r} to {'a host' if member is None else member.label}"
 
     names = ", ".join(name(owner, group) for owner, group in list(owners.items())[:3])
     return CrossHostError(
@@ -551,7 +548,7 @@ def not_listed(prefix: bytes, owner: Member | Seed | None, why: DeadlinePassed, 
     elif isinstance(owner, Seed):
         who = _name(owner)
     else:
-        who = f"{owner.name or 'the host'} at {owner.address} may own some, and"
+        who = f"{owner.label} may own some, and"
     return HomeUnavailableError(
         f"{keys} can't be listed: {who} did not answer within the timeout{_reason(why)}: {_what_to_do(owner)}"
     )
@@ -578,8 +575,8 @@ def _name(owner: Member | Seed | None) -> str:
     if owner is None:
         return "its owner (this host, if it is being handed over)"
     if isinstance(owner, Seed):
-        return f"the seed, {owner.member.name or 'the host'} at {owner.member.address}, which says who owns what,"
-    return f"its owner, {owner.name or 'the host'} at {owner.address},"
+        return f"the seed, {owner.member.label}, which says who owns what,"
+    return f"its owner, {owner.label},"
 
 
 def removed() -> StaleMembershipError:

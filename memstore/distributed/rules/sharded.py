@@ -52,7 +52,6 @@ from memstore.distributed.rules.messages import (
     Prepared,
     Publish,
     Renew,
-    Request,
     Standing,
     group_of,
 )
@@ -66,7 +65,7 @@ from memstore.distributed.rules.owning import (
     keep_answer,
     passing_over,
 )
-from memstore.distributed.rules.steps import Lent, Steps, Tables, pause, send, transact, view
+from memstore.distributed.rules.steps import Lent, Steps, Tables, own_standing, pause, send, transact, view
 from memstore.errors import MemstoreError, UnknownOutcomeError
 
 # --- The owner -------------------------------------------------------------------------------------------------------
@@ -78,9 +77,8 @@ from memstore.errors import MemstoreError, UnknownOutcomeError
 #
 # **An attempt stays where it began.** It ends in the transaction in which its owner marks the group for a hand-over, or
 # hears that a host which has one of its parts is no member any more. So no publication can be under way there
-# afterwards,
-# and its ranks learn it where their parts were. Outcomes do move: a rank that comes late, or again, learns at the new
-# owner that its attempt is over.
+# afterwards, and its ranks learn it where their parts were. Outcomes do move: a rank that comes late, or again, learns
+# at the new owner that its attempt is over.
 
 
 SHORTEST_MEMORY = 60_000_000_000  # nanoseconds that an outcome is kept for ranks that ask late
@@ -339,7 +337,7 @@ def _text(key: bytes) -> str:
 
 
 def answer(tables: Tables, standing: Standing, request: Prepare | Look | Renew | Publish | GiveUp) -> Answer:
-    """Answers a rank of another host."""
+    """Answers a rank: of another host, or of this one, which names the number of an attempt that it knows."""
     match request:
         case Prepare():
             return _prepare(tables, standing, request)
@@ -369,12 +367,11 @@ def prepare_here(
     return refused or _told(part, prepare(tables, standing, part, content))
 
 
-def give_up_here(tables: Tables, request: GiveUp) -> Answer:
-    """Gives up for a rank of this host."""
-    standing = tables.standing()
-    if standing is None:
-        return Failed("StaleMembershipError", "nobody serves this store any more", request.key)
-    return _give_up_admitted(tables, standing, request)
+def give_up_here(tables: Tables, membership: int, request: GiveUp) -> Answer | None:
+    """Gives up by name for a rank of this host; arguments, and None, as of `prepare_here`."""
+    if tables.membership() != membership:
+        return None
+    return _give_up_admitted(tables, own_standing(tables), request)
 
 
 def _prepare(tables: Tables, standing: Standing, request: Prepare) -> Answer:
@@ -426,8 +423,7 @@ def _give_up_admitted(tables: Tables, standing: Standing, request: GiveUp) -> An
 # 3. `give_up`: if the rank fails, or its time is over.
 #
 # Whoever drives these steps throws `DeadlinePassed` into them when the time of one is over. The waiting between two
-# turns
-# is the driver's too: it has a clock, and on the owner's host a doorbell.
+# turns is the driver's too: it has a clock, and on the owner's host a doorbell.
 
 
 FORGOTTEN = "nothing is known of it any more: this rank looked later than its lease, or the owner was repaired since"
@@ -565,7 +561,7 @@ class Ranks:
         request = GiveUp(part.key, part.attempt, own.number, failure, lease=part.lease)
         try:
             if own.number:
-                answer = yield from _ask_owner(own, request, lambda tables: give_up_here(tables, request))
+                answer = yield from _ask_owner(own, request)
             else:
                 answer = yield from self._give_up_by_name(own, request)
         except DeadlinePassed as passed:
@@ -593,7 +589,7 @@ class Ranks:
                 request = msgspec.structs.replace(request, grant=owner.grants[group_of(own.part.key)])
                 if member.id == standing.member:
                     answer: Answer | None = yield from transact(
-                        lambda tables, now=seen, it=request: _unless_left(tables, now, it)
+                        lambda tables, now=seen, it=request: give_up_here(tables, now.membership, it)
                     )
                 else:
                     call = yield from self._client.call(member, lane, standing.roster.epoch)
@@ -624,14 +620,12 @@ def _lend(tables: Tables, membership: int, part: Part, lent: Lent) -> Done | Fai
     return Done()
 
 
-def _unless_left(tables: Tables, seen: CatalogView, request: GiveUp) -> Answer | None:
-    return give_up_here(tables, request) if tables.membership() == seen.membership else None
+def _ask_owner(own: PutPart, request: Look | Renew | Publish | GiveUp) -> Steps[Answer]:
+    """Returns the answer of the owner where the attempt began, which may be this host. `request` names its number."""
 
+    def here(tables: Tables) -> Answer:
+        return answer(tables, own_standing(tables), request)
 
-def _ask_owner(
-    own: PutPart, request: Request, here: Callable[[Tables], object], *, is_read: bool = False
-) -> Steps[object]:
-    """Returns the answer of the owner where the attempt began, which may be this host."""
     while True:
         standing = yield from view(lambda tables: tables.standing())
         owner = None if standing is None or own.owner is None else standing.roster.member(own.owner)
@@ -639,10 +633,10 @@ def _ask_owner(
             raise _unknown(own.part, "the host where it began was removed")
         own.waits_for = None if owner.id == standing.member else owner
         if owner.id == standing.member:
-            return (yield from view(here)) if is_read else (yield from transact(here))
-        answer = yield from send(owner, request)
-        if answer is not None and not isinstance(answer, Later):
-            return answer
+            return (yield from view(here)) if isinstance(request, Look) else (yield from transact(here))
+        found = yield from send(owner, request)
+        if found is not None and not isinstance(found, Later):
+            return found
         yield from pause(AGAIN)
 
 
@@ -725,7 +719,7 @@ def waiting(client: Client, key: bytes | None) -> Steps[list[Pending]]:
 
 
 def _looked(own: PutPart, look: Look) -> Steps[Outcome | Pending]:
-    answer = yield from _ask_owner(own, look, lambda tables: look_at_attempts(tables, look), is_read=True)
+    answer = yield from _ask_owner(own, look)
     if isinstance(answer, Ended):
         return answer.outcome
     if isinstance(answer, Pending):
@@ -744,11 +738,10 @@ def _publish(own: PutPart, merge: Merge) -> Steps[Outcome | None]:
         return None
     merged, places = merge(parts, contents), tuple(one.place for one in parts)
     if isinstance(merged, Failure):
-        failed = GiveUp(part.key, part.attempt, own.number, merged, None, places, part.lease)
-        answer = yield from _ask_owner(own, failed, lambda tables: give_up_here(tables, failed))
+        request = GiveUp(part.key, part.attempt, own.number, merged, None, places, part.lease)
     else:
         request = Publish(part.key, part.attempt, own.number, places, merged)
-        answer = yield from _ask_owner(own, request, lambda tables: publish(tables, _standing(tables), request))
+    answer = yield from _ask_owner(own, request)
     if isinstance(answer, Failed):
         raise error_of(answer)
     return answer.outcome if isinstance(answer, Ended) else None
@@ -775,11 +768,4 @@ def _renew(own: PutPart, found: Pending) -> Steps[None]:
     """Takes this rank's part on by a lease, when half of that is over."""
     mine = next((part for part in found.parts if part.rank == own.part.rank), None)
     if mine is not None and mine.expires - found.now < mine.lease // 2:
-        request = Renew(mine.key, mine.attempt, mine.number, mine.rank)
-        yield from _ask_owner(own, request, lambda tables: renew(tables, request))
-
-
-def _standing(tables: Tables) -> Standing:
-    standing = tables.standing()
-    assert standing is not None, "a member stays one"
-    return standing
+        yield from _ask_owner(own, Renew(mine.key, mine.attempt, mine.number, mine.rank))
