@@ -461,7 +461,7 @@ class Bringer:
             return nbytes - nbytes % STAGED_UNIT
         except (EngineError, BrokenStreamError) as error:
             self._leave(member, str(error))
-            raise ConnectionError(f"{source.name}: {error}") from error
+            raise ConnectionError(f"{source.member.label}: {error}") from error
         finally:
             if is_over:
                 self._streams.give_back(source)

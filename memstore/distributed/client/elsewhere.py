@@ -37,6 +37,7 @@ from memstore.distributed.rules import (
     groups_of,
     is_unsealed,
     look_up,
+    own_standing,
     page,
     read_all,
     turn,
@@ -45,7 +46,7 @@ from memstore.distributed.rules import (
     wait_there,
     waiting,
 )
-from memstore.distributed.transfers import Streamer, Transfers
+from memstore.distributed.transfers import Transfers
 from memstore.engine import (
     LOOK_EVERY,
     MOST_FOR_VALUES,
@@ -66,7 +67,6 @@ from memstore.engine import (
     files_of,
     map_entry,
 )
-from memstore.engine import Participant as AttemptMember
 from memstore.errors import (
     CorruptionError,
     CrossHostError,
@@ -79,34 +79,87 @@ from memstore.errors import (
     UnknownOutcomeError,
 )
 
-# --- Bytes -----------------------------------------------------------------------------------------------------------
-# The bytes of entries, mapped: they lie here, or are copied here, or lie on another host and are fetched.
+Result = TypeVar("Result")
 
-
+_GROUPS = 1 << 16  # that are remembered
+_TO_ASK = 0.1  # seconds that a call has at least which asks another host, also with a timeout of 0
+_TO_END = 0.5  # seconds for the owners to hear that a session ends
+_TO_OPEN = 5.0  # seconds for the store's mutex, when tables are opened that came since, of a call without a deadline
+_SEEN_KEYS = 1024
+_LARGEST_SEEN = 1 << 16  # bytes of an entry that is kept
+_LONGEST_NAME = 1 << 16  # characters, of an attempt
+_LONGEST_LEASE = 1e9  # seconds
+_LONGEST_LENT = 600.0  # seconds that no audit asks after what was lent for a change
+_MOST_UNANSWERED = 64
+_TO_ANSWER = 0.25  # seconds for an owner to say, at the end of a wait, that there is nothing yet
 _A_LOOK = 0.1  # seconds that one more look may take
 
 
-class Bytes:
-    """Bytes of other hosts, for one root in one process. Thread-safe.
+def open_elsewhere(root: Root) -> OtherHosts:
+    """Raises SecretError where the secret's file can't be used."""
+    return OtherHosts(root, Links(secret=secret_of(root.state), kind=CLIENT, hello=hello_of_this_process()))
 
-    Args:
-        members: finds a member by its id; None: it is none any more.
+
+# --- what this host owns ----------------------------------------------------------------------------------------------
+
+
+class OwnedHere:
+    """One reading of the catalog. It is never changed, but for the groups, of which more come.
+
+    Attributes:
+        membership: the number of the catalog's counters that it was read under. While the catalog has it, no group of
+            these has left this host.
+        may_commit: this host is a member, and all that its root had before is the cluster's.
+        groups: that were asked after, and that this host owns. Puts look into it.
     """
 
-    def __init__(self, root: Root, links: Streamer, members: Callable[[bytes], Member | None]) -> None:
-        self._root, self._members, self._transfers = root, members, Transfers(root, links, members)
+    def __init__(self, membership: int, standing: Standing) -> None:
+        self.membership = membership
+        self.may_commit = not (standing.is_removed or standing.is_joining)
+        self.groups: set[bytes] = set()
 
-    def reading(self, deadline: float, *, may_lock: bool, lazily: bool) -> Reading:
-        """For one call. Arguments as of `Elsewhere.hold`."""
-        return Reading(self._root, self._members, self._transfers, deadline, may_lock=may_lock, lazily=lazily)
 
-    def hold_version(self, key: bytes, record: Record, deadline: float, *, lazily: bool) -> MappedEntry | None:
-        """Holds a version: see `Elsewhere.hold_version`."""
-        hold = self._transfers.hold_lazily if lazily else self._transfers.hold
-        return hold(key, record, deadline, may_lock=self._root.lock is not None)
+def _read_owned(tables: Tables, groups: Sequence[bytes], known: OwnedHere | None) -> OwnedHere | None:
+    """Adds to what is known the groups that this host owns, and that don't leave it. None: nobody serves the root."""
+    if known is None or tables.membership() != known.membership:
+        standing = tables.standing()
+        if standing is None:
+            return None
+        known = OwnedHere(tables.membership(), standing)
+    if len(known.groups) >= _GROUPS:
+        known = OwnedHere(known.membership, own_standing(tables))
+    known.groups.update(group for group in groups if tables.owned(group) is not None and tables.leaving(group) is None)
+    return known
 
-    def close(self) -> None:
-        self._transfers.close()
+
+# --- gets with `max_age` ----------------------------------------------------------------------------------------------
+
+
+class Seen:
+    """Entries that this process has looked up lately. Thread-safe: a step is one call into C, or may be lost."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[bytes, tuple[float, Entry]] = OrderedDict()
+
+    def note(self, key: bytes, entry: Entry, looked: float) -> None:
+        """`looked` is when its owner was asked, monotonic: the entry is not older."""
+        if len(entry.body) <= _LARGEST_SEEN:
+            self._entries[key] = (looked, entry)
+            if len(self._entries) > _SEEN_KEYS:
+                self._entries.popitem(last=False)
+
+    def within(self, key: bytes, max_age: float) -> Entry | None:
+        """Returns an entry that was the present one less than `max_age` seconds ago."""
+        looked, entry = self._entries.get(key, (0.0, None))
+        return entry if time.monotonic() - looked < max_age else None
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Notes that this process has changed them."""
+        for key in keys:
+            self._entries.pop(key, None)
+
+
+# --- bytes of entries, mapped -----------------------------------------------------------------------------------------
 
 
 class Reading:
@@ -141,10 +194,7 @@ class Reading:
             return held or self._missed(key, entry, record)
         if record.is_mutable:
             return MappedEntry(record)  # its reader refuses it, or opens it in place
-        if record.adopted is not None and record.hosts is not None:
-            raise self._of_another_host(key, record.hosts[0])
-        hold = self._transfers.hold_lazily if self._lazily else self._transfers.hold
-        held = hold(key, record, self._deadline, may_lock=self._may_lock)
+        held = self._transfers.hold(key, record, self._deadline, may_lock=self._may_lock, lazily=self._lazily)
         return held or self._missed(key, entry, record)
 
     def _missed(self, key: bytes, entry: Entry, record: Record) -> None:
@@ -178,38 +228,19 @@ class Reading:
         )
 
     def _damaged_elsewhere(self, key: bytes, hosts: Sequence[bytes]) -> CorruptionError:
-        name, where = key.decode(), " or ".join(name_of(self._members(host)) for host in dict.fromkeys(hosts))
+        name, where = key.decode(), " or ".join(_label_of(self._members(host)) for host in dict.fromkeys(hosts))
         return CorruptionError(
             f"{name!r}: its bytes are missing, or another put's, on {where}, and no newer version has replaced it: run "
             "memstore verify there",
             key=name,
         )
 
-    def _of_another_host(self, key: bytes, host: bytes) -> CrossHostError:
-        name = key.decode()
-        return CrossHostError(
-            f"{name!r} lies in files that were attached on {name_of(self._members(host))}: get it there, or put it "
-            "with attach(copy=True)",
-            key=name,
-        )
+
+def _label_of(member: Member | None) -> str:
+    return "a host that was removed" if member is None else member.label
 
 
-def name_of(member: Member | None) -> str:
-    """A host, for errors."""
-    return "a host that was removed" if member is None else f"{member.name or 'the host'} at {member.address}"
-
-
-# --- Sharded puts ----------------------------------------------------------------------------------------------------
-# The share of a rank in sharded puts of a store on several hosts, by the rules: distributed/rules/sharded.py.
-
-
-Result = TypeVar("Result")
-
-_LONGEST_NAME = 1 << 16  # characters, of an attempt
-_LONGEST_LEASE = 1e9  # seconds
-_LONGEST_LENT = 600.0  # seconds that no audit asks after a part whose owner hasn't answered
-_MOST_UNANSWERED = 64
-_TO_ANSWER = 0.25  # seconds for an owner to say, at the end of a wait, that there is nothing yet
+# --- sharded puts -----------------------------------------------------------------------------------------------------
 
 
 class ShardedPuts:
@@ -237,8 +268,7 @@ class ShardedPuts:
             place = Place(self._member, segment.put_id, segment.segment)
             part = msgspec.structs.replace(part, place=place, size=segment.size, start=segment.start)
         own = PutPart(part)
-        left = min(max(deadline - time.monotonic(), 0.0), _LONGEST_LENT)
-        steps = self._ranks.prepare(own, content, boot_clock() + int(left * 1e9))
+        steps = self._ranks.prepare(own, content, _audited_from(deadline))
         try:
             outcome = self._drive(steps, deadline, () if segment is None else (segment,))
         except StoreTimeoutError as error:  # its file may be lent: the next put must not take it for its own
@@ -340,87 +370,6 @@ class ShardedPuts:
         ]
 
 
-# --- All that a root asks --------------------------------------------------------------------------------------------
-
-
-_GROUPS = 1 << 16  # that are remembered
-_TO_ASK = 0.1  # seconds that a call has at least which asks another host, also with a timeout of 0
-_TO_END = 0.5  # seconds for the owners to hear that a session ends
-_TO_OPEN = 5.0  # seconds for the store's mutex, when tables are opened that came since, of a call without a deadline
-_SEEN_KEYS = 1024
-_LARGEST_SEEN = 1 << 16  # bytes of an entry that is kept
-
-
-def open_elsewhere(root: Root) -> OtherHosts:
-    """Raises SecretError where the secret's file can't be used."""
-    return OtherHosts(root, Links(secret=secret_of(root.state), kind=CLIENT, hello=hello_of_this_process()))
-
-
-# --- what this host owns ----------------------------------------------------------------------------------------------
-
-
-class OwnedHere:
-    """One reading of the catalog. It is never changed, but for the groups, of which more come.
-
-    Attributes:
-        membership: the number of the catalog's counters that it was read under. While the catalog has it, no group of
-            these has left this host.
-        may_commit: this host is a member, and all that its root had before is the cluster's.
-        groups: that were asked after, and that this host owns. Puts look into it.
-    """
-
-    def __init__(self, membership: int, standing: Standing) -> None:
-        self.membership = membership
-        self.may_commit = not (standing.is_removed or standing.is_joining)
-        self.groups: set[bytes] = set()
-
-
-def _read_owned(tables: Tables, groups: Sequence[bytes], known: OwnedHere | None) -> OwnedHere | None:
-    """Adds to what is known the groups that this host owns, and that don't leave it. None: nobody serves the root."""
-    if known is None or tables.membership() != known.membership:
-        standing = tables.standing()
-        if standing is None:
-            return None
-        known = OwnedHere(tables.membership(), standing)
-    if len(known.groups) >= _GROUPS:
-        known = OwnedHere(known.membership, _standing(tables))
-    known.groups.update(group for group in groups if tables.owned(group) is not None and tables.leaving(group) is None)
-    return known
-
-
-def _standing(tables: Tables) -> Standing:
-    standing = tables.standing()
-    assert standing is not None, "a member stays one"
-    return standing
-
-
-# --- gets with `max_age` ----------------------------------------------------------------------------------------------
-
-
-class Seen:
-    """Entries that this process has looked up lately. Thread-safe: a step is one call into C, or may be lost."""
-
-    def __init__(self) -> None:
-        self._entries: OrderedDict[bytes, tuple[float, Entry]] = OrderedDict()
-
-    def note(self, key: bytes, entry: Entry, looked: float) -> None:
-        """`looked` is when its owner was asked, monotonic: the entry is not older."""
-        if len(entry.body) <= _LARGEST_SEEN:
-            self._entries[key] = (looked, entry)
-            if len(self._entries) > _SEEN_KEYS:
-                self._entries.popitem(last=False)
-
-    def within(self, key: bytes, max_age: float) -> Entry | None:
-        """Returns an entry that was the present one less than `max_age` seconds ago."""
-        looked, entry = self._entries.get(key, (0.0, None))
-        return entry if time.monotonic() - looked < max_age else None
-
-    def forget(self, keys: Sequence[bytes]) -> None:
-        """Notes that this process has changed them."""
-        for key in keys:
-            self._entries.pop(key, None)
-
-
 # --- the questions ----------------------------------------------------------------------------------------------------
 
 
@@ -433,17 +382,20 @@ class _Standings:
     def __init__(self, root: Root) -> None:
         self._root = root
 
-    def read(self, deadline: float | None = None) -> Standing:
+    def read(self) -> Standing:
         """Raises StaleMembershipError."""
-        until = deadline_after(_TO_OPEN) if deadline is None else deadline
-        standing = catalog.look(self._root, lambda tables: tables.standing(), until)
+        standing = catalog.look(self._root, lambda tables: tables.standing(), deadline_after(_TO_OPEN))
         if standing is None:
-            raise StaleMembershipError(f"{self._root.path} is served, and doesn't say by whom: serve it anew")
+            raise _unknown_cluster(self._root)
         return standing
 
     def member_of(self, member: bytes) -> Member | None:
         """Finds a member as the catalog says now."""
         return self.read().roster.member(member)
+
+
+def _unknown_cluster(root: Root) -> StaleMembershipError:
+    return StaleMembershipError(f"{root.path} is served, and doesn't say by whom: serve it anew")
 
 
 class OtherHosts:
@@ -456,7 +408,7 @@ class OtherHosts:
         self._owned: OwnedHere | None = None
         self._client = Client()
         self._sharded = ShardedPuts(root, links, self._client)
-        self._bytes = Bytes(root, links, self._standings.member_of)
+        self._transfers = Transfers(root, links, self._standings.member_of)
         self._seen = Seen()
 
     # --- who the owners are -------------------------------------------------------------------------------------------
@@ -477,7 +429,7 @@ class OtherHosts:
         known = self._owned
         owned = catalog.look(self._root, lambda tables: _read_owned(tables, groups, known), until)
         if owned is None:
-            raise StaleMembershipError(f"{self._root.path} is served, and doesn't say by whom: serve it anew")
+            raise _unknown_cluster(self._root)
         self._owned = owned
         return owned
 
@@ -513,7 +465,7 @@ class OtherHosts:
         return self._standings.read().roster.cluster
 
     def name_of(self, member: bytes) -> str:
-        return name_of(self._standings.member_of(member))
+        return _label_of(self._standings.member_of(member))
 
     def is_member(self, member: bytes) -> bool:
         return self._standings.member_of(member) is not None
@@ -524,7 +476,7 @@ class OtherHosts:
         keys, deadline = [change.key for change in changes], _at_least(deadline)
         asked = [catalog.change_of(change, self._member) for change in changes]
         sealed = tuple(itertools.chain.from_iterable(change.segments for change in changes))
-        steps = self._client.commit(asked, self._begin_change(deadline))
+        steps = self._client.commit(asked, _audited_from(deadline))
         values = [len(change.content.inline or b"") for change in changes if change.content is not None]
         most = MOST_FOR_VALUES if max(values, default=0) > SMALL else None
         try:
@@ -532,15 +484,10 @@ class OtherHosts:
         finally:
             self._seen.forget(keys)
 
-    def _begin_change(self, deadline: float) -> int:
-        """Returns when its time is over, on this host's clock since boot."""
-        now, left = boot_clock(), min(max(deadline - time.monotonic(), 0.0), _LONGEST_LENT)
-        return now + int(left * 1e9)
-
     def is_unsealed(self, key: bytes, segment: int, put_id: int, deadline: float) -> bool:
         deadline = _at_least(deadline)
         place = Place(self._member, put_id, segment)
-        steps = is_unsealed(self._client, key, place, self._begin_change(deadline))
+        steps = is_unsealed(self._client, key, place, _audited_from(deadline))
         try:
             return drive(steps, self._root, self._links, deadline)
         except (HomeUnavailableError, UnknownOutcomeError) as error:
@@ -563,7 +510,8 @@ class OtherHosts:
         max_age: float | None = None,
     ) -> list[MappedEntry | None]:
         deadline = _at_least(deadline)
-        reading = self._bytes.reading(deadline, may_lock=may_lock, lazily=lazily)
+        member_of, transfers = self._standings.member_of, self._transfers
+        reading = Reading(self._root, member_of, transfers, deadline, may_lock=may_lock, lazily=lazily)
         if max_age and len(keys) == 1:
             entry = self._seen.within(keys[0], max_age)
             held = None if entry is None else reading.map(keys[0], entry)
@@ -585,7 +533,8 @@ class OtherHosts:
         return catalog.record_of(catalog.entry_of(record, member), self._member)
 
     def hold_version(self, key: bytes, record: Record, deadline: float, *, lazily: bool) -> MappedEntry | None:
-        return self._bytes.hold_version(key, record, _at_least(deadline), lazily=lazily)
+        may_lock = self._root.lock is not None
+        return self._transfers.hold(key, record, _at_least(deadline), may_lock=may_lock, lazily=lazily)
 
     def records(self, keys: Sequence[bytes], deadline: float) -> list[Record | None]:
         found: dict[bytes, Record | None] = {}
@@ -619,7 +568,7 @@ class OtherHosts:
             left_out = {id: member for id, member in members.items() if member is not None}
         found = self._drive(page(self._client, prefix, after, min(limit, ROWS_LIMIT), left_out), deadline)
         if silent is not None and left_out is not None:
-            silent.update({id: name_of(member) for id, member in left_out.items()})
+            silent.update({id: member.label for id, member in left_out.items()})
         return found
 
     def wait(self, key: bytes, newer_than: int, deadline: float) -> int | None:
@@ -659,16 +608,16 @@ class OtherHosts:
     # --- sharded puts: see sharded.py ---------------------------------------------------------------------------------
 
     def prepare(
-        self, member: AttemptMember, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
-    ) -> AttemptOutcome | AttemptMember:
+        self, member: Participant, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
+    ) -> AttemptOutcome | Participant:
         return self._sharded.prepare(member, expect, segment, content, deadline)
 
     def outcome_of(
-        self, member: AttemptMember, merge: Merge, waits_until: float, deadline: float
+        self, member: Participant, merge: Merge, waits_until: float, deadline: float
     ) -> AttemptOutcome | None:
         return self._sharded.outcome_of(member, merge, waits_until, deadline)
 
-    def give_up(self, member: AttemptMember, failure: AttemptFailure, deadline: float) -> AttemptOutcome:
+    def give_up(self, member: Participant, failure: AttemptFailure, deadline: float) -> AttemptOutcome:
         return self._sharded.give_up(member, failure, deadline)
 
     def pending(self, key: bytes | None, deadline: float) -> list[tuple[PendingPart, float]]:
@@ -684,9 +633,15 @@ class OtherHosts:
         try:
             self._drive(self._client.end(connected), time.monotonic() + _TO_END)
         finally:
-            self._bytes.close()
+            self._transfers.close()
             self._links.close()
 
 
 def _at_least(deadline: float) -> float:
     return max(deadline, time.monotonic() + _TO_ASK)
+
+
+def _audited_from(deadline: float) -> int:
+    """Returns when the time of a change is over, on this host's clock since boot."""
+    now, left = boot_clock(), min(max(deadline - time.monotonic(), 0.0), _LONGEST_LENT)
+    return now + int(left * 1e9)

@@ -144,11 +144,6 @@ class Stream:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
 
-    @property
-    def name(self) -> str:
-        """The host's name."""
-        return f"{self.member.name or 'the host'} at {self.member.address}"
-
     def send(self, data: bytes) -> None:
         self.socket.sendall(data, socket.MSG_NOSIGNAL)
 
@@ -379,7 +374,7 @@ def _failure(stream: Stream, text: bytes) -> MemstoreError:
         failure = decode_failure(text)
     except UNDECODABLE as error:
         raise BrokenStreamError(f"a failure that can't be read: {error}") from None
-    said = f"{stream.name}: {failure.text}"
+    said = f"{stream.member.label}: {failure.text}"
     return CorruptionError(said, detail=said) if failure.error == "CorruptionError" else CannotSendError(said)
 
 
@@ -545,15 +540,14 @@ class _Transfer:
                     fresh = True
                     continue
             if via is not None:
-                log.info("bytes of %s at %s come over TCP: %s", member.name or "the host", member.address, why)
+                log.info("bytes of %s come over TCP: %s", member.label, why)
                 if self._streams.relay is not None and not is_busy:
                     self._streams.relay.leave(member)
                 via, fresh = None, False
                 continue
             left = self._deadline - time.monotonic()
             if left <= 0:
-                name = f"{member.name or 'the host'} at {member.address}"
-                raise HomeUnavailableError(f"{name} did not send what is stored there within the timeout: {why}")
+                raise HomeUnavailableError(f"{member.label} did not send what is stored there within the timeout: {why}")
             time.sleep(min(_TRY_AGAIN, left))
         if asked is not None:
             asked.close()

@@ -282,8 +282,7 @@ class _PinningHost:
             raise
 
     def _silent(self, why: str) -> HomeUnavailableError:
-        name = f"{self.member.name or 'the host'} at {self.member.address}"
-        return HomeUnavailableError(f"{name} did not say that it keeps what is looked at: {why}")
+        return HomeUnavailableError(f"{self.member.label} did not say that it keeps what is looked at: {why}")
 
 
 # --- Values of which bytes are absent --------------------------------------------------------------------------------
@@ -523,7 +522,9 @@ class Transfers:
         self._streams, self._pins = Streams(links, Relay(root, members)), Pins(links)
         self._files = StoredFiles(root) if root.storage.sees_all_hosts else None
 
-    def hold(self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True) -> MappedEntry | None:
+    def hold(
+        self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True, lazily: bool = False
+    ) -> MappedEntry | None:
         """Maps a value some of whose segments lie on other hosts. None: some are gone, look it up again.
 
         A plain value is copied to this host once: by one of the processes that ask for it meanwhile, and the others
@@ -533,6 +534,9 @@ class Transfers:
             record: with `hosts`.
             deadline: monotonic.
             may_lock: whether the store may be changed; else nothing is copied.
+            lazily: if there is no copy, bytes come when they are asked for, which may take as long each time as this
+                call may: see `MappedEntry.absent`. Until the value is dropped, the other hosts keep its bytes, as they
+                do for who has got it there.
 
         Raises:
             HomeUnavailableError: a host with these bytes can't be reached.
@@ -542,10 +546,13 @@ class Transfers:
         seconds = max(deadline - time.monotonic(), 0.0)
         self._check_not_attached(key, record)
         if self._files is not None:
-            return self._hold_stored(self._files, key, record, seconds, deadline)
+            return self._hold_stored(self._files, key, record, seconds, deadline, lazily=lazily)
         held = self._copied(key, record, deadline)
         if held is not None:
             return held
+        if lazily:
+            pinned = self._pin(key, record, deadline)
+            return None if pinned is None else self._absent(key, record, pinned, seconds, deadline, may_lock=may_lock)
         if may_lock and is_worth_it(self._root, record):
             try:
                 held = self._copy(key, record, deadline)
@@ -560,19 +567,7 @@ class Transfers:
             return None
         return held
 
-    def hold_lazily(self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True) -> MappedEntry | None:
-        """Holds a value for who needs some of its bytes: if there is no copy, they come when they are asked for.
-
-        See `MappedEntry.absent`. Each time may take as long as this call may. Until the value is dropped, the other
-        hosts keep its bytes, as they do for who has got it there.
-        """
-        seconds = max(deadline - time.monotonic(), 0.0)
-        self._check_not_attached(key, record)
-        if self._files is not None:
-            return self._hold_stored(self._files, key, record, seconds, deadline, lazily=True)
-        held = self._copied(key, record, deadline)
-        if held is not None:
-            return held
+    def _pin(self, key: bytes, record: Record, deadline: float) -> Pinned | None:
         elsewhere: dict[bytes, list[SegmentExtent]] = {}
         for host, extent in record.elsewhere(self._root.member_id()):
             elsewhere.setdefault(host, []).append(extent)
@@ -580,14 +575,16 @@ class Transfers:
             hosts = [(self._member(host), extents) for host, extents in elsewhere.items()]
         except HomeUnavailableError as error:
             raise of_key(key, error) from error
-        pinned = self._pins.pin(hosts, deadline)
-        return None if pinned is None else self._absent(key, record, pinned, seconds, deadline, may_lock=may_lock)
+        return self._pins.pin(hosts, deadline)
 
     def _check_not_attached(self, key: bytes, record: Record) -> None:
         if record.adopted is not None:
-            name = key.decode()
-            where = self._name(record.hosts[0]) if record.hosts else "another host"
-            raise CrossHostError(f"{name!r} was attached: its files are on {where}, and can be read there", key=name)
+            name, member = key.decode(), self._find(record.hosts[0]) if record.hosts else None
+            where = "another host" if member is None else member.label
+            raise CrossHostError(
+                f"{name!r} lies in files that were attached on {where}: get it there, or put it with attach(copy=True)",
+                key=name,
+            )
 
     def _absent(
         self,
@@ -694,7 +691,3 @@ class Transfers:
         if found is None:
             raise HomeUnavailableError(f"the host {member.hex()} has left the cluster, and the bytes are there")
         return found
-
-    def _name(self, member: bytes) -> str:
-        found = self._find(member)
-        return member.hex() if found is None else f"{found.name or 'the host'} at {found.address}"

@@ -52,7 +52,7 @@ def put_and_get(planes: Planes, mib: float = 20.5, key: str = "key") -> bool:
 
 
 def lazily(planes: Planes, key: str) -> Any:
-    held = planes.transfers.hold_lazily(key.encode(), planes.record(key), time.monotonic() + 20)
+    held = planes.transfers.hold(key.encode(), planes.record(key), time.monotonic() + 20, lazily=True)
     assert held is not None
     return view(root_of(planes.here), key, held, PinOptions("r+", 20.0, False, False))
 

@@ -80,7 +80,7 @@ def test_a_version_that_is_gone_is_said_to_be(hosts: Hosts) -> None:
     hosts.there.delete("key")
     hosts.there.gc()
     assert hosts.transfers.hold(b"key", record, time.monotonic() + 20) is None
-    assert hosts.transfers.hold_lazily(b"key", record, time.monotonic() + 20) is None
+    assert hosts.transfers.hold(b"key", record, time.monotonic() + 20, lazily=True) is None
     assert hosts.copies() == [] and hosts.here.stats().filling_bytes == 0
 
 

@@ -54,7 +54,7 @@ def moves(sent: list[int], nbytes: int, requests: int = 1) -> Generator[None]:
 
 
 def hold(hosts: Hosts, key: str) -> MappedEntry:
-    held = hosts.transfers.hold_lazily(key.encode(), hosts.record(key), time.monotonic() + 20)
+    held = hosts.transfers.hold(key.encode(), hosts.record(key), time.monotonic() + 20, lazily=True)
     assert held is not None
     return held
 

@@ -67,9 +67,7 @@ class Readers:
         del self.root, self.transfers, self.there, self.here, self.served
 
     def hold(self, process: int, *, lazily: bool = True, seconds: float = 20) -> MappedEntry:
-        transfers = self.transfers[process]
-        hold = transfers.hold_lazily if lazily else transfers.hold
-        held = hold(b"key", self.record, time.monotonic() + seconds)
+        held = self.transfers[process].hold(b"key", self.record, time.monotonic() + seconds, lazily=lazily)
         assert held is not None
         return held
 

@@ -63,8 +63,7 @@ class Hosts:
         del self.root, self.transfers, self.stores, self.serving
 
     def hold(self, *, lazily: bool = True) -> MappedEntry:
-        hold = self.transfers.hold_lazily if lazily else self.transfers.hold
-        held = hold(b"key", self.record, time.monotonic() + 20)
+        held = self.transfers.hold(b"key", self.record, time.monotonic() + 20, lazily=lazily)
         assert held is not None
         return held
 
