@@ -52,9 +52,9 @@ from memstore.distributed.meshes.messages import (
     last_line,
 )
 from memstore.distributed.rules import Roster
-from memstore.distributed.serving import Cluster, given_secret, known_cluster
+from memstore.distributed.serving import Cluster, given_secret, known_cluster, need_monarch
 from memstore.engine import absolute_path, boot_id, deadline_after
-from memstore.errors import MemstoreError, MissingPackageError, NotServedError, StoreTimeoutError
+from memstore.errors import MemstoreError, NotServedError, StoreTimeoutError
 
 Transport = Literal["auto", "rdma", "tcp", "monarch"]
 
@@ -301,9 +301,7 @@ class IndexActors:
     """
 
     def __init__(self, mesh: Any, deadline: float) -> None:
-        if not hello_of_this_process().monarch:
-            advice = "pip install 'torchmonarch>=0.7,<0.8'"
-            raise MissingPackageError(f"memstore.serve needs torchmonarch (Linux, Python 3.10 to 3.13): {advice}")
+        need_monarch(hello_of_this_process().monarch, "memstore.serve")
         with between_forks():
             from monarch.actor import HostMesh, ProcMesh, this_proc
 

@@ -28,7 +28,7 @@ from memstore.distributed.serving.joining import (
     turn,
     wait_until_member,
 )
-from memstore.distributed.serving.supervision import agent_of, has_ended_well, has_rdma, is_served
+from memstore.distributed.serving.supervision import agent_of, has_ended_well, has_rdma, is_served, need_monarch
 
 __all__ = [
     "ADDRESS_VARIABLE",
@@ -46,6 +46,7 @@ __all__ = [
     "is_served_on",
     "join",
     "known_cluster",
+    "need_monarch",
     "remove_member",
     "serve",
     "served_standing",

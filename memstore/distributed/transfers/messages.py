@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -136,9 +137,24 @@ class BadRequestError(MemstoreError):
 
 encode = msgspec.msgpack.Encoder().encode
 Request = Fetch | PinSegments | UnpinSegments | Bring | Stage
+
+
+def framed(message: Request | Staged) -> bytes:
+    """Returns a message behind its length."""
+    text = encode(message)
+    return LENGTH.pack(len(text)) + text
+
+
 decode_request: Callable[[bytes], Request] = msgspec.msgpack.Decoder(Request).decode
 decode_staged = msgspec.msgpack.Decoder(Staged).decode
 decode_failure = msgspec.msgpack.Decoder(Failure).decode
+
+
+def limit_waits(stream: socket.socket, seconds: float) -> None:
+    """Limits how long a step may wait for the other side: calls raise BlockingIOError then."""
+    wait = struct.pack("@ll", *divmod(max(int(seconds * 1e6), 1000), 1_000_000))
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
 
 
 # --- Ranges ----------------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import memstore
 from memstore.distributed.links import Moved
-from memstore.distributed.rdma import Plane
 from memstore.distributed.rules import Member
 from memstore.distributed.transfers import Bring, Stage, Transfers, announce
+from memstore.distributed.transfers.rdma import Plane
 from memstore.engine import need_cluster
 from tests.distributed.rdma.engines import HeldEngine
 from tests.distributed.transfers.hosts import Hosts

@@ -13,8 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memstore.distributed import rdma
-from memstore.distributed.transfers import announce, receiving
+from memstore.distributed.transfers import announce, rdma, receiving
 from memstore.distributed.transfers.messages import (
     FAILED,
     FOLLOWS,

@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from memstore.distributed import rdma
-from memstore.distributed.rdma import MOST_DOUBTED, MOST_TRANSFERS, SLOT, SLOTS_OF_TRANSFER, EngineError, Slots
-from memstore.distributed.transfers import receiving
+from memstore.distributed.transfers import rdma, receiving
 from memstore.distributed.transfers.messages import FOLLOWS, HEAD, LENGTH, Bring, Wanted, encode
+from memstore.distributed.transfers.rdma import (
+    MOST_DOUBTED,
+    MOST_TRANSFERS,
+    SLOT,
+    SLOTS_OF_TRANSFER,
+    EngineError,
+    Slots,
+)
 from memstore.engine import syscalls
 from tests.distributed.rdma.engines import HeldEngine, HeldReading
 from tests.distributed.rdma.planes import Planes, two_planes

@@ -25,40 +25,34 @@ import numpy as np
 
 from memstore._parsing import UNDECODABLE
 from memstore._threads import between_forks
-from memstore.distributed.actors import first_line
 from memstore.distributed.links import Moved
 from memstore.distributed.rules import Member
-from memstore.distributed.transfers import (
+from memstore.distributed.transfers.messages import (
     BUSY,
     ELSEWHERE,
-    FAILED,
-    FAILURE_LIMIT,
     FOLLOWS,
-    GONE,
     HEAD,
     LENGTH,
     STAGED_LIMIT,
     STAGED_UNIT,
     Bring,
-    BrokenStreamError,
     Pieces,
     Stage,
     Staged,
-    Stream,
-    Streamer,
-    Streams,
     decode_staged,
-    encode,
-    end_of_answer,
-    map_segments,
-    ranges_of,
-    receive_bytes,
-    send_all,
-    send_elsewhere,
-    send_failure,
+    framed,
 )
+from memstore.distributed.transfers.receiving import (
+    BrokenStreamError,
+    Links,
+    Stream,
+    Streams,
+    receive_bytes,
+    receive_head,
+)
+from memstore.distributed.transfers.sending import end_of_answer, mapped, ranges_of, send_all, send_answer
 from memstore.engine import Root, syscalls
-from memstore.errors import CorruptionError, HomeUnavailableError, LinkRefusedError
+from memstore.errors import HomeUnavailableError, LinkRefusedError
 
 # --- Monarch ---------------------------------------------------------------------------------------------------------
 # What is said to Monarch about memory: registering it, and reading others' into it.
@@ -74,6 +68,12 @@ _OF_JSON = "_RdmaBuffer"  # makes one of its JSON, which is all that pickle woul
 
 class EngineError(Exception):
     """Monarch's, of any class."""
+
+
+def _first_line(error: Exception) -> str:
+    """Returns the first line of one of Monarch's errors, which may have a hundred."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:500]
 
 
 class Reading(Protocol):
@@ -119,7 +119,7 @@ class MonarchEngine:
             buffer = self._context.copy().run(make, memory)
             handle: str = vars(buffer)[_NATIVE].__reduce__()[1][0]
         except Exception as error:  # of any class: Monarch's are many, and its own affair
-            raise EngineError(first_line(error)) from error
+            raise EngineError(_first_line(error)) from error
         self._registered.append((buffer, memory))
         return handle.encode()
 
@@ -137,7 +137,7 @@ class MonarchEngine:
         except EngineError:
             raise
         except Exception as error:
-            raise EngineError(first_line(error)) from error
+            raise EngineError(_first_line(error)) from error
 
 
 class _Reading:
@@ -150,7 +150,7 @@ class _Reading:
         except TimeoutError:
             raise
         except Exception as error:
-            raise EngineError(first_line(error)) from error
+            raise EngineError(_first_line(error)) from error
 
 
 def has_ibverbs() -> bool:
@@ -296,26 +296,22 @@ def _is_over(reading: Reading) -> bool:
 
 
 READ = b"\1"  # said of a piece
+_ALL_IN_USE = b"all registered memory is in use"
 
 
 def stage(root: Root, slots: Slots, stream: socket.socket, request: Stage) -> int:
     """Returns how many bytes were read of slots. Raises OSError and BadRequestError, which end the stream."""
     wanted = ranges_of(request.segments)
-    try:
-        found = map_segments(root, request.segments)
-    except (CorruptionError, OSError) as error:
-        send_failure(stream, error)
-        return 0
+    found = mapped(root, stream, request.segments)
     if found is None:
-        send_all(stream, [memoryview(HEAD.pack(GONE, 0))])
         return 0
     try:
         taken = slots.take()
     except (EngineError, OSError) as error:
-        send_elsewhere(stream, f"there is no registered memory: {error}")
+        send_answer(stream, ELSEWHERE, f"there is no registered memory: {error}".encode())
         return 0
     if taken is None:
-        send_elsewhere(stream, "all registered memory is in use", BUSY)
+        send_answer(stream, BUSY, _ALL_IN_USE)
         return 0
     with taken:
         addresses = [ranges.starts + one.address for one, ranges in zip(found, wanted, strict=True)]
@@ -345,8 +341,7 @@ def _stage_pieces(stream: socket.socket, taken: TransferSlots, pieces: Pieces, n
         slot, size = taken.slots[number % count], min(SLOT, nbytes - start)
         first, pieces = pieces.split(size)
         first.copy_to(slot.address)
-        said = encode(Staged(slot.handles[size // STAGED_UNIT - 1], size))
-        send_all(stream, [memoryview(LENGTH.pack(len(said)) + said)])
+        send_all(stream, [memoryview(framed(Staged(slot.handles[size // STAGED_UNIT - 1], size)))])
     return pieces
 
 
@@ -370,10 +365,7 @@ def _wait_until_read(stream: socket.socket) -> None:
 AT_ONCE = 2  # reads under way
 PIECE_WITHIN = 5.0  # seconds for a piece
 ENDED_WITHIN = 0.5  # seconds: reads under way, once another has failed, or the process is gone
-AWAY, LONGEST_AWAY = (
-    30.0,
-    600.0,
-)  # seconds for which a host that could not be read is left alone: twice as long each time
+AWAY, LONGEST_AWAY = 30.0, 600.0  # seconds for which a host that can't be read is left alone: each time twice as long
 
 
 class _Away(NamedTuple):
@@ -412,25 +404,25 @@ class Bringer:
         """Returns how many bytes were read of slots. Raises OSError, which ends the stream."""
         away = self._away.get(request.member)
         if away is not None and away.until > time.monotonic():
-            send_elsewhere(stream, away.why)
+            send_answer(stream, ELSEWHERE, away.why.encode())
             return 0
         member = self._members(request.member)
         if member is None:
-            send_elsewhere(stream, "that host has left the cluster")
+            send_answer(stream, ELSEWHERE, b"that host has left the cluster")
             return 0
         try:
             taken = self._slots.take()
         except (EngineError, OSError) as error:
             return self._refuse(stream, member, f"there is no registered memory: {error}")
         if taken is None:
-            send_elsewhere(stream, "all registered memory is in use", BUSY)
+            send_answer(stream, BUSY, _ALL_IN_USE)
             return 0
         with taken:
             return self._bring(stream, member, request, taken)
 
     def _refuse(self, stream: socket.socket, member: Member, why: str) -> int:
         self._leave(member, why)
-        send_elsewhere(stream, why)
+        send_answer(stream, ELSEWHERE, why.encode())
         return 0
 
     def _leave(self, member: Member, why: str) -> None:
@@ -452,7 +444,7 @@ class Bringer:
                 is_over = True
                 if kind == ELSEWHERE:
                     return self._refuse(stream, member, text.decode(errors="replace"))
-                send_all(stream, [memoryview(HEAD.pack(kind, len(text)) + text)])
+                send_answer(stream, kind, text)
                 return 0
             send_all(stream, [memoryview(HEAD.pack(FOLLOWS, nbytes))])
             _Transfer(self._engine, source, stream, taken, deadline).run(nbytes)
@@ -470,17 +462,14 @@ class Bringer:
 
     def _ask(self, member: Member, request: Bring, deadline: float) -> tuple[Stream, int, int]:
         """A stream, and the head of its answer."""
-        stage = encode(Stage(self._transport, self._version, request.segments))
+        stage = framed(Stage(self._transport, self._version, request.segments))
         fresh = False
         while True:
             source = self._streams.take(member, min(deadline, time.monotonic() + PIECE_WITHIN), fresh=fresh)
             try:
                 source.set_patience(min(deadline - time.monotonic(), PIECE_WITHIN))
-                source.send(LENGTH.pack(len(stage)) + stage)
-                kind, nbytes = HEAD.unpack(receive_bytes(source, HEAD.size))
-                if kind not in (FOLLOWS, GONE, FAILED, ELSEWHERE, BUSY) or (kind != FOLLOWS and nbytes > FAILURE_LIMIT):
-                    raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
-                return source, kind, nbytes
+                source.send(stage)
+                return source, *receive_head(source)
             except BaseException as error:
                 source.close()
                 if not isinstance(error, OSError | BrokenStreamError) or not source.was_idle or fresh:
@@ -494,7 +483,7 @@ class _Transfer:
     def __init__(
         self, engine: Engine, source: Stream, target: socket.socket, taken: TransferSlots, deadline: float
     ) -> None:
-        self._engine, self._owner, self._target = engine, source, target
+        self._engine, self._source, self._target = engine, source, target
         self._taken, self._deadline = taken, deadline
         self._under_way: deque[tuple[Slot, Reading, int]] = deque()
 
@@ -539,7 +528,7 @@ class _Transfer:
             raise EngineError(f"{size:,} bytes did not come within {PIECE_WITHIN:g} s") from None
         self._under_way.popleft()
         try:
-            self._owner.send(READ)
+            self._source.send(READ)
         except OSError as error:
             raise BrokenStreamError(str(error)) from error
         return slot, size
@@ -556,7 +545,7 @@ class _Transfer:
     def _hear(self, size: int) -> bytes:
         """From the other host: what is wrong there is not the process's stream, whose errors are OSErrors."""
         try:
-            return receive_bytes(self._owner, size)
+            return receive_bytes(self._source, size)
         except OSError as error:
             raise BrokenStreamError(str(error) or "it says nothing") from error
 
@@ -568,9 +557,9 @@ class _Transfer:
 
 
 def open_plane(
-    root: Root, links: Streamer, members: Callable[[bytes], Member | None], transport: str, version: str
+    root: Root, links: Links, members: Callable[[bytes], Member | None], transport: str, version: str
 ) -> Plane:
-    """Opens the plane of a process in which Monarch runs (`actors.start_monarch`).
+    """Opens the plane of a process in which Monarch runs.
 
     Args:
         transport: "rdma" or "monarch".
@@ -592,7 +581,7 @@ class Plane:
     def __init__(
         self,
         root: Root,
-        links: Streamer,
+        links: Links,
         members: Callable[[bytes], Member | None],
         engine: Engine,
         transport: str,
@@ -610,7 +599,7 @@ class Plane:
     def stage(self, stream: socket.socket, request: Stage) -> None:
         if (request.transport, request.monarch) != (self.transport, self._version):
             own, its = f"{self.transport} (Monarch {self._version})", f"{request.transport} (Monarch {request.monarch})"
-            send_elsewhere(stream, f"it has {own}, and was asked by {its}")
+            send_answer(stream, ELSEWHERE, f"it has {own}, and was asked by {its}".encode())
             return
         self._count(sent=stage(self._root, self.staged, stream, request))
 
