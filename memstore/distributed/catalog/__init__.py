@@ -7,7 +7,6 @@ tables  the tables of one transaction, and how one is run
 from __future__ import annotations
 
 from memstore.distributed.catalog.rows import (
-    Checked,
     Copy,
     change_of,
     checked,
@@ -18,13 +17,11 @@ from memstore.distributed.catalog.rows import (
     record_of,
     standing_of,
 )
-from memstore.distributed.catalog.tables import CatalogTables, MustChange, look, look_or_run, run
+from memstore.distributed.catalog.tables import CatalogTables, look, look_or_run, run
 
 __all__ = [
     "CatalogTables",
-    "Checked",
     "Copy",
-    "MustChange",
     "change_of",
     "checked",
     "entry_of",

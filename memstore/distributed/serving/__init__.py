@@ -14,7 +14,7 @@ membership     who this host is in its cluster: ROOT/cluster, and what people ar
 from __future__ import annotations
 
 from memstore.distributed.serving.agent import serve
-from memstore.distributed.serving.asking import Asker, served_standing, standing_at
+from memstore.distributed.serving.asking import standing_at
 from memstore.distributed.serving.cluster import Cluster, cluster_of, known_cluster, remove_member
 from memstore.distributed.serving.joining import (
     ADDRESS_VARIABLE,
@@ -35,7 +35,6 @@ __all__ = [
     "LOG",
     "PORT_VARIABLE",
     "PROGRAM",
-    "Asker",
     "Cluster",
     "agent_of",
     "cluster_of",
@@ -49,7 +48,6 @@ __all__ = [
     "need_monarch",
     "remove_member",
     "serve",
-    "served_standing",
     "standing_at",
     "start_agent",
     "turn",

@@ -10,10 +10,8 @@ rdma       registered memory of index processes, in place of streams; imported w
 
 from __future__ import annotations
 
-from memstore.distributed.transfers.copies import trim
-from memstore.distributed.transfers.messages import BadRequestError, Bring, Stage
 from memstore.distributed.transfers.receiving import announce
 from memstore.distributed.transfers.sending import Senders
 from memstore.distributed.transfers.transfers import Transfers
 
-__all__ = ["BadRequestError", "Bring", "Senders", "Stage", "Transfers", "announce", "trim"]
+__all__ = ["Senders", "Transfers", "announce"]

@@ -141,7 +141,7 @@ def _ranges_of(wanted: Wanted) -> Ranges:
 def send_answer(stream: socket.socket, kind: int, text: bytes = b"") -> None:
     """Sends an answer without bytes of segments. With ELSEWHERE or BUSY the text says why."""
     text = text[:FAILURE_LIMIT]
-    send_all(stream, [memoryview(HEAD.pack(kind, len(text)) + text)])
+    stream.sendall(HEAD.pack(kind, len(text)) + text, socket.MSG_NOSIGNAL)
 
 
 def _send_failure(stream: socket.socket, error: Exception) -> None:

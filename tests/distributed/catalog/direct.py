@@ -21,12 +21,12 @@ from memstore.distributed.rules import (
     Standing,
     Steps,
     Transact,
-    found,
     group_of,
     page,
-    read,
 )
 from memstore.distributed.rules.messages import Change, ClaimGroups, FindOwners, List, Lookup, Request
+from memstore.distributed.rules.reading import read
+from memstore.distributed.rules.roster import found
 from memstore.engine.protocols.get import map_entry
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after

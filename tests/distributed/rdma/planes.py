@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import memstore
 from memstore.distributed.links import Moved
 from memstore.distributed.rules import Member
-from memstore.distributed.transfers import Bring, Stage, Transfers, announce
+from memstore.distributed.transfers import Transfers, announce
+from memstore.distributed.transfers.messages import Bring, Stage
 from memstore.distributed.transfers.rdma import Plane
 from memstore.engine import need_cluster
 from tests.distributed.rdma.engines import HeldEngine

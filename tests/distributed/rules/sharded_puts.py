@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memstore.distributed.rules import Failure, Outcome, Part, Pending, Place, PutPart, Ranks, turn
+from memstore.distributed.rules import Failure, Outcome, Part, Place, PutPart, Ranks, turn
+from memstore.distributed.rules.messages import Pending
 from memstore.distributed.rules.sharded import is_complete
 from memstore.errors import (
     HomeUnavailableError,

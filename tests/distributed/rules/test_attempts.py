@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.rules import Change, Client, Failure, Outcome, Part, Pending, Place, PutPart, Ranks, turn
-from memstore.distributed.rules.messages import Forgotten, GiveUp, Look, PartsChanged, Publish
+from memstore.distributed.rules import Change, Client, Failure, Outcome, Part, Place, PutPart, Ranks, turn
+from memstore.distributed.rules.messages import Forgotten, GiveUp, Look, PartsChanged, Pending, Publish
 from memstore.errors import HomeUnavailableError, ShardMismatchError, UnknownOutcomeError
 from tests.distributed.rules.test_membership import cluster, key_at, run
 from tests.distributed.rules.world import SECOND, Host, Process, World
