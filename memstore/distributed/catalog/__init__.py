@@ -17,11 +17,12 @@ from memstore.distributed.catalog.rows import (
     record_of,
     standing_of,
 )
-from memstore.distributed.catalog.tables import CatalogTables, look, look_or_run, run
+from memstore.distributed.catalog.tables import CatalogTables, MustChange, look, look_or_run, run
 
 __all__ = [
     "CatalogTables",
     "Copy",
+    "MustChange",
     "change_of",
     "checked",
     "entry_of",
