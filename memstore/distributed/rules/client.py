@@ -47,6 +47,7 @@ from memstore.distributed.rules.messages import (
     Opened,
     Owners,
     Ownership,
+    Place,
     Refused,
     Request,
     Standing,
@@ -346,8 +347,14 @@ class Client:
             call = yield from self.call(member, lane, seen.standing.roster.epoch)
             if call is None:
                 return None
-            if any(owning.is_here(seen.standing, place) for change in changes for place in change.places):
-                answer = yield from transact(lambda tables: _lend(tables, seen.membership, member.id, call, attempt))
+            lent = [
+                (place, Lent(change.key, member.id, call.session, call.lane, call.number, attempt.until))
+                for change in changes
+                for place in change.places
+                if owning.is_here(seen.standing, place)
+            ]
+            if lent:
+                answer = yield from transact(lambda tables: lend(tables, seen.membership, lent))
                 if not isinstance(answer, Done):
                     return answer
             request = Commit(call, changes, owner.of([change.key for change in changes]))
@@ -448,19 +455,15 @@ def repeated(owner: Member, request: Request, delivery: Delivery) -> Steps[Answe
             return None
 
 
-def _lend(tables: Tables, membership: int, owner: bytes, call: Call, attempt: _Attempt) -> Done | Failed | None:
-    """Notes whom the segments are lent to, and by which call. None: groups may have left this host."""
-    standing = tables.standing()
-    if standing is None or tables.membership() != membership:
+def lend(tables: Tables, membership: int, lent: Sequence[tuple[Place, Lent]]) -> Done | Failed | None:
+    """Notes whom segments of this host are lent to, and by which call. None: groups may have left this host."""
+    if tables.standing() is None or tables.membership() != membership:
         return None
-    failed = owning.bytes_gone(tables, standing, attempt.changes)
-    if failed is not None:
-        return failed
-    for change in attempt.changes:
-        for place in change.places:
-            lent = Lent(change.key, owner, call.session, call.lane, call.number, attempt.until)
-            if owning.is_here(standing, place):
-                tables.lend(place, lent)
+    gone = next((one.key for place, one in lent if not tables.is_there(place)), None)
+    if gone is not None:
+        return owning.given_back(gone)
+    for place, one in lent:
+        tables.lend(place, one)
     return Done()
 
 

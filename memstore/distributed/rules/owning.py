@@ -358,8 +358,12 @@ def bytes_gone(tables: Tables, standing: Standing | None, changes: Sequence[Chan
     """An audit gives back what was lent for longer than its call was to take, also if the client was only stopped."""
     for change in changes:
         if not all(tables.is_there(place) for place in change.places if is_here(standing, place)):
-            return Failed("StoreTimeoutError", "its time was over, and its bytes have been given back", change.key)
+            return given_back(change.key)
     return None
+
+
+def given_back(key: bytes) -> Failed:
+    return Failed("StoreTimeoutError", "its time was over, and its bytes have been given back", key)
 
 
 def dispose(tables: Tables, standing: Standing | None, places: Sequence[Place]) -> None:

@@ -18,6 +18,7 @@ from memstore.distributed.rules.client import (
     Delivery,
     GroupOwner,
     error_of,
+    lend,
     look_at,
     no_answer,
     not_listed,
@@ -527,7 +528,8 @@ class Ranks:
             if call is None:
                 return None
             lent = Lent(part.key, member.id, call.session, call.lane, call.number, until)
-            answer = yield from transact(lambda tables: _lend(tables, seen.membership, part, lent))
+            places = [(place, lent) for place in part.places]
+            answer = yield from transact(lambda tables: lend(tables, seen.membership, places))
             if not isinstance(answer, Done):
                 return answer
             own.lane = lane  # from here on, nobody knows whether it was made
@@ -606,18 +608,6 @@ class Ranks:
         finally:
             own.lane = None
             self._client.free_lane(lane)
-
-
-def _lend(tables: Tables, membership: int, part: Part, lent: Lent) -> Done | Failed | None:
-    """Notes whom the part is lent to. None: the group may have left this host."""
-    standing = tables.standing()
-    if standing is None or tables.membership() != membership:
-        return None
-    for place in part.places:
-        if not tables.is_there(place):
-            return Failed("StoreTimeoutError", "its time was over, and its bytes have been given back", part.key)
-        tables.lend(place, lent)
-    return Done()
 
 
 def _ask_owner(own: PutPart, request: Look | Renew | Publish | GiveUp) -> Steps[Answer]:

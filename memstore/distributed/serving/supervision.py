@@ -174,24 +174,22 @@ def note_end(root: str) -> None:
 
 def is_about_to_end(root: str) -> bool:
     """Returns whether that was noted, and no index process was started since."""
-    try:
-        fd = syscalls.open_file(f"{state_folder(root)}/{LOCK}", os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        return syscalls.read_at(fd, len(_ENDS), _LINE) == _ENDS
-    finally:
-        syscalls.close(fd)
+    return _read_lock(root, len(_ENDS), _LINE) == _ENDS
 
 
 def has_ended_well(root: str) -> bool:
     """Returns whether who served the root last has ended as it was told to. The root may be gone: that is as well."""
+    return _note_of(_read_lock(root, _LINE, 0)).boot == ""
+
+
+def _read_lock(root: str, size: int, at: int) -> bytes:
+    """Returns bytes of the lock's file; none if nobody ever served the root, or it is gone."""
     try:
         fd = syscalls.open_file(f"{state_folder(root)}/{LOCK}", os.O_RDONLY)
     except FileNotFoundError:
-        return True
+        return b""
     try:
-        return _note_of(syscalls.read_at(fd, _LINE, 0)).boot == ""
+        return syscalls.read_at(fd, size, at)
     finally:
         syscalls.close(fd)
 

@@ -738,16 +738,16 @@ def _(patch: Patch) -> None:
 
 @mutation("a part is not lent before the owner hears of it", "shards")
 def _(patch: Patch) -> None:
-    lend = sharded._lend  # pyright: ignore[reportPrivateUsage]
+    lend = sharded.lend
 
-    def forget(tables: Any, membership: int, part: Any, lent: Any) -> Any:
-        answer = lend(tables, membership, part, lent)
-        for place in part.places:
+    def forget(tables: Any, membership: int, lent: Any) -> Any:
+        answer = lend(tables, membership, lent)
+        for place, _ in lent:
             if tables.lent(place) is not None:
                 tables.lendings.pop(place)
         return answer
 
-    patch.setattr(sharded, "_lend", forget)
+    patch.setattr(sharded, "lend", forget)
 
 
 @mutation("who gives up without a part leaves no outcome", "shards twice")
