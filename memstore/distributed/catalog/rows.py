@@ -50,7 +50,6 @@ from memstore.errors import CorruptionError
 #
 # A body may have come from another host. So all that is said of lengths, numbers and ranges is checked here.
 
-
 Row = TypeVar("Row")
 
 _LARGEST = (1 << 63) - 1

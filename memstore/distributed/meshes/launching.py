@@ -94,7 +94,6 @@ from memstore.errors import (
 # A host may have many: of networks that others aren't on, and of bridges that every host has under the same number. So
 # whoever answers has to send a token that was made a moment ago.
 
-
 FIRST_PORT, PORTS = 7411, 100
 _MOST = 16  # addresses of a host
 _TRY = 3.0  # seconds for a connection

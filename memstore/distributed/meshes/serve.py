@@ -419,7 +419,6 @@ def _error(name: str, failed: Failed) -> MemstoreError:
 #
 # Decided from what the index actors have seen, before anything is started.
 
-
 _ANOTHER = "take another root, or end the agents, and remove the old folders"
 
 

@@ -459,9 +459,9 @@ def lend(tables: Tables, membership: int, lent: Sequence[tuple[Place, Lent]]) ->
     """Notes whom segments of this host are lent to, and by which call. None: groups may have left this host."""
     if tables.standing() is None or tables.membership() != membership:
         return None
-    gone = next((one.key for place, one in lent if not tables.is_there(place)), None)
-    if gone is not None:
-        return owning.given_back(gone)
+    failed = owning.bytes_gone(tables, ((one.key, place) for place, one in lent))
+    if failed is not None:
+        return failed
     for place, one in lent:
         tables.lend(place, one)
     return Done()

@@ -194,20 +194,17 @@ def _version(entry: Entry | None) -> int:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def read(client: Client, key: bytes, fetch: Callable[[Entry], Steps[Value | None]]) -> Steps[tuple[int, Value] | None]:
-    """Returns a version of a key, with what `fetch` makes of its bytes; None if there is no such key.
-
-    Args:
-        fetch: None as its result: those bytes are there no more, the version was replaced.
-    """
-    (found,) = yield from read_all(client, [key], lambda _, entry: fetch(entry))
-    return found
-
-
 def read_all(
     client: Client, keys: Sequence[bytes], fetch: Callable[[bytes, Entry], Steps[Value | None]]
 ) -> Steps[tuple[tuple[int, Value] | None, ...]]:
-    """Reads keys that have one owner, at one moment. If one of them was replaced, all are looked up again."""
+    """Reads keys that have one owner, at one moment. If one of them was replaced, all are looked up again.
+
+    Args:
+        fetch: makes what is returned of an entry's bytes; None: these are there no more, the version was replaced.
+
+    Returns:
+        Versions, with what `fetch` has made; None: there is no such key.
+    """
     tries = 0
     try:
         while True:
@@ -227,19 +224,6 @@ def read_all(
 
 
 # --- waits ------------------------------------------------------------------------------------------------------------
-
-
-def wait(client: Client, key: bytes, newer_than: int) -> Steps[int]:
-    """Returns the first version that is newer. Raises StoreTimeoutError, and what `look_up` raises."""
-    try:
-        while True:
-            version = yield from wait_there(client, key, newer_than)
-            if version is not None:
-                return version
-            yield from pause(AGAIN)  # a process of the store sleeps on the key's doorbell instead
-    except DeadlinePassed:
-        name = key.decode()
-        raise StoreTimeoutError(f"{name!r}: no version newer than {newer_than}", key=name) from None
 
 
 def wait_there(client: Client, key: bytes, newer_than: int) -> Steps[int | None]:

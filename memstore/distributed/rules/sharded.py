@@ -81,7 +81,6 @@ from memstore.errors import MemstoreError, UnknownOutcomeError
 # afterwards, and its ranks learn it where their parts were. Outcomes do move: a rank that comes late, or again, learns
 # at the new owner that its attempt is over.
 
-
 SHORTEST_MEMORY = 60_000_000_000  # nanoseconds that an outcome is kept for ranks that ask late
 _DROPPED = 16  # outcomes that a prepare looks at: each attempt leaves one, so more go than come
 _LONGEST_TEXT = 4096  # characters, of what an answer may say
@@ -425,7 +424,6 @@ def _give_up_admitted(tables: Tables, standing: Standing, request: GiveUp) -> An
 #
 # Whoever drives these steps throws `DeadlinePassed` into them when the time of one is over. The waiting between two
 # turns is the driver's too: it has a clock, and on the owner's host a doorbell.
-
 
 FORGOTTEN = "nothing is known of it any more: this rank looked later than its lease, or the owner was repaired since"
 

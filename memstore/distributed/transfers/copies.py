@@ -423,11 +423,10 @@ def one_fetcher(root: Root, name: bytes, what: str, deadline: float) -> Generato
 
 
 # --- Which copies stay -----------------------------------------------------------------------------------------------
-# Which copies of other hosts' values stay: those that somebody has used lately.
+# Those that somebody has used lately.
 #
 # Who maps a copy notes that now and then, by the time of the file's last change, which nothing else looks at. When
 # copies take more than half of what the store may, those that nobody has used for longest are dropped.
-
 
 _NOTED_EVERY = 30.0  # seconds
 _PAGE = 256  # copies of one transaction

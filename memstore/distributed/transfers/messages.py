@@ -30,7 +30,6 @@ from memstore.errors import MemstoreError
 # whole STAGED_UNIT follow on the stream, and whether all were whole (1). *Elsewhere* says that they are to be asked for
 # over TCP, and *busy* that they are this time; a text follows.
 
-
 SEGMENTS_LIMIT = 1024  # of one request
 RANGES_LIMIT = 1 << 16  # of one request
 RANGE_SIZE = 16  # bytes: offset and size
@@ -162,7 +161,6 @@ def limit_waits(stream: socket.socket, seconds: float) -> None:
 #
 # They are arrays, since a slice of columns has a range for each row.
 
-
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _NONE: Numbers = np.zeros(0, np.int64)
@@ -265,7 +263,6 @@ def _cover(ranges: Ranges, places: Numbers) -> np.ndarray[Any, np.dtype[np.bool_
 #
 # The kernel takes 1,024 parts a call. To make a part of each range costs 0.2 us, so ranges of less than 256 bytes are
 # gathered into one buffer, and scattered from one, by an index of each byte.
-
 
 MOST_PARTS = 1024  # that one call takes, on Linux
 _SMALL = 256  # bytes

@@ -60,7 +60,6 @@ from memstore.errors import HomeUnavailableError, LinkRefusedError
 # Threads have no context of Monarch's own, and would begin a client beside it: so they take that of whoever opened
 # this.
 
-
 _MOST = 1 << 31  # seconds
 _NATIVE = "_buffer"  # of Monarch's RDMABuffer: what its compiled code has made
 _OF_JSON = "_RdmaBuffer"  # makes one of its JSON, which is all that pickle would have of it
@@ -167,7 +166,6 @@ def has_ibverbs() -> bool:
 # *doubted*: nobody gets it until the read has ended in some way, and a while after that. (A queue pair of Monarch's
 # tries for half a second, 7 times 67 ms, and is flushed then.) Where too many are doubted, there are no slots, and
 # bytes go over TCP.
-
 
 SLOT = 8 * STAGED_UNIT  # bytes
 SLOTS_OF_TRANSFER = 3  # slots of a transfer: one is filled, one is on its way, and one is emptied
@@ -283,7 +281,7 @@ def _is_over(reading: Reading) -> bool:
 
 
 # --- The host where bytes lie ----------------------------------------------------------------------------------------
-# The host where bytes lie: puts them into registered memory, a piece after the other, for another host to read.
+# It puts them into registered memory, a piece after the other, for another host to read.
 #
 # 1. The segments are mapped under shared locks, and their put ids compared, as for a stream
 # (`distributed/transfers/sending.py`).
@@ -293,7 +291,6 @@ def _is_over(reading: Reading) -> bool:
 #
 # A reader that dies, or is cut off, ends its stream, and its slots are anybody's again. If a read of its is still under
 # way, it brings it bytes of another value: into memory that nobody looks at, since its transfer has failed.
-
 
 READ = b"\1"  # said of a piece
 _ALL_IN_USE = b"all registered memory is in use"
@@ -352,7 +349,7 @@ def _wait_until_read(stream: socket.socket) -> None:
 
 
 # --- The host where bytes are needed ---------------------------------------------------------------------------------
-# The host where bytes are needed: its index process reads them out of the other one's slots, for a process of its own.
+# Its index process reads them out of the other one's slots, for a process of its own.
 #
 # 1. It asks the other host to *stage* what its process has asked for, on a stream.
 # 2. As soon as it is told where a piece lies, it begins to read it into a slot of its own: two at a time.
@@ -360,7 +357,6 @@ def _wait_until_read(stream: socket.socket) -> None:
 #
 # If the other host hasn't this transport, or there is no room, the process is told *elsewhere*. What fails later ends
 # its stream. In both cases the process asks for all of it over TCP. A slot into which a read was under way is doubted.
-
 
 AT_ONCE = 2  # reads under way
 PIECE_WITHIN = 5.0  # seconds for a piece

@@ -50,7 +50,6 @@ from memstore.errors import CorruptionError, HomeUnavailableError, LinkRefusedEr
 # there may be old: then whoever asks is told so, or reaches nobody, asks for the bytes over TCP, and leaves the index
 # process alone for a while.
 
-
 TRANSPORT_FILE = "transport"  # the file's
 LEAST = 2 << 20  # bytes: less comes sooner over TCP, since a round trip of Monarch takes as long as to send as much
 AWAY = 30.0  # seconds for which a host is asked over TCP only
@@ -108,8 +107,7 @@ class Relay:
 
 
 # --- Streams ---------------------------------------------------------------------------------------------------------
-# Streams: the connections over which other hosts send segments to this process. A few are idle, to be used again.
-
+# Over these connections other hosts send segments to this process. A few are idle, to be used again.
 
 _MOST_IDLE = 4  # of one host
 
@@ -215,8 +213,7 @@ class Streams:
 
 
 # --- One request -----------------------------------------------------------------------------------------------------
-# One request on a stream, and its answer, which is received where the bytes are to lie.
-
+# The answer is received where the bytes are to lie.
 
 _LONGEST = 1e6  # seconds
 
@@ -409,7 +406,6 @@ def _fill(stream: Stream, parts: Sequence[memoryview], deadline: float) -> None:
 #
 # Where this host's index process brings large transfers (`relay`), it is asked for them, over one stream; if it doesn't
 # bring them, for whatever reason, they are asked for as all others.
-
 
 STREAMS = 2  # of a large transfer
 LARGE = 4 << 20  # bytes

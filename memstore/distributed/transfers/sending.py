@@ -61,7 +61,6 @@ from memstore.errors import CorruptionError, MemstoreError, ResourceLimitError
 #
 # A client that dies ends its stream; one that takes nothing for `STALLED` seconds is dropped. Nothing else comes of it.
 
-
 STALLED = 10.0  # seconds in which a client takes nothing, or sends no more of a request
 IDLE = 600.0  # seconds without a request
 
@@ -203,7 +202,6 @@ def send_all(stream: socket.socket, parts: Sequence[memoryview]) -> None:
 # of this host that has got them: so nobody uses their files again, whatever is put. The mappings go when the reader
 # says so, or its stream ends, which is when it dies, and with the index process. Nothing is written anywhere.
 
-
 MOST_PINNING_STREAMS = 512
 MOST_PINNED_SEGMENTS = 16_384  # each is a mapping, of which the kernel allows a process some 65,000
 
@@ -265,8 +263,7 @@ class PinnedSegments:
 
 
 # --- The threads -----------------------------------------------------------------------------------------------------
-# Senders: the threads of an index process that send segments, one for each stream of another host.
-
+# An index process has one for each stream of another host.
 
 log = logging.getLogger("memstore")
 

@@ -76,7 +76,6 @@ from memstore.errors import (
 # *Let go* is said by finalizers, at any moment and in any thread. So they never wait: who finds the lock taken leaves
 # it to who has it.
 
-
 _PATIENCE = 1.0  # seconds to wait for a host: what is read of others needs it not
 _ASKED_AGAIN_AFTER = 5.0  # seconds for which one that gave no answer isn't asked again
 
@@ -293,7 +292,6 @@ class _PinningHost:
 # the value is held. Rows that are read into new memory come straight to it, the first time: most are read once, and to
 # keep them takes as long as to receive them.
 
-
 _LET_GO = (
     "its host has let go of it before all of it had come, since its index process was started again or the connection "
     "broke"
@@ -443,7 +441,6 @@ def of_key(key: bytes, error: HomeUnavailableError) -> HomeUnavailableError:
 #
 # What a host has written lies in its own folder there (`engine.segments_of`). Readers lock nothing: see
 # `engine/files/segments.py` for what they compare instead, and for how long a file stays.
-
 
 _A_LOOK = 64 << 20  # bytes between two looks at the clock
 

@@ -25,7 +25,7 @@ from memstore.distributed.rules import (
     page,
 )
 from memstore.distributed.rules.messages import Change, ClaimGroups, FindOwners, List, Lookup, Request
-from memstore.distributed.rules.reading import read
+from memstore.distributed.rules.reading import read_all
 from memstore.distributed.rules.roster import found
 from memstore.engine.protocols.get import map_entry
 from memstore.engine.root.roots import Root
@@ -187,7 +187,7 @@ class Hosts:
             yield Pause(0)
             return self.bytes_of(key, entry)
 
-        got = self.drive(host, read(host.client, key, fetch))
+        (got,) = self.drive(host, read_all(host.client, [key], lambda _, entry: fetch(entry)))
         return None if got is None else got[1]
 
     def bytes_of(self, key: bytes, entry: Entry) -> bytes | None:

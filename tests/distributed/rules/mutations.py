@@ -623,7 +623,7 @@ def _(patch: Patch) -> None:
 
 @mutation("lent bytes are not looked for before they are used", "a process that is stopped between two owners")
 def _(patch: Patch) -> None:
-    patch.setattr(owning, "bytes_gone", lambda tables, standing, changes: None)  # pyright: ignore
+    patch.setattr(owning, "bytes_gone", lambda tables, places: None)  # pyright: ignore
 
 
 @mutation("a host isn't told what nothing names any more", "quiet")
