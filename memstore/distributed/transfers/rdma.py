@@ -364,115 +364,6 @@ ENDED_WITHIN = 0.5  # seconds: reads under way, once another has failed, or the 
 AWAY, LONGEST_AWAY = 30.0, 600.0  # seconds for which a host that can't be read is left alone: each time twice as long
 
 
-class _Away(NamedTuple):
-    """Attributes:
-    until: monotonic.
-    """
-
-    until: float
-    seconds: float
-    why: str
-
-
-class Bringer:
-    """Thread-safe.
-
-    Args:
-        streams: to other hosts.
-        members: finds a member of the cluster by its id; None: there is none any more.
-        transport, version: of this process; the other's must be the same.
-    """
-
-    def __init__(
-        self,
-        streams: Streams,
-        members: Callable[[bytes], Member | None],
-        engine: Engine,
-        slots: Slots,
-        transport: str,
-        version: str,
-    ) -> None:
-        self._streams, self._members, self._engine, self._slots = streams, members, engine, slots
-        self._transport, self._version = transport, version
-        self._away: dict[bytes, _Away] = {}  # by member
-
-    def bring(self, stream: socket.socket, request: Bring) -> int:
-        """Returns how many bytes were read of slots. Raises OSError, which ends the stream."""
-        away = self._away.get(request.member)
-        if away is not None and away.until > time.monotonic():
-            send_answer(stream, ELSEWHERE, away.why.encode())
-            return 0
-        member = self._members(request.member)
-        if member is None:
-            send_answer(stream, ELSEWHERE, b"that host has left the cluster")
-            return 0
-        try:
-            taken = self._slots.take()
-        except (EngineError, OSError) as error:
-            return self._refuse(stream, member, f"there is no registered memory: {error}")
-        if taken is None:
-            send_answer(stream, BUSY, _ALL_IN_USE)
-            return 0
-        with taken:
-            return self._bring(stream, member, request, taken)
-
-    def _refuse(self, stream: socket.socket, member: Member, why: str) -> int:
-        self._leave(member, why)
-        send_answer(stream, ELSEWHERE, why.encode())
-        return 0
-
-    def _leave(self, member: Member, why: str) -> None:
-        """For a while: whoever asks meanwhile need not wait for it as this one did."""
-        before = self._away.get(member.id)
-        seconds = AWAY if before is None else min(2 * before.seconds, LONGEST_AWAY)
-        self._away[member.id] = _Away(time.monotonic() + seconds, seconds, why)
-
-    def _bring(self, stream: socket.socket, member: Member, request: Bring, taken: TransferSlots) -> int:
-        deadline = time.monotonic() + request.milliseconds / 1000
-        try:
-            source, kind, nbytes = self._ask(member, request, deadline)
-        except (OSError, BrokenStreamError, HomeUnavailableError, LinkRefusedError) as error:
-            return self._refuse(stream, member, str(error))
-        is_over = False
-        try:
-            if kind != FOLLOWS:
-                text = receive_bytes(source, nbytes)
-                is_over = True
-                if kind == ELSEWHERE:
-                    return self._refuse(stream, member, text.decode(errors="replace"))
-                send_answer(stream, kind, text)
-                return 0
-            send_all(stream, [memoryview(HEAD.pack(FOLLOWS, nbytes))])
-            _Transfer(self._engine, source, stream, taken, deadline).run(nbytes)
-            is_over = True
-            self._away.pop(member.id, None)
-            return nbytes - nbytes % STAGED_UNIT
-        except (EngineError, BrokenStreamError) as error:
-            self._leave(member, str(error))
-            raise ConnectionError(f"{source.member.label}: {error}") from error
-        finally:
-            if is_over:
-                self._streams.give_back(source)
-            else:
-                source.close()
-
-    def _ask(self, member: Member, request: Bring, deadline: float) -> tuple[Stream, int, int]:
-        """A stream, and the head of its answer."""
-        stage = framed(Stage(self._transport, self._version, request.segments))
-        fresh = False
-        while True:
-            source = self._streams.take(member, min(deadline, time.monotonic() + PIECE_WITHIN), fresh=fresh)
-            try:
-                source.set_patience(min(deadline - time.monotonic(), PIECE_WITHIN))
-                source.send(stage)
-                return source, *receive_head(source)
-            except BaseException as error:
-                source.close()
-                if not isinstance(error, OSError | BrokenStreamError) or not source.was_idle or fresh:
-                    raise
-                fresh = True
-
-
 class _Transfer:
     """From one host's slots through ours to a process."""
 
@@ -564,11 +455,22 @@ def open_plane(
     return Plane(root, links, members, MonarchEngine(has_ibverbs=transport == "rdma"), transport, version)
 
 
+class _Away(NamedTuple):
+    """Attributes:
+    until: monotonic.
+    """
+
+    until: float
+    seconds: float
+    why: str
+
+
 class Plane:
     """See `transfers.sending.Plane`. Thread-safe.
 
     Args:
         members: finds a member of the cluster by its id; None: there is none any more.
+        transport, version: the other host's must be the same.
 
     Attributes:
         transport: "rdma" or "monarch".
@@ -584,13 +486,24 @@ class Plane:
         version: str,
     ) -> None:
         self.transport = transport
-        self._root, self._version = root, version
+        self._root, self._members, self._engine, self._version = root, members, engine, version
         self._streams = Streams(links)
         self.staged = Slots(engine.register, range(STAGED_UNIT, SLOT + 1, STAGED_UNIT))
         self.brought = Slots(engine.register, (SLOT,))  # so that it isn't for each read; nobody is told of it
-        self._bringer = Bringer(self._streams, members, engine, self.brought, transport, version)
+        self._away: dict[bytes, _Away] = {}  # by member
         self._lock = threading.Lock()
         self._moved = Moved()
+
+    def moved(self) -> Moved:
+        """Bytes that were read of registered memory; those on streams the connections count."""
+        return self._moved
+
+    def _count(self, sent: int = 0, received: int = 0) -> None:
+        with self._lock:
+            self._moved = Moved(self._moved.sent + sent, self._moved.received + received)
+
+    def close(self) -> None:
+        self._streams.close()
 
     def stage(self, stream: socket.socket, request: Stage) -> None:
         if (request.transport, request.monarch) != (self.transport, self._version):
@@ -600,15 +513,78 @@ class Plane:
         self._count(sent=stage(self._root, self.staged, stream, request))
 
     def bring(self, stream: socket.socket, request: Bring) -> None:
-        self._count(received=self._bringer.bring(stream, request))
+        away = self._away.get(request.member)
+        if away is not None and away.until > time.monotonic():
+            send_answer(stream, ELSEWHERE, away.why.encode())
+            return
+        member = self._members(request.member)
+        if member is None:
+            send_answer(stream, ELSEWHERE, b"that host has left the cluster")
+            return
+        try:
+            taken = self.brought.take()
+        except (EngineError, OSError) as error:
+            self._refuse(stream, member, f"there is no registered memory: {error}")
+            return
+        if taken is None:
+            send_answer(stream, BUSY, _ALL_IN_USE)
+            return
+        with taken:
+            self._bring(stream, member, request, taken)
 
-    def moved(self) -> Moved:
-        """Bytes that were read of registered memory; those on streams the connections count."""
-        return self._moved
+    def _bring(self, stream: socket.socket, member: Member, request: Bring, taken: TransferSlots) -> None:
+        deadline = time.monotonic() + request.milliseconds / 1000
+        try:
+            source, kind, nbytes = self._ask(member, request, deadline)
+        except (OSError, BrokenStreamError, HomeUnavailableError, LinkRefusedError) as error:
+            self._refuse(stream, member, str(error))
+            return
+        is_over = False
+        try:
+            if kind == FOLLOWS:
+                send_all(stream, [memoryview(HEAD.pack(FOLLOWS, nbytes))])
+                _Transfer(self._engine, source, stream, taken, deadline).run(nbytes)
+                is_over = True
+                self._away.pop(member.id, None)
+                self._count(received=nbytes - nbytes % STAGED_UNIT)
+                return
+            text = receive_bytes(source, nbytes)
+            is_over = True
+            if kind == ELSEWHERE:
+                self._refuse(stream, member, text.decode(errors="replace"))
+            else:
+                send_answer(stream, kind, text)
+        except (EngineError, BrokenStreamError) as error:
+            self._leave(member, str(error))
+            raise ConnectionError(f"{source.member.label}: {error}") from error
+        finally:
+            if is_over:
+                self._streams.give_back(source)
+            else:
+                source.close()
 
-    def close(self) -> None:
-        self._streams.close()
+    def _ask(self, member: Member, request: Bring, deadline: float) -> tuple[Stream, int, int]:
+        """A stream, and the head of its answer."""
+        stage = framed(Stage(self.transport, self._version, request.segments))
+        fresh = False
+        while True:
+            source = self._streams.take(member, min(deadline, time.monotonic() + PIECE_WITHIN), fresh=fresh)
+            try:
+                source.set_patience(min(deadline - time.monotonic(), PIECE_WITHIN))
+                source.send(stage)
+                return source, *receive_head(source)
+            except BaseException as error:
+                source.close()
+                if not isinstance(error, OSError | BrokenStreamError) or not source.was_idle or fresh:
+                    raise
+                fresh = True
 
-    def _count(self, sent: int = 0, received: int = 0) -> None:
-        with self._lock:
-            self._moved = Moved(self._moved.sent + sent, self._moved.received + received)
+    def _refuse(self, stream: socket.socket, member: Member, why: str) -> None:
+        self._leave(member, why)
+        send_answer(stream, ELSEWHERE, why.encode())
+
+    def _leave(self, member: Member, why: str) -> None:
+        """For a while: whoever asks meanwhile need not wait for it as this one did."""
+        before = self._away.get(member.id)
+        seconds = AWAY if before is None else min(2 * before.seconds, LONGEST_AWAY)
+        self._away[member.id] = _Away(time.monotonic() + seconds, seconds, why)
