@@ -134,18 +134,18 @@ class CatalogTables:
         self._transaction.put_record(key, record)
         self._versions[key] = entry.version
         self._effects.adds = True
-        self._wake(key)
+        self._note(key)
 
     def put_damaged(self, key: bytes) -> None:
         """A row that is there is as damaged, and says more."""
         check_encoded(key)
         if self._transaction.row("entries", key) is None:
             self._transaction.put_damaged(key)
-            self._wake(key)
+            self._note(key)
 
     def delete_record(self, key: bytes) -> None:
         if self._transaction.delete_record(key):
-            self._wake(key)
+            self._note(key)
 
     def page(self, after: bytes, limit: int, prefix: bytes = b"") -> list[tuple[bytes, Entry | None]]:
         keys = self._transaction.keys(prefix, after if after >= prefix and after else None, limit)
@@ -161,8 +161,8 @@ class CatalogTables:
     def pass_over(self, key: bytes, why: CorruptionError) -> None:
         tell(self._member, key, why)
 
-    def _wake(self, key: bytes) -> None:
-        """Wakes who waits for a key, once this is committed."""
+    def _note(self, key: bytes) -> None:
+        """Notes that a key is another one: who waits for it is woken, once this is committed."""
         self._effects.is_change = True
         self._effects.keys.add(key)
 
@@ -525,7 +525,7 @@ class CatalogTables:
             for place in part.places:
                 if place.host == self._member:
                     self._prepare(place, part.key)
-        self._wake(part.key)
+        self._note(part.key)
 
     def _prepare(self, place: Place, key: bytes) -> None:
         """Notes that a part names the segment."""
@@ -555,7 +555,7 @@ class CatalogTables:
         """Raises InvalidKeyError of what another host has sent."""
         check_encoded(outcome.key)
         tables.put_outcome(self._transaction, outcome_row(outcome))
-        self._wake(outcome.key)
+        self._note(outcome.key)
 
     def drop_outcomes(self, limit: int) -> None:
         tables.drop_outcomes(self._transaction, Now(boot_clock(), boot_id()), limit)
