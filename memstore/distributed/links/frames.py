@@ -192,8 +192,7 @@ class Outbox:
 # Of clients and servers alike: any thread sends, and none waits.
 #
 # What the kernel doesn't take at once stays in the outbox, and the connection's epoll is asked to say when there is
-# room
-# again: whoever reads there calls `flush`.
+# room again: whoever reads there calls `flush`.
 
 FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL  # a program may have set SIGPIPE back to what kills
 _COPIED = 1 << 14  # bytes of a message: a copy is cheaper than a list for sendmsg

@@ -419,7 +419,7 @@ def _give_up_admitted(tables: Tables, standing: Standing, request: GiveUp) -> An
 #
 # 1. `prepare`: its part is lent to the owner, which takes it in. If this host is the owner, it is one transaction.
 # 2. `turn`, again and again: a look what has become of the attempt; who finds it complete merges the parts and
-# publishes.
+#    publishes.
 # 3. `give_up`: if the rank fails, or its time is over.
 #
 # Whoever drives these steps throws `DeadlinePassed` into them when the time of one is over. The waiting between two

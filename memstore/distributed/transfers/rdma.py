@@ -57,8 +57,7 @@ from memstore.errors import HomeUnavailableError, LinkRefusedError
 # --- Monarch ---------------------------------------------------------------------------------------------------------
 # What is said to Monarch about memory: registering it, and reading others' into it.
 #
-# Threads have no context of Monarch's own, and would begin a client beside it: so they take that of whoever opened
-# this.
+# Threads have no context of Monarch's own, and would begin a client beside it: they take that of whoever opened this.
 
 _MOST = 1 << 31  # seconds
 _NATIVE = "_buffer"  # of Monarch's RDMABuffer: what its compiled code has made
@@ -283,8 +282,7 @@ def _is_over(reading: Reading) -> bool:
 # --- The host where bytes lie ----------------------------------------------------------------------------------------
 # It puts them into registered memory, a piece after the other, for another host to read.
 #
-# 1. The segments are mapped under shared locks, and their put ids compared, as for a stream
-# (`distributed/transfers/sending.py`).
+# 1. The segments are mapped under shared locks, and their put ids compared, as for a stream (`sending.py`).
 # 2. A piece is copied into a slot, ranges behind one another, and the other host is told where it lies.
 # 3. It says when it has read a piece; the slot takes another one then.
 # 4. What is no whole unit goes over the stream; then the put ids are compared again.

@@ -53,10 +53,9 @@ from memstore.errors import CorruptionError, MemstoreError, ResourceLimitError
 # 2. Map each segment under a shared lock (`root.storage`), which compares the put id in its header: another put, or
 #    a locked file, is *gone*. As long as it is mapped, nobody writes into it.
 # 3. Send the ranges from the mapping. The kernel copies them into the socket's buffers, and nobody else copies
-#       anything. (`sendfile` and MSG_ZEROCOPY save that copy, but took more: 0.27 and 0.24 s of CPU for a GB, and twice
-#       as long
-#    at the
-#    receiver, against 0.16. And what the kernel still sends then, when the lock is given up, may be another put's.)
+#    anything. (`sendfile` and MSG_ZEROCOPY save that copy, but took more: 0.27 and 0.24 s of CPU for a GB, and twice as
+#    long at the receiver, against 0.16. And what the kernel still sends then, when the lock is given up, may be another
+#    put's.)
 # 4. Compare the put ids again, and say behind the bytes whether they are whole.
 #
 # A client that dies ends its stream; one that takes nothing for `STALLED` seconds is dropped. Nothing else comes of it.
