@@ -42,12 +42,11 @@ _PATIENCE = 200  # pauses of one call
 class Host:
     """A root with its index process and one client."""
 
-    def __init__(self, root: Root, address: str, seed: str, *, is_owner: bool = True) -> None:
+    def __init__(self, root: Root, address: str, seed: str) -> None:
         self.root, self.address, self.seed = root, address, seed
-        self.member = Member(root.member_id(), address, address, is_owner)
+        self.member = Member(root.member_id(), address, address)
         self.restart()
         self.client = Client()
-        self.is_reachable = True
         if address == seed:
             run(root, lambda tables: found(tables, self.member, CLUSTER), deadline_after(10))
 
@@ -75,9 +74,9 @@ class Hosts:
     def __init__(self) -> None:
         self.all: dict[str, Host] = {}
 
-    def add(self, root: Root, address: str, *, is_owner: bool = True) -> Host:
+    def add(self, root: Root, address: str) -> Host:
         seed = next(iter(self.all), address)
-        host = self.all[address] = Host(root, address, seed, is_owner=is_owner)
+        host = self.all[address] = Host(root, address, seed)
         return host
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -117,7 +116,7 @@ class Hosts:
 
     def send(self, send: Send) -> Any:
         to = self.all.get(send.address)
-        if to is None or not to.is_reachable or send.member not in (None, to.member.id):
+        if to is None or send.member not in (None, to.member.id):
             return None
         request: Request = send.request
 

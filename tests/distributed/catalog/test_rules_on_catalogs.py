@@ -123,6 +123,20 @@ def test_a_client_that_dies_after_lending_leaves_nothing_behind(hosts: Hosts) ->
     hosts.check()
 
 
+def test_a_root_with_keys_joins(hosts: Hosts, folder: str) -> None:
+    a = hosts.all["a"]
+    with bytes_store.opened(f"{folder}/d") as root:
+        for number, key in enumerate(GROUPS):
+            bytes_store.put(root, key, value(key, number, [LARGE, 100][number % 2]))
+        d = hosts.add(root, "d")
+        hosts.settle()
+        assert not d.standing().is_joining and all(map(d.owns, GROUPS))
+        for number, key in enumerate(GROUPS):
+            assert [hosts.get(host, key) for host in (a, d)] == [value(key, number, [LARGE, 100][number % 2])] * 2
+        assert len({hosts.put(a, key, value(key, 5)) for key in GROUPS}) == 12
+        hosts.check()
+
+
 def test_a_removed_host_takes_what_it_owned_and_what_lay_there(hosts: Hosts) -> None:
     a, b, c = hosts.all.values()
     for number, (key, host) in enumerate(zip(GROUPS, [a, b, c] * 4, strict=True)):
