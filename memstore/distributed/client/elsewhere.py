@@ -135,7 +135,7 @@ def _read_owned(tables: Tables, groups: Sequence[bytes], known: OwnedHere | None
 # --- gets with `max_age` ----------------------------------------------------------------------------------------------
 
 
-class Seen:
+class SeenEntries:
     """Entries that this process has looked up lately. Thread-safe: a step is one call into C, or may be lost."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Seen:
 # --- bytes of entries, mapped -----------------------------------------------------------------------------------------
 
 
-class Reading:
+class EntryReading:
     """One call that maps entries, and looks them up again where their bytes are gone."""
 
     def __init__(
@@ -409,7 +409,7 @@ class OtherHosts:
         self._client = Client()
         self._sharded = ShardedPuts(root, links, self._client)
         self._transfers = Transfers(root, links, self._standings.member_of)
-        self._seen = Seen()
+        self._seen = SeenEntries()
 
     # --- who the owners are -------------------------------------------------------------------------------------------
 
@@ -511,7 +511,7 @@ class OtherHosts:
     ) -> list[MappedEntry | None]:
         deadline = _at_least(deadline)
         member_of, transfers = self._standings.member_of, self._transfers
-        reading = Reading(self._root, member_of, transfers, deadline, may_lock=may_lock, lazily=lazily)
+        reading = EntryReading(self._root, member_of, transfers, deadline, may_lock=may_lock, lazily=lazily)
         if max_age and len(keys) == 1:
             entry = self._seen.within(keys[0], max_age)
             held = None if entry is None else reading.map(keys[0], entry)

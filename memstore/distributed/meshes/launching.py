@@ -30,20 +30,20 @@ from memstore.distributed.links import Address, parse_address, secret_of, write_
 from memstore.distributed.meshes.messages import (
     LONGEST_TEXT,
     VERSION,
-    Done,
-    Failed,
     Folder,
-    Look,
+    HostFailed,
+    HostSeen,
+    LookAtRoot,
     Order,
+    OrderDone,
     Reached,
     Receive,
     ReceiveNoMore,
     Receives,
     Report,
-    Seen,
     Settle,
     Settled,
-    Start,
+    StartAgent,
     Started,
     Try,
     Undo,
@@ -302,7 +302,7 @@ class Launching:
         self._supervisor: Supervisor | None = None
 
     def answer(self, data: bytes) -> bytes:
-        """Takes an order, gives a report: `Failed`, whatever goes wrong."""
+        """Takes an order, gives a report: `HostFailed`, whatever goes wrong."""
         try:
             return encode(self._take(decode_order(data)))
         except CorruptionError as error:
@@ -323,7 +323,7 @@ class Launching:
 
     def _take(self, order: Order) -> Report:
         match order:
-            case Look():
+            case LookAtRoot():
                 return self._look(order)
             case Receive():
                 self._reception = Reception(order.ips, order.port)
@@ -333,16 +333,16 @@ class Launching:
                 return Reached(tuple(ip for ip, _ in tried), tuple(why for _, why in tried))
             case ReceiveNoMore():
                 self._receive_no_more()
-                return Done()
-            case Start():
+                return OrderDone()
+            case StartAgent():
                 return self._start(order)
             case Settle():
                 return Settled(settle(self._root, order.addresses, order.milliseconds / 1000))
             case Undo():
                 self._undo()
-                return Done()
+                return OrderDone()
 
-    def _look(self, order: Look) -> Seen:
+    def _look(self, order: LookAtRoot) -> HostSeen:
         if order.version != VERSION:
             raise FormatVersionError(
                 f"memstore {__version__} here, by whose index actors another version can't serve: install the same one "
@@ -356,7 +356,7 @@ class Launching:
             self._take_back()
         return seen
 
-    def _opened(self, path: str) -> Seen:
+    def _opened(self, path: str) -> HostSeen:
         with resource_errors(path):
             self._is_shared = os.path.isdir(path) and state_folder(path) != path
             use = open_root(path, "a", Creation(shared="copy" if self._is_shared else None), _OPEN_WITHIN)
@@ -370,7 +370,7 @@ class Launching:
         status, standing = os.stat(state_folder(self._root)), standing_at(self._root, _OPEN_WITHIN)
         named = _named_address()
         ips, port = named or (tuple(own_ips(self._ips)), _named_port())
-        return Seen(
+        return HostSeen(
             name=socket.gethostname(),
             memstore=__version__,
             folder=Folder(boot_id(), status.st_dev, status.st_ino),
@@ -390,7 +390,7 @@ class Launching:
             self._reception.close()
             self._reception = None
 
-    def _start(self, order: Start) -> Started:
+    def _start(self, order: StartAgent) -> Started:
         timeout = order.milliseconds / 1000
         deadline = time.monotonic() + timeout
         is_ours = True
@@ -419,7 +419,7 @@ class Launching:
             self._supervisor = Supervisor(self._root, self._agent, lambda: self._start_again(again))
         return Started(address)
 
-    def _start_again(self, order: Start) -> None:
+    def _start_again(self, order: StartAgent) -> None:
         """Starts an agent that has ended. Raises NotServedError: it can't be a member any more."""
         timeout = order.milliseconds / 1000
         deadline = time.monotonic() + timeout
@@ -427,7 +427,7 @@ class Launching:
             if not is_served_on(self._root, deadline, timeout):
                 self._start_agent(order, deadline, timeout)
 
-    def _start_agent(self, order: Start, deadline: float, timeout: float) -> None:
+    def _start_agent(self, order: StartAgent, deadline: float, timeout: float) -> None:
         """At its address; if it has none yet, at the first free port, or the next one if another agent was faster."""
         tries = 1 if order.address or order.port else _TRIES
         while True:
@@ -663,4 +663,4 @@ def _named_port() -> int:
 
 def _failed(error: Exception) -> bytes:
     text = str(error) or type(error).__name__
-    return encode(Failed(socket.gethostname(), type(error).__name__, text[:LONGEST_TEXT]))
+    return encode(HostFailed(socket.gethostname(), type(error).__name__, text[:LONGEST_TEXT]))

@@ -30,20 +30,20 @@ from memstore.distributed.links import hello_of_this_process, parse_address, rea
 from memstore.distributed.meshes.messages import (
     LONGEST_ROOT,
     VERSION,
-    Done,
-    Failed,
     Folder,
-    Look,
+    HostFailed,
+    HostSeen,
+    LookAtRoot,
     Order,
+    OrderDone,
     Reached,
     Receive,
     ReceiveNoMore,
     Receives,
     Report,
-    Seen,
     Settle,
     Settled,
-    Start,
+    StartAgent,
     Started,
     Try,
     Undo,
@@ -131,7 +131,7 @@ def serve(
     given = given_secret(secret) or (read_secret() if join is None else join.secret)
     actors = IndexActors(mesh, deadline)
     try:
-        found = _Serving(actors, path, join, transport, given, deadline, keeps=keep, is_owner=owner).run()
+        found = _ServeCall(actors, path, join, transport, given, deadline, keeps=keep, is_owner=owner).run()
     except BaseException:
         actors.close()
         raise
@@ -140,7 +140,7 @@ def serve(
     return found
 
 
-class _Serving:
+class _ServeCall:
     """One call of `serve`."""
 
     def __init__(
@@ -159,9 +159,9 @@ class _Serving:
         self._given, self._deadline, self._keeps, self._is_owner = secret, deadline, keeps, is_owner
 
     def run(self) -> Cluster:
-        look, join = Look(VERSION, self._root), self._join
+        look, join = LookAtRoot(VERSION, self._root), self._join
         try:
-            seen = self._actors.ask(dict.fromkeys(range(self._actors.count), look), Seen, self._deadline)
+            seen = self._actors.ask(dict.fromkeys(range(self._actors.count), look), HostSeen, self._deadline)
             for rank, one in seen.items():
                 self._actors.name(rank, one.name)
             plan = plan_of(seen) if join is None else plan_of(seen, join.roster(), join.secret)
@@ -172,7 +172,7 @@ class _Serving:
             cluster = known_cluster(self._root if is_here else "", roster, secret)
             self._actors.note_cluster(self._root, cluster)
         except BaseException:
-            self._actors.try_ask(Undo(), Done, _UNDO_WITHIN)
+            self._actors.try_ask(Undo(), OrderDone, _UNDO_WITHIN)
             raise
         return cluster
 
@@ -197,7 +197,7 @@ class _Serving:
             )
         return self._given or plan.secret or secrets.token_bytes(_SECRET)
 
-    def _ips(self, plan: Plan, seen: dict[int, Seen], is_here: bool) -> dict[int, tuple[str, int]]:
+    def _ips(self, plan: Plan, seen: dict[int, HostSeen], is_here: bool) -> dict[int, tuple[str, int]]:
         """Returns where hosts that have no address yet are to listen, by rank: IP and port."""
         if not plan.new:
             return {}
@@ -209,7 +209,7 @@ class _Serving:
             ips = self._reachable_ips(plan, plan.seed, seen)
         return {rank: (ips[rank], seen[rank].port) for rank in plan.new}
 
-    def _ips_towards_seed(self, plan: Plan, seen: dict[int, Seen]) -> dict[int, str]:
+    def _ips_towards_seed(self, plan: Plan, seen: dict[int, HostSeen]) -> dict[int, str]:
         """Returns of each new host the address from which it reaches the seed, which is on none of these hosts."""
         assert plan.roster is not None
         order = Try((plan.roster.seed_address,), b"", self._milliseconds())
@@ -222,7 +222,7 @@ class _Serving:
             )
         return {rank: seen[rank].ips[0] if seen[rank].is_named else one.froms[0] for rank, one in tried.items()}
 
-    def _reachable_ips(self, plan: Plan, first: int, seen: dict[int, Seen]) -> dict[int, str]:
+    def _reachable_ips(self, plan: Plan, first: int, seen: dict[int, HostSeen]) -> dict[int, str]:
         """Returns of each host that leads: an address at which, or from which, it and the seed reach each other."""
         ask, seed = self._actors.ask, seen[first]
         if plan.roster is not None:
@@ -235,7 +235,7 @@ class _Serving:
         if others:
             order = Try(at.addresses, at.token, self._milliseconds())
             tried = ask(dict.fromkeys(others, order), Reached, self._deadline)
-        ask({first: ReceiveNoMore()}, Done, self._deadline)
+        ask({first: ReceiveNoMore()}, OrderDone, self._deadline)
         best = reached_by_all(seed.name, at.addresses, {seen[rank].name: one for rank, one in tried.items()})
         found = {rank: one.froms[best] for rank, one in tried.items()}
         named = {rank: seen[rank].ips[0] for rank in others if seen[rank].is_named}
@@ -246,10 +246,10 @@ class _Serving:
         ask, first = self._actors.ask, plan.leaders[0]
         named = () if plan.roster is None else tuple(member.address for member in plan.roster.members)
 
-        def order(rank: int, *, is_new: bool = False) -> Start:
+        def order(rank: int, *, is_new: bool = False) -> StartAgent:
             ip, port = places.get(rank) or (_LOOPBACK, 0)
             left, address, transport = self._milliseconds(), plan.addresses.get(rank, ""), self._transport
-            return Start(ip, port, address, named, is_new, secret, transport, self._is_owner, self._keeps, left)
+            return StartAgent(ip, port, address, named, is_new, secret, transport, self._is_owner, self._keeps, left)
 
         started: dict[int, Started] = {}
         if plan.seed is not None:
@@ -355,10 +355,10 @@ class IndexActors:
         for one in heard:
             if not one.report:
                 self._dead.add(one.rank)
-            report = decode_report(one.report) if one.report else Failed("", NotServedError.__name__, one.why)
+            report = decode_report(one.report) if one.report else HostFailed("", NotServedError.__name__, one.why)
             if isinstance(report, kind):
                 found[one.rank] = report
-            elif isinstance(report, Failed):
+            elif isinstance(report, HostFailed):
                 failures.append(_error(report.host or self._name(one.rank), report))
         if failures:
             raise failures[0]
@@ -402,7 +402,7 @@ class IndexActors:
             raise NotServedError(f"Monarch could not start index actors on the mesh: {last_line(error)}") from error
 
 
-def _error(name: str, failed: Failed) -> MemstoreError:
+def _error(name: str, failed: HostFailed) -> MemstoreError:
     """As it was raised on the host, with its name."""
     found = getattr(errors, failed.error, None)
     make: Callable[[str], MemstoreError] = NotServedError
@@ -448,7 +448,7 @@ class Plan:
         return tuple(rank for rank in self.leaders if rank not in self.addresses)
 
 
-def plan_of(seen: Mapping[int, Seen], join: Roster | None = None, secret: bytes | None = None) -> Plan:
+def plan_of(seen: Mapping[int, HostSeen], join: Roster | None = None, secret: bytes | None = None) -> Plan:
     """Decides who is who.
 
     Args:
@@ -499,7 +499,7 @@ def plan_of(seen: Mapping[int, Seen], join: Roster | None = None, secret: bytes 
     return Plan(leaders, seed, roster, addresses, secrets.pop(), replaced)
 
 
-def _leaders(seen: Mapping[int, Seen]) -> tuple[int, ...]:
+def _leaders(seen: Mapping[int, HostSeen]) -> tuple[int, ...]:
     first: dict[object, int] = {}
     for rank in sorted(seen):
         first.setdefault(seen[rank].folder, rank)
@@ -507,7 +507,7 @@ def _leaders(seen: Mapping[int, Seen]) -> tuple[int, ...]:
 
 
 def _addresses(
-    seen: Mapping[int, Seen], rosters: Mapping[int, Roster], roster: Roster
+    seen: Mapping[int, HostSeen], rosters: Mapping[int, Roster], roster: Roster
 ) -> tuple[dict[int, str], list[str]]:
     """Returns the addresses of members, and those of members that aren't among these hosts.
 

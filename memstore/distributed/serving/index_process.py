@@ -43,7 +43,7 @@ from memstore.errors import MemstoreError, NotAStoreError, NotServedError, Store
 
 if TYPE_CHECKING:
     from memstore.distributed.transfers import Senders
-    from memstore.distributed.transfers.rdma import Plane
+    from memstore.distributed.transfers.rdma import RdmaPlane
 
 SHARED = "shared"  # the transport of who reads files in place of streams
 _OPEN_WITHIN = 30.0  # seconds
@@ -113,7 +113,7 @@ class IndexProcess:
             traffic=self._traffic,
         )
         self._senders: Senders | None = None
-        self._plane: Plane | None = None
+        self._plane: RdmaPlane | None = None
 
     def run(self) -> None:
         """Runs until `ending`."""

@@ -21,8 +21,8 @@ from memstore.errors import MemstoreError
 #     answer    what follows (1), how many bytes (8); these bytes; behind bytes of segments, whether they are whole (1)
 #
 # Numbers are big-endian. One request is answered before the next one is read. The bytes of an answer are the ranges, in
-# the order of the request, without anything between them; or, where it failed, msgpack of `Failure`. To `PinSegments`
-# the answer has no bytes, and to `UnpinSegments` there is none.
+# the order of the request, without anything between them; or, where it failed, msgpack of `SendFailure`. To
+# `PinSegments` the answer has no bytes, and to `UnpinSegments` there is none.
 #
 # `Bring` is what a process asks its own host's index process; its answer is that of `Fetch`. `Stage` is what that one
 # asks the other host: the bytes come by registered memory. Behind the head the host says of each piece where it lies,
@@ -123,7 +123,7 @@ class Staged(msgspec.Struct, frozen=True, array_like=True):
     nbytes: _Size
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True):
+class SendFailure(msgspec.Struct, frozen=True, array_like=True):
     """Why a host can't send what it was asked for: the name of a class of `memstore.errors`, and the text."""
 
     error: Annotated[str, Meta(max_length=64)]
@@ -146,7 +146,7 @@ def framed(message: Request | Staged) -> bytes:
 
 decode_request: Callable[[bytes], Request] = msgspec.msgpack.Decoder(Request).decode
 decode_staged = msgspec.msgpack.Decoder(Staged).decode
-decode_failure = msgspec.msgpack.Decoder(Failure).decode
+decode_failure = msgspec.msgpack.Decoder(SendFailure).decode
 
 
 def limit_waits(stream: socket.socket, seconds: float) -> None:

@@ -44,8 +44,8 @@ from memstore.distributed.transfers.messages import (
 )
 from memstore.distributed.transfers.receiving import (
     BrokenStreamError,
-    Links,
     Stream,
+    StreamLinks,
     Streams,
     receive_bytes,
     receive_head,
@@ -74,7 +74,7 @@ def _first_line(error: Exception) -> str:
     return (lines[0] if lines else type(error).__name__)[:500]
 
 
-class Reading(Protocol):
+class PendingRead(Protocol):
     """A read that was begun."""
 
     def wait(self, seconds: float) -> None:
@@ -89,7 +89,7 @@ class Engine(Protocol):
         """Memory that others may read from now on. Returns its handle. Raises EngineError."""
         ...
 
-    def read(self, handle: bytes, nbytes: int, into: memoryview, seconds: float) -> Reading:
+    def read(self, handle: bytes, nbytes: int, into: memoryview, seconds: float) -> PendingRead:
         """Begins to read so many bytes, all that the handle stands for, within a time. Raises EngineError."""
         ...
 
@@ -121,10 +121,10 @@ class MonarchEngine:
         self._registered.append((buffer, memory))
         return handle.encode()
 
-    def read(self, handle: bytes, nbytes: int, into: memoryview, seconds: float) -> Reading:
+    def read(self, handle: bytes, nbytes: int, into: memoryview, seconds: float) -> PendingRead:
         return self._context.copy().run(self._read, handle, nbytes, into, seconds)
 
-    def _read(self, handle: bytes, nbytes: int, into: memoryview, seconds: float) -> Reading:
+    def _read(self, handle: bytes, nbytes: int, into: memoryview, seconds: float) -> PendingRead:
         try:
             buffer = self._rdma.RDMABuffer.__new__(self._rdma.RDMABuffer)
             setattr(buffer, _NATIVE, getattr(self._native, _OF_JSON)(handle.decode()))
@@ -186,7 +186,7 @@ class Slot(NamedTuple):
 
 class _Doubted(NamedTuple):
     slot: Slot
-    reading: Reading
+    reading: PendingRead
     ended: list[float]  # when its end was seen, monotonic
 
 
@@ -220,7 +220,7 @@ class Slots:
             self._taken += SLOTS_OF_TRANSFER
         return TransferSlots(self, slots)
 
-    def give_back(self, slots: Sequence[Slot], doubted: Sequence[tuple[Slot, Reading]]) -> None:
+    def give_back(self, slots: Sequence[Slot], doubted: Sequence[tuple[Slot, PendingRead]]) -> None:
         with self._changed:
             self._taken -= SLOTS_OF_TRANSFER
             self._free += slots
@@ -256,9 +256,9 @@ class TransferSlots:
 
     def __init__(self, slots: Slots, taken: Sequence[Slot]) -> None:
         self._slots, self.slots = slots, tuple(taken)
-        self._doubted: dict[int, tuple[Slot, Reading]] = {}
+        self._doubted: dict[int, tuple[Slot, PendingRead]] = {}
 
-    def doubt(self, slot: Slot, reading: Reading) -> None:
+    def doubt(self, slot: Slot, reading: PendingRead) -> None:
         """It may still be written into."""
         self._doubted[slot.address] = slot, reading
 
@@ -270,7 +270,7 @@ class TransferSlots:
         self._slots.give_back(good, list(self._doubted.values()))
 
 
-def _is_over(reading: Reading) -> bool:
+def _is_over(reading: PendingRead) -> bool:
     with contextlib.suppress(EngineError):
         try:
             reading.wait(0.0)
@@ -362,7 +362,7 @@ ENDED_WITHIN = 0.5  # seconds: reads under way, once another has failed, or the 
 AWAY, LONGEST_AWAY = 30.0, 600.0  # seconds for which a host that can't be read is left alone: each time twice as long
 
 
-class _Transfer:
+class _PieceTransfer:
     """From one host's slots through ours to a process."""
 
     def __init__(
@@ -370,7 +370,7 @@ class _Transfer:
     ) -> None:
         self._engine, self._source, self._target = engine, source, target
         self._taken, self._deadline = taken, deadline
-        self._under_way: deque[tuple[Slot, Reading, int]] = deque()
+        self._under_way: deque[tuple[Slot, PendingRead, int]] = deque()
 
     def run(self, nbytes: int) -> None:
         """Raises OSError, BrokenStreamError, EngineError."""
@@ -442,15 +442,15 @@ class _Transfer:
 
 
 def open_plane(
-    root: Root, links: Links, members: Callable[[bytes], Member | None], transport: str, version: str
-) -> Plane:
+    root: Root, links: StreamLinks, members: Callable[[bytes], Member | None], transport: str, version: str
+) -> RdmaPlane:
     """Opens the plane of a process in which Monarch runs.
 
     Args:
         transport: "rdma" or "monarch".
         version: of Monarch.
     """
-    return Plane(root, links, members, MonarchEngine(has_ibverbs=transport == "rdma"), transport, version)
+    return RdmaPlane(root, links, members, MonarchEngine(has_ibverbs=transport == "rdma"), transport, version)
 
 
 class _Away(NamedTuple):
@@ -463,7 +463,7 @@ class _Away(NamedTuple):
     why: str
 
 
-class Plane:
+class RdmaPlane:
     """See `transfers.sending.Plane`. Thread-safe.
 
     Args:
@@ -477,7 +477,7 @@ class Plane:
     def __init__(
         self,
         root: Root,
-        links: Links,
+        links: StreamLinks,
         members: Callable[[bytes], Member | None],
         engine: Engine,
         transport: str,
@@ -541,7 +541,7 @@ class Plane:
         try:
             if kind == FOLLOWS:
                 send_all(stream, [memoryview(HEAD.pack(FOLLOWS, nbytes))])
-                _Transfer(self._engine, source, stream, taken, deadline).run(nbytes)
+                _PieceTransfer(self._engine, source, stream, taken, deadline).run(nbytes)
                 is_over = True
                 self._away.pop(member.id, None)
                 self._count(received=nbytes - nbytes % STAGED_UNIT)

@@ -112,7 +112,7 @@ class Relay:
 _MOST_IDLE = 4  # of one host
 
 
-class Links(Protocol):
+class StreamLinks(Protocol):
     """The maker of streams: memstore/distributed/links."""
 
     def stream(self, address: str, member: bytes | None, deadline: float) -> socket.socket:
@@ -159,7 +159,7 @@ class Streams:
         relay: the same.
     """
 
-    def __init__(self, links: Links, relay: Relay | None = None) -> None:
+    def __init__(self, links: StreamLinks, relay: Relay | None = None) -> None:
         self._links, self.relay = links, relay
         self._lock = threading.Lock()
         self._idle: dict[bytes, list[Stream]] = {}

@@ -30,12 +30,12 @@ from memstore.distributed.transfers.messages import (
     WHOLE,
     BadRequestError,
     Bring,
-    Failure,
     Fetch,
     PinSegments,
     Ranges,
     Request,
     Segment,
+    SendFailure,
     Stage,
     UnpinSegments,
     Wanted,
@@ -144,7 +144,7 @@ def send_answer(stream: socket.socket, kind: int, text: bytes = b"") -> None:
 
 def _send_failure(stream: socket.socket, error: Exception) -> None:
     kind = CorruptionError if isinstance(error, CorruptionError) else ResourceLimitError
-    send_answer(stream, FAILED, encode(Failure(kind.__name__, str(error)[:4096])))
+    send_answer(stream, FAILED, encode(SendFailure(kind.__name__, str(error)[:4096])))
 
 
 def mapped(root: Root, stream: socket.socket, named: Sequence[Segment]) -> list[Mapping] | None:

@@ -11,13 +11,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
 
 from memstore.distributed.rules import Member
 from memstore.distributed.transfers.copies import (
+    FetchRanges,
     GoneError,
     PartCopies,
     fetch_copy,
@@ -31,10 +32,10 @@ from memstore.distributed.transfers.messages import NO_RANGES, SEGMENTS_LIMIT, R
 from memstore.distributed.transfers.receiving import (
     BrokenStreamError,
     CannotSendError,
-    Links,
     Relay,
     SegmentRanges,
     Stream,
+    StreamLinks,
     Streams,
     ask_to_pin,
     read_ranges,
@@ -85,7 +86,7 @@ log = logging.getLogger("memstore")
 class Pins:
     """Segments that other hosts keep for this process. Thread-safe; a forked child asks for itself."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: StreamLinks) -> None:
         self._links = links
         self._hosts: dict[bytes, _PinningHost] = {}
 
@@ -147,7 +148,7 @@ class Pinned:
 class _PinningHost:
     """Segments that one host keeps for this process."""
 
-    def __init__(self, links: Links, member: Member) -> None:
+    def __init__(self, links: StreamLinks, member: Member) -> None:
         self._links, self.member = links, member
         self._counts: Counter[SegmentExtent] = Counter()
         self._changes: deque[tuple[Sequence[SegmentExtent], int]] = deque()  # that are to be counted
@@ -299,15 +300,6 @@ _LET_GO = (
 GAP = 16  # bytes between two ranges: to name both takes as many
 
 
-class Reader(Protocol):
-    """Brings parts of other hosts' segments, by the ids of these. False: one of them is gone.
-
-    Raises HomeUnavailableError; StorageError on storage that hosts share.
-    """
-
-    def __call__(self, hosts: Mapping[bytes, Sequence[SegmentRanges]], deadline: float) -> bool: ...
-
-
 class AbsentBytes:
     """The bytes of one value that lie elsewhere.
 
@@ -328,7 +320,7 @@ class AbsentBytes:
         record: Record,
         elsewhere: Sequence[tuple[bytes, SegmentExtent]],
         mapping: MappedRange,
-        read: Reader,
+        read: FetchRanges,
         seconds: float,
         localize: Callable[[float], MappedEntry | None],
         pinned: Pinned | None = None,
@@ -514,7 +506,7 @@ class Transfers:
         members: finds a member of the cluster by its id; None: there is none any more.
     """
 
-    def __init__(self, root: Root, links: Links, members: Callable[[bytes], Member | None]) -> None:
+    def __init__(self, root: Root, links: StreamLinks, members: Callable[[bytes], Member | None]) -> None:
         self._root, self._find = root, members
         self._streams, self._pins = Streams(links, Relay(root, members)), Pins(links)
         self._files = StoredFiles(root) if root.storage.sees_all_hosts else None
