@@ -29,16 +29,17 @@ from memstore.distributed.rules import (
     Member,
     Place,
     PutPart,
-    Ranks,
     Standing,
     Steps,
     Tables,
+    give_up_part,
     group_of,
     groups_of,
     is_unsealed,
     look_up,
     own_standing,
     page,
+    put_part,
     read_all,
     turn,
     wait_any,
@@ -248,8 +249,7 @@ class ShardedPuts:
 
     def __init__(self, root: Root, links: Sender, client: Client) -> None:
         self._root, self._links = root, links
-        self._client, self._ranks = client, Ranks(client)
-        self._member = root.member_id()
+        self._client, self._member = client, root.member_id()
         self._unanswered: OrderedDict[tuple[bytes, str, int], PutPart] = OrderedDict()
 
     def _drive(self, steps: Steps[Result], deadline: float, sealed: Sequence[SealedSegment] = ()) -> Result:
@@ -268,7 +268,7 @@ class ShardedPuts:
             place = Place(self._member, segment.put_id, segment.segment)
             part = msgspec.structs.replace(part, place=place, size=segment.size, start=segment.start)
         own = PutPart(part)
-        steps = self._ranks.prepare(own, content, _audited_from(deadline))
+        steps = put_part(self._client, own, content, _audited_from(deadline))
         try:
             outcome = self._drive(steps, deadline, () if segment is None else (segment,))
         except StoreTimeoutError as error:  # its file may be lent: the next put must not take it for its own
@@ -357,7 +357,7 @@ class ShardedPuts:
         own = self._unanswered.pop((member.key, member.attempt, member.rank), None)
         if own is None or member.number:
             own = self._put_part(member)
-        steps = self._ranks.give_up(own, catalog.failure_of(failure))
+        steps = give_up_part(self._client, own, catalog.failure_of(failure))
         return catalog.outcome_row(self._drive(steps, deadline))
 
     def pending(self, key: bytes | None, deadline: float) -> list[tuple[engine.PendingPart, float]]:

@@ -83,7 +83,7 @@ from memstore.distributed.rules.reading import (
     wait_there,
 )
 from memstore.distributed.rules.roster import NotPromoted
-from memstore.distributed.rules.sharded import Merge, PutPart, Ranks, turn, waiting
+from memstore.distributed.rules.sharded import Merge, PutPart, give_up_part, put_part, turn, waiting
 from memstore.distributed.rules.steps import (
     NOT_SENT,
     Gather,
@@ -155,7 +155,6 @@ __all__ = [
     "ROWS_LIMIT",
     "Gather",
     "Race",
-    "Ranks",
     "Refused",
     "Remove",
     "Request",
@@ -172,6 +171,7 @@ __all__ = [
     "WatchGroup",
     "answer_again",
     "failed_of",
+    "give_up_part",
     "group_of",
     "groups_of",
     "is_unsealed",
@@ -179,6 +179,7 @@ __all__ = [
     "look_up",
     "own_standing",
     "page",
+    "put_part",
     "read_all",
     "send",
     "session_of",

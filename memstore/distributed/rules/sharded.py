@@ -417,10 +417,10 @@ def _give_up_admitted(tables: Tables, standing: Standing, request: GiveUp) -> An
 # --- The ranks -------------------------------------------------------------------------------------------------------
 # How a rank of a sharded put does its share, wherever the key is owned.
 #
-# 1. `prepare`: its part is lent to the owner, which takes it in. If this host is the owner, it is one transaction.
+# 1. `put_part`: its part is lent to the owner, which takes it in. If this host is the owner, it is one transaction.
 # 2. `turn`, again and again: a look what has become of the attempt; who finds it complete merges the parts and
 #    publishes.
-# 3. `give_up`: if the rank fails, or its time is over.
+# 3. `give_up_part`: if the rank fails, or its time is over.
 #
 # Whoever drives these steps throws `DeadlinePassed` into them when the time of one is over. The waiting between two
 # turns is the driver's too: it has a clock, and on the owner's host a doorbell.
@@ -448,164 +448,165 @@ class PutPart:
         self.waits_for: Member | None = None
 
 
-class Ranks:
-    """The ranks of one process."""
+# --- a part is put ----------------------------------------------------------------------------------------------------
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
 
-    # --- a part is put ------------------------------------------------------------------------------------------------
+def put_part(client: Client, own: PutPart, content: bytes, until: int) -> Steps[Outcome | None]:
+    """Puts a part, whose segment lies on this host, filled. Returns the outcome that the attempt has already.
 
-    def prepare(self, own: PutPart, content: bytes, until: int) -> Steps[Outcome | None]:
-        """Puts a part, whose segment lies on this host, filled. Returns the outcome that the attempt has already.
+    After an error, or if there is an outcome, the segment is given back, at once or by an audit. Then the rank
+    still has to give up, unless it knows that the others know.
 
-        After an error, or if there is an outcome, the segment is given back, at once or by an audit. Then the rank
-        still has to give up, unless it knows that the others know.
-
-        Args:
-            until: when the call's time is over, on this host's clock since boot.
-        """
-        try:
-            found = yield from self._prepare(own, content, until)
-        except DeadlinePassed as passed:
-            error: MemstoreError = unavailable(own.part.key, own.waits_for, passed)
-        except MemstoreError as failure:
-            error = failure
-        else:
-            if found is not None:
-                yield from give_back(own.part.places)
-            return found
-        if own.lane is None:
+    Args:
+        until: when the call's time is over, on this host's clock since boot.
+    """
+    try:
+        found = yield from _put_part(client, own, content, until)
+    except DeadlinePassed as passed:
+        error: MemstoreError = unavailable(own.part.key, own.waits_for, passed)
+    except MemstoreError as failure:
+        error = failure
+    else:
+        if found is not None:
             yield from give_back(own.part.places)
-        raise error
+        return found
+    if own.lane is None:
+        yield from give_back(own.part.places)
+    raise error
 
-    def _prepare(self, own: PutPart, content: bytes, until: int) -> Steps[Outcome | None]:
-        group = group_of(own.part.key)
+
+def _put_part(client: Client, own: PutPart, content: bytes, until: int) -> Steps[Outcome | None]:
+    group = group_of(own.part.key)
+    while True:
+        seen, owner = yield from _owner(client, own.part)
+        if seen.standing is None or owner is None or owner.member is None:
+            continue
+        is_here = owner.member.id == seen.standing.member
+        grant = owner.grants[group]
+        own.owner, own.waits_for = owner.member.id, None if is_here else owner.member
+        if is_here:
+            answer: Answer | None = yield from transact(
+                lambda tables, now=seen, by=grant: prepare_here(tables, now.membership, own.part, content, by)
+            )
+        else:
+            answer = yield from _put_part_there(client, own, seen, owner, content, until)
+        match (yield from client.heard(answer, owner)):
+            case Prepared() as prepared:
+                own.number = prepared.number
+                return None
+            case Ended() as ended:
+                return ended.outcome
+            case Failed() as failed:
+                raise error_of(failed, None if is_here else owner.member)
+            case _:
+                own.owner = None
+
+
+def _owner(client: Client, part: Part) -> Steps[tuple[CatalogView, GroupOwner | None]]:
+    """Finds or claims the owner. None, after a pause: not yet."""
+    group = group_of(part.key)
+    seen = yield from view(lambda tables: look_at(tables, [], [group]))
+    if seen.standing is None:
+        yield from pause(AGAIN)
+        return seen, None
+    return seen, (yield from client.owner_of(seen, [group], claims=True))
+
+
+def _put_part_there(
+    client: Client, own: PutPart, seen: CatalogView, owner: GroupOwner, content: bytes, until: int
+) -> Steps[Answer | None]:
+    """Returns the definite answer of another host. None: it has not taken the part, and won't: look again."""
+    assert seen.standing is not None and owner.member is not None
+    part, member = own.part, owner.member
+    lane = yield from client.take_lane()
+    try:
+        call = yield from client.call(member, lane, seen.standing.roster.epoch)
+        if call is None:
+            return None
+        lent = Lent(part.key, member.id, call.session, call.lane, call.number, until)
+        places = [(place, lent) for place in part.places]
+        answer = yield from transact(lambda tables: lend(tables, seen.membership, places))
+        if not isinstance(answer, Done):
+            return answer
+        own.lane = lane  # from here on, nobody knows whether it was made
+        request = Prepare(call, part, content, owner.grants[group_of(part.key)])
+        delivery = Delivery()
+        answer = yield from repeated(member, request, delivery)
+        if answer is None or isinstance(answer, NoSession):
+            client.forget(member, call)
+            if not delivery.is_sent:
+                own.lane = None
+                return None
+            why = "it was removed" if answer is None else "it has forgotten this process"
+            raise unavailable(part.key, member, DeadlinePassed(why))
+        own.lane = None
+    finally:
+        if own.lane is None:
+            client.free_lane(lane)
+    if isinstance(answer, Never):
+        return Failed("StoreTimeoutError", "its time was over before its owner had heard of it", part.key)
+    return answer
+
+
+# --- it is given up ---------------------------------------------------------------------------------------------------
+
+
+def give_up_part(client: Client, own: PutPart, failure: Failure) -> Steps[Outcome]:
+    """Ends an attempt with an error, unless it has an outcome. Returns the outcome that it has then.
+
+    Raises:
+        UnknownOutcomeError: it could not be ended, or nothing is known of it any more.
+    """
+    part = own.part
+    request = GiveUp(part.key, part.attempt, own.number, failure, lease=part.lease)
+    try:
+        if own.number:
+            answer = yield from _ask_owner(own, request)
+        else:
+            answer = yield from _give_up_by_name(client, own, request)
+    except DeadlinePassed as passed:
+        why = f"{no_answer(own.waits_for, passed)}, so it could not be given up, and others may still complete it"
+        raise _unknown(part, why) from None
+    if isinstance(answer, Ended):
+        return answer.outcome
+    raise _unknown(part, FORGOTTEN)
+
+
+def _give_up_by_name(client: Client, own: PutPart, request: GiveUp) -> Steps[Answer]:
+    """Gives up by the lane of the part that wasn't answered, if there is one: then it can't be taken in any more.
+
+    If another member owns the group by now, its grant keeps that part away, and it has the attempt's outcome.
+    """
+    lane = own.lane if own.lane is not None else (yield from client.take_lane())
+    try:
         while True:
-            seen, owner = yield from self._owner(own.part)
+            seen, owner = yield from _owner(client, own.part)
             if seen.standing is None or owner is None or owner.member is None:
                 continue
-            is_here = owner.member.id == seen.standing.member
-            grant = owner.grants[group]
-            own.owner, own.waits_for = owner.member.id, None if is_here else owner.member
-            if is_here:
+            standing, member = seen.standing, owner.member
+            if own.lane is not None and own.owner is not None and standing.roster.member(own.owner) is None:
+                raise _unknown(own.part, "the host that was asked to keep its part was removed")
+            own.waits_for = None if member.id == standing.member else member
+            request = msgspec.structs.replace(request, grant=owner.grants[group_of(own.part.key)])
+            if member.id == standing.member:
                 answer: Answer | None = yield from transact(
-                    lambda tables, now=seen, by=grant: prepare_here(tables, now.membership, own.part, content, by)
+                    lambda tables, now=seen, it=request: give_up_here(tables, now.membership, it)
                 )
             else:
-                answer = yield from self._prepare_there(own, seen, owner, content, until)
-            match (yield from self._client.heard(answer, owner)):
-                case Prepared() as prepared:
-                    own.number = prepared.number
-                    return None
-                case Ended() as ended:
-                    return ended.outcome
-                case Failed() as failed:
-                    raise error_of(failed, None if is_here else owner.member)
-                case _:
-                    own.owner = None
-
-    def _owner(self, part: Part) -> Steps[tuple[CatalogView, GroupOwner | None]]:
-        """Finds or claims the owner. None, after a pause: not yet."""
-        group = group_of(part.key)
-        seen = yield from view(lambda tables: look_at(tables, [], [group]))
-        if seen.standing is None:
-            yield from pause(AGAIN)
-            return seen, None
-        return seen, (yield from self._client.owner_of(seen, [group], claims=True))
-
-    def _prepare_there(
-        self, own: PutPart, seen: CatalogView, owner: GroupOwner, content: bytes, until: int
-    ) -> Steps[Answer | None]:
-        """Returns the definite answer of another host. None: it has not taken the part, and won't: look again."""
-        assert seen.standing is not None and owner.member is not None
-        part, member = own.part, owner.member
-        lane = yield from self._client.take_lane()
-        try:
-            call = yield from self._client.call(member, lane, seen.standing.roster.epoch)
-            if call is None:
-                return None
-            lent = Lent(part.key, member.id, call.session, call.lane, call.number, until)
-            places = [(place, lent) for place in part.places]
-            answer = yield from transact(lambda tables: lend(tables, seen.membership, places))
-            if not isinstance(answer, Done):
-                return answer
-            own.lane = lane  # from here on, nobody knows whether it was made
-            request = Prepare(call, part, content, owner.grants[group_of(part.key)])
-            delivery = Delivery()
-            answer = yield from repeated(member, request, delivery)
-            if answer is None or isinstance(answer, NoSession):
-                self._client.forget(member, call)
-                if not delivery.is_sent:
-                    own.lane = None
-                    return None
-                why = "it was removed" if answer is None else "it has forgotten this process"
-                raise unavailable(part.key, member, DeadlinePassed(why))
-            own.lane = None
-        finally:
-            if own.lane is None:
-                self._client.free_lane(lane)
-        if isinstance(answer, Never):
-            return Failed("StoreTimeoutError", "its time was over before its owner had heard of it", part.key)
-        return answer
-
-    # --- it is given up -----------------------------------------------------------------------------------------------
-
-    def give_up(self, own: PutPart, failure: Failure) -> Steps[Outcome]:
-        """Ends an attempt with an error, unless it has an outcome. Returns the outcome that it has then.
-
-        Raises:
-            UnknownOutcomeError: it could not be ended, or nothing is known of it any more.
-        """
-        part = own.part
-        request = GiveUp(part.key, part.attempt, own.number, failure, lease=part.lease)
-        try:
-            if own.number:
-                answer = yield from _ask_owner(own, request)
-            else:
-                answer = yield from self._give_up_by_name(own, request)
-        except DeadlinePassed as passed:
-            why = f"{no_answer(own.waits_for, passed)}, so it could not be given up, and others may still complete it"
-            raise _unknown(part, why) from None
-        if isinstance(answer, Ended):
-            return answer.outcome
-        raise _unknown(part, FORGOTTEN)
-
-    def _give_up_by_name(self, own: PutPart, request: GiveUp) -> Steps[Answer]:
-        """Gives up by the lane of the part that wasn't answered, if there is one: then it can't be taken in any more.
-
-        If another member owns the group by now, its grant keeps that part away, and it has the attempt's outcome.
-        """
-        lane = own.lane if own.lane is not None else (yield from self._client.take_lane())
-        try:
-            while True:
-                seen, owner = yield from self._owner(own.part)
-                if seen.standing is None or owner is None or owner.member is None:
+                call = yield from client.call(member, lane, standing.roster.epoch)
+                if call is None:
                     continue
-                standing, member = seen.standing, owner.member
-                if own.lane is not None and own.owner is not None and standing.roster.member(own.owner) is None:
-                    raise _unknown(own.part, "the host that was asked to keep its part was removed")
-                own.waits_for = None if member.id == standing.member else member
-                request = msgspec.structs.replace(request, grant=owner.grants[group_of(own.part.key)])
-                if member.id == standing.member:
-                    answer: Answer | None = yield from transact(
-                        lambda tables, now=seen, it=request: give_up_here(tables, now.membership, it)
-                    )
-                else:
-                    call = yield from self._client.call(member, lane, standing.roster.epoch)
-                    if call is None:
-                        continue
-                    answer = yield from repeated(member, msgspec.structs.replace(request, call=call), Delivery())
-                    if isinstance(answer, NoSession):
-                        self._client.forget(member, call)
-                answer = yield from self._client.heard(answer, owner)
-                if answer is None or isinstance(answer, NoSession | Failed):
-                    yield from pause(AGAIN)
-                    continue
-                return answer
-        finally:
-            own.lane = None
-            self._client.free_lane(lane)
+                answer = yield from repeated(member, msgspec.structs.replace(request, call=call), Delivery())
+                if isinstance(answer, NoSession):
+                    client.forget(member, call)
+            answer = yield from client.heard(answer, owner)
+            if answer is None or isinstance(answer, NoSession | Failed):
+                yield from pause(AGAIN)
+                continue
+            return answer
+    finally:
+        own.lane = None
+        client.free_lane(lane)
 
 
 def _ask_owner(own: PutPart, request: Look | Renew | Publish | GiveUp) -> Steps[Answer]:

@@ -762,13 +762,13 @@ def _(patch: Patch) -> None:
 
 @mutation("who gives up believes an owner that has heard nothing", "shards of lost hosts")
 def _(patch: Patch) -> None:
-    by_name = sharded.Ranks._give_up_by_name  # pyright: ignore[reportPrivateUsage]
+    by_name = sharded._give_up_by_name  # pyright: ignore[reportPrivateUsage]
 
-    def believes(self: Any, own: Any, request: Any) -> Any:
+    def believes(client: Any, own: Any, request: Any) -> Any:
         own.owner = None
-        return (yield from by_name(self, own, request))
+        return (yield from by_name(client, own, request))
 
-    patch.setattr(sharded.Ranks, "_give_up_by_name", believes)
+    patch.setattr(sharded, "_give_up_by_name", believes)
 
 
 @mutation("a part's lease isn't renewed while its rank waits", "shards of stragglers")
