@@ -83,7 +83,7 @@ ELSEWHERE = {
         "_rng",
     },
     # Monarch's, whose classes have no public names
-    "memstore.distributed.rdma.memory": {"_RdmaBuffer", "_rust_bindings"},
+    "memstore.distributed.transfers.rdma": {"_RdmaBuffer", "_rust_bindings"},
 }
 
 

@@ -185,7 +185,6 @@ __all__ = [
     "map_entry",
     "owned_now",
     "owner_name",
-    "owner_name",
     "is_fellow",
     "gone_if_new",
     "has_settings",

@@ -17,7 +17,7 @@ import msgspec
 
 from memstore.distributed import catalog
 from memstore.distributed.catalog import CatalogTables
-from memstore.distributed.client import drive
+from memstore.distributed.client.driving import drive
 from memstore.distributed.links import INDEX, Asked, Links, Listener, hello_of_this_process
 from memstore.distributed.rules import (
     Answer,

@@ -11,28 +11,49 @@ from typing import TypeVar
 
 import msgspec
 
-from memstore import engine
 from memstore._arguments import check_encoded
-from memstore.distributed.catalog.entries import (
+from memstore.distributed.catalog.rows import (
     Checked,
+    Copy,
+    decode,
+    encode,
+    encode_lent,
     entry_of,
     head_of,
+    lent_of,
     outcome_of,
     outcome_row,
     part_of,
     part_row,
     record_of,
+    standing_of,
+    tell,
 )
-from memstore.distributed.catalog.groups import GroupTables
-from memstore.distributed.catalog.rows import encode, last_call_of, readable, standing_of, tell
-from memstore.distributed.catalog.segments import LENT_VERSION, Copies, Segments
-from memstore.distributed.rules import Entry, LastCall, Lent, Outcome, Part, Place, Standing
+from memstore.distributed.rules import (
+    Entry,
+    Grant,
+    KeptGroup,
+    LastCall,
+    LeavingGroup,
+    Lent,
+    Outcome,
+    Ownership,
+    Part,
+    Place,
+    Standing,
+)
 from memstore.engine import (
+    FILLING,
+    LIVE,
+    PREPARED,
+    ClaimedFile,
     Effects,
     Now,
     ReadOnlyTransaction,
+    Record,
     Root,
     SealedSegment,
+    SegmentRow,
     Transaction,
     boot_clock,
     boot_id,
@@ -48,15 +69,18 @@ Row = TypeVar("Row")
 _MOST_ROWS = 1 << 20
 _LANES = 256
 _LANE = 1  # byte
+_DAMAGED = b""  # the body of a row of `given` whose record was damaged at the owner before
+_LENT_VERSION = 0  # in the header of a segment whose version another host assigns, or that is a copy
 
 
-class CatalogTables(GroupTables, Copies):
+class CatalogTables:
     """One transaction of this host's catalog, as the rules ask for it.
 
     Args:
         member: the id of this host.
         effects: what the transaction does beside its rows. In a read nothing is written.
-        sealed: segments that this process has filled, and still has open: `lend` and `own` may name them.
+        sealed: segments that this process has filled, and still has open: no row says that they are whole. `lend`,
+            `own` and `put_copy` may name them.
         checked: records of entries that were looked at before.
 
     Attributes:
@@ -73,7 +97,7 @@ class CatalogTables(GroupTables, Copies):
     ) -> None:
         self._transaction, self._member, self._effects = transaction, member, effects
         self._checked = checked or {}
-        self._segments = Segments(transaction, member, effects, sealed)
+        self._sealed = {(one.segment, one.put_id): one for one in sealed}
         self._versions: dict[bytes, int] = {}  # of the records that were written here
         self._standing: Standing | None = None  # read once: a look at a thousand waits asks for it as often
         self.has_owed = False
@@ -155,6 +179,7 @@ class CatalogTables(GroupTables, Copies):
         tell(self._member, key, why)
 
     def _note(self, key: bytes) -> None:
+        """Notes that a key is another one: who waits for it is woken, once this is committed."""
         self._effects.is_change = True
         self._effects.keys.add(key)
 
@@ -174,7 +199,7 @@ class CatalogTables(GroupTables, Copies):
 
     def put_standing(self, standing: Standing) -> None:
         old = self.standing()
-        self._put(tables.CLUSTER, tables.MEMBERS, encode(standing))
+        self._put(tables.CLUSTER, tables.MEMBERS, standing)
         self._standing = standing
         if old is None or standing.is_removed or old.is_joining != standing.is_joining:
             self._change_membership()
@@ -182,12 +207,148 @@ class CatalogTables(GroupTables, Copies):
     def membership(self) -> int:
         return self._effects.counters.membership
 
+    def _change_membership(self) -> None:
+        """Makes processes of this host look anew who owns what. Those that wait here for a key are woken for it."""
+        self._effects.counters.membership += 1
+        self._effects.is_change = self._effects.wakes_all = True
+
+    # --- groups: what this host owns, and what is handed over ---------------------------------------------------------
+    # A group's row stands under `group_row`, so rows are in the order of groups. Records that were handed over and
+    # aren't served yet stand under their keys in `given`; no row beside them keeps their bytes: what of these lies here
+    # is lent.
+
+    def owned(self, group: bytes) -> Grant | None:
+        return self._read_group(tables.OWNED, group, Grant)
+
+    def put_owned(self, group: bytes, grant: Grant) -> None:
+        self._put(tables.OWNED, tables.group_row(group), grant, adds=True)
+
+    def drop_owned(self, group: bytes) -> None:
+        self._delete(tables.OWNED, tables.group_row(group))
+        if self._effects.counters.membership:  # else it is no member yet, and its processes ask nobody
+            self._change_membership()
+
+    def all_owned(self, after: bytes | None, limit: int) -> list[tuple[bytes, Grant]]:
+        return self._groups(tables.OWNED, Grant, limit, after)
+
+    def leaving(self, group: bytes) -> LeavingGroup | None:
+        return self._read_group(tables.LEAVING, group, LeavingGroup)
+
+    def put_leaving(self, group: bytes, leaving: LeavingGroup) -> None:
+        self._put(tables.LEAVING, tables.group_row(group), leaving)
+        self._change_membership()
+
+    def drop_leaving(self, group: bytes) -> None:
+        self._delete(tables.LEAVING, tables.group_row(group))
+
+    def all_leaving(self) -> list[tuple[bytes, LeavingGroup]]:
+        return self._groups(tables.LEAVING, LeavingGroup)
+
+    def kept(self, group: bytes) -> KeptGroup | None:
+        return self._read_group(tables.KEPT, group, KeptGroup)
+
+    def put_kept(self, group: bytes, kept: KeptGroup) -> None:
+        self._put(tables.KEPT, tables.group_row(group), kept, adds=True)
+
+    def drop_kept(self, group: bytes) -> None:
+        self._delete(tables.KEPT, tables.group_row(group))
+        for key, _ in self.kept_page(group, _MOST_ROWS):
+            self._delete(tables.GIVEN, key)
+
+    def all_kept(self) -> list[tuple[bytes, KeptGroup]]:
+        return self._groups(tables.KEPT, KeptGroup)
+
+    def keep(self, key: bytes, entry: Entry | None) -> None:
+        self._put(tables.GIVEN, key, _DAMAGED if entry is None else encode(entry), adds=True)
+
+    def kept_page(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]:
+        rows: list[tuple[bytes, bytes]] = []
+        if group and (stored := self._transaction.row(tables.GIVEN, group)) is not None:
+            rows.append((group, stored))
+        rows += self._transaction.rows_with(tables.GIVEN, group + b"/", limit)
+        return [(key, _kept_entry(key, stored)) for key, stored in rows[:limit]]
+
+    def forget_kept(self, key: bytes) -> None:
+        self._delete(tables.GIVEN, key)
+
+    def _read_group(self, table: str, group: bytes, kind: type[Row]) -> Row | None:
+        said = tables.read_body(self._transaction, table, tables.group_row(group))
+        return None if said is None else decode(kind, said)
+
+    def _groups(
+        self, table: str, kind: type[Row], limit: int = _MOST_ROWS, after: bytes | None = None
+    ) -> list[tuple[bytes, Row]]:
+        start = b"" if after is None else tables.group_row(after)
+        found = self._readable(table, lambda key, stored: decode(kind, tables.body_of(key, stored)), limit, start)
+        return [(key[1:], row) for key, row in found]
+
+    # --- the directory ------------------------------------------------------------------------------------------------
+    # A second table has the rows by the numbers of grants: in this order deputies are told of them.
+
+    @property
+    def granted(self) -> int:
+        """The last number of a grant that was given here. A repair may have lost it, and not the rows."""
+        said = tables.read_body(self._transaction, tables.CLUSTER, tables.GRANTED)
+        if said is not None:
+            return int.from_bytes(said, "big")
+        rows = self._transaction.rows_with(tables.GRANTS, b"", _MOST_ROWS)
+        return max((int.from_bytes(key[: tables.NUMBER_SIZE], "big") for key, _ in rows), default=0)
+
+    @granted.setter
+    def granted(self, number: int) -> None:
+        self._put(tables.CLUSTER, tables.GRANTED, tables.pack_number(number))
+
+    @property
+    def mirrored(self) -> tuple[int, int]:
+        """A term, and up to which number all rows of its seed are here."""
+        said = tables.read_body(self._transaction, tables.CLUSTER, tables.MIRRORED) or bytes(2 * tables.NUMBER_SIZE)
+        return int.from_bytes(said[: tables.NUMBER_SIZE], "big"), int.from_bytes(said[tables.NUMBER_SIZE :], "big")
+
+    @mirrored.setter
+    def mirrored(self, mirrored: tuple[int, int]) -> None:
+        self._put(tables.CLUSTER, tables.MIRRORED, b"".join(map(tables.pack_number, mirrored)))
+
+    def ownership(self, group: bytes) -> Ownership | None:
+        return self._read_group(tables.DIRECTORY, group, Ownership)
+
+    def put_ownership(self, row: Ownership) -> None:
+        self._drop_number(row.group)
+        self._put(tables.DIRECTORY, tables.group_row(row.group), row, adds=True)
+        self._put(tables.GRANTS, _number_row(row), b"", adds=True)
+
+    def drop_ownership(self, group: bytes) -> None:
+        self._drop_number(group)
+        self._delete(tables.DIRECTORY, tables.group_row(group))
+
+    def _drop_number(self, group: bytes) -> None:
+        try:
+            old = self.ownership(group)
+        except CorruptionError:  # its number leads to another row, or to none, and is passed over
+            return
+        if old is not None:
+            self._delete(tables.GRANTS, _number_row(old))
+
+    def ownerships(self, after: int, limit: int) -> list[Ownership]:
+        """Returns rows by number, beyond that one."""
+        rows: list[Ownership] = []
+        last = tables.pack_number(after + 1)
+        while len(rows) < limit and (found := self._transaction.rows_with(tables.GRANTS, b"", limit, last)):
+            for key, _ in found:
+                last, group = key, key[tables.NUMBER_SIZE + 1 :]
+                try:
+                    row = self.ownership(group)
+                except CorruptionError as error:
+                    self.pass_over(group, error)
+                    continue
+                if row is not None and _number_row(row) == key:
+                    rows.append(row)
+        return rows[:limit]
+
     # --- sessions, and the last call of each of their lanes -----------------------------------------------------------
 
     def new_session(self) -> int:
         """Returns a number that no other session, segment or put has."""
-        self._effects.counters.number += 1
-        session = self._effects.counters.number
+        session = self.new_number()
         self._put(tables.SESSIONS, tables.pack_number(session), b"")
         return session
 
@@ -201,39 +362,140 @@ class CatalogTables(GroupTables, Copies):
             self._delete(tables.CALLS, key)
 
     def sessions(self, after: int, limit: int) -> list[int]:
-        rows = self._rows(tables.SESSIONS, limit, tables.pack_number(after))
+        rows = self._transaction.rows_with(tables.SESSIONS, b"", limit, tables.pack_number(after))
         return [int.from_bytes(key, "big") for key, _ in rows]
 
     def last_call(self, session: int, lane: int) -> LastCall | None:
         said = tables.read_body(self._transaction, tables.CALLS, _lane(session, lane))
-        return None if said is None else last_call_of(said)
+        return None if said is None else decode(LastCall, said)
 
     def put_last_call(self, session: int, lane: int, call: LastCall) -> None:
-        self._put(tables.CALLS, _lane(session, lane), encode(call))
+        self._put(tables.CALLS, _lane(session, lane), call)
 
     # --- segments of this host ----------------------------------------------------------------------------------------
 
     def own(self, place: Place, key: bytes) -> None:
+        """Notes that a record here names it. Raises CorruptionError if it is another key's."""
+        if not place.segment:
+            return
+        row = self._segment(place)
+        if row is not None and row.key != key and row.state != FILLING:  # a claimed file has its old key until then
+            raise _gone(key, place)
         version = self._versions.get(key)
         if version is None:
             record = self._transaction.record(key)
-            version = LENT_VERSION if record is None else record.version
-        self._segments.own(place, key, version)
+            version = _LENT_VERSION if record is None else record.version
+        self._make_live(place, key, version)
+        self._end_lending(place)
 
     def lend(self, place: Place, lent: Lent) -> None:
-        self._segments.lend(place, lent)
+        """Notes that a record elsewhere names it, or will."""
+        if place.segment:
+            self._make_live(place, lent.key, _LENT_VERSION)
+            row = tables.KeptRow(((place.segment, place.put_id),), encode_lent(lent))
+            tables.put_kept(self._transaction, tables.LENT, tables.pack_number(place.put_id), row)
+            self._effects.is_change = True
 
     def is_there(self, place: Place) -> bool:
-        return self._segments.is_there(place)
+        """Returns whether it is filled, and not retired. External files have no segment, and are there."""
+        return not place.segment or self._segment(place) is not None
 
     def retire(self, place: Place) -> None:
-        self._segments.retire(place)
+        row = self._segment(place)
+        if row is not None:
+            self._end_lending(place)
+            self._effects.retire(place.segment, row)
 
     def lent(self, place: Place) -> Lent | None:
-        return self._segments.lent(place)
+        if place.host != self._member or not place.segment:
+            return None
+        row = tables.kept_row(self._transaction, tables.LENT, tables.pack_number(place.put_id))
+        if row is None or row.segments != ((place.segment, place.put_id),):
+            return None
+        return self._said(place, row)
 
     def all_lent(self, after: int, limit: int) -> list[tuple[Place, Lent]]:
-        return self._segments.all_lent(after, limit)
+        """Returns what is lent, by put id, beyond that one."""
+
+        def read(key: bytes, stored: bytes) -> tuple[Place, Lent]:
+            row = tables.read_kept(tables.LENT, key, stored)
+            place = Place(self._member, int.from_bytes(key, "big"), row.segments[0][0])
+            return place, self._said(place, row)
+
+        return [row for _, row in self._readable(tables.LENT, read, limit, tables.pack_number(after))]
+
+    def _said(self, place: Place, row: tables.KeptRow) -> Lent:
+        if row.said:
+            return lent_of(row.said)
+        found = self._transaction.segment(place.segment)  # a repair has made the row, which says no more than the key
+        return Lent(b"" if found is None else found.key, b"")
+
+    def _end_lending(self, place: Place) -> None:
+        if self.lent(place) is not None:
+            self._delete(tables.LENT, tables.pack_number(place.put_id))
+
+    def _make_live(self, place: Place, key: bytes, version: int) -> None:
+        """Makes it live under that version, if it isn't live yet."""
+        row = self._segment(place)
+        if row is None:
+            raise _gone(key, place)
+        if row.state == FILLING:
+            self._effects.publish(key, self._sealed[place.segment, place.put_id], version)
+        elif row.state == PREPARED:
+            self._effects.publish_prepared(key, place.segment, row, version)
+
+    def _segment(self, place: Place) -> SegmentRow | None:
+        """Returns its row, if it is live or a part's, or was filled by this process."""
+        if place.host != self._member or not place.segment:
+            return None
+        row = self._transaction.segment(place.segment)
+        if row is None or row.put_id != place.put_id:
+            return None
+        is_sealed = row.state == FILLING and (place.segment, place.put_id) in self._sealed
+        return row if row.state in (LIVE, PREPARED) or is_sealed else None
+
+    # --- copies of values of other hosts ------------------------------------------------------------------------------
+
+    def copy(self, key: bytes) -> Copy | None:
+        """Returns a copy. None, too, if its row is damaged: the value is fetched again."""
+        row = self._row_of_copy(key)
+        return None if row is None else decode(Copy, row.said)
+
+    def _row_of_copy(self, key: bytes) -> tables.KeptRow | None:
+        try:
+            return tables.kept_row(self._transaction, tables.COPIES, key)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            return None
+
+    def put_copy(self, key: bytes, places: Sequence[Place], record: Record) -> None:
+        """Writes a copy, in place of an older one. Segments of `sealed` that it names become live.
+
+        Args:
+            places: that its bytes came from.
+            record: of its version, in segments of this host.
+        """
+        self.delete_copy(key)
+        for extent in record.segments:
+            self._make_live(Place(self._member, extent.put_id, extent.segment), key, _LENT_VERSION)
+        segments = tuple((extent.segment, extent.put_id) for extent in record.segments)
+        row = tables.KeptRow(segments, encode(Copy(tuple(places), record)))
+        tables.put_kept(self._transaction, tables.COPIES, key, row)
+        self._effects.is_change = self._effects.adds = True
+
+    def delete_copy(self, key: bytes) -> None:
+        row = self._row_of_copy(key)
+        self._delete(tables.COPIES, key)
+        for segment, put_id in () if row is None else row.segments:
+            self.retire(Place(self._member, put_id, segment))
+
+    def copies(self, after: bytes, limit: int) -> list[tuple[bytes, Copy]]:
+        """Returns copies by key, beyond that one."""
+
+        def read(key: bytes, stored: bytes) -> Copy:
+            return decode(Copy, tables.read_kept(tables.COPIES, key, stored).said)
+
+        return self._readable(tables.COPIES, read, limit, after)
 
     # --- segments of other hosts that are to be told ------------------------------------------------------------------
 
@@ -261,19 +523,18 @@ class CatalogTables(GroupTables, Copies):
 
     def parts(self, key: bytes | None = None, attempt: str | None = None) -> list[Part]:
         if key is None:
-            return [part_of(part, self._member) for part in self._whole(tables.PENDING, tables.read_part)]
-        return [part_of(part, self._member) for part in tables.parts_of(self._transaction, key, attempt)]
-
-    def _whole(self, table: str, read: Callable[[bytes, bytes], Row]) -> list[Row]:
-        return [row for _, row in readable(self._transaction, self._member, table, read, _MOST_ROWS)]
+            found = [part for _, part in self._readable(tables.PENDING, tables.read_part)]
+        else:
+            found = tables.parts_of(self._transaction, key, attempt)
+        return [part_of(part, self._member) for part in found]
 
     def content(self, part: Part) -> bytes:
-        return tables.content_of(self._transaction, self._row(part))
+        return tables.content_of(self._transaction, part_row(part, self._member))
 
     def put_part(self, part: Part, content: bytes | None) -> None:
         """A segment of this host is kept by it from now on. Raises InvalidKeyError of what another host has sent."""
         check_encoded(part.key)
-        row = self._row(part)
+        row = part_row(part, self._member)
         if content is None:
             tables.renew_part(self._transaction, row)
         else:
@@ -281,39 +542,89 @@ class CatalogTables(GroupTables, Copies):
             self._effects.adds = True
             for place in part.places:
                 if place.host == self._member:
-                    self._segments.prepare(place, part.key)
-        self._ring(part.key)
+                    self._prepare(place, part.key)
+        self._note(part.key)
+
+    def _prepare(self, place: Place, key: bytes) -> None:
+        """Notes that a part names the segment."""
+        row = self._segment(place)
+        if row is None:
+            raise _gone(key, place)
+        if row.state == PREPARED:
+            return
+        sealed = self._sealed.get((place.segment, place.put_id))
+        if row.state == FILLING and sealed is not None and isinstance(sealed.file, ClaimedFile):
+            sealed.file.unlock()  # before the commit: who reads the segment, once it is live, must not find it locked
+        self._end_lending(place)
+        self._effects.prepare(key, place.segment, row)
 
     def delete_part(self, part: Part) -> None:
-        tables.delete_part(self._transaction, self._row(part))
+        tables.delete_part(self._transaction, part_row(part, self._member))
         self._effects.is_change = True
-
-    def _row(self, part: Part) -> engine.PendingPart:
-        return part_row(part, self._member)
 
     def outcome(self, key: bytes, attempt: str) -> Outcome | None:
         row = tables.outcome_of(self._transaction, key, attempt)
         return None if row is None else outcome_of(row)
 
     def outcomes(self) -> list[Outcome]:
-        return [outcome_of(row) for row in self._whole(tables.OUTCOMES, tables.read_outcome)]
+        return [outcome_of(row) for _, row in self._readable(tables.OUTCOMES, tables.read_outcome)]
 
     def put_outcome(self, outcome: Outcome) -> None:
         """Raises InvalidKeyError of what another host has sent."""
         check_encoded(outcome.key)
         tables.put_outcome(self._transaction, outcome_row(outcome))
-        self._ring(outcome.key)
+        self._note(outcome.key)
 
     def drop_outcomes(self, limit: int) -> None:
         tables.drop_outcomes(self._transaction, Now(boot_clock(), boot_id()), limit)
 
-    def _ring(self, key: bytes) -> None:
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def _readable(
+        self, table: str, read: Callable[[bytes, bytes], Row], limit: int = _MOST_ROWS, after: bytes = b""
+    ) -> list[tuple[bytes, Row]]:
+        """Returns rows of a table, in order, beyond `after`. Those that `read` calls damaged are passed over."""
+        found: list[tuple[bytes, Row]] = []
+        while len(found) < limit and (rows := self._transaction.rows_with(table, b"", limit, after)):
+            after = rows[-1][0]
+            for key, stored in rows:
+                try:
+                    found.append((key, read(key, stored)))
+                except CorruptionError as error:
+                    self.pass_over(key, error)
+        return found[:limit]
+
+    def _put(self, table: str, key: bytes, row: bytes | msgspec.Struct, *, adds: bool = False) -> None:
+        tables.put_body(self._transaction, table, key, row if isinstance(row, bytes) else encode(row))
         self._effects.is_change = True
-        self._effects.keys.add(key)
+        self._effects.adds |= adds
+
+    def _delete(self, table: str, key: bytes) -> None:
+        self._transaction.delete_row(table, key)
+        self._effects.is_change = True
+
+
+def _number_row(row: Ownership) -> bytes:
+    return tables.pack_number(row.grant.number) + tables.group_row(row.group)
+
+
+def _kept_entry(key: bytes, stored: bytes) -> Entry | None:
+    """Reads a row of `given`. None: the record is damaged, here or where it came from."""
+    try:
+        said = tables.body_of(key, stored)
+        return None if said == _DAMAGED else decode(Entry, said)
+    except CorruptionError:
+        return None
 
 
 def _lane(session: int, lane: int) -> bytes:
     return tables.pack_number(session) + lane.to_bytes(_LANE, "big")
+
+
+def _gone(key: bytes, place: Place) -> CorruptionError:
+    name = key.decode(errors="backslashreplace")
+    text = f"{name!r}: segment {place.segment:016x} doesn't have put {place.put_id} of this key, or not any more"
+    return CorruptionError(text, key=name)
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from memstore.distributed import catalog
-from memstore.distributed.client.bytes_of import Bytes, name_of
+import msgspec
+
+from memstore import engine
+from memstore.distributed import catalog, rules
 from memstore.distributed.client.driving import BegunWait, drive
-from memstore.distributed.client.sharded import ShardedPuts
 from memstore.distributed.links import CLIENT, Links, hello_of_this_process, secret_of
 from memstore.distributed.rules import (
     KEY_LIMIT,
@@ -26,46 +28,70 @@ from memstore.distributed.rules import (
     Entry,
     Member,
     Place,
+    PutPart,
     Standing,
     Steps,
     Tables,
+    give_up_part,
     group_of,
     groups_of,
     is_unsealed,
     look_up,
+    own_standing,
     page,
+    put_part,
     read_all,
+    turn,
     wait_any,
     wait_any_of,
     wait_there,
+    waiting,
 )
+from memstore.distributed.transfers import Transfers
 from memstore.engine import (
+    LOOK_EVERY,
     MOST_FOR_VALUES,
     SMALL,
-    AttemptFailure,
     AttemptOutcome,
     Change,
     MappedEntry,
     Merge,
-    PendingPart,
+    Participant,
     Record,
     Root,
     SealedSegment,
     boot_clock,
+    damaged_entry,
     deadline_after,
+    files_of,
+    map_entry,
 )
-from memstore.engine import Participant as AttemptMember
-from memstore.errors import CrossHostError, HomeUnavailableError, StaleMembershipError, UnknownOutcomeError
+from memstore.errors import (
+    CorruptionError,
+    CrossHostError,
+    HomeUnavailableError,
+    PartialCommitError,
+    ShardMismatchError,
+    StaleMembershipError,
+    StorageError,
+    StoreTimeoutError,
+    UnknownOutcomeError,
+)
 
 Result = TypeVar("Result")
 
 _GROUPS = 1 << 16  # that are remembered
-_LONGEST_LENT = 600.0  # seconds that no audit asks after what was lent for a put
 _TO_ASK = 0.1  # seconds that a call has at least which asks another host, also with a timeout of 0
 _TO_END = 0.5  # seconds for the owners to hear that a session ends
 _TO_OPEN = 5.0  # seconds for the store's mutex, when tables are opened that came since, of a call without a deadline
 _SEEN_KEYS = 1024
 _LARGEST_SEEN = 1 << 16  # bytes of an entry that is kept
+_LONGEST_NAME = 1 << 16  # characters, of an attempt
+_LONGEST_LEASE = 1e9  # seconds
+_LONGEST_LENT = 600.0  # seconds that no audit asks after what was lent for a change
+_MOST_UNANSWERED = 64
+_TO_ANSWER = 0.25  # seconds for an owner to say, at the end of a wait, that there is nothing yet
+_A_LOOK = 0.1  # seconds that one more look may take
 
 
 def open_elsewhere(root: Root) -> OtherHosts:
@@ -100,21 +126,15 @@ def _read_owned(tables: Tables, groups: Sequence[bytes], known: OwnedHere | None
             return None
         known = OwnedHere(tables.membership(), standing)
     if len(known.groups) >= _GROUPS:
-        known = OwnedHere(known.membership, _standing(tables))
+        known = OwnedHere(known.membership, own_standing(tables))
     known.groups.update(group for group in groups if tables.owned(group) is not None and tables.leaving(group) is None)
     return known
-
-
-def _standing(tables: Tables) -> Standing:
-    standing = tables.standing()
-    assert standing is not None, "a member stays one"
-    return standing
 
 
 # --- gets with `max_age` ----------------------------------------------------------------------------------------------
 
 
-class Seen:
+class SeenEntries:
     """Entries that this process has looked up lately. Thread-safe: a step is one call into C, or may be lost."""
 
     def __init__(self) -> None:
@@ -138,6 +158,87 @@ class Seen:
             self._entries.pop(key, None)
 
 
+# --- bytes of entries, mapped -----------------------------------------------------------------------------------------
+
+
+class EntryReading:
+    """One call that maps entries, and looks them up again where their bytes are gone."""
+
+    def __init__(
+        self,
+        root: Root,
+        members: Callable[[bytes], Member | None],
+        transfers: Transfers,
+        deadline: float,
+        *,
+        may_lock: bool,
+        lazily: bool,
+    ) -> None:
+        self._root, self._members, self._transfers = root, members, transfers
+        self._deadline, self._may_lock, self._lazily = deadline, may_lock, lazily
+        self._misfits: set[tuple[bytes, Entry]] = set()
+
+    def map(self, key: bytes, entry: Entry) -> MappedEntry | None:
+        """Maps an entry. Returns None where its bytes aren't there: replaced since the lookup, at a first try.
+
+        Raises:
+            CrossHostError: its bytes lie in files of others, on another host.
+            CorruptionError: the entry can't be one; or its bytes aren't what it says.
+        """
+        record = catalog.record_of(entry, self._root.member_id())
+        reads_lazily = self._lazily and not self._root.storage.maps_at_once
+        if record.hosts is None and not (reads_lazily and record.segments):
+            with self._root.reading():
+                held = map_entry(self._root, key, record, live=True)
+            return held or self._missed(key, entry, record)
+        if record.is_mutable:
+            return MappedEntry(record)  # its reader refuses it, or opens it in place
+        held = self._transfers.hold(key, record, self._deadline, may_lock=self._may_lock, lazily=self._lazily)
+        return held or self._missed(key, entry, record)
+
+    def _missed(self, key: bytes, entry: Entry, record: Record) -> None:
+        """Its bytes are not there. The first time they may have been replaced.
+
+        Hosts are told to let go of a version after it was replaced. So one that is still the present version after its
+        bytes were missed was the present one then, too.
+        """
+        if (key, entry) not in self._misfits:
+            self._misfits.add((key, entry))
+        elif record.hosts is None:
+            raise damaged_entry(self._root, key, record)
+        elif self._root.storage.sees_all_hosts:
+            self._check_may_come(key, record)
+        else:
+            raise self._damaged_elsewhere(key, record.hosts)
+
+    def _check_may_come(self, key: bytes, record: Record) -> None:
+        """Files of other hosts come into sight when the storage likes. Raises StorageError when the time is over."""
+        self._root.check_in_place()
+        if time.monotonic() + _A_LOOK < self._deadline:
+            return
+        name, paths = key.decode(), files_of(self._root, record)
+        raise StorageError(
+            f"{name!r}: what another host has put can't be seen on host {os.uname().nodename} within the timeout, or "
+            f"not whole: {' or '.join(paths)}: is the same storage mounted on both? Does it cache for longer than the "
+            "timeout (NFS: actimeo)? memstore verify on that host tells whether the files are whole",
+            key=name,
+            path=paths[0],
+            host=os.uname().nodename,
+        )
+
+    def _damaged_elsewhere(self, key: bytes, hosts: Sequence[bytes]) -> CorruptionError:
+        name, where = key.decode(), " or ".join(_label_of(self._members(host)) for host in dict.fromkeys(hosts))
+        return CorruptionError(
+            f"{name!r}: its bytes are missing, or another put's, on {where}, and no newer version has replaced it: run "
+            "memstore verify there",
+            key=name,
+        )
+
+
+def _label_of(member: Member | None) -> str:
+    return "a host that was removed" if member is None else member.label
+
+
 # --- the questions ----------------------------------------------------------------------------------------------------
 
 
@@ -150,17 +251,20 @@ class _Standings:
     def __init__(self, root: Root) -> None:
         self._root = root
 
-    def read(self, deadline: float | None = None) -> Standing:
+    def read(self) -> Standing:
         """Raises StaleMembershipError."""
-        until = deadline_after(_TO_OPEN) if deadline is None else deadline
-        standing = catalog.look(self._root, lambda tables: tables.standing(), until)
+        standing = catalog.look(self._root, lambda tables: tables.standing(), deadline_after(_TO_OPEN))
         if standing is None:
-            raise StaleMembershipError(f"{self._root.path} is served, and doesn't say by whom: serve it anew")
+            raise _unknown_cluster(self._root)
         return standing
 
     def member_of(self, member: bytes) -> Member | None:
         """Finds a member as the catalog says now."""
         return self.read().roster.member(member)
+
+
+def _unknown_cluster(root: Root) -> StaleMembershipError:
+    return StaleMembershipError(f"{root.path} is served, and doesn't say by whom: serve it anew")
 
 
 class OtherHosts:
@@ -172,9 +276,9 @@ class OtherHosts:
         self._standings = _Standings(root)
         self._owned: OwnedHere | None = None
         self._client = Client()
-        self._sharded = ShardedPuts(root, links, self._client)
-        self._bytes = Bytes(root, links, self._standings.member_of)
-        self._seen = Seen()
+        self._unanswered: OrderedDict[tuple[bytes, str, int], PutPart] = OrderedDict()  # parts
+        self._transfers = Transfers(root, links, self._standings.member_of)
+        self._seen = SeenEntries()
 
     # --- who the owners are -------------------------------------------------------------------------------------------
 
@@ -194,7 +298,7 @@ class OtherHosts:
         known = self._owned
         owned = catalog.look(self._root, lambda tables: _read_owned(tables, groups, known), until)
         if owned is None:
-            raise StaleMembershipError(f"{self._root.path} is served, and doesn't say by whom: serve it anew")
+            raise _unknown_cluster(self._root)
         self._owned = owned
         return owned
 
@@ -230,7 +334,7 @@ class OtherHosts:
         return self._standings.read().roster.cluster
 
     def name_of(self, member: bytes) -> str:
-        return name_of(self._standings.member_of(member))
+        return _label_of(self._standings.member_of(member))
 
     def is_member(self, member: bytes) -> bool:
         return self._standings.member_of(member) is not None
@@ -241,7 +345,7 @@ class OtherHosts:
         keys, deadline = [change.key for change in changes], _at_least(deadline)
         asked = [catalog.change_of(change, self._member) for change in changes]
         sealed = tuple(itertools.chain.from_iterable(change.segments for change in changes))
-        steps = self._client.commit(asked, self._begin_change(deadline))
+        steps = self._client.commit(asked, _audited_from(deadline))
         values = [len(change.content.inline or b"") for change in changes if change.content is not None]
         most = MOST_FOR_VALUES if max(values, default=0) > SMALL else None
         try:
@@ -249,15 +353,10 @@ class OtherHosts:
         finally:
             self._seen.forget(keys)
 
-    def _begin_change(self, deadline: float) -> int:
-        """Returns when its time is over, on this host's clock since boot."""
-        now, left = boot_clock(), min(max(deadline - time.monotonic(), 0.0), _LONGEST_LENT)
-        return now + int(left * 1e9)
-
     def is_unsealed(self, key: bytes, segment: int, put_id: int, deadline: float) -> bool:
         deadline = _at_least(deadline)
         place = Place(self._member, put_id, segment)
-        steps = is_unsealed(self._client, key, place, self._begin_change(deadline))
+        steps = is_unsealed(self._client, key, place, _audited_from(deadline))
         try:
             return drive(steps, self._root, self._links, deadline)
         except (HomeUnavailableError, UnknownOutcomeError) as error:
@@ -280,7 +379,8 @@ class OtherHosts:
         max_age: float | None = None,
     ) -> list[MappedEntry | None]:
         deadline = _at_least(deadline)
-        reading = self._bytes.reading(deadline, may_lock=may_lock, lazily=lazily)
+        member_of, transfers = self._standings.member_of, self._transfers
+        reading = EntryReading(self._root, member_of, transfers, deadline, may_lock=may_lock, lazily=lazily)
         if max_age and len(keys) == 1:
             entry = self._seen.within(keys[0], max_age)
             held = None if entry is None else reading.map(keys[0], entry)
@@ -302,7 +402,8 @@ class OtherHosts:
         return catalog.record_of(catalog.entry_of(record, member), self._member)
 
     def hold_version(self, key: bytes, record: Record, deadline: float, *, lazily: bool) -> MappedEntry | None:
-        return self._bytes.hold_version(key, record, _at_least(deadline), lazily=lazily)
+        may_lock = self._root.lock is not None
+        return self._transfers.hold(key, record, _at_least(deadline), may_lock=may_lock, lazily=lazily)
 
     def records(self, keys: Sequence[bytes], deadline: float) -> list[Record | None]:
         found: dict[bytes, Record | None] = {}
@@ -336,7 +437,7 @@ class OtherHosts:
             left_out = {id: member for id, member in members.items() if member is not None}
         found = self._drive(page(self._client, prefix, after, min(limit, ROWS_LIMIT), left_out), deadline)
         if silent is not None and left_out is not None:
-            silent.update({id: name_of(member) for id, member in left_out.items()})
+            silent.update({id: member.label for id, member in left_out.items()})
         return found
 
     def wait(self, key: bytes, newer_than: int, deadline: float) -> int | None:
@@ -373,23 +474,113 @@ class OtherHosts:
     def _drive(self, steps: Steps[Result], deadline: float) -> Result:
         return drive(steps, self._root, self._links, _at_least(deadline))
 
-    # --- sharded puts: see sharded.py ---------------------------------------------------------------------------------
+    # --- the share of this process's ranks in sharded puts: rules/sharded.py ------------------------------------------
 
     def prepare(
-        self, member: AttemptMember, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
-    ) -> AttemptOutcome | AttemptMember:
-        return self._sharded.prepare(member, expect, segment, content, deadline)
+        self, member: Participant, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
+    ) -> AttemptOutcome | Participant:
+        if len(member.attempt) > _LONGEST_NAME:
+            raise ValueError(f"attempt has {len(member.attempt):,} characters, and may have {_LONGEST_NAME:,}")
+        part = self._part(member, expect)
+        if segment is not None:
+            place = Place(self._member, segment.put_id, segment.segment)
+            part = msgspec.structs.replace(part, place=place, size=segment.size, start=segment.start)
+        own = PutPart(part)
+        steps = put_part(self._client, own, content, _audited_from(deadline))
+        try:
+            sealed = () if segment is None else (segment,)
+            outcome = drive(steps, self._root, self._links, deadline, sealed=sealed)
+        except StoreTimeoutError as error:  # its file may be lent: the next put must not take it for its own
+            raise HomeUnavailableError(str(error), key=member.key.decode()) from error
+        finally:
+            if own.lane is not None:
+                self._note_unanswered((member.key, member.attempt, member.rank), own)
+        if outcome is not None:
+            return catalog.outcome_row(outcome)
+        assert own.owner is not None, "a part that was taken in has an owner"
+        return member._replace(number=own.number, owner=own.owner)
+
+    def _note_unanswered(self, name: tuple[bytes, str, int], own: PutPart) -> None:
+        """Notes a part until it is given up. Those that nobody gives up leave their lanes to later calls."""
+        before = self._unanswered.pop(name, None)
+        self._unanswered[name] = own
+        if before is None and len(self._unanswered) > _MOST_UNANSWERED:
+            before = self._unanswered.popitem(last=False)[1]
+        if before is not None and before.lane is not None:
+            self._client.free_lane(before.lane)
+
+    def _part(self, member: Participant, expect: int | None) -> rules.Part:
+        return rules.Part(
+            key=member.key,
+            attempt=member.attempt,
+            number=0,
+            rank=member.rank,
+            world_size=member.world_size,
+            place=Place(self._member, 0),
+            expect=expect,
+            lease=int(min(max(member.lease, 0), _LONGEST_LEASE) * 1e9),
+        )
+
+    def _put_part(self, member: Participant) -> PutPart:
+        """Makes what a process knows of its part. An attempt without an owner began before this host was served."""
+        owner = member.owner or (self._member if member.number else None)
+        return PutPart(self._part(member, None), owner, member.number)
 
     def outcome_of(
-        self, member: AttemptMember, merge: Merge, waits_until: float, deadline: float
+        self, member: Participant, merge: Merge, waits_until: float, deadline: float
     ) -> AttemptOutcome | None:
-        return self._sharded.outcome_of(member, merge, waits_until, deadline)
+        """Looks at the attempt until it has an outcome, or nobody waits any more.
 
-    def give_up(self, member: AttemptMember, failure: AttemptFailure, deadline: float) -> AttemptOutcome:
-        return self._sharded.give_up(member, failure, deadline)
+        Who finds all parts later than at its first look leaves them to who put the last.
+        """
+        own, body_of = self._put_part(member), self._body_of(member, merge)
+        doorbell = self._root.doorbell
+        bell = doorbell.bell(member.key)
+        publish_at, milliseconds, was_complete = time.monotonic(), 0, False
+        while True:
+            seen = doorbell.load(bell)
+            publishes = time.monotonic() >= min(publish_at, waits_until)
+            steps = turn(own, body_of, milliseconds, was_complete=was_complete, publishes=publishes)
+            found = drive(steps, self._root, self._links, max(waits_until + _TO_ANSWER, deadline))
+            if isinstance(found, rules.Outcome):
+                return catalog.outcome_row(found)
+            left = waits_until - time.monotonic()
+            if left <= 0:
+                return None
+            if not was_complete:
+                publish_at = time.monotonic() + LOOK_EVERY
+            was_complete = len(found.parts) == member.world_size
+            if own.owner == self._member:
+                doorbell.wait(bell, seen, min(LOOK_EVERY, left))
+            else:
+                milliseconds = max(int(min(LOOK_EVERY, left) * 1000), 1)
 
-    def pending(self, key: bytes | None, deadline: float) -> list[tuple[PendingPart, float]]:
-        return self._sharded.pending(key, deadline)
+    def _body_of(self, member: Participant, merge: Merge) -> rules.Merge:
+        def body_of(parts: Sequence[rules.Part], contents: Sequence[bytes]) -> bytes | rules.Failure:
+            try:
+                content = merge([catalog.part_row(part, self._member) for part in parts], contents)
+            except (ShardMismatchError, PartialCommitError) as failure:
+                return catalog.failure_of(failure)
+            body = catalog.change_of(engine.Change(member.key, content), self._member).body
+            assert body is not None, "a content has a body"
+            return body
+
+        return body_of
+
+    def give_up(self, member: Participant, failure: engine.AttemptFailure, deadline: float) -> AttemptOutcome:
+        own = self._unanswered.pop((member.key, member.attempt, member.rank), None)
+        if own is None or member.number:
+            own = self._put_part(member)
+        steps = give_up_part(self._client, own, catalog.failure_of(failure))
+        return catalog.outcome_row(drive(steps, self._root, self._links, deadline))
+
+    def pending(self, key: bytes | None, deadline: float) -> list[tuple[engine.PendingPart, float]]:
+        found = drive(waiting(self._client, key), self._root, self._links, deadline)
+        return [
+            (catalog.part_row(part, self._member), (part.expires - one.now) / 1e9)
+            for one in found
+            for part in one.parts
+        ]
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -401,9 +592,15 @@ class OtherHosts:
         try:
             self._drive(self._client.end(connected), time.monotonic() + _TO_END)
         finally:
-            self._bytes.close()
+            self._transfers.close()
             self._links.close()
 
 
 def _at_least(deadline: float) -> float:
     return max(deadline, time.monotonic() + _TO_ASK)
+
+
+def _audited_from(deadline: float) -> int:
+    """Returns when the time of a change is over, on this host's clock since boot."""
+    now, left = boot_clock(), min(max(deadline - time.monotonic(), 0.0), _LONGEST_LENT)
+    return now + int(left * 1e9)

@@ -14,12 +14,9 @@ server     Listener: the thread that accepts, shakes hands and reads
 from __future__ import annotations
 
 from memstore.distributed.links.client import Begun, Links
-from memstore.distributed.links.frames import MESSAGE_LIMIT, NO_LIMIT
 from memstore.distributed.links.handshake import (
     CLIENT,
     INDEX,
-    PROTOCOL,
-    STREAM,
     Hello,
     check_size,
     hello_of_this_process,
@@ -33,16 +30,12 @@ from memstore.distributed.links.sockets import Address, Moved, Traffic, parse_ad
 __all__ = [
     "CLIENT",
     "INDEX",
-    "MESSAGE_LIMIT",
-    "PROTOCOL",
-    "STREAM",
     "Address",
     "Asked",
     "Begun",
     "Hello",
     "Links",
     "Listener",
-    "NO_LIMIT",
     "Moved",
     "Traffic",
     "check_size",

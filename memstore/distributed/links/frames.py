@@ -11,12 +11,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 # --- Frames, without I/O ---------------------------------------------------------------------------------------------
-# Messages as frames, and back, without I/O. The same both ways; decision 016 has the table.
-#
 # A frame: the length of what follows (4 bytes), the call that pairs an answer with its request (8), milliseconds left
 # (4), flags (1), and a piece of a message. Messages of one frame may stand between the pieces of a longer one; of
 # longer ones one at a time is under way.
-
 
 HEADER = struct.Struct(">IQIB")
 FRAME_LIMIT = 262_144  # of what a length says
@@ -192,12 +189,10 @@ class Outbox:
 
 
 # --- The sending half of a connection --------------------------------------------------------------------------------
-# The sending half of a connection, of clients and servers alike: any thread sends, and none waits.
+# Of clients and servers alike: any thread sends, and none waits.
 #
 # What the kernel doesn't take at once stays in the outbox, and the connection's epoll is asked to say when there is
-# room
-# again: whoever reads there calls `flush`.
-
+# room again: whoever reads there calls `flush`.
 
 FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL  # a program may have set SIGPIPE back to what kills
 _COPIED = 1 << 14  # bytes of a message: a copy is cheaper than a list for sendmsg

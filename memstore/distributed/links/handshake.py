@@ -24,7 +24,6 @@ from memstore.errors import LinkRefusedError, SecretError
 # ROOT/secret is written by `memstore.serve`, which brings one secret to all hosts. It goes before the environment's: a
 # process that opens the root needs no environment then, and what other clusters use doesn't get in its way.
 
-
 VARIABLE = "MEMSTORE_SECRET_FILE"
 SECRET_FILE = "secret"  # in the root
 SHORTEST = 32  # bytes
@@ -123,7 +122,6 @@ def _check_mode(path: str, found: os.stat_result) -> None:
 #    the secret. The server compares that before it reads anything else in them.
 # 3. The server proves the same. 32 zeros in its place say that the client's proof was wrong, so that a client can tell
 #    a wrong secret from a server that died.
-
 
 MAGIC = b"memstor1"
 PROTOCOL = 1
@@ -238,7 +236,6 @@ def _proof(secret: bytes | None, told: bytes) -> bytes:
 
 # --- The first message -----------------------------------------------------------------------------------------------
 # The first message of a connection, both ways: who speaks. Nothing in it has to agree; `status` shows it.
-
 
 _Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Text = Annotated[str, Meta(max_length=4096)]

@@ -39,7 +39,6 @@ from memstore.errors import AddressUnavailableError, SecretError
 # At most NEWCOMERS are at this stage, each for HANDSHAKE_TIME at most. Where more come, the oldest goes as soon as it
 # has had FAIR_TIME, so that those who never say a word don't keep out others who do.
 
-
 HANDSHAKE_TIME = 5.0  # seconds
 FAIR_TIME = 0.5
 NEWCOMERS = 64
@@ -173,14 +172,11 @@ class Handshakes:
 
 
 # --- A connection, once both sides have proven themselves ------------------------------------------------------------
-# A connection at the listener, once both sides have proven themselves: its requests, and their answers.
-#
 # It is read by the listener's thread alone. Answers come from any thread, and are sent by it as far as there is room.
 #
 # What a connection may take: it isn't read while its requests, and the answers that it doesn't take, are more than
 # LOAD_LIMIT, or while such answers are more than SLOW. Who has MESSAGE_LIMIT of answers to take, and gets another,
 # loses the connection. TCP itself ends one that takes nothing for 15 s.
-
 
 LOAD_LIMIT = 2 * MESSAGE_LIMIT
 SLOW = 1 << 20
@@ -380,8 +376,7 @@ class ServerConnection:
 
 
 # --- The listener ----------------------------------------------------------------------------------------------------
-# Listener: where a host is asked. One thread accepts, shakes hands, and reads; others serve, and answer.
-
+# One thread accepts, shakes hands, and reads; others serve, and answer.
 
 _BACKLOG = 1024
 _SERVER_PORTION = 1 << 18

@@ -22,7 +22,6 @@ from memstore.errors import InvalidAddressError
 # Hosts are given by number only. Names would have to be looked up, which blocks for as long as a name server likes, and
 # may say something else tomorrow; but an address is one member's for life.
 
-
 _FORM = re.compile(r"tcp://(?:\[(?P<ip6>[0-9A-Fa-f:.]+(?:%[^\]\s/]{1,32})?)\]|(?P<ip4>[0-9.]+)):(?P<port>[0-9]{1,5})")
 _EXPECTED = "an address is tcp://IP:PORT, such as tcp://10.0.0.1:4242 or tcp://[fd00::1]:4242"
 
@@ -125,7 +124,7 @@ def is_its_own_peer(sock: socket.socket) -> bool:
 
 
 # --- Forks -----------------------------------------------------------------------------------------------------------
-# What a forked child does with its parent's connections: it closes its copies, and never sends or reads a byte there.
+# A forked child closes its copies of its parent's connections, and never sends or reads a byte there.
 #
 # A copy that stayed open would keep the connection alive after the parent's end, and its waits at the server with it.
 # Sockets are made under a lock that forks take, so that none is between its making and its entry in the list.
@@ -178,7 +177,6 @@ around_forks(Hooks(_before_fork, _after_fork_in_parent, _after_fork_in_child))
 
 # --- Traffic ---------------------------------------------------------------------------------------------------------
 # How many bytes connections have moved. The kernel counts them (TCP_INFO): whoever sends and receives pays nothing.
-
 
 _SIZE = 512  # bytes: of the kernel's answer, which has grown with its versions, and what isn't known is left out
 _ACKNOWLEDGED = struct.Struct("=120xQQ")  # and received; since Linux 4.1

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from monarch.actor import Actor, HostMesh, concurrent_endpoint, context, get_or_spawn_controller
 
-from memstore.distributed.meshes.launching import Launching
-from memstore.distributed.meshes.messages import Failed, decode_report, last_line
-from memstore.distributed.meshes.reach import ips_in
+from memstore.distributed.meshes.launching import Launching, ips_in
+from memstore.distributed.meshes.messages import HostFailed, decode_report, last_line
 from memstore.distributed.serving import Cluster
 
 NAME = "memstore_index"
@@ -142,4 +141,4 @@ class Overseer(Actor):
 
 
 def _has_failed(heard: Heard) -> bool:
-    return not heard.report or isinstance(decode_report(heard.report), Failed)
+    return not heard.report or isinstance(decode_report(heard.report), HostFailed)

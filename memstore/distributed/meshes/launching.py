@@ -1,20 +1,27 @@
 """Starts a host's agent and supervises it, for the index actor. No Monarch in it.
 
-Launching    takes orders: it looks, tries ways to other hosts, and starts the agent
-Supervisor   starts an agent again that has ended otherwise than it was told to, and ends it with its mesh
-settle       waits until hosts that were started are ready
+Reception, try_all  at which of its addresses the first host can be reached: the others try
+Launching           takes orders: it looks, tries ways to other hosts, and starts the agent
+Supervisor          starts an agent again that has ended otherwise than it was told to, and ends it with its mesh
+settle              waits until hosts that were started are ready
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import ipaddress
 import os
+import re
 import select
+import selectors
 import signal
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -23,27 +30,26 @@ from memstore.distributed.links import Address, parse_address, secret_of, write_
 from memstore.distributed.meshes.messages import (
     LONGEST_TEXT,
     VERSION,
-    Done,
-    Failed,
     Folder,
-    Look,
+    HostFailed,
+    HostSeen,
+    LookAtRoot,
     Order,
+    OrderDone,
     Reached,
     Receive,
     ReceiveNoMore,
     Receives,
     Report,
-    Seen,
     Settle,
     Settled,
-    Start,
+    StartAgent,
     Started,
     Try,
     Undo,
     decode_order,
     encode,
 )
-from memstore.distributed.meshes.reach import Reception, free_port, own_ips, try_all
 from memstore.distributed.rules import Roster
 from memstore.distributed.serving import (
     ADDRESS_VARIABLE,
@@ -82,6 +88,193 @@ from memstore.errors import (
     StoreTimeoutError,
 )
 
+# --- Ways between hosts ----------------------------------------------------------------------------------------------
+# At which of its addresses the first host can be reached by the others: they try, before anything is started.
+#
+# A host may have many: of networks that others aren't on, and of bridges that every host has under the same number. So
+# whoever answers has to send a token that was made a moment ago.
+
+FIRST_PORT, PORTS = 7411, 100
+_MOST = 16  # addresses of a host
+_TRY = 3.0  # seconds for a connection
+_GREET = 2.0  # seconds that a guest may take
+_TOKEN = 16  # bytes
+_SIOCGIFADDR = 0x8915
+_IFREQ = struct.Struct("16s2sH4s16x")
+
+
+def own_ips(first: Iterable[str] = ()) -> list[str]:
+    """The IPs of this host at which others may reach it: those in `first`, those of its name, and of its network cards.
+
+    Neither loopback nor link-local ones.
+    """
+    found: dict[str, None] = {}
+    for text in (*first, *_of_name(), *_ip4s(), *_ip6s()):
+        with contextlib.suppress(ValueError):
+            ip = ipaddress.ip_address(text)
+            if not (ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast):
+                found[str(ip)] = None
+    return list(found)[:_MOST]
+
+
+def _of_name() -> list[str]:
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [str(one[4][0]) for one in found]
+
+
+def _ip4s() -> list[str]:
+    found: list[str] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, card in socket.if_nameindex():
+            request = card.encode()[:15].ljust(_IFREQ.size, b"\0")
+            with contextlib.suppress(OSError):  # it has no IPv4 address
+                _, _, _, ip = _IFREQ.unpack(fcntl.ioctl(sock, _SIOCGIFADDR, request))
+                found.append(socket.inet_ntoa(ip))
+    return found
+
+
+def _ip6s() -> list[str]:
+    try:
+        with open("/proc/net/if_inet6") as table:
+            return [str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))) for line in table]
+    except OSError:
+        return []
+
+
+def free_port(ip: str, port: int) -> int:
+    """Where an agent may listen: `port`, or, if that is 0, the first free one from 7411.
+
+    Raises AddressUnavailableError: there is none.
+    """
+    with _listen(ip, port) as sock:
+        return int(sock.getsockname()[1])
+
+
+def _listen(ip: str, port: int) -> socket.socket:
+    trouble = ""
+    for number in (port,) if port else range(FIRST_PORT, FIRST_PORT + PORTS):
+        address = Address(ip, number)
+        sock = socket.socket(address.family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address.for_socket())
+            sock.listen()
+            return sock
+        except OSError as error:
+            sock.close()
+            trouble = f"{address}: {error.strerror or error}"
+    more = "" if port else f", and the ports before it from {FIRST_PORT}"
+    raise AddressUnavailableError(
+        f"this host can't listen at {trouble}{more}: end who listens there, or name another port by MEMSTORE_PORT, "
+        "another address by MEMSTORE_ADDRESS, in the environment of the host's worker"
+    )
+
+
+class Reception:
+    """Listens at IPs of this host, and sends whoever connects the token. From its making until `close`.
+
+    Attributes:
+        addresses: where it listens: one for each IP.
+        token: random.
+
+    Raises:
+        AddressUnavailableError: it can listen at none of the IPs.
+    """
+
+    def __init__(self, ips: Sequence[str], port: int) -> None:
+        self.token = os.urandom(_TOKEN)
+        self._socks: list[socket.socket] = []
+        trouble: AddressUnavailableError | None = None
+        for ip in ips:
+            try:
+                self._socks.append(_listen(ip, port))
+            except AddressUnavailableError as error:
+                trouble = error
+        if not self._socks:
+            raise trouble or AddressUnavailableError(
+                "this host has no address at which others could reach it: name one by MEMSTORE_ADDRESS, in the "
+                "environment of its worker"
+            )
+        names = [sock.getsockname() for sock in self._socks]
+        self.addresses = tuple(str(Address(str(name[0]), int(name[1]))) for name in names)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._receive, name="memstore-reception", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+        for sock in self._socks:
+            sock.close()
+
+    def _receive(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for sock in self._socks:
+                sock.setblocking(False)
+                selector.register(sock, selectors.EVENT_READ, sock)
+            while not self._is_over.is_set():
+                for key, _ in selector.select(0.05):
+                    with contextlib.suppress(OSError):
+                        guest, _ = key.data.accept()
+                        threading.Thread(target=self._greet, args=(guest,), daemon=True).start()
+
+    def _greet(self, guest: socket.socket) -> None:
+        """Waits until the guest has closed: who closes first keeps the port busy."""
+        with guest, contextlib.suppress(OSError):
+            guest.settimeout(_GREET)
+            guest.sendall(self.token)
+            guest.recv(1)
+
+
+def try_all(addresses: Sequence[str], token: bytes, deadline: float) -> list[tuple[str, str]]:
+    """Connects to each. Returns from which IP of this host, or an empty text, and why not.
+
+    Args:
+        token: that each sends; empty: nothing.
+    """
+    if not addresses:
+        return []
+
+    def one(address: str) -> tuple[str, str]:
+        return _try(parse_address(address), token, deadline)
+
+    with ThreadPoolExecutor(len(addresses)) as threads:
+        return list(threads.map(one, addresses))
+
+
+def _try(address: Address, token: bytes, deadline: float) -> tuple[str, str]:
+    until = min(deadline, time.monotonic() + _TRY)
+    try:
+        with socket.socket(address.family, socket.SOCK_STREAM) as sock:
+            sock.settimeout(max(until - time.monotonic(), 0.001))
+            sock.connect(address.for_socket())
+            received = b""
+            while len(received) < len(token):
+                piece = sock.recv(len(token) - len(received))
+                if not piece:
+                    break
+                received += piece
+            if received != token:
+                return "", "somebody else listens there"
+            return str(sock.getsockname()[0]), ""
+    except TimeoutError:
+        return "", "no answer"
+    except OSError as error:
+        return "", error.strerror or str(error)
+
+
+_OF_TCP = re.compile(r"tcp:(?://)?\[?([0-9.]+|[0-9a-fA-F:]+)\]?:\d+$")
+
+
+def ips_in(actor_id: str) -> tuple[str, ...]:
+    """Returns the IP at which Monarch reaches the process of an actor, if its id names one."""
+    found = _OF_TCP.search(actor_id)
+    return (found[1],) if found else ()
+
+
 _OPEN_WITHIN = 30.0  # seconds
 _TRIES = 3  # ports
 _END_WITHIN = 5.0  # seconds, for an agent that was started and is to end
@@ -109,7 +302,7 @@ class Launching:
         self._supervisor: Supervisor | None = None
 
     def answer(self, data: bytes) -> bytes:
-        """Takes an order, gives a report: `Failed`, whatever goes wrong."""
+        """Takes an order, gives a report: `HostFailed`, whatever goes wrong."""
         try:
             return encode(self._take(decode_order(data)))
         except CorruptionError as error:
@@ -130,7 +323,7 @@ class Launching:
 
     def _take(self, order: Order) -> Report:
         match order:
-            case Look():
+            case LookAtRoot():
                 return self._look(order)
             case Receive():
                 self._reception = Reception(order.ips, order.port)
@@ -140,16 +333,16 @@ class Launching:
                 return Reached(tuple(ip for ip, _ in tried), tuple(why for _, why in tried))
             case ReceiveNoMore():
                 self._receive_no_more()
-                return Done()
-            case Start():
+                return OrderDone()
+            case StartAgent():
                 return self._start(order)
             case Settle():
                 return Settled(settle(self._root, order.addresses, order.milliseconds / 1000))
             case Undo():
                 self._undo()
-                return Done()
+                return OrderDone()
 
-    def _look(self, order: Look) -> Seen:
+    def _look(self, order: LookAtRoot) -> HostSeen:
         if order.version != VERSION:
             raise FormatVersionError(
                 f"memstore {__version__} here, by whose index actors another version can't serve: install the same one "
@@ -163,7 +356,7 @@ class Launching:
             self._take_back()
         return seen
 
-    def _opened(self, path: str) -> Seen:
+    def _opened(self, path: str) -> HostSeen:
         with resource_errors(path):
             self._is_shared = os.path.isdir(path) and state_folder(path) != path
             use = open_root(path, "a", Creation(shared="copy" if self._is_shared else None), _OPEN_WITHIN)
@@ -177,7 +370,7 @@ class Launching:
         status, standing = os.stat(state_folder(self._root)), standing_at(self._root, _OPEN_WITHIN)
         named = _named_address()
         ips, port = named or (tuple(own_ips(self._ips)), _named_port())
-        return Seen(
+        return HostSeen(
             name=socket.gethostname(),
             memstore=__version__,
             folder=Folder(boot_id(), status.st_dev, status.st_ino),
@@ -197,7 +390,7 @@ class Launching:
             self._reception.close()
             self._reception = None
 
-    def _start(self, order: Start) -> Started:
+    def _start(self, order: StartAgent) -> Started:
         timeout = order.milliseconds / 1000
         deadline = time.monotonic() + timeout
         is_ours = True
@@ -226,7 +419,7 @@ class Launching:
             self._supervisor = Supervisor(self._root, self._agent, lambda: self._start_again(again))
         return Started(address)
 
-    def _start_again(self, order: Start) -> None:
+    def _start_again(self, order: StartAgent) -> None:
         """Starts an agent that has ended. Raises NotServedError: it can't be a member any more."""
         timeout = order.milliseconds / 1000
         deadline = time.monotonic() + timeout
@@ -234,7 +427,7 @@ class Launching:
             if not is_served_on(self._root, deadline, timeout):
                 self._start_agent(order, deadline, timeout)
 
-    def _start_agent(self, order: Start, deadline: float, timeout: float) -> None:
+    def _start_agent(self, order: StartAgent, deadline: float, timeout: float) -> None:
         """At its address; if it has none yet, at the first free port, or the next one if another agent was faster."""
         tries = 1 if order.address or order.port else _TRIES
         while True:
@@ -470,4 +663,4 @@ def _named_port() -> int:
 
 def _failed(error: Exception) -> bytes:
     text = str(error) or type(error).__name__
-    return encode(Failed(socket.gethostname(), type(error).__name__, text[:LONGEST_TEXT]))
+    return encode(HostFailed(socket.gethostname(), type(error).__name__, text[:LONGEST_TEXT]))

@@ -1,7 +1,7 @@
 """Messages of `memstore.serve` and its index actors: bytes, by msgpack, and short.
 
 Monarch carries them, and would carry gigabytes; nothing here grows with the store, and what grows with the mesh is
-LONGEST at most. `Look` and `Failed` stay as they are in all versions: they tell one from another.
+LONGEST at most. `LookAtRoot` and `HostFailed` stay as they are in all versions: they tell one from another.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Folder(NamedTuple):
     inode: int
 
 
-class Look(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Makes the root, if there is none, and says how it stands. Answer: Seen."""
+class LookAtRoot(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Makes the root, if there is none, and says how it stands. Answer: HostSeen."""
 
     version: int
     root: Annotated[str, Meta(max_length=LONGEST_ROOT)]
 
 
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class HostFailed(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Attributes:
     host: its name.
     error: the name of a class of `memstore.errors`, or another one.
@@ -50,7 +50,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=2):
     text: Text
 
 
-class Seen(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class HostSeen(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """A host of the mesh.
 
     Attributes:
@@ -113,10 +113,10 @@ class Reached(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class ReceiveNoMore(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Answer: Done."""
+    """Answer: OrderDone."""
 
 
-class Start(msgspec.Struct, frozen=True, array_like=True, tag=9):
+class StartAgent(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """Starts the agent, if none runs, and waits until the host is a member. Answer: Started.
 
     Attributes:
@@ -157,15 +157,15 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class Undo(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """Ends the agent that this index actor has started, if it has. Answer: Done."""
+    """Ends the agent that this index actor has started, if it has. Answer: OrderDone."""
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True, tag=14):
+class OrderDone(msgspec.Struct, frozen=True, array_like=True, tag=14):
     pass
 
 
-Order: TypeAlias = Look | Receive | Try | ReceiveNoMore | Start | Settle | Undo
-Report: TypeAlias = Failed | Seen | Receives | Reached | Started | Settled | Done
+Order: TypeAlias = LookAtRoot | Receive | Try | ReceiveNoMore | StartAgent | Settle | Undo
+Report: TypeAlias = HostFailed | HostSeen | Receives | Reached | Started | Settled | OrderDone
 
 _encoder = msgspec.msgpack.Encoder()
 _order: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

@@ -1,9 +1,9 @@
 """memstore.serve: the hosts of Monarch meshes become the hosts of one store.
 
 1. An index actor is spawned in each process of the meshes; for a HostMesh, in one process of each host. It makes the
-   root, and says how it stands (`plan.py`). Of those that see one folder the first one is that host's.
-2. Where there are several hosts, the others try at which address they reach the first one, the seed (`reach.py`); with
-   `join`, at which of their own addresses they reach the seed that there is.
+   root, and says how it stands. Of those that see one folder the first one is that host's (`plan_of`).
+2. Where there are several hosts, the others try at which address they reach the first one, the seed (`Reception`,
+   `try_all`); with `join`, at which of their own addresses they reach the seed that there is.
 3. Each index actor writes the secret to ROOT/secret, and starts the host's agent, detached: a session of its own. It
    answers once its host is a member.
 4. When all have settled, the index actors stay, and start agents again that were killed. When their mesh is stopped,
@@ -20,6 +20,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from memstore import errors
@@ -29,20 +30,20 @@ from memstore.distributed.links import hello_of_this_process, parse_address, rea
 from memstore.distributed.meshes.messages import (
     LONGEST_ROOT,
     VERSION,
-    Done,
-    Failed,
     Folder,
-    Look,
+    HostFailed,
+    HostSeen,
+    LookAtRoot,
     Order,
+    OrderDone,
     Reached,
     Receive,
     ReceiveNoMore,
     Receives,
     Report,
-    Seen,
     Settle,
     Settled,
-    Start,
+    StartAgent,
     Started,
     Try,
     Undo,
@@ -50,11 +51,10 @@ from memstore.distributed.meshes.messages import (
     encode,
     last_line,
 )
-from memstore.distributed.meshes.plan import Plan, plan_of, reached_by_all
 from memstore.distributed.rules import Roster
-from memstore.distributed.serving import Cluster, given_secret, known_cluster
+from memstore.distributed.serving import Cluster, given_secret, known_cluster, need_monarch
 from memstore.engine import absolute_path, boot_id, deadline_after
-from memstore.errors import MemstoreError, MissingPackageError, NotServedError, StoreTimeoutError
+from memstore.errors import MemstoreError, NotServedError, StoreTimeoutError
 
 Transport = Literal["auto", "rdma", "tcp", "monarch"]
 
@@ -131,7 +131,7 @@ def serve(
     given = given_secret(secret) or (read_secret() if join is None else join.secret)
     actors = IndexActors(mesh, deadline)
     try:
-        found = _Serving(actors, path, join, transport, given, deadline, keeps=keep, is_owner=owner).run()
+        found = _ServeCall(actors, path, join, transport, given, deadline, keeps=keep, is_owner=owner).run()
     except BaseException:
         actors.close()
         raise
@@ -140,7 +140,7 @@ def serve(
     return found
 
 
-class _Serving:
+class _ServeCall:
     """One call of `serve`."""
 
     def __init__(
@@ -159,9 +159,9 @@ class _Serving:
         self._given, self._deadline, self._keeps, self._is_owner = secret, deadline, keeps, is_owner
 
     def run(self) -> Cluster:
-        look, join = Look(VERSION, self._root), self._join
+        look, join = LookAtRoot(VERSION, self._root), self._join
         try:
-            seen = self._actors.ask(dict.fromkeys(range(self._actors.count), look), Seen, self._deadline)
+            seen = self._actors.ask(dict.fromkeys(range(self._actors.count), look), HostSeen, self._deadline)
             for rank, one in seen.items():
                 self._actors.name(rank, one.name)
             plan = plan_of(seen) if join is None else plan_of(seen, join.roster(), join.secret)
@@ -172,7 +172,7 @@ class _Serving:
             cluster = known_cluster(self._root if is_here else "", roster, secret)
             self._actors.note_cluster(self._root, cluster)
         except BaseException:
-            self._actors.try_ask(Undo(), Done, _UNDO_WITHIN)
+            self._actors.try_ask(Undo(), OrderDone, _UNDO_WITHIN)
             raise
         return cluster
 
@@ -197,7 +197,7 @@ class _Serving:
             )
         return self._given or plan.secret or secrets.token_bytes(_SECRET)
 
-    def _ips(self, plan: Plan, seen: dict[int, Seen], is_here: bool) -> dict[int, tuple[str, int]]:
+    def _ips(self, plan: Plan, seen: dict[int, HostSeen], is_here: bool) -> dict[int, tuple[str, int]]:
         """Returns where hosts that have no address yet are to listen, by rank: IP and port."""
         if not plan.new:
             return {}
@@ -209,7 +209,7 @@ class _Serving:
             ips = self._reachable_ips(plan, plan.seed, seen)
         return {rank: (ips[rank], seen[rank].port) for rank in plan.new}
 
-    def _ips_towards_seed(self, plan: Plan, seen: dict[int, Seen]) -> dict[int, str]:
+    def _ips_towards_seed(self, plan: Plan, seen: dict[int, HostSeen]) -> dict[int, str]:
         """Returns of each new host the address from which it reaches the seed, which is on none of these hosts."""
         assert plan.roster is not None
         order = Try((plan.roster.seed_address,), b"", self._milliseconds())
@@ -222,7 +222,7 @@ class _Serving:
             )
         return {rank: seen[rank].ips[0] if seen[rank].is_named else one.froms[0] for rank, one in tried.items()}
 
-    def _reachable_ips(self, plan: Plan, first: int, seen: dict[int, Seen]) -> dict[int, str]:
+    def _reachable_ips(self, plan: Plan, first: int, seen: dict[int, HostSeen]) -> dict[int, str]:
         """Returns of each host that leads: an address at which, or from which, it and the seed reach each other."""
         ask, seed = self._actors.ask, seen[first]
         if plan.roster is not None:
@@ -235,7 +235,7 @@ class _Serving:
         if others:
             order = Try(at.addresses, at.token, self._milliseconds())
             tried = ask(dict.fromkeys(others, order), Reached, self._deadline)
-        ask({first: ReceiveNoMore()}, Done, self._deadline)
+        ask({first: ReceiveNoMore()}, OrderDone, self._deadline)
         best = reached_by_all(seed.name, at.addresses, {seen[rank].name: one for rank, one in tried.items()})
         found = {rank: one.froms[best] for rank, one in tried.items()}
         named = {rank: seen[rank].ips[0] for rank in others if seen[rank].is_named}
@@ -246,10 +246,10 @@ class _Serving:
         ask, first = self._actors.ask, plan.leaders[0]
         named = () if plan.roster is None else tuple(member.address for member in plan.roster.members)
 
-        def order(rank: int, *, is_new: bool = False) -> Start:
+        def order(rank: int, *, is_new: bool = False) -> StartAgent:
             ip, port = places.get(rank) or (_LOOPBACK, 0)
             left, address, transport = self._milliseconds(), plan.addresses.get(rank, ""), self._transport
-            return Start(ip, port, address, named, is_new, secret, transport, self._is_owner, self._keeps, left)
+            return StartAgent(ip, port, address, named, is_new, secret, transport, self._is_owner, self._keeps, left)
 
         started: dict[int, Started] = {}
         if plan.seed is not None:
@@ -301,9 +301,7 @@ class IndexActors:
     """
 
     def __init__(self, mesh: Any, deadline: float) -> None:
-        if not hello_of_this_process().monarch:
-            advice = "pip install 'torchmonarch>=0.7,<0.8'"
-            raise MissingPackageError(f"memstore.serve needs torchmonarch (Linux, Python 3.10 to 3.13): {advice}")
+        need_monarch(hello_of_this_process().monarch, "memstore.serve")
         with between_forks():
             from monarch.actor import HostMesh, ProcMesh, this_proc
 
@@ -357,10 +355,10 @@ class IndexActors:
         for one in heard:
             if not one.report:
                 self._dead.add(one.rank)
-            report = decode_report(one.report) if one.report else Failed("", NotServedError.__name__, one.why)
+            report = decode_report(one.report) if one.report else HostFailed("", NotServedError.__name__, one.why)
             if isinstance(report, kind):
                 found[one.rank] = report
-            elif isinstance(report, Failed):
+            elif isinstance(report, HostFailed):
                 failures.append(_error(report.host or self._name(one.rank), report))
         if failures:
             raise failures[0]
@@ -404,7 +402,7 @@ class IndexActors:
             raise NotServedError(f"Monarch could not start index actors on the mesh: {last_line(error)}") from error
 
 
-def _error(name: str, failed: Failed) -> MemstoreError:
+def _error(name: str, failed: HostFailed) -> MemstoreError:
     """As it was raised on the host, with its name."""
     found = getattr(errors, failed.error, None)
     make: Callable[[str], MemstoreError] = NotServedError
@@ -414,3 +412,142 @@ def _error(name: str, failed: Failed) -> MemstoreError:
     else:
         text = failed.text if failed.error == NotServedError.__name__ else f"{failed.error}: {failed.text}"
     return make(f"{name}: {text}")
+
+
+# --- Who is who ------------------------------------------------------------------------------------------------------
+# Finds the hosts of a mesh: one for each folder, the cluster that these belong to already, and its secret.
+#
+# Decided from what the index actors have seen, before anything is started.
+
+_ANOTHER = "take another root, or end the agents, and remove the old folders"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Ranks are those of the meshes.
+
+    Attributes:
+        leaders: of the hosts of the store, in the meshes' order: of ranks that see one folder, the first.
+        seed: the rank whose host is the seed; None: the seed is on none of these hosts, which join it.
+        roster: of the cluster that exists already; None: none does.
+        addresses: of ranks whose hosts have one already, or take a lost one's.
+        secret: that the cluster has; empty: it has none yet.
+        replaced: ids of members whose folders are lost, and whose places hosts with empty ones take.
+    """
+
+    leaders: tuple[int, ...]
+    seed: int | None
+    roster: Roster | None
+    addresses: Mapping[int, str]
+    secret: bytes
+    replaced: tuple[bytes, ...] = ()
+
+    @property
+    def new(self) -> tuple[int, ...]:
+        """Ranks whose hosts have no address yet."""
+        return tuple(rank for rank in self.leaders if rank not in self.addresses)
+
+
+def plan_of(seen: Mapping[int, HostSeen], join: Roster | None = None, secret: bytes | None = None) -> Plan:
+    """Decides who is who.
+
+    Args:
+        seen: by rank.
+        join: the cluster that these hosts are to belong to; None: that of their roots, or a new one of them alone.
+        secret: of `join`.
+
+    Raises NotServedError: roots are of several clusters, or of one with other hosts than these; or were removed.
+    """
+    leaders = _leaders(seen)
+    old = {rank: seen[rank].roster for rank in leaders}
+    rosters = {rank: roster for rank, roster in old.items() if roster is not None}
+    for rank in rosters:
+        if seen[rank].is_removed:
+            raise NotServedError(f"{seen[rank].name}: its root was removed from its cluster: {_ANOTHER}")
+    if not rosters and join is None:
+        return Plan(leaders, leaders[0], None, {}, b"")
+    known = [*rosters.values(), *(() if join is None else (join,))]
+    if len({roster.cluster for roster in known}) > 1:
+        names = [f"{seen[rank].name} to that of {roster.seed_address}" for rank, roster in rosters.items()]
+        names += [] if join is None else [f"and join= is that of {join.seed_address}"]
+        raise NotServedError(f"the roots belong to several clusters, {', '.join(names)}: {_ANOTHER}")
+    roster = max(known, key=lambda one: one.position)
+    addresses, lost = _addresses(seen, rosters, roster)
+    seed = next((rank for rank, one in addresses.items() if one == roster.seed_address and rank in rosters), None)
+    if join is None and lost:
+        raise NotServedError(
+            f"the cluster of the seed {roster.seed_address} has other hosts than the mesh: {', '.join(lost)} too. "
+            "Serve these as further hosts of it, serve(mesh, root, join=cluster); or a mesh of all; or remove those "
+            f"that are dead (memstore remove); or {_ANOTHER}"
+        )
+    if seed is None and join is None:
+        raise NotServedError(
+            f"the roots belong to the cluster of the seed {roster.seed_address}, whose own root is not on these "
+            f"hosts, or is lost: {_ANOTHER}"
+        )
+    new = [seen[rank].name for rank in leaders if rank not in addresses]
+    if new and parse_address(roster.seed_address).is_loopback:
+        raise NotServedError(
+            f"{', '.join(new)} can't join the host that was served for itself alone, at {roster.seed_address}: "
+            f"{_ANOTHER}"
+        )
+    secrets = {*(seen[rank].secret for rank in rosters), *(() if join is None else (secret or b"",))}
+    if len(secrets) > 1:
+        raise NotServedError("the hosts of the cluster have several secrets: end the agents, and copy one ROOT/secret")
+    taken = {addresses[rank] for rank in addresses if rank not in rosters}
+    replaced = tuple(member.id for member in roster.members if member.address in taken)
+    return Plan(leaders, seed, roster, addresses, secrets.pop(), replaced)
+
+
+def _leaders(seen: Mapping[int, HostSeen]) -> tuple[int, ...]:
+    first: dict[object, int] = {}
+    for rank in sorted(seen):
+        first.setdefault(seen[rank].folder, rank)
+    return tuple(first.values())
+
+
+def _addresses(
+    seen: Mapping[int, HostSeen], rosters: Mapping[int, Roster], roster: Roster
+) -> tuple[dict[int, str], list[str]]:
+    """Returns the addresses of members, and those of members that aren't among these hosts.
+
+    A host that came back with an empty folder takes the place that was its own.
+    """
+    found: dict[int, str] = {}
+    for rank in rosters:
+        member = roster.member(seen[rank].member)
+        if member is None:
+            raise NotServedError(f"{seen[rank].name}: its root was removed from its cluster: {_ANOTHER}")
+        found[rank] = member.address
+    lost = [member.address for member in roster.members if member.address not in found.values()]
+    for rank in _leaders(seen):
+        if rank not in found:
+            place = next((one for one in lost if parse_address(one).ip in seen[rank].ips), None)
+            if place is not None:
+                found[rank] = place
+                lost.remove(place)
+    return found, lost
+
+
+def reached_by_all(seed: str, addresses: Sequence[str], tried: Mapping[str, Reached]) -> int:
+    """Which of the seed's addresses all others have reached: the first such one.
+
+    Args:
+        seed: its name.
+        tried: by host's name, in the order of the addresses.
+
+    Raises NotServedError: there is none; it names the hosts, and what they met.
+    """
+    for number in range(len(addresses)):
+        if all(one.froms[number] for one in tried.values()):
+            return number
+    met = "; ".join(
+        f"{name}: "
+        + ", ".join(f"{address} {why or 'reached'}" for address, why in zip(addresses, one.whys, strict=True))
+        for name, one in tried.items()
+        if not all(one.froms)
+    )
+    raise NotServedError(
+        f"the first host of the mesh, {seed}, has no address at which all others reach it ({met}): open the port "
+        "between the hosts; or name its address by MEMSTORE_ADDRESS, in the environment of its worker"
+    )

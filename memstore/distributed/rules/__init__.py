@@ -7,28 +7,21 @@ directory  which member owns a group: grants, denials, and the deputies' copies
 roster     who is a member: admission, removal, a new seed
 handing    how a group goes to another owner
 lending    how segments are let go that records of other owners name
-attempts   sharded puts at the owner of their key
 index      the index process: all of these
 client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
-ranks      how a rank of a sharded put does its share
+sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """
 
 from __future__ import annotations
 
 from memstore.distributed.rules.client import (
-    CatalogView,
     Client,
     DeadlinePassed,
-    GroupOwner,
-    error_of,
     failed_of,
-    look_at,
 )
 from memstore.distributed.rules.index import Index
 from memstore.distributed.rules.messages import (
-    BATCH_LIMIT,
-    CALL_BYTES_LIMIT,
     KEY_LIMIT,
     LARGEST_DETAILS,
     LONGEST_TEXT,
@@ -38,21 +31,17 @@ from memstore.distributed.rules.messages import (
     Answer,
     Ask,
     BringGroups,
-    Call,
     Change,
     ClaimGroups,
     Commit,
     Done,
     Entry,
-    Failed,
     Failure,
     FindOwners,
     Finish,
-    Found,
     GiveUp,
     Grant,
     HandOver,
-    IsAt,
     IsRoster,
     Later,
     List,
@@ -61,16 +50,12 @@ from memstore.distributed.rules.messages import (
     Meet,
     Member,
     Met,
-    Mirror,
     Named,
-    NotOwner,
     Obey,
-    Open,
     Outcome,
     Owners,
     Ownership,
     Part,
-    Pending,
     Place,
     Prepare,
     Promise,
@@ -89,20 +74,17 @@ from memstore.distributed.rules.messages import (
     groups_of,
 )
 from memstore.distributed.rules.owning import answer_again, keep_answer, session_of
-from memstore.distributed.rules.ranks import Merge, PutPart, Ranks, turn, waiting
 from memstore.distributed.rules.reading import (
     is_unsealed,
     look_up,
-    look_up_at,
     page,
-    read,
     read_all,
-    wait,
     wait_any,
     wait_any_of,
     wait_there,
 )
-from memstore.distributed.rules.roster import NotPromoted, found
+from memstore.distributed.rules.roster import NotPromoted
+from memstore.distributed.rules.sharded import Merge, PutPart, give_up_part, put_part, turn, waiting
 from memstore.distributed.rules.steps import (
     NOT_SENT,
     Gather,
@@ -117,20 +99,15 @@ from memstore.distributed.rules.steps import (
     Steps,
     Tables,
     Transact,
-    pause,
+    own_standing,
     send,
-    view,
 )
 
 __all__ = [
     "Announce",
     "Answer",
     "Ask",
-    "BATCH_LIMIT",
     "BringGroups",
-    "CALL_BYTES_LIMIT",
-    "Call",
-    "CatalogView",
     "Change",
     "ClaimGroups",
     "Client",
@@ -138,17 +115,13 @@ __all__ = [
     "DeadlinePassed",
     "Done",
     "Entry",
-    "Failed",
     "Failure",
     "FindOwners",
     "Finish",
-    "Found",
     "GiveUp",
     "Grant",
-    "GroupOwner",
     "HandOver",
     "Index",
-    "IsAt",
     "IsRoster",
     "KEY_LIMIT",
     "KeptGroup",
@@ -166,20 +139,16 @@ __all__ = [
     "Member",
     "Merge",
     "Met",
-    "Mirror",
     "NOT_SENT",
     "Named",
-    "NotOwner",
     "NotPromoted",
     "NotSent",
     "Obey",
-    "Open",
     "Outcome",
     "Owners",
     "Ownership",
     "Part",
     "Pause",
-    "Pending",
     "Place",
     "Prepare",
     "Promise",
@@ -188,7 +157,6 @@ __all__ = [
     "ROWS_LIMIT",
     "Gather",
     "Race",
-    "Ranks",
     "Refused",
     "Remove",
     "Request",
@@ -204,25 +172,20 @@ __all__ = [
     "WaitAny",
     "WatchGroup",
     "answer_again",
-    "error_of",
     "failed_of",
-    "found",
+    "give_up_part",
     "group_of",
     "groups_of",
     "is_unsealed",
     "keep_answer",
-    "look_at",
     "look_up",
-    "look_up_at",
+    "own_standing",
     "page",
-    "pause",
-    "read",
+    "put_part",
     "read_all",
     "send",
     "session_of",
     "turn",
-    "view",
-    "wait",
     "wait_any",
     "wait_any_of",
     "wait_there",

@@ -47,6 +47,7 @@ from memstore.distributed.rules.messages import (
     Opened,
     Owners,
     Ownership,
+    Place,
     Refused,
     Request,
     Standing,
@@ -244,9 +245,7 @@ class Client:
         self, standing: Standing, groups: tuple[bytes, ...], owners: set[bytes], *, claims: bool
     ) -> Steps[Owners | None]:
         """Asks for all groups, a message for as many as it has room for. None, after a pause: not yet."""
-        own = standing.roster.member(standing.member)
-        seed = standing.roster.member(standing.roster.seed)
-        assert seed is not None, "the seed is a member"
+        own, seed = standing.roster.member(standing.member), standing.seed
         is_owner = own is not None and own.is_owner
         claimer = next(iter(owners)) if owners else (standing.member if is_owner else None)
         rows: list[Ownership | None] = []
@@ -354,8 +353,14 @@ class Client:
             call = yield from self.call(member, lane, seen.standing.roster.epoch)
             if call is None:
                 return None
-            if any(owning.is_here(seen.standing, place) for change in changes for place in change.places):
-                answer = yield from transact(lambda tables: _lend(tables, seen.membership, member.id, call, attempt))
+            lent = [
+                (place, Lent(change.key, member.id, call.session, call.lane, call.number, attempt.until))
+                for change in changes
+                for place in change.places
+                if owning.is_here(seen.standing, place)
+            ]
+            if lent:
+                answer = yield from transact(lambda tables: lend(tables, seen.membership, lent))
                 if not isinstance(answer, Done):
                     return answer
             request = Commit(call, changes, owner.of([change.key for change in changes]))
@@ -456,19 +461,15 @@ def repeated(owner: Member, request: Request, delivery: Delivery) -> Steps[Answe
             return None
 
 
-def _lend(tables: Tables, membership: int, owner: bytes, call: Call, attempt: _Attempt) -> Done | Failed | None:
-    """Notes whom the segments are lent to, and by which call. None: groups may have left this host."""
-    standing = tables.standing()
-    if standing is None or tables.membership() != membership:
+def lend(tables: Tables, membership: int, lent: Sequence[tuple[Place, Lent]]) -> Done | Failed | None:
+    """Notes whom segments of this host are lent to, and by which call. None: groups may have left this host."""
+    if tables.standing() is None or tables.membership() != membership:
         return None
-    failed = owning.bytes_gone(tables, standing, attempt.changes)
+    failed = owning.bytes_gone(tables, ((one.key, place) for place, one in lent))
     if failed is not None:
         return failed
-    for change in attempt.changes:
-        for place in change.places:
-            lent = Lent(change.key, owner, call.session, call.lane, call.number, attempt.until)
-            if owning.is_here(standing, place):
-                tables.lend(place, lent)
+    for place, one in lent:
+        tables.lend(place, one)
     return Done()
 
 
@@ -514,8 +515,7 @@ _KINDS: dict[str, type[MemstoreError]] = {
 def _several(standing: Standing, owners: dict[bytes, bytes]) -> CrossHostError:
     def name(owner: bytes, group: bytes) -> str:
         member = standing.roster.member(owner)
-        where = "a host" if member is None else f"{member.name or 'the host'} at {member.address}"
-        return f"{group.decode(errors='replace')!r} to {where}"
+        return f"{group.decode(errors='replace')!r} to {'a host' if member is None else member.label}"
 
     names = ", ".join(name(owner, group) for owner, group in list(owners.items())[:3])
     return CrossHostError(
@@ -557,7 +557,7 @@ def not_listed(prefix: bytes, owner: Member | Seed | None, why: DeadlinePassed, 
     elif isinstance(owner, Seed):
         who = _name(owner)
     else:
-        who = f"{owner.name or 'the host'} at {owner.address} may own some, and"
+        who = f"{owner.label} may own some, and"
     return HomeUnavailableError(
         f"{keys} can't be listed: {who} did not answer within the timeout{_reason(why)}: {_what_to_do(owner)}"
     )
@@ -584,8 +584,8 @@ def _name(owner: Member | Seed | None) -> str:
     if owner is None:
         return "its owner (this host, if it is being handed over)"
     if isinstance(owner, Seed):
-        return f"the seed, {owner.member.name or 'the host'} at {owner.member.address}, which says who owns what,"
-    return f"its owner, {owner.name or 'the host'} at {owner.address},"
+        return f"the seed, {owner.member.label}, which says who owns what,"
+    return f"its owner, {owner.label},"
 
 
 def removed() -> StaleMembershipError:

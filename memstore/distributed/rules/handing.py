@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import msgspec
 
-from memstore.distributed.rules.attempts import end_attempts_of, remember
 from memstore.distributed.rules.messages import (
     BYTES_LIMIT,
     KEY_LIMIT,
@@ -45,7 +44,18 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import REMOVED, admit, group_page, passing_over, record_grant
-from memstore.distributed.rules.steps import KeptGroup, LeavingGroup, Lent, Steps, Tables, send, transact, view
+from memstore.distributed.rules.sharded import end_attempts_of, remember
+from memstore.distributed.rules.steps import (
+    KeptGroup,
+    LeavingGroup,
+    Lent,
+    Steps,
+    Tables,
+    own_standing,
+    send,
+    transact,
+    view,
+)
 
 Rows = list[tuple[bytes, Entry | None]]  # None: the record is damaged
 
@@ -93,7 +103,7 @@ def go_on() -> Steps[None]:
         else:
             served = max(served, leaving.served)
     if served:  # one epoch for all of them
-        yield from send(_seed(standing), Finish(served))
+        yield from send(standing.seed, Finish(served))
 
 
 def _give(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member | None) -> Steps[None]:
@@ -107,7 +117,7 @@ def _give(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member
             if not isinstance((yield from send(taker, portion)), Done):
                 return
     to = standing.member if taker is None else taker.id
-    answer = yield from send(_seed(standing), HandOver(group, standing.member, leaving.of, to))
+    answer = yield from send(standing.seed, HandOver(group, standing.member, leaving.of, to))
     if isinstance(answer, Owners) and answer.rows and (row := answer.rows[0]) is not None:
         yield from transact(lambda tables: _drop(tables, standing.roster, leaving, row))
 
@@ -192,12 +202,6 @@ def _drop_page(tables: Tables, group: bytes, leaving: LeavingGroup, after: bytes
     return page[-1][0] if page else None
 
 
-def _seed(standing: Standing) -> Member:
-    seed = standing.roster.member(standing.roster.seed)
-    assert seed is not None, "the seed is a member"
-    return seed
-
-
 # --- the new owner ----------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +255,7 @@ def settle_kept(standing: Standing, refused: dict[bytes, int]) -> Steps[None]:
     if not groups:
         return
     numbers = tuple(refused.get(group, 0) for group in groups)
-    answer = yield from send(_seed(standing), FindOwners(groups, numbers))
+    answer = yield from send(standing.seed, FindOwners(groups, numbers))
     if not isinstance(answer, Owners):
         return
     for group, row in zip(groups, answer.rows, strict=True):
@@ -265,12 +269,10 @@ def settle_kept(standing: Standing, refused: dict[bytes, int]) -> Steps[None]:
 
 
 def _open(tables: Tables, row: Ownership, kept: KeptGroup) -> Answer | None:
-    standing = tables.standing()
-    assert standing is not None, "a member stays one"
     if tables.owned(row.group) is not None:
         _forget(tables, row.group, kept)
         return None
-    return admit(tables, standing, [row.group], [row.grant], changes=False)
+    return admit(tables, own_standing(tables), [row.group], [row.grant], changes=False)
 
 
 def _forget(tables: Tables, group: bytes, kept: KeptGroup) -> None:

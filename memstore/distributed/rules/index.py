@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules import attempts, directory, handing, lending, owning, roster
+from memstore.distributed.rules import directory, handing, lending, owning, roster, sharded
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
     LONGEST_WAIT,
@@ -154,7 +154,7 @@ class Index:
             case Release():
                 return lending.release(tables, standing, request)
             case Prepare() | Look() | Renew() | Publish() | GiveUp():
-                return attempts.answer(tables, standing, request)
+                return sharded.answer(tables, standing, request)
             case ClaimGroups() | FindOwners() | WatchGroup() | HandOver():
                 answer = self.seed.answer(tables, standing, request, question)
                 if roster.let_own(tables, self.seed):
@@ -218,7 +218,7 @@ class Index:
             case Wait() | WaitAny():
                 return answer == IsAt(0) and request.milliseconds > 0
             case Look():
-                return request.milliseconds > 0 and not attempts.is_news(request, answer)
+                return request.milliseconds > 0 and not sharded.is_news(request, answer)
             case Ask():
                 return isinstance(answer, Done | Later) and request.milliseconds > 0
             case WatchGroup():
@@ -444,7 +444,7 @@ class Index:
 
     def pay(self) -> Steps[None]:
         """Ends the sharded puts whose time is over, and tells other hosts what they are owed."""
-        if (yield from view(attempts.has_expired)):
+        if (yield from view(sharded.has_expired)):
             yield from transact(_expire)
         yield from lending.pay(self.is_pinned)
 
@@ -463,4 +463,4 @@ class Index:
 def _expire(tables: Tables) -> None:
     standing = tables.standing()
     if standing is not None:
-        attempts.expire(tables, standing)
+        sharded.expire(tables, standing)

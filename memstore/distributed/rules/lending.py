@@ -33,7 +33,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import are_named, is_here, is_named, passing_over, resolve
-from memstore.distributed.rules.steps import Lent, Steps, Tables, send, transact, view
+from memstore.distributed.rules.steps import Lent, Steps, Tables, own_standing, send, transact, view
 from memstore.errors import MemstoreError
 
 log = logging.getLogger("memstore")
@@ -110,10 +110,8 @@ class Audit:
     def _look_at(self, standing: Standing, place: Place, lent: Lent) -> Steps[None]:
         if lent.session and not (yield from self._resolved(standing, lent)):
             return
-        seed = standing.roster.member(standing.roster.seed)
-        assert seed is not None, "the seed is a member"
         group = group_of(lent.key)
-        answer = yield from send(seed, FindOwners((group,), (self._refused.pop(group, 0),)))
+        answer = yield from send(standing.seed, FindOwners((group,), (self._refused.pop(group, 0),)))
         if not isinstance(answer, Owners) or not answer.rows:
             return
         row = answer.rows[0]
@@ -123,7 +121,7 @@ class Audit:
         request = Named(lent.key, place, row.grant)
         owner = standing.roster.member(row.owner)
         if row.owner == standing.member:
-            answer = yield from transact(lambda tables: _are_named_here(tables, request))
+            answer = yield from transact(lambda tables: are_named(tables, own_standing(tables), request))
         else:
             answer = None if owner is None else (yield from send(owner, request))
         if isinstance(answer, NotOwner):  # it was never recorded, and others since
@@ -150,9 +148,3 @@ class Audit:
         with passing_over(tables, lent.key):
             if tables.lent(place) == lent and not is_named(tables, lent.key, place):
                 tables.retire(place)
-
-
-def _are_named_here(tables: Tables, request: Named) -> Answer:
-    standing = tables.standing()
-    assert standing is not None, "a member stays one"
-    return are_named(tables, standing, request)

@@ -75,6 +75,11 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     name: Annotated[str, Meta(max_length=256)] = ""
     is_owner: bool = True
 
+    @property
+    def label(self) -> str:
+        """Returns its name and address, for people."""
+        return f"{self.name or 'the host'} at {self.address}"
+
 
 class Roster(msgspec.Struct, frozen=True, array_like=True):
     """The members of an epoch. Only the seed makes another one.
@@ -142,6 +147,13 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     @property
     def is_seed(self) -> bool:
         return self.roster.seed == self.member
+
+    @property
+    def seed(self) -> Member:
+        """Returns the member that has the directory."""
+        seed = self.roster.member(self.roster.seed)
+        assert seed is not None, "the seed is a member"
+        return seed
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):

@@ -333,7 +333,8 @@ def commit_here(
 def apply(tables: Tables, standing: Standing | None, changes: Sequence[Change]) -> Committed | Failed:
     """Makes all changes, or none. `standing` is None where nobody serves the root."""
     found = [tables.head(change.key) for change in changes]
-    refused = next(filter(None, map(refused_change, changes, found)), None) or bytes_gone(tables, standing, changes)
+    here = ((one.key, place) for one in changes for place in one.places if is_here(standing, place))
+    refused = next(filter(None, map(refused_change, changes, found)), None) or bytes_gone(tables, here)
     if refused is not None:
         return refused
     versions: list[int] = []
@@ -370,11 +371,14 @@ def refused_change(change: Change, old: Entry | None) -> Failed | None:
     return None
 
 
-def bytes_gone(tables: Tables, standing: Standing | None, changes: Sequence[Change]) -> Failed | None:
-    """An audit gives back what was lent for longer than its call was to take, also if the client was only stopped."""
-    for change in changes:
-        if not all(tables.is_there(place) for place in change.places if is_here(standing, place)):
-            return Failed("StoreTimeoutError", "its time was over, and its bytes have been given back", change.key)
+def bytes_gone(tables: Tables, places: Iterable[tuple[bytes, Place]]) -> Failed | None:
+    """Looks whether bytes of keys are here still. Returns why they can't be named, if they aren't.
+
+    An audit gives back what was lent for longer than its call was to take, also if the client was only stopped.
+    """
+    for key, place in places:
+        if not tables.is_there(place):
+            return Failed("StoreTimeoutError", "its time was over, and its bytes have been given back", key)
     return None
 
 

@@ -50,7 +50,7 @@ from memstore.distributed.rules.messages import (
     group_of,
     groups_of,
 )
-from memstore.distributed.rules.steps import Race, Send, Steps, Tables, pause, send, view
+from memstore.distributed.rules.steps import Race, Send, Steps, Tables, own_standing, pause, send, view
 from memstore.errors import MutableEntryError, StoreTimeoutError, VersionConflictError
 
 _TRIES_WITHOUT_PIN = 2
@@ -113,7 +113,7 @@ def _look_up_here(owner: GroupOwner, keys: Sequence[bytes]) -> Steps[Answer]:
         entries: list[Entry | None] = []
         while len(entries) < len(keys):
             some = tuple(keys[len(entries) : len(entries) + BATCH_LIMIT])
-            answer = owning.look_up(tables, _standing(tables), Lookup(some, owner.of(some)))
+            answer = owning.look_up(tables, own_standing(tables), Lookup(some, owner.of(some)))
             if not isinstance(answer, Found):
                 return answer
             entries += answer.entries
@@ -194,20 +194,17 @@ def _version(entry: Entry | None) -> int:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def read(client: Client, key: bytes, fetch: Callable[[Entry], Steps[Value | None]]) -> Steps[tuple[int, Value] | None]:
-    """Returns a version of a key, with what `fetch` makes of its bytes; None if there is no such key.
-
-    Args:
-        fetch: None as its result: those bytes are there no more, the version was replaced.
-    """
-    (found,) = yield from read_all(client, [key], lambda _, entry: fetch(entry))
-    return found
-
-
 def read_all(
     client: Client, keys: Sequence[bytes], fetch: Callable[[bytes, Entry], Steps[Value | None]]
 ) -> Steps[tuple[tuple[int, Value] | None, ...]]:
-    """Reads keys that have one owner, at one moment. If one of them was replaced, all are looked up again."""
+    """Reads keys that have one owner, at one moment. If one of them was replaced, all are looked up again.
+
+    Args:
+        fetch: makes what is returned of an entry's bytes; None: these are there no more, the version was replaced.
+
+    Returns:
+        Versions, with what `fetch` has made; None: there is no such key.
+    """
     tries = 0
     try:
         while True:
@@ -227,19 +224,6 @@ def read_all(
 
 
 # --- waits ------------------------------------------------------------------------------------------------------------
-
-
-def wait(client: Client, key: bytes, newer_than: int) -> Steps[int]:
-    """Returns the first version that is newer. Raises StoreTimeoutError, and what `look_up` raises."""
-    try:
-        while True:
-            version = yield from wait_there(client, key, newer_than)
-            if version is not None:
-                return version
-            yield from pause(AGAIN)  # a process of the store sleeps on the key's doorbell instead
-    except DeadlinePassed:
-        name = key.decode()
-        raise StoreTimeoutError(f"{name!r}: no version newer than {newer_than}", key=name) from None
 
 
 def wait_there(client: Client, key: bytes, newer_than: int) -> Steps[int | None]:
@@ -271,10 +255,8 @@ def wait_there(client: Client, key: bytes, newer_than: int) -> Steps[int | None]
 
 def _watch(client: Client, standing: Standing, group: bytes) -> Steps[None]:
     """Waits until somebody owns a group."""
-    seed = standing.roster.member(standing.roster.seed)
-    assert seed is not None, "the seed is a member"
-    client.asked = Seed(seed)
-    answer = yield from send(seed, WatchGroup(group, LONGEST_WAIT))
+    client.asked = Seed(standing.seed)
+    answer = yield from send(standing.seed, WatchGroup(group, LONGEST_WAIT))
     if not isinstance(answer, Owners):
         yield from try_again(answer)
 
@@ -334,9 +316,7 @@ def _round(
     if standing.is_joining:
         yield from pause(AGAIN)
         return None
-    seed = standing.roster.member(standing.roster.seed)
-    assert seed is not None, "the seed is a member"
-    owners = standing.roster.owners
+    owners, seed = standing.roster.owners, standing.seed
     needs_seed = not groups and silent is None and len(owners) < len(standing.roster.members)
     if needs_seed and seed not in owners:
         owners = (*owners, seed)
@@ -356,7 +336,7 @@ def _round(
         if silent is not None and member.id in silent:
             continue
         if member.id == standing.member:
-            answer = yield from view(lambda tables, it=request: owning.list_page(tables, _standing(tables), it))
+            answer = yield from view(lambda tables, it=request: owning.list_page(tables, own_standing(tables), it))
         else:
             answer = yield from send(member, request)
         if answer is None and silent is not None:
@@ -387,12 +367,6 @@ def _merge(pages: list[Listed], limit: int) -> list[tuple[bytes, int]]:
     ends = [page.rows[-1][0] for page in pages if len(page.rows) == limit]
     rows = sorted(dict(sorted(row for page in pages for row in page.rows)).items())
     return [row for row in rows if not ends or row[0] <= min(ends)]
-
-
-def _standing(tables: Tables) -> Standing:
-    standing = tables.standing()
-    assert standing is not None, "a member stays one"
-    return standing
 
 
 def wait_any(client: Client, prefix: bytes, newer_than: Mapping[bytes, int] | int) -> Steps[dict[bytes, int]]:
@@ -460,12 +434,8 @@ def wait_any_of(client: Client, keys: Sequence[bytes], newer_than: Mapping[bytes
         rows = yield from client.locate(seen, standing, groups)
         if rows is None:
             continue
-        sends: list[Send] = []
-        seed = standing.roster.member(standing.roster.seed)
-        assert seed is not None, "the seed is a member"
-        sends += [
-            Send(seed.address, seed.id, WatchGroup(group, LONGEST_WAIT)) for group in groups if rows[group] is None
-        ]
+        seed = standing.seed
+        sends = [Send(seed.address, seed.id, WatchGroup(one, LONGEST_WAIT)) for one in groups if rows[one] is None]
         for key in keys:
             row = rows[group_of(key)]
             member = None if row is None else standing.roster.member(row.owner)

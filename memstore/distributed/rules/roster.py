@@ -31,7 +31,6 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules.attempts import end_strays
 from memstore.distributed.rules.directory import AHEAD, BETWEEN, Directory, Newcomer, give, owner_row
 from memstore.distributed.rules.messages import (
     EPOCH_BITS,
@@ -69,6 +68,7 @@ from memstore.distributed.rules.messages import (
     Standing,
 )
 from memstore.distributed.rules.owning import dispose, group_heads, passing_over, record_grant
+from memstore.distributed.rules.sharded import end_strays
 from memstore.distributed.rules.steps import Steps, Tables, pause, send, send_all, transact, view
 
 MOST_DEPUTIES = 2

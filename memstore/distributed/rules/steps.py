@@ -116,6 +116,13 @@ def pause(seconds: float) -> Steps[None]:
     yield Pause(seconds)
 
 
+def own_standing(tables: Tables) -> Standing:
+    """Returns what this host, which is a member, knows of its cluster."""
+    standing = tables.standing()
+    assert standing is not None, "a member stays one"
+    return standing
+
+
 # --- the catalog ------------------------------------------------------------------------------------------------------
 
 

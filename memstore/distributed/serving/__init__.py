@@ -14,7 +14,7 @@ membership     who this host is in its cluster: ROOT/cluster, and what people ar
 from __future__ import annotations
 
 from memstore.distributed.serving.agent import serve
-from memstore.distributed.serving.asking import Asker, served_standing, standing_at
+from memstore.distributed.serving.asking import standing_at
 from memstore.distributed.serving.cluster import Cluster, cluster_of, known_cluster, remove_member
 from memstore.distributed.serving.joining import (
     ADDRESS_VARIABLE,
@@ -28,14 +28,13 @@ from memstore.distributed.serving.joining import (
     turn,
     wait_until_member,
 )
-from memstore.distributed.serving.supervision import agent_of, has_ended_well, has_rdma, is_served
+from memstore.distributed.serving.supervision import agent_of, has_ended_well, has_rdma, is_served, need_monarch
 
 __all__ = [
     "ADDRESS_VARIABLE",
     "LOG",
     "PORT_VARIABLE",
     "PROGRAM",
-    "Asker",
     "Cluster",
     "agent_of",
     "cluster_of",
@@ -46,9 +45,9 @@ __all__ = [
     "is_served_on",
     "join",
     "known_cluster",
+    "need_monarch",
     "remove_member",
     "serve",
-    "served_standing",
     "standing_at",
     "start_agent",
     "turn",

@@ -101,24 +101,26 @@ class Cluster:
 
     def status(self) -> ClusterStatus:
         """Asks all hosts for their state; a host that doesn't answer within 3 s is not alive."""
-        roster = self.roster()
-        with Asker(self._secret) as asker:
-            answers = asker.ask_all(roster.members, Report(), time.monotonic() + _REPORT_WITHIN, patience=_BACK_WITHIN)
+        roster, answers = self._reports()
         hosts = tuple(_host_status(member, answers[member.id]) for member in roster.members)
         deputies = tuple(member.address for member in roster.members if member.id in roster.deputies)
         return ClusterStatus(roster.seed_address, roster.epoch, hosts, deputies)
 
     def settled(self, addresses: Iterable[str]) -> list[str]:
         """Returns those of these addresses that are no members yet, or have not finished joining."""
-        roster = self.roster()
-        with Asker(self._secret) as asker:
-            answers = asker.ask_all(roster.members, Report(), time.monotonic() + _REPORT_WITHIN, patience=_BACK_WITHIN)
+        roster, answers = self._reports()
         settled = {
             member.address
             for member in roster.members
             if isinstance(report := answers[member.id], Reported) and report.is_settled and report.epoch >= roster.epoch
         }
         return [address for address in addresses if address not in settled]
+
+    def _reports(self) -> tuple[Roster, dict[bytes, object]]:
+        """Asks all members how they are. Returns by member the answer, or the error by which there was none."""
+        roster, deadline = self.roster(), time.monotonic() + _REPORT_WITHIN
+        with Asker(self._secret) as asker:
+            return roster, asker.ask_all(roster.members, Report(), deadline, patience=_BACK_WITHIN)
 
     def remove(self, host: str, *, force: bool = False, timeout: float = 30.0) -> str:
         """Tells the seed that a host is dead, and won't come back. What it has put is gone. Returns its address.

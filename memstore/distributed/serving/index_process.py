@@ -7,6 +7,7 @@ when it is told to, by SIGTERM or `Halt`, and when it can't go on: it says why, 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -14,31 +15,43 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from memstore._threads import between_forks
 from memstore._version import __version__
-from memstore.distributed.actors import start_monarch
-from memstore.distributed.links import INDEX, Hello, Links, Listener, Traffic, secret_of
+from memstore.distributed.links import INDEX, Address, Hello, Links, Listener, Traffic, parse_address, secret_of
 from memstore.distributed.rules import Answer, Done, Index, Member, NotPromoted, Refused
 from memstore.distributed.serving.answering import Answers, Connections
 from memstore.distributed.serving.asking import Promote, Reported, standing_of
 from memstore.distributed.serving.duties import Driver, Duties, Ended, Ending
 from memstore.distributed.serving.membership import Membership, own_member, remove_cluster_file
-from memstore.distributed.serving.supervision import OF_AGENTS, Kind, News, Pulse, Start, log_by_lines, note_end, tell
+from memstore.distributed.serving.supervision import (
+    OF_AGENTS,
+    Kind,
+    News,
+    Pulse,
+    Start,
+    log_by_lines,
+    need_monarch,
+    note_end,
+    tell,
+)
 from memstore.distributed.serving.waiting import KeyWaits, SeedWaits
 from memstore.engine import Creation, Root, boot_clock, close_root, need_cluster, open_root, sweep_if_due, syscalls
 from memstore.errors import MemstoreError, NotAStoreError, NotServedError, StoreFullError, StoreTimeoutError
 
 if TYPE_CHECKING:
-    from memstore.distributed.rdma import Plane
     from memstore.distributed.transfers import Senders
+    from memstore.distributed.transfers.rdma import RdmaPlane
 
 SHARED = "shared"  # the transport of who reads files in place of streams
 _OPEN_WITHIN = 30.0  # seconds
 _LOOK_EVERY = 1.0  # seconds: is the root still there?
 _SWEEP_WITHIN = 1.0  # seconds
 _FAILED = 1  # exit code: the agent starts another one
+# A host that is cut off for a minute must not end, by Monarch's defaults, who has a message for it.
+_OF_MONARCH = {"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "1h", "HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT": "1h"}
 
 log = logging.getLogger("memstore")
 
@@ -100,7 +113,7 @@ class IndexProcess:
             traffic=self._traffic,
         )
         self._senders: Senders | None = None
-        self._plane: Plane | None = None
+        self._plane: RdmaPlane | None = None
 
     def run(self) -> None:
         """Runs until `ending`."""
@@ -197,10 +210,11 @@ class IndexProcess:
         if senders is None or self._root.storage.sees_all_hosts or transport not in ("rdma", "monarch"):
             return
         try:
-            start_monarch(member.address, self._hello.monarch, self._lose_monarch)
+            need_monarch(self._hello.monarch)
+            _start_monarch(member.address, self._lose_monarch)
             with between_forks():
-                from memstore.distributed.rdma import open_plane
                 from memstore.distributed.transfers import announce
+                from memstore.distributed.transfers.rdma import open_plane
 
             plane = open_plane(self._root, self._links, self._member_of, transport, self._hello.monarch)
             self._plane = senders.plane = plane
@@ -225,6 +239,29 @@ class IndexProcess:
 
     def _lose_monarch(self, why: str) -> None:
         self._ending.fail(Kind.REFUSED, f"Monarch ended: {why}")
+
+
+def _start_monarch(address: str, failed: Callable[[str], None]) -> None:
+    """Starts Monarch in this process, which takes seconds. It listens to whoever can connect.
+
+    Args:
+        address: of this process's listener; Monarch listens at the same IP, at a port of its own.
+        failed: told once Monarch can't go on.
+
+    Raises RuntimeError, and what else Monarch raises.
+    """
+    for name, value in _OF_MONARCH.items():
+        os.environ.setdefault(name, value)
+    with between_forks():
+        monarch: Any = importlib.import_module("monarch.actor")
+
+    def fail(failure: Any) -> None:
+        failed(str(failure.report()))
+
+    place = parse_address(address)
+    monarch.enable_transport(str(Address(place.ip, 0, place.scope)))
+    monarch.unhandled_fault_hook = fail
+    monarch.this_proc()
 
 
 def main(start: Start) -> None:

@@ -24,10 +24,9 @@ from typing import NamedTuple
 import msgspec
 
 from memstore._parsing import UNDECODABLE
-from memstore.distributed.actors import need_monarch
 from memstore.distributed.links import Listener
 from memstore.engine import lock_holders, state_folder, syscalls
-from memstore.errors import NotServedError, TransportUnavailableError
+from memstore.errors import MissingPackageError, NotServedError, TransportUnavailableError
 
 # --- how a root is served ---------------------------------------------------------------------------------------------
 
@@ -175,24 +174,22 @@ def note_end(root: str) -> None:
 
 def is_about_to_end(root: str) -> bool:
     """Returns whether that was noted, and no index process was started since."""
-    try:
-        fd = syscalls.open_file(f"{state_folder(root)}/{LOCK}", os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        return syscalls.read_at(fd, len(_ENDS), _LINE) == _ENDS
-    finally:
-        syscalls.close(fd)
+    return _read_lock(root, len(_ENDS), _LINE) == _ENDS
 
 
 def has_ended_well(root: str) -> bool:
     """Returns whether who served the root last has ended as it was told to. The root may be gone: that is as well."""
+    return _note_of(_read_lock(root, _LINE, 0)).boot == ""
+
+
+def _read_lock(root: str, size: int, at: int) -> bytes:
+    """Returns bytes of the lock's file; none if nobody ever served the root, or it is gone."""
     try:
         fd = syscalls.open_file(f"{state_folder(root)}/{LOCK}", os.O_RDONLY)
     except FileNotFoundError:
-        return True
+        return b""
     try:
-        return _note_of(syscalls.read_at(fd, _LINE, 0)).boot == ""
+        return syscalls.read_at(fd, size, at)
     finally:
         syscalls.close(fd)
 
@@ -394,7 +391,7 @@ class _Lines(logging.Handler):
 
 TRANSPORTS = ("auto", "rdma", "tcp", "monarch")
 # A process of its own: an agent must not import Monarch.
-_PROBE = "import sys; from memstore.distributed.rdma import has_ibverbs; sys.exit(not has_ibverbs())"
+_PROBE = "import sys; from memstore.distributed.transfers.rdma import has_ibverbs; sys.exit(not has_ibverbs())"
 _DEVICES = "/sys/class/infiniband"
 _PROBE_WITHIN = 60.0  # seconds: a cold disk
 
@@ -419,6 +416,18 @@ def check_transport(transport: str, version: str) -> None:
             "this host has no RDMA that Monarch could use (ibverbs): serve it with transport='tcp', or with 'auto', "
             "which takes what there is"
         )
+
+
+def need_monarch(version: str, what: str = "this") -> None:
+    """Raises MissingPackageError if Monarch isn't installed.
+
+    Args:
+        version: as `Hello.monarch` has it.
+        what: needs it.
+    """
+    if not version:
+        advice = "pip install 'torchmonarch>=0.7,<0.8'"
+        raise MissingPackageError(f"{what} needs torchmonarch (Linux, Python 3.10 to 3.13): {advice}")
 
 
 def has_rdma() -> bool:

@@ -6,7 +6,9 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections import abc
+from collections.abc import Generator, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -189,7 +191,14 @@ _CHEAP_SHARE = 64  # of what the store may hold: a larger copy is made by whoeve
 _GOOD_DEAL = 16  # the share of a part
 _LOOKS_AGAIN = 1.0  # seconds
 
-Fetch = Callable[[dict[bytes, list[SegmentRanges]], float], bool]
+
+class FetchRanges(Protocol):
+    """Fetches parts of other hosts' segments, by the ids of these. False: one of them is gone.
+
+    Raises HomeUnavailableError; StorageError on storage that hosts share.
+    """
+
+    def __call__(self, hosts: abc.Mapping[bytes, Sequence[SegmentRanges]], deadline: float) -> bool: ...
 
 
 class PartCopies:
@@ -209,12 +218,11 @@ class PartCopies:
         self._root, self._what = root, f"fetches parts of {key.decode()!r} from another host"
         self._lock, self._pid = threading.Lock(), os.getpid()
 
-    def fetch(self, lacking: Ranges, fetch: Fetch, deadline: float) -> Ranges | None:
+    def fetch(self, lacking: Ranges, fetch: FetchRanges, deadline: float) -> Ranges | None:
         """Fetches what lacks of parts that have copies here, or get them now, in whole pages.
 
         Args:
             lacking: ranges of the value's addresses, from the first one on.
-            fetch: receives ranges of other hosts. False: one of their segments is gone.
 
         Returns:
             What is there now. None: a segment is gone.
@@ -423,11 +431,10 @@ def one_fetcher(root: Root, name: bytes, what: str, deadline: float) -> Generato
 
 
 # --- Which copies stay -----------------------------------------------------------------------------------------------
-# Which copies of other hosts' values stay: those that somebody has used lately.
+# Those that somebody has used lately.
 #
 # Who maps a copy notes that now and then, by the time of the file's last change, which nothing else looks at. When
 # copies take more than half of what the store may, those that nobody has used for longest are dropped.
-
 
 _NOTED_EVERY = 30.0  # seconds
 _PAGE = 256  # copies of one transaction

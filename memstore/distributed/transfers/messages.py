@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -20,15 +21,14 @@ from memstore.errors import MemstoreError
 #     answer    what follows (1), how many bytes (8); these bytes; behind bytes of segments, whether they are whole (1)
 #
 # Numbers are big-endian. One request is answered before the next one is read. The bytes of an answer are the ranges, in
-# the order of the request, without anything between them; or, where it failed, msgpack of `Failure`. To `PinSegments`
-# the answer has no bytes, and to `UnpinSegments` there is none.
+# the order of the request, without anything between them; or, where it failed, msgpack of `SendFailure`. To
+# `PinSegments` the answer has no bytes, and to `UnpinSegments` there is none.
 #
 # `Bring` is what a process asks its own host's index process; its answer is that of `Fetch`. `Stage` is what that one
 # asks the other host: the bytes come by registered memory. Behind the head the host says of each piece where it lies,
 # as soon as it lies there (length (4), msgpack of `Staged`), and is told when it was read (1). The bytes that are no
 # whole STAGED_UNIT follow on the stream, and whether all were whole (1). *Elsewhere* says that they are to be asked for
 # over TCP, and *busy* that they are this time; a text follows.
-
 
 SEGMENTS_LIMIT = 1024  # of one request
 RANGES_LIMIT = 1 << 16  # of one request
@@ -123,7 +123,7 @@ class Staged(msgspec.Struct, frozen=True, array_like=True):
     nbytes: _Size
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True):
+class SendFailure(msgspec.Struct, frozen=True, array_like=True):
     """Why a host can't send what it was asked for: the name of a class of `memstore.errors`, and the text."""
 
     error: Annotated[str, Meta(max_length=64)]
@@ -136,16 +136,30 @@ class BadRequestError(MemstoreError):
 
 encode = msgspec.msgpack.Encoder().encode
 Request = Fetch | PinSegments | UnpinSegments | Bring | Stage
+
+
+def framed(message: Request | Staged) -> bytes:
+    """Returns a message behind its length."""
+    text = encode(message)
+    return LENGTH.pack(len(text)) + text
+
+
 decode_request: Callable[[bytes], Request] = msgspec.msgpack.Decoder(Request).decode
 decode_staged = msgspec.msgpack.Decoder(Staged).decode
-decode_failure = msgspec.msgpack.Decoder(Failure).decode
+decode_failure = msgspec.msgpack.Decoder(SendFailure).decode
+
+
+def limit_waits(stream: socket.socket, seconds: float) -> None:
+    """Limits how long a step may wait for the other side: calls raise BlockingIOError then."""
+    wait = struct.pack("@ll", *divmod(max(int(seconds * 1e6), 1000), 1_000_000))
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
 
 
 # --- Ranges ----------------------------------------------------------------------------------------------------------
 # Ranges of bytes: sorted, apart, and none of them empty. Which are wanted, and which are there already. Pure.
 #
 # They are arrays, since a slice of columns has a range for each row.
-
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -249,7 +263,6 @@ def _cover(ranges: Ranges, places: Numbers) -> np.ndarray[Any, np.dtype[np.bool_
 #
 # The kernel takes 1,024 parts a call. To make a part of each range costs 0.2 us, so ranges of less than 256 bytes are
 # gathered into one buffer, and scattered from one, by an index of each byte.
-
 
 MOST_PARTS = 1024  # that one call takes, on Linux
 _SMALL = 256  # bytes

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,6 @@ from memstore.distributed.transfers.messages import (
     FOLLOWS,
     GONE,
     HEAD,
-    LENGTH,
     RANGES_LIMIT,
     SEGMENTS_LIMIT,
     WHOLE,
@@ -34,12 +32,12 @@ from memstore.distributed.transfers.messages import (
     Pieces,
     PinSegments,
     Ranges,
-    Request,
     Segment,
     UnpinSegments,
     Wanted,
     decode_failure,
-    encode,
+    framed,
+    limit_waits,
     skip,
 )
 from memstore.engine import Root, SegmentExtent, create_file, syscalls
@@ -51,7 +49,6 @@ from memstore.errors import CorruptionError, HomeUnavailableError, LinkRefusedEr
 # The index process says so in ROOT/transport, which is read for each large transfer, in a few microseconds. What stands
 # there may be old: then whoever asks is told so, or reaches nobody, asks for the bytes over TCP, and leaves the index
 # process alone for a while.
-
 
 TRANSPORT_FILE = "transport"  # the file's
 LEAST = 2 << 20  # bytes: less comes sooner over TCP, since a round trip of Monarch takes as long as to send as much
@@ -110,13 +107,12 @@ class Relay:
 
 
 # --- Streams ---------------------------------------------------------------------------------------------------------
-# Streams: the connections over which other hosts send segments to this process. A few are idle, to be used again.
-
+# Over these connections other hosts send segments to this process. A few are idle, to be used again.
 
 _MOST_IDLE = 4  # of one host
 
 
-class Links(Protocol):
+class StreamLinks(Protocol):
     """The maker of streams: memstore/distributed/links."""
 
     def stream(self, address: str, member: bytes | None, deadline: float) -> socket.socket:
@@ -138,16 +134,8 @@ class Stream:
         stream.settimeout(None)
 
     def set_patience(self, seconds: float) -> None:
-        """How long a step may wait for the host: calls raise BlockingIOError then."""
-        whole = max(int(seconds), 0)
-        wait = struct.pack("@ll", whole, max(int((seconds - whole) * 1e6), 1000))
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
-
-    @property
-    def name(self) -> str:
-        """The host's name."""
-        return f"{self.member.name or 'the host'} at {self.member.address}"
+        """Limits how long a step may wait for the host: calls raise BlockingIOError then."""
+        limit_waits(self.socket, seconds)
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data, socket.MSG_NOSIGNAL)
@@ -171,7 +159,7 @@ class Streams:
         relay: the same.
     """
 
-    def __init__(self, links: Links, relay: Relay | None = None) -> None:
+    def __init__(self, links: StreamLinks, relay: Relay | None = None) -> None:
         self._links, self.relay = links, relay
         self._lock = threading.Lock()
         self._idle: dict[bytes, list[Stream]] = {}
@@ -225,8 +213,7 @@ class Streams:
 
 
 # --- One request -----------------------------------------------------------------------------------------------------
-# One request on a stream, and its answer, which is received where the bytes are to lie.
-
+# The answer is received where the bytes are to lie.
 
 _LONGEST = 1e6  # seconds
 
@@ -310,9 +297,7 @@ def ask(stream: Stream, parts: Sequence[SegmentRanges], deadline: float, of: byt
     left = deadline - time.monotonic()
     stream.set_patience(left)
     wanted = tuple(map(_wanted, parts))
-    stream.send(
-        _framed(Fetch(wanted) if of is None else Bring(of, int(max(min(left, _LONGEST), 0.001) * 1000), wanted))
-    )
+    stream.send(framed(Fetch(wanted) if of is None else Bring(of, int(max(min(left, _LONGEST), 0.001) * 1000), wanted)))
 
 
 def receive(stream: Stream, parts: Sequence[SegmentRanges], deadline: float) -> bool:
@@ -322,15 +307,15 @@ def receive(stream: Stream, parts: Sequence[SegmentRanges], deadline: float) -> 
         CorruptionError, CannotSendError, ElsewhereError: the host says so, and the stream can be used again.
         OSError, BrokenStreamError: the stream is of no use any more.
     """
-    kind, nbytes = HEAD.unpack(receive_bytes(stream, HEAD.size))
+    kind, nbytes = receive_head(stream)
     if kind == GONE:
         return False
-    if kind == FAILED and nbytes <= FAILURE_LIMIT:
+    if kind == FAILED:
         raise _failure(stream, receive_bytes(stream, nbytes))
-    if kind in (ELSEWHERE, BUSY) and nbytes <= FAILURE_LIMIT:
+    if kind != FOLLOWS:
         raise ElsewhereError(receive_bytes(stream, nbytes).decode(errors="replace"), is_busy=kind == BUSY)
-    if kind != FOLLOWS or nbytes != sum(part.ranges.nbytes for part in parts):
-        raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
+    if nbytes != sum(part.ranges.nbytes for part in parts):
+        raise BrokenStreamError(f"an answer of {nbytes:,} bytes")
     for part in parts:
         for group, is_packed in part.pieces.groups():
             if is_packed:
@@ -345,9 +330,9 @@ def receive(stream: Stream, parts: Sequence[SegmentRanges], deadline: float) -> 
 def ask_to_pin(stream: Stream, extents: Sequence[SegmentExtent], deadline: float) -> bool:
     """Asks that segments stay, as many as a request may have."""
     stream.set_patience(deadline - time.monotonic())
-    stream.send(_framed(PinSegments(tuple(Segment(one.segment, one.put_id, one.size, one.start) for one in extents))))
-    kind, nbytes = HEAD.unpack(receive_bytes(stream, HEAD.size))
-    if kind == FAILED and nbytes <= FAILURE_LIMIT:
+    stream.send(framed(PinSegments(tuple(Segment(one.segment, one.put_id, one.size, one.start) for one in extents))))
+    kind, nbytes = receive_head(stream)
+    if kind == FAILED:
         raise _failure(stream, receive_bytes(stream, nbytes))
     if nbytes or kind not in (FOLLOWS, GONE):
         raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
@@ -358,14 +343,9 @@ def unpin(stream: Stream, extents: Sequence[SegmentExtent]) -> None:
     """Says that they need not stay. It waits for nothing. Raises OSError where the stream has no room for that."""
     for at in range(0, len(extents), SEGMENTS_LIMIT):
         batch = extents[at : at + SEGMENTS_LIMIT]
-        text = _framed(UnpinSegments(tuple((one.segment, one.put_id) for one in batch)))
+        text = framed(UnpinSegments(tuple((one.segment, one.put_id) for one in batch)))
         if stream.socket.send(text, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT) < len(text):
             raise BlockingIOError("the host takes nothing")
-
-
-def _framed(request: Request) -> bytes:
-    text = encode(request)
-    return LENGTH.pack(len(text)) + text
 
 
 def _wanted(part: SegmentRanges) -> Wanted:
@@ -379,8 +359,19 @@ def _failure(stream: Stream, text: bytes) -> MemstoreError:
         failure = decode_failure(text)
     except UNDECODABLE as error:
         raise BrokenStreamError(f"a failure that can't be read: {error}") from None
-    said = f"{stream.name}: {failure.text}"
+    said = f"{stream.member.label}: {failure.text}"
     return CorruptionError(said, detail=said) if failure.error == "CorruptionError" else CannotSendError(said)
+
+
+def receive_head(stream: Stream) -> tuple[int, int]:
+    """Receives the kind of an answer, and how many bytes follow: few, but for FOLLOWS.
+
+    Raises OSError, BrokenStreamError.
+    """
+    kind, nbytes = HEAD.unpack(receive_bytes(stream, HEAD.size))
+    if kind not in (FOLLOWS, GONE, FAILED, ELSEWHERE, BUSY) or (kind != FOLLOWS and nbytes > FAILURE_LIMIT):
+        raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
+    return kind, nbytes
 
 
 def receive_bytes(stream: Stream, size: int) -> bytes:
@@ -415,7 +406,6 @@ def _fill(stream: Stream, parts: Sequence[memoryview], deadline: float) -> None:
 #
 # Where this host's index process brings large transfers (`relay`), it is asked for them, over one stream; if it doesn't
 # bring them, for whatever reason, they are asked for as all others.
-
 
 STREAMS = 2  # of a large transfer
 LARGE = 4 << 20  # bytes
@@ -545,15 +535,16 @@ class _Transfer:
                     fresh = True
                     continue
             if via is not None:
-                log.info("bytes of %s at %s come over TCP: %s", member.name or "the host", member.address, why)
+                log.info("bytes of %s come over TCP: %s", member.label, why)
                 if self._streams.relay is not None and not is_busy:
                     self._streams.relay.leave(member)
                 via, fresh = None, False
                 continue
             left = self._deadline - time.monotonic()
             if left <= 0:
-                name = f"{member.name or 'the host'} at {member.address}"
-                raise HomeUnavailableError(f"{name} did not send what is stored there within the timeout: {why}")
+                raise HomeUnavailableError(
+                    f"{member.label} did not send what is stored there within the timeout: {why}"
+                )
             time.sleep(min(_TRY_AGAIN, left))
         if asked is not None:
             asked.close()

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import select
 import socket
-import struct
 import threading
 from collections.abc import Sequence
 from typing import Protocol
@@ -19,6 +18,7 @@ from memstore.distributed.transfers import messages
 from memstore.distributed.transfers.messages import (
     ELSEWHERE,
     FAILED,
+    FAILURE_LIMIT,
     FOLLOWS,
     GONE,
     HEAD,
@@ -30,17 +30,18 @@ from memstore.distributed.transfers.messages import (
     WHOLE,
     BadRequestError,
     Bring,
-    Failure,
     Fetch,
     PinSegments,
     Ranges,
     Request,
     Segment,
+    SendFailure,
     Stage,
     UnpinSegments,
     Wanted,
     decode_request,
     encode,
+    limit_waits,
 )
 from memstore.engine import HEAD_SIZE, Mapping, Root, SegmentExtent, belongs
 from memstore.errors import CorruptionError, MemstoreError, ResourceLimitError
@@ -52,25 +53,15 @@ from memstore.errors import CorruptionError, MemstoreError, ResourceLimitError
 # 2. Map each segment under a shared lock (`root.storage`), which compares the put id in its header: another put, or
 #    a locked file, is *gone*. As long as it is mapped, nobody writes into it.
 # 3. Send the ranges from the mapping. The kernel copies them into the socket's buffers, and nobody else copies
-#       anything. (`sendfile` and MSG_ZEROCOPY save that copy, but took more: 0.27 and 0.24 s of CPU for a GB, and twice
-#       as long
-#    at the
-#    receiver, against 0.16. And what the kernel still sends then, when the lock is given up, may be another put's.)
+#    anything. (`sendfile` and MSG_ZEROCOPY save that copy, but took more: 0.27 and 0.24 s of CPU for a GB, and twice as
+#    long at the receiver, against 0.16. And what the kernel still sends then, when the lock is given up, may be another
+#    put's.)
 # 4. Compare the put ids again, and say behind the bytes whether they are whole.
 #
 # A client that dies ends its stream; one that takes nothing for `STALLED` seconds is dropped. Nothing else comes of it.
 
-
 STALLED = 10.0  # seconds in which a client takes nothing, or sends no more of a request
 IDLE = 600.0  # seconds without a request
-
-
-def prepare(stream: socket.socket) -> None:
-    """Limits the time that the other side has for each step."""
-    stream.settimeout(None)
-    wait = struct.pack("@ll", *divmod(int(STALLED * 1e6), 1_000_000))
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, wait)
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
 
 
 def next_request(stream: socket.socket, idle: float | None = IDLE) -> Request | None:
@@ -105,13 +96,8 @@ def _whole(data: bytes, size: int) -> bytes:
 def answer(root: Root, stream: socket.socket, request: Fetch) -> None:
     """Sends what was asked for, or why it can't be. Raises OSError and BadRequestError, which end the stream."""
     wanted = ranges_of(request.segments)
-    try:
-        found = map_segments(root, request.segments)
-    except (CorruptionError, OSError) as error:
-        send_failure(stream, error)
-        return
+    found = mapped(root, stream, request.segments)
     if found is None:
-        send_all(stream, [memoryview(HEAD.pack(GONE, 0))])
         return
     head = memoryview(HEAD.pack(FOLLOWS, sum(ranges.nbytes for ranges in wanted)))
     for mapping, ranges in zip(found, wanted, strict=True):
@@ -150,20 +136,27 @@ def _ranges_of(wanted: Wanted) -> Ranges:
     return Ranges(starts.astype(np.int64), stops.astype(np.int64))
 
 
-def send_failure(stream: socket.socket, error: Exception) -> None:
+def send_answer(stream: socket.socket, kind: int, text: bytes = b"") -> None:
+    """Sends an answer without bytes of segments. With ELSEWHERE or BUSY the text says why."""
+    text = text[:FAILURE_LIMIT]
+    stream.sendall(HEAD.pack(kind, len(text)) + text, socket.MSG_NOSIGNAL)
+
+
+def _send_failure(stream: socket.socket, error: Exception) -> None:
     kind = CorruptionError if isinstance(error, CorruptionError) else ResourceLimitError
-    text = encode(Failure(kind.__name__, str(error)[:4096]))
-    send_all(stream, [memoryview(HEAD.pack(FAILED, len(text)) + text)])
+    send_answer(stream, FAILED, encode(SendFailure(kind.__name__, str(error)[:4096])))
 
 
-def send_elsewhere(stream: socket.socket, why: str, kind: int = ELSEWHERE) -> None:
-    """It is to be asked for over TCP, of the host where it lies.
-
-    Args:
-        kind: ELSEWHERE or BUSY.
-    """
-    text = why.encode()[:4096]
-    send_all(stream, [memoryview(HEAD.pack(kind, len(text)) + text)])
+def mapped(root: Root, stream: socket.socket, named: Sequence[Segment]) -> list[Mapping] | None:
+    """Maps segments. If they can't be, says why on the stream, and returns None."""
+    try:
+        found = map_segments(root, named)
+    except (CorruptionError, OSError) as error:
+        _send_failure(stream, error)
+        return None
+    if found is None:
+        send_answer(stream, GONE)
+    return found
 
 
 def map_segments(root: Root, named: Sequence[Segment]) -> list[Mapping] | None:
@@ -208,7 +201,6 @@ def send_all(stream: socket.socket, parts: Sequence[memoryview]) -> None:
 # of this host that has got them: so nobody uses their files again, whatever is put. The mappings go when the reader
 # says so, or its stream ends, which is when it dies, and with the index process. Nothing is written anywhere.
 
-
 MOST_PINNING_STREAMS = 512
 MOST_PINNED_SEGMENTS = 16_384  # each is a mapping, of which the kernel allows a process some 65,000
 
@@ -230,23 +222,19 @@ class PinnedSegments:
         return stream in self._pinned
 
     def answer(self, stream: socket.socket, request: PinSegments) -> None:
-        """Raises OSError, which ends the stream."""
-        try:
-            is_there = self._pin(stream, request)
-        except (CorruptionError, OSError) as error:
-            send_failure(stream, error)
-        else:
-            stream.sendall(HEAD.pack(FOLLOWS if is_there else GONE, 0))
-
-    def _pin(self, stream: socket.socket, request: PinSegments) -> bool:
-        """Keeps all of the segments, or none. False: one of them holds another put by now.
-
-        Raises ResourceLimitError, CorruptionError, OSError.
-        """
-        mappings = map_segments(self._root, request.segments)
+        """Keeps all of the segments, or none. Raises OSError, which ends the stream."""
+        mappings = mapped(self._root, stream, request.segments)
         if mappings is None:
-            return False
+            return
         found = {(one.segment, one.put_id): mapping for one, mapping in zip(request.segments, mappings, strict=True)}
+        try:
+            self._pin(stream, found)
+        except ResourceLimitError as error:
+            _send_failure(stream, error)
+        else:
+            send_answer(stream, FOLLOWS)
+
+    def _pin(self, stream: socket.socket, found: dict[tuple[int, int], Mapping]) -> None:
         with self._lock:
             if stream not in self._pinned and len(self._pinned) >= MOST_PINNING_STREAMS:
                 raise ResourceLimitError(
@@ -258,7 +246,6 @@ class PinnedSegments:
                 raise ResourceLimitError(f"other hosts look at lazy views of {self._count:,} values of this one")
             self._pinned[stream] = {**own, **found}
             self._count += len(fresh)
-        return True
 
     def unpin(self, stream: socket.socket, request: UnpinSegments) -> None:
         with self._lock:
@@ -275,8 +262,7 @@ class PinnedSegments:
 
 
 # --- The threads -----------------------------------------------------------------------------------------------------
-# Senders: the threads of an index process that send segments, one for each stream of another host.
-
+# An index process has one for each stream of another host.
 
 log = logging.getLogger("memstore")
 
@@ -285,7 +271,7 @@ _JOIN = 5.0  # seconds for threads to end
 
 
 class Plane(Protocol):
-    """Another way for bytes than streams: see memstore/distributed/rdma. Both raise OSError, which ends the stream."""
+    """Another way for bytes than streams: see `rdma.py`. Both raise OSError, which ends the stream."""
 
     def stage(self, stream: socket.socket, request: Stage) -> None:
         """For an index process of another host."""
@@ -350,7 +336,8 @@ class Senders:
     def _run(self, stream: socket.socket) -> None:
         try:
             self._traffic.begin(stream)
-            prepare(stream)
+            stream.settimeout(None)
+            limit_waits(stream, STALLED)
             while (request := next_request(stream, None if self.pinned.are_of(stream) else IDLE)) is not None:
                 with self._lock:
                     self._idle.pop(stream, None)
@@ -372,7 +359,7 @@ class Senders:
         elif isinstance(request, UnpinSegments):
             self.pinned.unpin(stream, request)
         elif self.plane is None:
-            send_elsewhere(stream, "bytes of this host go over TCP")
+            send_answer(stream, ELSEWHERE, b"bytes of this host go over TCP")
         elif isinstance(request, Bring):
             self._traffic.end(stream)  # what goes on to a process of this host is not sent to others
             self.plane.bring(stream, request)

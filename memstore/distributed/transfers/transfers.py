@@ -11,13 +11,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
 
 from memstore.distributed.rules import Member
 from memstore.distributed.transfers.copies import (
+    FetchRanges,
     GoneError,
     PartCopies,
     fetch_copy,
@@ -31,10 +32,10 @@ from memstore.distributed.transfers.messages import NO_RANGES, SEGMENTS_LIMIT, R
 from memstore.distributed.transfers.receiving import (
     BrokenStreamError,
     CannotSendError,
-    Links,
     Relay,
     SegmentRanges,
     Stream,
+    StreamLinks,
     Streams,
     ask_to_pin,
     read_ranges,
@@ -76,7 +77,6 @@ from memstore.errors import (
 # *Let go* is said by finalizers, at any moment and in any thread. So they never wait: who finds the lock taken leaves
 # it to who has it.
 
-
 _PATIENCE = 1.0  # seconds to wait for a host: what is read of others needs it not
 _ASKED_AGAIN_AFTER = 5.0  # seconds for which one that gave no answer isn't asked again
 
@@ -86,7 +86,7 @@ log = logging.getLogger("memstore")
 class Pins:
     """Segments that other hosts keep for this process. Thread-safe; a forked child asks for itself."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: StreamLinks) -> None:
         self._links = links
         self._hosts: dict[bytes, _PinningHost] = {}
 
@@ -148,7 +148,7 @@ class Pinned:
 class _PinningHost:
     """Segments that one host keeps for this process."""
 
-    def __init__(self, links: Links, member: Member) -> None:
+    def __init__(self, links: StreamLinks, member: Member) -> None:
         self._links, self.member = links, member
         self._counts: Counter[SegmentExtent] = Counter()
         self._changes: deque[tuple[Sequence[SegmentExtent], int]] = deque()  # that are to be counted
@@ -282,8 +282,7 @@ class _PinningHost:
             raise
 
     def _silent(self, why: str) -> HomeUnavailableError:
-        name = f"{self.member.name or 'the host'} at {self.member.address}"
-        return HomeUnavailableError(f"{name} did not say that it keeps what is looked at: {why}")
+        return HomeUnavailableError(f"{self.member.label} did not say that it keeps what is looked at: {why}")
 
 
 # --- Values of which bytes are absent --------------------------------------------------------------------------------
@@ -294,21 +293,11 @@ class _PinningHost:
 # the value is held. Rows that are read into new memory come straight to it, the first time: most are read once, and to
 # keep them takes as long as to receive them.
 
-
 _LET_GO = (
     "its host has let go of it before all of it had come, since its index process was started again or the connection "
     "broke"
 )
 GAP = 16  # bytes between two ranges: to name both takes as many
-
-
-class Reader(Protocol):
-    """Brings parts of other hosts' segments, by the ids of these. False: one of them is gone.
-
-    Raises HomeUnavailableError; StorageError on storage that hosts share.
-    """
-
-    def __call__(self, hosts: Mapping[bytes, Sequence[SegmentRanges]], deadline: float) -> bool: ...
 
 
 class AbsentBytes:
@@ -331,7 +320,7 @@ class AbsentBytes:
         record: Record,
         elsewhere: Sequence[tuple[bytes, SegmentExtent]],
         mapping: MappedRange,
-        read: Reader,
+        read: FetchRanges,
         seconds: float,
         localize: Callable[[float], MappedEntry | None],
         pinned: Pinned | None = None,
@@ -445,7 +434,6 @@ def of_key(key: bytes, error: HomeUnavailableError) -> HomeUnavailableError:
 # What a host has written lies in its own folder there (`engine.segments_of`). Readers lock nothing: see
 # `engine/files/segments.py` for what they compare instead, and for how long a file stays.
 
-
 _A_LOOK = 64 << 20  # bytes between two looks at the clock
 
 
@@ -518,12 +506,14 @@ class Transfers:
         members: finds a member of the cluster by its id; None: there is none any more.
     """
 
-    def __init__(self, root: Root, links: Links, members: Callable[[bytes], Member | None]) -> None:
+    def __init__(self, root: Root, links: StreamLinks, members: Callable[[bytes], Member | None]) -> None:
         self._root, self._find = root, members
         self._streams, self._pins = Streams(links, Relay(root, members)), Pins(links)
         self._files = StoredFiles(root) if root.storage.sees_all_hosts else None
 
-    def hold(self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True) -> MappedEntry | None:
+    def hold(
+        self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True, lazily: bool = False
+    ) -> MappedEntry | None:
         """Maps a value some of whose segments lie on other hosts. None: some are gone, look it up again.
 
         A plain value is copied to this host once: by one of the processes that ask for it meanwhile, and the others
@@ -533,6 +523,9 @@ class Transfers:
             record: with `hosts`.
             deadline: monotonic.
             may_lock: whether the store may be changed; else nothing is copied.
+            lazily: if there is no copy, bytes come when they are asked for, which may take as long each time as this
+                call may: see `MappedEntry.absent`. Until the value is dropped, the other hosts keep its bytes, as they
+                do for who has got it there.
 
         Raises:
             HomeUnavailableError: a host with these bytes can't be reached.
@@ -542,10 +535,13 @@ class Transfers:
         seconds = max(deadline - time.monotonic(), 0.0)
         self._check_not_attached(key, record)
         if self._files is not None:
-            return self._hold_stored(self._files, key, record, seconds, deadline)
+            return self._hold_stored(self._files, key, record, seconds, deadline, lazily=lazily)
         held = self._copied(key, record, deadline)
         if held is not None:
             return held
+        if lazily:
+            pinned = self._pin(key, record, deadline)
+            return None if pinned is None else self._absent(key, record, pinned, seconds, deadline, may_lock=may_lock)
         if may_lock and is_worth_it(self._root, record):
             try:
                 held = self._copy(key, record, deadline)
@@ -560,19 +556,7 @@ class Transfers:
             return None
         return held
 
-    def hold_lazily(self, key: bytes, record: Record, deadline: float, *, may_lock: bool = True) -> MappedEntry | None:
-        """Holds a value for who needs some of its bytes: if there is no copy, they come when they are asked for.
-
-        See `MappedEntry.absent`. Each time may take as long as this call may. Until the value is dropped, the other
-        hosts keep its bytes, as they do for who has got it there.
-        """
-        seconds = max(deadline - time.monotonic(), 0.0)
-        self._check_not_attached(key, record)
-        if self._files is not None:
-            return self._hold_stored(self._files, key, record, seconds, deadline, lazily=True)
-        held = self._copied(key, record, deadline)
-        if held is not None:
-            return held
+    def _pin(self, key: bytes, record: Record, deadline: float) -> Pinned | None:
         elsewhere: dict[bytes, list[SegmentExtent]] = {}
         for host, extent in record.elsewhere(self._root.member_id()):
             elsewhere.setdefault(host, []).append(extent)
@@ -580,14 +564,16 @@ class Transfers:
             hosts = [(self._member(host), extents) for host, extents in elsewhere.items()]
         except HomeUnavailableError as error:
             raise of_key(key, error) from error
-        pinned = self._pins.pin(hosts, deadline)
-        return None if pinned is None else self._absent(key, record, pinned, seconds, deadline, may_lock=may_lock)
+        return self._pins.pin(hosts, deadline)
 
     def _check_not_attached(self, key: bytes, record: Record) -> None:
         if record.adopted is not None:
-            name = key.decode()
-            where = self._name(record.hosts[0]) if record.hosts else "another host"
-            raise CrossHostError(f"{name!r} was attached: its files are on {where}, and can be read there", key=name)
+            name, member = key.decode(), self._find(record.hosts[0]) if record.hosts else None
+            where = "another host" if member is None else member.label
+            raise CrossHostError(
+                f"{name!r} lies in files that were attached on {where}: get it there, or put it with attach(copy=True)",
+                key=name,
+            )
 
     def _absent(
         self,
@@ -694,7 +680,3 @@ class Transfers:
         if found is None:
             raise HomeUnavailableError(f"the host {member.hex()} has left the cluster, and the bytes are there")
         return found
-
-    def _name(self, member: bytes) -> str:
-        found = self._find(member)
-        return member.hex() if found is None else f"{found.name or 'the host'} at {found.address}"

@@ -21,13 +21,13 @@ from memstore.distributed.rules import (
     Standing,
     Steps,
     Transact,
-    found,
     group_of,
     page,
-    read,
 )
 from memstore.distributed.rules.directory import BETWEEN
 from memstore.distributed.rules.messages import BringGroups, Change, ClaimGroups, FindOwners, List, Lookup, Request
+from memstore.distributed.rules.reading import read_all
+from memstore.distributed.rules.roster import found
 from memstore.engine.protocols.get import map_entry
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
@@ -43,12 +43,11 @@ _PATIENCE = 200  # pauses of one call
 class Host:
     """A root with its index process and one client."""
 
-    def __init__(self, root: Root, address: str, seed: str, *, is_owner: bool = True) -> None:
+    def __init__(self, root: Root, address: str, seed: str) -> None:
         self.root, self.address, self.seed = root, address, seed
-        self.member = Member(root.member_id(), address, address, is_owner)
+        self.member = Member(root.member_id(), address, address)
         self.restart()
         self.client = Client()
-        self.is_reachable = True
         if address == seed:
             run(root, lambda tables: found(tables, self.member, CLUSTER), deadline_after(10))
 
@@ -76,9 +75,9 @@ class Hosts:
     def __init__(self) -> None:
         self.all: dict[str, Host] = {}
 
-    def add(self, root: Root, address: str, *, is_owner: bool = True) -> Host:
+    def add(self, root: Root, address: str) -> Host:
         seed = next(iter(self.all), address)
-        host = self.all[address] = Host(root, address, seed, is_owner=is_owner)
+        host = self.all[address] = Host(root, address, seed)
         return host
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -120,7 +119,7 @@ class Hosts:
 
     def send(self, send: Send) -> Any:
         to = self.all.get(send.address)
-        if to is None or not to.is_reachable or send.member not in (None, to.member.id):
+        if to is None or send.member not in (None, to.member.id):
             return None
         request: Request = send.request
 
@@ -190,7 +189,7 @@ class Hosts:
             yield Pause(0)
             return self.bytes_of(key, entry)
 
-        got = self.drive(host, read(host.client, key, fetch))
+        (got,) = self.drive(host, read_all(host.client, [key], lambda _, entry: fetch(entry)))
         return None if got is None else got[1]
 
     def bytes_of(self, key: bytes, entry: Entry) -> bytes | None:

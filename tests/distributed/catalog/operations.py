@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from memstore.distributed.catalog import CatalogTables, look, record_of, run
-from memstore.distributed.rules import Change, Entry, LastCall, Lent, Member, Place, found
+from memstore.distributed.rules import Change, Entry, LastCall, Lent, Member, Place
 from memstore.distributed.rules.messages import Done
 from memstore.distributed.rules.owning import apply
+from memstore.distributed.rules.roster import found
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.records import LIVE, PREPARED
 from memstore.engine.protocols.put import fill_segment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memstore.distributed.catalog import CatalogTables, run
-from memstore.distributed.rules import Failure, GiveUp, Lent, Part, Place, Publish, attempts
+from memstore.distributed.rules import Failure, GiveUp, Lent, Part, Place, Publish, sharded
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from tests.distributed.catalog.filling import Filled, asked, fill, fill_in_parts, given_up, published
@@ -23,7 +23,7 @@ def part(place: Place, rank: int, attempt: str, ranks: int = RANKS) -> Part:
 def take_in(tables: CatalogTables, one: Part, content: bytes) -> None:
     standing = tables.standing()
     assert standing is not None
-    attempts.prepare(tables, standing, one, content)
+    sharded.prepare(tables, standing, one, content)
 
 
 # --- a part comes -----------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def publish(root: Root) -> None:
         assert standing is not None
         places = tuple(one.place for one in parts)
         request = Publish(KEY, "one", parts[0].number, places, tables.content(parts[0]))
-        attempts.publish(tables, standing, request)
+        sharded.publish(tables, standing, request)
 
     run(root, act, deadline_after(10))
 
@@ -98,7 +98,7 @@ def give_up(root: Root) -> None:
         standing, parts = tables.standing(), tables.parts(KEY, "one")
         assert standing is not None
         failure = Failure("PartialCommitError", "given up")
-        attempts.give_up(tables, standing, GiveUp(KEY, "one", parts[0].number, failure))
+        sharded.give_up(tables, standing, GiveUp(KEY, "one", parts[0].number, failure))
 
     run(root, act, deadline_after(10))
 

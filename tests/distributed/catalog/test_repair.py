@@ -21,9 +21,9 @@ from memstore.distributed.rules import (
     Member,
     Ownership,
     answer_again,
-    found,
 )
 from memstore.distributed.rules.messages import Done, Resolve
+from memstore.distributed.rules.roster import found
 from memstore.engine import Change, MembershipChanged, need_cluster, retry_after_sweep, sweep_all
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Transaction

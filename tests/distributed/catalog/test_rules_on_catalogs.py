@@ -17,7 +17,6 @@ from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.records import LIVE
 from memstore.engine.protocols.put import commit
 from memstore.engine.sync.primitives import deadline_after
-from memstore.errors import CrossHostError, KeyNotFoundError, VersionConflictError
 from tests.distributed.catalog.direct import Host, Hosts
 from tests.distributed.catalog.filling import asked, fill, given_up
 from tests.engine import bytes_store
@@ -53,55 +52,6 @@ def live_bytes(host: Host) -> int:
     return host.root.catalog.view(Transaction.counters).live
 
 
-def test_every_host_reads_and_replaces_what_any_has_put(hosts: Hosts) -> None:
-    a, b, c = hosts.all.values()
-    for number, (key, host) in enumerate(zip(GROUPS, [a, b, c] * 4, strict=True)):
-        assert hosts.put(host, key, value(key, number, [LARGE, 100][number % 2])) > 0
-    for key in GROUPS:
-        number = GROUPS.index(key)
-        for host in (a, b, c):
-            assert hosts.get(host, key) == value(key, number, [LARGE, 100][number % 2])
-    assert {key for host in (a, b, c) for key in hosts.lent(host)} <= set(GROUPS)
-    for number, (key, host) in enumerate(zip(GROUPS, [b, c, a] * 4, strict=True)):
-        hosts.put(host, key, value(key, 100 + number))
-        assert hosts.get(a, key) == value(key, 100 + number)
-    for host in (a, b, c):
-        assert hosts.keys(host) == sorted(GROUPS)
-    hosts.settle()
-    hosts.check()
-    assert [hosts.owed(host) for host in (a, b, c)] == [0, 0, 0]
-    assert sum(map(live_bytes, (a, b, c))) == 12 * 12_288  # what was replaced is retired where it lay
-
-
-def test_a_put_elsewhere_conflicts_as_one_here(hosts: Hosts) -> None:
-    a = hosts.all["a"]
-    key = away(hosts, a)
-    version = hosts.put(a, key, value(key, 1), expect=0)
-    live = live_bytes(a)
-    with pytest.raises(VersionConflictError) as error:
-        hosts.put(a, key, value(key, 2), expect=0)
-    assert (error.value.expected, error.value.found) == (0, version)
-    assert hosts.get(a, key) == value(key, 1)
-    assert live_bytes(a) == live, "the segment was given back"
-    assert hosts.lent(a) == [key]
-    hosts.check()
-
-
-def test_deletes_free_the_bytes_where_they_lie(hosts: Hosts) -> None:
-    a = hosts.all["a"]
-    key = away(hosts, a)
-    hosts.put(a, key, value(key, 1))
-    assert live_bytes(a) > 0
-    other = next(host for host in hosts.all.values() if host is not a)
-    hosts.delete(other, key)
-    assert hosts.get(a, key) is None
-    hosts.settle(2)
-    assert (live_bytes(a), hosts.lent(a)) == (0, [])
-    with pytest.raises(KeyNotFoundError):
-        hosts.delete(a, key)
-    hosts.check()
-
-
 def test_a_local_put_over_a_value_that_lies_elsewhere_owes_its_release(hosts: Hosts) -> None:
     """By the engine's own commits, which know of no rules: both of them."""
     a, b, c = hosts.all.values()
@@ -123,40 +73,6 @@ def test_a_local_put_over_a_value_that_lies_elsewhere_owes_its_release(hosts: Ho
     assert (live_bytes(a), hosts.lent(a)) == (0, [])
     assert [hosts.owed(host) for host in hosts.all.values()] == [0, 0, 0]
     hosts.check()
-
-
-def test_keys_of_several_owners_are_refused(hosts: Hosts) -> None:
-    a, b, _ = hosts.all.values()
-    hosts.put(a, b"of a/x", b"")
-    hosts.put(b, b"of b/x", b"")
-    keys = [b"of a/y", b"new/x", b"of b/y"]
-    filled = [fill(a.root, key, value(key, 1)) for key in keys]
-    with pytest.raises(CrossHostError, match="'of a' to a at a, 'of b' to b at b"):
-        hosts.commit(a, [asked(a.root, one) for one in filled], filled)
-    assert live_bytes(a) == 0 and not a.owns(b"new/x")
-    hosts.check()
-
-
-def test_a_put_of_a_new_group_is_owned_by_its_host(hosts: Hosts) -> None:
-    a, b, c = hosts.all.values()
-    hosts.put(b, b"new/x", value(b"new/x", 1))
-    assert [host.owns(b"new/x") for host in (a, b, c)] == [False, True, False]
-    for host in (a, b, c):  # the seed and its deputies
-        assert look(host.root, lambda tables: tables.ownership(b"new"), deadline_after(10)) is not None
-    assert hosts.lent(b) == [], "its bytes are its own"
-    hosts.put(a, b"new/y", value(b"new/y", 2))
-    assert hosts.lent(a) == [b"new/y"] and b.root.catalog.read(b"new/y") is not None
-    hosts.check()
-
-
-def test_what_a_host_puts_that_is_never_an_owner_is_another_hosts(hosts: Hosts, folder: str) -> None:
-    with bytes_store.opened(f"{folder}/d") as root:
-        d = hosts.add(root, "d", is_owner=False)
-        hosts.settle()
-        hosts.put(d, b"new/x", value(b"new/x", 1))
-        assert not d.owns(b"new/x") and hosts.all["a"].owns(b"new/x") and hosts.lent(d) == [b"new/x"]
-        assert hosts.get(hosts.all["b"], b"new/x") == value(b"new/x", 1)
-        hosts.check()
 
 
 def test_a_group_is_handed_over_and_back(hosts: Hosts) -> None:
@@ -219,17 +135,6 @@ def test_a_root_with_keys_joins(hosts: Hosts, folder: str) -> None:
             assert [hosts.get(host, key) for host in (a, d)] == [value(key, number, [LARGE, 100][number % 2])] * 2
         assert len({hosts.put(a, key, value(key, 5)) for key in GROUPS}) == 12
         hosts.check()
-
-
-def test_a_root_with_keys_of_others_is_refused(hosts: Hosts, folder: str) -> None:
-    hosts.put(hosts.all["a"], b"both/k", value(b"both/k", 1))
-    with bytes_store.opened(f"{folder}/d") as root:
-        bytes_store.put(root, b"both/k", value(b"both/k", 2))
-        d = hosts.add(root, "d")
-        hosts.settle()
-        assert look(root, lambda tables: tables.standing(), deadline_after(10)) is None
-        assert d.index.refusal is not None and "'both' (a)" in d.index.refusal.why
-        assert root.catalog.read(b"both/k") is not None, "nothing has changed"
 
 
 def test_a_removed_host_takes_what_it_owned_and_what_lay_there(hosts: Hosts) -> None:

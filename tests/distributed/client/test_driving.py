@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from memstore.distributed.client import drive
+from memstore.distributed.client.driving import drive
 from memstore.distributed.links import Begun
-from memstore.distributed.rules import NOT_SENT, DeadlinePassed, Done, Open, Pause, Race, Send, Stale, Steps, Transact
+from memstore.distributed.rules import NOT_SENT, DeadlinePassed, Done, Pause, Race, Send, Stale, Steps, Transact
+from memstore.distributed.rules.messages import Open
 from memstore.engine import Creation, Root, close_root, deadline_after, open_root
 from memstore.errors import HomeUnavailableError, LinkRefusedError, StoreTimeoutError
 

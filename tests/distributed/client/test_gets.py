@@ -18,8 +18,8 @@ import torch
 
 import memstore
 import memstore.aio
-from memstore.distributed.rules import Answer, Entry, Found, Lookup, Wait, owning, reading
-from memstore.distributed.rules.messages import FindOwners, WaitAny, WatchGroup
+from memstore.distributed.rules import Answer, Entry, Lookup, Wait, owning, reading
+from memstore.distributed.rules.messages import FindOwners, Found, WaitAny, WatchGroup
 from tests.children import in_child
 from tests.distributed.catalog.operations import flipped
 from tests.distributed.client.hosts import Cluster, await_, cluster_of, hand_over

@@ -14,7 +14,7 @@ import torch
 
 import memstore
 from memstore.distributed.catalog import CatalogTables
-from memstore.distributed.client import sharded
+from memstore.distributed.client import elsewhere
 from memstore.distributed.links import CLIENT, Links, hello_of_this_process
 from memstore.distributed.rules import Client, Pause, PutPart
 from memstore.distributed.rules import client as rules_client
@@ -493,9 +493,9 @@ def test_lanes_that_threads_fight_for_are_waited_for() -> None:
 
 
 def test_parts_that_nobody_gives_up_leave_their_lanes_to_others(pair: Cluster) -> None:
-    client = Client()
     links = Links(secret=None, kind=CLIENT, hello=hello_of_this_process())
-    puts = sharded.ShardedPuts(root_of(pair.stores[0]), links, client)
+    puts = elsewhere.OtherHosts(root_of(pair.stores[0]), links)
+    client = puts._client  # pyright: ignore[reportPrivateUsage]
     member = Participant(b"k", "attempt", 0, 2, 60.0)
     free = len(client._free_lanes)  # pyright: ignore[reportPrivateUsage]
     for number in range(200):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from memstore.distributed.links import MESSAGE_LIMIT, Asked, Begun, Links, Listener, client
+from memstore.distributed.links import Asked, Begun, Links, Listener, client
+from memstore.distributed.links.frames import MESSAGE_LIMIT
 from memstore.errors import HomeUnavailableError, StoreClosedError
 from tests.distributed.links.echoing import MEMBER, in_threads, linked, listening, soon, until
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
 import tracemalloc
 
 import pytest
@@ -182,28 +179,3 @@ def test_garbage_is_refused_or_waited_for(stream: bytes) -> None:
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert used < 1 << 20  # no length is believed
-
-
-@given(st.lists(st.tuples(sizes, st.integers(1, 300_000)), min_size=1, max_size=5))
-@settings(max_examples=examples(20))
-def test_frames_cross_a_socket_in_whatever_portions_it_takes(wanted: list[tuple[int, int]]) -> None:
-    ours, theirs = socket.socketpair()
-    sent = [Message(number, 0, os.urandom(size)) for number, (size, _) in enumerate(wanted, 1)]
-    outbox = Outbox()
-    for message in sent:
-        outbox.add(*message)
-
-    def write() -> None:
-        with ours:
-            while parts := outbox.next_parts():
-                outbox.sent(ours.sendmsg(parts))
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    inbox, received, number = Inbox(), list[Message](), 0
-    with theirs:
-        while portion := theirs.recv(wanted[number % len(wanted)][1]):
-            received += inbox.feed(memoryview(portion))
-            number += 1
-    writer.join()
-    assert sorted(received) == sorted(sent)

@@ -12,7 +12,8 @@ from time import monotonic
 
 import pytest
 
-from memstore.distributed.links import CLIENT, STREAM, Asked, Links, handshake, server
+from memstore.distributed.links import CLIENT, Asked, Links, handshake, server
+from memstore.distributed.links.handshake import STREAM
 from memstore.distributed.links.server import FAIR_TIME, HANDSHAKE_TIME, NEWCOMERS
 from memstore.errors import (
     AddressUnavailableError,

@@ -11,8 +11,8 @@ from time import monotonic
 
 import pytest
 
-from memstore.distributed.links import CLIENT, INDEX, MESSAGE_LIMIT, Asked
-from memstore.distributed.links.frames import PIECE_LIMIT
+from memstore.distributed.links import CLIENT, INDEX, Asked
+from memstore.distributed.links.frames import MESSAGE_LIMIT, PIECE_LIMIT
 from memstore.errors import InvalidAddressError, StoreClosedError
 from tests.distributed.links.echoing import HELLO, MEMBER, in_threads, linked, listening, soon, try_send, until
 

@@ -9,33 +9,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memstore
-from memstore.distributed.meshes.launching import Launching
+from memstore.distributed.meshes.launching import Launching, ips_in
 from memstore.distributed.meshes.messages import (
     LONGEST,
     VERSION,
-    Done,
-    Failed,
-    Look,
-    Seen,
-    Start,
+    HostFailed,
+    HostSeen,
+    LookAtRoot,
+    OrderDone,
+    StartAgent,
     Try,
     Undo,
     decode_order,
     decode_report,
     encode,
 )
-from memstore.distributed.meshes.reach import ips_in
 from memstore.errors import CorruptionError
 
 
 def test_orders_and_reports_come_back_as_they_were() -> None:
     for order in (
-        Look(VERSION, "/dev/shm/x"),
+        LookAtRoot(VERSION, "/dev/shm/x"),
         Try(("tcp://10.0.0.1:1",), b"t" * 16, 5),
-        Start("10.0.0.1", 0, "", ("tcp://10.0.0.2:7411",), True, b"s" * 32, "auto", True, False, 9),
+        StartAgent("10.0.0.1", 0, "", ("tcp://10.0.0.2:7411",), True, b"s" * 32, "auto", True, False, 9),
     ):
         assert decode_order(encode(order)) == order
-    for report in (Done(), Failed("host", "NotServedError", "why")):
+    for report in (OrderDone(), HostFailed("host", "NotServedError", "why")):
         assert decode_report(encode(report)) == report
 
 
@@ -66,9 +65,9 @@ def test_too_long_a_root_or_secret_is_refused_before_anything_is_asked() -> None
 
 
 def test_a_launcher_answers_another_version_with_what_is_here(scratch: str) -> None:
-    for order in (encode(Look(VERSION + 1, scratch)), b"\x92\x07\xc0"):
+    for order in (encode(LookAtRoot(VERSION + 1, scratch)), b"\x92\x07\xc0"):
         failed = decode_report(Launching().answer(order))
-        assert isinstance(failed, Failed) and failed.error == "FormatVersionError", failed
+        assert isinstance(failed, HostFailed) and failed.error == "FormatVersionError", failed
         assert f"memstore {memstore.__version__}" in failed.text
     assert not Path(scratch).exists()
 
@@ -76,16 +75,16 @@ def test_a_launcher_answers_another_version_with_what_is_here(scratch: str) -> N
 def test_a_launcher_looks_and_has_nothing_to_undo(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSTORE_ADDRESS", "tcp://10.9.8.7:4242")
     launching = Launching(("192.0.2.1",))
-    found = decode_report(launching.answer(encode(Look(VERSION, scratch))))
-    assert isinstance(found, Seen) and (found.ips, found.port, found.is_named) == (("10.9.8.7",), 4242, True)
+    found = decode_report(launching.answer(encode(LookAtRoot(VERSION, scratch))))
+    assert isinstance(found, HostSeen) and (found.ips, found.port, found.is_named) == (("10.9.8.7",), 4242, True)
     assert found.roster is None and not found.is_served and found.secret == b""
     assert Path(scratch, "memstore.json").exists()
-    assert decode_report(launching.answer(encode(Undo()))) == Done()
+    assert decode_report(launching.answer(encode(Undo()))) == OrderDone()
     assert not Path(scratch).exists()  # it has made that itself
     monkeypatch.delenv("MEMSTORE_ADDRESS")
     monkeypatch.setenv("MEMSTORE_PORT", "many")
-    failed = decode_report(launching.answer(encode(Look(VERSION, scratch))))
-    assert isinstance(failed, Failed) and "MEMSTORE_PORT is a port" in failed.text
+    failed = decode_report(launching.answer(encode(LookAtRoot(VERSION, scratch))))
+    assert isinstance(failed, HostFailed) and "MEMSTORE_PORT is a port" in failed.text
     assert not Path(scratch).exists()
 
 
@@ -95,26 +94,26 @@ def test_a_launcher_that_could_not_look_leaves_the_store_in_its_working_folder(
     memstore.open(scratch).close()
     monkeypatch.chdir(scratch)
     launching = Launching(("192.0.2.1",))
-    failed = decode_report(launching.answer(encode(Look(VERSION, f"{scratch}/no/parent"))))
-    assert isinstance(failed, Failed) and failed.error == "NotAStoreError"
-    assert decode_report(launching.answer(encode(Undo()))) == Done()
+    failed = decode_report(launching.answer(encode(LookAtRoot(VERSION, f"{scratch}/no/parent"))))
+    assert isinstance(failed, HostFailed) and failed.error == "NotAStoreError"
+    assert decode_report(launching.answer(encode(Undo()))) == OrderDone()
     memstore.open(scratch, "r").close()
 
 
 def test_a_launcher_whose_look_is_overtaken_by_an_undo_leaves_nothing(scratch: str) -> None:
     launching = Launching(("192.0.2.1",))
-    assert decode_report(launching.answer(encode(Undo()))) == Done()
-    assert isinstance(decode_report(launching.answer(encode(Look(VERSION, scratch)))), Seen)
+    assert decode_report(launching.answer(encode(Undo()))) == OrderDone()
+    assert isinstance(decode_report(launching.answer(encode(LookAtRoot(VERSION, scratch)))), HostSeen)
     assert not Path(scratch).exists()
 
 
 def test_a_launcher_leaves_a_store_that_was_there(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     memstore.open(scratch).close()
     launching = Launching(("192.0.2.1",))
-    assert isinstance(decode_report(launching.answer(encode(Look(VERSION, scratch)))), Seen)
-    assert decode_report(launching.answer(encode(Undo()))) == Done()
+    assert isinstance(decode_report(launching.answer(encode(LookAtRoot(VERSION, scratch)))), HostSeen)
+    assert decode_report(launching.answer(encode(Undo()))) == OrderDone()
     monkeypatch.setenv("MEMSTORE_PORT", "many")
-    assert isinstance(decode_report(launching.answer(encode(Look(VERSION, scratch)))), Failed)
+    assert isinstance(decode_report(launching.answer(encode(LookAtRoot(VERSION, scratch)))), HostFailed)
     memstore.open(scratch, "r").close()
 
 

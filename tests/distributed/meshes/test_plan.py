@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from memstore.distributed.meshes.messages import Folder, Reached, Seen
-from memstore.distributed.meshes.plan import plan_of, reached_by_all
+from memstore.distributed.meshes.messages import Folder, HostSeen, Reached
+from memstore.distributed.meshes.serve import plan_of, reached_by_all
 from memstore.distributed.rules import Member, Roster
 from memstore.errors import NotServedError
 
@@ -25,7 +25,7 @@ def address_of(number: int) -> str:
     return f"tcp://10.0.0.{number}:7411"
 
 
-def seen(number: int, roster: Roster | None = None, **more: object) -> Seen:
+def seen(number: int, roster: Roster | None = None, **more: object) -> HostSeen:
     """A host with its own folder."""
     fields = {
         "name": f"host{number}",
@@ -41,7 +41,7 @@ def seen(number: int, roster: Roster | None = None, **more: object) -> Seen:
         "is_removed": False,
         "secret": b"" if roster is None else b"s" * 32,
     }
-    return Seen(**{**fields, **more})  # pyright: ignore[reportArgumentType]
+    return HostSeen(**{**fields, **more})  # pyright: ignore[reportArgumentType]
 
 
 def test_new_hosts_are_led_by_the_first_that_sees_a_folder() -> None:
@@ -87,7 +87,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("hosts", "why"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_does_not_fit_is_refused_and_named(hosts: dict[int, Seen], why: str) -> None:
+def test_what_does_not_fit_is_refused_and_named(hosts: dict[int, HostSeen], why: str) -> None:
     with pytest.raises(NotServedError, match=re.escape(why)):
         plan_of(hosts)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memstore.distributed.meshes.reach import Reception, free_port, own_ips, try_all
+from memstore.distributed.meshes.launching import Reception, free_port, own_ips, try_all
 from memstore.errors import AddressUnavailableError
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from itertools import count
 
-from memstore.distributed.rdma.memory import EngineError
+from memstore.distributed.transfers.rdma import EngineError
 
 _names = count(1)
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import memstore
 from memstore.distributed.links import Moved
-from memstore.distributed.rdma.plane import Plane
 from memstore.distributed.rules import Member
-from memstore.distributed.transfers import Bring, Stage, Transfers, announce
+from memstore.distributed.transfers import Transfers, announce
+from memstore.distributed.transfers.messages import Bring, Stage
+from memstore.distributed.transfers.rdma import RdmaPlane
 from memstore.engine import need_cluster
 from tests.distributed.rdma.engines import HeldEngine
 from tests.distributed.transfers.hosts import Hosts
@@ -24,7 +25,7 @@ VERSION = "0.7.0"
 SETTLES = 20.0  # seconds
 
 
-class SettlingPlane(Plane):
+class SettlingPlane(RdmaPlane):
     """Knows what is under way: it counts bytes, and gives lanes back, only after a reader has them."""
 
     _under_way = 0

@@ -13,8 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memstore.distributed.rdma import memory, plane
-from memstore.distributed.transfers import announce, receiving
+from memstore.distributed.transfers import announce, rdma, receiving
 from memstore.distributed.transfers.messages import (
     FAILED,
     FOLLOWS,
@@ -52,7 +51,7 @@ def put_and_get(planes: Planes, mib: float = 20.5, key: str = "key") -> bool:
 
 
 def lazily(planes: Planes, key: str) -> Any:
-    held = planes.transfers.hold_lazily(key.encode(), planes.record(key), time.monotonic() + 20)
+    held = planes.transfers.hold(key.encode(), planes.record(key), time.monotonic() + 20, lazily=True)
     assert held is not None
     return view(root_of(planes.here), key, held, PinOptions("r+", 20.0, False, False))
 
@@ -69,7 +68,7 @@ def test_a_large_value_is_copied_to_this_host_by_it(planes: Planes, mib: float) 
 
 def test_several_transfers_at_once_don_t_meet(planes: Planes) -> None:
     """More than there are lanes: the others wait, and none is asked over TCP from then on."""
-    keys = [f"key{number}" for number in range(memory.MOST_TRANSFERS + 2)]
+    keys = [f"key{number}" for number in range(rdma.MOST_TRANSFERS + 2)]
     for number, key in enumerate(keys):
         planes.there.put(key, numbers(9) + number)
     with ThreadPoolExecutor(len(keys)) as threads:
@@ -79,10 +78,10 @@ def test_several_transfers_at_once_don_t_meet(planes: Planes) -> None:
 
 
 def test_who_has_waited_for_others_takes_tcp_this_time(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "WAITS", 0.1)
+    monkeypatch.setattr(rdma, "WAITS", 0.1)
     for side in (planes.plane.brought, planes.far.staged):
         before, lanes = planes.brought, list(iter(side.take, None))
-        assert len(lanes) == memory.MOST_TRANSFERS
+        assert len(lanes) == rdma.MOST_TRANSFERS
         assert put_and_get(planes, 3) and planes.brought == before
         lanes[0].__exit__()
         assert put_and_get(planes, 4) and planes.brought == before + 4 * MIB
@@ -96,7 +95,7 @@ def test_a_small_value_comes_over_tcp(planes: Planes) -> None:
 def test_memory_is_registered_once_and_kept(planes: Planes) -> None:
     for mib in (20, 25, 17):
         assert put_and_get(planes, mib)
-    assert planes.engine.sizes == [memory.SLOT] * memory.SLOTS_OF_TRANSFER
+    assert planes.engine.sizes == [rdma.SLOT] * rdma.SLOTS_OF_TRANSFER
 
 
 def test_columns_are_gathered_by_their_host(planes: Planes) -> None:
@@ -196,8 +195,8 @@ RARER = [no_plane_here, no_memory_here, no_memory_there, lanes_are_taken, far_la
 def test_whatever_is_in_the_way_it_comes_over_tcp(
     planes: Planes, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Planes], None]
 ) -> None:
-    monkeypatch.setattr(plane, "PIECE_WITHIN", 0.3)
-    monkeypatch.setattr(memory, "WAITS", 0.1)
+    monkeypatch.setattr(rdma, "PIECE_WITHIN", 0.3)
+    monkeypatch.setattr(rdma, "WAITS", 0.1)
     trouble(planes)
     assert put_and_get(planes) and planes.brought == 0
     assert planes.copies() == ["key"] and planes.here.stats().filling_bytes == 0
@@ -222,10 +221,10 @@ LIES = {
     "a long piece": HEAD.pack(FOLLOWS, 20 * MIB) + LENGTH.pack(1 << 30),
     "no piece": HEAD.pack(FOLLOWS, 20 * MIB) + LENGTH.pack(4) + b"\xff" * 4,
     "an empty piece": staged(b"1", 0),
-    "a piece larger than a slot": staged(b"1", memory.SLOT + MIB),
+    "a piece larger than a slot": staged(b"1", rdma.SLOT + MIB),
     "a part of a unit": staged(b"1", MIB + 1),
-    "nobody's handle": staged(b"nobody's", memory.SLOT),
-    "a handle that is no text": staged(b"\xff", memory.SLOT),
+    "nobody's handle": staged(b"nobody's", rdma.SLOT),
+    "a handle that is no text": staged(b"\xff", rdma.SLOT),
     "one piece": HEAD.pack(FOLLOWS, 20 * MIB),
 }
 
@@ -243,7 +242,7 @@ class Liar:
 
 
 def test_a_host_that_keeps_to_no_rule_costs_a_transfer(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (receiving, plane):
+    for module in (receiving, rdma):
         monkeypatch.setattr(module, "AWAY", 0.0)
     planes.there.put("key", numbers(20))
     for what, lie in LIES.items():
@@ -256,7 +255,7 @@ def test_a_host_that_keeps_to_no_rule_costs_a_transfer(planes: Planes, monkeypat
 
 def test_a_host_that_fails_again_is_left_alone_for_longer(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiving, "AWAY", 0.0)
-    monkeypatch.setattr(plane, "AWAY", 0.15)
+    monkeypatch.setattr(rdma, "AWAY", 0.15)
     planes.engine.fails = "the actor is gone"
     readings = planes.engine.readings
     while len(readings) < 3:
@@ -279,7 +278,7 @@ def test_a_get_with_little_time_has_half_of_it_left_for_tcp(planes: Planes) -> N
 
 
 def test_it_is_used_again_after_a_while(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (receiving, plane):
+    for module in (receiving, rdma):
         monkeypatch.setattr(module, "AWAY", 0.0)
     planes.engine.fails = "the actor is gone"
     assert put_and_get(planes) and planes.brought == 0

@@ -1,5 +1,5 @@
-"""What memstore/distributed/rdma/engine.py takes of Monarch that isn't public. It has no public way to a handle's JSON:
-handles are sent by pickle alone, which runs what is in it.
+"""What memstore/distributed/transfers/rdma.py takes of Monarch that isn't public. It has no public way to a handle's
+JSON: handles are sent by pickle alone, which runs what is in it.
 
 Where this fails, a new version of Monarch has changed them: hosts that are served with `--transport rdma` or `monarch`
 send all bytes over TCP then, and say so in their logs. Either find the new names, or pin the version in pyproject.toml.

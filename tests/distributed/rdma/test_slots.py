@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from memstore.distributed.rdma import memory, plane
-from memstore.distributed.rdma.memory import MOST_DOUBTED, MOST_TRANSFERS, SLOT, SLOTS_OF_TRANSFER, EngineError, Slots
-from memstore.distributed.transfers import receiving
+from memstore.distributed.transfers import rdma, receiving
 from memstore.distributed.transfers.messages import FOLLOWS, HEAD, LENGTH, Bring, Wanted, encode
+from memstore.distributed.transfers.rdma import (
+    MOST_DOUBTED,
+    MOST_TRANSFERS,
+    SLOT,
+    SLOTS_OF_TRANSFER,
+    EngineError,
+    Slots,
+)
 from memstore.engine import syscalls
 from tests.distributed.rdma.engines import HeldEngine, HeldReading
 from tests.distributed.rdma.planes import Planes, two_planes
@@ -26,17 +32,17 @@ from tests.distributed.transfers.wires import extent_of
 @pytest.fixture
 def planes(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planes]:
     """That try again at once, and give up soon."""
-    for module in (receiving, plane):
+    for module in (receiving, rdma):
         monkeypatch.setattr(module, "AWAY", 0.0)
-    monkeypatch.setattr(plane, "PIECE_WITHIN", 0.3)
-    monkeypatch.setattr(plane, "ENDED_WITHIN", 0.05)
+    monkeypatch.setattr(rdma, "PIECE_WITHIN", 0.3)
+    monkeypatch.setattr(rdma, "ENDED_WITHIN", 0.05)
     with two_planes(root) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "WAITS", 0.02)
+    monkeypatch.setattr(rdma, "WAITS", 0.02)
 
 
 def new_slots() -> Slots:
@@ -75,7 +81,7 @@ def test_a_late_read_lands_in_memory_that_nobody_has_got(planes: Planes) -> None
     planes.engine.holds = True
     assert put_and_get(planes, 20), "over TCP"
     late = list(planes.engine.readings)
-    assert len(late) == plane.AT_ONCE and planes.plane.brought.doubted == len(late)
+    assert len(late) == rdma.AT_ONCE and planes.plane.brought.doubted == len(late)
     planes.engine.holds = False
     planes.there.put("other", numbers(24))
 
@@ -93,7 +99,7 @@ def test_a_late_read_lands_in_memory_that_nobody_has_got(planes: Planes) -> None
 
 
 def test_doubted_slots_come_back_when_their_reads_are_over_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "DOUBTED_FOR", 0.05)
+    monkeypatch.setattr(rdma, "DOUBTED_FOR", 0.05)
     made = new_slots()
     lane = made.take()
     assert lane is not None
@@ -128,7 +134,7 @@ def test_too_many_doubted_slots_end_it_until_they_come_back(monkeypatch: pytest.
                 readings.append(reading_into(slot.memory))
                 lane.doubt(slot, readings[-1])
     assert MOST_DOUBTED <= made.doubted < MOST_DOUBTED + SLOTS_OF_TRANSFER
-    monkeypatch.setattr(memory, "DOUBTED_FOR", 0.0)
+    monkeypatch.setattr(rdma, "DOUBTED_FOR", 0.0)
     for reading in readings:
         reading.fail("it is over")
     assert made.take() is not None and made.doubted == 0

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from memstore.distributed.rules import attempts, client, directory, handing, lending, owning, ranks, reading, roster
+from memstore.distributed.rules import client, directory, handing, lending, owning, reading, roster, sharded
 from memstore.distributed.rules.directory import Directory
 from memstore.distributed.rules.messages import (
     Done,
@@ -169,7 +169,7 @@ def _(patch: Patch) -> None:
         answer = admit(tables, standing, groups, grants, changes=changes)
         return None if isinstance(answer, NotOwner) else answer
 
-    for module in (owning, attempts, handing):
+    for module in (owning, sharded, handing):
         patch.setattr(module, "admit", anyway)
 
 
@@ -672,7 +672,7 @@ def _(patch: Patch) -> None:
 
 @mutation("lent bytes are not looked for before they are used", "a process that is stopped between two owners")
 def _(patch: Patch) -> None:
-    patch.setattr(owning, "bytes_gone", lambda tables, standing, changes: None)  # pyright: ignore
+    patch.setattr(owning, "bytes_gone", lambda tables, places: None)  # pyright: ignore
 
 
 @mutation("a host isn't told what nothing names any more", "quiet")
@@ -716,31 +716,31 @@ def _(patch: Patch) -> None:
 
 @mutation("a part is taken in though its attempt is over", "shards of stopped ranks")
 def _(patch: Patch) -> None:
-    prepare = attempts.prepare
+    prepare = sharded.prepare
 
     def forgets(tables: Any, standing: Any, part: Any, content: Any) -> Any:
         with Patch.context() as inner:
             inner.setattr(SimTables, "outcome", lambda tables, key, attempt: None)  # pyright: ignore
             return prepare(tables, standing, part, content)
 
-    patch.setattr(attempts, "prepare", forgets)
+    patch.setattr(sharded, "prepare", forgets)
 
 
 @mutation("a publication doesn't look whether the parts are those that were merged", "shards put again")
 def _(patch: Patch) -> None:
-    publish = attempts.publish
+    publish = sharded.publish
 
     def blindly(tables: Any, standing: Any, request: Any) -> Any:
-        _, parts = attempts.find(tables, request.key, request.attempt, request.number)
+        _, parts = sharded.find(tables, request.key, request.attempt, request.number)
         request = msgspec.structs.replace(request, parts=tuple(part.place for part in parts))
         return publish(tables, standing, request)
 
-    patch.setattr(attempts, "publish", blindly)
+    patch.setattr(sharded, "publish", blindly)
 
 
 @mutation("the bytes of parts that are given up are nobody's", "shards")
 def _(patch: Patch) -> None:
-    patch.setattr(attempts, "_drop", lambda tables, standing, part: tables.delete_part(part))  # pyright: ignore
+    patch.setattr(sharded, "_drop", lambda tables, standing, part: tables.delete_part(part))  # pyright: ignore
 
 
 @mutation("an attempt goes on when its group leaves", "shards that are handed over")
@@ -766,37 +766,37 @@ def _(patch: Patch) -> None:
 
 @mutation("an attempt whose time is over stays", "shards in a storm")
 def _(patch: Patch) -> None:
-    patch.setattr(attempts, "expire", lambda tables, standing: None)  # pyright: ignore
-    patch.setattr(attempts, "has_expired", lambda tables: False)  # pyright: ignore
+    patch.setattr(sharded, "expire", lambda tables, standing: None)  # pyright: ignore
+    patch.setattr(sharded, "has_expired", lambda tables: False)  # pyright: ignore
 
 
 @mutation("older attempts go on after a publication", "shards of stopped ranks")
 def _(patch: Patch) -> None:
-    patch.setattr(attempts, "_end_older", lambda tables, standing, published: None)  # pyright: ignore
+    patch.setattr(sharded, "_end_older", lambda tables, standing, published: None)  # pyright: ignore
 
 
 @mutation("a part is taken in again whenever it comes", "shards twice")
 def _(patch: Patch) -> None:
-    patch.setattr(attempts, "answer_again", lambda tables, call: None)  # pyright: ignore
+    patch.setattr(sharded, "answer_again", lambda tables, call: None)  # pyright: ignore
 
 
 @mutation("a part is taken in whoever the owner is", "shards that are handed over")
 def _(patch: Patch) -> None:
-    patch.setattr(attempts, "admit", lambda tables, standing, groups, grants, changes: None)  # pyright: ignore
+    patch.setattr(sharded, "admit", lambda tables, standing, groups, grants, changes: None)  # pyright: ignore
 
 
 @mutation("a part is not lent before the owner hears of it", "shards")
 def _(patch: Patch) -> None:
-    lend = ranks._lend  # pyright: ignore[reportPrivateUsage]
+    lend = sharded.lend
 
-    def forget(tables: Any, membership: int, part: Any, lent: Any) -> Any:
-        answer = lend(tables, membership, part, lent)
-        for place in part.places:
+    def forget(tables: Any, membership: int, lent: Any) -> Any:
+        answer = lend(tables, membership, lent)
+        for place, _ in lent:
             if tables.lent(place) is not None:
                 tables.lendings.pop(place)
         return answer
 
-    patch.setattr(ranks, "_lend", forget)
+    patch.setattr(sharded, "lend", forget)
 
 
 @mutation("who gives up without a part leaves no outcome", "shards twice")
@@ -811,13 +811,13 @@ def _(patch: Patch) -> None:
 
 @mutation("who gives up believes an owner that has heard nothing", "shards of lost hosts")
 def _(patch: Patch) -> None:
-    by_name = ranks.Ranks._give_up_by_name  # pyright: ignore[reportPrivateUsage]
+    by_name = sharded._give_up_by_name  # pyright: ignore[reportPrivateUsage]
 
-    def believes(self: Any, own: Any, request: Any) -> Any:
+    def believes(client: Any, own: Any, request: Any) -> Any:
         own.owner = None
-        return (yield from by_name(self, own, request))
+        return (yield from by_name(client, own, request))
 
-    patch.setattr(ranks.Ranks, "_give_up_by_name", believes)
+    patch.setattr(sharded, "_give_up_by_name", believes)
 
 
 @mutation("a part's lease isn't renewed while its rank waits", "shards of stragglers")
@@ -826,4 +826,4 @@ def _(patch: Patch) -> None:
         return
         yield
 
-    patch.setattr(ranks, "_renew", nothing)
+    patch.setattr(sharded, "_renew", nothing)

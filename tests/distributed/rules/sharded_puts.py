@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memstore.distributed.rules import Failure, Outcome, Part, Pending, Place, PutPart, Ranks, turn
-from memstore.distributed.rules.attempts import is_complete
+from memstore.distributed.rules import Failure, Outcome, Part, Place, PutPart, give_up_part, put_part, turn
+from memstore.distributed.rules.messages import Pending
+from memstore.distributed.rules.sharded import is_complete
 from memstore.errors import (
     HomeUnavailableError,
     MemstoreError,
@@ -137,7 +138,6 @@ class OneRank:
 
     def __init__(self, puts: ShardedPuts, attempt: Attempt, rank: int, process: Process) -> None:
         self.puts, self.attempt, self.process = puts, attempt, process
-        self.ranks = Ranks(process.client)
         host, chance = process.host, puts.chance
         place = Place(host.id, 0)
         if chance.random() < 0.85:
@@ -168,7 +168,7 @@ class OneRank:
         scene, host = self.puts.scene, self.process.host
         patience = int(min(self.attempt.seconds, scene.patience) * SECOND)
         until = self.puts.world.now + host.clock_offset + patience
-        steps = self.ranks.prepare(self.own, str(self.attempt.value).encode(), until)
+        steps = put_part(self.process.client, self.own, str(self.attempt.value).encode(), until)
         self.call(steps, self.left, self.prepared)
 
     def prepared(self, outcome: Outcome | None, error: BaseException | None) -> None:
@@ -222,7 +222,7 @@ class OneRank:
             raise error
         self.may_fail(error)
         failure = Failure(type(error).__name__, str(error))
-        self.call(self.ranks.give_up(self.own, failure), GIVE_UP_WITHIN, self.gave_up)
+        self.call(give_up_part(self.process.client, self.own, failure), GIVE_UP_WITHIN, self.gave_up)
 
     def gave_up(self, outcome: Outcome | None, error: BaseException | None) -> None:
         self.note(f"gave up: {outcome} {error!r}")

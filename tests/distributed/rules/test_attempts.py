@@ -6,8 +6,19 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.rules import Change, Client, Failure, Outcome, Part, Pending, Place, PutPart, Ranks, turn
-from memstore.distributed.rules.messages import Forgotten, GiveUp, Look, PartsChanged, Publish
+from memstore.distributed.rules import (
+    Change,
+    Client,
+    Failure,
+    Outcome,
+    Part,
+    Place,
+    PutPart,
+    give_up_part,
+    put_part,
+    turn,
+)
+from memstore.distributed.rules.messages import Forgotten, GiveUp, Look, PartsChanged, Pending, Publish
 from memstore.errors import HomeUnavailableError, ShardMismatchError, UnknownOutcomeError
 from tests.distributed.rules.test_membership import cluster, key_at, run
 from tests.distributed.rules.world import SECOND, Host, Process, World
@@ -22,7 +33,7 @@ def part_of(host: Host, key: bytes, rank: int = 0, world_size: int = 2) -> PutPa
 
 def prepare(world: World, process: Process, own: PutPart) -> Outcome | None:
     until = process.host.tables.now() + 5 * SECOND
-    return run(world, process, Ranks(process.client).prepare(own, b"said", until), seconds=0.5)
+    return run(world, process, put_part(process.client, own, b"said", until), seconds=0.5)
 
 
 def look(world: World, process: Process, own: PutPart) -> Outcome | Pending:
@@ -51,7 +62,7 @@ def test_a_rank_that_looks_later_than_outcomes_are_kept_is_told_so() -> None:
     with pytest.raises(UnknownOutcomeError):
         look(world, rank, own)
     with pytest.raises(UnknownOutcomeError):
-        run(world, rank, Ranks(rank.client).give_up(own, Failure("PartialCommitError", "")))
+        run(world, rank, give_up_part(rank.client, own, Failure("PartialCommitError", "")))
     again = part_of(rank.host, part.key)
     assert prepare(world, rank, again) is None and again.number != own.number
     assert asked(home, world, Look(part.key, "a", own.number)) == Forgotten()  # that one is another
@@ -102,7 +113,7 @@ def test_a_part_that_was_never_answered_can_not_come_after_its_rank_has_given_up
         prepare(world, rank, own)
     assert own.lane is not None
     world.heal()
-    ended = run(world, rank, Ranks(rank.client).give_up(own, Failure("StoreTimeoutError", "too late")))
+    ended = run(world, rank, give_up_part(rank.client, own, Failure("StoreTimeoutError", "too late")))
     assert ended.failure == Failure("StoreTimeoutError", "too late") and ended.number == 0
     home.tables.ends.clear()
     assert own.lane is None and isinstance(rank.client, Client)

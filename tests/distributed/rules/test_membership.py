@@ -17,7 +17,7 @@ from memstore.errors import (
     UnknownOutcomeError,
 )
 from tests.distributed.rules.scenes import CALM
-from tests.distributed.rules.world import Host, Process, Task, World
+from tests.distributed.rules.world import Host, Process, Task, World, read, wait
 
 
 def cluster(hosts: int) -> World:
@@ -111,7 +111,7 @@ def test_gets_waits_deletes_and_puts_that_fail_claim_nothing() -> None:
     client = process.client
     assert get(world, process, b"g/k") is None
     with pytest.raises(StoreTimeoutError):
-        run(world, process, reading.wait(client, b"g/k", 0))
+        run(world, process, wait(client, b"g/k", 0))
     assert run(world, process, client.commit([Change(b"g/k", None, missing_ok=True)], 1 << 62)) == (0,)
     for change in (Change(b"g/k", b"x", expect=5), Change(b"g/k", None), Change(b"g/k", b"x", seals=3)):
         with pytest.raises(Exception, match="g/k"):
@@ -123,7 +123,7 @@ def test_a_wait_begins_before_its_group_has_an_owner() -> None:
     world = cluster(3)
     waiting, putting = world.start_process(world.hosts["h1"]), world.start_process(world.hosts["h2"])
     ends: list[Any] = []
-    for steps in (reading.wait(waiting.client, b"g/k", 0), reading.wait_any(waiting.client, b"g/", {})):
+    for steps in (wait(waiting.client, b"g/k", 0), reading.wait_any(waiting.client, b"g/", {})):
         world.call(waiting, steps, 20, lambda result, error: ends.append((world.now, result, error)))
     anything = reading.wait_any(waiting.client, b"g", 0)
     world.call(waiting, anything, 20, lambda result, error: ends.append((world.now, result, error)))
@@ -367,7 +367,7 @@ def test_a_get_that_meets_replaced_bytes_looks_again_and_then_pins() -> None:
         return entry.body if len(tries) > 3 else None
         yield Send("", None, Release(()))  # a generator
 
-    assert run(world, reader, reading.read(reader.client, key, fetch)) == (tries[-1].version, b"x")
+    assert run(world, reader, read(reader.client, key, fetch)) == (tries[-1].version, b"x")
     assert len(tries) == 4
 
 

@@ -20,7 +20,7 @@ from memstore.errors import (
 from tests.distributed.rules.history import DELETE, GET, LOSS, PUT, Operation
 from tests.distributed.rules.scenes import Scene
 from tests.distributed.rules.tables import MERGED, merged_of
-from tests.distributed.rules.world import SECOND, AnySteps, Fetch, Host, Process, Task, World
+from tests.distributed.rules.world import SECOND, AnySteps, Fetch, Host, Process, Task, World, read, wait
 from tests.support.explore import Fault
 
 STABLE = [f"stable{number}/x".encode() for number in range(12)]
@@ -182,7 +182,7 @@ class Workload:
                 raise Fault(f"a get of {key!r} fails: {error!r}", tuple(self.world.trace))
             ended()
 
-        self.call(process, reading.read(process.client, key, lambda entry: self.fetch(process, entry)), 20, end)
+        self.call(process, read(process.client, key, lambda entry: self.fetch(process, entry)), 20, end)
 
     def fetch(self, process: Process, entry: Entry) -> Steps[int | None]:
         if entry.body.startswith(MERGED):
@@ -231,7 +231,7 @@ class Workload:
                 self.check_wait(key, newer_than)
             ended()
 
-        self.call(process, reading.wait(process.client, key, newer_than), 15, end)
+        self.call(process, wait(process.client, key, newer_than), 15, end)
 
     def check_wait(self, key: bytes, newer_than: int) -> None:
         """Where nothing is wrong, and no message is lost, no wait misses a version."""

@@ -20,6 +20,7 @@ from memstore.distributed.rules import (
     Answer,
     Client,
     DeadlinePassed,
+    Entry,
     Gather,
     Index,
     Look,
@@ -31,8 +32,10 @@ from memstore.distributed.rules import (
     Remove,
     Request,
     Send,
+    Steps,
     Transact,
     failed_of,
+    reading,
     session_of,
 )
 from memstore.distributed.rules.messages import (
@@ -46,7 +49,7 @@ from memstore.distributed.rules.messages import (
     WatchGroup,
 )
 from memstore.distributed.rules.owning import Sessions
-from memstore.errors import CorruptionError, MemstoreError, UnknownOutcomeError
+from memstore.errors import CorruptionError, MemstoreError, StoreTimeoutError, UnknownOutcomeError
 from tests.distributed.rules.tables import SimTables
 from tests.support.explore import Fault
 
@@ -540,3 +543,23 @@ class Task:
         if self._host.index is not None and not action.is_read:
             self._world._look_at_waits(self._host, self._host.index)  # pyright: ignore[reportPrivateUsage]
         self._resume(turn, result)
+
+
+# --- what a process does ----------------------------------------------------------------------------------------------
+
+
+def read(client: Client, key: bytes, fetch: Callable[[Entry], Steps[Any]]) -> Steps[tuple[int, Any] | None]:
+    (found,) = yield from reading.read_all(client, [key], lambda _, entry: fetch(entry))
+    return found
+
+
+def wait(client: Client, key: bytes, newer_than: int) -> Steps[int]:
+    """As a process of a store waits, which sleeps on the key's doorbell in place of a pause."""
+    try:
+        while True:
+            version = yield from reading.wait_there(client, key, newer_than)
+            if version is not None:
+                return version
+            yield Pause(0.01)
+    except DeadlinePassed:
+        raise StoreTimeoutError("no newer version") from None

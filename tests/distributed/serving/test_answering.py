@@ -9,8 +9,20 @@ import pytest
 
 from memstore.distributed import rules
 from memstore.distributed.catalog import CatalogTables, change_of
-from memstore.distributed.rules import Answer, Failed, Grant, Index, Request, error_of, groups_of, owning
-from memstore.distributed.rules.messages import Call, Commit, Committed, Found, Lookup, Open, Opened, Publish, Resolve
+from memstore.distributed.rules import Answer, Grant, Index, Request, groups_of, owning
+from memstore.distributed.rules.client import error_of
+from memstore.distributed.rules.messages import (
+    Call,
+    Commit,
+    Committed,
+    Failed,
+    Found,
+    Lookup,
+    Open,
+    Opened,
+    Publish,
+    Resolve,
+)
 from memstore.distributed.serving.waiting import KeyWaits
 from memstore.engine import Change, Content
 from memstore.errors import CorruptionError, StoreFullError

@@ -17,30 +17,19 @@ from memstore.distributed.catalog import run
 from memstore.distributed.links import CLIENT, hello_of_this_process, parse_address
 from memstore.distributed.links.client import Dialed, dial
 from memstore.distributed.links.frames import Inbox, frame
-from memstore.distributed.rules import (
-    Ask,
-    Entry,
-    Failed,
-    Lookup,
-    Member,
-    Open,
-    Part,
-    Pending,
-    Place,
-    Prepare,
-    Refused,
-    Request,
-    Standing,
-)
+from memstore.distributed.rules import Ask, Entry, Lookup, Member, Part, Place, Prepare, Refused, Request, Standing
 from memstore.distributed.rules.messages import (
     Call,
     Change,
     Commit,
     Committed,
+    Failed,
     Found,
     Give,
     NoSession,
+    Open,
     Opened,
+    Pending,
 )
 from memstore.distributed.serving.asking import decode_answer, decode_request, encode
 from memstore.engine import deadline_after

@@ -16,7 +16,8 @@ import pytest
 import memstore
 from memstore.distributed.catalog import run
 from memstore.distributed.links import CLIENT, Asked, Begun, Links, hello_of_this_process
-from memstore.distributed.rules import Index, IsAt, Look, NotOwner, Tables, Wait, group_of
+from memstore.distributed.rules import Index, Look, Tables, Wait, group_of
+from memstore.distributed.rules.messages import IsAt, NotOwner
 from memstore.distributed.serving import waiting
 from memstore.distributed.serving.asking import Told, decode_answer, encode
 from memstore.distributed.serving.waiting import KeyWaits

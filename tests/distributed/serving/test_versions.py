@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 import memstore
-from memstore.distributed.links import PROTOCOL, Hello, handshake
+from memstore.distributed.links import Hello, handshake
+from memstore.distributed.links.handshake import PROTOCOL
 from tests.distributed.serving.agents import LONG, SOURCES, Agents, eventually
 from tests.distributed.serving.test_status import command
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import memstore
-from memstore.distributed.rules import IsAt, Wait
+from memstore.distributed.rules import Wait
+from memstore.distributed.rules.messages import IsAt
 from memstore.distributed.serving.asking import Told, decode_answer, encode
 from tests.distributed.serving.agents import Agent, Agents, Caller, eventually, owned_by
 

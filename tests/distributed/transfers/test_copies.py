@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from memstore.distributed.transfers import copies, sending
+from memstore.distributed.transfers import copies
 from memstore.distributed.transfers.copies import one_fetcher
 from memstore.engine import hold
 from memstore.errors import CorruptionError, HomeUnavailableError
 from tests.children import Child, Wire
 from tests.distributed.transfers.hosts import Hosts, two_hosts
+from tests.distributed.transfers.wires import sent_bytes
 from tests.inside import root_of
 
 
@@ -80,19 +81,12 @@ def test_a_version_that_is_gone_is_said_to_be(hosts: Hosts) -> None:
     hosts.there.delete("key")
     hosts.there.gc()
     assert hosts.transfers.hold(b"key", record, time.monotonic() + 20) is None
-    assert hosts.transfers.hold_lazily(b"key", record, time.monotonic() + 20) is None
+    assert hosts.transfers.hold(b"key", record, time.monotonic() + 20, lazily=True) is None
     assert hosts.copies() == [] and hosts.here.stats().filling_bytes == 0
 
 
 def test_eight_readers_cost_one_transfer(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-    send_all = sending.send_all
-
-    def count(stream: Any, parts: list[memoryview]) -> None:
-        sent.append(sum(map(len, parts)))
-        send_all(stream, parts)
-
-    monkeypatch.setattr(sending, "send_all", count)
+    sent = sent_bytes(monkeypatch)
     size = 8 << 20
     hosts.there.put("key", torch.arange(size // 8))
 

@@ -36,7 +36,7 @@ def hosts(root: str) -> Iterator[Hosts]:
 
 
 def lazy(hosts: Hosts, key: str, seconds: float = 20.0) -> Any:
-    held = hosts.transfers.hold_lazily(key.encode(), hosts.record(key), time.monotonic() + seconds)
+    held = hosts.transfers.hold(key.encode(), hosts.record(key), time.monotonic() + seconds, lazily=True)
     assert held is not None
     return view(root_of(hosts.here), key, held, PinOptions("r+", 20.0, False, False))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memstore import contents
-from memstore.distributed.transfers import sending, transfers
+from memstore.distributed.transfers import transfers
 from memstore.engine import MappedEntry, PinOptions
 from memstore.errors import VersionGoneError
 from memstore.rows import read_rows
 from memstore.view import view
 from tests.distributed.transfers.hosts import Hosts, two_hosts
+from tests.distributed.transfers.wires import sent_bytes
 from tests.examples import examples
 from tests.inside import root_of
 
@@ -34,16 +35,7 @@ def hosts(root: str) -> Iterator[Hosts]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes that went out, one number for each time."""
-    found: list[int] = []
-    send_all: Callable[..., None] = sending.send_all
-
-    def count(stream: Any, parts: Sequence[memoryview]) -> None:
-        found.append(sum(map(len, parts)))
-        send_all(stream, parts)
-
-    monkeypatch.setattr(sending, "send_all", count)
-    return found
+    return sent_bytes(monkeypatch)
 
 
 @contextmanager
@@ -54,7 +46,7 @@ def moves(sent: list[int], nbytes: int, requests: int = 1) -> Generator[None]:
 
 
 def hold(hosts: Hosts, key: str) -> MappedEntry:
-    held = hosts.transfers.hold_lazily(key.encode(), hosts.record(key), time.monotonic() + 20)
+    held = hosts.transfers.hold(key.encode(), hosts.record(key), time.monotonic() + 20, lazily=True)
     assert held is not None
     return held
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,7 +22,7 @@ from memstore.engine import MappedEntry, PinOptions, Record, encode_extents, nee
 from memstore.errors import HomeUnavailableError, VersionGoneError
 from memstore.rows import read_rows
 from memstore.view import view
-from tests.distributed.transfers.wires import PlainLinks, Serving, serving
+from tests.distributed.transfers.wires import PlainLinks, Serving, sent_bytes, serving
 from tests.inside import root_of
 
 ROWS, COLUMNS = 1024, 256  # of a part: 1 MiB
@@ -67,9 +67,7 @@ class Readers:
         del self.root, self.transfers, self.there, self.here, self.served
 
     def hold(self, process: int, *, lazily: bool = True, seconds: float = 20) -> MappedEntry:
-        transfers = self.transfers[process]
-        hold = transfers.hold_lazily if lazily else transfers.hold
-        held = hold(b"key", self.record, time.monotonic() + seconds)
+        held = self.transfers[process].hold(b"key", self.record, time.monotonic() + seconds, lazily=lazily)
         assert held is not None
         return held
 
@@ -94,15 +92,9 @@ class Readers:
 
 @pytest.fixture
 def readers(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Readers]:
-    send_all: Callable[..., None] = sending.send_all
     with ExitStack() as stack:
         made = Readers(root, stack)
-
-        def count(stream: Any, parts: Any) -> None:
-            made.sent.append(sum(map(len, parts)))
-            send_all(stream, parts)
-
-        monkeypatch.setattr(sending, "send_all", count)
+        made.sent = sent_bytes(monkeypatch)
         yield made
 
 

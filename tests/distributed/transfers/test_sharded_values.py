@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,13 +14,13 @@ import torch
 import memstore
 from memstore import TensorShard, contents
 from memstore.distributed.rules import Member
-from memstore.distributed.transfers import Transfers, sending
+from memstore.distributed.transfers import Transfers
 from memstore.engine import MappedEntry, PinOptions, Record, encode_extents, need_cluster
 from memstore.errors import HomeUnavailableError
 from memstore.rows import read_rows
 from memstore.view import view
 from tests.damage import sharded_stores
-from tests.distributed.transfers.wires import PlainLinks, Serving, serving
+from tests.distributed.transfers.wires import PlainLinks, Serving, sent_bytes, serving
 from tests.inside import root_of
 from tests.support.equality import is_same
 
@@ -63,8 +63,7 @@ class Hosts:
         del self.root, self.transfers, self.stores, self.serving
 
     def hold(self, *, lazily: bool = True) -> MappedEntry:
-        hold = self.transfers.hold_lazily if lazily else self.transfers.hold
-        held = hold(b"key", self.record, time.monotonic() + 20)
+        held = self.transfers.hold(b"key", self.record, time.monotonic() + 20, lazily=lazily)
         assert held is not None
         return held
 
@@ -78,15 +77,9 @@ class Hosts:
 
 @pytest.fixture
 def hosts(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
-    send_all: Callable[..., None] = sending.send_all
     with ExitStack() as stack:
         made = Hosts(root, stack)
-
-        def count(stream: Any, parts: Sequence[memoryview]) -> None:
-            made.sent.append(sum(map(len, parts)))
-            send_all(stream, parts)
-
-        monkeypatch.setattr(sending, "send_all", count)
+        made.sent = sent_bytes(monkeypatch)
         yield made
 
 

@@ -10,9 +10,11 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 
 import memstore
 from memstore.distributed.rules import Member
+from memstore.distributed.transfers import sending
 from memstore.distributed.transfers.messages import Ranges, merged
 from memstore.distributed.transfers.receiving import SegmentRanges
 from memstore.distributed.transfers.sending import Senders
@@ -77,6 +79,19 @@ def serving(store: memstore.Store, *, most: int = 64) -> Generator[Serving]:
         yield served
     finally:
         served.close()
+
+
+def sent_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns how many bytes of answers go out from now on: one number for each time."""
+    found: list[int] = []
+    send_all = sending.send_all
+
+    def count(stream: socket.socket, parts: Sequence[memoryview]) -> None:
+        found.append(sum(map(len, parts)))
+        send_all(stream, parts)
+
+    monkeypatch.setattr(sending, "send_all", count)
+    return found
 
 
 class PlainLinks:
