@@ -212,7 +212,7 @@ class Driver:
                 found = look_or_run(self._root, action.action, time.monotonic() + MUTEX_WITHIN)
                 action = begun.steps.send(found)
             assert isinstance(action, Send)
-            begun.address, begun.needs_connection = action.address, True
+            begun.needs_connection = True
             if self._links.hello_of(action.address) is not None:
                 message, now = encode(action.request), time.monotonic()
                 sent = self._links.begin(action.address, action.member, message, _ANSWER_WITHIN, begun.told, now)
