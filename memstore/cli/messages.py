@@ -41,7 +41,6 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r": give the value a name$", ": say one"),
     (r"^root is (the path of a folder|a folder of)", r"ROOT is \1"),
     (r"\(--address; of memstore\.join MEMSTORE_ADDRESS\)", "(--address)"),
-    (r"\(memstore\.join, (memstore serve --join)\)", r"(`\1`)"),
     (
         r"max_shard_size is for format='safetensors', and not for '(\w+)'",
         r"--max-shard-size is for --format safetensors",
