@@ -12,7 +12,7 @@ A Store imports this package when it is first needed, `between_forks`; tensordic
 
 from __future__ import annotations
 
-from memstore.formats.attach import describe_files, file_format, load_files
+from memstore.formats.attach import Format, describe_files, file_format, load_files
 from memstore.formats.export import (
     as_tensordict,
     check_export,
@@ -38,6 +38,7 @@ from memstore.formats.torch_save import Frames, PlacedTensor, is_legacy
 
 __all__ = [
     "ByteMeter",
+    "Format",
     "Frames",
     "INDEX",
     "PlacedTensor",

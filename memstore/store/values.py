@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from time import perf_counter
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
@@ -60,6 +60,9 @@ from memstore.errors import CorruptionError, UnsupportedValueError, lacks_told
 from memstore.listing import UnknownKindError, absent, no_value, no_values, outline
 from memstore.structure import modes
 from memstore.view import view
+
+if TYPE_CHECKING:
+    from memstore.formats import Format
 
 log = logging.getLogger("memstore")
 
@@ -304,14 +307,11 @@ def value_at_once(root: Root, key: str, default: Any, options: PinOptions, began
 # --- Files of other programs: attached in place, and exported --------------------------------------------------------
 
 
-AttachedFormat = Literal["safetensors", "memmap", "torch", "npy"]
-
-
 def attach_files(
     root: Root,
     key: str,
     path: str | os.PathLike[str],
-    format: AttachedFormat | None,
+    format: Format | None,
     *,
     expect: int | None,
     allow_pickle: bool,
@@ -325,9 +325,7 @@ def attach_files(
     return put(root, [Draft(encode_key(key), content, expect)], deadline)[0]
 
 
-def content_in_place(
-    key: str, path: str | os.PathLike[str], format: AttachedFormat | None, *, allow_pickle: bool
-) -> Content:
+def content_in_place(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Content:
     """Returns what a store says of files that it serves where they are. Raises what `Store.attach` raises."""
     with between_forks():
         if _is_of_snapshot(path, format):
@@ -337,7 +335,7 @@ def content_in_place(
     return describe_files(key, path, format, allow_pickle=allow_pickle)
 
 
-def load_to_copy(key: str, path: str | os.PathLike[str], format: AttachedFormat | None, *, allow_pickle: bool) -> Any:
+def load_to_copy(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Any:
     """Returns the value that files have, for a put of a copy. Raises what `Store.attach` raises."""
     with between_forks():
         if _is_of_snapshot(path, format):

@@ -273,8 +273,7 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
             size, _, segment = reuse.row
         else:
             size = header + (nbytes if exact else storage.room_for(nbytes))
-            taken = counters.allocated + root.catalog.growth
-            if counters.capacity and taken + size > counters.capacity:
+            if counters.capacity and (taken := counters.allocated + root.catalog.growth) + size > counters.capacity:
                 raise _over_capacity(size, taken, counters.capacity)
             segment = counters.number = counters.number + 1
         put_id = begin_filling(transaction, counters, segment, key, size, batch)
