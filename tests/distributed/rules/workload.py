@@ -254,8 +254,9 @@ class Workload:
                         raise Fault(f"a wait for {prefix!r} newer than {newer_than} ended with {found}")
                     if version >> EPOCH_BITS:
                         self.histories[one].append(Operation(GET, start, self.time, version=version))
-            elif isinstance(error, HomeUnavailableError):  # somebody who may own some gave no answer
-                self.may_fail(error)
+            elif isinstance(error, HomeUnavailableError):  # somebody who may own some gave no answer within its time
+                if not self.scene.weather.loss:
+                    self.may_fail(error)
             elif not isinstance(error, StoreTimeoutError):
                 raise error
             else:
