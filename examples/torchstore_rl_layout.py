@@ -8,7 +8,7 @@ Monarch workers listen there; the generators named by --later come in the middle
 is: `ts.initialize(mesh=trainers)` makes one on the trainers' hosts, and all others join it when they use it first.
 
 Each step the trainers put their shards of the weights, and the generators get them into tensors of their own: sharded
-in another way, in bfloat16, without the layers that they lack. A generators' host may die: the trainers go on.
+in another way, in bfloat16, without the layers that they lack. A host of generators may die, or be cut off.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import os
 import socket
+import time
 from typing import Any
 
 import monarch.actor
@@ -118,7 +119,9 @@ async def main(arguments: argparse.Namespace) -> None:
     await ts.initialize(mesh=trainer_mesh, strategy=ts.LocalRankStrategy())
     for step in range(1, arguments.steps + 1):
         await trainers.train.call(step)
+        began = time.monotonic()
         await trainers.push_model_state_dict.call()
+        print(f"step {step}: the trainers have put in {time.monotonic() - began:.1f} s", flush=True)
         if step == arguments.steps // 2 and (arguments.later or not arguments.address):
             generators["later generators"] = (await spawn("later", Generator, arguments.later, count))[1]
         for name, actors in list(generators.items()):

@@ -170,6 +170,17 @@ def half(rank: int, number: int) -> dict[str, TensorShard]:
     return {"w": TensorShard(torch.full((WHOLE,), float(number)), (2 * WHOLE,), (rank * WHOLE,))}
 
 
+def put_many_groups(store: memstore.Store, name: str, groups: int, of_each: int) -> None:
+    """Puts so many groups, a hundred in each call."""
+    for first in range(0, groups, 100):
+        numbers = range(first, min(first + 100, groups))
+        store.put_many({f"{name}-{group}/{key}": key for group in numbers for key in range(of_each)}, timeout=60.0)
+
+
+def count_keys(store: memstore.Store) -> int:
+    return sum(1 for _ in store.keys())
+
+
 def wait_newer(store: memstore.Store, key: str, version: int) -> int:
     return store.wait(key, newer_than=version)
 

@@ -165,6 +165,95 @@ def test_meshes_are_served_at_once_and_another_job_joins_by_a_cluster_that_was_s
     stop(mesh, 0, root)
 
 
+def test_two_jobs_that_serve_one_root_at_once_make_one_store_or_are_told(mesh: MeshHosts, root: str) -> None:
+    """Each begins with another host, which is to be the seed."""
+    with mesh.another_owner(0) as one, mesh.another_owner(1) as other:
+        mesh.attach(*mesh.workers, owner=one)
+        mesh.attach(*reversed(mesh.workers), owner=other, number=1)
+        for owner in (one, other):
+            owner.begin("serve", root, keep=True)
+        found: list[tuple[str, ...]] = []
+        for owner in (one, other):
+            try:
+                found.append(owner.end())
+            except (memstore.NotServedError, memstore.StoreTimeoutError) as error:
+                assert root in str(error) or "host" in str(error)
+        assert len({frozenset(hosts) for hosts in found}) <= 1
+        try:
+            hosts = one.call("serve", root, keep=True)
+        except memstore.NotServedError as error:  # each has left a host that is a cluster by itself
+            assert not found and "remove the old folders" in str(error)
+            assert nothing_runs(mesh, root)
+            for host in mesh.hosts:
+                host.run(["rm", "-rf", root])
+            hosts = one.call("serve", root, keep=True)
+        assert len(hosts) == HOSTS and all(set(hosts) == set(before) for before in found)
+        assert len({json.loads(mesh.read(number, f"{root}/cluster"))["cluster"] for number in range(HOSTS)}) == 1
+    stop(mesh, 0, root)
+
+
+def test_two_jobs_join_a_cluster_at_once(mesh: MeshHosts, root: str) -> None:
+    with mesh.another_owner(0) as first, mesh.another_owner(1) as one, mesh.another_owner(2) as other:
+        mesh.attach(mesh.workers[0], owner=first)
+        assert len(first.call("serve", root, keep=True)) == 1
+        sent: memstore.Cluster = pickle.loads(pickle.dumps(first.call("cluster")))
+        for number, owner in ((1, one), (2, other)):
+            mesh.attach(mesh.workers[number], owner=owner, number=number)
+            owner.begin("serve", root, join=sent, keep=True)
+        for owner in (one, other):
+            assert len(owner.end()) >= 2
+        eventually(lambda: len(first.call("status").hosts) == HOSTS, "all are members")
+    stop(mesh, 0, root)
+
+
+PUTTING = """
+import torch
+number = 0
+with memstore.open(sys.argv[1], "r+", timeout=3.0) as store:
+    while True:
+        number += 1
+        try:
+            store.put("theirs/k", torch.full((200_000,), number))
+            print("put", number, flush=True)
+        except memstore.MemstoreError as error:
+            print(type(error).__name__, number, flush=True)
+"""
+
+
+def test_a_mesh_that_is_stopped_in_the_middle_of_puts_leaves_whole_values(mesh: MeshHosts, root: str) -> None:
+    """The putting process is no part of the mesh, and goes on when the hosts are served again."""
+    with mesh.another_owner(0) as owner:
+        mesh.attach(*mesh.workers[:2], owner=owner)
+        owner.call("spawn_procs", "procs")
+        hosts = owner.call("serve", root, "procs")
+        mesh.run(1, "with memstore.open(sys.argv[1]) as store: store.put('theirs/k', 0)", root)
+        process = mesh[0].popen(
+            [sys.executable, "-c", f"import sys, memstore\n{PUTTING}", root],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            lines = (line.split() for line in process.stdout)
+            assert [next(lines)[0] for _ in range(5)] == ["put"] * 5
+            owner.call("stop_procs", "procs")
+            while (error := next(lines)[0]) == "put":
+                pass
+            assert error in ("HomeUnavailableError", "UnknownOutcomeError")
+            assert sorted(owner.call("serve", root)) == sorted(hosts)
+            last = max(int(number) for kind, number in (next(lines) for _ in range(20)) if kind == "put")
+        finally:
+            process.kill()
+            process.wait()
+        got = "with memstore.open(sys.argv[1]) as store: print(store.get('theirs/k').unique().tolist())"
+        for number in range(2):
+            (found,) = json.loads(mesh.run(number, got, root))
+            assert found >= last
+        owner.call("stop", remove=True)
+        eventually(lambda: nothing_is_left(mesh, root), "their agents remove the stores")
+
+
 def test_an_agent_that_was_killed_is_started_again_until_its_mesh_is_stopped(mesh: MeshHosts, root: str) -> None:
     with mesh.another_owner(0) as owner:
         mesh.attach(*mesh.workers[:2], owner=owner)

@@ -186,3 +186,42 @@ def test_trainers_go_on_while_generators_come_and_die(mesh: MeshHosts, tmp_path:
         eventually(lambda: not agents_on(mesh, number), f"host {number} is served no longer")  # noqa: B023
         left = mesh[number].run(["find", "/dev/shm", "-name", "memstore.json"], capture_output=True, text=True).stdout
         assert not left, left
+
+
+def test_trainers_do_not_notice_that_a_generators_host_is_cut_off(mesh: MeshHosts, tmp_path: Path) -> None:
+    """Its processes live, and nobody hears of them; those that hold a copy of the directory are trainers."""
+    workers = [mesh.work(number) for number in range(5)]
+    job = Job(
+        mesh,
+        tmp_path / "controller",
+        *("--address", mesh[CONTROLLER].address, "--steps", "6", "--processes", "1"),
+        *("--trainers", *(workers[number] for number in TRAINERS)),
+        *("--generators", workers[GENERATORS], "--later", workers[LATER]),
+    )
+    try:
+        for step in (1, 2, 3):
+            job.line(f"step {step}: generators have the weights of step {step}$")
+            if step < 3:
+                job.go_on()
+        job.line("step 3: later generators have the weights of step 3$")
+        for other in (CONTROLLER, *TRAINERS, LATER):
+            mesh.hosts.cut(other, GENERATORS)
+        for step in (4, 5, 6):
+            job.go_on()
+            took = float(job.line(f"step {step}: the trainers have put in").split()[-2])
+            assert took < 5.0, "a put waits for nobody that is cut off"
+            if step == 4:
+                job.line("step 4: without generators, which are gone")
+            job.line(f"step {step}: later generators have the weights of step {step}$")
+        for other in (CONTROLLER, *TRAINERS, LATER):
+            mesh.hosts.heal(other, GENERATORS)
+        job.go_on()
+        job.line("keys: policy$")
+        job.line("the store is removed$")
+    finally:
+        for other in (CONTROLLER, *TRAINERS, LATER):
+            mesh.hosts.heal(other, GENERATORS)
+        job.process.kill()
+        job.process.wait()
+    for number in (CONTROLLER, *TRAINERS, LATER):
+        eventually(lambda: not agents_on(mesh, number), f"host {number} is served no longer")  # noqa: B023
