@@ -145,11 +145,12 @@ def put_whole(store: memstore.Store, key: str, number: int) -> int:
 
 
 def get_whole(store: memstore.Store, key: str) -> int | None:
-    value = store.get(key, None)
+    value: Any = store.get(key, None)
     if value is None:
         return None
-    (number,) = value["w"].unique().tolist() if isinstance(value, dict) else value.unique().tolist()
-    return int(number)
+    tensor: torch.Tensor = value if isinstance(value, torch.Tensor) else value["w"]
+    assert bool((tensor == tensor[0]).all())
+    return int(tensor[0])
 
 
 def delete(store: memstore.Store, key: str) -> int:

@@ -325,6 +325,7 @@ def ask(worker: Worker) -> int:
 # --- what comes late --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_grant_that_comes_after_the_directorys_restart_is_good(hosts: ServedHosts) -> None:
     """The seed's answer takes 1.5 s; meanwhile its index process is killed, and another one is there."""
     for number in range(4):
