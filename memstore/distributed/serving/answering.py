@@ -27,6 +27,7 @@ from memstore.distributed.rules import (
     Entry,
     FindOwners,
     Finish,
+    Give,
     GiveUp,
     HandOver,
     Index,
@@ -43,6 +44,7 @@ from memstore.distributed.rules import (
     Remove,
     Request,
     Resolve,
+    Serve,
     Wait,
     WaitAny,
     WatchGroup,
@@ -171,7 +173,7 @@ class Answers:
                 self._duties.pay_soon()
             if isinstance(request, (*_OF_ROSTER, ClaimGroups, HandOver)):  # a group may be watched that was claimed
                 self._at_seed.look_again()
-            if isinstance(request, _OF_ROSTER):
+            if isinstance(request, (*_OF_ROSTER, Give, Serve)):
                 self._duties.look_again()
             return answer
         except StoreTimeoutError as error:
