@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,26 @@ def test_sixteen_idle_hosts_send_less_than_20_kb_in_10_s(agents: Agents, caller:
     time.sleep(10)
     after = [caller.report(agent).sent for agent in (seed, *others)]
     assert sum(after) - sum(before) < 20_000
+
+
+def test_a_wait_for_any_of_a_thousand_keys_elsewhere_asks_nobody_again_and_again(
+    agents: Agents, caller: Caller
+) -> None:
+    """Where their versions are asked for 20 times a second, it is 480 KB a second."""
+    seed = agents.serve("a")
+    names = [f"g/{number}" for number in range(1000)]
+    with memstore.open(seed.root, "r+") as store:
+        versions = store.put_many(dict.fromkeys(names, 1))
+    other = agents.serve("b", join=seed, members=2)
+    with memstore.open(other.root, "r+") as waiting, ThreadPoolExecutor(1) as threads:
+        found = threads.submit(waiting.wait_any, names, newer_than=versions, timeout=60.0)
+        time.sleep(2)  # by then it is kept
+        before = caller.report(seed).received
+        time.sleep(2)
+        assert caller.report(seed).received - before < 50_000 and not found.done()
+        with memstore.open(seed.root, "r+") as store:
+            version = store.put(names[500], 2)
+        assert found.result() == {names[500]: version}
 
 
 IMPORTED = """
