@@ -258,9 +258,9 @@ class Keyspace:
         """Waits until one of several keys has a newer version, and returns all keys that do, with their versions.
 
         A put wakes it, as it wakes `wait`. Each time, the versions of all these keys are looked at. In a store on
-        several hosts, the wait is kept by the owners of the keys; of more than 256 keys, those that other hosts own are
-        asked for 20 times a second instead. A wait for a prefix is kept by all owners, or by one if there is a "/" in
-        it.
+        several hosts, the wait is kept by the owners of the keys; of more than 1,024 keys, those that other hosts own
+        are asked for 20 times a second instead. A wait for a prefix is kept by all owners, or by one if there is a "/"
+        in it.
 
         Args:
             keys: which; they need not exist yet.

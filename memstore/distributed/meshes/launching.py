@@ -397,10 +397,10 @@ class Launching:
         with turn(self._root, deadline, timeout):
             if is_served_on(self._root, deadline, timeout):
                 is_ours = _is_of_memstore(agent_of(self._root))
-                if secret_of(self._root) != order.secret:
+                if (secret_of(self._root) or b"") != order.secret:
                     raise NotServedError(f"{self._root} is served already, with another secret or none: end that agent")
             else:
-                if secret_of(self._root, and_environment=False) != order.secret:
+                if order.secret and secret_of(self._root, and_environment=False) != order.secret:
                     write_secret(self._root, order.secret)
                 self._start_agent(order, deadline, timeout)
         found = wait_until_member(self._root, deadline, timeout)

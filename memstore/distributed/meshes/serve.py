@@ -169,7 +169,7 @@ class _ServeCall:
             secret = self._secret(plan)
             is_here = _folder(self._root) in {one.folder for one in seen.values()}
             roster = self._start(plan, self._ips(plan, seen, is_here), secret)
-            cluster = known_cluster(self._root if is_here else "", roster, secret)
+            cluster = known_cluster(self._root if is_here else "", roster, secret or None)
             self._actors.note_cluster(self._root, cluster)
         except BaseException:
             self._actors.try_ask(Undo(), OrderDone, _UNDO_WITHIN)
@@ -190,12 +190,21 @@ class _ServeCall:
             )
 
     def _secret(self, plan: Plan) -> bytes:
+        """Returns the secret of all hosts; empty: their cluster has none. A cluster that exists gets no new one."""
         if plan.secret and self._given not in (None, plan.secret):
             raise NotServedError(
                 "the roots are served, or were, with another secret than the one that was given: end the agents "
                 "(Cluster.stop), and remove ROOT/secret on each host"
             )
-        return self._given or plan.secret or secrets.token_bytes(_SECRET)
+        if plan.roster is None or self._given or plan.secret:
+            return self._given or plan.secret or secrets.token_bytes(_SECRET)
+        if plan.new:
+            raise NotServedError(
+                f"the cluster of the seed {plan.roster.seed_address} has no secret, and a host that others can reach "
+                "is served without one only by `memstore serve --insecure --join`: serve these so, or give all hosts "
+                "of the cluster a ROOT/secret, and serve them again"
+            )
+        return b""
 
     def _ips(self, plan: Plan, seen: dict[int, HostSeen], is_here: bool) -> dict[int, tuple[str, int]]:
         """Returns where hosts that have no address yet are to listen, by rank: IP and port."""
@@ -261,7 +270,7 @@ class _ServeCall:
         for lost in plan.replaced:  # its folder is gone, as this host sees: nobody comes back under this id
             assert plan.roster is not None
             seconds = self._milliseconds() / 1000
-            known_cluster("", plan.roster, secret).remove(lost.hex(), force=True, timeout=seconds)
+            known_cluster("", plan.roster, secret or None).remove(lost.hex(), force=True, timeout=seconds)
         settle = Settle(tuple(one.address for one in started.values()), self._milliseconds())
         return ask({first: settle}, Settled, self._deadline)[first].roster
 

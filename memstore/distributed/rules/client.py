@@ -132,9 +132,15 @@ class GroupOwner(msgspec.Struct):
 
 
 class Seed(msgspec.Struct, frozen=True):
-    """The member that was asked who owns what; it need not own anything itself."""
+    """The seed, as who was asked: who owns what, or with `owns`, as the owner of the key."""
 
     member: Member
+    owns: bool = False
+
+
+def asked_of(standing: Standing, member: Member) -> Member | Seed:
+    """Returns a member that is asked for keys that it owns, as errors name it: the seed can't be removed."""
+    return Seed(member, owns=True) if member.id == standing.roster.seed else member
 
 
 class Client:
@@ -180,7 +186,7 @@ class Client:
         if owners and member is None:
             yield from pause(AGAIN)  # it is removed, or new, and this host will hear of it
             return None
-        self.asked = None if member is None or member.id == standing.member else member
+        self.asked = None if member is None or member.id == standing.member else asked_of(standing, member)
         return GroupOwner(member, {group: row.grant for group, row in rows.items() if row is not None}, nobody)
 
     def owners_of(self, groups: Sequence[bytes]) -> Steps[dict[bytes, bytes | None]]:
@@ -295,7 +301,9 @@ class Client:
             return (yield from self._commit(attempt))
         except DeadlinePassed as passed:
             why: Exception = passed
-            error: MemstoreError = unavailable(changes[0].key, attempt.owner or self.asked, passed)
+            is_same = isinstance(self.asked, Seed) and self.asked.member == attempt.owner
+            asked = self.asked if is_same or attempt.owner is None else attempt.owner
+            error: MemstoreError = unavailable(changes[0].key, asked, passed)
         except MemstoreError as failure:
             why = error = failure
         if attempt.is_sent and attempt.owner is not None and not isinstance(error, UnknownOutcomeError):
@@ -505,6 +513,7 @@ def try_again(answer: Answer | None) -> Steps[None]:
 _STATUS = "repeat the call; `memstore status` says which hosts answer, and"
 _LOST = f"{_STATUS} `memstore remove` gives up one that is lost"
 _LOST_SEED = f"{_STATUS} `memstore promote` makes another one the seed if that is lost"
+_LOST_OWNER = f"{_LOST_SEED}: then `memstore remove` gives it up"
 _KINDS: dict[str, type[MemstoreError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -554,10 +563,11 @@ def not_listed(prefix: bytes, owner: Member | Seed | None, why: DeadlinePassed, 
     keys = what or (f"the keys that start with {prefix.decode(errors='replace')!r}" if prefix else "all keys")
     if owner is None:
         who = "this host, if it still gets its keys, may own some, and"
-    elif isinstance(owner, Seed):
+    elif isinstance(owner, Seed) and not owner.owns:
         who = _name(owner)
     else:
-        who = f"{owner.label} may own some, and"
+        member, too = (owner.member, ", which is the seed too,") if isinstance(owner, Seed) else (owner, "")
+        who = f"{member.label}{too} may own some, and"
     return HomeUnavailableError(
         f"{keys} can't be listed: {who} did not answer within the timeout{_reason(why)}: {_what_to_do(owner)}"
     )
@@ -577,12 +587,16 @@ def _reason(why: Exception | None) -> str:
 
 
 def _what_to_do(owner: Member | Seed | None) -> str:
-    return _LOST_SEED if isinstance(owner, Seed) else _LOST
+    if isinstance(owner, Seed):
+        return _LOST_OWNER if owner.owns else _LOST_SEED
+    return _LOST
 
 
 def _name(owner: Member | Seed | None) -> str:
     if owner is None:
         return "its owner (this host, if it is being handed over)"
+    if isinstance(owner, Seed) and owner.owns:
+        return f"its owner, {owner.member.label}, which is the seed too,"
     if isinstance(owner, Seed):
         return f"the seed, {owner.member.label}, which says who owns what,"
     return f"its owner, {owner.label},"

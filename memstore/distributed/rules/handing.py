@@ -85,11 +85,11 @@ def cancel(tables: Tables, group: bytes) -> None:
 # --- the old owner ----------------------------------------------------------------------------------------------------
 
 
-def go_on() -> Steps[None]:
-    """Goes on with each group that leaves this host, as far as it comes."""
+def go_on() -> Steps[bool]:
+    """Goes on with each group that leaves this host, as far as it comes. Returns whether there is one."""
     standing, all_leaving = yield from view(lambda tables: (tables.standing(), tables.all_leaving()))
     if standing is None or standing.is_removed:
-        return
+        return False
     served = 0
     for group, leaving in all_leaving:
         taker = standing.roster.member(leaving.taker)
@@ -104,6 +104,7 @@ def go_on() -> Steps[None]:
             served = max(served, leaving.served)
     if served:  # one epoch for all of them
         yield from send(standing.seed, Finish(served))
+    return bool(all_leaving)
 
 
 def _give(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member | None) -> Steps[None]:
@@ -244,8 +245,8 @@ def serve(tables: Tables, standing: Standing, request: Serve) -> Answer:
     return Later()
 
 
-def settle_kept(standing: Standing, refused: dict[bytes, int]) -> Steps[None]:
-    """Asks the directory what was kept here is of. Serves it, or drops it.
+def settle_kept(standing: Standing, refused: dict[bytes, int]) -> Steps[bool]:
+    """Asks the directory what was kept here is of. Serves it, or drops it. Returns whether anything was kept.
 
     Args:
         refused: of each group the number of a grant that was dead here.
@@ -253,11 +254,11 @@ def settle_kept(standing: Standing, refused: dict[bytes, int]) -> Steps[None]:
     kept_of = dict((yield from view(lambda tables: tables.all_kept())))
     groups = tuple(kept_of)
     if not groups:
-        return
+        return False
     numbers = tuple(refused.get(group, 0) for group in groups)
     answer = yield from send(standing.seed, FindOwners(groups, numbers))
     if not isinstance(answer, Owners):
-        return
+        return True
     for group, row in zip(groups, answer.rows, strict=True):
         kept = kept_of[group]
         if row is not None and row.owner == standing.member and row.grant.after == kept.of:
@@ -266,6 +267,7 @@ def settle_kept(standing: Standing, refused: dict[bytes, int]) -> Steps[None]:
                 refused[group] = row.grant.number
         elif row is None or row.owner != kept.giver or kept.of <= row.grant.after:  # a late duplicate has brought it
             yield from transact(lambda tables, group=group, kept=kept: _forget(tables, group, kept))
+    return True
 
 
 def _open(tables: Tables, row: Ownership, kept: KeptGroup) -> Answer | None:

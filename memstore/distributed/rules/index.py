@@ -401,19 +401,23 @@ class Index:
             tellers |= more
         return tellers == set(told_of)
 
-    def settle(self) -> Steps[None]:
-        """Ends what a change of members has begun: joining, and what lay on hosts that are gone."""
+    def settle(self) -> Steps[bool]:
+        """Ends what a change of members has begun: joining, and what lay on hosts that are gone.
+
+        Returns whether there was more to do than to look: then it is to be called again soon.
+        """
         standing = yield from view(lambda tables: tables.standing())
         if standing is None or standing.is_removed:
-            return
+            return False
         if standing.is_joining:
             yield from roster.finish_joining(standing)
         elif not self._swept <= standing.roster.ids or not self._swept:
             yield from roster.drop_lost(self.seed)
         self._swept = standing.roster.ids
-        yield from handing.settle_kept(standing, self._refused)
+        has_kept = yield from handing.settle_kept(standing, self._refused)
+        return standing.is_joining or has_kept
 
-    def hand_over(self) -> Steps[None]:
+    def hand_over(self) -> Steps[bool]:
         return (yield from handing.go_on())
 
     def mirror(self, slot: int) -> Steps[None]:

@@ -19,6 +19,7 @@ from memstore.distributed.rules.client import (
     DeadlinePassed,
     GroupOwner,
     Seed,
+    asked_of,
     look_at,
     not_listed,
     removed,
@@ -332,7 +333,7 @@ def _round(
     listing = _Listing(standing, [])
     for member, grant in asked:
         request = List(prefix, after, limit, *((0, 0) if grant else standing.roster.position), grant)
-        client.asked = member
+        client.asked = asked_of(standing, member)
         if silent is not None and member.id in silent:
             continue
         if member.id == standing.member:

@@ -743,10 +743,10 @@ def promote(seed: Directory, *, forced: bool = False) -> Steps[None]:
     term, newest = standing.promised, standing.roster
     promised = {standing.member}
     for _ in range(_ROUNDS):
-        for member in newest.members:
-            if member.id in promised:
-                continue
-            answer = yield from send(member, Promise(standing.roster.cluster, term))
+        asked = [member for member in newest.members if member.id not in promised]
+        request = Promise(standing.roster.cluster, term)
+        answers = yield from send_all([(member, request) for member in asked])
+        for member, answer in zip(asked, answers, strict=True):
             if isinstance(answer, Stale):
                 yield from transact(lambda tables, term=answer.term: _hear_of(tables, term))
                 raise NotPromoted(f"{member.name or member.address} obeys a later seed, or is to: promote it once more")

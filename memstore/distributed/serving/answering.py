@@ -27,6 +27,7 @@ from memstore.distributed.rules import (
     Entry,
     FindOwners,
     Finish,
+    Give,
     GiveUp,
     HandOver,
     Index,
@@ -44,6 +45,7 @@ from memstore.distributed.rules import (
     Remove,
     Request,
     Resolve,
+    Serve,
     Wait,
     WaitAny,
     WatchGroup,
@@ -172,6 +174,7 @@ class Answers:
                 self._duties.pay_soon()
             if isinstance(request, _OF_ROSTER):
                 self._at_seed.look_again()
+            if isinstance(request, (*_OF_ROSTER, Give, Serve)):
                 self._duties.look_again()
             elif isinstance(request, ClaimGroups | HandOver) and isinstance(answer, Owners):
                 self._at_seed.look_at_once()  # they may be watched

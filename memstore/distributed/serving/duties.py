@@ -3,14 +3,17 @@
 | duty | how often |
 |---|---|
 | ask the seed for the roster | one question is open there, which it answers with a newer one, or after 10 s |
-| found a cluster, while there is none | 4 times a second |
-| settle what a change of members has begun; hand groups over | when the roster changes, and 4 times a second |
+| found a cluster | 4 times a second, while there is none |
+| settle what a change of members has begun | when the roster changes, or records of a group come; else once a second |
+| hand groups over | when the roster changes, and once a second; 4 times a second, while any is on its way |
 | tell deputies rows of the directory, as the seed | as soon as there are any, or a question waits; else once a second |
 | appoint deputies, tell members of a new seed, hear what they own | 4 times a second, as the seed |
 | look for a member that is silent, as the seed | once a second, if there is any |
 | pay: tell other hosts which of their segments nobody needs | once a second; when something is owed, up to 100 times |
 | audit what other owners should name | every 5 seconds what is due |
 | end the sessions of clients that are gone | every 30 seconds those without a connection for an hour |
+
+Those of a seed have threads from when this host first is one.
 
 `Driver` runs the rules' steps: transactions by the catalog, messages by links. A client's steps have a deadline, and
 are driven elsewhere (`client/`); these end with the process.
@@ -71,6 +74,7 @@ _TO_MANY = (Announce, Obey, Promise)
 _NOTHING_NEW = encode(Done())
 SILENT = 2.0  # seconds: an index process that was killed is back long before
 _AT_FIRST, _SOON, _IDLE, _PAY, _AUDIT, _SESSIONS = 0.05, 0.25, 1.0, 1.0, 5.0, 30.0  # seconds
+_NOT_SEED = 60.0  # seconds, of duties of a seed: who becomes one sets their events
 _PAY_APART = 0.01  # seconds between two payments: each takes the mutex of both hosts, and puts wait for it
 _MIRRORS = 3  # deputies, and a member that is to be one
 
@@ -453,7 +457,9 @@ class Duties:
         self._seed = b""
         self._asked = ""  # the seed that a root without a cluster asks
         self._looking = threading.Lock()
-        self._roster, self._hands, self._appoints, self._owes = (threading.Event() for _ in range(4))
+        self._roster, self._hands, self._owes = (threading.Event() for _ in range(3))
+        self._appoints, self._looks = threading.Event(), threading.Event()
+        self._has_been_seed = False
         self._mirrors = [Mirroring(slot, index, driver, mirrored, self._fail) for slot in range(_MIRRORS)]
 
     def start(self) -> None:
@@ -462,11 +468,7 @@ class Duties:
         self._begin("roster", self._settle, self._roster)
         self._begin("ask", self._ask, threading.Event())
         self._begin("found", self._found, threading.Event())
-        self._begin("hand over", lambda: self._do(index.hand_over(), _SOON), self._hands)
-        for slot, mirroring in enumerate(self._mirrors):
-            self._begin(f"mirror {slot}", partial(self._mirror, mirroring), mirroring.due)
-        self._begin("appoint", self._appoint, self._appoints)
-        self._begin("look for", self._look_for, threading.Event())
+        self._begin("hand over", self._hand_over, self._hands)
         self._begin("pay", self._pay, self._owes)
         self._begin("audit", lambda: self._do(index.audit(), _AUDIT), threading.Event())
         self._begin("sessions", lambda: self._do(index.end_sessions(self._connected), _SESSIONS), threading.Event())
@@ -498,15 +500,27 @@ class Duties:
                 self._seed = seed
                 self._driver.give_up_asking()
             self._has_changed(standing)
+            if standing is not None and standing.is_seed and not self._has_been_seed:
+                self._has_been_seed = True
+                self._begin_as_seed()
         self.mirror_soon()
-        for event in (self._appoints, self._hands):
+        for event in (self._appoints, self._looks, self._hands):
             event.set()
+
+    def _begin_as_seed(self) -> None:
+        for slot, mirroring in enumerate(self._mirrors):
+            self._begin(f"mirror {slot}", partial(self._mirror, mirroring), mirroring.due)
+        self._begin("appoint", self._appoint, self._appoints)
+        self._begin("look for", self._look_for, self._looks)
 
     def _settle(self) -> float:
         self._look()
-        self._driver.run(self._index.settle())
+        is_under_way = self._driver.run(self._index.settle())
         self._look()
-        return _SOON
+        return _SOON if is_under_way else _IDLE
+
+    def _hand_over(self) -> float:
+        return _SOON if self._driver.run(self._index.hand_over()) else _IDLE
 
     def _ask(self) -> float:
         """Asks once. Where that brought nothing, and took no time, it waits a moment: nothing answers there."""
@@ -523,9 +537,9 @@ class Duties:
         self._look()
         self._has_asked(self._standing)
 
-    def _found(self) -> float:
+    def _found(self) -> float | None:
         if self._standing is not None:
-            return _IDLE
+            return None
         self._driver.run(self._index.found())
         if self._index.asked != self._asked:  # by now it is known whom to ask
             self._asked = self._index.asked
@@ -534,18 +548,18 @@ class Duties:
 
     def _mirror(self, mirroring: Mirroring) -> float:
         if self._standing is None or not self._standing.is_seed:
-            return _IDLE
+            return _NOT_SEED
         mirroring.run()
         return _SOON
 
     def _appoint(self) -> float:
         if self._standing is None or not self._standing.is_seed:
-            return _IDLE
+            return _NOT_SEED
         return self._do(self._index.appoint(), _SOON)
 
     def _look_for(self) -> float:
         if self._standing is None or not self._standing.is_seed:
-            return _IDLE
+            return _NOT_SEED
         began = time.monotonic()
         self._driver.run(self._index.look_for())
         return max(0.0, began + _IDLE - time.monotonic())  # where nobody answers it has taken that long
@@ -559,17 +573,21 @@ class Duties:
         self._driver.run(steps)
         return pause
 
-    def _begin(self, name: str, work: Callable[[], float], sooner: threading.Event) -> None:
+    def _begin(self, name: str, work: Callable[[], float | None], sooner: threading.Event) -> None:
         threading.Thread(target=self._repeat, args=(name, work, sooner), name=name, daemon=True).start()
 
-    def _repeat(self, name: str, work: Callable[[], float], sooner: threading.Event) -> None:
-        """Works again and again. `work` returns after how many seconds it is due; or it is when `sooner` is set."""
+    def _repeat(self, name: str, work: Callable[[], float | None], sooner: threading.Event) -> None:
+        """Works again and again. `work` returns after how many seconds it is due; or it is when `sooner` is set.
+
+        It is done for good where it returns None.
+        """
         trouble, pause = "", _SOON
         while not self._ending.is_set:
             sooner.clear()
             try:
-                pause = work()
-                trouble = ""
+                pause, trouble = work(), ""
+                if pause is None:
+                    return
             except (Ended, StoreClosedError):
                 return
             except NotAStoreError as error:

@@ -615,7 +615,7 @@ def replace_segment(
 def finish(root: Root, bells: Collection[int], counters: Counters, retired: int) -> None:
     """Takes step 5, after the mutex: wakes waiters, looks whether the store is still in its place, and sweeps.
 
-    A process of a store that nobody is known to serve looks once a second whether somebody does by now.
+    A process of a store that nobody is known to serve looks now and then whether somebody does by now.
 
     Args:
         retired: how many files the commit has retired.

@@ -37,7 +37,7 @@ from memstore.errors import NotAStoreError, PermissionDeniedError, StorageError
 _REMOVED_EVERY = 0.25  # seconds in which a removal of many files removes another one
 _REMOVED_WITHIN = 10.0  # seconds for which a removal is watched
 _IN_PLACE_FOR = 1e-4  # seconds that `glance` believes a look: to look takes 2 us, which is a get of a small value
-_LOOK_FOR_AGENT = 1.0  # seconds
+_LOOK_FOR_AGENT = 0.1  # seconds: an agent takes half a second until its host is a member
 MEMBER_SIZE = 16  # bytes
 
 

@@ -125,13 +125,14 @@ def test_a_killed_index_actor_leaves_the_agent_and_the_next_one_supervises_it(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("has_secret", [True, False], ids=["with a secret", "without one"])
 def test_an_agent_that_a_person_has_started_goes_on_when_the_mesh_is_stopped(
-    agents: Agents, scratch: str, tmp_path: Path
+    agents: Agents, scratch: str, tmp_path: Path, has_secret: bool
 ) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(range(32)))
     secret.chmod(0o600)
-    variables = environment(MEMSTORE_SECRET_FILE=str(secret))
+    variables = environment(MEMSTORE_SECRET_FILE=str(secret)) if has_secret else environment()
     address = f"tcp://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "memstore", "serve", scratch, "--address", address]
     agent = subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL)

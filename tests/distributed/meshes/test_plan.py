@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from memstore.distributed.meshes.messages import Folder, HostSeen, Reached
-from memstore.distributed.meshes.serve import plan_of, reached_by_all
+from memstore.distributed.meshes.serve import _Serving, plan_of, reached_by_all  # pyright: ignore[reportPrivateUsage]
 from memstore.distributed.rules import Member, Roster
 from memstore.errors import NotServedError
 
@@ -49,6 +50,16 @@ def test_new_hosts_are_led_by_the_first_that_sees_a_folder() -> None:
     plan = plan_of({0: seen(1), 1: seen(2), 2: seen(3, **same), 3: seen(2), 4: seen(5)})
     assert plan.leaders == (0, 1, 4) and plan.new == (0, 1, 4) and plan.seed == 0
     assert plan.roster is None and plan.addresses == {} and plan.secret == b""
+
+
+def test_new_hosts_of_a_cluster_without_a_secret_get_none_of_their_own() -> None:
+    serving: Any = _Serving.__new__(_Serving)
+    serving._given = None
+    roster = roster_of(1)
+    assert len(serving._secret(plan_of({0: seen(1)}))) == 32
+    assert serving._secret(plan_of({0: seen(1, roster, secret=b"")})) == b""
+    with pytest.raises(NotServedError, match=r"has no secret.*--insecure --join"):
+        serving._secret(plan_of({0: seen(2)}, roster, None))
 
 
 def test_hosts_of_one_cluster_keep_their_addresses_and_their_seed() -> None:

@@ -100,7 +100,8 @@ def test_who_is_waited_for_is_named() -> None:
         assert "`memstore promote`" in text and "`memstore remove`" not in text
     for prefix, keys in ((b"", "^all keys"), (b"of-h2/", "^the keys that start with '")):
         with pytest.raises(
-            HomeUnavailableError, match=f"{keys}.* can't be listed: (h. at h. may own some|the seed, h0 at h0)"
+            HomeUnavailableError,
+            match=f"{keys}.* can't be listed: (h. at h.(, which is the seed too,)? may own some|the seed, h0 at h0)",
         ):
             run(world, process, reading.page(process.client, prefix, b""))
 
@@ -269,6 +270,36 @@ def test_bytes_of_a_host_that_was_removed_are_not_put_any_more() -> None:
     place = Place(removed.id, removed.tables.fill(7))
     with pytest.raises(StaleMembershipError):
         run(world, process, process.client.commit([Change(key, b"", (place,))], 1 << 62))
+
+
+def test_of_a_dead_owner_that_is_the_seed_people_are_told_to_promote_another_host_first() -> None:
+    world = cluster(3)
+    seed, process = world.hosts["h0"], world.start_process(world.hosts["h2"])
+    key = key_at(world, seed)
+    run(world, process, put(process, key))
+    world.kill_index(seed)
+    for steps, owns in (
+        (reading.look_up(process.client, [key]), True),
+        (reading.page(process.client, b"", b""), True),
+        (put(process, b"new"), False),
+    ):
+        with pytest.raises(HomeUnavailableError, match="h0 at h0.*memstore promote") as error:
+            run(world, process, steps, seconds=1)
+        assert ("then `memstore remove`" in str(error.value)) is owns
+
+
+def test_promises_are_asked_for_at_once_and_dead_hosts_hold_up_no_promotion() -> None:
+    world = cluster(15)
+    standing = world.hosts["h0"].tables.standing()
+    assert standing is not None
+    deputy = next(host for host in world.hosts.values() if host.id in standing.roster.deputies)
+    for host in [host for host in world.hosts.values() if host is not deputy][:7]:
+        world.cut(deputy.address, host.address)
+    ends = list[float]()
+    began = world.now
+    world.promote(deputy, lambda done: ends.append((world.now - began) / 1e9) if done else None)
+    world.run(20)
+    assert ends and ends[0] < 4
 
 
 def test_who_is_no_member_any_more_is_told_so_and_the_seed_stays() -> None:

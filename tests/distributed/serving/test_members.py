@@ -9,7 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ import pytest
 import memstore
 from memstore.distributed.serving import Cluster
 from memstore.errors import NotServedError
-from tests.distributed.serving.agents import Agents, Caller, eventually
+from tests.distributed.serving.agents import Agent, Agents, Caller, eventually
 from tests.distributed.serving.test_agent import REFUSED
 
 NUMBER = 12  # keys
@@ -105,6 +107,54 @@ def test_a_root_with_keys_brings_them_along(agents: Agents) -> None:
     assert values_at(seed.root) == values_at(other.root) == dict.fromkeys(names, 1)
     put_keys(seed.root, names[:1], 2)
     assert values_at(other.root) == {**dict.fromkeys(names, 1), names[0]: 2}
+
+
+def threads_of(agent: Agent) -> int:
+    return len(os.listdir(f"/proc/{agent.index_process()}/task"))
+
+
+def test_a_member_has_threads_for_what_a_seed_does_once_it_is_one(agents: Agents) -> None:
+    seed = agents.serve("a")
+    other = agents.serve("b", join=seed, members=2)
+    before = threads_of(other)
+    Cluster(seed.root).promote(other.address)
+    eventually(lambda: threads_of(other) >= before + 3, "it has those of a seed", timeout=30)
+    agents.serve("c", join=other, members=3)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_sixteen_idle_hosts_send_less_than_20_kb_in_10_s(agents: Agents, caller: Caller) -> None:
+    """With one question open at the seed, and one message a second to each deputy, it is 5.5 KB."""
+    seed = agents.serve("h0")
+    others = [agents.start(f"h{number}", join=seed) for number in range(1, 16)]
+    for agent in (seed, *others):
+        agent.wait_until_serving(16)
+    time.sleep(5)  # the last rosters are told
+    before = [caller.report(agent).sent for agent in (seed, *others)]
+    time.sleep(10)
+    after = [caller.report(agent).sent for agent in (seed, *others)]
+    assert sum(after) - sum(before) < 20_000
+
+
+def test_a_wait_for_any_of_a_thousand_keys_elsewhere_asks_nobody_again_and_again(
+    agents: Agents, caller: Caller
+) -> None:
+    """Where their versions are asked for 20 times a second, it is 480 KB a second."""
+    seed = agents.serve("a")
+    names = [f"g/{number}" for number in range(1000)]
+    with memstore.open(seed.root, "r+") as store:
+        versions = store.put_many(dict.fromkeys(names, 1))
+    other = agents.serve("b", join=seed, members=2)
+    with memstore.open(other.root, "r+") as waiting, ThreadPoolExecutor(1) as threads:
+        found = threads.submit(waiting.wait_any, names, newer_than=versions, timeout=60.0)
+        time.sleep(2)  # by then it is kept
+        before = caller.report(seed).received
+        time.sleep(2)
+        assert caller.report(seed).received - before < 50_000 and not found.done()
+        with memstore.open(seed.root, "r+") as store:
+            version = store.put(names[500], 2)
+        assert found.result() == {names[500]: version}
 
 
 IMPORTED = """
