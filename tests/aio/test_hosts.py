@@ -19,7 +19,7 @@ from memstore.aio.waits import BatchedWakeups, Wakeup
 from memstore.distributed.client import driving
 from memstore.distributed.rules import Wait
 from memstore.distributed.rules.messages import WatchGroup
-from memstore.distributed.serving import waiting
+from memstore.distributed.serving import requests
 from memstore.engine import elsewhere_of
 from tests.aio.loops import threads_of_aio, until, with_store
 from tests.aio.test_results import RANKS, shard
@@ -336,7 +336,7 @@ MANY = [100, pytest.param(1000, marks=pytest.mark.full)]
 @pytest.fixture
 def home(scratch: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnsweringHome]:
     """It doesn't look at all waits each second: what it misses is missed."""
-    monkeypatch.setattr(waiting, "_LOOK_EVERY", 1000.0)
+    monkeypatch.setattr(requests, "_LOOK_EVERY", 1000.0)
     with answering(f"{scratch}-home", with_waits=True) as one:
         yield one
 

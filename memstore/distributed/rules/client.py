@@ -20,7 +20,6 @@ import msgspec
 from memstore import errors
 from memstore._wording import conflict, no_key
 from memstore.distributed.rules import owning
-from memstore.distributed.rules.lending import give_back
 from memstore.distributed.rules.messages import (
     BATCH_LIMIT,
     CALL_BYTES_LIMIT,
@@ -53,6 +52,7 @@ from memstore.distributed.rules.messages import (
     Standing,
     groups_of,
 )
+from memstore.distributed.rules.owning import give_back
 from memstore.distributed.rules.steps import Lent, NotSent, Steps, Tables, pause, send, sent, transact, view
 from memstore.errors import (
     CrossHostError,

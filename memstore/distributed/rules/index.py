@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules import directory, handing, lending, owning, roster, sharded
+from memstore.distributed.rules import directory, owning, roster, sharded
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
     LONGEST_WAIT,
@@ -103,7 +103,7 @@ class Index:
         self._began = clock()
         self._hint: Roster | None = None
         self.seed = directory.Directory(clock)
-        self._audit = lending.Audit(clock)
+        self._audit = owning.Audit(clock)
         self._sessions = owning.Sessions(clock)
         self.refusal: Refused | None = None
         self._swept: frozenset[bytes] = frozenset()  # the members among whom all bytes lie that records here name
@@ -152,7 +152,7 @@ class Index:
                 tables.end_session(request.session)
                 return Done()
             case Release():
-                return lending.release(tables, standing, request)
+                return owning.release(tables, standing, request)
             case Prepare() | Look() | Renew() | Publish() | GiveUp():
                 return sharded.answer(tables, standing, request)
             case ClaimGroups() | FindOwners() | WatchGroup() | HandOver():
@@ -163,9 +163,9 @@ class Index:
             case BringGroups():
                 return roster.note_groups(tables, standing, self.seed, request)
             case Give():
-                return handing.take(tables, standing, request)
+                return directory.take(tables, standing, request)
             case Serve():
-                return handing.serve(tables, standing, request)
+                return directory.serve(tables, standing, request)
             case _:
                 return self._answer_of_roster(tables, standing, request)
 
@@ -414,11 +414,11 @@ class Index:
         elif not self._swept <= standing.roster.ids or not self._swept:
             yield from roster.drop_lost(self.seed)
         self._swept = standing.roster.ids
-        has_kept = yield from handing.settle_kept(standing, self._refused)
+        has_kept = yield from directory.settle_kept(standing, self._refused)
         return standing.is_joining or has_kept
 
     def hand_over(self) -> Steps[bool]:
-        return (yield from handing.go_on())
+        return (yield from directory.go_on())
 
     def mirror(self, slot: int) -> Steps[None]:
         while (yield from self.seed.mirror(slot)):
@@ -450,7 +450,7 @@ class Index:
         """Ends the sharded puts whose time is over, and tells other hosts what they are owed."""
         if (yield from view(sharded.has_expired)):
             yield from transact(_expire)
-        yield from lending.pay(self.is_pinned)
+        yield from owning.pay(self.is_pinned)
 
     def audit(self) -> Steps[None]:
         return (yield from self._audit.run())

@@ -25,7 +25,6 @@ from memstore.distributed.rules.client import (
     repeated,
     unavailable,
 )
-from memstore.distributed.rules.lending import give_back
 from memstore.distributed.rules.messages import (
     CONTENTS_LIMIT,
     Answer,
@@ -62,6 +61,7 @@ from memstore.distributed.rules.owning import (
     apply,
     are_strange,
     dispose,
+    give_back,
     is_here,
     keep_answer,
     passing_over,

@@ -14,8 +14,7 @@ membership     who this host is in its cluster: ROOT/cluster, and what people ar
 from __future__ import annotations
 
 from memstore.distributed.serving.agent import serve
-from memstore.distributed.serving.asking import standing_at
-from memstore.distributed.serving.cluster import Cluster, cluster_of, known_cluster, remove_member
+from memstore.distributed.serving.cluster import Cluster, cluster_of, known_cluster, remove_member, standing_at
 from memstore.distributed.serving.joining import (
     ADDRESS_VARIABLE,
     LOG,

@@ -51,7 +51,7 @@ from memstore.distributed.rules import (
     Steps,
     Transact,
 )
-from memstore.distributed.serving.asking import Reported, decode_answer, encode, standing_of
+from memstore.distributed.serving.cluster import Reported, decode_answer, encode, standing_of
 from memstore.distributed.serving.supervision import Kind
 from memstore.engine import Root
 from memstore.errors import (

@@ -22,8 +22,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from memstore.distributed.links import Address, check_size, parse_address, parse_own_address, secret_of, write_secret
 from memstore.distributed.rules import Standing
-from memstore.distributed.serving.asking import standing_at
-from memstore.distributed.serving.cluster import Cluster
+from memstore.distributed.serving.cluster import Cluster, standing_at
 from memstore.distributed.serving.supervision import Kind, Lines, is_about_to_end, is_served
 from memstore.engine import (
     Creation,

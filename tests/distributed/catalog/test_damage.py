@@ -9,7 +9,7 @@ import pytest
 
 from memstore.distributed.catalog import look, rows, run
 from memstore.distributed.rules import Entry, Grant, Lent, Ownership, directory
-from memstore.distributed.rules.handing import begin
+from memstore.distributed.rules.directory import begin
 from memstore.distributed.rules.messages import Done, Give, Release
 from memstore.distributed.rules.roster import leave
 from memstore.engine import sweep_all

@@ -10,7 +10,7 @@ import pytest
 
 from memstore.distributed.catalog import look, run
 from memstore.distributed.rules import group_of
-from memstore.distributed.rules.handing import begin
+from memstore.distributed.rules.directory import begin
 from memstore.distributed.rules.messages import Commit, Never, Remove
 from memstore.engine import Change, MembershipChanged
 from memstore.engine.catalog.tables import Transaction

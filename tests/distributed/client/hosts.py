@@ -13,7 +13,7 @@ import pytest
 
 import memstore
 from memstore.distributed.rules import Roster, group_of
-from memstore.distributed.rules.handing import begin
+from memstore.distributed.rules.directory import begin
 from tests.distributed.homes import Home, claim, join
 
 

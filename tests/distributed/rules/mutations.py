@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from memstore.distributed.rules import client, directory, handing, lending, owning, reading, roster, sharded
+from memstore.distributed.rules import client, directory, owning, reading, roster, sharded
 from memstore.distributed.rules.directory import Directory
 from memstore.distributed.rules.messages import (
     Done,
@@ -169,7 +169,7 @@ def _(patch: Patch) -> None:
         answer = admit(tables, standing, groups, grants, changes=changes)
         return None if isinstance(answer, NotOwner) else answer
 
-    for module in (owning, sharded, handing):
+    for module in (owning, sharded, directory):
         patch.setattr(module, "admit", anyway)
 
 
@@ -500,13 +500,13 @@ def _(patch: Patch) -> None:
 
 @mutation("records are sent once", "hand-overs in a storm")
 def _(patch: Patch) -> None:
-    send = handing.send
+    send = directory.send
 
     def once(to: Any, request: Any) -> Any:
         answer = yield from send(to, request)
-        return Done() if isinstance(request, handing.Give) else answer
+        return Done() if isinstance(request, directory.Give) else answer
 
-    patch.setattr(handing, "send", once)
+    patch.setattr(directory, "send", once)
 
 
 @mutation("what was kept is served to whoever is given the group", "a giver that is lost")
@@ -560,25 +560,25 @@ def _(patch: Patch) -> None:
 
 @mutation("a giver drops its records in whatever term", "a directory that is lost in a hand-over")
 def _(patch: Patch) -> None:
-    drop = handing._drop  # pyright: ignore[reportPrivateUsage]
+    drop = directory._drop  # pyright: ignore[reportPrivateUsage]
 
     def anyway(tables: Any, before: Any, leaving: Any, row: Any) -> None:
         drop(tables, tables.standing().roster, leaving, row)
 
-    patch.setattr(handing, "_drop", anyway)
+    patch.setattr(directory, "_drop", anyway)
 
 
 @mutation("a giver whose taker is gone goes on by itself", "a taker whose removal doesn't count")
 def _(patch: Patch) -> None:
-    give = handing._give  # pyright: ignore[reportPrivateUsage]
+    give = directory._give  # pyright: ignore[reportPrivateUsage]
 
     def by_itself(standing: Any, group: bytes, leaving: Any, taker: Any) -> Any:
         if taker is None:
-            yield from handing.transact(lambda tables: tables.drop_leaving(group))
+            yield from directory.transact(lambda tables: tables.drop_leaving(group))
             return
         yield from give(standing, group, leaving, taker)
 
-    patch.setattr(handing, "_give", by_itself)
+    patch.setattr(directory, "_give", by_itself)
 
 
 @mutation("a group whose taker is removed is nobody's", "a taker that is lost")
@@ -638,7 +638,7 @@ def _(patch: Patch) -> None:
         return
         yield
 
-    patch.setattr(lending.Audit, "run", nothing)
+    patch.setattr(owning.Audit, "run", nothing)
 
 
 @mutation("an audit doesn't resolve the call", "stalls")
@@ -647,17 +647,17 @@ def _(patch: Patch) -> None:
         return True
         yield
 
-    patch.setattr(lending.Audit, "_resolved", resolved)
+    patch.setattr(owning.Audit, "_resolved", resolved)
 
 
 @mutation("an audit gives back what was lent anew", "hand-overs under audits")
 def _(patch: Patch) -> None:
-    patch.setattr(lending.Audit, "_retire", lambda audit, tables, place, lent: tables.retire(place))  # pyright: ignore
+    patch.setattr(owning.Audit, "_retire", lambda audit, tables, place, lent: tables.retire(place))  # pyright: ignore
 
 
 @mutation("an audit doesn't say that a grant was refused", "bytes that are lent by a grant that is dead")
 def _(patch: Patch) -> None:
-    patch.setattr(lending, "NotOwner", Done)
+    patch.setattr(owning, "NotOwner", Done)
 
 
 @mutation("an audit doesn't wait until a call's time is over", "slow")
@@ -682,12 +682,12 @@ def _(patch: Patch) -> None:
 
 @mutation("a host is told once", "a release that is lost")
 def _(patch: Patch) -> None:
-    send = lending.send
+    send = owning.send
 
     def once(member: Any, request: Any) -> Any:
         return (yield from send(member, request)) or Done()
 
-    patch.setattr(lending, "send", once)
+    patch.setattr(owning, "send", once)
 
 
 @mutation("bytes that were given away are nobody's", "hand-overs")
@@ -702,13 +702,13 @@ def _(patch: Patch) -> None:
 
 @mutation("an audit looks once, whatever becomes of the members", "losses")
 def _(patch: Patch) -> None:
-    run = lending.Audit.run
+    run = owning.Audit.run
 
     def of_one_epoch(audit: Any) -> Any:
         audit._members = frozenset()
         return (yield from run(audit))
 
-    patch.setattr(lending.Audit, "run", of_one_epoch)
+    patch.setattr(owning.Audit, "run", of_one_epoch)
 
 
 # --- sharded puts -----------------------------------------------------------------------------------------------------
@@ -745,7 +745,7 @@ def _(patch: Patch) -> None:
 
 @mutation("an attempt goes on when its group leaves", "shards that are handed over")
 def _(patch: Patch) -> None:
-    patch.setattr(handing, "end_attempts_of", lambda tables, standing, group: None)  # pyright: ignore
+    patch.setattr(directory, "end_attempts_of", lambda tables, standing, group: None)  # pyright: ignore
 
 
 @mutation("outcomes stay where the owner was", "shards that are handed over")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from memstore.distributed.rules import handing
+from memstore.distributed.rules import directory
 from tests.distributed.rules.checks import check_bytes, check_sessions, check_settled
 from tests.distributed.rules.history import LOSS, Operation, check_history
 from tests.distributed.rules.scenes import CALM, Scene
@@ -213,7 +213,7 @@ class Schedule:
         if groups and taker is not host:
             group = self.chance.choice(groups)
             self.world.note(f"{host.address} hands {group!r} to {taker.address}")
-            handing.begin(host.tables, group, taker.id)
+            directory.begin(host.tables, group, taker.id)
 
     def forget_session(self, host: Host) -> None:
         """As after an hour without a connection of it."""

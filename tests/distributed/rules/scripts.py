@@ -7,7 +7,7 @@ import copy as copy_module
 from collections.abc import Callable
 from typing import Any
 
-from memstore.distributed.rules import Change, Entry, Lent, Place, Send, Transact, handing, owning, reading, roster
+from memstore.distributed.rules import Change, Entry, Lent, Place, Send, Transact, directory, owning, reading, roster
 from memstore.distributed.rules.directory import give
 from memstore.distributed.rules.messages import (
     Ask,
@@ -81,7 +81,7 @@ class Play:
         return ends
 
     def hand_over(self, group: bytes, giver: int, taker: int, seconds: float = 5) -> None:
-        handing.begin(self.hosts[giver].tables, group, self.hosts[taker].id)
+        directory.begin(self.hosts[giver].tables, group, self.hosts[taker].id)
         self.world.run(seconds)
 
     def cut_off(self, host: int) -> None:
@@ -417,16 +417,16 @@ def _() -> None:
     play.put(giver, b"g/k")
     play.world.run(2)
     play.world.cut("h0", f"h{new}")
-    handing.begin(play.hosts[giver].tables, b"g", play.hosts[one].id)
+    directory.begin(play.hosts[giver].tables, b"g", play.hosts[one].id)
     while play.hosts[one].tables.directory[b"g"].owner != play.hosts[one].id:
         play.world.run(0.01)
     play.world.kill_index(play.hosts[0])
-    go_on, handing.go_on = handing.go_on, _nothing
+    go_on, directory.go_on = directory.go_on, _nothing
     try:
         promote(play, new)
         play.world.run(10)
     finally:
-        handing.go_on = go_on
+        directory.go_on = go_on
     rows = [play.hosts[at].tables.directory[b"g"] for at in (one, new)]
     play.must(rows[0] == rows[1], f"a deputy keeps what the seed hasn't: {rows}")
 
@@ -572,7 +572,7 @@ def _() -> None:
         assert seed is not None
         seed.seed.newcomers.clear()
         play.answer(0, ClaimGroups((b"g",), play.hosts[1].id))
-        play.answer(0, handing.msgspec.structs.replace(ask, brings=0))
+        play.answer(0, directory.msgspec.structs.replace(ask, brings=0))
 
     asks = once_noted(play, late)
     joining = join(play, b"g/k", b"ours")
@@ -685,19 +685,19 @@ def _() -> None:
 
     play.before = lose
     play.hosts[2].tables.put_kept(
-        b"g", handing.KeptGroup(play.hosts[1].id, play.hosts[1].tables.own_groups[b"g"].number)
+        b"g", directory.KeptGroup(play.hosts[1].id, play.hosts[1].tables.own_groups[b"g"].number)
     )
     play.hosts[2].tables.keep(b"g/1", play.hosts[1].tables.records[b"g/1"])
     removed = play.hosts[1].id
     play.world.lose(play.hosts[1])
     play.world.remove(removed)
-    settle = handing.settle_kept
-    handing.settle_kept = _nothing  # it doesn't come to ask before the group is put
+    settle = directory.settle_kept
+    directory.settle_kept = _nothing  # it doesn't come to ask before the group is put
     try:
         play.world.run(3)
         play.put(2, b"g/3")
     finally:
-        handing.settle_kept = settle
+        directory.settle_kept = settle
     play.must(play.get(2, b"g/1") is None, "half of a batch comes back")
 
 
@@ -736,8 +736,8 @@ def _() -> None:
         standing = host.tables.standing()
         assert standing is not None
         members = tuple(one for first in order for one in standing.roster.members if one.id == first.id)
-        host.tables.own_standing = handing.msgspec.structs.replace(
-            standing, roster=handing.msgspec.structs.replace(standing.roster, members=members)
+        host.tables.own_standing = directory.msgspec.structs.replace(
+            standing, roster=directory.msgspec.structs.replace(standing.roster, members=members)
         )
     lists = list[Host]()
 
@@ -753,7 +753,7 @@ def _() -> None:
 
     play.before = wait
     ends = play.begin(lister, reading.page(lister.client, b"g", b""), 30)
-    handing.begin(play.hosts[1].tables, b"g", play.hosts[2].id)
+    directory.begin(play.hosts[1].tables, b"g", play.hosts[2].id)
     play.world.run(30)
     play.must(ends and [key for key, _ in ends[0]] == [b"g/k"], f"a key is missing: {ends}")
 
@@ -765,13 +765,13 @@ def _() -> None:
     new = others_than_deputies(play)
     giver, taker = deputies(play)
     play.put(giver, b"g/k", b"old")
-    drop, go_on, late = handing._drop, handing.go_on, list[Any]()  # pyright: ignore[reportPrivateUsage]
+    drop, go_on, late = directory._drop, directory.go_on, list[Any]()  # pyright: ignore[reportPrivateUsage]
 
     def later(*arguments: Any) -> None:
         late.append(arguments)
-        handing.go_on = _nothing
+        directory.go_on = _nothing
 
-    handing._drop = later  # pyright: ignore[reportPrivateUsage]
+    directory._drop = later  # pyright: ignore[reportPrivateUsage]
     try:
         play.hand_over(b"g", giver, taker, 2)
         play.world.kill_index(play.hosts[0])
@@ -779,7 +779,7 @@ def _() -> None:
         play.world.serve(play.hosts[0], "h0")
         play.world.run(10)
     finally:
-        handing._drop, handing.go_on = drop, go_on  # pyright: ignore[reportPrivateUsage]
+        directory._drop, directory.go_on = drop, go_on  # pyright: ignore[reportPrivateUsage]
     drop(*late[0])
     play.world.run(15)
     try:
@@ -835,7 +835,7 @@ def _() -> None:
 
     play.after = silence
     play.hand_over(b"g", giver, taker, 3)
-    go_on, handing.go_on = handing.go_on, _nothing
+    go_on, directory.go_on = directory.go_on, _nothing
     play.world.run(4)
     play.world.heal()
     for at in (new, taker, other):
@@ -843,7 +843,7 @@ def _() -> None:
         play.world.cut(f"h{giver}", f"h{at}")
     play.answer(0, Remove(play.hosts[taker].id))
     play.world.run(2)
-    handing.go_on = go_on
+    directory.go_on = go_on
     play.world.run(5)
     promote(play, new)
     play.world.heal()

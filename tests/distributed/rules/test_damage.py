@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.rules import Change, Entry, Lent, Place, handing, reading
+from memstore.distributed.rules import Change, Entry, Lent, Place, directory, reading
 from memstore.distributed.rules.messages import Failed, IsAt, IsNamed, Named, Wait
 from memstore.errors import CorruptionError
 from tests.distributed.rules.test_membership import cluster, get, key_at, put, run
@@ -28,7 +28,7 @@ def filled(hosts: int) -> World:
 
 
 def hand_over(world: World, giver: str, taker: str) -> None:
-    handing.begin(world.hosts[giver].tables, b"g", world.hosts[taker].id)
+    directory.begin(world.hosts[giver].tables, b"g", world.hosts[taker].id)
     world.run(10)
     assert b"g" in world.hosts[taker].tables.own_groups
 

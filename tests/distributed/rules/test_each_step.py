@@ -15,7 +15,7 @@ from functools import partial
 
 import pytest
 
-from memstore.distributed.rules import Change, Place, handing
+from memstore.distributed.rules import Change, Place, directory
 from tests.distributed.rules.scenes import CALM, Scene
 from tests.distributed.rules.schedule import Schedule
 from tests.distributed.rules.world import Host, Process
@@ -144,7 +144,7 @@ def sharded_put(told: Told) -> None:
 
 
 def hand_over(told: Told) -> None:
-    handing.begin(told.hosts[OWNER].tables, b"group0", told.hosts[DEPUTY].id)
+    directory.begin(told.hosts[OWNER].tables, b"group0", told.hosts[DEPUTY].id)
     told.put(told.process(GENERATOR), OWNED)
 
 

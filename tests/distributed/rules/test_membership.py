@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from memstore.distributed.rules import Change, Entry, Member, Place, Send, Steps, directory, handing, reading, roster
+from memstore.distributed.rules import Change, Entry, Member, Place, Send, Steps, directory, reading, roster
 from memstore.distributed.rules.messages import Ask, BringGroups, Brought, Give, Lookup, Refused, Release, Remove
 from memstore.errors import (
     CrossHostError,
@@ -534,7 +534,7 @@ def test_a_root_gets_a_group_of_one_that_was_killed_while_it_joined() -> None:
 
 
 def test_large_records_are_handed_over_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handing, "BYTES_LIMIT", 5000)
+    monkeypatch.setattr(directory, "BYTES_LIMIT", 5000)
     world = cluster(2)
     first, second = world.hosts["h0"], world.hosts["h1"]
     process = world.start_process(first)
@@ -550,7 +550,7 @@ def test_large_records_are_handed_over_in_several_messages(monkeypatch: pytest.M
         return answer(host, index, request)
 
     monkeypatch.setattr(world, "answer", answered)
-    handing.begin(first.tables, b"g", second.id)
+    directory.begin(first.tables, b"g", second.id)
     world.run(20)
     assert len(sent) > 10 and set(second.tables.records) == set(keys) and not first.tables.records
 
@@ -561,11 +561,11 @@ def test_a_hand_over_to_a_host_that_gives_no_answer_can_be_cancelled() -> None:
     process = world.start_process(owner)
     run(world, process, put(process, b"g/k"))
     world.kill_index(world.hosts["h2"])
-    handing.begin(owner.tables, b"g", world.hosts["h2"].id)
+    directory.begin(owner.tables, b"g", world.hosts["h2"].id)
     world.run(3)
     with pytest.raises(HomeUnavailableError):
         run(world, process, put(process, b"g/k"), seconds=1)
-    handing.cancel(owner.tables, b"g")
+    directory.cancel(owner.tables, b"g")
     world.run(3)
     run(world, process, put(process, b"g/k"), seconds=1)
     assert not owner.tables.leaving_groups

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.rules import handing, owning
+from memstore.distributed.rules import directory, owning
 from memstore.distributed.rules.client import look_at
 from memstore.distributed.rules.messages import Change
 from memstore.distributed.rules.reading import look_up
@@ -61,7 +61,7 @@ def run(seed: int) -> None:
 
 def hand_over(world: World, taker: Host) -> None:
     for host in world.hosts.values():
-        handing.begin(host.tables, b"rows", taker.id)
+        directory.begin(host.tables, b"rows", taker.id)
 
 
 def test_rows_are_acknowledged_until_they_are_sealed_and_none_is_lost() -> None:

@@ -19,7 +19,7 @@ import memstore
 from memstore.distributed.catalog import look
 from memstore.distributed.links import CLIENT, Links, hello_of_this_process, read_secret
 from memstore.distributed.rules import Grant
-from memstore.distributed.serving.asking import Asking, Report, Reported, Told, decode_answer, encode
+from memstore.distributed.serving.cluster import Asking, Report, Reported, Told, decode_answer, encode
 from memstore.engine import Creation, close_root, open_root
 from memstore.errors import HomeUnavailableError
 

@@ -23,7 +23,7 @@ from memstore.distributed.rules.messages import (
     Publish,
     Resolve,
 )
-from memstore.distributed.serving.waiting import KeyWaits
+from memstore.distributed.serving.requests import KeyWaits
 from memstore.engine import Change, Content
 from memstore.errors import CorruptionError, StoreFullError
 from tests.distributed.serving.homes import Ask, answering

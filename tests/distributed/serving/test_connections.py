@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memstore.distributed.links import CLIENT, Asked, Links, Listener, hello_of_this_process
-from memstore.distributed.serving.answering import Connections
+from memstore.distributed.serving.requests import Connections
 from memstore.engine import deadline_after
 from tests.distributed.client.hosts import await_
 

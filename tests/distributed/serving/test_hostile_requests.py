@@ -31,7 +31,7 @@ from memstore.distributed.rules.messages import (
     Opened,
     Pending,
 )
-from memstore.distributed.serving.asking import decode_answer, decode_request, encode
+from memstore.distributed.serving.cluster import decode_answer, decode_request, encode
 from memstore.engine import deadline_after
 from tests.distributed.catalog.filling import asked, fill, published
 from tests.distributed.catalog.operations import BYTES, damage_of, put

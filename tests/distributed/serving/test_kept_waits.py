@@ -18,9 +18,9 @@ from memstore.distributed.catalog import run
 from memstore.distributed.links import CLIENT, Asked, Begun, Links, hello_of_this_process
 from memstore.distributed.rules import Index, Look, Tables, Wait, group_of
 from memstore.distributed.rules.messages import IsAt, NotOwner
-from memstore.distributed.serving import waiting
-from memstore.distributed.serving.asking import Told, decode_answer, encode
-from memstore.distributed.serving.waiting import KeyWaits
+from memstore.distributed.serving import requests
+from memstore.distributed.serving.cluster import Told, decode_answer, encode
+from memstore.distributed.serving.requests import KeyWaits
 from memstore.engine import deadline_after
 from tests.distributed.serving.agents import LONG, eventually
 from tests.distributed.serving.homes import AnsweringHome, answering
@@ -92,7 +92,7 @@ class Looks:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
-    monkeypatch.setattr(waiting, "_LOOK_EVERY", 1000.0)
+    monkeypatch.setattr(requests, "_LOOK_EVERY", 1000.0)
     return Looks(monkeypatch)
 
 
