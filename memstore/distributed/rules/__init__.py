@@ -2,11 +2,9 @@
 
 messages   the nouns of a cluster, and what hosts say to each other
 steps      how rules of several steps are written, and what they ask of a host's catalog
-owning     what an owner answers for its groups, and calls that are made once, or never
-directory  which member owns a group: grants, denials, and the deputies' copies
+owning     what an owner answers for its groups, calls that are made once or never, and how lent segments are let go
+directory  which member owns a group: grants, denials, the deputies' copies; how it goes to another owner
 roster     who is a member: admission, removal, a new seed
-handing    how a group goes to another owner
-lending    how segments are let go that records of other owners name
 index      the index process: all of these
 client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them

@@ -55,25 +55,22 @@ from memstore.distributed.rules.steps import (
 # The directory: which member owns a group. The seed keeps it in its catalog, and deputies have a copy.
 #
 # **Grants.** A claim of groups that nobody owns writes rows, each with a number that never repeats within a term. What
-# a
-# row says is told only when all deputies have it. So whichever of them is the next seed knows all that was ever told.
+# a row says is told only when all deputies have it. So whichever of them is the next seed knows all that was ever told.
 #
 # **Denials.** That nobody owns a group is told only when each deputy has said, after the question came, that it obeys
 # this seed still. A new seed needs a deputy that doesn't: so none has granted the group meanwhile.
 #
 # **Mirrors.** Rows are ordered by the numbers of their grants. A deputy takes in whatever rows come, each if its number
 # is larger than that of the row it has, and says up to which number it has all of them. So late and repeated messages
-# do
-# no harm. A row of an older term gives way to whatever this term's seed has: the old seed may have told one deputy
+# do no harm. A row of an older term gives way to whatever this term's seed has: the old seed may have told one deputy
 # alone.
 #
 # **Rows of members that were removed** count for nothing, wherever they are. Ids never come back.
 #
 # **Rows of a newcomer** (`roster.note_groups`) are written before it is a member, and count from its admission on: that
 # one row, the roster, makes all of them its own. Until then whoever claims such a group gets it, and the newcomer
-# begins
-# anew. Their grants are of the epoch of the admission, which is AHEAD: so nobody drops them as those of a removed
-# member.
+# begins anew. Their grants are of the epoch of the admission, which is AHEAD: so nobody drops them as those of a
+# removed member.
 
 
 IDLE = 1_000_000_000  # nanoseconds after which a deputy is asked though there is nothing to tell
@@ -409,16 +406,14 @@ def _rows_beyond(tables: Tables, roster: Roster, after: int) -> tuple[tuple[Owne
 #    own, unserved.
 # 3. *Grant*: the seed writes a row for B, whose grant names A's. If B is removed, the group is A's again.
 # 4. *Drop*: A forgets that it owns the group, and raises its floor to B's grant: no request with an older one is done
-# any
-#       more. Then it deletes the records, and lends their bytes to B. This must be of the term in which step 3 was
+#       any more. Then it deletes the records, and lends their bytes to B. This must be of the term in which step 3 was
 #    answered:
 #    a later seed may have no directory, and hear from A alone what A still owns.
 # 5. *Serve*: A tells B, which asks the directory and serves what it kept (`owning.admit`). Requests with B's grant may
 #    come before that: they wait, because processes of A's host may read records there as long as it has them. If A was
 #    removed, B need not be told.
 # 6. *Finish*: the seed begins an epoch. Until A has heard of an epoch after the one in which B served the group, it
-# takes
-#    part in no listing: B may have been asked for its page before, and A after.
+#    takes part in no listing: B may have been asked for its page before, and A after.
 
 
 Rows = list[tuple[bytes, Entry | None]]  # None: the record is damaged

@@ -66,11 +66,9 @@ from memstore.errors import CorruptionError, MemstoreError
 # - else it is dead for good, and was not done: `NotOwner`.
 #
 # **Calls.** A client that wants changes of an owner opens a session there. In each lane of it one call is under way at
-# a
-# time, and the owner keeps the last call of each lane with its answer, which is written in the transaction of the
-# change.
-# So nothing is kept for longer than the session, and a repeated call finds its answer after any death of the index
-# process.
+# a time, and the owner keeps the last call of each lane with its answer, which is written in the transaction of the
+# change. So nothing is kept for longer than the session, and a repeated call finds its answer after any death of the
+# index process.
 #
 # - A call of no session is refused for ever: session numbers never repeat.
 # - A call below the last one of its lane is an old duplicate: its client has had an answer, or gave up, since it went
@@ -78,12 +76,9 @@ from memstore.errors import CorruptionError, MemstoreError
 # - The last one itself gets its answer again, whoever owns the group by now.
 #
 # A session ends when its client says so, or when it has had no connection for an hour: no network keeps a message for
-# so
-# long. The hour is counted by looks, in memory: an index process that is started again begins anew. Between two looks
-# it
-# counts LOOK nanoseconds at most. So a process that was stopped, a host that slept, or a clock that jumps, which all
-# keep
-# clients from coming back too, ends nobody's session.
+# so long. The hour is counted by looks, in memory: an index process that is started again begins anew. Between two
+# looks it counts LOOK nanoseconds at most. So a process that was stopped, a host that slept, or a clock that jumps,
+# which all keep clients from coming back too, ends nobody's session.
 
 
 LAST = 3_600_000_000_000  # nanoseconds that a session lasts without a connection
@@ -498,10 +493,9 @@ class Sessions:
 # Segments of this host that records of other owners name: how they are let go.
 #
 # An owner that replaces a value owes its host a *release*, and tells it until it is acknowledged. What a client has
-# lent
-# for a put and never heard of again, or whose owner is gone, is found by an *audit*: the call is resolved, so that it
-# can't be made any more, and the group's owner is asked whether it names the segment. If nobody owns the group, nothing
-# names it.
+# lent for a put and never heard of again, or whose owner is gone, is found by an *audit*: the call is resolved, so that
+# it can't be made any more, and the group's owner is asked whether it names the segment. If nobody owns the group,
+# nothing names it.
 
 
 log = logging.getLogger("memstore")

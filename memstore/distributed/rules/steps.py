@@ -151,7 +151,7 @@ class LastCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeavingGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A group of this host that is being handed over: see `handing.py`.
+    """A group of this host that is being handed over: see `directory.py`.
 
     Attributes:
         taker: the member that is to own it.

@@ -1,14 +1,14 @@
 """How a root is served: the agent of a host, and its index process.
 
-agent          starts the index process, and starts it again                joining   memstore.join, under a launcher
-supervision    what the two share: lock, options, news, pulse, transports   cluster   Cluster: status, remove, promote
-__main__       the agent's program                                          asking    what they ask index processes
+agent          starts the index process, and starts it again
+supervision    what the two share: lock, options, news, pulse, transports
+joining        memstore.join, under a launcher
+cluster        Cluster: status, remove, promote; and what is asked of index processes
+__main__       the agent's program
 
-index_process  the program: all of what follows, put together
-answering      requests, and their answers
-waiting        requests that are kept until there is one
+index_process  the program: all of what follows, put together; who this host is in its cluster, and what people are told
+requests       requests, and their answers, at once or once there is one
 duties         what it does by itself, and how it takes the rules' steps
-membership     who this host is in its cluster: ROOT/cluster, and what people are told
 """
 
 from __future__ import annotations

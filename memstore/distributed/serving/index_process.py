@@ -76,10 +76,8 @@ if TYPE_CHECKING:
 # This host's place in its cluster: checks when its index process starts, and what people are told.
 #
 # `own_member` refuses to serve a root that was removed, or a copy. `Membership` hears of each change of the standing:
-# it
-# writes ROOT/cluster, prints what has changed, tells the agent that this host is a member, and ends the process where
-# it
-# can't be one.
+# it writes ROOT/cluster, prints what has changed, tells the agent that this host is a member, and ends the process
+# where it can't be one.
 
 
 CLUSTER_FILE = "cluster"

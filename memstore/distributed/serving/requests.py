@@ -75,16 +75,13 @@ from memstore.errors import MemstoreError, NotAStoreError, StoreFullError, Store
 #    Who publishes much that nobody here waits for wakes it at most once in half a millisecond.
 #
 # Each second it looks at all: a bell may not have been rung, by a writer that was killed (the mutex's next owner
-# rings),
-# and a record may have been damaged. Who writes another roster rings all bells. While there is no wait it doesn't
-# watch,
-# and publications cost nothing.
+# rings), and a record may have been damaged. Who writes another roster rings all bells. While there is no wait it
+# doesn't watch, and publications cost nothing.
 #
 # **For the seed** (`SeedWaits`): claims, questions who owns a group, and for the roster. What they wait for is the
-# answer
-# of a deputy, or of members who hear of a roster. The thread that has heard a deputy answers what it can without the
-# mutex (`look_at_once`); a thread of its own looks after all other messages that say such a thing, and once a second. A
-# member's question for a newer roster is looked at when there is one: a thousand of them cost nothing.
+# answer of a deputy, or of members who hear of a roster. The thread that has heard a deputy answers what it can without
+# the mutex (`look_at_once`); a thread of its own looks after all other messages that say such a thing, and once a
+# second. A member's question for a newer roster is looked at when there is one: a thousand of them cost nothing.
 
 
 _LOOK_EVERY = 1.0  # seconds: at all, as all who sleep on a doorbell do
@@ -379,7 +376,7 @@ def _reply(answers: Sequence[tuple[Asked, Answer]]) -> None:
 #
 # Reads take no mutex, and are answered in the thread that brought them. So are changes while nobody holds the store's
 # mutex, no disk is waited for, and they are small; else threads of their own make them, as long as their deadline lets
-# them, and hold up no read. What can't be answered yet is kept (`waiting.py`).
+# them, and hold up no read. What can't be answered yet is kept.
 
 
 _CHANGERS = 4  # threads that wait for the mutex
