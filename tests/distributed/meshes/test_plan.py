@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memstore.distributed.meshes.messages import Folder, HostSeen, Reached
-from memstore.distributed.meshes.serve import _Serving, plan_of, reached_by_all  # pyright: ignore[reportPrivateUsage]
+from memstore.distributed.meshes.serve import _ServeCall, plan_of, reached_by_all  # pyright: ignore[reportPrivateUsage]
 from memstore.distributed.rules import Member, Roster
 from memstore.errors import NotServedError
 
@@ -53,7 +53,7 @@ def test_new_hosts_are_led_by_the_first_that_sees_a_folder() -> None:
 
 
 def test_new_hosts_of_a_cluster_without_a_secret_get_none_of_their_own() -> None:
-    serving: Any = _Serving.__new__(_Serving)
+    serving: Any = _ServeCall.__new__(_ServeCall)
     serving._given = None
     roster = roster_of(1)
     assert len(serving._secret(plan_of({0: seen(1)}))) == 32

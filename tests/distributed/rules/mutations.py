@@ -402,12 +402,12 @@ def _(patch: Patch) -> None:
     "a deputy looks for rows of removed members while a root joins",
 )
 def _(patch: Patch) -> None:
-    give = directory.give
+    give_new = Directory.give_new
 
-    def of_now(tables: Any, cluster: Any, group: bytes, member: bytes, *rest: Any, epoch: Any = None) -> Any:
-        return give(tables, cluster, group, member, *rest)
+    def of_now(one: Directory, tables: Any, cluster: Any, groups: Any, member: bytes, epoch: Any = None) -> Any:
+        return give_new(one, tables, cluster, groups, member)
 
-    patch.setattr(directory, "give", of_now)
+    patch.setattr(Directory, "give_new", of_now)
 
 
 @mutation("what a try has written stays for the next one", "a root that joins at the second try")
@@ -657,7 +657,17 @@ def _(patch: Patch) -> None:
 
 @mutation("an audit doesn't say that a grant was refused", "bytes that are lent by a grant that is dead")
 def _(patch: Patch) -> None:
-    patch.setattr(owning, "NotOwner", Done)
+    class Unheard(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return False
+
+        def __call__(cls) -> NotOwner:
+            return NotOwner()
+
+    class Never(metaclass=Unheard):
+        """Made as a NotOwner, and never recognised as one."""
+
+    patch.setattr(owning, "NotOwner", Never)
 
 
 @mutation("an audit doesn't wait until a call's time is over", "slow")

@@ -74,11 +74,12 @@ def test_what_the_manifest_names_stays_though_a_trace_of_it_is_there(scratch: st
 def test_a_save_begins_in_a_folder_that_one_that_fails_removes(scratch: str) -> None:
     """Who has made a folder and fails removes it while it is empty; it may be another rank's of the same save."""
     text = (
-        "import os, sys\n"
+        "import os, random, sys, time\n"
         "while True:\n"
         "    for call in os.mkdir, os.rmdir:\n"
         "        try: call(sys.argv[1])\n"
         "        except OSError: pass\n"
+        "    time.sleep(random.random() / 1000)\n"
     )
     with subprocess.Popen([sys.executable, "-c", text, scratch]) as other:
         try:
