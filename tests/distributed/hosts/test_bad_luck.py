@@ -81,6 +81,7 @@ def test_a_seed_that_comes_back_empty_and_names_nobody_makes_no_second_cluster(h
     assert hosts.call(0, actions.found, [f"{group}/k"]) == [f"{group}/k"]
 
 
+@pytest.mark.full
 def test_an_old_seed_that_comes_back_empty_after_a_promotion_makes_no_second_cluster(hosts: ServedHosts) -> None:
     serve_three(hosts)
     before = hosts.view(1)["cluster"]
@@ -106,6 +107,7 @@ def test_a_dead_host_blocks_nobodys_join(hosts: ServedHosts) -> None:
     assert hosts.call(0, actions.found, ["late0/k"]) == ["late0/k"]
 
 
+@pytest.mark.full
 def test_a_stranger_at_a_dead_members_address_removes_nobody(hosts: ServedHosts) -> None:
     serve_three(hosts)
     hosts.call(2, actions.put_own, "dead", 1)
@@ -136,6 +138,7 @@ def test_a_new_seed_goes_on_with_all_that_the_old_one_has_said(hosts: ServedHost
     assert hosts.agent(0).wait(LONG) == 3 and "removed" in hosts.log(0)
 
 
+@pytest.mark.full
 def test_a_seed_that_was_cut_off_while_another_was_promoted_follows_it(hosts: ServedHosts) -> None:
     serve_three(hosts)
     for other in (1, 2, 3):
@@ -148,6 +151,7 @@ def test_a_seed_that_was_cut_off_while_another_was_promoted_follows_it(hosts: Se
     assert hosts.call(0, actions.found, ["meanwhile0/k"]) == ["meanwhile0/k"]
 
 
+@pytest.mark.full
 def test_a_lost_majority_needs_force_and_members_say_what_they_own(hosts: ServedHosts) -> None:
     serve_three(hosts)
     group = hosts.group_of(2)
