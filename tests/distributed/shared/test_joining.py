@@ -256,6 +256,8 @@ def test_a_host_that_has_lost_its_state_removes_what_it_had_left(folder: Path) -
         with pair.on(1):
             end_agent(lock)
         shutil.rmtree(pair.state(1))
+        with pair.on(0):
+            memstore.join(pair.root, cluster=pair.addresses[0], shared=True).remove(pair.addresses[1])
         pair.join(1)
         pair.stores.append(pair.open(1))
         wait_until(lambda: not os.path.exists(left), "its next life removes it")

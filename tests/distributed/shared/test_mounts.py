@@ -22,7 +22,7 @@ _PUT = """
 import sys, torch, memstore
 with memstore.open(sys.argv[1]) as store:
     try:
-        print(store.put(sys.argv[2], torch.ones(5000)) > 0)
+        print(store.put(sys.argv[2], torch.ones(50_000)) > 0)
     except memstore.MemstoreError as error:
         print(type(error).__name__, getattr(error, "errno", ""), error)
 """
@@ -42,11 +42,11 @@ done = []
 with memstore.open(sys.argv[1], timeout=10) as store:
     for number in range(12):
         try:
-            store.put(f"c{number}/k", torch.ones(5000), timeout=0.5)
+            store.put(f"c{number}/k", torch.ones(50_000), timeout=0.5)
             done.append(float(store.get(f"c{number}/k", timeout=0.5).sum()))
         except memstore.MemstoreError:
             pass
-print(len(done) > 0 and set(done) == {5000.0})
+print(len(done) > 0 and set(done) == {50000.0})
 """
 
 
@@ -96,10 +96,10 @@ def mounted() -> Iterator[Mounted]:
 
 def test_one_host_has_it_read_only_and_then_not_at_all(mounted: Mounted) -> None:
     assert mounted.run(0, _PUT, mounted.root, "a/k") == "True"
-    assert mounted.run(1, _GET, mounted.root, "a/k") == "5000.0"
+    assert mounted.run(1, _GET, mounted.root, "a/k") == "50000.0"
     mounted.mount(1, "--bind", mounted.root, mounted.root)
     mounted.mount(1, "-o", "remount,bind,ro", mounted.root)
-    assert mounted.run(1, _GET, mounted.root, "a/k") == "5000.0"
+    assert mounted.run(1, _GET, mounted.root, "a/k") == "50000.0"
     said = mounted.run(1, _PUT, mounted.root, "b/k")
     assert said.startswith("StorageError 30 ") and "read-only" in said and "host1" in said, said
     mounted.mount(1, "-t", "tmpfs", "tmpfs", mounted.root)
