@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from torch.distributed.tensor import Replicate, Shard
@@ -60,6 +61,7 @@ def test_ranks_of_another_host_cast_into_their_columns_and_each_byte_is_sent_onc
     paths: list[str], server: HomeServer, ranks4: Ranks, by: str
 ) -> None:
     ranks4.run(hosts.put_weights, paths[0], "policy")
+    Path(paths[1], "cluster").touch()  # as an agent does once its host is a member: TorchStore's functions look for it
     before = ask(server.address, "look")
     names = [*hosts.weights()]
     found = ranks4.run(hosts.get_cast, paths[1], "policy", by)
