@@ -209,8 +209,8 @@ class Driver:
 
         Returns whether the message was sent. If it wasn't, `begun` says whether a connection is to be made for it.
         """
-        action = next(begun.steps, None)
         try:
+            action = next(begun.steps)
             while isinstance(action, Transact):
                 assert action.is_read, "a change would wait for the mutex"
                 found = look_or_run(self._root, action.action, time.monotonic() + MUTEX_WITHIN)
@@ -387,7 +387,7 @@ class Mirroring:
         is_sent = False
         try:
             is_sent = self._driver.begin(begun)
-        except MemstoreError:  # of the catalog: that thread says so, if it is still so
+        except (MemstoreError, OSError):  # that thread meets it too, if it is still so, and says so
             self.due.set()
         except Exception as error:
             self._failed(error)
@@ -481,12 +481,15 @@ class Duties:
         """Notes that there is something to pay."""
         self._owes.set()
 
-    def mirror_soon(self) -> None:
-        """Notes that deputies are to be asked, or told: somebody waits for it."""
+    def mirror_soon(self) -> bool:
+        """Asks deputies, and tells them, since somebody waits for it. False: there is none."""
         standing = self._standing
-        if standing is not None and standing.is_seed:
-            for mirroring in self._mirrors[: len(self._index.seed.told(standing.roster))]:
-                mirroring.begin()
+        if standing is None or not standing.is_seed:
+            return False
+        mirrors = self._mirrors[: len(self._index.seed.told(standing.roster))]
+        for mirroring in mirrors:
+            mirroring.begin()
+        return bool(mirrors)
 
     def _look(self) -> None:
         """Looks at the standing, for all duties."""

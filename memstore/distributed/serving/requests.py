@@ -255,12 +255,12 @@ class SeedWaits:
     """Start it once; any thread may call the rest.
 
     Args:
-        is_asked: called when a request was kept for which deputies must be asked.
+        is_asked: called when a request was kept for which deputies must be asked. False: there is none to be asked.
         changed: called when the roster was changed.
     """
 
     def __init__(
-        self, root: Root, index: Index, ending: Ending, *, is_asked: Callable[[], None], changed: Callable[[], None]
+        self, root: Root, index: Index, ending: Ending, *, is_asked: Callable[[], bool], changed: Callable[[], None]
     ) -> None:
         self._root, self._index, self._ending = root, index, ending
         self._is_asked, self._changed = is_asked, changed
@@ -285,10 +285,8 @@ class SeedWaits:
             if not has_news:
                 self._unanswered.add(ticket)
         asked.on_close(lambda: self._forget(ticket))
-        if isinstance(request, Ask):
+        if isinstance(request, Ask) or not self._is_asked():  # else it is looked at after the deputies' answers
             self._due.set()  # what it waits for may have come since its first look
-        else:
-            self._is_asked()  # and after the deputies' answers it is looked at again
 
     def look_again(self) -> None:
         """Notes that something was heard of the roster."""
@@ -305,7 +303,7 @@ class SeedWaits:
         try:
             tickets = set(self._unanswered)
             self._reply(look(self._root, lambda tables: self._index.ended_waits(tables, tickets), 0.0))
-        except (MustChange, MemstoreError):
+        except (MustChange, MemstoreError, OSError):  # the thread that may wait looks
             self._due.set()
         finally:
             self._looking.release()
