@@ -82,24 +82,6 @@ class Nowhere(torch.Tensor):
         return "Nowhere()"
 
 
-class Copier(torch.Tensor):
-    """A tensor without memory. What operators make of it are plain tensors, which are copies."""
-
-    def __new__(cls, held: torch.Tensor) -> Copier:
-        make: Any = torch.Tensor._make_wrapper_subclass
-        return make(cls, held.shape, dtype=held.dtype)
-
-    def __init__(self, held: torch.Tensor) -> None:
-        self.held = held
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*(one.held.clone() if isinstance(one, cls) else one for one in args), **(kwargs or {}))
-
-    def __repr__(self, **_: Any) -> str:
-        return "Copier()"
-
-
 STORED: dict[str, Callable[[], torch.Tensor]] = {
     "plain": lambda: BASE.clone(),
     "conjugated": lambda: torch.complex(BASE, BASE * 2).conj(),
@@ -130,7 +112,7 @@ REFUSED: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "two, one freed": (lambda: TwoTensor(BASE.clone(), cut(0)), "freed or cut|is a TwoTensor"),
     "unknown subclass": (lambda: BASE.as_subclass(classes.Half), "Half"),
     "unknown, at an offset": (Nowhere, "Nowhere"),
-    "unknown, whose operators copy": (lambda: Copier(BASE), "Copier"),
+    "unknown, whose operators copy": (lambda: classes.Copier(BASE), "Copier"),
 }
 UNKNOWN = ("unknown, at an offset", "unknown, whose operators copy")
 WRAPPERS = ("two", "two of two", "parameter of two", "int8 weight")

@@ -33,6 +33,7 @@ from memstore.integrations.torchstore.folders import ROOT_VARIABLE
 from memstore.sharding import TensorShards
 from memstore.structure import why_no_memory
 from tests.children import in_child
+from tests.structure import classes
 
 pytestmark = [
     pytest.mark.embedded,  # its calls take folders
@@ -68,43 +69,6 @@ def fake() -> torch.Tensor:
 
 class Plain(torch.Tensor):
     """A subclass whose elements lie in memory as any tensor's."""
-
-
-class Opaque(torch.Tensor):
-    """Another one, whose class has no operators."""
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError(f"{func}")
-
-    def __repr__(self, **_: Any) -> str:
-        return "Opaque()"
-
-
-class Wrapper(torch.Tensor):
-    """A subclass without memory, which doesn't name the tensor that it has. What comes of it is of its class again."""
-
-    def __new__(cls, held: torch.Tensor) -> Wrapper:
-        make: Any = torch.Tensor._make_wrapper_subclass
-        return make(cls, held.shape, dtype=held.dtype)
-
-    def __init__(self, held: torch.Tensor) -> None:
-        self.held = held
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return cls(func(*(one.held if isinstance(one, cls) else one for one in args), **(kwargs or {})))
-
-    def __repr__(self, **_: Any) -> str:
-        return "Wrapper()"
-
-
-class Copier(Wrapper):
-    """A wrapper of which a plain tensor comes that is a copy."""
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*(one.held.clone() if isinstance(one, cls) else one for one in args), **(kwargs or {}))
 
 
 # tensors that can be filled
@@ -143,9 +107,9 @@ REFUSED: dict[str, Callable[[], torch.Tensor]] = {
     "sparse": lambda: full().to_sparse(),
     "uninitialized": lambda: torch.nn.UninitializedParameter(dtype=DTYPE),
     "wrapper": lambda: TwoTensor(full(), full()),
-    "unnamed wrapper": lambda: Wrapper(full()),
-    "wrapper that copies": lambda: Copier(full()),
-    "opaque subclass": lambda: torch.Tensor._make_subclass(Opaque, full()),
+    "unnamed wrapper": lambda: classes.Wrapper(full()),
+    "wrapper that copies": lambda: classes.Copier(full()),
+    "opaque subclass": lambda: torch.Tensor._make_subclass(classes.Opaque, full()),
     "expanded subclass": lambda: full(3).expand(SHAPE).as_subclass(Plain),
 }
 # None: lazy leaves are made with the store that they are of
@@ -169,9 +133,9 @@ def shown(value: Any) -> torch.Tensor | None:
         return shown(value._local_tensor)
     if type(value).__name__ in ("FakeTensor", "UninitializedParameter", "StoredTensor") or value.is_meta:
         return None
-    if isinstance(value, Wrapper):
+    if isinstance(value, classes.Wrapper):
         return value.held.clone()
-    if isinstance(value, Opaque):
+    if isinstance(value, classes.Opaque):
         return torch.from_numpy(_array_of(value).copy())
     if isinstance(value, TwoTensor):
         return value.a.clone() if torch.equal(value.a, value.b) else torch.cat([value.a, value.b])

@@ -269,3 +269,43 @@ class State(TypedTensorDict):
 
 class Deeper(State):
     z: torch.Tensor
+
+
+# -- tensors whose classes have operators of their own, and say nothing of what they are made of -----------------------
+
+
+class Opaque(torch.Tensor):
+    """A subclass whose elements lie in memory, and whose class has no operators."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"{func}")
+
+    def __repr__(self, **_: Any) -> str:
+        return "Opaque()"
+
+
+class Wrapper(torch.Tensor):
+    """A subclass without memory, which doesn't name the tensor that it has. What comes of it is of its class again."""
+
+    def __new__(cls, held: torch.Tensor) -> Wrapper:
+        make: Any = torch.Tensor._make_wrapper_subclass
+        return make(cls, held.shape, dtype=held.dtype)
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls(func(*(one.held if isinstance(one, cls) else one for one in args), **(kwargs or {})))
+
+    def __repr__(self, **_: Any) -> str:
+        return f"{type(self).__name__}()"
+
+
+class Copier(Wrapper):
+    """A wrapper of which a plain tensor comes that is a copy."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(one.held.clone() if isinstance(one, cls) else one for one in args), **(kwargs or {}))
