@@ -91,6 +91,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         deputies: ids of the members that have all of the directory, before it says anything of it.
         voters: ids of the members of the roster before. It counts once a majority of them has it.
         holders: ids of members with `is_owner` False that may own groups all the same: they had some before.
+        base: of a term that was forced, until its directory is whole: the newest position that its seed has heard of.
     """
 
     cluster: bytes
@@ -101,6 +102,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     deputies: tuple[bytes, ...] = ()
     voters: tuple[bytes, ...] = ()
     holders: tuple[bytes, ...] = ()
+    base: tuple[Number, Number] = (0, 0)
 
     @property
     def owners(self) -> tuple[Member, ...]:

@@ -12,7 +12,9 @@ the next one, and nobody can be the seed by an old one.
 3. It writes the same members, under a new term, and tells them. This roster counts as any other does.
 
 If the majority or the directory is lost, a person may force it. Then the members of the new term announce what they
-own, and grants and denials wait until each has, or was removed.
+own, and grants and denials wait until each has, or was removed. The old seed may live, and may have admitted hosts of
+which the new one hasn't heard. A member that knows one obeys a roster only with it in it (`adopt`), and the new seed
+takes it in (`take_back`).
 
 **A root that has keys** is admitted with all of its groups, or refused if another member owns one (`bring_groups`,
 `note_groups`). Before that its records get versions of the epoch in which it will be admitted, so that none of a key
@@ -86,10 +88,13 @@ _BETWEEN = 0.2  # seconds
 def adopt(tables: Tables, roster: Roster) -> bool:
     """Writes a roster, if it is newer than what this member has and of a seed that it obeys.
 
-    A term ends all grants of older ones that aren't recorded as owned.
+    A term ends all grants of older ones that aren't recorded as owned. A term that was forced leaves out nobody whom an
+    older seed has admitted.
     """
     standing = tables.standing()
     if standing is None or roster.position <= standing.roster.position or roster.term < standing.promised:
+        return False
+    if not roster.voters and _left_out(standing.roster, roster):
         return False
     floor = standing.floor
     if roster.term > standing.roster.term:
@@ -99,6 +104,13 @@ def adopt(tables: Tables, roster: Roster) -> bool:
     tables.put_standing(standing)
     end_strays(tables, standing)
     return True
+
+
+def _left_out(older: Roster, forced: Roster) -> list[Member]:
+    """Returns the members of an older term that a forced one hasn't, as its seed had not heard of them."""
+    if older.term >= forced.term or older.position <= forced.base:
+        return []
+    return [member for member in older.members if member.id not in forced.ids]
 
 
 def leave(tables: Tables) -> None:
@@ -385,11 +397,13 @@ def propose(
     deputies: tuple[bytes, ...] | None = None,
     holders: tuple[bytes, ...] | None = None,
     epoch: int = 0,
+    base: tuple[int, int] = (0, 0),
 ) -> Roster:
     """Writes the next roster. It counts when it has settled; only deputies may be left out before the last one has.
 
     Args:
         epoch: it is to be later than that.
+        base: of a term that was forced, if its seed has heard of a later position than before.
     """
     roster = standing.roster
     members = roster.members if members is None else members
@@ -397,11 +411,11 @@ def propose(
     kept = tuple(one for one in (roster.deputies if deputies is None else deputies) if one in ids)
     voters = tuple(member.id for member in roster.members) if is_settled else roster.voters
     if standing.unheard:  # a majority is lost, and a person has forced it
-        voters = ()
+        voters, base = (), max(base, roster.base)
     epoch = max(roster.epoch, epoch) + 1
     visitors = {member.id for member in members if not member.is_owner}
     hold = tuple(one for one in (roster.holders if holders is None else holders) if one in visitors)
-    roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, kept, voters, hold)
+    roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, kept, voters, hold, base)
     adopt(tables, roster)
     return roster
 
@@ -418,6 +432,8 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
         return Refused("the root belongs to another cluster")
     if ask.cluster is not None and position > roster.position:
         return Later()  # of another seed, of which this one has not heard yet
+    if known is None and ask.cluster is not None and standing.unheard:
+        return Later()  # it may be one of an older term: members will say so
     if known is None and ask.cluster is not None:
         why = "the root was removed from this cluster: serve an empty one"
         return Refused(why, is_removed=True) if seed.counts(standing) else Later()
@@ -609,7 +625,7 @@ def appoint(seed: Directory) -> Steps[None]:
     if rival and now - since > SILENT and not seed.is_over:  # nothing came of it, and who has promised obeys nobody
         yield from transact(lambda tables: _hear_of(tables, rival))
         with contextlib.suppress(NotPromoted):
-            yield from promote(seed)
+            yield from promote(seed, forced=bool(standing.unheard))
     if rival or standing.unheard:
         return
     silent = {one for one, answered in seed.answered.items() if now - answered > SILENT}
@@ -758,7 +774,7 @@ def promote(seed: Directory, *, forced: bool = False) -> Steps[None]:
         yield from pause(_BETWEEN)
     seed.is_over = newest.seed != standing.member
     has_majority = 2 * len(promised & newest.ids) > len(newest.members)
-    has_directory = standing.member in (*newest.deputies, newest.seed)
+    has_directory = standing.member in newest.deputies or (newest.seed == standing.member and not standing.unheard)
     if not forced and not has_majority:
         raise NotPromoted(f"{len(promised)} of {len(newest.members)} hosts answer: more than half of them are needed")
     if not forced and not has_directory:
@@ -798,9 +814,10 @@ def _begin_term(tables: Tables, member: bytes, newest: Roster, term: int, is_who
     deputies = tuple(one for one in newest.deputies if one != member) if is_whole else ()
     voters = tuple(one.id for one in newest.members) if is_whole else ()
     epoch = newest.epoch + (1 if is_whole else LOST_EPOCHS)
+    base = (0, 0) if is_whole else newest.position if newest.base == (0, 0) else newest.base
     # Without the directory nobody knows who owns groups, until all have announced it.
     holders = newest.holders if is_whole else tuple(one.id for one in newest.members if not one.is_owner)
-    adopt(tables, Roster(newest.cluster, term, epoch, newest.members, member, deputies, voters, holders))
+    adopt(tables, Roster(newest.cluster, term, epoch, newest.members, member, deputies, voters, holders, base))
     standing = tables.standing()
     assert standing is not None
     if not is_whole:
@@ -824,6 +841,21 @@ def tell_members(seed: Directory, members: Sequence[Member] | None = None) -> St
     for member, answer in zip(members, answers, strict=True):
         if isinstance(answer, Promised) and answer.roster.term == seed.term:
             seed.hear(member.id, answer.roster.position)
+        elif isinstance(answer, Promised):
+            yield from transact(lambda tables, older=answer.roster: take_back(tables, older))
+
+
+def take_back(tables: Tables, older: Roster) -> None:
+    """Takes in whom an older seed had admitted when this one was forced, which hadn't heard of it."""
+    standing = tables.standing()
+    missed = [] if standing is None or not standing.unheard else _left_out(older, standing.roster)
+    if standing is None or not standing.is_seed or standing.is_removed or not missed:
+        return
+    unheard = (*standing.unheard, *(member.id for member in missed))
+    members = (*standing.roster.members, *missed)
+    propose(tables, standing, is_settled=True, members=members, base=older.position)
+    standing = tables.standing() or standing
+    tables.put_standing(msgspec.structs.replace(standing, unheard=unheard))
 
 
 def rebuild(seed: Directory) -> Steps[None]:

@@ -453,6 +453,11 @@ def _(patch: Patch) -> None:
     patch.setattr(roster, "_begin_term", hasty)
 
 
+@mutation("a forced seed knows better who is a member", "a host that joins while another seed is forced")
+def _(patch: Patch) -> None:
+    patch.setattr(roster, "_left_out", lambda older, forced: [])  # pyright: ignore[reportUnknownLambdaType]
+
+
 @mutation("a new term leaves the floor as it was", "a grant of the old term")
 def _(patch: Patch) -> None:
     put = SimTables.put_standing

@@ -636,6 +636,25 @@ def _() -> None:
     play.must(b"g" in play.hosts[late].tables.own_groups, "it isn't the owner any more")
 
 
+@script("a host that joins while another seed is forced")
+def _() -> None:
+    """The old seed lives, and admits it. The new one is cut off meanwhile, and hears of it afterwards."""
+    play = Play(4)
+    new = others_than_deputies(play)
+    play.cut_off(new)
+    play.add_host(is_owner=True, seed="h0")
+    play.world.run(5)
+    play.put(4, b"late/k", b"joined")
+    promote(play, new, forced=True)
+    play.world.heal()
+    play.world.run(20)
+    standing = play.hosts[4].tables.standing()
+    play.must(standing is not None and not standing.is_removed, f"a host was removed by nobody: {standing}")
+    play.must(play.hosts[new].index is not None and standing.seed.id == play.hosts[new].id, f"{standing}")
+    entry = play.get(1, b"late/k")
+    play.must(entry is not None and entry.body == b"joined", f"{entry}")
+
+
 @script("a grant of the old term")
 def _() -> None:
     """It was never recorded, and the directory is lost."""
