@@ -641,7 +641,8 @@ def appoint(seed: Directory) -> Steps[None]:
     if (roster.deputies and len(firm) >= min(MOST_DEPUTIES, len(steady))) or not seed.is_settled(standing):
         return
     candidate = seed.candidate
-    if candidate is None or candidate not in roster.ids or candidate in (*roster.deputies, *silent):
+    is_able = candidate in (steady if roster.deputies else roster.ids) and candidate not in (*roster.deputies, *silent)
+    if candidate is None or not is_able:
         present = [one for one, position in seed.heard.items() if position == roster.position and one in roster.ids]
         able = [one for one in sorted(present) if one not in (*roster.deputies, standing.member, candidate)]
         able = [one for one in able if one in steady] or ([] if roster.deputies else able)

@@ -616,6 +616,22 @@ def others_than_deputies(play: Play) -> int:
     return next(at for at in range(1, len(play.hosts)) if at not in deputies(play))
 
 
+@script("a deputy that owns nothing any more")
+def _() -> None:
+    """It is the one that the seed chose last."""
+    for one in (0, 1):
+        play = Play(4)
+        other, gone = others_than_deputies(play), deputies(play)[one]
+        play.world.kill_index(play.hosts[gone])
+        play.world.serve(play.hosts[gone], "h0", is_owner=False)
+        play.world.run(12)
+        standing = play.hosts[0].tables.standing()
+        play.must(other in deputies(play) and gone not in deputies(play), f"{standing}")
+        play.world.run(12)
+        after = play.hosts[0].tables.standing()
+        play.must(after == standing, f"the seed goes on to change it: {after}")
+
+
 @script("a directory that is lost")
 def _() -> None:
     """A host announces late what it owns."""

@@ -100,7 +100,7 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
     drawn = in_child(cluster_in, agents.environment, root)
     assert f"memstore.Cluster(&#x27;{root}&#x27;): 2 hosts; status() asks them how they are" in drawn
     assert f">{other.address}<" in drawn
-    assert f"seed {seed.address}: 2 of 2 hosts answer" in " ".join(text.split())
+    assert f"seed {seed.address}, deputies {other.address}: 2 of 2 hosts answer" in " ".join(text.split())
     assert f"memstore {memstore.__version__}, torch {metadata.version('torch')}" in text
 
     for folder in (root, f"{agents.folder}/b"):  # what other commands show of a store that is served
@@ -109,7 +109,7 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
         assert "two/key w  dict of 1 leaf, float32 [32768]" in command(agents, "get", folder, "two/key").stdout
 
     told = " ".join(command(agents, "stats", root).stdout.split())
-    assert told.startswith("keys 2 with their home on this host live")
+    assert told.startswith("keys 2 that this host owns live")
 
     other.process.kill()
     other.process.wait()
@@ -117,7 +117,7 @@ def test_status_tells_of_all_hosts_and_remove_forgets_a_dead_one(agents: Agents)
     assert first["alive"] and not second["alive"] and second["trouble"] == "Connection refused"
     code, text, _ = command(agents, "status", root)
     assert code == 1 and command(agents, "status", root, "--json").returncode == 1
-    assert f"seed {seed.address}: 1 of 2" in text and f"{other.address} does not answer: {second['trouble']}" in text
+    assert ": 1 of 2 hosts answer" in text and f"{other.address} does not answer: {second['trouble']}" in text
 
     shown = in_child(status_in, agents.environment, root)
     assert repr(shown).startswith(f"memstore.ClusterStatus: 1 of 2 hosts alive, seed {seed.address}\n  address")
