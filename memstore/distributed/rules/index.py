@@ -106,7 +106,7 @@ class Index:
         self._audit = owning.Audit(clock)
         self._sessions = owning.Sessions(clock)
         self.refusal: Refused | None = None
-        self._swept: frozenset[bytes] = frozenset()  # the members among whom all bytes lie that records here name
+        self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
         self._waits: dict[int, tuple[Request, int, int | None]] = {}
@@ -411,9 +411,9 @@ class Index:
             return False
         if standing.is_joining:
             yield from roster.finish_joining(standing)
-        elif not self._swept <= standing.roster.ids or not self._swept:
+        elif self._swept != standing.losses:
             yield from roster.drop_lost(self.seed)
-        self._swept = standing.roster.ids
+            self._swept = standing.losses
         has_kept = yield from directory.settle_kept(standing, self._refused)
         return standing.is_joining or has_kept
 

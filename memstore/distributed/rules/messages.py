@@ -136,6 +136,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
         is_joining: the root had keys when it was admitted, and some may be of groups that it hasn't claimed.
         is_removed: the seed has said that this root is no member any more.
         unheard: of a seed that has no directory: ids of members that have not announced yet what they own.
+        losses: how often a roster came without some member of the one before.
     """
 
     member: bytes
@@ -145,6 +146,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     is_joining: bool = False
     is_removed: bool = False
     unheard: tuple[bytes, ...] = ()
+    losses: Number = 0
 
     @property
     def is_seed(self) -> bool:

@@ -550,7 +550,7 @@ class Audit:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        self._members: frozenset[bytes] = frozenset()
+        self._losses = 0
         self._seen: set[Place] = set()
         self._refused: dict[bytes, int] = {}  # of groups, the number of the grant that their owner has refused
 
@@ -559,9 +559,9 @@ class Audit:
         standing = yield from view(lambda tables: tables.standing())
         if standing is None or standing.is_removed or standing.is_joining:
             return
-        if not self._members <= standing.roster.ids:
+        if self._losses != standing.losses:
             self._seen.clear()
-        self._members = standing.roster.ids
+        self._losses = standing.losses
         now, after = self._clock(), 0
         while rows := (yield from view(lambda tables, start=after: tables.all_lent(start, ROWS_LIMIT))):
             after = rows[-1][0].put_id

@@ -100,7 +100,8 @@ def adopt(tables: Tables, roster: Roster) -> bool:
     if roster.term > standing.roster.term:
         floor = max(floor, roster.term << TERM_BITS)
     unheard = tuple(one for one in standing.unheard if one in roster.ids and roster.seed == standing.member)
-    standing = msgspec.structs.replace(standing, roster=roster, floor=floor, unheard=unheard)
+    losses = standing.losses + (not standing.roster.ids <= roster.ids)
+    standing = msgspec.structs.replace(standing, roster=roster, floor=floor, unheard=unheard, losses=losses)
     tables.put_standing(standing)
     end_strays(tables, standing)
     return True

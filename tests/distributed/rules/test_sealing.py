@@ -9,10 +9,11 @@ import pytest
 
 from memstore.distributed.rules import directory, owning
 from memstore.distributed.rules.client import look_at
-from memstore.distributed.rules.messages import Change
+from memstore.distributed.rules.messages import Change, Commit, Later
 from memstore.distributed.rules.reading import look_up
 from memstore.distributed.rules.steps import view
 from tests.distributed.rules.scenes import CALM
+from tests.distributed.rules.scripts import Play
 from tests.distributed.rules.sealed_rows import SealedRows
 from tests.distributed.rules.world import Host, Weather, World
 from tests.support.explore import Fault
@@ -98,7 +99,36 @@ def test_a_rule_that_is_left_out_would_be_found(broken: Any, monkeypatch: pytest
             run(seed)
 
 
-@pytest.mark.full  # it takes 75 schedules, 8 s
+def _a_seal_comes_late() -> None:
+    """Its process is killed, the next one adds a row, and only then the owner of the key hears of the seal."""
+    play = Play(3)
+    play.put(0, b"rows/other")
+    rows = SealedRows(play.world, play.hosts[1], b"rows/k")
+    rows.create()
+    play.world.run(5)
+    answer, late = play.world.answer, list[Commit]()
+
+    def hold(host: Host, index: Any, request: Any) -> Any:
+        if isinstance(request, Commit) and not request.changes[0].is_mutable:
+            late.append(request)
+            return Later()
+        return answer(host, index, request)
+
+    play.world.answer = hold
+    rows.take_turn(seals=True, seconds=20)
+    play.world.run(1)
+    rows.kill()
+    rows.take_turn(seals=False, seconds=20)
+    play.world.run(5)
+    assert late and rows.rows == 1
+    answer(play.hosts[0], play.hosts[0].index, late[0])
+    rows.check()
+
+
+def test_a_seal_that_comes_late_is_refused() -> None:
+    _a_seal_comes_late()
+
+
 def test_a_seal_that_names_no_version_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = owning.refused_change
 
@@ -107,8 +137,7 @@ def test_a_seal_that_names_no_version_would_be_found(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(owning, "refused_change", refused)
     with pytest.raises(Fault):
-        for seed in range(300):
-            run(seed)
+        _a_seal_comes_late()
 
 
 def _of_any_version(change: Change) -> Change:
