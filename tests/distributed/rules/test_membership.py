@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from memstore.distributed.rules import Change, Entry, Member, Place, Send, Steps, directory, reading, roster
+from memstore.distributed.rules.index import Index
 from memstore.distributed.rules.messages import Ask, BringGroups, Brought, Give, Lookup, Refused, Release, Remove
 from memstore.errors import (
     CrossHostError,
@@ -221,6 +222,33 @@ def test_a_host_that_was_removed_hears_of_it_and_its_keys_can_be_put_anew() -> N
         with pytest.raises(StaleMembershipError):
             run(world, process, steps)
     assert get(world, other, key) == Entry(after, b"x")
+
+
+def test_bytes_of_a_host_that_came_and_went_between_two_looks_are_not_named_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = cluster(3)
+    owner = world.hosts["h2"]
+    key, other = key_at(world, owner), world.start_process(world.hosts["h1"])
+    settle, is_held = Index.settle, [True]
+
+    def held_up(index: Index) -> Steps[bool]:
+        return False if index is owner.index and is_held[0] else (yield from settle(index))
+
+    monkeypatch.setattr(Index, "settle", held_up)
+    visitor = world.add_host("h3")
+    world.serve(visitor, "h0")
+    world.run(5)
+    process, place = world.start_process(visitor), Place(visitor.id, visitor.tables.fill(7))
+    run(world, process, process.client.commit([Change(key, b"", (place,))], 1 << 62))
+    assert get(world, other, key) is not None
+    gone = visitor.id
+    world.lose(visitor)
+    world.remove(gone)
+    world.run(5)
+    is_held[0] = False
+    world.run(5)
+    assert get(world, other, key) is None
 
 
 def test_who_asks_a_host_that_was_removed_was_not_removed_itself() -> None:
