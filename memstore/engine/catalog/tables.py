@@ -44,6 +44,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from memstore._arguments import KEY_LIMIT
 from memstore._parsing import UNDECODABLE
 from memstore.engine.format.records import (
     DAMAGED_BEFORE,
@@ -406,7 +407,7 @@ class PendingPart(msgspec.Struct, frozen=True, array_like=True):
         host: the member of the cluster where the segment lies. In the catalog's rows it is empty for this one.
     """
 
-    key: Annotated[bytes, Meta(min_length=1, max_length=500)]
+    key: Annotated[bytes, Meta(min_length=1, max_length=KEY_LIMIT)]
     attempt: Annotated[str, Meta(min_length=1)]
     number: Number
     rank: Rank
@@ -458,7 +459,7 @@ class AttemptOutcome(msgspec.Struct, frozen=True, array_like=True):
         boot: of that host.
     """
 
-    key: Annotated[bytes, Meta(min_length=1, max_length=500)]
+    key: Annotated[bytes, Meta(min_length=1, max_length=KEY_LIMIT)]
     attempt: Annotated[str, Meta(min_length=1)]
     number: Number
     version: Number
