@@ -20,7 +20,7 @@ from __future__ import annotations
 from memstore.engine import index, syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.catalog import MOST_FOR_VALUES, Catalog, CatalogCrowded, ReadOnlyTransaction
-from memstore.engine.catalog.tables import AttemptOutcome, Now, PendingPart, Transaction
+from memstore.engine.catalog.tables import AttemptOutcome, Failure, FailureDetails, Now, PendingPart, Place, Transaction
 from memstore.engine.files.mapping import (
     ExternalFiles,
     LockFile,
@@ -101,8 +101,10 @@ from memstore.engine.opening import (
     remove_unused,
 )
 from memstore.engine.pin import Pin, PinOptions, pack, unpack
+from memstore.engine.protocols import attempts
 from memstore.engine.protocols.attempts import (
     AttemptFailure,
+    AttemptRows,
     Merge,
     Participant,
     ended,
@@ -226,6 +228,11 @@ __all__ = [
     "ExternalFiles",
     "FILLING",
     "AttemptFailure",
+    "AttemptRows",
+    "Failure",
+    "FailureDetails",
+    "Place",
+    "attempts",
     "ParsedHeader",
     "FoundPart",
     "HEADER_LIMIT",

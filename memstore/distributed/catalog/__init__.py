@@ -1,6 +1,6 @@
 """The rules' tables in a host's catalog.
 
-rows    records, changes and parts of the engine, as the rules have them; what else the rules write, as bytes
+rows    records and changes of the engine, as the rules have them; what else the rules write, as bytes
 tables  the tables of one transaction, and how one is run
 """
 
@@ -11,9 +11,6 @@ from memstore.distributed.catalog.rows import (
     change_of,
     checked,
     entry_of,
-    failure_of,
-    outcome_row,
-    part_row,
     record_of,
     standing_of,
 )
@@ -26,11 +23,8 @@ __all__ = [
     "change_of",
     "checked",
     "entry_of",
-    "failure_of",
     "look",
     "look_or_run",
-    "outcome_row",
-    "part_row",
     "record_of",
     "run",
     "standing_of",

@@ -1,4 +1,4 @@
-"""Rows that the rules write into a catalog: records, changes and parts as the engine has them; all else as bytes."""
+"""Rows that the rules write into a catalog: records and changes as the engine has them; all else as bytes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ import msgspec
 from memstore import engine
 from memstore._parsing import UNDECODABLE
 from memstore.distributed.rules import (
-    LARGEST_DETAILS,
-    LONGEST_TEXT,
     Change,
     Entry,
-    Failure,
     Grant,
     KeptGroup,
     LastCall,
     LeavingGroup,
     Lent,
-    Outcome,
+    NoSession,
     Ownership,
-    Part,
     Place,
     Standing,
 )
@@ -59,8 +55,6 @@ _LARGEST_START = HEADER_LIMIT + 8  # bytes: a header's length stands before it
 
 encode = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(Record).decode
-_DETAILS = ("expected", "found", "missing_ranks", "missing_boxes")  # attributes of an attempt's error
-_decode_details = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 def entry_of(record: Record, member: bytes) -> Entry:
@@ -194,81 +188,6 @@ def _check(is_so: bool, detail: str) -> None:
         raise CorruptionError(f"what another host says of an entry can't be: {detail}")
 
 
-# --- sharded puts -----------------------------------------------------------------------------------------------------
-
-
-def part_row(part: Part, member: bytes) -> engine.PendingPart:
-    """Returns a part as the engine has it, on the host of that member."""
-    return engine.PendingPart(
-        part.key,
-        part.attempt,
-        part.number,
-        part.rank,
-        part.world_size,
-        part.place.put_id,
-        part.place.segment,
-        part.size,
-        part.start,
-        part.expect,
-        part.lease,
-        part.expires,
-        boot_id(),
-        b"" if part.place.host == member else part.place.host,
-    )
-
-
-def part_of(part: engine.PendingPart, member: bytes) -> Part:
-    """Returns a row as the rules have it. One of another boot is over."""
-    return Part(
-        part.key,
-        part.attempt,
-        part.number,
-        part.rank,
-        part.world_size,
-        Place(part.host or member, part.put_id, part.segment),
-        part.size,
-        part.start,
-        part.expect,
-        part.lease,
-        part.expires if part.boot == boot_id() else 0,
-    )
-
-
-def outcome_of(row: engine.AttemptOutcome) -> Outcome:
-    failure = None if row.version else Failure(row.error, row.message, encode(row.details))
-    expires = row.expires if row.boot == boot_id() else 0
-    return Outcome(row.key, row.attempt, row.number, row.version, failure, expires)
-
-
-def outcome_row(outcome: Outcome) -> engine.AttemptOutcome:
-    """Returns an outcome as the engine has it. What another host says of an error's attributes is checked."""
-    failure = outcome.failure or Failure("", "")
-    try:
-        details = {name: value for name, value in _decode_details(failure.details).items() if name in _DETAILS}
-    except UNDECODABLE:
-        details = {}
-    return engine.AttemptOutcome(
-        outcome.key,
-        outcome.attempt,
-        outcome.number,
-        outcome.version,
-        failure.error,
-        failure.text,
-        details,
-        outcome.expires,
-        boot_id(),
-    )
-
-
-def failure_of(error: engine.AttemptFailure) -> Failure:
-    """Returns an error as other hosts are told of it: what it lists may be too long for a message."""
-    details = {name: value for name, value in vars(error).items() if name in _DETAILS}
-    encoded = encode(details)
-    if len(encoded) > LARGEST_DETAILS:
-        encoded = encode({name: value for name, value in details.items() if name != "missing_boxes"})
-    return Failure(type(error).__name__, str(error)[:LONGEST_TEXT], encoded[:LARGEST_DETAILS])
-
-
 # --- All other rows --------------------------------------------------------------------------------------------------
 
 
@@ -289,7 +208,14 @@ class _Lent(msgspec.Struct, frozen=True, array_like=True):
     lent: Lent
 
 
-_kinds = (Copy, Entry, Grant, KeptGroup, LastCall, LeavingGroup, Ownership, Standing, _Lent)
+class _KeptCall(msgspec.Struct, frozen=True, array_like=True):
+    """A `LastCall` whose answer isn't read."""
+
+    number: int
+    answer: msgspec.Raw
+
+
+_kinds = (Copy, Entry, Grant, KeptGroup, LastCall, LeavingGroup, Ownership, Standing, _KeptCall, _Lent)
 _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(kind) for kind in _kinds}
 
 
@@ -305,6 +231,14 @@ def decode(kind: type[Row], said: bytes) -> Row:
 def standing_of(said: bytes) -> Standing:
     """Returns the same object for the same bytes: each transaction for other hosts reads it, and it changes seldom."""
     return decode(Standing, said)
+
+
+def last_call_of(said: bytes) -> LastCall:
+    """Reads a row of `calls`. An answer that another version has written otherwise counts as forgotten."""
+    try:
+        return decode(LastCall, said)
+    except CorruptionError:
+        return LastCall(decode(_KeptCall, said).number, NoSession())
 
 
 def encode_lent(lent: Lent) -> bytes:

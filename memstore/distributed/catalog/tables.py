@@ -1,7 +1,7 @@
 """The rules' tables in the catalog of this host. `CatalogTables` is one transaction: see `Tables` in rules/steps.py.
 
-`run` makes one, under the store's mutex; `look` reads. Ranks of a store that nobody serves write the same rows of
-sharded puts, by the engine.
+`run` makes one, under the store's mutex; `look` reads. A store that nobody serves has the same rows of sharded puts, by
+the engine's `TransactionRows`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ from memstore.distributed.catalog.rows import (
     encode_lent,
     entry_of,
     head_of,
+    last_call_of,
     lent_of,
-    outcome_of,
-    outcome_row,
-    part_of,
-    part_row,
     record_of,
     standing_of,
     tell,
@@ -36,19 +33,21 @@ from memstore.distributed.rules import (
     LastCall,
     LeavingGroup,
     Lent,
-    Outcome,
     Ownership,
-    Part,
     Place,
     Standing,
+    dispose,
+    passing_over,
 )
 from memstore.engine import (
     FILLING,
     LIVE,
     PREPARED,
+    AttemptOutcome,
     ClaimedFile,
     Effects,
     Now,
+    PendingPart,
     ReadOnlyTransaction,
     Record,
     Root,
@@ -367,7 +366,7 @@ class CatalogTables:
 
     def last_call(self, session: int, lane: int) -> LastCall | None:
         said = tables.read_body(self._transaction, tables.CALLS, _lane(session, lane))
-        return None if said is None else decode(LastCall, said)
+        return None if said is None else last_call_of(said)
 
     def put_last_call(self, session: int, lane: int, call: LastCall) -> None:
         self._put(tables.CALLS, _lane(session, lane), call)
@@ -521,28 +520,34 @@ class CatalogTables:
         self._effects.is_change = True
         return self._effects.counters.number
 
-    def parts(self, key: bytes | None = None, attempt: str | None = None) -> list[Part]:
+    def parts(self, key: bytes | None = None, attempt: str | None = None) -> list[PendingPart]:
         if key is None:
             found = [part for _, part in self._readable(tables.PENDING, tables.read_part)]
         else:
             found = tables.parts_of(self._transaction, key, attempt)
-        return [part_of(part, self._member) for part in found]
+        boot = boot_id()  # a part of another boot is over
+        return [
+            msgspec.structs.replace(
+                part, expires=part.expires if part.boot == boot else 0, host=part.host or self._member
+            )
+            for part in found
+        ]
 
-    def content(self, part: Part) -> bytes:
-        return tables.content_of(self._transaction, part_row(part, self._member))
+    def content(self, part: PendingPart) -> bytes:
+        return tables.content_of(self._transaction, part)
 
-    def put_part(self, part: Part, content: bytes | None) -> None:
+    def put_part(self, part: PendingPart, content: bytes | None) -> None:
         """A segment of this host is kept by it from now on. Raises InvalidKeyError of what another host has sent."""
         check_encoded(part.key)
-        row = part_row(part, self._member)
+        is_here = part.host == self._member
+        row = msgspec.structs.replace(part, boot=boot_id(), host=b"" if is_here else part.host)
         if content is None:
             tables.renew_part(self._transaction, row)
         else:
             tables.put_part(self._transaction, row, content)
             self._effects.adds = True
-            for place in part.places:
-                if place.host == self._member:
-                    self._prepare(place, part.key)
+            if is_here and part.segment:
+                self._prepare(part.place, part.key)
         self._note(part.key)
 
     def _prepare(self, place: Place, key: bytes) -> None:
@@ -558,25 +563,34 @@ class CatalogTables:
         self._end_lending(place)
         self._effects.prepare(key, place.segment, row)
 
-    def delete_part(self, part: Part) -> None:
-        tables.delete_part(self._transaction, part_row(part, self._member))
+    def delete_part(self, part: PendingPart) -> None:
+        tables.delete_part(self._transaction, part)
         self._effects.is_change = True
 
-    def outcome(self, key: bytes, attempt: str) -> Outcome | None:
-        row = tables.outcome_of(self._transaction, key, attempt)
-        return None if row is None else outcome_of(row)
+    def has_bytes(self, part: PendingPart) -> bool:
+        return part.host != self._member or self.is_there(part.place)
 
-    def outcomes(self) -> list[Outcome]:
-        return [outcome_of(row) for _, row in self._readable(tables.OUTCOMES, tables.read_outcome)]
+    def drop_bytes(self, part: PendingPart) -> None:
+        with passing_over(self, part.key):
+            dispose(self, self.standing(), part.places)
 
-    def put_outcome(self, outcome: Outcome) -> None:
+    def outcome(self, key: bytes, attempt: str) -> AttemptOutcome | None:
+        return tables.outcome_of(self._transaction, key, attempt)
+
+    def outcomes(self) -> list[AttemptOutcome]:
+        return [outcome for _, outcome in self._readable(tables.OUTCOMES, tables.read_outcome)]
+
+    def put_outcome(self, outcome: AttemptOutcome) -> None:
         """Raises InvalidKeyError of what another host has sent."""
         check_encoded(outcome.key)
-        tables.put_outcome(self._transaction, outcome_row(outcome))
+        tables.put_outcome(self._transaction, msgspec.structs.replace(outcome, boot=boot_id()))
         self._note(outcome.key)
 
     def drop_outcomes(self, limit: int) -> None:
         tables.drop_outcomes(self._transaction, Now(boot_clock(), boot_id()), limit)
+
+    def tell(self, key: bytes) -> None:
+        self._note(key)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 

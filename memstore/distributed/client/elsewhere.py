@@ -14,14 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-import msgspec
-
 from memstore import engine
 from memstore.distributed import catalog, rules
 from memstore.distributed.client.driving import BegunWait, drive
 from memstore.distributed.links import CLIENT, Links, hello_of_this_process, secret_of
 from memstore.distributed.rules import (
     KEY_LIMIT,
+    LONGEST_NAME,
     ROWS_LIMIT,
     Client,
     DeadlinePassed,
@@ -32,6 +31,7 @@ from memstore.distributed.rules import (
     Standing,
     Steps,
     Tables,
+    fitting,
     give_up_part,
     group_of,
     groups_of,
@@ -54,9 +54,11 @@ from memstore.engine import (
     SMALL,
     AttemptOutcome,
     Change,
+    Failure,
     MappedEntry,
     Merge,
     Participant,
+    PendingPart,
     Record,
     Root,
     SealedSegment,
@@ -86,8 +88,6 @@ _TO_END = 0.5  # seconds for the owners to hear that a session ends
 _TO_OPEN = 5.0  # seconds for the store's mutex, when tables are opened that came since, of a call without a deadline
 _SEEN_KEYS = 1024
 _LARGEST_SEEN = 1 << 16  # bytes of an entry that is kept
-_LONGEST_NAME = 1 << 16  # characters, of an attempt
-_LONGEST_LEASE = 1e9  # seconds
 _LONGEST_LENT = 600.0  # seconds that no audit asks after what was lent for a change
 _MOST_UNANSWERED = 64
 _TO_ANSWER = 0.25  # seconds for an owner to say, at the end of a wait, that there is nothing yet
@@ -479,12 +479,9 @@ class OtherHosts:
     def prepare(
         self, member: Participant, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
     ) -> AttemptOutcome | Participant:
-        if len(member.attempt) > _LONGEST_NAME:
-            raise ValueError(f"attempt has {len(member.attempt):,} characters, and may have {_LONGEST_NAME:,}")
-        part = self._part(member, expect)
-        if segment is not None:
-            place = Place(self._member, segment.put_id, segment.segment)
-            part = msgspec.structs.replace(part, place=place, size=segment.size, start=segment.start)
+        if len(member.attempt) > LONGEST_NAME:
+            raise ValueError(f"attempt has {len(member.attempt):,} characters, and may have {LONGEST_NAME:,}")
+        part = engine.attempts.new_part(member, expect, segment, self._member)
         own = PutPart(part)
         steps = put_part(self._client, own, content, _audited_from(deadline))
         try:
@@ -496,7 +493,7 @@ class OtherHosts:
             if own.lane is not None:
                 self._note_unanswered((member.key, member.attempt, member.rank), own)
         if outcome is not None:
-            return catalog.outcome_row(outcome)
+            return outcome
         assert own.owner is not None, "a part that was taken in has an owner"
         return member._replace(number=own.number, owner=own.owner)
 
@@ -509,22 +506,10 @@ class OtherHosts:
         if before is not None and before.lane is not None:
             self._client.free_lane(before.lane)
 
-    def _part(self, member: Participant, expect: int | None) -> rules.Part:
-        return rules.Part(
-            key=member.key,
-            attempt=member.attempt,
-            number=0,
-            rank=member.rank,
-            world_size=member.world_size,
-            place=Place(self._member, 0),
-            expect=expect,
-            lease=int(min(max(member.lease, 0), _LONGEST_LEASE) * 1e9),
-        )
-
     def _put_part(self, member: Participant) -> PutPart:
         """Makes what a process knows of its part. An attempt without an owner began before this host was served."""
         owner = member.owner or (self._member if member.number else None)
-        return PutPart(self._part(member, None), owner, member.number)
+        return PutPart(engine.attempts.new_part(member, None, host=self._member), owner, member.number)
 
     def outcome_of(
         self, member: Participant, merge: Merge, waits_until: float, deadline: float
@@ -542,8 +527,8 @@ class OtherHosts:
             publishes = time.monotonic() >= min(publish_at, waits_until)
             steps = turn(own, body_of, milliseconds, was_complete=was_complete, publishes=publishes)
             found = drive(steps, self._root, self._links, max(waits_until + _TO_ANSWER, deadline))
-            if isinstance(found, rules.Outcome):
-                return catalog.outcome_row(found)
+            if isinstance(found, AttemptOutcome):
+                return found
             left = waits_until - time.monotonic()
             if left <= 0:
                 return None
@@ -556,11 +541,11 @@ class OtherHosts:
                 milliseconds = max(int(min(LOOK_EVERY, left) * 1000), 1)
 
     def _body_of(self, member: Participant, merge: Merge) -> rules.Merge:
-        def body_of(parts: Sequence[rules.Part], contents: Sequence[bytes]) -> bytes | rules.Failure:
+        def body_of(parts: Sequence[PendingPart], contents: Sequence[bytes]) -> bytes | Failure:
             try:
-                content = merge([catalog.part_row(part, self._member) for part in parts], contents)
+                content = merge(parts, contents)
             except (ShardMismatchError, PartialCommitError) as failure:
-                return catalog.failure_of(failure)
+                return fitting(engine.attempts.failure_of(failure))
             body = catalog.change_of(engine.Change(member.key, content), self._member).body
             assert body is not None, "a content has a body"
             return body
@@ -571,16 +556,12 @@ class OtherHosts:
         own = self._unanswered.pop((member.key, member.attempt, member.rank), None)
         if own is None or member.number:
             own = self._put_part(member)
-        steps = give_up_part(self._client, own, catalog.failure_of(failure))
-        return catalog.outcome_row(drive(steps, self._root, self._links, deadline))
+        steps = give_up_part(self._client, own, fitting(engine.attempts.failure_of(failure)))
+        return drive(steps, self._root, self._links, deadline)
 
-    def pending(self, key: bytes | None, deadline: float) -> list[tuple[engine.PendingPart, float]]:
+    def pending(self, key: bytes | None, deadline: float) -> list[tuple[PendingPart, float]]:
         found = drive(waiting(self._client, key), self._root, self._links, deadline)
-        return [
-            (catalog.part_row(part, self._member), (part.expires - one.now) / 1e9)
-            for one in found
-            for part in one.parts
-        ]
+        return [(part, (part.expires - one.now) / 1e9) for one in found for part in one.parts]
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -21,8 +21,7 @@ from memstore.distributed.rules.client import (
 from memstore.distributed.rules.index import Index
 from memstore.distributed.rules.messages import (
     KEY_LIMIT,
-    LARGEST_DETAILS,
-    LONGEST_TEXT,
+    LONGEST_NAME,
     LONGEST_WAIT,
     ROWS_LIMIT,
     Announce,
@@ -34,7 +33,6 @@ from memstore.distributed.rules.messages import (
     Commit,
     Done,
     Entry,
-    Failure,
     FindOwners,
     Finish,
     Give,
@@ -50,11 +48,10 @@ from memstore.distributed.rules.messages import (
     Member,
     Met,
     Named,
+    NoSession,
     Obey,
-    Outcome,
     Owners,
     Ownership,
-    Part,
     Place,
     Prepare,
     Promise,
@@ -73,7 +70,7 @@ from memstore.distributed.rules.messages import (
     group_of,
     groups_of,
 )
-from memstore.distributed.rules.owning import answer_again, keep_answer, session_of
+from memstore.distributed.rules.owning import answer_again, dispose, keep_answer, passing_over, session_of
 from memstore.distributed.rules.reading import (
     is_unsealed,
     look_up,
@@ -84,7 +81,7 @@ from memstore.distributed.rules.reading import (
     wait_there,
 )
 from memstore.distributed.rules.roster import NotPromoted
-from memstore.distributed.rules.sharded import Merge, PutPart, give_up_part, put_part, turn, waiting
+from memstore.distributed.rules.sharded import Merge, PutPart, fitting, give_up_part, put_part, turn, waiting
 from memstore.distributed.rules.steps import (
     NOT_SENT,
     Gather,
@@ -115,7 +112,6 @@ __all__ = [
     "DeadlinePassed",
     "Done",
     "Entry",
-    "Failure",
     "FindOwners",
     "Finish",
     "Give",
@@ -126,8 +122,7 @@ __all__ = [
     "IsRoster",
     "KEY_LIMIT",
     "KeptGroup",
-    "LARGEST_DETAILS",
-    "LONGEST_TEXT",
+    "LONGEST_NAME",
     "LONGEST_WAIT",
     "LastCall",
     "Later",
@@ -142,13 +137,12 @@ __all__ = [
     "Met",
     "NOT_SENT",
     "Named",
+    "NoSession",
     "NotPromoted",
     "NotSent",
     "Obey",
-    "Outcome",
     "Owners",
     "Ownership",
-    "Part",
     "Pause",
     "Place",
     "Prepare",
@@ -174,7 +168,9 @@ __all__ = [
     "WaitAny",
     "WatchGroup",
     "answer_again",
+    "dispose",
     "failed_of",
+    "fitting",
     "give_up_part",
     "group_of",
     "groups_of",
@@ -183,6 +179,7 @@ __all__ = [
     "look_up",
     "own_standing",
     "page",
+    "passing_over",
     "put_part",
     "read_all",
     "send",

@@ -431,7 +431,7 @@ def begin(tables: Tables, group: bytes, taker: bytes) -> None:
         return
     if taker in standing.roster.ids and taker != standing.member:
         tables.put_leaving(group, LeavingGroup(taker, own.number))
-        end_attempts_of(tables, standing, group)
+        end_attempts_of(tables, group)
 
 
 def cancel(tables: Tables, group: bytes) -> None:

@@ -61,6 +61,7 @@ from memstore.distributed.rules.messages import (
     WatchGroup,
 )
 from memstore.distributed.rules.steps import Steps, Tables, pause, send, transact, view
+from memstore.engine import attempts
 from memstore.errors import CorruptionError
 
 PIN = 10_000_000_000  # nanoseconds that the bytes of a version are kept for a get that was unlucky
@@ -448,8 +449,8 @@ class Index:
 
     def pay(self) -> Steps[None]:
         """Ends the sharded puts whose time is over, and tells other hosts what they are owed."""
-        if (yield from view(sharded.has_expired)):
-            yield from transact(_expire)
+        if (yield from view(attempts.expired)):
+            yield from transact(attempts.expire)
         yield from owning.pay(self.is_pinned)
 
     def audit(self) -> Steps[None]:
@@ -462,9 +463,3 @@ class Index:
             connected: sessions that have a connection, or had one since this was last called.
         """
         return (yield from self._sessions.run(connected))
-
-
-def _expire(tables: Tables) -> None:
-    standing = tables.standing()
-    if standing is not None:
-        sharded.expire(tables, standing)

@@ -12,6 +12,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from memstore.engine import AttemptOutcome, Failure, PendingPart, Place, tables
+
 ROWS_LIMIT = 1024  # rows of one message, where who sends it may send several
 PORTION = 128  # rows that one transaction writes, of what may be long: puts of its host wait for it, some 5 ms
 BYTES_LIMIT = 16 << 20  # of the entries of one message, where who sends it may send several; one may have more
@@ -24,26 +26,25 @@ EPOCH_BITS = 40  # versions that are assigned under a grant are above `epoch << 
 MOST_EPOCHS = 1 << 22  # that a root which joins may have seen: as many are left, of the numbers below 2^63
 CONTENTS_LIMIT = 32 << 20  # bytes of what parts say, of one answer; a part's own may be more
 LARGEST_CONTENT = 64 << 20
+LONGEST_NAME = 1 << 16  # characters, of an attempt
 LONGEST_TEXT = 1 << 16  # characters of a sharded put's error
 LARGEST_DETAILS = 1 << 18  # bytes
 OUTCOMES_LIMIT = 64  # of one message
-LONGEST_LEASE = 1_000_000_000_000_000_000  # nanoseconds: 30 years
 TERM_BITS = 36  # a grant's number is its term, and then a counter of this many bits
 SEED_BITS = 12  # a term is a counter, and then this many bits that tell one member from another
-_MOST_RANKS = 1 << 16
 _PLACE, _NUMBERS = 40, 64  # bytes, at most
 
-Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Key = Annotated[bytes, Meta(min_length=1, max_length=KEY_LIMIT)]
 Group = Annotated[bytes, Meta(max_length=KEY_LIMIT)]
 Prefix = Annotated[bytes, Meta(max_length=KEY_LIMIT)]
-Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Id = tables.Id
+Number = tables.Number
+Lease = tables.Lease
+Rank = tables.Rank
 Text = Annotated[str, Meta(max_length=4096)]
 Milliseconds = Annotated[int, Meta(ge=0, le=LONGEST_WAIT)]
 Limit = Annotated[int, Meta(ge=1, le=ROWS_LIMIT)]
-Lease = Annotated[int, Meta(ge=0, le=LONGEST_LEASE)]  # so a moment that lies so far ahead is a number still
-Name = Annotated[str, Meta(min_length=1, max_length=1 << 16)]
-Rank = Annotated[int, Meta(ge=0, lt=_MOST_RANKS)]
+Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
 Body = Annotated[bytes, Meta(max_length=LARGEST_CONTENT)]
 
 
@@ -194,18 +195,6 @@ class Ownership(msgspec.Struct, frozen=True, array_like=True):
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where bytes lie: a segment of a host, known by the put that filled it. Put ids of a host never repeat.
-
-    Attributes:
-        segment: the number of the file, by which its host finds it.
-    """
-
-    host: Id
-    put_id: Number
-    segment: Number = 0
-
-
 class Entry(msgspec.Struct, frozen=True, array_like=True):
     """A version of a key.
 
@@ -266,60 +255,6 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     lane: Annotated[int, Meta(ge=0, lt=LANES)]
     number: Number
     epoch: Number
-
-
-class Part(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's part of an attempt.
-
-    Attributes:
-        number: of the attempt: it tells those of one name apart. The owner gives it, and `expires`.
-        place: of its segment; with segment 0 it holds no bytes, and the owner has made up the put id.
-        size, start: of the segment's file, and of the data section in it.
-        expect: the version that the key must have when the attempt is published; None: whatever it has.
-        lease: nanoseconds that it waits for the others.
-        expires: on the owner's clock since boot.
-    """
-
-    key: Key
-    attempt: Name
-    number: Number
-    rank: Rank
-    world_size: Annotated[int, Meta(ge=1, le=_MOST_RANKS)]
-    place: Place
-    size: Number = 0
-    start: Number = 0
-    expect: Number | None = None
-    lease: Lease = 0
-    expires: Number = 0
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """Where its bytes lie, if it has any."""
-        return (self.place,) if self.place.segment else ()
-
-
-class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """The error that every rank of an attempt gets: the name of its class, its text, its attributes as msgpack."""
-
-    error: Annotated[str, Meta(max_length=64)]
-    text: Annotated[str, Meta(max_length=LONGEST_TEXT)]
-    details: Annotated[bytes, Meta(max_length=LARGEST_DETAILS)] = b"\x80"
-
-
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """The end of an attempt: a version, or with version 0 the error that ended it.
-
-    Attributes:
-        number: 0: it never began.
-        expires: when it may be forgotten, on the owner's clock since boot.
-    """
-
-    key: Key
-    attempt: Name
-    number: Number
-    version: Number
-    failure: Failure | None
-    expires: Number
 
 
 Keys = Annotated[tuple[Key, ...], Meta(min_length=1, max_length=BATCH_LIMIT)]
@@ -423,9 +358,13 @@ class Prepare(msgspec.Struct, frozen=True, array_like=True, tag=14):
     """
 
     call: Call
-    part: Part
+    part: PendingPart
     content: Body
     grant: Grant
+
+    def __post_init__(self) -> None:
+        if len(self.part.attempt) > LONGEST_NAME:
+            raise ValueError(f"attempt has {len(self.part.attempt):,} characters, and may have {LONGEST_NAME:,}")
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True, tag=15):
@@ -469,7 +408,7 @@ class Publish(msgspec.Struct, frozen=True, array_like=True, tag=17):
     key: Key
     attempt: Name
     number: Number
-    parts: Annotated[tuple[Place, ...], Meta(max_length=_MOST_RANKS)]
+    parts: Annotated[tuple[Place, ...], Meta(max_length=tables.MOST_RANKS)]
     body: Body
 
 
@@ -489,7 +428,7 @@ class GiveUp(msgspec.Struct, frozen=True, array_like=True, tag=18):
     number: Number
     failure: Failure
     call: Call | None = None
-    parts: Annotated[tuple[Place, ...], Meta(max_length=_MOST_RANKS)] | None = None
+    parts: Annotated[tuple[Place, ...], Meta(max_length=tables.MOST_RANKS)] | None = None
     lease: Lease = 0
     grant: Grant | None = None
 
@@ -636,7 +575,7 @@ class Give(msgspec.Struct, frozen=True, array_like=True, tag=44):
     giver: Id
     of: Number
     rows: Rows
-    outcomes: Annotated[tuple[Outcome, ...], Meta(max_length=OUTCOMES_LIMIT)] = ()
+    outcomes: Annotated[tuple[AttemptOutcome, ...], Meta(max_length=OUTCOMES_LIMIT)] = ()
     damaged: Annotated[tuple[Key, ...], Meta(max_length=ROWS_LIMIT)] = ()
     version: Number | None = None
 
@@ -764,13 +703,13 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True, tag=78):
 class Pending(msgspec.Struct, frozen=True, array_like=True, tag=79):
     """The parts that are there, by rank; with what they say, as far as one answer has room."""
 
-    parts: Annotated[tuple[Part, ...], Meta(max_length=_MOST_RANKS)]
-    contents: Annotated[tuple[Body, ...], Meta(max_length=_MOST_RANKS)] = ()
+    parts: Annotated[tuple[PendingPart, ...], Meta(max_length=tables.MOST_RANKS)]
+    contents: Annotated[tuple[Body, ...], Meta(max_length=tables.MOST_RANKS)] = ()
     now: Number = 0  # on the owner's clock since boot
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag=80):
-    outcome: Outcome
+    outcome: AttemptOutcome
 
 
 class PartsChanged(msgspec.Struct, frozen=True, array_like=True, tag=81):

@@ -27,13 +27,14 @@ from memstore.distributed.rules.client import (
 )
 from memstore.distributed.rules.messages import (
     CONTENTS_LIMIT,
+    LARGEST_DETAILS,
+    LONGEST_TEXT,
     Answer,
     Change,
     Committed,
     Done,
     Ended,
     Failed,
-    Failure,
     Forgotten,
     GiveUp,
     Grant,
@@ -43,11 +44,8 @@ from memstore.distributed.rules.messages import (
     Never,
     NoSession,
     NotOwner,
-    Outcome,
-    Part,
     PartsChanged,
     Pending,
-    Place,
     Prepare,
     Prepared,
     Publish,
@@ -60,19 +58,17 @@ from memstore.distributed.rules.owning import (
     answer_again,
     apply,
     are_strange,
-    dispose,
     give_back,
-    is_here,
     keep_answer,
-    passing_over,
 )
 from memstore.distributed.rules.steps import Lent, Steps, Tables, own_standing, pause, send, transact, view
-from memstore.errors import MemstoreError, UnknownOutcomeError
+from memstore.engine import AttemptOutcome, Failure, FailureDetails, PendingPart, attempts
+from memstore.errors import MemstoreError, VersionConflictError
 
 # --- The owner -------------------------------------------------------------------------------------------------------
-# Sharded puts at the owner of their key: the rules of decision 012, with messages in place of holds.
+# Sharded puts at the owner of their key: the rules of the engine's attempts, with messages in place of holds.
 #
-# Each function of the first part is one transaction of the owner. Ranks of its own host call them so; those of other
+# Each function of the first part is in one transaction of the owner. Ranks of its own host call them so; those of other
 # hosts send a message. A part that lies on another host is lent to the owner, as what an ordinary put stores; whatever
 # ends the part owes it to its host.
 #
@@ -81,61 +77,25 @@ from memstore.errors import MemstoreError, UnknownOutcomeError
 # afterwards, and its ranks learn it where their parts were. Outcomes do move: a rank that comes late, or again, learns
 # at the new owner that its attempt is over.
 
-SHORTEST_MEMORY = 60_000_000_000  # nanoseconds that an outcome is kept for ranks that ask late
-_DROPPED = 16  # outcomes that a prepare looks at: each attempt leaves one, so more go than come
-_LONGEST_TEXT = 4096  # characters, of what an answer may say
+_LONGEST_CLASS = 64  # characters, of an error's class
+_LONGEST_ANSWER = 4096  # characters, of what an answer may say
 _MOVED = "its key is handed over to another host: put it again, as another attempt"
 _REMOVED = "its host was removed from the cluster"
 _LOST = "a host that has a part of it was removed from the cluster"
-_LATE = "its lease was over before all ranks had put their parts"
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def find(tables: Tables, key: bytes, attempt: str, number: int) -> tuple[Outcome | None, list[Part]]:
-    """The outcome of an attempt, if it has one, or its parts by rank. `number` 0: whichever has this name."""
-    outcome = tables.outcome(key, attempt)
-    if outcome is not None and number in (0, outcome.number):
-        return outcome, []
-    return None, [part for part in tables.parts(key, attempt) if number in (0, part.number)]
-
-
-# --- a part comes -----------------------------------------------------------------------------------------------------
-
-
-def prepare(tables: Tables, standing: Standing, part: Part, content: bytes) -> Prepared | Ended | Failure:
-    """Takes in a rank's part. A `Failure` has changed nothing, and the attempt goes on."""
-    expire(tables, standing)
-    tables.drop_outcomes(_DROPPED)
-    outcome, there = find(tables, part.key, part.attempt, 0)
-    if outcome is not None:
-        return Ended(outcome)
-    for other in there:
-        if other.world_size != part.world_size:
-            return _other_world(part, other)
-    if is_here(standing, part.place) and part.places and not tables.is_there(part.place):
-        return Failure("StoreTimeoutError", f"{_name(part)}: its time was over, and its bytes have been given back")
-    for other in there:
-        if other.rank == part.rank:
-            _drop(tables, standing, other)
-    part = msgspec.structs.replace(
-        part,
-        number=there[0].number if there else tables.new_number(),
-        place=part.place if part.places else Place(standing.member, tables.new_number()),
-        expires=max([tables.now() + part.lease, *[other.expires for other in there]]),
-    )
-    tables.put_part(part, content)
-    return Prepared(part.number)
-
-
-def renew(tables: Tables, request: Renew) -> None:
-    for part in tables.parts(request.key, request.attempt):
-        if part.rank == request.rank and part.number == request.number:
-            expires = max(part.expires, tables.now() + part.lease)
-            tables.put_part(msgspec.structs.replace(part, expires=expires), None)
-
-
-# --- ranks look -------------------------------------------------------------------------------------------------------
+def prepare(tables: Tables, standing: Standing, part: PendingPart, content: bytes) -> Prepared | Ended | Failed:
+    """Takes in a rank's part. A part without bytes is the owner's, so that it stays if its host is removed."""
+    if not part.segment:
+        part = msgspec.structs.replace(part, host=standing.member)
+    found = attempts.take_in(tables, part, content)
+    if isinstance(found, AttemptOutcome):
+        return Ended(found)
+    if isinstance(found, Failure):
+        return Failed(found.error, found.text[:_LONGEST_ANSWER], part.key)
+    return Prepared(found)
 
 
 def look_at_attempts(tables: Tables, request: Look) -> Ended | Pending | Forgotten:
@@ -143,7 +103,7 @@ def look_at_attempts(tables: Tables, request: Look) -> Ended | Pending | Forgott
     if request.key is None or request.attempt is None:
         parts = tables.parts(request.key)
         return Pending(tuple(parts), now=tables.now())
-    outcome, parts = find(tables, request.key, request.attempt, request.number)
+    outcome, parts = attempts.find(tables, request.key, request.attempt, request.number)
     if outcome is not None:
         return Ended(outcome)
     if not parts and request.number:
@@ -164,173 +124,74 @@ def is_news(request: Look, answer: Any) -> bool:
     """Whether a rank that looks is to be told at once; else the owner may keep its question for a while."""
     if not isinstance(answer, Pending):
         return True
-    return not request.was_complete and is_complete(answer.parts)
+    return not request.was_complete and attempts.is_complete(answer.parts)
 
 
-def is_complete(parts: Sequence[Part]) -> bool:
-    return bool(parts) and len(parts) == parts[0].world_size
-
-
-# --- it is published --------------------------------------------------------------------------------------------------
-
-
-def publish(tables: Tables, standing: Standing, request: Publish) -> Ended | PartsChanged | Forgotten:
-    """Makes a version of the parts that were merged, if they still are the attempt's parts, and all of them."""
-    outcome, parts = find(tables, request.key, request.attempt, request.number)
-    if outcome is not None:
-        return Ended(outcome)
-    if not parts:
-        return Forgotten()
-    if not is_complete(parts) or tuple(part.place for part in parts) != request.parts:
+def end_by(tables: Tables, standing: Standing, request: Publish | GiveUp) -> Ended | PartsChanged | Forgotten:
+    """Ends an attempt: by a version of its parts, or an error. If it is over already, by that it stays."""
+    try:
+        if isinstance(request, Publish):
+            return Ended(publish(tables, standing, request))
+        key, attempt, said = request.key, request.attempt, fitting(request.failure)
+        only, lease = request.parts, request.lease
+        return Ended(attempts.give_up(tables, key, attempt, request.number, said, only=only, lease=lease))
+    except attempts.OverAlready as over:
+        return Ended(over.outcome)
+    except attempts.OtherParts:
         return PartsChanged()
-    found = _commit(tables, standing, parts, request.body)
-    if isinstance(found, Failure):
-        return Ended(_end(tables, standing, parts, found))
-    for part in parts:
-        tables.delete_part(part)
-    outcome = _outcome(tables, parts, version=found)
-    tables.put_outcome(outcome)
-    _end_older(tables, standing, parts[0])
-    return Ended(outcome)
+    except attempts.NothingKnown:
+        return Forgotten()
 
 
-def _commit(tables: Tables, standing: Standing, parts: Sequence[Part], body: bytes) -> int | Failure:
-    """The version, or why the parts can't become one, whatever comes later."""
-    key = parts[0].key
-    expected = {part.expect: part.rank for part in parts if part.expect is not None}
-    if len(expected) > 1:
-        said = ", ".join(f"rank {rank} {version}" for version, rank in expected.items())
-        return Failure("VersionConflictError", f"{_text(key)}: the ranks expect different versions: {said}")
+def publish(tables: Tables, standing: Standing, request: Publish) -> AttemptOutcome:
+    """Makes a version of the parts that were merged; or ends the attempt, if it can't become one."""
+    key = request.key
+    parts = attempts.parts_to_publish(tables, key, request.attempt, request.number, request.parts)
+    try:
+        expect = attempts.expected_version(parts)
+    except VersionConflictError as error:
+        return attempts.end(tables, parts, attempts.failure_of(error))
     places = tuple(itertools.chain.from_iterable(part.places for part in parts))
-    answer = apply(tables, standing, [Change(key, body, places, next(iter(expected), None))])
+    answer = apply(tables, standing, [Change(key, request.body, places, expect)])
     if isinstance(answer, Committed):
-        return answer.versions[0]
+        return attempts.settle(tables, parts, answer.versions[0])
+    name, details = key.decode(errors="replace"), FailureDetails(expected=answer.expected, found=answer.found)
+    text = f"{name!r}: {answer.text}"
     if answer.error == "VersionConflictError":
-        text = conflict(key.decode(errors="replace"), answer.expected, answer.found)
-        return Failure(answer.error, text, _encode({"expected": answer.expected, "found": answer.found}))
-    return Failure(answer.error, f"{_text(key)}: {answer.text}")
-
-
-def _end_older(tables: Tables, standing: Standing, published: Part) -> None:
-    others: dict[str, list[Part]] = {}
-    for part in tables.parts(published.key):
-        if part.number < published.number:
-            others.setdefault(part.attempt, []).append(part)
-    for parts in others.values():
-        why = f"attempt {published.attempt!r}, begun later, was published first"
-        _end(tables, standing, parts, _given_up(parts, why))
-
-
-# --- it is given up ---------------------------------------------------------------------------------------------------
-
-
-def give_up(tables: Tables, standing: Standing, request: GiveUp) -> Ended | PartsChanged | Forgotten:
-    """Ends an attempt with an error, unless it is over."""
-    outcome, parts = find(tables, request.key, request.attempt, request.number)
-    if outcome is not None:
-        return Ended(outcome)
-    if request.parts is not None and tuple(part.place for part in parts) != request.parts:
-        return PartsChanged()
-    if not parts and request.number:
-        return Forgotten()
-    if parts:
-        return Ended(_end(tables, standing, parts, request.failure, request.lease))
-    expires = tables.now() + max(SHORTEST_MEMORY, request.lease)
-    outcome = Outcome(request.key, request.attempt, 0, 0, request.failure, expires)
-    tables.put_outcome(outcome)
-    return Ended(outcome)
-
-
-def expire(tables: Tables, standing: Standing) -> None:
-    """Ends the attempts whose parts are all over."""
-    now = tables.now()
-    for parts in _attempts(tables.parts()):
-        if all(part.expires <= now for part in parts):
-            _end(tables, standing, parts, _given_up(parts, _LATE))
-
-
-def has_expired(tables: Tables) -> bool:
-    now = tables.now()
-    return any(all(part.expires <= now for part in parts) for parts in _attempts(tables.parts()))
+        text = conflict(name, answer.expected, answer.found)
+    return attempts.end(tables, parts, Failure(answer.error, text, details))
 
 
 def end_strays(tables: Tables, standing: Standing) -> None:
     """Ends the attempts that can't be published here any more, since another roster is written."""
     members = standing.roster.ids
-    for parts in _attempts(tables.parts()):
+    for parts in attempts.by_attempt(tables.parts()):
         if standing.is_removed:
-            _end(tables, standing, parts, _given_up(parts, _REMOVED))
-        elif any(part.place.host not in members for part in parts):
-            _end(tables, standing, parts, _given_up(parts, _LOST))
+            attempts.end(tables, parts, attempts.given_up(parts, _REMOVED))
+        elif any(part.host not in members for part in parts):
+            attempts.end(tables, parts, attempts.given_up(parts, _LOST))
 
 
-def end_attempts_of(tables: Tables, standing: Standing, group: bytes) -> None:
+def end_attempts_of(tables: Tables, group: bytes) -> None:
     """Ends the attempts of a group that leaves this host."""
-    for parts in _attempts(tables.parts()):
+    for parts in attempts.by_attempt(tables.parts()):
         if group_of(parts[0].key) == group:
-            _end(tables, standing, parts, _given_up(parts, _MOVED))
+            attempts.end(tables, parts, attempts.given_up(parts, _MOVED))
 
 
-def remember(tables: Tables, outcome: Outcome) -> None:
+def remember(tables: Tables, outcome: AttemptOutcome) -> None:
     """Takes in what the owner before this one says of an attempt. Its clock was another."""
-    tables.put_outcome(msgspec.structs.replace(outcome, expires=tables.now() + SHORTEST_MEMORY))
+    tables.put_outcome(msgspec.structs.replace(outcome, expires=tables.now() + attempts.SHORTEST_MEMORY))
 
 
-def _attempts(parts: Sequence[Part]) -> list[list[Part]]:
-    found: dict[tuple[bytes, str], list[Part]] = {}
-    for part in parts:
-        found.setdefault((part.key, part.attempt), []).append(part)
-    return list(found.values())
-
-
-def _end(tables: Tables, standing: Standing, parts: Sequence[Part], failure: Failure, lease: int = 0) -> Outcome:
-    for part in parts:
-        _drop(tables, standing, part)
-    outcome = _outcome(tables, parts, failure=failure, lease=lease)
-    tables.put_outcome(outcome)
-    return outcome
-
-
-def _drop(tables: Tables, standing: Standing, part: Part) -> None:
-    tables.delete_part(part)
-    with passing_over(tables, part.key):
-        dispose(tables, standing, part.places)
-
-
-def _outcome(
-    tables: Tables, parts: Sequence[Part], *, version: int = 0, failure: Failure | None = None, lease: int = 0
-) -> Outcome:
-    """It is kept for a lease, and as long as the parts were to be."""
-    first = parts[0]
-    longest = max(SHORTEST_MEMORY, lease, *[part.lease for part in parts])
-    expires = max(tables.now() + longest, *[part.expires for part in parts])
-    return Outcome(first.key, first.attempt, first.number, version, failure, expires)
-
-
-# --- what is said -----------------------------------------------------------------------------------------------------
-
-
-def _given_up(parts: Sequence[Part], why: str) -> Failure:
-    there = {part.rank for part in parts}
-    missing = [rank for rank in range(parts[0].world_size) if rank not in there]
-    text = f"{_name(parts[0])} was given up: {why}"
-    return Failure("PartialCommitError", text, _encode({"missing_ranks": missing, "missing_boxes": []}))
-
-
-def _other_world(part: Part, other: Part) -> Failure:
-    return Failure(
-        "ShardMismatchError",
-        f"{_name(part)} has {other.world_size} ranks by rank {other.rank}, and {part.world_size} by rank {part.rank}: "
-        "name another attempt after a restart with other ranks",
-    )
-
-
-def _name(part: Part) -> str:
-    return f"{_text(part.key)}: attempt {part.attempt!r}"
-
-
-def _text(key: bytes) -> str:
-    return repr(key.decode(errors="replace"))
+def fitting(failure: Failure) -> Failure:
+    """Returns an error as it goes into a message, and an owner keeps it: what it lists may be too long."""
+    details = failure.details
+    if len(_encode(details)) > LARGEST_DETAILS:
+        details = msgspec.structs.replace(details, missing_boxes=())
+    if len(_encode(details)) > LARGEST_DETAILS:
+        details = FailureDetails()
+    return Failure(failure.error[:_LONGEST_CLASS], failure.text[:LONGEST_TEXT], details)
 
 
 # --- what ranks are answered ------------------------------------------------------------------------------------------
@@ -344,16 +205,16 @@ def answer(tables: Tables, standing: Standing, request: Prepare | Look | Renew |
         case Look():
             return look_at_attempts(tables, request)
         case Renew():
-            renew(tables, request)
+            attempts.renew(tables, request.key, request.attempt, request.number, request.rank)
             return Done()
         case Publish():
-            return publish(tables, standing, request)
+            return end_by(tables, standing, request)
         case GiveUp():
             return _give_up(tables, standing, request)
 
 
 def prepare_here(
-    tables: Tables, membership: int, part: Part, content: bytes, grant: Grant
+    tables: Tables, membership: int, part: PendingPart, content: bytes, grant: Grant
 ) -> Prepared | Ended | Failed | NotOwner | Later | None:
     """Takes in a part of a rank of this host. None: the group may have left it, look again.
 
@@ -364,7 +225,7 @@ def prepare_here(
     if standing is None or tables.membership() != membership:
         return None
     refused: Any = admit(tables, standing, [group_of(part.key)], [grant], changes=True)
-    return refused or _told(part, prepare(tables, standing, part, content))
+    return refused or prepare(tables, standing, part, content)
 
 
 def give_up_here(tables: Tables, membership: int, request: GiveUp) -> Answer | None:
@@ -385,17 +246,13 @@ def _prepare(tables: Tables, standing: Standing, request: Prepare) -> Answer:
     refused = admit(tables, standing, [group_of(part.key)], [request.grant], changes=strange is None)
     if refused is not None:
         return refused
-    return keep_answer(tables, request.call, strange or _told(part, prepare(tables, standing, part, request.content)))
-
-
-def _told(part: Part, found: Prepared | Ended | Failure) -> Prepared | Ended | Failed:
-    return Failed(found.error, found.text[:_LONGEST_TEXT], part.key) if isinstance(found, Failure) else found
+    return keep_answer(tables, request.call, strange or prepare(tables, standing, part, request.content))
 
 
 def _give_up(tables: Tables, standing: Standing, request: GiveUp) -> Answer:
     call = request.call
     if request.number:
-        return give_up(tables, standing, request)
+        return end_by(tables, standing, request)
     if call is None or request.grant is None:
         return Failed("MemstoreError", "who gives up without a number names a call and a grant", request.key)
     answered = answer_again(tables, call)
@@ -407,11 +264,11 @@ def _give_up(tables: Tables, standing: Standing, request: GiveUp) -> Answer:
 
 def _give_up_admitted(tables: Tables, standing: Standing, request: GiveUp) -> Answer:
     """Gives up by name only what may begin here, and has no outcome: what has one has it for good."""
-    if request.grant is not None and find(tables, request.key, request.attempt, 0)[0] is None:
+    if request.grant is not None and attempts.find(tables, request.key, request.attempt, 0)[0] is None:
         refused = admit(tables, standing, [group_of(request.key)], [request.grant], changes=True)
         if refused is not None:
             return refused
-    return give_up(tables, standing, request)
+    return end_by(tables, standing, request)
 
 
 # --- The ranks -------------------------------------------------------------------------------------------------------
@@ -425,9 +282,7 @@ def _give_up_admitted(tables: Tables, standing: Standing, request: GiveUp) -> An
 # Whoever drives these steps throws `DeadlinePassed` into them when the time of one is over. The waiting between two
 # turns is the driver's too: it has a clock, and on the owner's host a doorbell.
 
-FORGOTTEN = "nothing is known of it any more: this rank looked later than its lease, or the owner was repaired since"
-
-Merge = Callable[[Sequence[Part], Sequence[bytes]], "bytes | Failure"]
+Merge = Callable[[Sequence[PendingPart], Sequence[bytes]], "bytes | Failure"]
 """Makes the body of a record of all parts, by rank, and of what they say; or says why they are no value."""
 
 
@@ -442,7 +297,7 @@ class PutPart:
         lane: of the call that asked for it, while nobody knows whether it was made.
     """
 
-    def __init__(self, part: Part, owner: bytes | None = None, number: int = 0) -> None:
+    def __init__(self, part: PendingPart, owner: bytes | None = None, number: int = 0) -> None:
         self.part, self.owner, self.number = part, owner, number
         self.lane: int | None = None
         self.waits_for: Member | None = None
@@ -451,7 +306,7 @@ class PutPart:
 # --- a part is put ----------------------------------------------------------------------------------------------------
 
 
-def put_part(client: Client, own: PutPart, content: bytes, until: int) -> Steps[Outcome | None]:
+def put_part(client: Client, own: PutPart, content: bytes, until: int) -> Steps[AttemptOutcome | None]:
     """Puts a part, whose segment lies on this host, filled. Returns the outcome that the attempt has already.
 
     After an error, or if there is an outcome, the segment is given back, at once or by an audit. Then the rank
@@ -475,7 +330,7 @@ def put_part(client: Client, own: PutPart, content: bytes, until: int) -> Steps[
     raise error
 
 
-def _put_part(client: Client, own: PutPart, content: bytes, until: int) -> Steps[Outcome | None]:
+def _put_part(client: Client, own: PutPart, content: bytes, until: int) -> Steps[AttemptOutcome | None]:
     group = group_of(own.part.key)
     while True:
         seen, owner = yield from _owner(client, own.part)
@@ -502,7 +357,7 @@ def _put_part(client: Client, own: PutPart, content: bytes, until: int) -> Steps
                 own.owner = None
 
 
-def _owner(client: Client, part: Part) -> Steps[tuple[CatalogView, GroupOwner | None]]:
+def _owner(client: Client, part: PendingPart) -> Steps[tuple[CatalogView, GroupOwner | None]]:
     """Finds or claims the owner. None, after a pause: not yet."""
     group = group_of(part.key)
     seen = yield from view(lambda tables: look_at(tables, [], [group]))
@@ -551,7 +406,7 @@ def _put_part_there(
 # --- it is given up ---------------------------------------------------------------------------------------------------
 
 
-def give_up_part(client: Client, own: PutPart, failure: Failure) -> Steps[Outcome]:
+def give_up_part(client: Client, own: PutPart, failure: Failure) -> Steps[AttemptOutcome]:
     """Ends an attempt with an error, unless it has an outcome. Returns the outcome that it has then.
 
     Raises:
@@ -566,10 +421,10 @@ def give_up_part(client: Client, own: PutPart, failure: Failure) -> Steps[Outcom
             answer = yield from _give_up_by_name(client, own, request)
     except DeadlinePassed as passed:
         why = f"{no_answer(own.waits_for, passed)}, so it could not be given up, and others may still complete it"
-        raise _unknown(part, why) from None
+        raise attempts.unknown_outcome(part, why) from None
     if isinstance(answer, Ended):
         return answer.outcome
-    raise _unknown(part, FORGOTTEN)
+    raise attempts.unknown_outcome(part)
 
 
 def _give_up_by_name(client: Client, own: PutPart, request: GiveUp) -> Steps[Answer]:
@@ -585,7 +440,7 @@ def _give_up_by_name(client: Client, own: PutPart, request: GiveUp) -> Steps[Ans
                 continue
             standing, member = seen.standing, owner.member
             if own.lane is not None and own.owner is not None and standing.roster.member(own.owner) is None:
-                raise _unknown(own.part, "the host that was asked to keep its part was removed")
+                raise attempts.unknown_outcome(own.part, "the host that was asked to keep its part was removed")
             own.waits_for = None if member.id == standing.member else member
             request = msgspec.structs.replace(request, grant=owner.grants[group_of(own.part.key)])
             if member.id == standing.member:
@@ -619,7 +474,7 @@ def _ask_owner(own: PutPart, request: Look | Renew | Publish | GiveUp) -> Steps[
         standing = yield from view(lambda tables: tables.standing())
         owner = None if standing is None or own.owner is None else standing.roster.member(own.owner)
         if standing is None or owner is None:
-            raise _unknown(own.part, "the host where it began was removed")
+            raise attempts.unknown_outcome(own.part, "the host where it began was removed")
         own.waits_for = None if owner.id == standing.member else owner
         if owner.id == standing.member:
             return (yield from view(here)) if isinstance(request, Look) else (yield from transact(here))
@@ -629,19 +484,12 @@ def _ask_owner(own: PutPart, request: Look | Renew | Publish | GiveUp) -> Steps[
         yield from pause(AGAIN)
 
 
-def _unknown(part: Part, why: str) -> UnknownOutcomeError:
-    key = part.key.decode()
-    return UnknownOutcomeError(
-        f"{key!r}: attempt {part.attempt!r}: {why}: the key says whether it was published", key=key
-    )
-
-
 # --- turns ------------------------------------------------------------------------------------------------------------
 
 
 def turn(
     own: PutPart, merge: Merge, milliseconds: int, *, was_complete: bool, publishes: bool
-) -> Steps[Outcome | Pending]:
+) -> Steps[AttemptOutcome | Pending]:
     """One look at an attempt of which this process has a part.
 
     Args:
@@ -657,7 +505,7 @@ def turn(
     try:
         while True:
             found = yield from _looked(own, look)
-            if isinstance(found, Outcome) or not (publishes and is_complete(found.parts)):
+            if isinstance(found, AttemptOutcome) or not (publishes and attempts.is_complete(found.parts)):
                 break
             outcome = yield from _publish(own, merge)
             if outcome is not None:
@@ -707,23 +555,23 @@ def waiting(client: Client, key: bytes | None) -> Steps[list[Pending]]:
         raise unavailable(key, client.asked, passed) from None
 
 
-def _looked(own: PutPart, look: Look) -> Steps[Outcome | Pending]:
+def _looked(own: PutPart, look: Look) -> Steps[AttemptOutcome | Pending]:
     answer = yield from _ask_owner(own, look)
     if isinstance(answer, Ended):
         return answer.outcome
     if isinstance(answer, Pending):
         return answer
-    raise _unknown(own.part, FORGOTTEN)
+    raise attempts.unknown_outcome(own.part)
 
 
-def _publish(own: PutPart, merge: Merge) -> Steps[Outcome | None]:
+def _publish(own: PutPart, merge: Merge) -> Steps[AttemptOutcome | None]:
     """The outcome. None: the parts are others by now."""
     part = own.part
     found = yield from _contents(own)
-    if isinstance(found, Outcome):
+    if isinstance(found, AttemptOutcome):
         return found
     parts, contents = found
-    if not is_complete(parts):
+    if not attempts.is_complete(parts):
         return None
     merged, places = merge(parts, contents), tuple(one.place for one in parts)
     if isinstance(merged, Failure):
@@ -736,16 +584,16 @@ def _publish(own: PutPart, merge: Merge) -> Steps[Outcome | None]:
     return answer.outcome if isinstance(answer, Ended) else None
 
 
-def _contents(own: PutPart) -> Steps[Outcome | tuple[list[Part], list[bytes]]]:
+def _contents(own: PutPart) -> Steps[AttemptOutcome | tuple[list[PendingPart], list[bytes]]]:
     """All parts with what they say; not all of them, if they change meanwhile."""
     part = own.part
-    parts: list[Part] = []
+    parts: list[PendingPart] = []
     contents: list[bytes] = []
     while True:
         first = parts[-1].rank + 1 if parts else 0
         look = Look(part.key, part.attempt, own.number, contents=True, rank=first)
         found = yield from _looked(own, look)
-        if isinstance(found, Outcome):
+        if isinstance(found, AttemptOutcome):
             return found
         parts += found.parts
         contents += found.contents
@@ -756,5 +604,5 @@ def _contents(own: PutPart) -> Steps[Outcome | tuple[list[Part], list[bytes]]]:
 def _renew(own: PutPart, found: Pending) -> Steps[None]:
     """Takes this rank's part on by a lease, when half of that is over."""
     mine = next((part for part in found.parts if part.rank == own.part.rank), None)
-    if mine is not None and mine.expires - found.now < mine.lease // 2:
+    if mine is not None and attempts.needs_renewal(mine, found.now):
         yield from _ask_owner(own, Renew(mine.key, mine.attempt, mine.number, mine.rank))

@@ -20,13 +20,12 @@ from memstore.distributed.rules.messages import (
     Entry,
     Grant,
     Member,
-    Outcome,
     Ownership,
-    Part,
     Place,
     Request,
     Standing,
 )
+from memstore.engine import AttemptOutcome, AttemptRows, PendingPart
 from memstore.errors import CorruptionError
 
 Result = TypeVar("Result")
@@ -181,8 +180,8 @@ class KeptGroup(msgspec.Struct, frozen=True, array_like=True):
     is_free: bool = False
 
 
-class Tables(Protocol):
-    """One transaction."""
+class Tables(AttemptRows, Protocol):
+    """One transaction. Parts of sharded puts name the hosts of their segments, this one too."""
 
     @property
     def version(self) -> int: ...  # the last one that was assigned here
@@ -260,14 +259,6 @@ class Tables(Protocol):
     def settle(self, place: Place) -> None: ...
     def owed(self, limit: int) -> list[Place]: ...
 
-    # the parts of sharded puts whose keys are owned here, and what became of such puts. Times are those of `now`
-    def now(self) -> int: ...  # nanoseconds of this host's clock since boot
-    def new_number(self) -> int: ...  # that no put, session or attempt of this host has
-    def parts(self, key: bytes | None = None, attempt: str | None = None) -> list[Part]: ...  # by rank
-    def content(self, part: Part) -> bytes: ...
-    def put_part(self, part: Part, content: bytes | None) -> None: ...  # None: as it is. A segment here is kept by it
-    def delete_part(self, part: Part) -> None: ...
-    def outcome(self, key: bytes, attempt: str) -> Outcome | None: ...
-    def outcomes(self) -> list[Outcome]: ...
-    def put_outcome(self, outcome: Outcome) -> None: ...
-    def drop_outcomes(self, limit: int) -> None: ...  # those that are over, of so many rows
+    # sharded puts whose keys are owned here: the rest is `AttemptRows`
+    def content(self, part: PendingPart) -> bytes: ...
+    def outcomes(self) -> list[AttemptOutcome]: ...

@@ -39,10 +39,12 @@ import hashlib
 import itertools
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
+from memstore._arguments import KEY_LIMIT
 from memstore._parsing import UNDECODABLE
 from memstore.engine.format.records import (
     DAMAGED_BEFORE,
@@ -361,6 +363,7 @@ def _unpack_number(packed: bytes | memoryview) -> int:
 PENDING, CONTENTS, OUTCOMES = "pending", "contents", "outcomes"
 _MOST_ROWS = 1 << 20
 _NAME_DIGEST = 16  # bytes
+MOST_RANKS = 1 << 16
 
 
 class Now(NamedTuple):
@@ -370,43 +373,105 @@ class Now(NamedTuple):
     boot: bytes
 
 
-class PendingPart(msgspec.Struct, frozen=True, array_like=True):
-    """Part of an attempt: the segment that one rank has prepared. `content_of` returns what it says of the value.
+Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Lease = Annotated[int, Meta(ge=0, le=10**18)]  # 30 years: a moment that lies so far ahead is a number still
+Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
 
-    A part of another host is lent to this one. The processes that serve the store alone end attempts that have such.
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where bytes lie: a segment of a host, known by the put that filled it. Put ids of a host never repeat.
+
+    Attributes:
+        segment: the number of the file, by which its host finds it.
     """
 
-    key: bytes
-    attempt: str
-    number: int  # of the attempt: it tells those of one name apart
-    rank: int
-    world_size: int
-    put_id: int
-    segment: int  # 0: the rank holds no bytes
-    size: int  # of the file
-    start: int  # of the data section in it
-    expect: int | None  # the version that the key must have when the attempt is published; None: whatever it has
-    lease: int  # nanoseconds
-    expires: int  # on the clock since boot
-    boot: bytes
-    host: bytes = b""  # the member of the cluster where the segment lies; empty: this one
+    host: Id
+    put_id: Number
+    segment: Number = 0
 
-    def is_over(self, now: Now) -> bool:
-        return self.expires <= now.clock or self.boot != now.boot
+
+class PendingPart(msgspec.Struct, frozen=True, array_like=True):
+    """Part of an attempt: the segment that one rank has prepared. What it says of the value is its content.
+
+    Hosts send parts to each other. So each field has its bounds.
+
+    Attributes:
+        number: of the attempt: it tells those of one name apart. Who takes the part in gives it, and `expires`.
+        segment: with 0 the rank holds no bytes, and who takes the part in has made up the put id.
+        size, start: of the segment's file, and of the data section in it.
+        expect: the version that the key must have when the attempt is published; None: whatever it has.
+        lease: nanoseconds that it waits for the others.
+        expires: on the clock since boot of the host that has the row.
+        boot: of that host.
+        host: the member of the cluster where the segment lies. In the catalog's rows it is empty for this one.
+    """
+
+    key: Annotated[bytes, Meta(min_length=1, max_length=KEY_LIMIT)]
+    attempt: Annotated[str, Meta(min_length=1)]
+    number: Number
+    rank: Rank
+    world_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    put_id: Number
+    segment: Number
+    size: Number = 0
+    start: Number = 0
+    expect: Number | None = None
+    lease: Lease = 0
+    expires: Number = 0
+    boot: Annotated[bytes, Meta(max_length=16)] = b""
+    host: Annotated[bytes, Meta(max_length=16)] = b""
+
+    @property
+    def place(self) -> Place:
+        return Place(self.host, self.put_id, self.segment)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where its bytes lie, if it has any."""
+        return (self.place,) if self.segment else ()
+
+
+class FailureDetails(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Attributes of the error that ended an attempt: those of VersionConflictError and PartialCommitError."""
+
+    expected: int = 0
+    found: int = 0
+    missing_ranks: tuple[int, ...] = ()
+    missing_boxes: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """The error that every rank of an attempt gets: the name of its class, its text, its attributes."""
+
+    error: str
+    text: str
+    details: FailureDetails = FailureDetails()
 
 
 class AttemptOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """End of an attempt: its version, or with version 0 the error that ended it."""
+    """End of an attempt: its version, or with version 0 the error that ended it.
 
-    key: bytes
-    attempt: str
-    number: int
-    version: int
-    error: str  # the name of its class
+    Attributes:
+        number: 0: it never began.
+        error, message, details: as of `Failure`.
+        expires: when it may be forgotten, on the clock since boot of the host that has the row.
+        boot: of that host.
+    """
+
+    key: Annotated[bytes, Meta(min_length=1, max_length=KEY_LIMIT)]
+    attempt: Annotated[str, Meta(min_length=1)]
+    number: Number
+    version: Number
+    error: str
     message: str
-    details: dict[str, Any]  # the error's attributes
-    expires: int
-    boot: bytes
+    details: FailureDetails
+    expires: Number
+    boot: Annotated[bytes, Meta(max_length=16)] = b""
+
+    @property
+    def failure(self) -> Failure | None:
+        return None if self.version else Failure(self.error, self.message, self.details)
 
     def is_over(self, now: Now) -> bool:
         return self.expires <= now.clock or self.boot != now.boot
@@ -472,7 +537,8 @@ def drop_outcomes(transaction: Transaction, now: Now, limit: int) -> None:
     first = now.clock.to_bytes(8, "little")  # as good as random
     rows = transaction.rows_with(OUTCOMES, b"", limit, first) or transaction.rows_with(OUTCOMES, b"", limit)
     for name, stored in rows:
-        if read_outcome(name, stored).is_over(now):
+        outcome = _outcome_in(name, stored)  # whose name isn't compared: a prepare looks at 16, and each takes 2 µs
+        if outcome.expires <= now.clock or outcome.boot != now.boot:
             transaction.delete_row(OUTCOMES, name)
 
 
@@ -488,13 +554,18 @@ def read_part(name: bytes, stored: bytes) -> PendingPart:
 
 
 def read_outcome(name: bytes, stored: bytes) -> AttemptOutcome:
-    try:
-        outcome = _decode_outcome(checked(name, stored))
-    except UNDECODABLE as error:
-        raise CorruptionError(f"a row of the catalog's outcomes can't be read: {error}") from None
+    """Raises CorruptionError unless it is what was written under that name."""
+    outcome = _outcome_in(name, stored)
     if name != _row_name(outcome.key, outcome.attempt):
         raise CorruptionError("a row of the catalog's outcomes stands under another's name")
     return outcome
+
+
+def _outcome_in(name: bytes, stored: bytes) -> AttemptOutcome:
+    try:
+        return _decode_outcome(checked(name, stored))
+    except UNDECODABLE as error:
+        raise CorruptionError(f"a row of the catalog's outcomes can't be read: {error}") from None
 
 
 def _row_name_of(part: PendingPart) -> bytes:

@@ -1,9 +1,9 @@
 """Sharded puts: a rank puts its part, and who finds the parts of all ranks publishes them as one version.
 
-`attempts.py` has the rules, and how attempts end that are not published. `prepare` is step 1, `outcome_of` is step 2,
-`give_up` is step 3, wherever the owner of the key is: on this host alone, else by the rules of a cluster. A store that
-nobody serves pays a look at its counters. If it comes to be served meanwhile, the transaction that would have changed
-something raises MembershipChanged, and the owner is asked.
+`attempts.py` has the rules. Here is how a rank takes them: `prepare` is step 1, `outcome_of` is step 2, `give_up` is
+step 3, wherever the owner of the key is: on this host alone, or in a cluster, whose ranks take the same rules by
+messages. A store that nobody serves pays a look at its counters. If it comes to be served meanwhile, the transaction
+that would have changed something raises MembershipChanged, and the owner is asked.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
-import msgspec
-
-from memstore.engine.catalog import tables
-from memstore.engine.catalog.tables import AttemptOutcome, Counters, Now, PendingPart, Transaction
-from memstore.engine.files.segments import ClaimedFile, PreparedFile, SealedSegment, SegmentWriter, segment_path
-from memstore.engine.format.records import PREPARED, SegmentRow
+from memstore.engine.catalog.tables import AttemptOutcome, Counters, Failure, PendingPart, Transaction
+from memstore.engine.files.segments import PreparedFile, SealedSegment, SegmentWriter, segment_path
 from memstore.engine.protocols.attempts import (
     AttemptFailure,
     Merge,
+    NothingKnown,
+    OtherParts,
     OverAlready,
     Participant,
-    are_same,
-    drop_expired,
-    end_attempt,
-    ended,
+    TransactionRows,
+    change_attempts,
+    error_of,
+    expected_version,
     find_attempt,
     give_up_here,
-    give_up_if,
     look_into_attempt,
-    make_outcome,
-    nanoseconds,
+    needs_renewal,
+    new_part,
     no_version_yet,
-    now,
     parts_here,
-    retire_part,
-    ring_for_attempt,
+    parts_to_publish,
+    places_of,
+    renew,
+    settle,
+    take_in,
     unknown_outcome,
 )
 from memstore.engine.protocols.change import Change, MembershipChanged, need_boxes
 from memstore.engine.protocols.elsewhere import elsewhere_of, is_served
 from memstore.engine.protocols.put import Draft, Publication, clean_up, close_published, commit, fill_segment
 from memstore.engine.root.roots import Root
-from memstore.engine.sync.primitives import Refusal, deadline_after
+from memstore.engine.sync.primitives import boot_clock, deadline_after
 from memstore.errors import (
     CorruptionError,
     HomeUnavailableError,
@@ -56,25 +56,6 @@ from memstore.errors import (
 )
 
 _TO_EXPLAIN = 0.25  # seconds for other hosts to say what an error tells: the time of its call may be over
-
-
-def prepare(
-    root: Root, member: Participant, draft: Draft, content: Callable[[], bytes], deadline: float
-) -> AttemptOutcome | Participant:
-    """Prepares a part, wherever the key's owner is: see `prepare_part`.
-
-    Raises HomeUnavailableError and StaleMembershipError too.
-    """
-    return prepare_part(root, member, draft, content, _enter_anywhere, deadline)
-
-
-def _enter_anywhere(
-    root: Root, member: Participant, draft: Draft, segment: SealedSegment | None, content: bytes, deadline: float
-) -> AttemptOutcome | Participant:
-    if not is_served(root):
-        with contextlib.suppress(MembershipChanged):
-            return enter_here(root, member, draft, segment, content, deadline)
-    return elsewhere_of(root).prepare(member, draft.expect, segment, content, deadline)
 
 
 def outcome_of(
@@ -91,10 +72,22 @@ def outcome_of(
 
 
 def give_up(root: Root, member: Participant, failure: AttemptFailure, deadline: float) -> AttemptOutcome:
-    """Ends an attempt, wherever the key's owner is: see `give_up_here`."""
+    """Ends an attempt with an error, wherever the key's owner is, unless it has an outcome.
+
+    Args:
+        member: without a number, the rank has put nothing yet: the attempt may have begun all the same, or never will.
+
+    Returns:
+        The outcome that the attempt has then.
+
+    Raises UnknownOutcomeError: there is neither an outcome of this attempt nor a part, so its outcome was dropped.
+    """
     if not is_served(root):
         with contextlib.suppress(MembershipChanged):
-            return give_up_here(root, member, failure, deadline)
+            try:
+                return give_up_here(root, member, failure, deadline)
+            except NothingKnown:
+                raise unknown_outcome(member) from None
     return elsewhere_of(root).give_up(member, failure, deadline)
 
 
@@ -131,17 +124,10 @@ def to_explain() -> float:
 # --- step 1: prepare -------------------------------------------------------------------------------------------------
 
 
-_DROPPED = 16  # outcomes that a prepare looks at: each attempt leaves one, so more go than come
-
-
-Enter = Callable[[Root, Participant, Draft, SealedSegment | None, bytes, float], AttemptOutcome | Participant]
-"""Takes in a part whose segment, if it has one, is filled: `enter_here`, or another owner does."""
-
-
-def prepare_part(
-    root: Root, member: Participant, draft: Draft, content: Callable[[], bytes], enter: Enter, deadline: float
+def prepare(
+    root: Root, member: Participant, draft: Draft, content: Callable[[], bytes], deadline: float
 ) -> AttemptOutcome | Participant:
-    """Puts one rank's part. Returns the member with the attempt's number.
+    """Puts one rank's part, wherever the key's owner is. Returns the member with the attempt's number.
 
     If the attempt has an outcome already, it returns that instead, and has put nothing.
 
@@ -152,6 +138,7 @@ def prepare_part(
     Raises:
         ShardMismatchError: other ranks say that the attempt has another number of ranks.
         StoreFullError, ResourceLimitError, StoreTimeoutError, NotAStoreError.
+        HomeUnavailableError, StaleMembershipError.
     """
     need_boxes(root, deadline)
     writers: list[SegmentWriter] = []
@@ -159,7 +146,7 @@ def prepare_part(
         change = fill_segment(root, draft, writers, deadline)
         said = content()
         segment = change.segments[0] if change.segments else None
-        found = enter(root, member, draft, segment, said, deadline)
+        found = _enter(root, member, draft.expect, segment, said, deadline)
         if isinstance(found, AttemptOutcome):
             raise OverAlready(found)
     except BaseException as error:
@@ -172,106 +159,25 @@ def prepare_part(
     return found
 
 
+def _enter(
+    root: Root, member: Participant, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
+) -> AttemptOutcome | Participant:
+    """Has a part taken in whose segment, if it has one, is filled."""
+    if not is_served(root):
+        with contextlib.suppress(MembershipChanged):
+            return enter_here(root, member, expect, segment, content, deadline)
+    return elsewhere_of(root).prepare(member, expect, segment, content, deadline)
+
+
 def enter_here(
-    root: Root, member: Participant, draft: Draft, segment: SealedSegment | None, content: bytes, deadline: float
+    root: Root, member: Participant, expect: int | None, segment: SealedSegment | None, content: bytes, deadline: float
 ) -> AttemptOutcome | Participant:
     """Enters a part in this host's catalog. Raises MembershipChanged if the store is served to others."""
-    found, bells = root.mutex.run(_prepare_locked, deadline, root, member, draft, segment, content)
-    for bell in bells:
-        root.doorbell.wake(bell)
+    part = new_part(member, expect, segment)
+    found = change_attempts(root, partial(take_in, part=part, content=content), deadline, sealed=segment)
+    if isinstance(found, Failure):
+        raise error_of(found, member.key)
     return found if isinstance(found, AttemptOutcome) else member._replace(number=found)
-
-
-def _prepare_locked(
-    root: Root, member: Participant, draft: Draft, segment: SealedSegment | None, content: bytes
-) -> tuple[AttemptOutcome | int, list[int]]:
-    """The attempt's number, or the outcome that it has already; and the bells to wake, of attempts that are complete
-    or over.
-    """
-    root.glance()
-    moment = now()
-
-    def apply(transaction: Transaction) -> tuple[AttemptOutcome | int, list[bytes], Counters]:
-        counters = transaction.counters()
-        if counters.membership:
-            raise MembershipChanged
-        rung = drop_expired(transaction, counters, moment)
-        tables.drop_outcomes(transaction, moment, _DROPPED)
-        outcome, there = find_attempt(transaction, member)
-        number = 0
-        if outcome is None:
-            part = _part(member, draft, segment, counters, there, moment)
-            _write_part(transaction, counters, part, content, there)
-            number = part.number
-            if len({part.rank, *[other.rank for other in there]}) == part.world_size:
-                rung.append(member.key)
-        if outcome is None or rung:
-            counters.publications += bool(rung)
-            transaction.put_counters(counters)
-        if outcome is None and segment is not None and isinstance(segment.file, ClaimedFile):
-            segment.file.unlock()  # before the commit: who reads the segment, once it is live, must not find it locked
-        return outcome or number, rung, counters
-
-    with root.guard:
-        found, rung, counters = root.catalog.update(apply)
-    return found, [ring_for_attempt(root, key, counters) for key in rung]
-
-
-def _write_part(
-    transaction: Transaction, counters: Counters, part: PendingPart, content: bytes, there: Sequence[PendingPart]
-) -> None:
-    """Writes the rows of a part beside those of the others of its attempt; what the rank has put before is retired."""
-    for other in there:
-        if other.world_size != part.world_size:
-            raise _other_world(part, other)
-    for other in there:
-        if other.rank == part.rank:
-            retire_part(transaction, counters, other)
-    if part.segment:
-        transaction.put_segment(part.segment, SegmentRow(part.key, part.put_id, PREPARED, part.size))
-        transaction.delete_number("filling", part.segment)
-    tables.put_part(transaction, part, content)
-
-
-def _part(
-    member: Participant,
-    draft: Draft,
-    segment: SealedSegment | None,
-    counters: Counters,
-    there: Sequence[PendingPart],
-    moment: Now,
-) -> PendingPart:
-    """The attempt's number is new with its first part. Its expiry is the latest that any of them asked for."""
-    if segment is None:
-        counters.number += 1
-    put_id = counters.number if segment is None else segment.put_id
-    if not there:
-        counters.number += 1
-    lease = nanoseconds(member.lease)
-    return PendingPart(
-        key=member.key,
-        attempt=member.attempt,
-        number=there[0].number if there else counters.number,
-        rank=member.rank,
-        world_size=member.world_size,
-        put_id=put_id,
-        segment=segment.segment if segment else 0,
-        size=segment.size if segment else 0,
-        start=segment.start if segment else 0,
-        expect=draft.expect,
-        lease=lease,
-        expires=max([moment.clock + lease, *[other.expires for other in there]]),
-        boot=moment.boot,
-    )
-
-
-def _other_world(part: PendingPart, other: PendingPart) -> ShardMismatchError:
-    key = part.key.decode()
-    return ShardMismatchError(
-        f"{key!r}: attempt {part.attempt!r} has {other.world_size} ranks by rank {other.rank}, and "
-        f"{part.world_size} by rank {part.rank}: name another attempt after a restart with other ranks",
-        key=key,
-    )
 
 
 # --- step 2: publish -------------------------------------------------------------------------------------------------
@@ -327,13 +233,15 @@ def outcome_here(
 
 def _look_and_renew(root: Root, member: Participant) -> tuple[AttemptOutcome | None, list[PendingPart]]:
     """Takes this rank's part on by a lease, when half of that is over."""
-    moment = now()
+
+    def take_on(transaction: Transaction) -> None:
+        renew(TransactionRows(transaction), member.key, member.attempt, member.number, member.rank)
+
+    now = boot_clock()
     with root.guard:
         outcome, parts = root.catalog.view(find_attempt, member)
-        own = [part for part in parts if part.rank == member.rank]
-        if own and own[0].expires - moment.clock < own[0].lease // 2:
-            renewed = msgspec.structs.replace(own[0], expires=moment.clock + own[0].lease)
-            root.catalog.update(lambda transaction: tables.renew_part(transaction, renewed), is_delete=True)
+        if any(needs_renewal(part, now) for part in parts if part.rank == member.rank):
+            root.catalog.update(take_on, is_delete=True)
     return outcome, parts
 
 
@@ -344,64 +252,37 @@ def _publish_parts(root: Root, member: Participant, merge: Merge, deadline: floa
         if outcome is not None or len(parts) < member.world_size:
             return outcome
         try:
-            content, expected = merge(parts, contents), _expected(member, parts)
-            change = Change(member.key, content, expected, segments=tuple(_segments_of_parts(root, parts)))
-            publication = _PartsPublication(member, parts)
-            commit(root, [change], deadline, publication)
-        except _PartsChanged:
+            try:
+                content, expected = merge(parts, contents), expected_version(parts)
+                change = Change(member.key, content, expected, segments=tuple(_segments_of_parts(root, parts)))
+                publication = _PartsPublication(parts)
+                commit(root, [change], deadline, publication)
+            except (ShardMismatchError, PartialCommitError, VersionConflictError, MutableEntryError) as failure:
+                return give_up_here(root, member, failure, deadline, only=places_of(parts))
+            return publication.outcome
+        except (OtherParts, NothingKnown):
             continue
         except OverAlready as over:
             return over.outcome
-        except (ShardMismatchError, PartialCommitError, VersionConflictError, MutableEntryError) as failure:
-            outcome = give_up_if(root, member, parts, failure, deadline)
-            if outcome is not None:
-                return outcome
         except CorruptionError:  # the file of a part is missing; or the whole store is
             root.check_in_place()
             raise
-        else:
-            return publication.outcome
-
-
-class _PartsChanged(Refusal):
-    pass
 
 
 class _PartsPublication(Publication):
     """Rows of an attempt's end, in the transaction that publishes its value."""
 
-    def __init__(self, member: Participant, parts: Sequence[PendingPart]) -> None:
-        self._member, self._parts, self._moment = member._replace(number=parts[0].number), parts, now()
+    def __init__(self, parts: Sequence[PendingPart]) -> None:
+        self._parts = parts
         self.outcome: AttemptOutcome | None = None
 
     def check(self, transaction: Transaction) -> None:
-        outcome, parts = find_attempt(transaction, self._member)
-        if outcome is not None:
-            raise OverAlready(outcome)
-        if not are_same(parts, self._parts):
-            raise _PartsChanged
+        first = self._parts[0]
+        merged = places_of(self._parts)
+        parts_to_publish(TransactionRows(transaction), first.key, first.attempt, first.number, merged)
 
     def settle(self, transaction: Transaction, counters: Counters, version: int) -> None:
-        member = self._member
-        for part in self._parts:
-            tables.delete_part(transaction, part)
-        self.outcome = make_outcome(member, self._parts, self._moment, version=version)
-        tables.put_outcome(transaction, self.outcome)
-        others: dict[str, list[PendingPart]] = {}
-        for part in tables.parts_of(transaction, member.key):
-            if part.number < member.number:
-                others.setdefault(part.attempt, []).append(part)
-        for parts in others.values():
-            failure = ended(parts[0], parts, f"attempt {member.attempt!r}, begun later, was published first")
-            end_attempt(transaction, counters, parts, failure, self._moment)
-
-
-def _expected(member: Participant, parts: Sequence[PendingPart]) -> int | None:
-    expected = {part.expect: part.rank for part in parts if part.expect is not None}
-    if len(expected) > 1:
-        key, said = member.key.decode(), ", ".join(f"rank {rank} {version}" for version, rank in expected.items())
-        raise VersionConflictError(f"{key!r}: the ranks expect different versions: {said}", key=key)
-    return next(iter(expected), None)
+        self.outcome = settle(TransactionRows(transaction, counters), self._parts, version)
 
 
 def _segments_of_parts(root: Root, parts: Sequence[PendingPart]) -> list[SealedSegment]:

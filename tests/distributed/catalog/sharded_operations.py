@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memstore.distributed.catalog import CatalogTables, run
-from memstore.distributed.rules import Failure, GiveUp, Lent, Part, Place, Publish, sharded
+from memstore.distributed.rules import GiveUp, Lent, Place, Publish, sharded
+from memstore.engine import Failure, PendingPart
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from tests.distributed.catalog.filling import Filled, asked, fill, fill_in_parts, given_up, published
@@ -16,11 +17,12 @@ RANKS = 3
 LEASE = 600_000_000_000  # nanoseconds
 
 
-def part(place: Place, rank: int, attempt: str, ranks: int = RANKS) -> Part:
-    return Part(KEY, attempt, 0, rank, ranks, place, len(BYTES), lease=LEASE)
+def part(place: Place, rank: int, attempt: str, ranks: int = RANKS) -> PendingPart:
+    put = place.put_id, place.segment
+    return PendingPart(KEY, attempt, 0, rank, ranks, *put, len(BYTES), lease=LEASE, host=place.host)
 
 
-def take_in(tables: CatalogTables, one: Part, content: bytes) -> None:
+def take_in(tables: CatalogTables, one: PendingPart, content: bytes) -> None:
     standing = tables.standing()
     assert standing is not None
     sharded.prepare(tables, standing, one, content)
@@ -98,7 +100,7 @@ def give_up(root: Root) -> None:
         standing, parts = tables.standing(), tables.parts(KEY, "one")
         assert standing is not None
         failure = Failure("PartialCommitError", "given up")
-        sharded.give_up(tables, standing, GiveUp(KEY, "one", parts[0].number, failure))
+        sharded.end_by(tables, standing, GiveUp(KEY, "one", parts[0].number, failure))
 
     run(root, act, deadline_after(10))
 

@@ -25,6 +25,7 @@ from memstore.distributed.rules.messages import (
 )
 from memstore.distributed.rules.owning import Sessions
 from memstore.distributed.rules.steps import NotSent, send
+from memstore.engine import attempts
 from memstore.errors import HomeUnavailableError
 from tests.distributed.rules.tables import SimTables
 from tests.distributed.rules.world import World
@@ -747,7 +748,7 @@ def _(patch: Patch) -> None:
     publish = sharded.publish
 
     def blindly(tables: Any, standing: Any, request: Any) -> Any:
-        _, parts = sharded.find(tables, request.key, request.attempt, request.number)
+        _, parts = attempts.find(tables, request.key, request.attempt, request.number)
         request = msgspec.structs.replace(request, parts=tuple(part.place for part in parts))
         return publish(tables, standing, request)
 
@@ -756,12 +757,12 @@ def _(patch: Patch) -> None:
 
 @mutation("the bytes of parts that are given up are nobody's", "shards")
 def _(patch: Patch) -> None:
-    patch.setattr(sharded, "_drop", lambda tables, standing, part: tables.delete_part(part))  # pyright: ignore
+    patch.setattr(SimTables, "drop_bytes", lambda tables, part: None)  # pyright: ignore
 
 
 @mutation("an attempt goes on when its group leaves", "shards that are handed over")
 def _(patch: Patch) -> None:
-    patch.setattr(directory, "end_attempts_of", lambda tables, standing, group: None)  # pyright: ignore
+    patch.setattr(directory, "end_attempts_of", lambda tables, group: None)  # pyright: ignore
 
 
 @mutation("outcomes stay where the owner was", "shards that are handed over")
@@ -782,13 +783,18 @@ def _(patch: Patch) -> None:
 
 @mutation("an attempt whose time is over stays", "shards in a storm")
 def _(patch: Patch) -> None:
-    patch.setattr(sharded, "expire", lambda tables, standing: None)  # pyright: ignore
-    patch.setattr(sharded, "has_expired", lambda tables: False)  # pyright: ignore
+    patch.setattr(attempts, "expired", lambda rows: [])  # pyright: ignore
 
 
 @mutation("older attempts go on after a publication", "shards of stopped ranks")
 def _(patch: Patch) -> None:
-    patch.setattr(sharded, "_end_older", lambda tables, standing, published: None)  # pyright: ignore
+    def settle(rows: Any, parts: Any, version: int) -> Any:
+        with Patch.context() as inner:
+            inner.setattr(attempts, "by_attempt", lambda older: [])  # pyright: ignore
+            return settled(rows, parts, version)
+
+    settled = attempts.settle
+    patch.setattr(attempts, "settle", settle)
 
 
 @mutation("a part is taken in again whenever it comes", "shards twice")

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memstore.distributed.rules import Failure, Outcome, Part, Place, PutPart, give_up_part, put_part, turn
+from memstore.distributed.rules import PutPart, give_up_part, put_part, turn
 from memstore.distributed.rules.messages import Pending
-from memstore.distributed.rules.sharded import is_complete
+from memstore.engine import AttemptOutcome, Failure, PendingPart
+from memstore.engine.protocols.attempts import is_complete
 from memstore.errors import (
     HomeUnavailableError,
     MemstoreError,
@@ -139,14 +140,16 @@ class OneRank:
     def __init__(self, puts: ShardedPuts, attempt: Attempt, rank: int, process: Process) -> None:
         self.puts, self.attempt, self.process = puts, attempt, process
         host, chance = process.host, puts.chance
-        place = Place(host.id, 0)
+        put_id = 0
         if chance.random() < 0.85:
             put_id = host.tables.fill(attempt.value)
-            place = Place(host.id, put_id, put_id)
         puts.workload.origin[attempt.value].add(host.id)
         self.until = puts.world.now + int(attempt.seconds * SECOND)
         lease = int((puts.scene.lease or attempt.seconds + chance.choice([1, 10])) * SECOND)
-        part = Part(attempt.key, attempt.name, 0, rank, attempt.world_size, place, 0, 0, attempt.expect, lease)
+        name = attempt.key, attempt.name
+        part = PendingPart(
+            *name, 0, rank, attempt.world_size, put_id, put_id, expect=attempt.expect, lease=lease, host=host.id
+        )
         self.own = PutPart(part)
         self.leaves_early = not puts.scene.all_must_work and chance.random() < 0.2
         self.was_complete = False
@@ -164,14 +167,14 @@ class OneRank:
         self.puts.workload.call(self.process, steps, seconds, ended)
 
     def prepare(self) -> None:
-        self.note(f"puts {self.own.part.place.put_id} of {self.own.part.world_size} for {self.attempt.key!r}")
+        self.note(f"puts {self.own.part.put_id} of {self.own.part.world_size} for {self.attempt.key!r}")
         scene, host = self.puts.scene, self.process.host
         patience = int(min(self.attempt.seconds, scene.patience) * SECOND)
         until = self.puts.world.now + host.clock_offset + patience
         steps = put_part(self.process.client, self.own, str(self.attempt.value).encode(), until)
         self.call(steps, self.left, self.prepared)
 
-    def prepared(self, outcome: Outcome | None, error: BaseException | None) -> None:
+    def prepared(self, outcome: AttemptOutcome | None, error: BaseException | None) -> None:
         self.note(f"has put it: {self.own.number} {outcome} {error!r}")
         if outcome is not None:
             self.end(outcome)
@@ -186,16 +189,16 @@ class OneRank:
         steps = turn(self.own, self.merge, milliseconds, was_complete=self.was_complete, publishes=publishes)
         self.call(steps, max(self.left, 1.0), self.turned)
 
-    def merge(self, parts: Sequence[Part], contents: Sequence[bytes]) -> bytes | Failure:
+    def merge(self, parts: Sequence[PendingPart], contents: Sequence[bytes]) -> bytes | Failure:
         if len(set(contents)) > 1:
             raise Fault(f"parts of several attempts: {contents}", tuple(self.puts.world.trace))
         if self.puts.chance.random() < 0.05:
             return Failure("ShardMismatchError", "the ranks disagree")
         return body_of(self.attempt.value, tuple(place for part in parts for place in part.places))
 
-    def turned(self, found: Outcome | Pending | None, error: BaseException | None) -> None:
+    def turned(self, found: AttemptOutcome | Pending | None, error: BaseException | None) -> None:
         world = self.puts.world
-        if isinstance(found, Outcome):
+        if isinstance(found, AttemptOutcome):
             self.end(found)
         elif isinstance(error, UnknownOutcomeError):
             self.may_fail(error)
@@ -224,7 +227,7 @@ class OneRank:
         failure = Failure(type(error).__name__, str(error))
         self.call(give_up_part(self.process.client, self.own, failure), GIVE_UP_WITHIN, self.gave_up)
 
-    def gave_up(self, outcome: Outcome | None, error: BaseException | None) -> None:
+    def gave_up(self, outcome: AttemptOutcome | None, error: BaseException | None) -> None:
         self.note(f"gave up: {outcome} {error!r}")
         if error is not None and not isinstance(error, UnknownOutcomeError):
             raise error
@@ -235,7 +238,7 @@ class OneRank:
             soon = self.puts.chance.uniform(0.1, 3)
             self.puts.world.at(soon, lambda: self.puts.restart(self.attempt, part.rank, host, None))
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: AttemptOutcome) -> None:
         self.note(f"ends: {outcome.version or outcome.failure}")
         failure = outcome.failure
         if failure is not None and failure.error not in PASSABLE and "begun later" not in failure.text:

@@ -15,13 +15,13 @@ from memstore.distributed.rules import (
     LastCall,
     LeavingGroup,
     Lent,
-    Outcome,
     Ownership,
-    Part,
     Place,
     Standing,
+    dispose,
     group_of,
 )
+from memstore.engine import AttemptOutcome, PendingPart
 from memstore.errors import CorruptionError
 from tests.support.explore import Fault
 
@@ -67,10 +67,10 @@ class SimTables:
     mirrored: tuple[int, int] = (0, 0)
     changes: int = 0  # of what this host owns
     debts: dict[Place, None] = field(default_factory=dict[Place, None])
-    pending: dict[tuple[bytes, str, int], tuple[Part, bytes]] = field(
-        default_factory=dict[tuple[bytes, str, int], tuple[Part, bytes]]
+    pending: dict[tuple[bytes, str, int], tuple[PendingPart, bytes]] = field(
+        default_factory=dict[tuple[bytes, str, int], tuple[PendingPart, bytes]]
     )
-    ends: dict[tuple[bytes, str], Outcome] = field(default_factory=dict[tuple[bytes, str], Outcome])
+    ends: dict[tuple[bytes, str], AttemptOutcome] = field(default_factory=dict[tuple[bytes, str], AttemptOutcome])
     published: dict[bytes, int] = field(default_factory=dict[bytes, int])  # the latest attempt of each key
     clock: Callable[[], int] = lambda: 0
     owns: Callable[[bytes], None] = lambda group: None  # told of each group that this host begins to own
@@ -280,32 +280,38 @@ class SimTables:
         self.number += 1
         return self.number
 
-    def parts(self, key: bytes | None = None, attempt: str | None = None) -> list[Part]:
+    def parts(self, key: bytes | None = None, attempt: str | None = None) -> list[PendingPart]:
         found = [part for part, _ in self.pending.values()]
         found = [part for part in found if key in (None, part.key) and attempt in (None, part.attempt)]
         return sorted(found, key=lambda part: (part.key, part.attempt, part.rank))
 
-    def content(self, part: Part) -> bytes:
+    def content(self, part: PendingPart) -> bytes:
         return self.pending[part.key, part.attempt, part.rank][1]
 
-    def put_part(self, part: Part, content: bytes | None) -> None:
+    def put_part(self, part: PendingPart, content: bytes | None) -> None:
         name = part.key, part.attempt, part.rank
-        if part.place.host == self.member and part.places:
+        if part.host == self.member and part.places:
             if part.place.put_id not in self.segments:
                 raise Fault(f"{name} names bytes that have been given back")
             self.segments[part.place.put_id].state = self.segments[part.place.put_id].state or "part"
         self.pending[name] = part, self.content(part) if content is None else content
 
-    def delete_part(self, part: Part) -> None:
+    def delete_part(self, part: PendingPart) -> None:
         del self.pending[part.key, part.attempt, part.rank]
 
-    def outcome(self, key: bytes, attempt: str) -> Outcome | None:
+    def has_bytes(self, part: PendingPart) -> bool:
+        return part.host != self.member or self.is_there(part.place)
+
+    def drop_bytes(self, part: PendingPart) -> None:
+        dispose(self, self.standing(), part.places)
+
+    def outcome(self, key: bytes, attempt: str) -> AttemptOutcome | None:
         return self.ends.get((key, attempt))
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[AttemptOutcome]:
         return list(self.ends.values())
 
-    def put_outcome(self, outcome: Outcome) -> None:
+    def put_outcome(self, outcome: AttemptOutcome) -> None:
         if outcome.version and group_of(outcome.key) in self.own_groups:  # else it is of the owner before
             if outcome.number < self.published.get(outcome.key, 0):
                 raise Fault(f"{outcome} was published after a later one")
@@ -316,6 +322,9 @@ class SimTables:
         for name, outcome in list(self.ends.items())[:limit]:
             if outcome.expires <= self.clock():
                 del self.ends[name]
+
+    def tell(self, key: bytes) -> None:
+        """Who waits looks again and again."""
 
     # --- debts --------------------------------------------------------------------------------------------------------
 

@@ -9,16 +9,13 @@ import pytest
 from memstore.distributed.rules import (
     Change,
     Client,
-    Failure,
-    Outcome,
-    Part,
-    Place,
     PutPart,
     give_up_part,
     put_part,
     turn,
 )
 from memstore.distributed.rules.messages import Forgotten, GiveUp, Look, PartsChanged, Pending, Publish
+from memstore.engine import AttemptOutcome, Failure, PendingPart
 from memstore.errors import HomeUnavailableError, ShardMismatchError, UnknownOutcomeError
 from tests.distributed.rules.test_membership import cluster, key_at, run
 from tests.distributed.rules.world import SECOND, Host, Process, World
@@ -28,15 +25,15 @@ LEASE = 10 * SECOND
 
 def part_of(host: Host, key: bytes, rank: int = 0, world_size: int = 2) -> PutPart:
     put_id = host.tables.fill(7)
-    return PutPart(Part(key, "a", 0, rank, world_size, Place(host.id, put_id, put_id), lease=LEASE))
+    return PutPart(PendingPart(key, "a", 0, rank, world_size, put_id, put_id, lease=LEASE, host=host.id))
 
 
-def prepare(world: World, process: Process, own: PutPart) -> Outcome | None:
+def prepare(world: World, process: Process, own: PutPart) -> AttemptOutcome | None:
     until = process.host.tables.now() + 5 * SECOND
     return run(world, process, put_part(process.client, own, b"said", until), seconds=0.5)
 
 
-def look(world: World, process: Process, own: PutPart) -> Outcome | Pending:
+def look(world: World, process: Process, own: PutPart) -> AttemptOutcome | Pending:
     def merge(parts: Any, contents: Any) -> bytes:
         return b"7"
 
@@ -55,7 +52,7 @@ def test_a_rank_that_looks_later_than_outcomes_are_kept_is_told_so() -> None:
     assert prepare(world, rank, own) is None
     world.run(20)  # the part's lease is over
     ended = look(world, rank, own)
-    assert isinstance(ended, Outcome) and ended.failure is not None and "lease was over" in ended.failure.text
+    assert isinstance(ended, AttemptOutcome) and ended.failure is not None and "lease was over" in ended.failure.text
     home.tables.ends.clear()
     part = own.part
     assert asked(home, world, Look(part.key, "a", own.number)) == Forgotten()
@@ -83,7 +80,7 @@ def test_parts_that_were_not_merged_are_neither_published_nor_given_up() -> None
     failure = Failure("ShardMismatchError", "they differ")
     assert asked(home, world, GiveUp(key, "a", number, failure, parts=merged)) == PartsChanged()
     published = look(world, rank, third)
-    assert isinstance(published, Outcome) and published.version
+    assert isinstance(published, AttemptOutcome) and published.version
     assert home.tables.records[key].places == (second.part.place, third.part.place)
     world.run(5)
     assert first.part.place.put_id not in rank.host.tables.segments

@@ -22,17 +22,31 @@ from memstore.distributed.rules.messages import (
     List,
     Lookup,
     Place,
+    Prepare,
     Release,
     Request,
     Wait,
 )
+from memstore.engine import PendingPart
 from tests.examples import examples
 
 encode = msgspec.msgpack.encode
+replace = msgspec.structs.replace
 REQUESTS = msgspec.msgpack.Decoder(Request)
 ANSWERS = msgspec.msgpack.Decoder(Answer)
 CALL = Call(1, 0, 1, 1)
 GRANT = Grant(1 << 40, 1)
+PART = PendingPart(b"k", "a", 0, 0, 1, 7, 7, host=b"m" * 16)
+
+
+class Sent(msgspec.Struct, array_like=True):
+    """A message as it lies in a frame: its number, and what `Prepare` would not be made of here."""
+
+    number: int
+    call: Call
+    part: PendingPart
+    content: bytes
+    grant: Grant
 
 
 def test_every_kind_has_a_number_of_its_own() -> None:
@@ -53,6 +67,7 @@ def test_requests_arrive_as_they_were_sent(keys: list[bytes], body: bytes | None
     for request in (
         Commit(CALL, tuple(Change(key, body, places, expect) for key in keys), (GRANT,)),
         Lookup(tuple(keys), (GRANT,), pin=True),
+        Prepare(CALL, replace(PART, key=keys[0], expect=expect), body or b"", GRANT),
     ):
         assert REQUESTS.decode(encode(request)) == request
 
@@ -76,6 +91,12 @@ def test_requests_arrive_as_they_were_sent(keys: list[bytes], body: bytes | None
         Release((Place(b"m" * 16, 2**64 - 1),)),
         Give(b"g", b"m" * 17, 1, ()),
         ClaimGroups((b"k" * 501,), None),
+        Prepare(CALL, replace(PART, rank=-1), b"", GRANT),
+        Prepare(CALL, replace(PART, world_size=0), b"", GRANT),
+        Prepare(CALL, replace(PART, lease=10**18 + 1), b"", GRANT),
+        Prepare(CALL, replace(PART, host=b"m" * 17), b"", GRANT),
+        Prepare(CALL, replace(PART, attempt=""), b"", GRANT),
+        Sent(14, CALL, replace(PART, attempt="a" * 65_537), b"", GRANT),
     ],
     ids=repr,
 )

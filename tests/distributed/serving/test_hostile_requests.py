@@ -17,7 +17,7 @@ from memstore.distributed.catalog import run
 from memstore.distributed.links import CLIENT, hello_of_this_process, parse_address
 from memstore.distributed.links.client import Dialed, dial
 from memstore.distributed.links.frames import Inbox, frame
-from memstore.distributed.rules import Ask, Entry, Lookup, Member, Part, Place, Prepare, Refused, Request, Standing
+from memstore.distributed.rules import Ask, Entry, Lookup, Member, Place, Prepare, Refused, Request, Standing
 from memstore.distributed.rules.messages import (
     Call,
     Change,
@@ -32,7 +32,7 @@ from memstore.distributed.rules.messages import (
     Pending,
 )
 from memstore.distributed.serving.cluster import decode_answer, decode_request, encode
-from memstore.engine import deadline_after
+from memstore.engine import PendingPart, deadline_after
 from tests.distributed.catalog.filling import asked, fill, published
 from tests.distributed.catalog.operations import BYTES, damage_of, put
 from tests.distributed.serving.any_requests import Known, requests
@@ -180,7 +180,8 @@ def test_what_lies_with_the_home_is_named_by_no_message(home: Home) -> None:
     own, fake = home.entry.places, (Place(home.answering.member, 77, 77),)
     for number, places in enumerate((own, fake), 1):
         commit = Commit(Call(session, 0, number, 1), (Change(b"other/k", home.entry.body, places),), grants)
-        part = Part(b"other/k", "one", 0, 0, 1, places[0], len(BYTES), lease=10**9)
+        host, *put = places[0].host, places[0].put_id, places[0].segment
+        part = PendingPart(b"other/k", "one", 0, 0, 1, *put, len(BYTES), lease=10**9, host=host)
         for request in (commit, Prepare(Call(session, 1, number, 1), part, b"", grants[0])):
             failed = home.answering.ask(request)
             assert isinstance(failed, Failed) and failed.error == "CorruptionError"

@@ -118,6 +118,16 @@ def test_another_world_size_is_refused_and_the_attempt_goes_on(store: Root) -> N
     assert version(store, first) == 1
 
 
+def test_who_is_refused_has_ended_what_is_over(store: Root) -> None:
+    part(store, rank(0), B)
+    over = part(store, rank(0, key=b"other", lease=0.0), A)
+    with pytest.raises(ShardMismatchError):
+        prepare(store, rank(2, world=3), B)
+    assert [one.key for one in parts_of(store)] == [b"key"]
+    with pytest.raises(PartialCommitError, match="its lease was over"):
+        version(store, over)
+
+
 def test_a_part_that_comes_late_gets_the_outcome(store: Root) -> None:
     first = part(store, rank(0), A)
     part(store, rank(1), B)
