@@ -32,6 +32,7 @@ from memstore.distributed.rules import (
 )
 from memstore.distributed.rules.directory import give
 from memstore.distributed.rules.messages import TERM_BITS, List, Look, Lookup, Named, Wait, WaitAny
+from memstore.distributed.rules.roster import adopt
 from memstore.distributed.transfers import Senders
 from memstore.engine import Creation, boot_clock, close_root, deadline_after, open_root
 from memstore.errors import MemstoreError
@@ -96,8 +97,9 @@ class Home:
 
     def adopt(self, roster: Roster) -> None:
         def action(tables: CatalogTables) -> None:
-            standing = tables.standing() or Standing(self.member.id, roster, roster.term << TERM_BITS, roster.term)
-            tables.put_standing(msgspec.structs.replace(standing, roster=roster))
+            if not adopt(tables, roster):
+                standing = tables.standing() or Standing(self.member.id, roster, roster.term << TERM_BITS, roster.term)
+                tables.put_standing(msgspec.structs.replace(standing, roster=roster))
 
         self.run(action)
 

@@ -449,13 +449,15 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
     if known != asker:
         if position != roster.position:  # it says what once was, or the asker hasn't heard of this epoch: it asks again
             return IsRoster(roster)
-        if standing.unheard or not seed.is_settled(standing):
+        # A member that is served as another one may change while a seed waits for what it owns: it waits for the seed.
+        if (standing.unheard and known is None) or not seed.is_settled(standing):
             return Later()
         newcomer = _newcomer(seed, roster, asker.id, ask.brings)
         if ask.brings and newcomer is None:
             return Stale(*roster.position)
         members = (*(one for one in roster.members if one.id != asker.id), asker)
-        holders = _holders_with(tables, roster, asker, has_groups=newcomer is not None)
+        has_groups = newcomer is not None or (known is not None and bool(standing.unheard))  # rows don't say so yet
+        holders = _holders_with(tables, roster, asker, has_groups=has_groups)
         epoch = ask.versions >> EPOCH_BITS if newcomer is None else newcomer.epoch - 1
         propose(tables, standing, is_settled=True, members=members, holders=holders, epoch=epoch)
         return Later()
@@ -738,7 +740,8 @@ def take_obey(tables: Tables, standing: Standing, request: Obey) -> Answer:
     if request.roster.cluster == standing.roster.cluster and standing.member in request.roster.ids:
         adopt(tables, request.roster)
     standing = tables.standing() or standing
-    return Promised(standing.roster)
+    is_later = standing.promised > request.roster.term  # to one whose promotion was cut off, perhaps: it is told of it
+    return Stale(standing.promised) if is_later else Promised(standing.roster)
 
 
 class NotPromoted(Exception):
@@ -843,6 +846,8 @@ def tell_members(seed: Directory, members: Sequence[Member] | None = None) -> St
     for member, answer in zip(members, answers, strict=True):
         if isinstance(answer, Promised) and answer.roster.term == seed.term:
             seed.hear(member.id, answer.roster.position)
+        elif isinstance(answer, Stale):
+            seed.hear_of(answer.term)
         elif isinstance(answer, Promised):
             yield from transact(lambda tables, older=answer.roster: take_back(tables, older))
 

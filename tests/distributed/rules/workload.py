@@ -236,11 +236,11 @@ class Workload:
         self.call(process, wait(process.client, key, newer_than), 15, end)
 
     def check_wait(self, key: bytes, newer_than: int) -> None:
-        """Where nothing is wrong, and no message is lost, no wait misses a version."""
+        """Where nothing is wrong, and no message is lost, a wait ends once twenty messages were sent, at the latest."""
         puts = [one for one in self.histories[key] if one.kind == PUT and (one.version or 0) > newer_than]
         deletes = [one for one in self.histories[key] if one.kind == DELETE]
         is_calm = self.scene.all_must_work and not self.scene.weather.loss
-        if is_calm and not deletes and any(one.end < self.time - 5 for one in puts):
+        if is_calm and not deletes and any(one.end < self.time - 5 - 20 * self.scene.weather.delay for one in puts):
             raise Fault(f"a wait for {key!r} newer than {newer_than} misses {puts}", tuple(self.world.trace))
 
     def wait_any(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
