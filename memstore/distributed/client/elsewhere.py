@@ -403,13 +403,19 @@ class OtherHosts:
 
     def hold_version(self, key: bytes, record: Record, deadline: float, *, lazily: bool) -> MappedEntry | None:
         may_lock, deadline, held = self._root.lock is not None, _at_least(deadline), None
-        has_left = any(not self.is_member(host) for host in record.hosts or ())
-        if not has_left or not record.description:
+        left: HomeUnavailableError | None = None
+        try:
             held = self._transfers.hold(key, record, deadline, may_lock=may_lock, lazily=lazily)
+        except HomeUnavailableError as error:
+            if not record.description or all(map(self.is_member, record.hosts or ())):
+                raise
+            left = error
         if held is not None or not record.description:
             return held
         (entry,) = self._drive(look_up(self._client, [key]), deadline)
         if entry is None or entry.version != record.version:
+            if left is not None:
+                raise left
             return None
         members, transfers = self._standings.member_of, self._transfers  # its host was drained: the version has moved
         reading = EntryReading(self._root, members, transfers, deadline, may_lock=may_lock, lazily=lazily)
