@@ -302,6 +302,7 @@ class HostStatus:
         torch: the version of torch.
         monarch: the version of Monarch; empty: it isn't installed.
         trouble: why the host has not answered; empty: it has.
+        draining: what it still has, and what is in the way, if it is drained; empty: it isn't.
     """
 
     address: str
@@ -318,6 +319,7 @@ class HostStatus:
     torch: str = ""
     monarch: str = ""
     trouble: str = ""
+    draining: str = ""
 
 
 @dataclass(frozen=True, slots=True)

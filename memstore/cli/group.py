@@ -163,13 +163,13 @@ _SECTIONS = {
     "Change": ("put", "cp", "rm", "clear", "destroy", "abort"),
     "Other files": ("attach", "export", "convert", "snapshot"),
     "Upkeep": ("verify", "repair", "gc", "bench"),
-    "Several hosts": ("serve", "status", "promote", "remove"),
+    "Several hosts": ("serve", "status", "drain", "promote", "remove"),
     "Shells": ("completion",),
 }
 
 
 _NEVER_MEANT = frozenset(
-    ("abort", "clear", "destroy", "gc", "promote", "remove", "repair", "rm")
+    ("abort", "clear", "destroy", "drain", "gc", "promote", "remove", "repair", "rm")
 )  # what can't be taken back
 
 

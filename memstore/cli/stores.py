@@ -510,6 +510,7 @@ def destroy(root: str, yes: bool, as_json: bool) -> None:
 # --- serve, status, remove -------------------------------------------------------------------------------------------
 
 
+_SAID_EVERY = 2.0  # seconds
 _HOST_TITLES = ("address", "name", "alive", "epoch", "starts", "keys", "live", "by", "sent", "received")
 
 
@@ -642,6 +643,8 @@ def _show_status(found: ClusterStatus) -> None:
     for host in found.hosts:
         if not host.alive:
             render.console.print(render.printable(f"{host.address} does not answer: {host.trouble}"), soft_wrap=True)
+        if host.draining:
+            render.console.print(render.printable(f"{host.address} is drained: {host.draining}"), soft_wrap=True)
     alive = [host for host in found.hosts if host.alive]
     deputies = f", deputies {' '.join(found.deputies)}" if found.deputies else ""
     answers = f"{len(alive)} of {len(found.hosts)} hosts answer"
@@ -686,6 +689,36 @@ def remove(root: str, host: str, force: bool, as_json: bool) -> None:
 
     removed = remove_member(cluster_of(root), host, force=force)
     render.tell({"removed": removed.address, "id": removed.id.hex()}, f"{removed.address} removed", as_json=as_json)
+
+
+@cli.command(short_help="Move all that a host has to others, and let it leave.")
+@root
+@click.argument("host")
+@click.option("--to", default="", help="The host that is to own its groups; without it, those that stay share them.")
+@click.option("--timeout", default=600.0, show_default=True, type=Seconds(min=0.0), help="Seconds to wait for its end.")
+@as_json
+def drain(root: str, host: str, to: str, timeout: float, as_json: bool) -> None:
+    """Move all that HOST has to other hosts, and let it leave the cluster: its address, name or id.
+
+    Its agent removes its folder then, and ends. ROOT is the store's folder on any host, or the address of one,
+    tcp://IP:PORT, from anywhere. After a timeout, an error or Ctrl-C the drain goes on: the same command waits for it.
+    """
+    from memstore.distributed.serving import cluster_of
+
+    said = [0.0, ""]
+
+    def progress(groups: int, nbytes: int) -> None:
+        text = f"{host}: {wording.count_of(groups, 'group', 'groups')} and {wording.size(nbytes)} are left"
+        if time.monotonic() - float(said[0]) >= _SAID_EVERY and text != said[1]:
+            said[:] = time.monotonic(), text
+            render.errors.print(render.printable(text), soft_wrap=True)
+
+    try:
+        left = cluster_of(root).drain(host, to=to, timeout=timeout, progress=progress)
+    except KeyboardInterrupt:
+        render.complain(f"{host} is drained all the same; the same command waits for it")
+        raise
+    render.tell({"drained": left}, f"{left} is drained, and has left", as_json=as_json)
 
 
 @cli.command(short_help="Make another host the seed, since that one is lost.")

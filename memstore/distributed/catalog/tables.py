@@ -200,7 +200,7 @@ class CatalogTables:
         old = self.standing()
         self._put(tables.CLUSTER, tables.MEMBERS, standing)
         self._standing = standing
-        if old is None or standing.is_removed or old.is_joining != standing.is_joining:
+        if old is None or standing.is_removed or old.is_joining != standing.is_joining or standing.is_sealed:
             self._change_membership()
 
     def membership(self) -> int:

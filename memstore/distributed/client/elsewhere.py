@@ -114,7 +114,7 @@ class OwnedHere:
 
     def __init__(self, membership: int, standing: Standing) -> None:
         self.membership = membership
-        self.may_commit = not standing.is_removed
+        self.may_commit = standing.may_change
         self.groups: set[bytes] = set()
 
 
@@ -402,8 +402,24 @@ class OtherHosts:
         return catalog.record_of(catalog.entry_of(record, member), self._member)
 
     def hold_version(self, key: bytes, record: Record, deadline: float, *, lazily: bool) -> MappedEntry | None:
-        may_lock = self._root.lock is not None
-        return self._transfers.hold(key, record, _at_least(deadline), may_lock=may_lock, lazily=lazily)
+        may_lock, deadline, held = self._root.lock is not None, _at_least(deadline), None
+        left: HomeUnavailableError | None = None
+        try:
+            held = self._transfers.hold(key, record, deadline, may_lock=may_lock, lazily=lazily)
+        except HomeUnavailableError as error:
+            if not record.description or all(map(self.is_member, record.hosts or ())):
+                raise
+            left = error
+        if held is not None or not record.description:
+            return held
+        (entry,) = self._drive(look_up(self._client, [key]), deadline)
+        if entry is None or entry.version != record.version:
+            if left is not None:
+                raise left
+            return None
+        members, transfers = self._standings.member_of, self._transfers  # its host was drained: the version has moved
+        reading = EntryReading(self._root, members, transfers, deadline, may_lock=may_lock, lazily=lazily)
+        return reading.map(key, entry)
 
     def records(self, keys: Sequence[bytes], deadline: float) -> list[Record | None]:
         found: dict[bytes, Record | None] = {}

@@ -8,6 +8,7 @@ roster     who is a member: admission, removal, a new seed
 index      the index process: all of these
 client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
+draining   a host that is drained: its groups and bytes go to others, then it leaves
 sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """
 
@@ -18,6 +19,7 @@ from memstore.distributed.rules.client import (
     DeadlinePassed,
     failed_of,
 )
+from memstore.distributed.rules.draining import Take, replace_places
 from memstore.distributed.rules.index import Index
 from memstore.distributed.rules.messages import (
     KEY_LIMIT,
@@ -32,6 +34,7 @@ from memstore.distributed.rules.messages import (
     ClaimGroups,
     Commit,
     Done,
+    Drain,
     Entry,
     FindOwners,
     Finish,
@@ -64,6 +67,7 @@ from memstore.distributed.rules.messages import (
     Serve,
     Stale,
     Standing,
+    TakeOver,
     Wait,
     WaitAny,
     WatchGroup,
@@ -111,9 +115,11 @@ __all__ = [
     "Commit",
     "DeadlinePassed",
     "Done",
+    "Drain",
     "Entry",
     "FindOwners",
     "Finish",
+    "Gather",
     "Give",
     "GiveUp",
     "Grant",
@@ -150,7 +156,6 @@ __all__ = [
     "Publish",
     "PutPart",
     "ROWS_LIMIT",
-    "Gather",
     "Race",
     "Refused",
     "Remove",
@@ -163,6 +168,8 @@ __all__ = [
     "Standing",
     "Steps",
     "Tables",
+    "Take",
+    "TakeOver",
     "Transact",
     "Wait",
     "WaitAny",
@@ -182,6 +189,7 @@ __all__ = [
     "passing_over",
     "put_part",
     "read_all",
+    "replace_places",
     "send",
     "session_of",
     "turn",

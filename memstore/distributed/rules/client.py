@@ -227,8 +227,8 @@ class Client:
         self, seen: CatalogView, standing: Standing, groups: Sequence[bytes], *, claims: bool = False
     ) -> Steps[dict[bytes, Ownership | None] | None]:
         """Finds the row of each group: here, as remembered, or by the directory. None, after a pause: not yet."""
-        if standing.is_removed:
-            raise removed()
+        if not standing.may_change:
+            raise removed(standing)
         if seen.is_unclaimed:
             yield from pause(AGAIN)
             return None
@@ -252,7 +252,7 @@ class Client:
     ) -> Steps[Owners | None]:
         """Asks for all groups, a message for as many as it has room for. None, after a pause: not yet."""
         own, seed = standing.roster.member(standing.member), standing.seed
-        is_owner = own is not None and own.is_owner
+        is_owner = own in standing.roster.takers
         claimer = next(iter(owners)) if owners else (standing.member if is_owner else None)
         rows: list[Ownership | None] = []
         for first in range(0, len(groups), BATCH_LIMIT):
@@ -602,7 +602,9 @@ def _name(owner: Member | Seed | None) -> str:
     return f"its owner, {owner.label},"
 
 
-def removed() -> StaleMembershipError:
+def removed(standing: Standing) -> StaleMembershipError:
+    if standing.is_sealed:
+        return StaleMembershipError("this host was drained, and leaves the cluster: all that it had is on other hosts")
     return StaleMembershipError("this host was removed from the cluster: serve an empty root")
 
 

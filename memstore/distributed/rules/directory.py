@@ -17,6 +17,7 @@ from memstore.distributed.rules.messages import (
     ClaimGroups,
     Done,
     Entry,
+    Failed,
     FindOwners,
     Finish,
     Give,
@@ -272,11 +273,10 @@ class Directory:
         row = owner_row(tables, roster, request.group)
         if row is None:
             return None
-        is_of_giver = row.owner == request.giver and request.of > row.grant.after
-        if is_of_giver and request.taker != request.giver:
-            if _may_own(roster, request.taker):
+        if row.owner == request.giver and request.of > row.grant.after:
+            if request.taker != request.giver and _may_own(roster, request.taker):
                 row = give(tables, roster, request.group, request.taker, request.of, request.giver)
-            else:  # it stays, by a grant which tells the taker that what it keeps was never handed over to the end
+            else:  # it stays, by a grant which tells a taker that what it keeps was never handed over to the end
                 row = give(tables, roster, request.group, request.giver, request.of)
         return [row]
 
@@ -380,10 +380,8 @@ def take_mirror(tables: Tables, standing: Standing, request: Mirror) -> Answer:
 
 def _stays(roster: Roster) -> bytes:
     """Chooses who owns what a host puts that is never an owner."""
-    seed = roster.member(roster.seed)
-    if seed is not None and seed.is_owner:
-        return seed.id
-    return next((member.id for member in roster.members if member.is_owner), roster.seed)
+    takers = [member.id for member in roster.takers]
+    return roster.seed if roster.seed in takers or not takers else takers[0]
 
 
 def _may_own(roster: Roster, member: bytes) -> bool:
@@ -444,42 +442,52 @@ def cancel(tables: Tables, group: bytes) -> None:
 # --- the old owner ----------------------------------------------------------------------------------------------------
 
 
-def go_on() -> Steps[bool]:
-    """Goes on with each group that leaves this host, as far as it comes. Returns whether there is one."""
+def go_on(refused: dict[bytes, Failed] | None = None) -> Steps[bool]:
+    """Goes on with each group that leaves this host, as far as it comes. Returns whether there is one.
+
+    Args:
+        refused: is given, by group, why its taker can't keep what it is given.
+    """
     standing, all_leaving = yield from view(lambda tables: (tables.standing(), tables.all_leaving()))
     if standing is None or standing.is_removed:
         return False
-    served = 0
+    served, over = 0, list[bytes]()
     for group, leaving in all_leaving:
         taker = standing.roster.member(leaving.taker)
         if leaving.grant is None:
             stays = taker is None or taker.id == standing.member
-            yield from _give(standing, group, leaving, None if stays else taker)
+            failed = yield from _give(standing, group, leaving, None if stays else taker)
+            if failed is not None and refused is not None:
+                refused[group] = failed
         elif not leaving.served:
             yield from _hand(standing, group, leaving, taker)
         elif standing.roster.epoch > leaving.served:
-            yield from transact(lambda tables, group=group: tables.drop_leaving(group))
+            over.append(group)
         else:
             served = max(served, leaving.served)
+    if over:
+        yield from transact(lambda tables: [tables.drop_leaving(group) for group in over])
     if served:  # one epoch for all of them
         yield from send(standing.seed, Finish(served))
     return bool(all_leaving)
 
 
-def _give(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member | None) -> Steps[None]:
-    """Steps 2 to 4."""
+def _give(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member | None) -> Steps[Failed | None]:
+    """Steps 2 to 4. Returns why the taker can't keep what it is given; None: it can, or gives no answer."""
     after: bytes | None = b"" if taker is not None else None
     while taker is not None and after is not None:
         portions, after = yield from view(
             lambda tables, start=after: _page(tables, standing.member, group, leaving, start)
         )
         for portion in portions:
-            if not isinstance((yield from send(taker, portion)), Done):
-                return
+            answer = yield from send(taker, portion)
+            if not isinstance(answer, Done):
+                return answer if isinstance(answer, Failed) else None
     to = standing.member if taker is None else taker.id
     answer = yield from send(standing.seed, HandOver(group, standing.member, leaving.of, to))
     if isinstance(answer, Owners) and answer.rows and (row := answer.rows[0]) is not None:
         yield from transact(lambda tables: _drop(tables, standing.roster, leaving, row))
+    return None
 
 
 def _page(
@@ -504,9 +512,10 @@ def _page(
             rows, nbytes = [], 0
         rows.append((key, entry))
         nbytes += size
-    if rows or not page:
-        found.append(_message(giver, group, leaving, rows, None if page else tables.version))
-    return found, page[-1][0] if page else None
+    is_last = len(page) < ROWS_LIMIT
+    if rows or is_last:
+        found.append(_message(giver, group, leaving, rows, tables.version if is_last else None))
+    return found, None if is_last else page[-1][0]
 
 
 def _message(giver: bytes, group: bytes, leaving: LeavingGroup, rows: Rows, version: int | None) -> Give:
@@ -559,7 +568,7 @@ def _drop_page(tables: Tables, group: bytes, leaving: LeavingGroup, after: bytes
             if place.host == standing.member:
                 with passing_over(tables, key):
                     tables.lend(place, Lent(key, leaving.taker))
-    return page[-1][0] if page else None
+    return page[-1][0] if len(page) >= ROWS_LIMIT else None
 
 
 # --- the new owner ----------------------------------------------------------------------------------------------------
@@ -567,7 +576,7 @@ def _drop_page(tables: Tables, group: bytes, leaving: LeavingGroup, after: bytes
 
 def take(tables: Tables, standing: Standing, request: Give) -> Answer:
     """Keeps what comes. A late duplicate changes nothing that counts: no grant names what it brings."""
-    if standing.is_removed:
+    if not standing.may_change:
         return REMOVED
     own, kept = tables.owned(request.group), tables.kept(request.group)
     if own is not None:

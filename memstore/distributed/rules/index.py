@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules import directory, owning, roster, sharded
+from memstore.distributed.rules import directory, draining, owning, roster, sharded
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
     LONGEST_WAIT,
@@ -23,6 +23,7 @@ from memstore.distributed.rules.messages import (
     Close,
     Commit,
     Done,
+    Drain,
     FindOwners,
     Finish,
     Give,
@@ -56,6 +57,7 @@ from memstore.distributed.rules.messages import (
     Serve,
     Stale,
     Standing,
+    TakeOver,
     Wait,
     WaitAny,
     WatchGroup,
@@ -84,6 +86,7 @@ class Index:
 
     Attributes:
         refusal: the seed's last answer, if it was one: this root can't be a member.
+        leaver: this host, as one that is drained.
     """
 
     def __init__(
@@ -107,6 +110,8 @@ class Index:
         self._audit = owning.Audit(clock)
         self._sessions = owning.Sessions(clock)
         self.refusal: Refused | None = None
+        self.leaver = draining.Leaver(clock)
+        self._takeovers = draining.Takeovers()
         self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
@@ -167,17 +172,24 @@ class Index:
                 return directory.take(tables, standing, request)
             case Serve():
                 return directory.serve(tables, standing, request)
+            case TakeOver():
+                return self._takeovers.answer(standing, request)
             case _:
                 return self._answer_of_roster(tables, standing, request)
 
     def _answer_of_roster(
-        self, tables: Tables, standing: Standing, request: Ask | Remove | Finish | Mirror | Promise | Obey | Announce
+        self,
+        tables: Tables,
+        standing: Standing,
+        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce,
     ) -> Answer:
         match request:
             case Ask():
                 return roster.answer_ask(tables, standing, self.seed, request)
             case Remove():
                 return roster.remove(tables, standing, self.seed, request)
+            case Drain():
+                return roster.drain(tables, standing, self.seed, request)
             case Finish():
                 return roster.finish(tables, standing, self.seed, request)
             case Mirror():
@@ -224,7 +236,7 @@ class Index:
                 return isinstance(answer, Done | Later) and request.milliseconds > 0
             case WatchGroup():
                 return isinstance(answer, Later) and request.milliseconds > 0
-            case ClaimGroups() | FindOwners() | HandOver() | Remove() | Finish() | BringGroups():
+            case ClaimGroups() | FindOwners() | HandOver() | Remove() | Drain() | Finish() | BringGroups():
                 return isinstance(answer, Later)
             case _:
                 return False
@@ -419,7 +431,13 @@ class Index:
         return standing.is_joining or has_kept
 
     def hand_over(self) -> Steps[bool]:
-        return (yield from directory.go_on())
+        return (yield from directory.go_on(self.leaver.refused))
+
+    def drain(self) -> Steps[bool]:
+        return (yield from self.leaver.run())
+
+    def take_over(self, take: draining.Take) -> Steps[bool]:
+        return (yield from self._takeovers.run(take))
 
     def mirror(self, slot: int) -> Steps[None]:
         while (yield from self.seed.mirror(slot)):

@@ -92,6 +92,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         deputies: ids of the members that have all of the directory, before it says anything of it.
         voters: ids of the members of the roster before. It counts once a majority of them has it.
         holders: ids of members with `is_owner` False that may own groups all the same: they had some before.
+        leavers: members that are drained, each with the one that is to take its groups; empty: whoever stays.
         base: of a term that was forced, until its directory is whole: the newest position that its seed has heard of.
     """
 
@@ -103,12 +104,21 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     deputies: tuple[bytes, ...] = ()
     voters: tuple[bytes, ...] = ()
     holders: tuple[bytes, ...] = ()
+    leavers: tuple[tuple[bytes, bytes], ...] = ()
     base: tuple[Number, Number] = (0, 0)
 
     @property
     def owners(self) -> tuple[Member, ...]:
         """Returns the members that may own groups: no other one does in this epoch."""
         return tuple(member for member in self.members if member.is_owner or member.id in self.holders)
+
+    @property
+    def takers(self) -> tuple[Member, ...]:
+        """Returns the members that new groups are given to, if there are any."""
+        return tuple(member for member in self.members if member.is_owner and not self.is_leaver(member.id))
+
+    def is_leaver(self, member: bytes) -> bool:
+        return any(member == leaver for leaver, _ in self.leavers)
 
     @property
     def position(self) -> tuple[int, int]:
@@ -138,6 +148,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
         is_removed: the seed has said that this root is no member any more.
         unheard: of a seed that has no directory: ids of members that have not announced yet what they own.
         losses: how often a roster came without some member of the one before.
+        is_sealed: it is drained, and owns nothing: it will own nothing any more, and its processes change nothing.
     """
 
     member: bytes
@@ -148,6 +159,12 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     is_removed: bool = False
     unheard: tuple[bytes, ...] = ()
     losses: Number = 0
+    is_sealed: bool = False
+
+    @property
+    def may_change(self) -> bool:
+        """Whether this host may own groups, and its processes may change keys."""
+        return not self.is_removed and not self.is_sealed
 
     @property
     def is_seed(self) -> bool:
@@ -529,6 +546,17 @@ class BringGroups(msgspec.Struct, frozen=True, array_like=True, tag=27):
     versions: Number = 0
 
 
+class Drain(msgspec.Struct, frozen=True, array_like=True, tag=28):
+    """Says that a member is to leave, when it has given away all that it has. Its answer is `IsRoster`, or `Refused`.
+
+    Attributes:
+        to: the member that is to take its groups; None: any that stays.
+    """
+
+    member: Id
+    to: Id | None = None
+
+
 # --- requests between members -----------------------------------------------------------------------------------------
 
 
@@ -588,6 +616,17 @@ class Serve(msgspec.Struct, frozen=True, array_like=True, tag=45):
 
     group: Group
     of: Number
+
+
+class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag=47):
+    """Asks a member to copy to its own host what its records name on one that leaves.
+
+    Its answer is `Done`, once it has looked through all of its records in this round; until then `Later`; or `Failed`,
+    for the first one that it can't take.
+    """
+
+    member: Id
+    round: Number
 
 
 class Meet(msgspec.Struct, frozen=True, array_like=True, tag=46):
@@ -767,8 +806,8 @@ class Brought(msgspec.Struct, frozen=True, array_like=True, tag=89):
 Request = (
     Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
-    | Ask | Remove | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
-    | Mirror | Promise | Obey | Announce | Give | Serve | Meet
+    | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
+    | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Meet
 )  # fmt: skip
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession

@@ -36,6 +36,7 @@ from memstore.distributed.rules.messages import (
     NoSession,
     NotOwner,
     Owners,
+    Ownership,
     Place,
     Prepare,
     Prepared,
@@ -100,7 +101,7 @@ def admit(
     Args:
         changes: it is for a change, which a group that leaves this host has none of any more.
     """
-    if standing.is_removed:
+    if not standing.may_change:
         return REMOVED
     pairs = list(zip(groups, grants, strict=True))
     if any(is_unclaimed(tables, standing, group) for group, _ in pairs):
@@ -312,7 +313,10 @@ def are_strange(standing: Standing, call: Call, places: Iterable[Place], key: by
 
     Those of a host that is no member would stay for ever: what was removed is looked for once, after its removal.
     """
+    places = tuple(places)
     hosts = {place.host for place in places}
+    if any(not place.segment and standing.roster.is_leaver(place.host) for place in places):
+        return Failed("CrossHostError", "its files are attached on a host that is being drained: they stay there", key)
     if standing.member in hosts:
         return Failed("CorruptionError", "its bytes are said to lie with the owner, which never put them", key)
     if hosts <= standing.roster.ids:
@@ -577,7 +581,7 @@ class Audit:
         if not isinstance(answer, Owners) or not answer.rows:
             return
         row = answer.rows[0]
-        if row is None:
+        if row is None or _has_nothing(standing, row):
             yield from transact(lambda tables: self._retire(tables, place, lent))
             return
         request = Named(lent.key, place, row.grant)
@@ -610,3 +614,8 @@ class Audit:
         with passing_over(tables, lent.key):
             if tables.lent(place) == lent and not is_named(tables, lent.key, place):
                 tables.retire(place)
+
+
+def _has_nothing(standing: Standing, row: Ownership) -> bool:
+    """Returns whether this host owns a group without keys: it is drained, and who took the group was removed."""
+    return row.owner == standing.member and standing.is_sealed

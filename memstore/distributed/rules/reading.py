@@ -312,7 +312,7 @@ def _round(
         rows = yield from view(lambda tables: tables.page(after, limit, prefix))
         return _Listing(None, [(key, entry.version if entry else 0) for key, entry in rows])
     if standing.is_removed:
-        raise removed()
+        raise removed(standing)
     owner: GroupOwner | None = None
     if standing.is_joining:
         yield from pause(AGAIN)

@@ -49,6 +49,7 @@ from memstore.distributed.rules.messages import (
     Brought,
     ClaimGroups,
     Done,
+    Drain,
     Entry,
     FindOwners,
     Finish,
@@ -397,6 +398,7 @@ def propose(
     members: tuple[Member, ...] | None = None,
     deputies: tuple[bytes, ...] | None = None,
     holders: tuple[bytes, ...] | None = None,
+    leavers: tuple[tuple[bytes, bytes], ...] | None = None,
     epoch: int = 0,
     base: tuple[int, int] = (0, 0),
 ) -> Roster:
@@ -416,7 +418,8 @@ def propose(
     epoch = max(roster.epoch, epoch) + 1
     visitors = {member.id for member in members if not member.is_owner}
     hold = tuple(one for one in (roster.holders if holders is None else holders) if one in visitors)
-    roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, kept, voters, hold, base)
+    leave = tuple(one for one in (roster.leavers if leavers is None else leavers) if one[0] in ids)
+    roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, kept, voters, hold, leave, base)
     adopt(tables, roster)
     return roster
 
@@ -597,6 +600,25 @@ def remove(tables: Tables, standing: Standing, seed: Directory, request: Remove)
     return Later()
 
 
+def drain(tables: Tables, standing: Standing, seed: Directory, request: Drain) -> Answer:
+    """Notes that a member leaves: `draining.py` has what follows."""
+    seed.begin(standing)
+    roster, taker = standing.roster, request.to or b""
+    if request.member == standing.member:
+        return Refused("the seed can't leave: promote another host first")
+    if roster.member(request.member) is None or (request.member, taker) in roster.leavers:
+        return IsRoster(roster) if seed.is_settled(standing) else Later()
+    stay = [member.id for member in roster.takers if member.id != request.member]
+    if not stay:
+        return Refused("it is the last host that may own groups: serve another one first")
+    if taker and taker not in stay:
+        return Refused("the host that is to take its groups leaves, too, or may own none")
+    if seed.is_settled(standing) and not standing.unheard:
+        others = (one for one in roster.leavers if one[0] != request.member)
+        propose(tables, standing, is_settled=True, leavers=(*others, (request.member, taker)))
+    return Later()
+
+
 def finish(tables: Tables, standing: Standing, seed: Directory, request: Finish) -> Answer:
     """Makes an epoch in which what a hand-over has moved is at one place for all who list keys."""
     seed.begin(standing)
@@ -658,8 +680,11 @@ def appoint(seed: Directory) -> Steps[None]:
 
 
 def _steady(roster: Roster) -> frozenset[bytes]:
-    """Returns the members that are to be deputies, before any other: all that own groups, or may, but the seed."""
-    return frozenset(member.id for member in roster.owners) - {roster.seed}
+    """Returns the members that are to be deputies, before any other: all that own groups, or may, but the seed.
+
+    One that leaves gives them away.
+    """
+    return frozenset(one.id for one in roster.owners if not roster.is_leaver(one.id)) - {roster.seed}
 
 
 def _follow(standing: Standing) -> Steps[bool]:
@@ -822,7 +847,8 @@ def _begin_term(tables: Tables, member: bytes, newest: Roster, term: int, is_who
     base = (0, 0) if is_whole else newest.position if newest.base == (0, 0) else newest.base
     # Without the directory nobody knows who owns groups, until all have announced it.
     holders = newest.holders if is_whole else tuple(one.id for one in newest.members if not one.is_owner)
-    adopt(tables, Roster(newest.cluster, term, epoch, newest.members, member, deputies, voters, holders, base))
+    leavers, known = newest.leavers, newest.members
+    adopt(tables, Roster(newest.cluster, term, epoch, known, member, deputies, voters, holders, leavers, base))
     standing = tables.standing()
     assert standing is not None
     if not is_whole:

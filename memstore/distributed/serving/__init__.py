@@ -3,7 +3,7 @@
 agent          starts the index process, and starts it again
 supervision    what the two share: lock, options, news, pulse, transports
 joining        memstore.join, under a launcher
-cluster        Cluster: status, remove, promote; and what is asked of index processes
+cluster        Cluster: status, remove, drain, promote; and what is asked of index processes
 __main__       the agent's program
 
 index_process  the program: all of what follows, put together; who this host is in its cluster, and what people are told

@@ -192,8 +192,9 @@ def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, *, durab
 
 
 def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int | None) -> tuple[str, bool]:
-    """Serves until it is told to stop: by a signal, which it names, or ("") another host. Whether the root is to go."""
-    failures, was_ready, removes, boot = 0, False, False, boot_id().hex()
+    """Serves until it is told to stop. Returns by what: a signal, a drain, or ("") another host; and whether the root
+    is to go."""
+    failures, was_ready, removes, why, boot = 0, False, False, "", boot_id().hex()
     if ready_fd is not None:
         os.set_inheritable(ready_fd, False)  # what the index process starts must not keep it
     is_to_stay = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # when its terminal goes
@@ -210,13 +211,13 @@ def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int
                         if ready_fd is not None:
                             tell(ready_fd, news)
                     elif news.kind is Kind.REMOVE:
-                        removes = True
+                        removes, why = True, news.text
                     elif news.kind is Kind.LOST or (news.kind is Kind.REFUSED and not was_ready):
                         raise NotServedError(news.text)
                     elif news.kind is Kind.REFUSED:
                         say(news.text)
                 if child.ended_well():
-                    return stop.name, removes
+                    return why or stop.name, removes
                 failures = failures + 1 if child.age() < _STEADY else 1
                 late = failures - _AT_ONCE
                 delay = 0.0 if late <= 0 else min(_FIRST_DELAY * 2 ** (late - 1), _LONGEST_DELAY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, TypeAlias
 
@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from memstore._info import ClusterStatus, HostStatus
 from memstore._parsing import UNDECODABLE
-from memstore._wording import shown, table_html
+from memstore._wording import shown, size, table_html
 from memstore.distributed import rules
 from memstore.distributed.catalog import CatalogTables, look
 from memstore.distributed.links import (
@@ -30,6 +30,7 @@ from memstore.distributed.rules import (
     Answer,
     Ask,
     Done,
+    Drain,
     IsRoster,
     Meet,
     Member,
@@ -44,11 +45,14 @@ from memstore.distributed.serving.supervision import is_served
 from memstore.engine import Creation, Root, absolute_path, close_root, deadline_after, open_root
 from memstore.errors import (
     CorruptionError,
+    CrossHostError,
     HomeUnavailableError,
     InvalidAddressError,
     LinkRefusedError,
     MemstoreError,
+    MutableEntryError,
     NotServedError,
+    StoreFullError,
     StoreTimeoutError,
 )
 
@@ -56,7 +60,7 @@ from memstore.errors import (
 # Questions to index processes beside the rules' messages: how they are, to become the seed, and to end.
 #
 # Whatever came over a socket is decoded here, types and bounds checked. `Asker` asks, for a process that is no index
-# process: for `memstore status`, `remove`, `promote`, and `Cluster`.
+# process: for `memstore status`, `remove`, `drain`, `promote`, and `Cluster`.
 
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -94,6 +98,24 @@ class Promote(msgspec.Struct, frozen=True, array_like=True, tag=34):
     force: bool = False
 
 
+class Leaving(msgspec.Struct, frozen=True, array_like=True):
+    """How far a host is that is drained.
+
+    Attributes:
+        groups: that it owns.
+        live_bytes: that lie there, beside copies of other hosts' values.
+        error, text, key: the class of an error by which it doesn't go on, its message, and the key; empty: it goes on.
+        at: the address of the host where it doesn't.
+    """
+
+    groups: Number
+    live_bytes: Number
+    error: Text = ""
+    text: Text = ""
+    key: Text = ""
+    at: Text = ""
+
+
 class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
     """An index process's report of its host.
 
@@ -105,6 +127,7 @@ class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
         live_bytes: of the files there, whoever owns their keys.
         sent, received: bytes on the network, of this process since it was started.
         memstore, torch, monarch: versions; empty: it isn't installed.
+        leaving: what it still has, if it is drained.
     """
 
     name: Text
@@ -120,6 +143,7 @@ class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
     memstore: Text
     torch: Text
     monarch: Text
+    leaving: Leaving | None = None
 
 
 Asking: TypeAlias = Request | Report | Halt | Promote
@@ -246,6 +270,8 @@ _OPEN_WITHIN = 10.0  # seconds
 _REPORT_WITHIN = 3.0  # seconds: who doesn't answer in this time is told as not alive
 _BACK_WITHIN = 1.0  # seconds: an index process that was killed is
 _LOOK_EVERY = 0.02  # seconds
+_DRAIN_EVERY = 0.2  # seconds
+_STUCK_FOR = 4.0  # seconds: what was in the way before this call may be gone by now
 _NOBODY = Member(bytes(16), "")  # who asks, and is no member
 
 
@@ -362,6 +388,36 @@ class Cluster:
             HomeUnavailableError: the seed doesn't answer.
         """
         return remove_member(self, host, force=force, timeout=timeout).address
+
+    def drain(
+        self,
+        host: str,
+        *,
+        to: str = "",
+        timeout: float = 600.0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> str:
+        """Moves all that a host has to others, and lets it leave the cluster then. Returns its address.
+
+        Keys stay readable and writable, and versions stay. At the end its agent removes the host's folder, and ends. If
+        it is the seed, another host is made the seed first. **When this call ends by an error, a timeout or an
+        interrupt, the drain goes on**; the next call waits for it.
+
+        Args:
+            host: its address, name or id.
+            to: the host that is to own its groups, as such; empty: those that stay share them.
+            timeout: seconds.
+            progress: called now and then, with the number of groups that it still owns, and of bytes that lie there.
+
+        Raises:
+            NotServedError: there is no such host, it is the last owner, or its store is on storage that hosts share.
+            StoreFullError: a host has no room for what it is to take; `host` names it.
+            MutableEntryError, CrossHostError: a dataset, a replay buffer or an attached file can't be moved.
+            CorruptionError: a value there is damaged.
+            StoreTimeoutError: it isn't over. The message says what it waits for.
+            HomeUnavailableError: the host, or the seed, doesn't answer.
+        """
+        return _Drain(self, host, to, timeout, progress).run()
 
     def promote(self, host: str = "", *, force: bool = False, timeout: float = 60.0) -> str:
         """Makes another host the seed, because the present one is lost, or will be. Returns its address.
@@ -494,7 +550,13 @@ def _host_status(member: Member, answer: object) -> HostStatus:
         memstore=answer.memstore,
         torch=answer.torch,
         monarch=answer.monarch,
+        draining="" if answer.leaving is None else _left(answer.leaving),
     )
+
+
+def _left(leaving: Leaving) -> str:
+    trouble = f"; {leaving.text}" if leaving.text else ""
+    return f"{shown(leaving.groups, 'group', 'groups')} and {size(leaving.live_bytes)} are there{trouble}"
 
 
 def _lives(asker: Asker, member: Member, deadline: float) -> bool:
@@ -535,6 +597,111 @@ def remove_member(cluster: Cluster, host: str, *, force: bool = False, timeout: 
             time.sleep(_LOOK_EVERY)
     what = "did not answer" if answer is None else "has not been heard by a majority of the hosts"
     raise HomeUnavailableError(f"the seed {seed.address} {what} within {timeout:g} s, and alone may remove")
+
+
+class _Drain:
+    """One call of `Cluster.drain`: it says what is to be done, and waits for it. The host does it by itself."""
+
+    def __init__(
+        self, cluster: Cluster, host: str, to: str, timeout: float, progress: Callable[[int, int], None] | None
+    ) -> None:
+        self._cluster, self._timeout, self._progress = cluster, timeout, progress
+        self._deadline = deadline_after(timeout)
+        roster = cluster.roster()
+        self._member = _only(roster, _named(roster, host), host)
+        self._to = _only(roster, _named(roster, to), to).id if to else None
+        self._what, self._stuck_since = "it has just begun", 0.0
+
+    def run(self) -> str:
+        member = self._member
+        with Asker(self._cluster.secret) as asker:
+            self._check_storage(asker)
+            while True:
+                answer = self._ask_seed(asker)
+                if answer is not None and answer.roster.member(member.id) is None:
+                    return member.address
+                if answer is not None:
+                    self._look(asker)
+                if time.monotonic() + _DRAIN_EVERY > self._deadline:
+                    break
+                time.sleep(_DRAIN_EVERY)
+        raise StoreTimeoutError(
+            f"{member.address} is not drained within {self._timeout:g} s, and goes on: {self._what}: wait for it by "
+            "the same call"
+        )
+
+    def _check_storage(self, asker: Asker) -> None:
+        report = asker.ask(self._member, Report(), self._deadline, patience=_REPORT_WITHIN)
+        if report is None:
+            raise HomeUnavailableError(
+                f"{self._member.address} can't be drained: {asker.trouble_of(self._member.address)}: if it is lost, "
+                "remove it (memstore remove)"
+            )
+        if isinstance(report, Reported) and report.transport == "shared":
+            raise NotServedError(
+                f"{self._member.address} has its files on storage that hosts share, and they stay there: it can't be "
+                "drained. Put the values once more that are still needed, end its agent, and remove it"
+            )
+
+    def _ask_seed(self, asker: Asker) -> IsRoster | None:
+        """Says to the seed that the host is to leave. Returns what it knows then; None: it gave no answer."""
+        roster = self._cluster.roster()
+        seed = roster.member(roster.seed)
+        if seed is None:
+            return None
+        if seed.id == self._member.id:
+            others = [
+                one.address for one in roster.members if one.id in roster.deputies and not roster.is_leaver(one.id)
+            ]
+            if not others:
+                raise NotServedError(f"{seed.address} is the seed, and no other host has a copy of the directory yet")
+            self._cluster.promote(others[0], timeout=max(self._deadline - time.monotonic(), 0.1))
+            return None
+        until = min(self._deadline, time.monotonic() + _REPORT_WITHIN)
+        answer = asker.ask(seed, Drain(self._member.id, self._to), until, patience=_BACK_WITHIN)
+        if isinstance(answer, Refused):
+            raise NotServedError(f"{self._member.address} can't be drained: {answer.why}")
+        if not isinstance(answer, IsRoster):
+            self._what = f"the seed {seed.address} does not answer"
+            return None
+        return answer
+
+    def _look(self, asker: Asker) -> None:
+        """Looks how far the host is. Raises what keeps it from going on, if that lasts."""
+        until = min(self._deadline, time.monotonic() + _REPORT_WITHIN)
+        report: object = None
+        with contextlib.suppress(LinkRefusedError):  # another root is there by now
+            report = asker.ask(self._member, Report(), until, patience=0.0)
+        leaving = report.leaving if isinstance(report, Reported) else None
+        if leaving is None:
+            self._what = f"{self._member.address} says nothing"
+            return
+        if self._progress is not None:
+            self._progress(leaving.groups, leaving.live_bytes)
+        self._what = _left(leaving)
+        if not leaving.error:
+            self._stuck_since = 0.0
+            return
+        now = time.monotonic()
+        self._stuck_since = self._stuck_since or now
+        if leaving.error in _STUCK and now - self._stuck_since > _STUCK_FOR:
+            where = f" to {leaving.at}" if leaving.at else ""
+            text = f"{self._member.address} is not drained{where}, and goes on when it can: {leaving.text}"
+            raise _STUCK[leaving.error](leaving.at, text, leaving.key)
+
+
+def _full(at: str, text: str, key: str) -> MemstoreError:
+    error = StoreFullError(text, key=key or None)
+    error.host = at or None
+    return error
+
+
+_STUCK: dict[str, Callable[[str, str, str], MemstoreError]] = {
+    "StoreFullError": _full,
+    "MutableEntryError": lambda at, text, key: MutableEntryError(text, key=key or None),
+    "CrossHostError": lambda at, text, key: CrossHostError(text, key=key or None),
+    "CorruptionError": lambda at, text, key: CorruptionError(text, key=key or None),
+}
 
 
 def _named(roster: Roster, host: str) -> list[Member]:

@@ -5,15 +5,17 @@
 | ask the seed for the roster | one question is open there, which it answers with a newer one, or after 10 s |
 | found a cluster | 4 times a second, while there is none |
 | settle what a change of members has begun | when the roster changes, or records of a group come; else once a second |
-| hand groups over | when the roster changes, and once a second; 4 times a second, while any is on its way |
+| hand groups over | when the roster changes, and once a second; 10 times a second, while any is on its way |
 | tell deputies rows of the directory, as the seed | as soon as there are any, or a question waits; else once a second |
 | appoint deputies, tell members of a new seed, hear what they own | 4 times a second, as the seed |
 | look for a member that is silent, as the seed | once a second, if there is any |
 | pay: tell other hosts which of their segments nobody needs | once a second; when something is owed, up to 100 times |
+| drain this host | 4 times a second, while it is to leave |
+| take over bytes that lie on a host that leaves | when that asks, and once a second, until all are taken |
 | audit what other owners should name | every 5 seconds what is due |
 | end the sessions of clients that are gone | every 30 seconds those without a connection for an hour |
 
-Those of a seed have threads from when this host first is one.
+Those of a seed have threads from when this host first is one; those of a drain from when a host first is to leave.
 
 `Driver` runs the rules' steps: transactions by the catalog, messages by links. A client's steps have a deadline, and
 are driven elsewhere (`client/`); these end with the process.
@@ -49,6 +51,8 @@ from memstore.distributed.rules import (
     Send,
     Standing,
     Steps,
+    Take,
+    TakeOver,
     Transact,
 )
 from memstore.distributed.serving.cluster import Reported, decode_answer, encode, standing_of
@@ -70,9 +74,10 @@ _ANSWER_WITHIN = 5.0  # seconds
 _TELL_WITHIN = 2.0  # seconds: of what is said to many hosts, of which some may be dead
 _AT_ONCE = 32  # hosts
 _MEET_WITHIN = 1.0  # seconds, also to connect to the seed: who finds another root there tells it within ALONE
-_TO_MANY = (Announce, Obey, Promise)
+_TO_MANY = (Announce, Obey, Promise, TakeOver)
 _NOTHING_NEW = encode(Done())
 SILENT = 2.0  # seconds: an index process that was killed is back long before
+_HANDS = 0.1  # seconds
 _AT_FIRST, _SOON, _IDLE, _PAY, _AUDIT, _SESSIONS = 0.05, 0.25, 1.0, 1.0, 5.0, 30.0  # seconds
 _NOT_SEED = 60.0  # seconds, of duties of a seed: who becomes one sets their events
 _PAY_APART = 0.01  # seconds between two payments: each takes the mutex of both hosts, and puts wait for it
@@ -94,13 +99,14 @@ class Ending:
     Attributes:
         reason: a text with its kind; None: the process was told to end, and it is no failure.
         removes: the root is to be removed then.
+        is_drained: that is because all of it is elsewhere by now.
     """
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._lock = threading.Lock()
         self.reason: tuple[Kind, str] | None = None
-        self.removes = False
+        self.removes = self.is_drained = False
 
     @property
     def is_set(self) -> bool:
@@ -436,6 +442,7 @@ class Duties:
         has_asked: called after each question to the seed, with the standing.
         connected: sessions that have a connection, or had one since it was last called.
         mirrored: called after each message to a deputy.
+        take: copies bytes of a host that leaves.
     """
 
     def __init__(
@@ -449,17 +456,19 @@ class Duties:
         has_asked: Callable[[Standing | None], None],
         connected: Callable[[], Collection[int]],
         mirrored: Callable[[], None],
+        take: Take,
     ) -> None:
         self._root, self._index, self._driver, self._ending = root, index, driver, ending
         self._has_changed, self._has_asked = has_changed, has_asked
-        self._connected = connected
+        self._connected, self._take = connected, take
         self._standing: Standing | None = None
         self._seed = b""
         self._asked = ""  # the seed that a root without a cluster asks
         self._looking = threading.Lock()
         self._roster, self._hands, self._owes = (threading.Event() for _ in range(3))
         self._appoints, self._looks = threading.Event(), threading.Event()
-        self._has_been_seed = False
+        self._drains, self._takes = threading.Event(), threading.Event()
+        self._has_been_seed = self._has_leavers = False
         self._mirrors = [Mirroring(slot, index, driver, mirrored, self._fail) for slot in range(_MIRRORS)]
 
     def start(self) -> None:
@@ -476,6 +485,10 @@ class Duties:
     def look_again(self) -> None:
         """Notes that the roster may have changed, or what is handed over."""
         self._roster.set()
+
+    def take_over_soon(self) -> None:
+        """Notes that a host that leaves has asked for it."""
+        self._takes.set()
 
     def pay_soon(self) -> None:
         """Notes that there is something to pay."""
@@ -506,8 +519,12 @@ class Duties:
             if standing is not None and standing.is_seed and not self._has_been_seed:
                 self._has_been_seed = True
                 self._begin_as_seed()
+            if standing is not None and standing.roster.leavers and not self._has_leavers:
+                self._has_leavers = True
+                self._begin("drain", self._drain, self._drains)
+                self._begin("take over", self._take_over, self._takes)
         self.mirror_soon()
-        for event in (self._appoints, self._looks, self._hands):
+        for event in (self._appoints, self._looks, self._hands, self._drains):
             event.set()
 
     def _begin_as_seed(self) -> None:
@@ -523,7 +540,17 @@ class Duties:
         return _SOON if is_under_way else _IDLE
 
     def _hand_over(self) -> float:
-        return _SOON if self._driver.run(self._index.hand_over()) else _IDLE
+        return _HANDS if self._driver.run(self._index.hand_over()) else _IDLE
+
+    def _drain(self) -> float:
+        if not self._driver.run(self._index.drain()):
+            return _IDLE
+        if self._index.leaver.has_marked:
+            self._hands.set()
+        return _SOON  # between two portions of groups there is time for who lists keys
+
+    def _take_over(self) -> float:
+        return _SOON if self._driver.run(self._index.take_over(self._take)) else _IDLE
 
     def _ask(self) -> float:
         """Asks once. Where that brought nothing, and took no time, it waits a moment: nothing answers there."""

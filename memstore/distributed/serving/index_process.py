@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,10 +24,14 @@ import msgspec
 from memstore._parsing import UNDECODABLE
 from memstore._threads import between_forks
 from memstore._version import __version__
+from memstore.distributed.catalog import CatalogTables, entry_of, look, record_of, run
 from memstore.distributed.links import INDEX, Address, Hello, Links, Listener, Traffic, parse_address, secret_of
 from memstore.distributed.rules import (
+    ROWS_LIMIT,
     Answer,
     Done,
+    Entry,
+    Failed,
     Index,
     Meet,
     Member,
@@ -36,9 +40,12 @@ from memstore.distributed.rules import (
     Refused,
     Roster,
     Standing,
+    Steps,
+    failed_of,
+    replace_places,
     send,
 )
-from memstore.distributed.serving.cluster import Promote, Reported, standing_of
+from memstore.distributed.serving.cluster import Leaving, Promote, Reported, standing_of
 from memstore.distributed.serving.duties import Driver, Duties, Ended, Ending
 from memstore.distributed.serving.requests import Answers, Connections, KeyWaits, SeedWaits
 from memstore.distributed.serving.supervision import (
@@ -56,7 +63,9 @@ from memstore.distributed.serving.supervision import (
 )
 from memstore.engine import (
     Creation,
+    Record,
     Root,
+    SealedSegment,
     boot_clock,
     close_root,
     create_file,
@@ -65,10 +74,17 @@ from memstore.engine import (
     sweep_if_due,
     syscalls,
 )
-from memstore.errors import MemstoreError, NotAStoreError, NotServedError, StoreFullError, StoreTimeoutError
+from memstore.errors import (
+    HomeUnavailableError,
+    MemstoreError,
+    NotAStoreError,
+    NotServedError,
+    StoreFullError,
+    StoreTimeoutError,
+)
 
 if TYPE_CHECKING:
-    from memstore.distributed.transfers import Senders
+    from memstore.distributed.transfers import Senders, Transfers
     from memstore.distributed.transfers.rdma import RdmaPlane
 
 
@@ -148,7 +164,10 @@ class Membership:
         for line in changes_of(before, standing, self._member):
             say(line)
         write_cluster_file(self._root, self._member, standing)
-        if standing.is_removed:
+        if standing.is_removed and standing.is_sealed and not _has_records(self._root):
+            self._ending.removes = self._ending.is_drained = True
+            self._ending.end()
+        elif standing.is_removed:
             self._ending.fail(Kind.LOST, _was_removed(self._root))
         if before is None:
             tell(self._news, News(Kind.READY))
@@ -236,6 +255,11 @@ def _was_removed(root: Root) -> str:
     return f"{root.path} was removed from its cluster: {_ANOTHER}"
 
 
+def _has_records(root: Root) -> bool:
+    """Returns whether something is left of what was drained: what is damaged stays, for a repair."""
+    return root.catalog.view(lambda transaction: transaction.count("entries")) > 0
+
+
 def _named(member: Member) -> str:
     return f"{member.name or 'a host'} at {member.address}"
 
@@ -258,6 +282,9 @@ def changes_of(before: Standing | None, after: Standing, own: Member) -> list[st
         if old[key].is_owner != member.is_owner:
             owns = "what it puts first" if member.is_owner else "what it has, and no new groups"
             changes.append(f"{_named(member)} owns {owns}")
+    for key, _ in roster.leavers:
+        if not before.roster.is_leaver(key):
+            changes.append(f"{_named(new[key])} is drained: what it has goes to others, and then it leaves")
     if before.roster.seed != roster.seed:
         changes.append(f"the seed is {roster.seed_address} now, and was {before.roster.seed_address}")
     if before.is_joining and not after.is_joining:
@@ -394,6 +421,7 @@ def _address_in(path: str) -> str | None:
 SHARED = "shared"  # the transport of who reads files in place of streams
 _OPEN_WITHIN = 30.0  # seconds
 _LOOK_EVERY = 1.0  # seconds: is the root still there?
+_TAKE_WITHIN = 600.0  # seconds, to copy one value
 _SWEEP_WITHIN = 1.0  # seconds
 _FAILED = 1  # exit code: the agent starts another one
 # A host that is cut off for a minute must not end, by Monarch's defaults, who has a message for it.
@@ -430,6 +458,7 @@ class IndexProcess:
             has_asked=self._membership.has_asked,
             connected=connections.sessions,
             mirrored=lambda: self._at_seed.look_at_once(),
+            take=self._take,
         )
         self._at_seed = SeedWaits(
             root, self._index, ending, is_asked=self._duties.mirror_soon, changed=self._duties.look_again
@@ -457,6 +486,7 @@ class IndexProcess:
             traffic=self._traffic,
         )
         self._senders: Senders | None = None
+        self._transfers: Transfers | None = None
         self._plane: RdmaPlane | None = None
 
     def run(self) -> None:
@@ -483,6 +513,8 @@ class IndexProcess:
             if self._senders is not None:
                 self._senders.close()
             self._close_plane()
+            if self._transfers is not None:
+                self._transfers.close()
             self._links.close()
         if self._ending.reason is None:
             remove_cluster_file(self._root)
@@ -523,7 +555,24 @@ class IndexProcess:
             memstore=self._hello.memstore,
             torch=self._hello.torch,
             monarch=self._hello.monarch,
+            leaving=None if standing is None or not standing.roster.is_leaver(self._member.id) else self._leaving(),
         )
+
+    def _leaving(self) -> Leaving:
+        groups, live = self._root.catalog.view(
+            lambda transaction: (transaction.count("owned"), transaction.counters().live)
+        )
+        trouble, copies, after = self._index.leaver.trouble, 0, b""
+        while page := look(
+            self._root, lambda tables, start=after: tables.copies(start, ROWS_LIMIT), time.monotonic() + _OPEN_WITHIN
+        ):
+            copies += sum(copy.record.size for _, copy in page)
+            after = page[-1][0]
+        if trouble is None:
+            return Leaving(groups, max(live - copies, 0))
+        failed, at = trouble.failed, "" if trouble.at is None else trouble.at.address
+        key = (failed.key or b"").decode(errors="replace")
+        return Leaving(groups, max(live - copies, 0), failed.error, failed.text, key, at)
 
     def _sweep(self) -> None:
         """Removes, on storage that hosts share, what is in its grace time, though nobody puts."""
@@ -533,6 +582,36 @@ class IndexProcess:
             log.info("%s: nothing swept: %s", self._root.path, str(error))
 
     # --- bytes --------------------------------------------------------------------------------------------------------
+
+    def _take(self, key: bytes, entry: Entry, leaver: bytes) -> Steps[bool | Failed]:
+        """Copies the bytes of an entry that lie on a host that leaves to this one: see `rules.Take`."""
+        with between_forks():  # late: it imports numpy
+            from memstore.distributed.transfers import GoneError, Transfers
+
+        if self._transfers is None:
+            self._transfers = Transfers(self._root, self._links, self._member_of)
+        deadline = time.monotonic() + _TAKE_WITHIN
+
+        def publish(record: Record, sealed: Sequence[SealedSegment]) -> None:
+            after = entry_of(record, self._member.id)
+
+            def replace(tables: CatalogTables) -> bool:
+                is_done = replace_places(tables, key, entry, after)
+                if is_done:
+                    tables.delete_copy(key)  # of what is here now
+                return is_done
+
+            if not run(self._root, replace, deadline, sealed=sealed):
+                raise GoneError  # the record is another one by now
+
+        try:
+            self._transfers.take(key, record_of(entry, self._member.id), leaver, publish, deadline)
+        except (GoneError, HomeUnavailableError, StoreTimeoutError):
+            return False
+        except (MemstoreError, OSError) as error:
+            return msgspec.structs.replace(failed_of(error), key=key)
+        return True
+        yield  # steps, as the rules want it, and none of them
 
     def _send(self, stream: socket.socket) -> None:
         if self._senders is None:
@@ -643,7 +722,7 @@ def _serve(start: Start, ending: Ending, pulse: Pulse) -> News | None:
         return News(Kind.REFUSED, str(error))
     if ending.reason is not None:
         return News(*ending.reason)
-    return News(Kind.REMOVE) if ending.removes else None
+    return News(Kind.REMOVE, "it was drained" if ending.is_drained else "") if ending.removes else None
 
 
 def _heed_signals(ending: Ending) -> None:

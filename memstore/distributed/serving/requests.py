@@ -25,6 +25,7 @@ from memstore.distributed.rules import (
     ClaimGroups,
     Commit,
     Done,
+    Drain,
     Entry,
     FindOwners,
     Finish,
@@ -47,6 +48,7 @@ from memstore.distributed.rules import (
     Request,
     Resolve,
     Serve,
+    TakeOver,
     Wait,
     WaitAny,
     WatchGroup,
@@ -381,9 +383,9 @@ _CHANGERS = 4  # threads that wait for the mutex
 _AT_ONCE = 0.05  # seconds that a thread which reads may wait for it
 _LARGE = 1 << 16  # bytes of a change that others needn't wait for: a batch of 65,536 keys takes a second
 _LONGEST = 30.0  # seconds, of a request that names no limit
-_READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce)
-_OF_ROSTER = (Ask, Remove, Finish, Promise, Obey)
-_TO_SEED = (Ask, Remove, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, BringGroups)
+_READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver)
+_OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey)
+_TO_SEED = (Ask, Remove, Drain, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, BringGroups)
 
 
 class Connections:
@@ -464,6 +466,8 @@ class Answers:
             threading.Thread(target=lambda: asked.reply(encode(self._promote(request))), daemon=True).start()
         elif isinstance(request, _READS):
             self._reply(asked, request, self.answer(request, asked.deadline))
+            if isinstance(request, TakeOver):
+                self._duties.take_over_soon()
         elif self._must_wait(asked) or not self._change_at_once(asked, request):
             self._changers.submit(self._change, asked, request)
 

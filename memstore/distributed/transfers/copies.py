@@ -7,8 +7,8 @@ import os
 import threading
 import time
 from collections import abc
-from collections.abc import Generator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Generator, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from memstore.distributed.transfers.receiving import SegmentRanges, Stream, Stre
 from memstore.engine import (
     DOORBELL,
     HEADER_LIMIT,
+    PART_MARK,
     Change,
     Content,
     Draft,
@@ -31,11 +32,13 @@ from memstore.engine import (
     ParsedHeader,
     Record,
     Root,
+    SealedSegment,
     SegmentExtent,
     Transaction,
     WritableMemory,
     copy_header,
     encode_entries,
+    encode_extents,
     fence,
     fill_and_publish,
     map_entry,
@@ -52,6 +55,8 @@ from memstore.errors import CorruptionError, StoreFullError, StoreTimeoutError
 # 2. Claim and fill a segment as a put does; the bytes come straight from the socket. A kill leaves what it leaves in
 #    any put: a filling row with an unlocked file, which is swept.
 # 3. Name it in the table `copies`, by one transaction, which retires an older copy of the key.
+
+Result = TypeVar("Result")
 
 _AT_ONCE = 1 << 20  # bytes: less comes with the header, by one request, and is copied once more
 
@@ -169,6 +174,86 @@ def _compare(key: bytes, record: Record, extent: SegmentExtent, found: ParsedHea
     name = key.decode()
     if said != (name, extent.put_id, record.nbytes, record.description, record.checksums or None):
         raise CorruptionError(key=name, detail="its record and the header of its segment, on another host, differ")
+
+
+# --- Taking over -----------------------------------------------------------------------------------------------------
+# A record names segments of a host that is drained. Each of them is copied to a file of this host, which is the
+# record's from then on: `rules/draining.py` has the transaction.
+
+
+def take_segments(
+    root: Root,
+    key: bytes,
+    record: Record,
+    host: bytes,
+    fetch: FetchRanges,
+    publish: Callable[[Record, Sequence[SealedSegment]], Result],
+    deadline: float,
+) -> Result:
+    """Copies the segments of a value that lie on one host to files of this one.
+
+    Args:
+        record: with `hosts`.
+        publish: makes these files live. It is given the record as it is to be, which names them.
+
+    Raises:
+        GoneError: the bytes aren't there any more. And what `publish` and `fetch` raise.
+        StoreFullError, CorruptionError, StoreTimeoutError, ResourceLimitError.
+    """
+    hosts, extents, own = list(record.hosts or ()), list(record.segments), root.member_id()
+    taken = [number for number, one in enumerate(hosts) if one == host]
+    drafts = [_draft_of(root, key, record, host, extents[number], fetch, deadline) for number in taken]
+
+    def name(changes: list[Change]) -> Result:
+        sealed = [segment for change in changes for segment in change.segments]
+        for number, one in zip(taken, sealed, strict=True):
+            base = extents[number].base  # the others stay where they are in the value's range of addresses
+            extents[number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
+            hosts[number] = own
+        named = msgspec.structs.replace(
+            record, put_id=extents[0].put_id, size=len(extents), parts=encode_extents(extents), hosts=tuple(hosts)
+        )
+        return publish(named, sealed)
+
+    def make(root: Root, drafts: Sequence[Draft], deadline: float) -> Result:
+        return fill_and_publish(root, drafts, name, deadline)
+
+    return retry_after_sweep(make, root, drafts, deadline, key.decode())
+
+
+def _draft_of(
+    root: Root, key: bytes, record: Record, host: bytes, extent: SegmentExtent, fetch: FetchRanges, deadline: float
+) -> Draft:
+    """Makes a draft of a copy, whose data begins where it does in the segment: a sharded value's boxes say so."""
+
+    def read(first: int, last: int, origin: int) -> None:
+        if first < last and not fetch({host: [SegmentRanges(extent, one_range(first, last), origin)]}, deadline):
+            raise GoneError
+
+    if extent.start > HEADER_LIMIT + PAGE:
+        raise CorruptionError(key=key.decode(), detail="its record says that its header is larger than one can be")
+    head = bytearray(extent.start)
+    read(0, extent.start, syscalls.buffer_address(head))
+    header, found = copy_header(memoryview(head), extent.size, root.settings.store, room=extent.start)
+    nbytes = found.nbytes
+    if record.start:
+        _compare(key, record, extent, found)
+    elif (found.key, found.put_id) != (key.decode(), extent.put_id) or not found.description.startswith(PART_MARK):
+        raise CorruptionError(key=key.decode(), detail="its record and the header of a part, on another host, differ")
+    elif found.description == PART_MARK:  # a repair has made it, and calls all of the data slack
+        nbytes = extent.size - extent.start
+        entries = encode_entries([("part", "U8", [nbytes], 0, nbytes)])
+        header = Header(found.key, root.settings.store, PART_MARK, b"", entries, room=extent.start)
+    if header.nbytes != extent.start:
+        raise CorruptionError(key=key.decode(), detail="the header of its segment, on another host, can't be copied")
+
+    def fill(memory: WritableMemory) -> bytes | None:
+        address: int = memory.__array_interface__["data"][0]
+        read(extent.start, extent.start + nbytes, address - extent.start)
+        return found.checksums
+
+    size = 0 if record.start else extent.start + nbytes  # another part begins behind it
+    return Draft(key, Content(found.description, b"", nbytes), header=header, fill=fill, size=size)
 
 
 # --- Parts of sharded values -----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from memstore.distributed.transfers.copies import (
     map_copy,
     one_fetcher,
     places_of,
+    take_segments,
 )
 from memstore.distributed.transfers.messages import NO_RANGES, SEGMENTS_LIMIT, Ranges, merged, one_range, together
 from memstore.distributed.transfers.receiving import (
@@ -45,6 +46,7 @@ from memstore.engine import (
     MappedEntry,
     Record,
     Root,
+    SealedSegment,
     SegmentExtent,
     fits,
     map_entry,
@@ -81,6 +83,8 @@ _PATIENCE = 1.0  # seconds to wait for a host: what is read of others needs it n
 _ASKED_AGAIN_AFTER = 5.0  # seconds for which one that gave no answer isn't asked again
 
 log = logging.getLogger("memstore")
+
+Result = TypeVar("Result")
 
 
 class Pins:
@@ -555,6 +559,17 @@ class Transfers:
         if held is not None and isinstance(held.absent, AbsentBytes) and not held.absent.bring_all(deadline):
             return None
         return held
+
+    def take(
+        self,
+        key: bytes,
+        record: Record,
+        host: bytes,
+        publish: Callable[[Record, Sequence[SealedSegment]], Result],
+        deadline: float,
+    ) -> Result:
+        """Copies the segments of a value that lie on a host to files of this one: see `take_segments`."""
+        return take_segments(self._root, key, record, host, self._receive, publish, deadline)
 
     def _pin(self, key: bytes, record: Record, deadline: float) -> Pinned | None:
         elsewhere: dict[bytes, list[SegmentExtent]] = {}

@@ -627,12 +627,13 @@ def leading_base64(text: bytes) -> bytes:
 # --- the header of a copy --------------------------------------------------------------------------------------------
 
 
-def copy_header(header: bytes | memoryview, size: int, store: str) -> tuple[Header, ParsedHeader]:
+def copy_header(header: bytes | memoryview, size: int, store: str, *, room: int = 0) -> tuple[Header, ParsedHeader]:
     """Makes the header for a file of `store` that copies another one. Returns it, and what the other one says.
 
     Args:
         header: of the other file, as it came over the wire: it may be anybody's work, so all of it is checked.
         size: of the other file.
+        room: bytes that the copy has at least; a whole number of pages.
 
     Raises:
         CorruptionError: it is damaged.
@@ -642,6 +643,6 @@ def copy_header(header: bytes | memoryview, size: int, store: str) -> tuple[Head
         (name, entry.dtype, list(entry.shape), *entry.data_offsets) for name, entry in tensors.items() if name != SLACK
     )
     copied = Header(
-        found.key, store, found.description, found.objects, entries, checksums=len(found.checksums or b""), room=0
+        found.key, store, found.description, found.objects, entries, checksums=len(found.checksums or b""), room=room
     )
     return copied, found

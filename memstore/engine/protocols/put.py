@@ -115,6 +115,7 @@ class Draft(msgspec.Struct, frozen=True):
         fill: with a header: writes the data into the memory that it is given, and returns the checksums for the record,
             or None if the store has none.
         seals: as in `Change`.
+        size: of the file, which is a new one then; 0: the data may have one that is kept for reuse.
     """
 
     key: bytes
@@ -123,6 +124,7 @@ class Draft(msgspec.Struct, frozen=True):
     header: Header | None = None
     fill: Callable[[WritableMemory], bytes | None] | None = None
     seals: int = 0
+    size: int = 0
 
 
 def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
@@ -213,7 +215,8 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
 
     # 2. Claim. A kill leaves a file without a put id, or a filling row: others claim or sweep it.
     batch, is_mutable = writers[0].put_id if writers else 0, content.is_mutable
-    writer = claim(root, draft.key, header.nbytes, content.nbytes, batch, deadline, exact=is_mutable)
+    size = header.nbytes + content.nbytes if is_mutable else draft.size
+    writer = claim(root, draft.key, header.nbytes, content.nbytes, batch, deadline, size=size)
     writers.append(writer)
 
     # 3. Fill. A full disk shows in `allocate` or in `seal`. A kill leaves a filling row, and the file unlocked.
@@ -248,23 +251,23 @@ def fill_and_publish(
 
 
 def claim(
-    root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline: float, *, exact: bool = False
+    root: Root, key: bytes, header: int, nbytes: int, batch: int, deadline: float, *, size: int = 0
 ) -> SegmentWriter:
     """Claims a file for a header and data of these sizes. `batch` 0 starts a batch, which its first put id names.
 
-    With `exact`, it is a new one of just this size: zeros, which nobody has to write.
+    With a `size`, it is a new one of just that size: zeros, which nobody has to write.
     """
-    if root.next_put.file is not None and not batch and not exact:
+    if root.next_put.file is not None and not batch and not size:
         kept = take_kept_file(root, header + nbytes)
         if kept is not None:
             return kept
-    writer = root.mutex.run(_claim_locked, deadline, root, key, header, nbytes, batch, exact=exact)
+    writer = root.mutex.run(_claim_locked, deadline, root, key, header, nbytes, batch, size)
     if not writer.is_whole:  # it is new: the others have the store's group already, and may be another user's
         give_to_group(writer.file.lock_file.fd, root.settings)
     return writer
 
 
-def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, *, exact: bool) -> SegmentWriter:
+def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, exact: int) -> SegmentWriter:
     reuse, storage = Reuse(header + nbytes), root.storage
 
     def allot(transaction: Transaction) -> tuple[int, int, int]:  # called again if the catalog's map had to grow
@@ -272,7 +275,7 @@ def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, 
         if not exact and reuse.take(root, transaction, counters) and reuse.row is not None:
             size, _, segment = reuse.row
         else:
-            size = header + (nbytes if exact else storage.room_for(nbytes))
+            size = exact or header + storage.room_for(nbytes)
             if counters.capacity and (taken := counters.allocated + root.catalog.growth) + size > counters.capacity:
                 raise _over_capacity(size, taken, counters.capacity)
             segment = counters.number = counters.number + 1

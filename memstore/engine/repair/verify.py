@@ -163,8 +163,8 @@ def _check_headers(root: Root, name: str, held: MappedEntry) -> None:
             expected = _expected(record, extent, name, host)
             if not root.owners.is_alone and not found.version:  # of bytes that another host owns
                 expected["version"] = 0
-                if record.parts is not None:  # lent by itself, before there was a version
-                    expected["batch"] = (found.batch, found.count)
+            if not root.owners.is_alone and record.parts is not None:  # published by itself: lent, or taken over
+                expected["batch"] = (found.batch, found.count)
             _compare(_said(found, record.parts is not None), expected)
         except CorruptionError as error:
             raise CorruptionError(key=name, path=path, detail=error.detail) from None

@@ -365,3 +365,37 @@ def test_idle_hosts_say_little(hosts: ServedHosts) -> None:
     before = sum(map(hosts.sent, range(HOSTS)))
     time.sleep(10.0)
     assert sum(map(hosts.sent, range(HOSTS))) - before < 20_000
+
+
+def test_a_host_that_is_drained_is_cut_off_and_killed_in_the_middle_and_nothing_is_lost(hosts: ServedHosts) -> None:
+    """It goes on where it was; its folder is gone at the end, and it comes back as another member."""
+    for number in range(4):
+        hosts.serve(number)
+    hosts.wait_for_members(4)
+    keys = [f"drained-{number}/k" for number in range(40)]
+    for number, key in enumerate(keys[:6]):
+        hosts.call(3, actions.put_whole, key, number)
+    hosts.call(3, actions.put_again, keys[6:])
+    before = next(one["id"] for one in hosts.view(0)["members"] if one["address"] == hosts.address(3))
+
+    def drain(*options: str) -> int:
+        return hosts.command(0, "drain", ROOT, hosts.address(3), *options).returncode
+
+    hosts.hosts.cut(3, 1)
+    assert drain("--timeout", "1") == 3
+    hosts.hosts.cut(3, 0)
+    hosts.hosts.heal(3, 1)
+    assert drain("--timeout", "1") == 3
+    hosts.kill_agent(3)
+    hosts.hosts.heal(3, 0)
+    assert drain("--timeout", "1") == 3
+    hosts.serve(3)
+    assert drain() == 0 and hosts.agent(3).wait(LONG) == 0, hosts.log(3)
+    assert hosts.hosts[3].run(["ls", ROOT], timeout=LONG, capture_output=True).returncode != 0
+    hosts.serve(3)
+    hosts.wait_for_members(4)
+    after = {one["id"] for one in hosts.view(0)["members"]}
+    assert before not in after
+    for reader in (1, 3):
+        assert [hosts.call(reader, actions.get_whole, key) for key in keys[:6]] == list(range(6))
+        assert hosts.call(reader, actions.found, keys[6:]) == keys[6:]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from memstore.distributed.rules import client, directory, owning, reading, roster, sharded
+from memstore.distributed.rules import client, directory, draining, owning, reading, roster, sharded
 from memstore.distributed.rules.directory import Directory
 from memstore.distributed.rules.messages import (
     Done,
@@ -22,11 +22,13 @@ from memstore.distributed.rules.messages import (
     NoSession,
     NotOwner,
     Roster,
+    Standing,
 )
 from memstore.distributed.rules.owning import Sessions
 from memstore.distributed.rules.steps import NotSent, send
 from memstore.engine import attempts
 from memstore.errors import HomeUnavailableError
+from tests.distributed.rules import world
 from tests.distributed.rules.tables import SimTables
 from tests.distributed.rules.world import World
 
@@ -288,7 +290,7 @@ def _(patch: Patch) -> None:
 
     def knows(tables: Any, member: Any, newest: Any, term: int, is_whole: bool) -> bool:
         with patch.context() as inner:
-            inner.setattr(roster, "Roster", lambda *fields: Roster(*fields[:-1]))  # pyright: ignore
+            inner.setattr(roster, "Roster", lambda *fields: Roster(*fields[:7]))  # pyright: ignore
             return begin(tables, member, newest, term, is_whole)
 
     patch.setattr(roster, "_begin_term", knows)
@@ -333,6 +335,105 @@ def _(patch: Patch) -> None:
         kill_index(world, host)
 
     patch.setattr(World, "kill_index", forget)
+
+
+# --- a drain ----------------------------------------------------------------------------------------------------------
+
+
+@mutation(
+    "what a hand-over that was cancelled has brought stays good", "a hand-over that is begun again to the same host"
+)
+def _(patch: Patch) -> None:
+    hand_over = Directory._hand_over  # pyright: ignore[reportPrivateUsage]
+
+    def keep(one: Directory, tables: Any, cluster: Any, request: Any) -> Any:
+        row = directory.owner_row(tables, cluster, request.group)
+        if row is not None and row.owner == request.giver == request.taker:
+            return [row]
+        return hand_over(one, tables, cluster, request)
+
+    patch.setattr(Directory, "_hand_over", keep)
+
+
+@mutation(
+    "bytes are taken over while the group is handed over", "a group that is handed over while its bytes are taken over"
+)
+def _(patch: Patch) -> None:
+    replace = draining.replace_places
+
+    def blindly(tables: Any, key: bytes, before: Any, after: Any) -> bool:
+        with Patch.context() as inner:
+            inner.setattr(SimTables, "leaving", lambda tables, group: None)  # pyright: ignore
+            return replace(tables, key, before, after)
+
+    patch.setattr(world, "replace_places", blindly)
+
+
+@mutation(
+    "bytes are taken over into whatever the record is by now",
+    "a put while the bytes of the version before are taken over",
+)
+def _(patch: Patch) -> None:
+    replace = draining.replace_places
+
+    def blindly(tables: Any, key: bytes, before: Any, after: Any) -> bool:
+        now = tables.record(key)
+        if now is not None and tables.owned(owning.group_of(key)) is not None:
+            before = msgspec.structs.replace(before, version=now.version, places=now.places)
+        return replace(tables, key, before, after)
+
+    patch.setattr(world, "replace_places", blindly)
+
+
+@mutation("a host that leaves goes on until it is removed", "a put when its host is about to be removed")
+def _(patch: Patch) -> None:
+    patch.setattr(Standing, "may_change", property(lambda standing: not standing.is_removed))
+
+
+@mutation("a host leaves whatever it has lent", "a commit that is on its way when its host is to leave")
+def _(patch: Patch) -> None:
+    all_lent = SimTables.all_lent
+    patch.setattr(
+        SimTables, "all_lent", lambda tables, after, limit: [] if limit == 1 else all_lent(tables, after, limit)
+    )
+
+
+@mutation("a host leaves while groups come to it", "a grant that is used when its host is to own nothing more")
+def _(patch: Patch) -> None:
+    def seal(tables: Any) -> bool:
+        tables.put_standing(msgspec.structs.replace(tables.standing(), is_sealed=True))
+        return True
+
+    patch.setattr(draining, "_seal", seal)
+
+
+@mutation(
+    "a host that leaves owns what it had before it was handed over",
+    "a host that took a group of one that leaves, and is lost",
+)
+def _(patch: Patch) -> None:
+    patch.setattr(owning, "_has_nothing", lambda standing, row: False)  # pyright: ignore
+
+
+@mutation("who has looked once takes files of others in", "files of others on a host that leaves")
+def _(patch: Patch) -> None:
+    strange = owning.are_strange
+
+    def forget(standing: Any, call: Any, places: Any, key: bytes) -> Any:
+        known = msgspec.structs.replace(standing.roster, leavers=())
+        return strange(msgspec.structs.replace(standing, roster=known), call, places, key)
+
+    patch.setattr(owning, "are_strange", forget)
+
+
+@mutation("nobody looks for files of others", "files of others on a host that leaves")
+def _(patch: Patch) -> None:
+    patch.setattr(draining.Takeovers, "answer", lambda one, standing, request: Done())  # pyright: ignore
+
+
+@mutation("what nobody takes stays marked", "a host that takes nothing")
+def _(patch: Patch) -> None:
+    patch.setattr(directory, "cancel", lambda tables, group: None)  # pyright: ignore
 
 
 # --- the roster -------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ class Scene:
     spot: bool = False  # they alone are lost, and cut off
     changes: bool = False  # a host that is served again may be an owner, or a visitor, from then on
     hand_overs: int = 0  # of groups
+    drains: int = 0  # of hosts
     promotions: int = 0  # how often a person tries to make a host the seed
     forced: int = 0  # of them: also without a majority, or without the directory
     splits: int = 0  # how often a host is cut off from all others, while one of those is promoted
@@ -90,6 +91,20 @@ SCENES = {
     "hand-overs twice": Scene(
         hosts=3, hand_overs=30, keys=2, calls=20, kills=2, weather=Weather(0.05, 0.6, 0.4, 0, 0.02)
     ),
+    "drains": Scene(hosts=4, first=4, drains=3, seconds=20),
+    "drains and kills": Scene(hosts=4, first=4, drains=3, kills=8, cuts=2, calls=20, seconds=20),
+    "drains in a storm": Scene(hosts=4, first=4, drains=4, kills=6, cuts=3, hand_overs=6, seconds=25, weather=STORM),
+    "drains and hand-overs": Scene(
+        hosts=4, first=4, drains=4, hand_overs=30, kills=2, calls=20, seconds=20, weather=Weather(delay=0.05)
+    ),
+    "drains while seeds change": Scene(hosts=5, first=4, drains=4, promotions=5, kills=4, hand_overs=8, seconds=25),
+    "drains and losses": Scene(hosts=5, first=5, drains=3, losses=2, kills=2, hand_overs=6, seconds=25),
+    "drains of many puts": Scene(
+        hosts=3, drains=3, processes=8, calls=60, keys=6, seconds=20, audit_every=0.3, weather=SLOW
+    ),
+    "drains of stopped hosts": Scene(
+        hosts=4, drains=4, calls=30, hand_overs=8, patience=0, audit_every=0.2, seconds=20, weather=Weather(stalls=0.2)
+    ),
     "promotions twice": Scene(
         hosts=4, first=3, hand_overs=20, promotions=5, forced=1, calls=20, weather=Weather(0.05, 0.6, 0.4, 0, 0.02)
     ),
@@ -117,6 +132,7 @@ SCENES = {
     "shards twice": Scene(attempts=30, calls=2, weather=Weather(0.1, 0.6, 0.4, 0, 0.02)),
     "shards of stopped ranks": Scene(attempts=30, calls=4, patience=1, audit_every=0.3, weather=Weather(stalls=0.1)),
     "shards that are handed over": Scene(hosts=4, attempts=30, hand_overs=16, kills=3, weather=Weather(delay=0.1)),
+    "shards and drains": Scene(hosts=4, first=4, attempts=30, drains=4, kills=2, weather=Weather(delay=0.1)),
     "shards of lost hosts": Scene(hosts=4, first=4, attempts=30, losses=3, kills=2, weather=Weather(delay=0.1)),
     "shards of stragglers": Scene(
         attempts=10, calls=2, stragglers=12, lease=4, patience=600, all_must_work=True, weather=CALM

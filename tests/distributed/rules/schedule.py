@@ -28,6 +28,7 @@ class Schedule:
         self.shards = ShardedPuts(self.workload)
         self.no_owners: set[str] = set()
         self.is_promoting = False
+        world.taken = lambda value, host: self.workload.origin[value].add(host)
 
     def run(self) -> None:
         scene, world = self.scene, self.world
@@ -108,6 +109,8 @@ class Schedule:
             soon(lambda: self.cut(hosts, chance.choice(spots) if scene.spot else None))
         for _ in range(scene.hand_overs):
             soon(lambda: self.hand_over(chance.choice(hosts), chance.choice(hosts)))
+        for _ in range(scene.drains):
+            soon(lambda: self.drain(chance.choice(hosts), hosts))
         for _ in range(scene.promotions):
             soon(lambda: self.promote(chance.choice(hosts)))
         for _ in range(scene.forced):
@@ -168,7 +171,7 @@ class Schedule:
         """A person looks whether the seed's host is there, and else makes others the seed in turn."""
         standings = [standing for host in hosts if (standing := host.tables.standing()) is not None]
         newest = max((standing.roster for standing in standings), key=lambda roster: roster.position)
-        if any(host.id == newest.seed for host in hosts):
+        if any(host.id == newest.seed for host in hosts) and not newest.is_leaver(newest.seed):
             return
         self.promote(self.chance.choice(hosts))
         self.world.at(3, lambda: self.find_a_seed(hosts))
@@ -214,6 +217,16 @@ class Schedule:
             group = self.chance.choice(groups)
             self.world.note(f"{host.address} hands {group!r} to {taker.address}")
             directory.begin(host.tables, group, taker.id)
+
+    def drain(self, host: Host, hosts: list[Host]) -> None:
+        """A person drains a host, of which only values that are copied elsewhere may be lost with another one."""
+
+        def ended(done: bool) -> None:
+            if not done:  # it is the seed, or the last owner
+                self.world.at(1, lambda: self.find_a_seed(hosts))
+
+        if host.tables.standing() is not None:
+            self.world.drain(host.id, ended)
 
     def forget_session(self, host: Host) -> None:
         """As after an hour without a connection of it."""

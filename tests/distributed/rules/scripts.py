@@ -14,16 +14,21 @@ from memstore.distributed.rules.messages import (
     ClaimGroups,
     Commit,
     Committed,
+    Done,
+    Drain,
+    Failed,
     Give,
     Grant,
     HandOver,
     IsAt,
+    Later,
     List,
     Lookup,
     NotOwner,
     Owners,
     Remove,
     Serve,
+    TakeOver,
 )
 from memstore.errors import MemstoreError, StoreTimeoutError
 from tests.distributed.rules.checks import check_directory
@@ -112,9 +117,249 @@ class Play:
         call = owning.Call(tables.new_session(), 0, 1, 1)
         return self.answer(host, Commit(call, (Change(key, b"late"),), (grant,)))
 
+    def drain(self, host: int, seconds: float = 0) -> None:
+        self.world.drain(self.hosts[host].id)
+        self.world.run(seconds)
+
+    def at_once(self, host: int, steps: Any, until: Callable[[Any], bool] = lambda request: False) -> Any:
+        """Runs a call to its end, or up to the message that it would send next, while nothing else happens."""
+        value: Any = None
+        try:
+            while True:
+                step = steps.send(value)
+                value = None
+                if isinstance(step, Transact):
+                    value = step.action(self.hosts[host].tables)
+                elif isinstance(step, Send):
+                    if until(step.request):
+                        return step.request
+                    asked = next(at for at, one in enumerate(self.hosts) if one.address == step.address)
+                    value = self.answer(asked, step.request)
+        except StopIteration as end:
+            return end.value
+        except MemstoreError as error:
+            return error
+
     def must(self, holds: object, what: str) -> None:
         if not holds:
             raise Fault(what, tuple(self.world.trace))
+
+
+@script("a hand-over that is begun again to the same host")
+def _() -> None:
+    """The first time it was cancelled, when the taker had all records."""
+    play = Play(3)
+    play.put(1, b"g/k", b"old")
+    play.world.cut("h1", "h0", one_way=True)
+    play.hand_over(b"g", 1, 2, 2)
+    directory.cancel(play.hosts[1].tables, b"g")
+    play.world.heal()
+    play.world.run(3)
+    play.put(1, b"g/k", b"new")
+    play.hand_over(b"g", 1, 2)
+    found = play.get(0, b"g/k")
+    play.must(b"g" in play.hosts[2].tables.own_groups, "it is handed over")
+    play.must(found is not None and found.body == b"new", f"a put is lost: {found}")
+
+
+@script("a group that is handed over while its bytes are taken over")
+def _() -> None:
+    """The next owner has got the record, and nobody else knows of it yet."""
+    play = Play(4)
+    play.put(1, b"g/k")
+    place = lend(play, 2, b"g/k")
+    play.world.kill_index(play.hosts[2])
+    play.drain(2, 5)
+    play.world.cut("h1", "h0", one_way=True)
+    play.hand_over(b"g", 1, 3, 2)
+    play.world.serve(play.hosts[2], "h0")
+    play.world.run(5)
+    play.world.heal()
+    play.world.run(20)
+    found = play.get(0, b"g/k")
+    play.must(found is not None and found.places != (place,), f"its bytes are gone, and {found} names them")
+    play.must(has_left(play, 2), "the drain doesn't end")
+
+
+@script("a put while the bytes of the version before are taken over")
+def _() -> None:
+    play = Play(3)
+    play.put(1, b"g/k")
+    lend(play, 2, b"g/k")
+    changed = list[Any]()
+
+    def change(host: Host, what: str) -> None:
+        standing = play.hosts[1].tables.standing()
+        if what == "Fetch is answered" and not changed:
+            changed.append(owning.apply(play.hosts[1].tables, standing, [Change(b"g/k", b"new")]))
+
+    play.world.stepped = change
+    play.drain(2, 20)
+    found = play.get(0, b"g/k")
+    play.must(changed and found is not None and found.body == b"new", f"a put is lost: {found}")
+    play.must(has_left(play, 2), "the drain doesn't end")
+
+
+@script("a put when its host is about to be removed")
+def _() -> None:
+    """The host has asked for it, and a process there puts a value of another owner."""
+    play = Play(3)
+    play.put(1, b"g/k")
+    lend(play, 2, b"g/k")
+    told = list[Any]()
+
+    def put_late(host: Host, request: Any) -> None:
+        if isinstance(request, Remove) and not told:
+            place = Place(play.hosts[2].id, play.hosts[2].tables.fill(7), 1)
+            commit = play.processes[2].client.commit([Change(b"g/late", b"", (place,))], 1 << 62)
+            told.append(play.at_once(2, commit))
+
+    play.before = put_late
+    play.drain(2, 20)
+    play.must(told and has_left(play, 2), "the drain doesn't end")
+    play.must(isinstance(told[0], MemstoreError) or play.get(0, b"g/late") is not None, "a put is lost")
+
+
+@script("a commit that is on its way when its host is to leave")
+def _() -> None:
+    play = Play(3)
+    play.put(1, b"g/k")
+    lend(play, 2, b"g/k")
+    place = Place(play.hosts[2].id, play.hosts[2].tables.fill(7), 1)
+    late = play.at_once(
+        2,
+        play.processes[2].client.commit([Change(b"g/late", b"", (place,))], 1 << 62),
+        lambda request: isinstance(request, Commit),
+    )
+    told = list[Any]()
+
+    def arrive(host: Host, request: Any) -> None:
+        if isinstance(request, Remove) and not told:
+            told.append(play.answer(1, late))
+
+    play.before = arrive
+    play.drain(2, 20)
+    was_put = told and isinstance(told[0], Committed)
+    play.must(not was_put or play.get(0, b"g/late") is not None, "a put is lost")
+
+
+@script("a grant that is used when its host is to own nothing more")
+def _() -> None:
+    play = Play(3)
+    play.put(1, b"g/k")
+    grant = play.claim(b"n", 2)
+    told = list[Any]()
+
+    def use(host: Host, request: Any, answer: Any) -> None:
+        if isinstance(request, TakeOver) and isinstance(answer, Done) and host is play.hosts[1] and not told:
+            told.append(play.commit(2, b"n/k", grant))
+
+    play.after = use
+    play.drain(2, 25)
+    play.must(told and isinstance(told[0], Committed), "it is good until then")
+    play.must(play.get(0, b"n/k") is not None, "a put is lost")
+    play.must(has_left(play, 2), "the drain doesn't end")
+
+
+@script("a host that took a group of one that leaves, and is lost")
+def _() -> None:
+    """The group is the leaver's again, which owns nothing more. It has lent bytes for it to a call that never came."""
+    play = Play(5)
+    play.put(2, b"g/k")
+    told, lost = list[Any](), list[bytes]()
+    taker, tables = play.hosts[1], play.hosts[2].tables
+
+    def lend_late(host: Host, request: Any, answer: Any) -> None:
+        if isinstance(request, TakeOver) and isinstance(answer, Done) and host is taker and not told:
+            place = Place(tables.member, tables.fill(7), 1)
+            commit = play.processes[2].client.commit([Change(b"g/late", b"", (place,))], tables.clock() + 5_000_000_000)
+            told.append(play.at_once(2, commit, lambda request: isinstance(request, Commit)))
+
+    def lose(host: Host, what: str) -> None:
+        standing = tables.standing()
+        if standing is not None and standing.is_sealed and not lost:
+            lost.append(taker.id)
+            play.world.lose(taker)
+            play.world.remove(lost[0])
+
+    play.after, play.world.stepped = lend_late, lose
+    assert isinstance(play.answer(0, Drain(play.hosts[2].id, play.hosts[1].id)), Later)
+    play.world.run(40)
+    play.must(lost and told and isinstance(told[0], Commit), "its bytes are lent")
+    play.must(has_left(play, 2), "the drain doesn't end")
+
+
+@script("files of others on a host that leaves")
+def _() -> None:
+    """They lie in no segment, so nobody lends them. One key names such a file before, and one is on its way."""
+    play = Play(3)
+    play.put(1, b"g/k")
+    client, tables = play.processes[2].client, play.hosts[2].tables
+    names = [Place(tables.member, tables.fill(7)) for _ in range(2)]
+    play.at_once(2, client.commit([Change(b"g/file", b"", (names[0],))], 1 << 62))
+    late = play.at_once(
+        2, client.commit([Change(b"g/late", b"", (names[1],))], 1 << 62), lambda request: isinstance(request, Commit)
+    )
+    tables.lendings.clear()
+    told = list[Any]()
+
+    def arrive(host: Host, request: Any) -> None:
+        if isinstance(request, Remove) and not told:
+            told.append(play.answer(1, late))
+
+    play.before = arrive
+    play.drain(2, 15)
+    trouble = play.hosts[2].index and play.hosts[2].index.leaver.trouble
+    play.must(not has_left(play, 2) and play.get(0, b"g/file") is not None, "a key is lost")
+    play.must(trouble and trouble.failed.error == "CrossHostError" and trouble.failed.key == b"g/file", f"{trouble}")
+    run(play.world, play.processes[0], play.processes[0].client.commit([Change(b"g/file", None)], 1 << 62))
+    play.world.run(15)
+    play.must(told and has_left(play, 2), "the drain doesn't go on when the key is deleted")
+    play.must(not isinstance(told[0], Committed) or play.get(0, b"g/late") is not None, "a put is lost")
+
+
+@script("a host that takes nothing")
+def _() -> None:
+    """It answers that it can't, or nothing at all: a group that nobody takes can be written."""
+    play = Play(3)
+    play.put(2, b"g/k")
+    answer = play.world.answer
+
+    def refuse(host: Host, index: Any, request: Any) -> Any:
+        if isinstance(request, Give):
+            return Failed("StoreFullError", "no room") if host is play.hosts[1] else Later()
+        return answer(host, index, request)
+
+    play.world.answer = refuse
+    play.drain(2, 1)
+    for number in range(4):
+        client = play.processes[number % 2].client
+        try:
+            run(play.world, play.processes[number % 2], client.commit([Change(b"g/k", b"x")], 1 << 62), seconds=8)
+        except MemstoreError as error:
+            raise Fault(f"a group that nobody takes can't be written: {error}", tuple(play.world.trace)) from error
+    play.must(b"g/k" in play.hosts[2].tables.records, "nobody else has it")
+    index, said = play.hosts[2].index, set[str]()
+    for _ in range(30):
+        trouble = None if index is None else index.leaver.trouble
+        said |= set() if trouble is None else {trouble.failed.error}
+        play.world.run(0.5)
+    play.must({"StoreFullError", "HomeUnavailableError"} & said, f"what keeps it from going on is not said: {said}")
+    play.world.answer = answer
+    play.world.run(30)
+    play.must(has_left(play, 2) and play.get(0, b"g/k") is not None, "the drain doesn't go on when there is room")
+
+
+def lend(play: Play, host: int, key: bytes) -> Place:
+    """Puts a value whose bytes lie on that host, and whose owner is another one."""
+    process = play.processes[host]
+    place = Place(process.host.id, process.host.tables.fill(7), 1)
+    run(play.world, process, process.client.commit([Change(key, b"", (place,))], 1 << 62))
+    return place
+
+
+def has_left(play: Play, host: int) -> bool:
+    return any(f"h{host} has left" in line for line in play.world.trace)
 
 
 @script("a grant that comes after the directory's restart")

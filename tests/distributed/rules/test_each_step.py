@@ -25,7 +25,7 @@ SCENE = Scene(hosts=6, first=5, keys=4, processes=0, calls=0, seconds=9, weather
 OWNED, NEW = b"group0/k0", b"group1/k0"  # host 3 owns the group of the first; nobody that of the second
 SEED, DEPUTY, OWNER, GENERATOR, LATER = 0, 1, 3, 4, 5  # the numbers of hosts; 2 is a deputy, too
 BEGIN = 0.5  # seconds
-IDLE = ("Ask", "Meet", "Mirror", "Obey")  # what comes all the time
+IDLE = ("Ask", "Meet", "Mirror", "Obey", "TakeOver")  # what comes all the time
 
 
 class Told(Schedule):
@@ -92,7 +92,7 @@ class Told(Schedule):
             return
         host, value = process.host, next(self.workload.values)
         self.workload.origin[value] = {host.id}
-        change = Change(key, b"", (Place(host.id, host.tables.fill(value)),))
+        change = Change(key, b"", (Place(host.id, host.tables.fill(value), 1),))
         self.workload.commit(process, key, change, value, self.workload.time, None, then)
 
     def kill_agents(self, *numbers: int) -> None:
@@ -148,6 +148,12 @@ def hand_over(told: Told) -> None:
     told.put(told.process(GENERATOR), OWNED)
 
 
+def drain(told: Told) -> None:
+    told.world.drain(told.hosts[OWNER].id)
+    told.put(told.process(GENERATOR), OWNED)
+    told.put(told.process(OWNER), NEW)
+
+
 def promotion(told: Told) -> None:
     told.promote(told.hosts[DEPUTY])
     told.put(told.process(GENERATOR), NEW)
@@ -168,6 +174,7 @@ STORIES = {
     "a wait for what is new": wait_for_what_is_new,
     "a sharded put": sharded_put,
     "a hand-over": hand_over,
+    "a drain": drain,
     "a promotion": promotion,
     "a join with keys": join_with_keys,
 }
@@ -189,6 +196,7 @@ FAST = {
     ("a first put", "clients are killed"),
     ("a sharded put", "the owner is killed"),
     ("a put elsewhere", "all agents are killed"),
+    ("a drain", "the owner is killed"),
     ("a generator's first put", "the generator is lost"),
 }
 FULL = [pytest.mark.full, pytest.mark.timeout(1800)]

@@ -38,19 +38,23 @@ from memstore.distributed.rules import (
     reading,
     session_of,
 )
+from memstore.distributed.rules.draining import replace_places
 from memstore.distributed.rules.messages import (
     Ask,
     BringGroups,
     ClaimGroups,
+    Drain,
     FindOwners,
     IsRoster,
+    Refused,
     Wait,
     WaitAny,
     WatchGroup,
 )
 from memstore.distributed.rules.owning import Sessions
+from memstore.distributed.rules.steps import Tables, send, transact
 from memstore.errors import CorruptionError, MemstoreError, StoreTimeoutError, UnknownOutcomeError
-from tests.distributed.rules.tables import SimTables
+from tests.distributed.rules.tables import MERGED, SimTables, body_of, merged_of
 from tests.support.explore import Fault
 
 SECOND = 1_000_000_000
@@ -67,6 +71,8 @@ PERIODS = {  # seconds
     "appoint": 0.25,
     "look_for": 0.7,
     "pay": 0.5,
+    "drain": 0.2,
+    "take_over": 0.2,
 }
 
 AnySteps = Generator[Any, Any, Any]
@@ -129,6 +135,8 @@ class World:
         self.is_founded = False
         self.answers: set[type[Any]] = set()  # the kinds that were given
         self.stepped: Callable[[Host, str], None] = lambda host, step: None  # told before and after each step of a host
+        self.taken: Callable[[int, bytes], None] = lambda value, host: None  # told of a value's copy on another host
+        self.left: Callable[[Host], None] = lambda host: None  # told when a host was drained
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._tickets = itertools.count(1)
@@ -217,14 +225,25 @@ class World:
                 self._look_at_waits(host, index, also_asks=True)
             self.at(period * self.random.uniform(0.5, 1.5), start)
 
+        def ended(_: object) -> None:
+            standing = host.tables.standing()
+            if standing is not None and standing.is_removed and standing.is_sealed and host.index is index:
+                self.drained(host)
+            again()
+
         def start() -> None:
             if host.index is index and not self._has_work(host, task):
                 again()
             elif host.index is index:
                 name, *slots = task.split()
                 duty = getattr(index, name)
-                steps = duty(lambda: self.connected(host)) if task == "end_sessions" else duty(*map(int, slots))
-                Task(self, host, steps, lambda: host.index is index, again).start()
+                if task == "end_sessions":
+                    steps = duty(lambda: self.connected(host))
+                elif task == "take_over":
+                    steps = duty(partial(take_over, self, host))
+                else:
+                    steps = duty(*map(int, slots))
+                Task(self, host, steps, lambda: host.index is index, ended).start()
 
         self.at(self.random.uniform(0, period), start)
 
@@ -240,6 +259,9 @@ class World:
             return standing is None
         if task == "hand_over":
             return bool(tables.leaving_groups)
+        if task in ("drain", "take_over"):
+            leaves = standing is not None and standing.roster.is_leaver(standing.member)
+            return standing is not None and (leaves if task == "drain" else bool(standing.roster.leavers))
         return task != "pay" or bool(tables.debts or tables.pending)
 
     def kill_index(self, host: Host) -> None:
@@ -260,6 +282,25 @@ class World:
         host.roots += 1
         host.tables = SimTables(self._new_id(host.address, host.roots))
         self._set_up(host)
+
+    def drain(self, member: bytes, ended: Callable[[bool], None] = lambda done: None) -> None:
+        """A person has a member drained, and tries it again until it is known to leave, or has left."""
+        for host in self.hosts.values():
+            standing = host.tables.standing()
+            if host.index is not None and standing is not None and standing.is_seed and not standing.is_removed:
+                answer = self.answer(host, host.index, Drain(member))
+                if isinstance(answer, IsRoster | Refused):
+                    self.note(f"{member!r} leaves: {type(answer).__name__}")
+                    ended(isinstance(answer, IsRoster))
+                    return
+        self.at(0.5, lambda: self.drain(member, ended))
+
+    def drained(self, host: Host) -> None:
+        """It has left. Its agent removes the folder, and somebody serves another one there."""
+        self.note(f"{host.address} has left")
+        self.lose(host)
+        self.left(host)
+        self.at(1, lambda: self.serve(host, "h0"))
 
     def _end(self, host: Host) -> None:
         """Its connections break: whoever waits for an answer hears so."""
@@ -563,3 +604,31 @@ def wait(client: Client, key: bytes, newer_than: int) -> Steps[int]:
             yield Pause(0.01)
     except DeadlinePassed:
         raise StoreTimeoutError("no newer version") from None
+
+
+def take_over(world: World, host: Host, key: bytes, entry: Entry, leaver: bytes) -> Steps[bool]:
+    """Fetches bytes as an index process does, and names them in the record."""
+    tables, places = host.tables, list[Place]()
+    standing = tables.standing()
+    member = None if standing is None else standing.roster.member(leaver)
+    for place in entry.places:
+        if place.host == leaver:
+            value: Any = None if member is None else (yield from send(member, Fetch(place)))  # pyright: ignore[reportArgumentType]
+            if not value:
+                return False
+            put_id = tables.fill(value)
+            world.taken(value, host.id)
+            place = Place(host.id, put_id, place.segment and put_id)
+        places.append(place)
+    after = Entry(entry.version, entry.body, tuple(places), entry.is_mutable)
+    if entry.body.startswith(MERGED):
+        after = Entry(entry.version, body_of(merged_of(entry.body)[0], after.places), after.places)
+
+    def replace(tables: Tables) -> bool:
+        done = replace_places(tables, key, entry, after)
+        for place in after.places:
+            if not done and place not in entry.places:
+                tables.retire(place)
+        return done
+
+    return (yield from transact(replace))

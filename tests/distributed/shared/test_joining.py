@@ -19,6 +19,7 @@ from memstore.engine import Creation, close_root, open_root, state_folder, sysca
 from memstore.engine.root import folder as root_folder
 from memstore.engine.root.folder import Settings, new_settings
 from memstore.engine.root.shared import STATE_VARIABLE, create_shared, new_shared, shared_settings, state_base
+from memstore.errors import NotServedError
 from tests.distributed.hosts.clusters import wait_until
 from tests.distributed.shared.pairs import Pair, free_ports, make_storage
 from tests.inside import root_of
@@ -264,3 +265,11 @@ def test_a_host_that_has_lost_its_state_removes_what_it_had_left(folder: Path) -
         assert not os.path.exists(f"{left}.json") and len(pair.files(0)) == 1
         assert float(pair.stores[1].get(f"{key}0")[0]) == 0.0
         assert pair.stores[1].get(f"{key}1", None) is None, "its bytes were lost with the host, as in any cluster"
+
+
+def test_a_host_on_storage_that_hosts_share_is_not_drained(pair: Pair) -> None:
+    """Its files stay there, and its next life would remove them."""
+    with pair.on(0):
+        with pytest.raises(NotServedError, match="storage that hosts share.*can't be drained"):
+            Cluster(pair.root).drain(pair.addresses[1])
+        assert not any(host.draining for host in Cluster(pair.root).status().hosts)
