@@ -16,7 +16,7 @@ import memstore
 from memstore.distributed.catalog import CatalogTables
 from memstore.distributed.client import elsewhere
 from memstore.distributed.links import CLIENT, Links, hello_of_this_process
-from memstore.distributed.rules import Client, Pause, PutPart
+from memstore.distributed.rules import Client, Pause
 from memstore.distributed.rules import client as rules_client
 from memstore.distributed.rules.messages import Commit, Committed, Failed, Lookup, Open, Request, Resolve
 from memstore.distributed.rules.roster import leave
@@ -499,7 +499,7 @@ def test_parts_that_nobody_gives_up_leave_their_lanes_to_others(pair: Cluster) -
     member = Participant(b"k", "attempt", 0, 2, 60.0)
     free = len(client._free_lanes)  # pyright: ignore[reportPrivateUsage]
     for number in range(200):
-        part = PutPart(puts._part(member, None))  # pyright: ignore[reportPrivateUsage]
+        part = puts._put_part(member)  # pyright: ignore[reportPrivateUsage]
         steps = client.take_lane()
         with pytest.raises(StopIteration) as end:
             next(steps)
