@@ -367,6 +367,7 @@ def test_idle_hosts_say_little(hosts: ServedHosts) -> None:
     assert sum(map(hosts.sent, range(HOSTS))) - before < 20_000
 
 
+@pytest.mark.full
 def test_a_host_that_is_drained_is_cut_off_and_killed_in_the_middle_and_nothing_is_lost(hosts: ServedHosts) -> None:
     """It goes on where it was; its folder is gone at the end, and it comes back as another member."""
     for number in range(4):

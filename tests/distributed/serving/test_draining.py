@@ -171,6 +171,7 @@ def test_puts_and_gets_go_on_while_their_host_and_their_owner_is_drained(agents:
         assert [store.get(f"flat{number}") for number in range(200)] == list(range(200))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("victim", ["agent", "index process", "taker"])
 def test_whoever_is_killed_a_drain_goes_on_when_it_is_back(agents: Agents, victim: str) -> None:
     seed, other, leaver = three(agents)
@@ -199,6 +200,7 @@ def test_whoever_is_killed_a_drain_goes_on_when_it_is_back(agents: Agents, victi
     assert not os.path.exists(leaver.root)
 
 
+@pytest.mark.full
 def test_a_taker_without_room_is_named_and_the_drain_goes_on_when_there_is_some(agents: Agents) -> None:
     with memstore.open(f"{agents.folder}/b", capacity=4 << 20):
         pass
@@ -226,6 +228,7 @@ def test_a_taker_without_room_is_named_and_the_drain_goes_on_when_there_is_some(
         check(store, "own3/k", 3)
 
 
+@pytest.mark.full
 def test_what_can_not_be_moved_is_named_and_stays_until_it_is_sealed_or_deleted(agents: Agents, tmp_path: Path) -> None:
     """A file that was attached under a group of another host, and rows that are written in place."""
     seed, other, leaver = three(agents)
@@ -251,6 +254,7 @@ def test_what_can_not_be_moved_is_named_and_stays_until_it_is_sealed_or_deleted(
         assert bool((theirs.get("rows/k")["x"] == 1).all())
 
 
+@pytest.mark.full
 def test_parts_on_the_host_go_to_the_owner_and_an_attempt_is_waited_for(agents: Agents) -> None:
     """Of two ranks one is on the host. An attempt that has begun gets its second part while the host is drained."""
     seed, other, leaver = three(agents)
@@ -303,6 +307,7 @@ def test_a_command_that_is_interrupted_says_that_the_drain_goes_on(agents: Agent
         assert store.get("rows/k")["x"].shape == (3, 2)
 
 
+@pytest.mark.full
 def test_a_record_that_can_not_be_read_stays_in_the_folder_and_keeps_nothing_else(agents: Agents) -> None:
     seed, other, leaver = three(agents)
     with memstore.open(leaver.root) as store:
@@ -325,6 +330,7 @@ def test_a_record_that_can_not_be_read_stays_in_the_folder_and_keeps_nothing_els
     assert not memstore.open(leaver.root, "r").verify().ok
 
 
+@pytest.mark.full
 def test_references_show_a_version_that_has_moved_and_views_what_they_have_fetched(agents: Agents) -> None:
     seed, other, leaver = three(agents)
     with memstore.open(leaver.root) as store, memstore.open(other.root, timeout=20.0) as theirs:
