@@ -124,8 +124,8 @@ REASONS = {
     "3.8x in the run before.",
     "1,000 slices, against plain sockets": "it is close to the goal, and reaches it in some runs: 1x in the run "
     "before.",
-    "held get, 1 leaf of 64 KiB": "a value of up to 64 KiB lies in the catalog, and its get is a copy, which is what is "
-    "held. The goal is from the time when such a leaf was mapped.",
+    "held get, 1 leaf of 64 KiB": "a value of up to 64 KiB lies in the catalog, and its get is a copy, which is what "
+    "is held. The goal is from the time when such a leaf was mapped.",
     "on a disk, against cp of the file": "the disk's speed varies, from 0.65 to 2.7 times within this run; in the run "
     "before it was 0.7x and 1.2x.",
     "all woken by one put_many": "the time counts from the start of the put_many, which writes 1,000 values and "
