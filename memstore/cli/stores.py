@@ -705,12 +705,13 @@ def drain(root: str, host: str, to: str, timeout: float, as_json: bool) -> None:
     """
     from memstore.distributed.serving import cluster_of
 
-    said = [0.0, ""]
+    said_at, said = 0.0, ""
 
     def progress(groups: int, nbytes: int) -> None:
+        nonlocal said_at, said
         text = f"{host}: {wording.count_of(groups, 'group', 'groups')} and {wording.size(nbytes)} are left"
-        if time.monotonic() - float(said[0]) >= _SAID_EVERY and text != said[1]:
-            said[:] = time.monotonic(), text
+        if time.monotonic() - said_at >= _SAID_EVERY and text != said:
+            said_at, said = time.monotonic(), text
             render.errors.print(render.printable(text), soft_wrap=True)
 
     try:

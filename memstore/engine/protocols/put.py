@@ -267,15 +267,15 @@ def claim(
     return writer
 
 
-def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, exact: int) -> SegmentWriter:
+def _claim_locked(root: Root, key: bytes, header: int, nbytes: int, batch: int, fixed: int) -> SegmentWriter:
     reuse, storage = Reuse(header + nbytes), root.storage
 
     def allot(transaction: Transaction) -> tuple[int, int, int]:  # called again if the catalog's map had to grow
         counters = transaction.counters()
-        if not exact and reuse.take(root, transaction, counters) and reuse.row is not None:
+        if not fixed and reuse.take(root, transaction, counters) and reuse.row is not None:
             size, _, segment = reuse.row
         else:
-            size = exact or header + storage.room_for(nbytes)
+            size = fixed or header + storage.room_for(nbytes)
             if counters.capacity and (taken := counters.allocated + root.catalog.growth) + size > counters.capacity:
                 raise _over_capacity(size, taken, counters.capacity)
             segment = counters.number = counters.number + 1

@@ -183,9 +183,7 @@ def _() -> None:
 
 @script("a put while the bytes of the version before are taken over")
 def _() -> None:
-    play = Play(3)
-    play.put(1, b"g/k")
-    lend(play, 2, b"g/k")
+    play = lending()
     changed = list[Any]()
 
     def change(host: Host, what: str) -> None:
@@ -203,9 +201,7 @@ def _() -> None:
 @script("a put when its host is about to be removed")
 def _() -> None:
     """The host has asked for it, and a process there puts a value of another owner."""
-    play = Play(3)
-    play.put(1, b"g/k")
-    lend(play, 2, b"g/k")
+    play = lending()
     told = list[Any]()
 
     def put_late(host: Host, request: Any) -> None:
@@ -222,9 +218,7 @@ def _() -> None:
 
 @script("a commit that is on its way when its host is to leave")
 def _() -> None:
-    play = Play(3)
-    play.put(1, b"g/k")
-    lend(play, 2, b"g/k")
+    play = lending()
     place = Place(play.hosts[2].id, play.hosts[2].tables.fill(7), 1)
     late = play.at_once(
         2,
@@ -356,6 +350,14 @@ def lend(play: Play, host: int, key: bytes) -> Place:
     place = Place(process.host.id, process.host.tables.fill(7), 1)
     run(play.world, process, process.client.commit([Change(key, b"", (place,))], 1 << 62))
     return place
+
+
+def lending() -> Play:
+    """Makes a cluster of three: the second host owns `g/k`, whose bytes lie on the third."""
+    play = Play(3)
+    play.put(1, b"g/k")
+    lend(play, 2, b"g/k")
+    return play
 
 
 def has_left(play: Play, host: int) -> bool:
