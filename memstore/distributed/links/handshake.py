@@ -124,7 +124,8 @@ def _check_mode(path: str, found: os.stat_result) -> None:
 #    a wrong secret from a server that died.
 
 MAGIC = b"memstor1"
-PROTOCOL = 1
+PROTOCOL = 1  # the newest that this version speaks
+OLDEST = 1  # and the oldest. Two hosts speak the newest protocol that both do
 CLIENT, INDEX, STREAM = 1, 2, 3  # kinds of connections: of a client, of an index process, of bytes as they are
 HAS_SECRET = 1  # a flag
 ANYBODY = bytes(16)  # as the store id that a client wants
@@ -134,16 +135,23 @@ INTRODUCTION_SIZE = 96
 PROOF_SIZE = 32
 WRONG_PROOF = bytes(PROOF_SIZE)
 
-_GREETING = struct.Struct(">8sHH4s32s16s")
+_GREETING = struct.Struct(">8sHHH2s32s16s")
 _NO_SECRET = b"memstore"
 
 
 class Greeting(NamedTuple):
-    """The 64 bytes of either side. `word`: flags of the server, or the kind that the client asks for."""
+    """The 64 bytes of either side.
+
+    Attributes:
+        protocol: the newest one that the server speaks; the one that the client has chosen.
+        word: flags of the server, or the kind that the client asks for.
+        oldest: the oldest protocol that the server speaks; 0: it speaks one.
+    """
 
     magic: bytes
     protocol: int
     word: int
+    oldest: int
     zeros: bytes
     nonce: bytes
     member: bytes
@@ -157,7 +165,7 @@ class Greeting(NamedTuple):
 
 
 def greet(member: bytes, secret: bytes | None) -> bytes:
-    return _GREETING.pack(MAGIC, PROTOCOL, HAS_SECRET if secret else 0, bytes(4), os.urandom(32), member)
+    return _GREETING.pack(MAGIC, PROTOCOL, HAS_SECRET if secret else 0, OLDEST, bytes(2), os.urandom(32), member)
 
 
 def is_proven(secret: bytes | None, greeting: bytes, introduction: bytes) -> bool:
@@ -169,7 +177,7 @@ def is_proven(secret: bytes | None, greeting: bytes, introduction: bytes) -> boo
 def kind_asked_for(introduction: bytes, member: bytes) -> int | None:
     """The kind of connection that a client wants, which has proven itself. None: it wants what isn't here."""
     told = Greeting.decode(introduction)
-    is_known = told.magic == MAGIC and told.protocol == PROTOCOL and told.word in (CLIENT, INDEX, STREAM)
+    is_known = told.magic == MAGIC and OLDEST <= told.protocol <= PROTOCOL and told.word in (CLIENT, INDEX, STREAM)
     return told.word if is_known and told.member in (member, ANYBODY) else None
 
 
@@ -189,9 +197,10 @@ def check_greeting(address: str, greeting: bytes, member: bytes | None, secret: 
     found = Greeting.decode(greeting)
     if found.magic != MAGIC:
         raise LinkRefusedError(f"{address} answers {greeting[:16]!r}: no memstore serves there; look at the address")
-    if found.protocol != PROTOCOL:
+    if not max(OLDEST, found.oldest or found.protocol) <= min(PROTOCOL, found.protocol):
+        theirs, ours = _range(found.oldest, found.protocol), _range(OLDEST, PROTOCOL)
         raise LinkRefusedError(
-            f"{address} speaks protocol {found.protocol}, and this process protocol {PROTOCOL}: "
+            f"{address} speaks protocol {theirs}, and this process protocol {ours}: "
             "run versions of memstore on both hosts that speak the same one"
         )
     if bool(found.word & HAS_SECRET) != bool(secret):
@@ -201,6 +210,10 @@ def check_greeting(address: str, greeting: bytes, member: bytes | None, secret: 
         )
     check_member(address, found.member, member)
     return found.member
+
+
+def _range(oldest: int, newest: int) -> str:
+    return f"{oldest} to {newest}" if 0 < oldest < newest else str(newest)
 
 
 def check_member(address: str, found: bytes, wanted: bytes | None) -> None:
@@ -213,7 +226,8 @@ def check_member(address: str, found: bytes, wanted: bytes | None) -> None:
 
 
 def introduce(greeting: bytes, kind: int, member: bytes | None, secret: bytes | None) -> bytes:
-    told = _GREETING.pack(MAGIC, PROTOCOL, kind, bytes(4), os.urandom(32), member or ANYBODY)
+    chosen = min(PROTOCOL, Greeting.decode(greeting).protocol)
+    told = _GREETING.pack(MAGIC, chosen, kind, 0, bytes(2), os.urandom(32), member or ANYBODY)
     return told + _client_proof(secret, greeting + told)
 
 

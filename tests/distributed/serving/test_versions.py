@@ -44,6 +44,15 @@ def test_a_host_of_another_protocol_is_refused_and_both_are_named(agents: Agents
     assert len(seed.view()["members"]) == 1
 
 
+def test_a_host_that_speaks_older_protocols_too_is_let_in_and_both_ranges_are_named_where_none_is_common(
+    agents: Agents,
+) -> None:
+    seed = agents.serve("a", **versions(protocol="1-7"))
+    agents.serve("b", join=seed, members=2)
+    code, text = agents.start("c", join=seed, **versions(protocol="8-9")).ended()
+    assert code == REFUSED and f"{seed.address} speaks protocol 1 to 7, and this process protocol 8 to 9" in text
+
+
 @pytest.mark.full
 def test_a_member_that_comes_back_with_another_protocol_is_told_by_status_and_by_gets(agents: Agents) -> None:
     seed = agents.serve("a")

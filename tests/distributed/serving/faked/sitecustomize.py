@@ -28,4 +28,5 @@ if "memstore" in _faked:
 if "protocol" in _faked:
     from memstore.distributed.links import handshake
 
-    handshake.PROTOCOL = int(_faked["protocol"])
+    oldest, _, newest = _faked["protocol"].rpartition("-")  # "7", or "1-7"
+    handshake.PROTOCOL, handshake.OLDEST = int(newest), int(oldest or newest)
