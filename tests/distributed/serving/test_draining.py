@@ -293,6 +293,7 @@ def test_a_command_that_is_interrupted_says_that_the_drain_goes_on(agents: Agent
     with memstore.open(leaver.root) as store:
         data = store.create_dataset("rows/k", {"x": ((2,), torch.float32)}, capacity=10)
         words = [sys.executable, "-m", "memstore", "drain", seed.root, leaver.address]
+        words = ["env", "--default-signal=INT", *words]  # this process may have been started with it ignored
         process = subprocess.Popen(words, env=agents.environment, stderr=subprocess.PIPE, text=True)
         eventually(lambda: "is drained" in leaver.log(), "it has begun")
         process.send_signal(signal.SIGINT)  # at once: it gives up by itself after a while
