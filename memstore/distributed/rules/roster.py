@@ -4,7 +4,7 @@
 the seed tells nobody that he is admitted or removed, and grants nothing. So of any majority of a roster somebody knows
 the next one, and nobody can be the seed by an old one.
 
-**A new seed** begins a term. `promote`, at a deputy:
+**A new seed** begins a term. `promote`, at a deputy, once a majority has answered that it is one (`_is_seed_already`):
 
 1. It asks all members to obey no seed of an older term any more, and itself first. Each says which roster it has.
 2. It goes on with a majority of the newest roster that it was told, if it is a deputy in that one: then it has all that
@@ -348,7 +348,8 @@ def _lost_page(tables: Tables, after: bytes) -> tuple[list[bytes], bytes | None]
 
 
 def _is_lost(standing: Standing, entry: Entry | None) -> bool:
-    return entry is not None and any(place.host not in standing.roster.ids for place in entry.places)
+    there = standing.roster.ids | {standing.member}  # its own removal may not count yet
+    return entry is not None and any(place.host not in there for place in entry.places)
 
 
 def _drop_records(tables: Tables, keys: Sequence[bytes]) -> None:
@@ -439,6 +440,10 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
     if known is None and ask.cluster is not None and standing.unheard:
         return Later()  # it may be one of an older term: members will say so
     if known is None and ask.cluster is not None:
+        if asker.id in roster.voters:  # it has a vote, and may be needed: the others may be lost
+            seed.hear(asker.id, position)
+            if position < roster.position and not seed.counts(standing):
+                return IsRoster(roster)
         why = "the root was removed from this cluster: serve an empty one"
         return Refused(why, is_removed=True) if seed.counts(standing) else Later()
     if known is not None and known.address != asker.address and not ask.moved:
@@ -783,9 +788,11 @@ def promote(seed: Directory, *, forced: bool = False) -> Steps[None]:
     Raises:
         NotPromoted.
     """
+    if not forced and (yield from _is_seed_already(seed)):
+        return
     standing = yield from transact(_promise_oneself)
     if standing is None:
-        raise NotPromoted("this host is no member of a cluster")
+        raise NotPromoted(_NO_MEMBER)
     term, newest = standing.promised, standing.roster
     promised = {standing.member}
     for _ in range(_ROUNDS):
@@ -795,26 +802,82 @@ def promote(seed: Directory, *, forced: bool = False) -> Steps[None]:
         for member, answer in zip(asked, answers, strict=True):
             if isinstance(answer, Stale):
                 yield from transact(lambda tables, term=answer.term: _hear_of(tables, term))
-                raise NotPromoted(f"{member.name or member.address} obeys a later seed, or is to: promote it once more")
+                raise NotPromoted(f"{member.label} obeys a later seed, or is to: promote it once more")
             if isinstance(answer, Promised):
                 promised.add(member.id)
                 newest = max(newest, answer.roster, key=lambda roster: roster.position)
-        if forced or 2 * len(promised & newest.ids) > len(newest.members):
+        if forced or _has_majority(newest, promised):
             break
         yield from pause(_BETWEEN)
     seed.is_over = newest.seed != standing.member
-    has_majority = 2 * len(promised & newest.ids) > len(newest.members)
-    has_directory = standing.member in newest.deputies or (newest.seed == standing.member and not standing.unheard)
-    if not forced and not has_majority:
-        raise NotPromoted(f"{len(promised)} of {len(newest.members)} hosts answer: more than half of them are needed")
-    if not forced and not has_directory:
-        raise NotPromoted("this host has no copy of the directory: promote a deputy")
-    if standing.member not in newest.ids:
-        raise NotPromoted("this host was removed from the cluster")
-    is_whole = has_majority and has_directory
-    if not (yield from transact(lambda tables: _begin_term(tables, standing.member, newest, term, is_whole))):
+    why_not = _why_not(standing, newest, promised)
+    if why_not is not None and (not forced or standing.member not in newest.ids):
+        raise NotPromoted(why_not)
+    if not (yield from transact(lambda tables: _begin_term(tables, standing.member, newest, term, why_not is None))):
         raise NotPromoted("another host was promoted meanwhile")
     yield from tell_members(seed, [member for member in newest.members if member.id in promised])
+
+
+_NO_MEMBER = "this host is no member of a cluster"
+
+
+def _is_seed_already(seed: Directory) -> Steps[bool]:
+    """Finds out whether this member may be the seed, before anybody promises anything.
+
+    Whoever has promised obeys no older seed: so one that can't be the seed disturbs nobody, however often it is tried.
+
+    Returns: whether it is the seed, and nothing is to be done.
+
+    Raises:
+        NotPromoted.
+    """
+    standing = yield from view(lambda tables: tables.standing())
+    own = None if standing is None or standing.is_removed else standing.roster.member(standing.member)
+    if standing is None or own is None:
+        raise NotPromoted(_NO_MEMBER)
+    newest, met = standing.roster, {own.id}
+    for _ in range(_ROUNDS):
+        asked = [member for member in newest.members if member.id not in met]
+        answers = yield from send_all([(member, Meet(own, None)) for member in asked])
+        for member, answer in zip(asked, answers, strict=True):
+            theirs = answer.roster if isinstance(answer, Met) else None
+            if theirs is not None and theirs.cluster == newest.cluster:
+                met.add(member.id)
+                newest = max(newest, theirs, key=lambda roster: roster.position)
+        if _has_majority(newest, met):
+            break
+        yield from pause(_BETWEEN)
+    seed.is_over = newest.seed != own.id
+    why_not = _why_not(standing, newest, met)
+    if why_not is not None:
+        raise NotPromoted(why_not)
+    is_seed = standing.is_seed and newest == standing.roster and standing.promised <= newest.term
+    return is_seed and not (seed.term == newest.term and seed.rival[0])
+
+
+def _has_majority(newest: Roster, having: Collection[bytes]) -> bool:
+    return 2 * len(newest.ids.intersection(having)) > len(newest.members)
+
+
+def _why_not(standing: Standing, newest: Roster, having: Collection[bytes]) -> str | None:
+    """Returns why this member can't be the seed, unless it is forced; None: it can.
+
+    Args:
+        newest: the newest roster that it knows, or any that has answered.
+        having: the members that have answered, and this one.
+    """
+    if standing.member not in newest.ids:
+        return "this host was removed from the cluster"
+    if not _has_majority(newest, having):
+        answering = len(newest.ids.intersection(having))
+        return f"{answering} of {len(newest.members)} hosts answer: more than half of them are needed"
+    if standing.member in newest.deputies or (newest.seed == standing.member and not standing.unheard):
+        return None
+    able = [member.label for member in newest.members if member.id in (newest.seed, *newest.deputies)]
+    return (
+        f"this host has no copy of the directory: promote {' or '.join(able)}, which has one; if none of these comes "
+        "back, force it: see docs/hosts.md"
+    )
 
 
 def _promise_oneself(tables: Tables) -> Standing | None:

@@ -580,6 +580,43 @@ def _(patch: Patch) -> None:
     patch.setattr(owning, "admit", of_any_term)
 
 
+@mutation("a host that is removed has no vote", "a drained host leaves, and another one is lost")
+def _(patch: Patch) -> None:
+    answer_ask = roster.answer_ask
+
+    def deaf(tables: Any, standing: Standing, seed: Directory, ask: Any) -> Any:
+        with Patch.context() as inner:
+            if ask.member.id not in standing.roster.ids:
+                inner.setattr(Directory, "hear", lambda *_: None)
+            return answer_ask(tables, standing, seed, ask)
+
+    patch.setattr(roster, "answer_ask", deaf)
+
+
+@mutation("what names the own host is lost once another roster is heard of", "a host that is removed, and isn't")
+def _(patch: Patch) -> None:
+    patch.setattr(
+        roster,
+        "_is_lost",
+        lambda standing, entry: any(place.host not in standing.roster.ids for place in entry.places),  # pyright: ignore
+    )
+
+
+@mutation("who can't be the seed asks for promises", "a host that can't be the seed is promoted again and again")
+def _(patch: Patch) -> None:
+    patch.setattr(roster, "_is_seed_already", _never)
+
+
+@mutation("the seed begins a new term whenever it is promoted", "the seed is promoted again and again")
+def _(patch: Patch) -> None:
+    patch.setattr(roster, "_is_seed_already", _never)
+
+
+def _never(seed: Directory) -> Any:
+    return False
+    yield
+
+
 # --- hand-overs -------------------------------------------------------------------------------------------------------
 
 

@@ -678,6 +678,77 @@ def _() -> None:
     play.must(rows[0] == rows[1], f"a deputy keeps what the seed hasn't: {rows}")
 
 
+@script("a drained host leaves, and another one is lost")
+def _() -> None:
+    """Without the vote of the one that leaves there is no majority."""
+    play = Play(4)
+    left, lost = play.hosts[3].id, play.hosts[2].id
+
+    def after(host: Host, request: Any, answer: Any) -> None:
+        if isinstance(request, Remove) and request.member == left and play.hosts[2].id == lost:
+            play.world.lose(play.hosts[2])
+
+    play.after = after
+    play.drain(3, 5)
+    play.must(play.hosts[2].id != lost, "the drained host asks to be removed")
+    play.world.remove(lost)
+    play.world.run(15)
+    standing = play.hosts[0].tables.standing()
+    play.must(standing is not None and not {left, lost} & standing.roster.ids, f"nobody is removed: {standing}")
+
+
+@script("a host that is removed, and isn't")
+def _() -> None:
+    """It hears so from the old seed, which nobody else hears; the others have a new seed, and it is a member."""
+    play = Play(5)
+    new, _ = deputies(play)
+    kept = others_than_deputies(play)
+    data = play.hosts[kept].tables
+    place = Place(data.member, data.fill(7), 1)
+    client = play.processes[kept].client
+    run(play.world, play.processes[kept], client.commit([Change(b"g/k", b"", (place,))], 1 << 62))
+    for at in range(1, 5):
+        if at != kept:
+            play.world.cut("h0", f"h{at}")
+            play.world.cut(f"h{kept}", f"h{at}")
+    silent_after, roster.SILENT = roster.SILENT, 1 << 62  # the old seed doesn't look whether its deputies answer
+    try:
+        play.answer(0, Remove(data.member))
+        play.world.run(5)
+        promote(play, new)
+    finally:
+        roster.SILENT = silent_after
+    play.world.heal()
+    play.world.run(5)
+    entry = play.get(new, b"g/k")
+    play.must(entry is not None and data.is_there(place), f"a member has dropped what it owns: {entry}")
+
+
+@script("a host that can't be the seed is promoted again and again")
+def _() -> None:
+    play = Play(4)
+    other = others_than_deputies(play)
+    for number in range(5):
+        play.world.promote(play.hosts[other])
+        play.world.run(1)
+        ends = play.begin(play.processes[1], put(play.processes[1], b"new-%d/k" % number), 2)
+        play.world.run(3)
+        play.must(ends and not isinstance(ends[0], MemstoreError), f"a put waits for who can't be the seed: {ends}")
+
+
+@script("the seed is promoted again and again")
+def _() -> None:
+    """Each new term gives a deputy, which is lost, its time anew."""
+    play = Play(4)
+    play.world.lose(play.hosts[deputies(play)[0]])
+    for _ in range(6):
+        play.world.promote(play.hosts[0])
+        play.world.run(2)
+    ends = play.begin(play.processes[0], put(play.processes[0], b"g/k"), 1)
+    play.world.run(2)
+    play.must(ends and not isinstance(ends[0], MemstoreError), f"a put waits for a deputy that is lost: {ends}")
+
+
 @script("a promise that was given in between")
 def _() -> None:
     """The old seed leaves out the candidate, after that has its majority and before it begins."""
