@@ -7,9 +7,15 @@ import random
 
 import hypothesis
 import hypothesis.strategies as st
+import msgspec
 import pytest
 
+from memstore.distributed.rules import Entry
+from memstore.distributed.rules.messages import EPOCH_BITS
 from tests.distributed.rules.history import DELETE, GET, LOSS, PUT, Operation, check_history
+from tests.distributed.rules.scenes import Scene
+from tests.distributed.rules.test_membership import cluster
+from tests.distributed.rules.workload import Workload
 from tests.examples import examples
 
 
@@ -86,3 +92,29 @@ def test_what_a_register_does_is_accepted(seed: int, count: int) -> None:
             history.append(Operation(DELETE, start, end, old=at[1]))
             at = (None, 0)
     assert check_history(history) is None
+
+
+def test_versions_that_a_joining_root_shows_may_grow_without_a_put() -> None:
+    """Its admission was begun anew, after its records had got versions of an epoch. The value counts all the same."""
+    key, world = b"h1-0/k", cluster(2)
+    workload = Workload(Scene(hosts=2), world)
+    tables = world.hosts["h1"].tables
+    process = world.start_process(world.hosts["h1"])
+    workload.histories[key] = [Operation(PUT, 0, math.inf, 7)]
+    tables.put_record(key, Entry(5 << EPOCH_BITS, b"7"))
+
+    def read_once(*, is_joining: bool, version: int) -> str | None:
+        standing = tables.standing()
+        assert standing is not None
+        tables.put_standing(msgspec.structs.replace(standing, is_joining=is_joining))
+        tables.put_record(key, Entry(version, b"7"))
+        before = len(workload.histories[key])
+        workload.get(process, key, lambda: None)
+        world.run(0.04)  # less than until a duty of the host looks
+        assert len(workload.histories[key]) == before + 1
+        return check_history(workload.histories[key])
+
+    assert read_once(is_joining=True, version=5 << EPOCH_BITS) is None
+    assert read_once(is_joining=True, version=6 << EPOCH_BITS) is None
+    assert read_once(is_joining=False, version=7 << EPOCH_BITS) is None
+    assert read_once(is_joining=False, version=8 << EPOCH_BITS) is not None

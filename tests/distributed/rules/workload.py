@@ -89,6 +89,11 @@ class Workload:
         """Whether the root that had a key before is a member: else another host's put of it would keep it away."""
         return self.world.hosts[key.partition(b"-")[0].decode()].tables.standing() is not None
 
+    def is_joining(self, host: Host) -> bool:
+        """Whether versions there may grow without a put: its root may be given others, until it has joined."""
+        standing = host.tables.standing()
+        return standing is None or standing.is_joining
+
     @property
     def time(self) -> float:
         return self.world.now / SECOND
@@ -175,7 +180,7 @@ class Workload:
             self.world.at(self.chance.expovariate(20), task.interrupt)
 
     def get(self, process: Process, key: bytes, ended: Callable[[], None], *, must: bool = False) -> None:
-        start = self.time
+        start, is_joining = self.time, self.is_joining(process.host)
 
         def end(result: tuple[int, int] | None, error: BaseException | None) -> None:
             self.world.note(f"{process.host.address}: get {key!r} since {start:.4f} -> {result} {error!r}")
@@ -184,7 +189,8 @@ class Workload:
                 if 0 < version < 1 << EPOCH_BITS:  # of a root that has not joined yet: it gets another version
                     ended()
                     return
-                self.histories[key].append(Operation(GET, start, self.time, value, version))
+                told = None if is_joining and version else version
+                self.histories[key].append(Operation(GET, start, self.time, value, told))
             elif must or not isinstance(error, HomeUnavailableError):
                 raise Fault(f"a get of {key!r} fails: {error!r}", tuple(self.world.trace))
             ended()
@@ -221,7 +227,7 @@ class Workload:
         return value or None
 
     def wait(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
-        start = self.time
+        start, is_joining = self.time, self.is_joining(process.host)
         newer_than = max((one.version or 0 for one in self.histories[key]), default=0)
 
         def end(version: int | None, error: BaseException | None) -> None:
@@ -230,7 +236,7 @@ class Workload:
                 assert version is not None
                 if version <= newer_than:
                     raise Fault(f"a wait for {key!r} newer than {newer_than} ended with {version}")
-                if version >> EPOCH_BITS:  # else that of a root before it joined, where the key gets another one
+                if version >> EPOCH_BITS and not is_joining:  # else it may get another one
                     self.histories[key].append(Operation(GET, start, self.time, version=version))
             elif not isinstance(error, StoreTimeoutError):
                 raise error
@@ -251,6 +257,7 @@ class Workload:
     def wait_any(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
         """All keys, or those of one group; of the other keys it is enough that they exist."""
         start, prefix = self.time, self.chance.choice([b"group", key[:-1]])
+        is_joining = self.is_joining(process.host)
         newer_than = {one: max((it.version or 0 for it in self.histories[one]), default=0) for one in self.keys}
 
         def end(found: dict[bytes, int] | None, error: BaseException | None) -> None:
@@ -259,7 +266,7 @@ class Workload:
                 for one, version in found.items():
                     if not one.startswith(prefix) or version <= newer_than[one]:
                         raise Fault(f"a wait for {prefix!r} newer than {newer_than} ended with {found}")
-                    if version >> EPOCH_BITS:
+                    if version >> EPOCH_BITS and not is_joining:
                         self.histories[one].append(Operation(GET, start, self.time, version=version))
             elif isinstance(error, HomeUnavailableError):  # somebody who may own some gave no answer within its time
                 self.may_fail(error)
