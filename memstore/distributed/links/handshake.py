@@ -174,11 +174,18 @@ def is_proven(secret: bytes | None, greeting: bytes, introduction: bytes) -> boo
     return hmac.compare_digest(proof, _client_proof(secret, greeting + told))
 
 
-def kind_asked_for(introduction: bytes, member: bytes) -> int | None:
-    """The kind of connection that a client wants, which has proven itself. None: it wants what isn't here."""
+class Wanted(NamedTuple):
+    """What a client wants: a kind of connection, and the protocol that both sides speak from then on."""
+
+    kind: int
+    protocol: int
+
+
+def wanted(introduction: bytes, member: bytes) -> Wanted | None:
+    """Returns what a client wants that has proven itself; None: it isn't here."""
     told = Greeting.decode(introduction)
     is_known = told.magic == MAGIC and OLDEST <= told.protocol <= PROTOCOL and told.word in (CLIENT, INDEX, STREAM)
-    return told.word if is_known and told.member in (member, ANYBODY) else None
+    return Wanted(told.word, told.protocol) if is_known and told.member in (member, ANYBODY) else None
 
 
 def server_proof(secret: bytes | None, greeting: bytes, introduction: bytes) -> bytes:
@@ -213,7 +220,7 @@ def check_greeting(address: str, greeting: bytes, member: bytes | None, secret: 
 
 
 def _range(oldest: int, newest: int) -> str:
-    return f"{oldest} to {newest}" if 0 < oldest < newest else str(newest)
+    return f"{oldest} to {newest}" if oldest not in (0, newest) else str(newest)
 
 
 def check_member(address: str, found: bytes, wanted: bytes | None) -> None:

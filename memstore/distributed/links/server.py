@@ -29,7 +29,7 @@ from time import monotonic
 from memstore._parsing import UNDECODABLE
 from memstore.distributed.links import handshake
 from memstore.distributed.links.frames import FLAGS, MESSAGE_LIMIT, NO_LIMIT, FrameError, Inbox, Message, Outgoing
-from memstore.distributed.links.handshake import STREAM, Hello
+from memstore.distributed.links.handshake import STREAM, Hello, Wanted
 from memstore.distributed.links.sockets import Address, Traffic, furnish, leave_in_forks, made, parse_address
 from memstore.errors import AddressUnavailableError, SecretError
 
@@ -61,7 +61,8 @@ class Handshakes:
 
     Args:
         listening: bound; non-blocking.
-        admit: gets the socket, the kind, and until when its Hello must have come. The socket is in the epoll.
+        admit: gets the socket, what its client wants, and until when its Hello must have come. The socket is in the
+            epoll.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Handshakes:
         epoll: select.epoll,
         secret: bytes | None,
         member: bytes,
-        admit: Callable[[socket.socket, int, float], None],
+        admit: Callable[[socket.socket, Wanted, float], None],
     ) -> None:
         self._listening, self._epoll, self._secret, self._member = listening, epoll, secret, member
         self._admit = admit
@@ -128,19 +129,19 @@ class Handshakes:
 
     def _judge(self, fd: int, one: _Handshake) -> None:
         greeting, introduction = one.greeting, one.received
-        kind, proof = None, handshake.WRONG_PROOF
+        wanted, proof = None, handshake.WRONG_PROOF
         if handshake.is_proven(self._secret, greeting, introduction):
-            kind = handshake.kind_asked_for(introduction, self._member)
+            wanted = handshake.wanted(introduction, self._member)
             proof = handshake.server_proof(self._secret, greeting, introduction)
         try:
             one.socket.send(proof, FLAGS)
         except OSError:
-            kind = None
-        if kind is None:
+            wanted = None
+        if wanted is None:
             self._drop(fd)
             return
         del self._under_way[fd]
-        self._admit(one.socket, kind, one.since + HANDSHAKE_TIME)
+        self._admit(one.socket, wanted, one.since + HANDSHAKE_TIME)
 
     def tend(self, now: float) -> float:
         """Ends who is late. Returns when there is more to do, or inf."""
@@ -192,17 +193,19 @@ class Asked:
         deadline: monotonic; nobody waits for the answer after it.
         connection: a number that no other connection of the listener has, or had.
         kind: of the connection: CLIENT or INDEX.
+        protocol: that both sides of the connection speak.
         hello: what the other side says of itself.
     """
 
-    __slots__ = ("_call", "_connection", "callbacks", "connection", "deadline", "hello", "kind", "message")
+    __slots__ = ("_call", "_connection", "callbacks", "connection", "deadline", "hello", "kind", "message", "protocol")
 
     def __init__(self, connection: ServerConnection, message: Message, hello: Hello) -> None:
         self._connection, self._call = connection, message.call
         self.message = message.body
         left = message.milliseconds
         self.deadline = inf if left == NO_LIMIT else monotonic() + left / 1000
-        self.connection, self.kind, self.hello = connection.number, connection.kind, hello
+        self.connection, self.hello = connection.number, hello
+        self.kind, self.protocol = connection.kind, connection.protocol
         self.callbacks: list[Callable[[], None]] = []
 
     def reply(self, message: bytes) -> None:
@@ -236,21 +239,23 @@ class ServerConnection:
     """A connection that was admitted.
 
     Args:
-        number, kind: see `Asked`.
+        number: see `Asked`.
+        wanted: the kind of the connection, and its protocol.
         hello_due: when its Hello must have come, monotonic.
     """
 
     def __init__(
         self,
         number: int,
-        kind: int,
+        wanted: Wanted,
         sock: socket.socket,
         epoll: select.epoll,
         serve: Callable[[Asked], None],
         hello_due: float,
         traffic: Traffic,
     ) -> None:
-        self.number, self.kind, self.hello_due = number, kind, hello_due
+        self.number, self.hello_due = number, hello_due
+        self.kind, self.protocol = wanted
         self._traffic = traffic
         traffic.begin(sock)
         self._socket, self._epoll, self._serve = sock, epoll, serve
@@ -514,9 +519,9 @@ class Listener:
         connection.close()
         self._ended(connection.number)
 
-    def _admit(self, sock: socket.socket, kind: int, hello_due: float) -> None:
+    def _admit(self, sock: socket.socket, wanted: Wanted, hello_due: float) -> None:
         fd = sock.fileno()
-        if kind == STREAM:
+        if wanted.kind == STREAM:
             self._epoll.unregister(fd)
             sock.setblocking(True)
             try:
@@ -526,7 +531,7 @@ class Listener:
                 sock.close()
             return
         connection = ServerConnection(
-            next(self._numbers), kind, sock, self._epoll, self._serve, hello_due, self._traffic
+            next(self._numbers), wanted, sock, self._epoll, self._serve, hello_due, self._traffic
         )
         self._connections[fd] = self._silent[fd] = connection
         try:

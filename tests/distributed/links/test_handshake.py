@@ -13,6 +13,7 @@ from time import monotonic
 import pytest
 
 from memstore.distributed.links import CLIENT, Asked, Links, handshake, server
+from memstore.distributed.links.frames import NO_LIMIT, frame
 from memstore.distributed.links.handshake import STREAM
 from memstore.distributed.links.server import FAIR_TIME, HANDSHAKE_TIME, NEWCOMERS
 from memstore.errors import (
@@ -23,6 +24,7 @@ from memstore.errors import (
     SecretError,
 )
 from tests.distributed.links.echoing import (
+    HELLO,
     LOOPBACK,
     MEMBER,
     SECRET,
@@ -36,6 +38,7 @@ from tests.distributed.links.echoing import (
     received,
     soon,
     started_listener,
+    until,
 )
 
 OTHER = b"o" * 32
@@ -112,6 +115,10 @@ def talk(listening_socket: socket.socket, *answers: bytes) -> None:
     [
         ([b"SSH-2.0-OpenSSH_9.9\r\n" + bytes(60)], "no memstore serves there"),
         ([b"memstor1" + b"\0\7" + bytes(54)], f"protocol 7, and this process protocol {handshake.PROTOCOL}"),
+        (
+            [b"memstor1" + b"\0\3" + bytes(2) + b"\0\7" + bytes(50)],
+            f"protocol 7 to 3, and this process protocol {handshake.PROTOCOL}",  # nonsense: it is shown as it is
+        ),
         ([handshake.greet(MEMBER, SECRET), bytes(32)], "another secret"),
         ([handshake.greet(MEMBER, SECRET), os.urandom(32)], "another secret"),
     ],
@@ -188,6 +195,19 @@ def test_a_client_that_wants_something_else_is_closed(change: dict[str, bytes]) 
         assert len(proof) == 32
         assert proof != handshake.WRONG_PROOF  # it knows the secret, and may see that the server does
         assert is_closed(sock)
+
+
+def test_a_server_keeps_the_protocol_that_a_client_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "PROTOCOL", 3)
+    asked: list[Asked] = []
+    with listening(asked.append) as listener:
+        for chosen in (b"\0\2", b"\0\3"):
+            with bare(listener.address) as sock:
+                sock.sendall(introduction(received(sock, 64), SECRET, protocol=chosen))
+                received(sock, 32)
+                sock.sendall(frame(0, NO_LIMIT, handshake.encode_hello(HELLO)) + frame(1, NO_LIMIT, b"hello"))
+                until(lambda: asked)
+                assert asked.pop().protocol == chosen[1]
 
 
 def test_a_wrong_proof_is_told_apart_whatever_else_is_wrong() -> None:
