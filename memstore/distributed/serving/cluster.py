@@ -436,18 +436,8 @@ class Cluster:
         deadline = deadline_after(timeout)
         roster = self.roster()
         chosen = [_only(roster, _named(roster, host), host)] if host else self._candidates(roster, force=force)
-        trouble = "there is no deputy: say which host, and --force"
         with Asker(self._secret) as asker:
-            for member in chosen:
-                patience = timeout if len(chosen) == 1 else _BACK_WITHIN
-                answer = asker.ask(member, Promote(force), deadline, patience=patience)
-                if isinstance(answer, Done):
-                    return member.address
-                if isinstance(answer, Refused):
-                    hint = "" if force else "; --force does without, and loses what the old seed has said last"
-                    raise NotServedError(f"{member.address} can't be the seed: {answer.why}{hint}")
-                trouble = f"{member.address} does not answer ({asker.trouble_of(member.address)})"
-        raise HomeUnavailableError(trouble)
+            return _promote_one(asker, chosen, deadline, force=force).address
 
     def _candidates(self, roster: Roster, *, force: bool) -> list[Member]:
         found = [member for member in roster.members if member.id in roster.deputies]
@@ -566,6 +556,24 @@ def _lives(asker: Asker, member: Member, deadline: float) -> bool:
     return False
 
 
+def _promote_one(asker: Asker, members: Sequence[Member], deadline: float, *, force: bool = False) -> Member:
+    """Makes the first of these members the seed that answers, and can be it."""
+    error: MemstoreError = HomeUnavailableError("there is no deputy: say which host, and --force")
+    for member in members:
+        if len(members) > 1 and not _lives(asker, member, deadline):  # a host that is stopped would take all the time
+            error = HomeUnavailableError(f"{member.address} does not answer ({asker.trouble_of(member.address)})")
+            continue
+        answer = asker.ask(member, Promote(force), deadline)
+        if isinstance(answer, Done):
+            return member
+        if isinstance(answer, Refused):
+            hint = "" if force else "; --force does without, and loses what the old seed has said last"
+            error = NotServedError(f"{member.address} can't be the seed: {answer.why}{hint}")
+        else:
+            error = HomeUnavailableError(f"{member.address} does not answer ({asker.trouble_of(member.address)})")
+    raise error
+
+
 def remove_member(cluster: Cluster, host: str, *, force: bool = False, timeout: float = 30.0) -> Member:
     """Removes a host as `Cluster.remove` does. Returns the member that was removed."""
     deadline = deadline_after(timeout)
@@ -650,12 +658,10 @@ class _Drain:
         if seed is None:
             return None
         if seed.id == self._member.id:
-            others = [
-                one.address for one in roster.members if one.id in roster.deputies and not roster.is_leaver(one.id)
-            ]
+            others = [one for one in roster.members if one.id in roster.deputies and not roster.is_leaver(one.id)]
             if not others:
                 raise NotServedError(f"{seed.address} is the seed, and no other host has a copy of the directory yet")
-            self._cluster.promote(others[0], timeout=max(self._deadline - time.monotonic(), 0.1))
+            _promote_one(asker, others, self._deadline)
             return None
         until = min(self._deadline, time.monotonic() + _REPORT_WITHIN)
         answer = asker.ask(seed, Drain(self._member.id, self._to), until, patience=_BACK_WITHIN)

@@ -111,6 +111,25 @@ def test_the_seed_is_drained_once_another_host_is_the_seed_and_the_last_owner_ne
     assert done.returncode != 0 and "the last host that may own groups" in done.stderr
 
 
+@pytest.mark.full
+def test_the_next_deputy_is_made_the_seed_where_the_first_one_is_silent(agents: Agents) -> None:
+    seed, *others = three(agents)
+    eventually(lambda: len(seed.view()["deputies"]) == 2, "two deputies")
+    first = Cluster(seed.root).status().deputies[0]
+    silent, other = sorted(others, key=lambda one: one.address != first)
+    stopped = [silent.pid, silent.index_process()]
+    with ThreadPoolExecutor() as threads:
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            drained = threads.submit(Cluster(other.root).drain, seed.address, timeout=100.0)
+            eventually(lambda: other.view()["seed"] == other.address or drained.done(), "another seed", 60.0)
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        assert drained.result() == seed.address
+
+
 def command(agents: Agents, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "memstore", *words],
