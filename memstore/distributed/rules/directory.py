@@ -48,6 +48,7 @@ from memstore.distributed.rules.steps import (
     Tables,
     own_standing,
     send,
+    side_by_side,
     transact,
     view,
 )
@@ -76,6 +77,7 @@ from memstore.distributed.rules.steps import (
 
 IDLE = 1_000_000_000  # nanoseconds after which a deputy is asked though there is nothing to tell
 BETWEEN = 0.002  # seconds between two portions of a host's work, in which its puts come to the mutex
+_TOGETHER = 32  # groups that are handed over side by side
 AHEAD = 64  # epochs that may pass until a newcomer is admitted: if there are more, it begins anew
 
 
@@ -452,19 +454,23 @@ def go_on(refused: dict[bytes, Failed] | None = None) -> Steps[bool]:
     if standing is None or standing.is_removed:
         return False
     served, over = 0, list[bytes]()
+    moves: list[tuple[bytes, Steps[Failed | None]]] = []
     for group, leaving in all_leaving:
         taker = standing.roster.member(leaving.taker)
         if leaving.grant is None:
-            stays = taker is None or taker.id == standing.member
-            failed = yield from _give(standing, group, leaving, None if stays else taker)
-            if failed is not None and refused is not None:
-                refused[group] = failed
+            moves.append((group, _give(standing, group, leaving, taker)))
         elif not leaving.served:
-            yield from _hand(standing, group, leaving, taker)
+            moves.append((group, _hand(standing, group, leaving, taker)))
         elif standing.roster.epoch > leaving.served:
             over.append(group)
         else:
             served = max(served, leaving.served)
+    for first in range(0, len(moves), _TOGETHER):
+        some = moves[first : first + _TOGETHER]
+        failures = yield from side_by_side([steps for _, steps in some])
+        for (group, _), failed in zip(some, failures, strict=True):
+            if failed is not None and refused is not None:
+                refused[group] = failed
     if over:
         yield from transact(lambda tables: [tables.drop_leaving(group) for group in over])
     if served:  # one epoch for all of them
@@ -473,7 +479,9 @@ def go_on(refused: dict[bytes, Failed] | None = None) -> Steps[bool]:
 
 
 def _give(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member | None) -> Steps[Failed | None]:
-    """Steps 2 to 4. Returns why the taker can't keep what it is given; None: it can, or gives no answer."""
+    """Steps 2 to 5. Returns why the taker can't keep what it is given; None: it can, or gives no answer."""
+    if taker is not None and taker.id == standing.member:  # it stays
+        taker = None
     after: bytes | None = b"" if taker is not None else None
     while taker is not None and after is not None:
         portions, after = yield from view(
@@ -485,8 +493,11 @@ def _give(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member
                 return answer if isinstance(answer, Failed) else None
     to = standing.member if taker is None else taker.id
     answer = yield from send(standing.seed, HandOver(group, standing.member, leaving.of, to))
-    if isinstance(answer, Owners) and answer.rows and (row := answer.rows[0]) is not None:
-        yield from transact(lambda tables: _drop(tables, standing.roster, leaving, row))
+    row = answer.rows[0] if isinstance(answer, Owners) and answer.rows else None
+    if row is not None:
+        dropped = yield from transact(lambda tables: _drop(tables, standing.roster, leaving, row))
+        if dropped is not None:
+            yield from _hand(standing, group, dropped, standing.roster.member(dropped.taker))
     return None
 
 
@@ -524,20 +535,23 @@ def _message(giver: bytes, group: bytes, leaving: LeavingGroup, rows: Rows, vers
     return Give(group, giver, leaving.of, whole, (), damaged, version)
 
 
-def _drop(tables: Tables, roster: Roster, leaving: LeavingGroup, row: Ownership) -> None:
+def _drop(tables: Tables, roster: Roster, leaving: LeavingGroup, row: Ownership) -> LeavingGroup | None:
+    """Forgets that a group is owned here. Returns what is noted of it then; None: it stays, or all is as it was."""
     standing = tables.standing()
     if standing is None or standing.is_removed or standing.roster.term != roster.term:
-        return
+        return None
     if tables.leaving(row.group) != leaving:
-        return
+        return None
     if row.owner == standing.member:  # it stays
         record_grant(tables, row.group, row.grant)
         tables.drop_leaving(row.group)
-        return
+        return None
     tables.drop_owned(row.group)
-    tables.put_leaving(row.group, msgspec.structs.replace(leaving, taker=row.owner, grant=row.grant))
+    dropped = msgspec.structs.replace(leaving, taker=row.owner, grant=row.grant)
+    tables.put_leaving(row.group, dropped)
     if standing.floor < row.grant.number:
         tables.put_standing(msgspec.structs.replace(standing, floor=row.grant.number))
+    return dropped
 
 
 def _hand(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member | None) -> Steps[None]:

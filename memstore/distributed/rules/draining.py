@@ -50,9 +50,7 @@ from memstore.distributed.rules.steps import (
 )
 from memstore.errors import CorruptionError
 
-AT_ONCE = (
-    32  # groups: until all of them are served elsewhere, nobody writes them, and this host takes part in no listing
-)
+AT_ONCE = 128  # groups: until all are served elsewhere, nobody writes them, and this host takes part in no listing
 AGAIN = 1_000_000_000  # nanoseconds between two rounds, where a pass has left something
 UNTAKEN = 5_000_000_000  # nanoseconds after which a group that nobody takes can be written here again
 DECLINED = 5_000_000_000  # nanoseconds for which a host that has taken nothing is given nothing

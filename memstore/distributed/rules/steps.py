@@ -102,6 +102,32 @@ def send_all(requests: Sequence[tuple[Member, Request]]) -> Steps[list[Answer | 
     return [None if isinstance(answer, NotSent) else answer for answer in answers]
 
 
+def side_by_side(all_steps: Sequence[Steps[Result]]) -> Steps[list[Result]]:
+    """Runs several steps whose messages go at once, each round of them. All else is done one after the other.
+
+    Returns their results in this order.
+    """
+    results: dict[int, Result] = {}
+    values: dict[int, Any] = dict.fromkeys(range(len(all_steps)))
+    try:
+        while values:
+            sends: dict[int, Send] = {}
+            for number, value in values.items():
+                try:
+                    action = all_steps[number].send(value)
+                    while not isinstance(action, Send):
+                        action = all_steps[number].send((yield action))
+                    sends[number] = action
+                except StopIteration as end:
+                    results[number] = end.value
+            answers = (yield Gather(tuple(sends.values()))) if sends else []
+            values = dict(zip(sends, answers, strict=True))
+    finally:
+        for steps in all_steps:
+            steps.close()
+    return [results[number] for number in range(len(all_steps))]
+
+
 def transact(action: Callable[[Tables], Result]) -> Steps[Result]:
     return (yield Transact(action))
 

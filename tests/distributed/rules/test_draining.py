@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from memstore.distributed.rules import Change, Entry, Place
-from memstore.distributed.rules.messages import Drain, IsRoster, Refused
+from memstore.distributed.rules import Change, Entry, Gather, Place, Send, Steps, Transact
+from memstore.distributed.rules.messages import Drain, IsRoster, Refused, Serve
+from memstore.distributed.rules.steps import side_by_side, transact
 from tests.distributed.rules.scripts import Play, has_left, lend
 from tests.distributed.rules.test_membership import run
+from tests.distributed.rules.world import Weather
 
 
 def asked(play: Play, host: int, to: int | None = None) -> IsRoster | Refused:
@@ -108,3 +110,42 @@ def test_a_host_that_gives_no_answer_is_named_and_waited_for(dead: int) -> None:
     play.world.serve(play.hosts[dead], "h0")
     play.world.run(15)
     assert has_left(play, 2)
+
+
+def test_groups_are_handed_over_side_by_side() -> None:
+    """A message takes a tenth of a second: one after the other they would take a minute."""
+    play = Play(3)
+    for number in range(64):
+        play.put(2, b"own%d/k" % number)
+    play.world.weather = Weather(0, 0, 0, 0, delay=0.1)
+    play.drain(2)
+    seconds = 0
+    while play.hosts[2].tables.own_groups and seconds < 120:
+        play.world.run(1)
+        seconds += 1
+    assert seconds < 30
+
+
+def test_steps_side_by_side_go_on_as_far_as_each_has_to() -> None:
+    def several(messages: int) -> Steps[int]:
+        answers = 0
+        for number in range(messages):
+            yield from transact(done.append)
+            answers += yield Send("there", None, Serve(b"g", number))
+        return answers
+
+    done: list[object] = []
+    steps = side_by_side([several(2), several(0), several(3)])
+    rounds, value = list[int](), None
+    while True:
+        try:
+            action = steps.send(value)
+        except StopIteration as end:
+            assert end.value == [2, 0, 3] and rounds == [2, 2, 1] and len(done) == 5
+            return
+        value = None
+        if isinstance(action, Gather):
+            rounds.append(len(action.sends))
+            value = [1] * len(action.sends)
+        elif isinstance(action, Transact):
+            action.action(None)  # pyright: ignore[reportArgumentType]
