@@ -23,6 +23,7 @@ from memstore._info import ClusterStatus
 from memstore.cli import main
 from memstore.distributed.rules import Member, Roster
 from memstore.distributed.serving import Cluster, cluster
+from memstore.distributed.serving.index_process import CountedSeldom
 from memstore.engine import gone_if_new
 from tests.children import Child, Wire, in_child
 from tests.distributed.serving.agents import LONG, Agents, eventually
@@ -317,3 +318,18 @@ def _hold_open(wire: Wire, root: str) -> None:
 def _put_one(root: str) -> None:
     with memstore.open(root) as store:
         store.put("key", 7)
+
+
+def test_what_a_look_must_count_is_counted_for_a_twentieth_of_the_time_at_most() -> None:
+    now, counted = [0.0], [0]
+
+    def count() -> int:
+        counted[0] += 1
+        now[0] += 0.1
+        return 7 * counted[0]
+
+    copies = CountedSeldom(count, lambda: now[0])
+    for _ in range(200):
+        assert copies.value() == 7 * counted[0]
+        now[0] += 0.1
+    assert counted[0] == 11 and 20 <= now[0] < 22
