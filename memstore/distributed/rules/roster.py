@@ -802,7 +802,8 @@ def promote(seed: Directory, *, forced: bool = False) -> Steps[None]:
         if forced or 2 * len(promised & newest.ids) > len(newest.members):
             break
         yield from pause(_BETWEEN)
-    seed.is_over = newest.seed != standing.member
+    if standing.is_seed:  # else another promotion of this host, by a person, may have come to its end meanwhile
+        seed.is_over = newest.seed != standing.member
     has_majority = 2 * len(promised & newest.ids) > len(newest.members)
     has_directory = standing.member in newest.deputies or (newest.seed == standing.member and not standing.unheard)
     if not forced and not has_majority:
