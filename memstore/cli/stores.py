@@ -574,6 +574,11 @@ def _open_fd(context: click.Context, option: click.Parameter, fd: int | None) ->
     show_default=True,
     help="Seconds until an index process counts as hung.",
 )
+@click.option(
+    "--promote-after",
+    type=Seconds(min=1.0, max=86_400.0),
+    help="Seconds for which a majority may not hear the seed: then a deputy takes over by itself. Without: never.",
+)
 def serve(
     root: str,
     address: str,
@@ -587,6 +592,7 @@ def serve(
     transport: str,
     ready_fd: int | None,
     hang_after: float,
+    promote_after: float | None,
 ) -> None:
     """Serve the store to other hosts, until SIGTERM, SIGINT or SIGHUP. MEMSTORE_SECRET_FILE names the secret of all.
 
@@ -609,6 +615,7 @@ def serve(
         transport=transport,
         ready_fd=ready_fd,
         hang_after=hang_after,
+        promote_after=promote_after,
     )
 
 

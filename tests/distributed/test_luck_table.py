@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed.rules.fencing import SCRIPTS
 from tests.distributed.rules.scenes import SCENES
-from tests.distributed.rules.scripts import SCRIPTS
 from tests.distributed.rules.test_each_step import STORIES
 
 HERE = Path(__file__).parent
@@ -76,6 +76,20 @@ TABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "scene generators that come and die",
         ),
         (GENERATOR,),
+    ),
+    "the seed dies, and nobody is there to promote another host": (
+        (
+            "scene promotions by themselves",
+            "scene promotions by themselves and splits",
+            "script a seed that is lost, and nobody is there to promote another one",
+            "script a deputy whose way to the seed alone is cut",
+            "script of two hosts that don't hear each other neither takes over",
+        ),
+        (
+            "hosts/test_silences.py::test_a_deputy_takes_over_from_a_seed_that_is_killed_by_itself",
+            "hosts/test_silences.py::test_a_seed_that_is_cut_off_obeys_the_one_that_took_over_when_it_hears",
+            "hosts/test_silences.py::test_of_two_hosts_neither_takes_over_by_itself",
+        ),
     ),
     "there are 100,000 keys in 10,000 groups at each host": (
         ("rules/test_many_groups.py::test_changes_of_members_take_as_many_messages_as_the_directory_has_pages",),

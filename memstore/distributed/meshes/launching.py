@@ -448,6 +448,7 @@ class Launching:
                     transport=transport,
                     owner=order.is_owner,
                     shared=self._is_shared,
+                    promote_after=order.promote_after,
                     told=self._agent.note,
                 )
                 return

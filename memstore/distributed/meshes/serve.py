@@ -52,7 +52,14 @@ from memstore.distributed.meshes.messages import (
     last_line,
 )
 from memstore.distributed.rules import Roster
-from memstore.distributed.serving import Cluster, given_secret, known_cluster, need_monarch
+from memstore.distributed.serving import (
+    PROMOTE_AFTER,
+    Cluster,
+    check_silence,
+    given_secret,
+    known_cluster,
+    need_monarch,
+)
 from memstore.engine import absolute_path, boot_id, deadline_after
 from memstore.errors import MemstoreError, NotServedError, StoreTimeoutError
 
@@ -76,6 +83,7 @@ def serve(
     owner: bool = True,
     transport: Transport = "auto",
     secret: str | None = None,
+    promote_after: float | None = PROMOTE_AFTER,
     timeout: float = 60.0,
 ) -> Cluster:
     """Makes one store of the hosts of Monarch meshes. Returns when all of them are members.
@@ -101,6 +109,8 @@ def serve(
         secret: the secret that all hosts share, 32 to 4,096 bytes of UTF-8. None: the one that MEMSTORE_SECRET_FILE
             names in this environment, or the one that the hosts have already, or a new, random one. It is sent in a
             message of Monarch, and kept in ROOT/secret on each host.
+        promote_after: seconds, 1 or more, for which a majority of the hosts may not hear the seed: then a deputy makes
+            itself the seed. None: a person does so, by ``memstore promote``.
         timeout: seconds. If it takes longer, or fails, the agents that it started are ended, which may take some more
             seconds.
 
@@ -122,6 +132,7 @@ def serve(
         raise ValueError(f"a root of {len(path):,} characters: a path has {LONGEST_ROOT:,} at most")
     if transport not in get_args(Transport):
         raise ValueError(f"transport {transport!r} is none of {', '.join(get_args(Transport))}")
+    check_silence(promote_after)
     if join is not None and not isinstance(join, Cluster):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"join is a Cluster, as memstore.serve returns it, and not {an_instance(join)}")
     if join is None and not owner:
@@ -131,7 +142,9 @@ def serve(
     given = given_secret(secret) or (read_secret() if join is None else join.secret)
     actors = IndexActors(mesh, deadline)
     try:
-        found = _ServeCall(actors, path, join, transport, given, deadline, keeps=keep, is_owner=owner).run()
+        found = _ServeCall(
+            actors, path, join, transport, given, deadline, keeps=keep, is_owner=owner, promote_after=promote_after
+        ).run()
     except BaseException:
         actors.close()
         raise
@@ -154,9 +167,11 @@ class _ServeCall:
         *,
         keeps: bool,
         is_owner: bool,
+        promote_after: float | None,
     ) -> None:
         self._actors, self._root, self._join, self._transport = actors, root, join, transport
         self._given, self._deadline, self._keeps, self._is_owner = secret, deadline, keeps, is_owner
+        self._promote_after = promote_after
 
     def run(self) -> Cluster:
         look, join = LookAtRoot(VERSION, self._root), self._join
@@ -258,7 +273,10 @@ class _ServeCall:
         def order(rank: int, *, is_new: bool = False) -> StartAgent:
             ip, port = places.get(rank) or (_LOOPBACK, 0)
             left, address, transport = self._milliseconds(), plan.addresses.get(rank, ""), self._transport
-            return StartAgent(ip, port, address, named, is_new, secret, transport, self._is_owner, self._keeps, left)
+            after = self._promote_after
+            return StartAgent(
+                ip, port, address, named, is_new, secret, transport, self._is_owner, self._keeps, after, left
+            )
 
         started: dict[int, Started] = {}
         if plan.seed is not None:

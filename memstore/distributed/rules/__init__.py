@@ -8,6 +8,7 @@ roster     who is a member: admission, removal, a new seed
 index      the index process: all of these
 client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
+fence      what hosts do by themselves when one is silent: a deputy takes over
 draining   a host that is drained: its groups and bytes go to others, then it leaves
 sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """
@@ -29,6 +30,7 @@ from memstore.distributed.rules.messages import (
     Announce,
     Answer,
     Ask,
+    AskSilence,
     BringGroups,
     Change,
     ClaimGroups,
@@ -43,6 +45,7 @@ from memstore.distributed.rules.messages import (
     GiveUp,
     Grant,
     HandOver,
+    Heartbeat,
     IsRoster,
     Later,
     List,
@@ -109,6 +112,7 @@ __all__ = [
     "Announce",
     "Answer",
     "Ask",
+    "AskSilence",
     "BringGroups",
     "Change",
     "ClaimGroups",
@@ -126,6 +130,7 @@ __all__ = [
     "GiveUp",
     "Grant",
     "HandOver",
+    "Heartbeat",
     "Index",
     "IsRoster",
     "KEY_LIMIT",

@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules import directory, draining, owning, roster, sharded
+from memstore.distributed.rules import directory, draining, fence, owning, roster, sharded
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
     LONGEST_WAIT,
     Announce,
     Answer,
     Ask,
+    AskSilence,
     BringGroups,
     Brought,
     ClaimGroups,
@@ -29,6 +30,7 @@ from memstore.distributed.rules.messages import (
     Give,
     GiveUp,
     HandOver,
+    Heartbeat,
     IsAt,
     IsRoster,
     Later,
@@ -83,6 +85,8 @@ class Index:
         cluster: the id of a cluster that it makes.
         is_new: it makes one at once.
         moved: this root was served at another address before.
+        promote_after: nanoseconds that a majority may not hear the seed, after which this host takes over, if it is a
+            deputy; 0: it never does by itself.
 
     Attributes:
         refusal: the seed's last answer, if it was one: this root can't be a member.
@@ -98,6 +102,7 @@ class Index:
         cluster: bytes,
         is_new: bool = False,
         moved: bool = False,
+        promote_after: int = 0,
     ) -> None:
         self.member, self._clock, self._moved = member, clock, moved
         self._addresses = list(addresses)
@@ -110,6 +115,7 @@ class Index:
         self._audit = owning.Audit(clock)
         self._sessions = owning.Sessions(clock)
         self.refusal: Refused | None = None
+        self._watch = fence.SeedWatch(clock, promote_after)
         self.leaver = draining.Leaver(clock)
         self._takeovers = draining.Takeovers()
         self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
@@ -174,6 +180,10 @@ class Index:
                 return directory.serve(tables, standing, request)
             case TakeOver():
                 return self._takeovers.answer(standing, request)
+            case Heartbeat():
+                return fence.answer_heartbeat(standing, request)
+            case AskSilence():
+                return self._watch.answer(standing, request)
             case _:
                 return self._answer_of_roster(tables, standing, request)
 
@@ -295,6 +305,8 @@ class Index:
         if seed is None and not self._addresses:
             return
         answer = yield from send(seed or self._addresses[0], request)
+        if standing is not None and answer is not None:
+            self._watch.hear(standing)
         if answer is None and standing is not None and seed is not None:
             # Whoever answers at its address now is told where it belongs: a root that came back empty, perhaps.
             yield from send(seed.address, Meet(self.member, standing.roster))
@@ -450,6 +462,14 @@ class Index:
             yield from transact(lambda tables: roster.change_oneself(tables, self.seed, self.member, moved=self._moved))
         yield from roster.rebuild(self.seed)
         yield from roster.appoint(self.seed)
+
+    def beat(self) -> Steps[None]:
+        """Asks the seed whether it is there."""
+        return (yield from fence.beat(self._watch))
+
+    def stand_in(self) -> Steps[bool]:
+        """Makes this member the seed, if it is a deputy, and a majority hasn't heard the seed for too long."""
+        return (yield from fence.stand_in(self.seed, self._watch))
 
     def look_for(self) -> Steps[None]:
         """Looks for a member that is silent, as the seed."""

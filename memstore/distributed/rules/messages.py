@@ -629,6 +629,20 @@ class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag=47):
     round: Number
 
 
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=50):
+    """Asks the seed of a term whether it is there. Its answer is `Alive`, or `Stale`."""
+
+    member: Id
+    term: Number
+
+
+class AskSilence(msgspec.Struct, frozen=True, array_like=True, tag=51):
+    """Asks a member for how long it hasn't heard the seed of a term. Its answer is `Silence`."""
+
+    cluster: Id
+    term: Number
+
+
 class Meet(msgspec.Struct, frozen=True, array_like=True, tag=46):
     """Asks a host who it is, and says which cluster the asker knows. Its answer is `Met`.
 
@@ -803,14 +817,24 @@ class Brought(msgspec.Struct, frozen=True, array_like=True, tag=89):
     grants: Annotated[tuple[Grant, ...], Meta(max_length=ROWS_LIMIT)] = ()
 
 
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag=52):
+    """This is the seed of that term, and the asker is a member."""
+
+
+class Silence(msgspec.Struct, frozen=True, array_like=True, tag=53):
+    """For how long the member hasn't heard the seed that was named. 0: it has, or it knows of a later one."""
+
+    nanoseconds: Number
+
+
 Request = (
     Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
     | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
-    | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Meet
+    | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Meet | Heartbeat | AskSilence
 )  # fmt: skip
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession
     | Refused | Prepared | Pending | Ended | PartsChanged | Forgotten | NotOwner | Owners | Mirrored | Promised
-    | Announced | Met | Brought
+    | Announced | Met | Brought | Alive | Silence
 )  # fmt: skip

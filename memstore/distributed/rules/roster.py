@@ -809,7 +809,8 @@ def promote(seed: Directory, *, forced: bool = False) -> Steps[None]:
         if forced or _has_majority(newest, promised):
             break
         yield from pause(_BETWEEN)
-    seed.is_over = newest.seed != standing.member
+    if standing.is_seed:  # else another promotion of this host, by a person, may have come to its end meanwhile
+        seed.is_over = newest.seed != standing.member
     why_not = _why_not(standing, newest, promised)
     if why_not is not None and (not forced or standing.member not in newest.ids):
         raise NotPromoted(why_not)

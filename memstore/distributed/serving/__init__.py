@@ -27,15 +27,25 @@ from memstore.distributed.serving.joining import (
     turn,
     wait_until_member,
 )
-from memstore.distributed.serving.supervision import agent_of, has_ended_well, has_rdma, is_served, need_monarch
+from memstore.distributed.serving.supervision import (
+    PROMOTE_AFTER,
+    agent_of,
+    check_silence,
+    has_ended_well,
+    has_rdma,
+    is_served,
+    need_monarch,
+)
 
 __all__ = [
     "ADDRESS_VARIABLE",
     "LOG",
     "PORT_VARIABLE",
     "PROGRAM",
+    "PROMOTE_AFTER",
     "Cluster",
     "agent_of",
+    "check_silence",
     "cluster_of",
     "given_secret",
     "has_ended_well",

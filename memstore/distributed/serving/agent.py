@@ -40,6 +40,7 @@ from memstore.distributed.serving.supervision import (
     Options,
     Start,
     Watchdog,
+    check_silence,
     check_transport,
     look_every,
     say,
@@ -84,6 +85,7 @@ def serve(
     shared: bool = False,
     maps: bool = False,
     transport: str = "auto",
+    promote_after: float | None = None,
 ) -> None:
     """Serves a root until SIGTERM, SIGINT or SIGHUP. Call it in the main thread of a process that does nothing else.
 
@@ -110,19 +112,23 @@ def serve(
             since it has not run on hardware yet; "monarch", as "rdma" over Monarch's TCP fallback, for tests. Both run
             Monarch in the index process: **whoever can connect to its port there may run code as this user.** "auto"
             is "tcp".
+        promote_after: seconds, 1 or more. If this host is a deputy, and a majority of the hosts hasn't heard the seed
+            for so long, it makes itself the seed, as ``memstore promote`` would. Give it to all hosts, or none. Of two
+            hosts none is a majority: neither takes over by itself. None: a person does it.
 
     Raises:
         NotServedError: the root can't be served, or no longer; the message says why.
         NotAStoreError, PermissionDeniedError, and what else `memstore.open` raises of a folder.
         MissingPackageError: a transport takes Monarch, and it isn't installed.
         TransportUnavailableError: "rdma", and this host has no ibverbs.
-        ValueError, MemstoreError: an address, or the secret; or `hang_after` is too short.
+        ValueError, MemstoreError: an address, or the secret; or `hang_after` or `promote_after` is too short.
     """
     try:
         path = os.path.realpath(absolute_path(root))
         own = str(parse_own_address(address))
         named = tuple(dict.fromkeys(one for one in (str(parse_own_address(one)) for one in join) if one != own))
-        options = Options(path, own, named, new, moved, owner, insecure, hang_after, transport)
+        check_silence(promote_after)
+        options = Options(path, own, named, new, moved, owner, insecure, hang_after, transport, promote_after or 0.0)
         if shared and transport in ("rdma", "monarch"):
             raise TransportUnavailableError(
                 f"transport {transport!r} with shared: hosts read files there, and send no bytes: leave it out"

@@ -9,6 +9,8 @@
 | tell deputies rows of the directory, as the seed | as soon as there are any, or a question waits; else once a second |
 | appoint deputies, tell members of a new seed, hear what they own | 4 times a second, as the seed |
 | look for a member that is silent, as the seed | once a second, if there is any |
+| ask the seed whether it is there | 5 times in `promote_after`, where that is given |
+| take over from a seed that a majority hasn't heard, as a deputy | 10 times in `promote_after` |
 | pay: tell other hosts which of their segments nobody needs | once a second; when something is owed, up to 100 times |
 | drain this host | 4 times a second, while it is to leave |
 | take over bytes that lie on a host that leaves | when that asks, and once a second, until all are taken |
@@ -39,8 +41,10 @@ from memstore.distributed.rules import (
     Announce,
     Answer,
     Ask,
+    AskSilence,
     Done,
     Gather,
+    Heartbeat,
     Index,
     Meet,
     NotSent,
@@ -56,7 +60,7 @@ from memstore.distributed.rules import (
     Transact,
 )
 from memstore.distributed.serving.cluster import Reported, decode_answer, encode, standing_of
-from memstore.distributed.serving.supervision import Kind
+from memstore.distributed.serving.supervision import Kind, say
 from memstore.engine import Root
 from memstore.errors import (
     CorruptionError,
@@ -74,13 +78,14 @@ _ANSWER_WITHIN = 5.0  # seconds
 _TELL_WITHIN = 2.0  # seconds: of what is said to many hosts, of which some may be dead
 _AT_ONCE = 32  # hosts
 _MEET_WITHIN = 1.0  # seconds, also to connect to the seed: who finds another root there tells it within ALONE
-_TO_MANY = (Announce, Obey, Promise, TakeOver)
+_TO_MANY = (Announce, AskSilence, Heartbeat, Obey, Promise, TakeOver)
 _NOTHING_NEW = encode(Done())
 SILENT = 2.0  # seconds: an index process that was killed is back long before
 _HANDS = 0.1  # seconds
 _AT_FIRST, _SOON, _IDLE, _PAY, _AUDIT, _SESSIONS = 0.05, 0.25, 1.0, 1.0, 5.0, 30.0  # seconds
 _NOT_SEED = 60.0  # seconds, of duties of a seed: who becomes one sets their events
 _PAY_APART = 0.01  # seconds between two payments: each takes the mutex of both hosts, and puts wait for it
+_BEATS = 5  # questions to the seed in the time of silence that is long enough
 _MIRRORS = 3  # deputies, and a member that is to be one
 
 log = logging.getLogger("memstore")
@@ -443,6 +448,7 @@ class Duties:
         connected: sessions that have a connection, or had one since it was last called.
         mirrored: called after each message to a deputy.
         take: copies bytes of a host that leaves.
+        promote_after: seconds of the seed's silence after which this host takes over, as a deputy; 0: never by itself.
     """
 
     def __init__(
@@ -457,7 +463,9 @@ class Duties:
         connected: Callable[[], Collection[int]],
         mirrored: Callable[[], None],
         take: Take,
+        promote_after: float = 0.0,
     ) -> None:
+        self._promote_after = promote_after
         self._root, self._index, self._driver, self._ending = root, index, driver, ending
         self._has_changed, self._has_asked = has_changed, has_asked
         self._connected, self._take = connected, take
@@ -480,6 +488,9 @@ class Duties:
         self._begin("hand over", self._hand_over, self._hands)
         self._begin("pay", self._pay, self._owes)
         self._begin("audit", lambda: self._do(index.audit(), _AUDIT), threading.Event())
+        if self._promote_after:
+            self._begin("heartbeat", self._beat, threading.Event())
+            self._begin("stand in", self._stand_in, threading.Event())
         self._begin("sessions", lambda: self._do(index.end_sessions(self._connected), _SESSIONS), threading.Event())
 
     def look_again(self) -> None:
@@ -593,6 +604,16 @@ class Duties:
         began = time.monotonic()
         self._driver.run(self._index.look_for())
         return max(0.0, began + _IDLE - time.monotonic())  # where nobody answers it has taken that long
+
+    def _beat(self) -> float:
+        began, every = time.monotonic(), self._promote_after / _BEATS
+        self._driver.run(self._index.beat())
+        return max(0.0, began + every - time.monotonic())  # where nobody answers it has taken that long
+
+    def _stand_in(self) -> float:
+        if self._driver.run(self._index.stand_in()):
+            say(f"a majority has not heard the seed for {self._promote_after:g} s: this host is the seed now")
+        return self._promote_after / (2 * _BEATS)
 
     def _pay(self) -> float:
         self._driver.run(self._index.pay())

@@ -462,7 +462,13 @@ class IndexProcess:
         self._hello, self._traffic = hello, Traffic()
         self._copies = CountedSeldom(self._count_copies)
         self._index = Index(
-            member, options.join, boot_clock, cluster=os.urandom(16), is_new=options.is_new, moved=options.moved
+            member,
+            options.join,
+            boot_clock,
+            cluster=os.urandom(16),
+            is_new=options.is_new,
+            moved=options.moved,
+            promote_after=int(options.promote_after * 1e9),
         )
         self._links = Links(secret=secret, kind=INDEX, hello=hello, traffic=self._traffic)
         self._waits = KeyWaits(root, self._index, ending)
@@ -481,6 +487,7 @@ class IndexProcess:
             connected=connections.sessions,
             mirrored=lambda: self._at_seed.look_at_once(),
             take=self._take,
+            promote_after=options.promote_after,
         )
         self._at_seed = SeedWaits(
             root, self._index, ending, is_asked=self._duties.mirror_soon, changed=self._duties.look_again

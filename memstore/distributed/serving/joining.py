@@ -23,7 +23,14 @@ from collections.abc import Callable, Generator, Sequence
 from memstore.distributed.links import Address, check_size, parse_address, parse_own_address, secret_of, write_secret
 from memstore.distributed.rules import Standing
 from memstore.distributed.serving.cluster import Cluster, standing_at
-from memstore.distributed.serving.supervision import Kind, Lines, is_about_to_end, is_served
+from memstore.distributed.serving.supervision import (
+    PROMOTE_AFTER,
+    Kind,
+    Lines,
+    check_silence,
+    is_about_to_end,
+    is_served,
+)
 from memstore.engine import (
     Creation,
     absolute_path,
@@ -63,6 +70,7 @@ def join(
     owner: bool = True,
     timeout: float = 60.0,
     shared: bool = False,
+    promote_after: float | None = PROMOTE_AFTER,
 ) -> Cluster:
     """Joins this host's store to a cluster. Returns when it is a member. Call it on every rank, or one of each host.
 
@@ -82,6 +90,8 @@ def join(
         timeout: seconds. The named host must have called it too by then.
         shared: the folder is on storage that all hosts mount, and the same one on all of them; the named host makes
             the store there. See docs/shared-storage.md.
+        promote_after: seconds, 1 or more, for which a majority of the hosts may not hear the seed: then a deputy makes
+            itself the seed. None: a person does so, by ``memstore promote``.
 
     Returns:
         The cluster.
@@ -94,6 +104,7 @@ def join(
         NotAStoreError, PermissionDeniedError: as `memstore.open` of the folder. Its other errors are raised too.
     """
     deadline = deadline_after(timeout)
+    check_silence(promote_after)
     path = absolute_path(root)
     secret, others = given_secret(secret), list[Address]()
     if isinstance(cluster, Cluster):
@@ -114,7 +125,16 @@ def join(
             if not is_served_on(path, deadline, timeout):
                 if secret is not None and secret_of(path, and_environment=False) != secret:
                     write_secret(path, secret)
-                start_agent(path, own, [named, *others], deadline, timeout, owner=owner, shared=shared)
+                start_agent(
+                    path,
+                    own,
+                    [named, *others],
+                    deadline,
+                    timeout,
+                    owner=owner,
+                    shared=shared,
+                    promote_after=promote_after,
+                )
             elif secret is not None and secret_of(path) != secret:
                 raise NotServedError(f"{path} is served already, with another secret or none: end that agent first")
         standing = wait_until_member(path, deadline, timeout)
@@ -241,6 +261,7 @@ def start_agent(
     owner: bool = True,
     transport: str | None = None,
     shared: bool = False,
+    promote_after: float | None = None,
     told: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Starts an agent. Returns when it says that the host is a member. It is ended if that takes too long.
@@ -250,6 +271,7 @@ def start_agent(
         new, moved, owner: as of `serve`.
         transport: as of `serve`; None: as MEMSTORE_TRANSPORT says, or "auto".
         shared: the store is on storage that all hosts mount.
+        promote_after: as of `serve`.
         told: gets its pid, as soon as there is one.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _OF_MONARCH_PROCS}
@@ -259,6 +281,7 @@ def start_agent(
         *(flag for flag, is_set in flags.items() if is_set),
         *(f"--join={address}" for address in named),
         f"--transport={transport or os.environ.get(TRANSPORT_VARIABLE) or 'auto'}",
+        *([] if promote_after is None else [f"--promote-after={promote_after}"]),
         f"--ready-fd={writer}",
     ]
     try:

@@ -21,6 +21,7 @@ from memstore.distributed.rules import (
     Announce,
     Answer,
     Ask,
+    AskSilence,
     BringGroups,
     ClaimGroups,
     Commit,
@@ -32,6 +33,7 @@ from memstore.distributed.rules import (
     Give,
     GiveUp,
     HandOver,
+    Heartbeat,
     Index,
     Later,
     List,
@@ -383,7 +385,7 @@ _CHANGERS = 4  # threads that wait for the mutex
 _AT_ONCE = 0.05  # seconds that a thread which reads may wait for it
 _LARGE = 1 << 16  # bytes of a change that others needn't wait for: a batch of 65,536 keys takes a second
 _LONGEST = 30.0  # seconds, of a request that names no limit
-_READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver)
+_READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver, Heartbeat, AskSilence)
 _OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey)
 _TO_SEED = (Ask, Remove, Drain, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, BringGroups)
 

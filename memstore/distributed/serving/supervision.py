@@ -5,6 +5,7 @@ AgentLock         ROOT/agent.lock: who serves a root holds it
 News, tell, Lines what an index process tells its agent, and the agent whoever waits for it: lines in a pipe
 Pulse, Watchdog   an index process says that it goes on, and an agent kills one that doesn't
 say               what both print: one line an event, on stderr, for people
+check_silence     how long a seed may be silent
 check_transport   which way bytes of values take: what a host is served with, and what it has
 """
 
@@ -31,6 +32,8 @@ from memstore.errors import MissingPackageError, NotServedError, TransportUnavai
 # --- how a root is served ---------------------------------------------------------------------------------------------
 
 HANG_AFTER = 10.0  # seconds without a word of the index process
+PROMOTE_AFTER = 10.0  # seconds, where a mesh or a launcher runs the cluster
+SHORTEST_SILENCE, LONGEST_SILENCE = 1.0, 86_400.0  # seconds after which a deputy takes over
 OF_AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that an agent takes
 
 
@@ -47,6 +50,7 @@ class Options(msgspec.Struct, frozen=True):
         insecure: listen without a secret where others can connect.
         hang_after: seconds of silence after which the index process is killed.
         transport: which way bytes of values take.
+        promote_after: seconds of the seed's silence after which this host takes over, as a deputy; 0: never by itself.
     """
 
     root: str
@@ -58,6 +62,16 @@ class Options(msgspec.Struct, frozen=True):
     insecure: bool = False
     hang_after: float = HANG_AFTER
     transport: str = "auto"
+    promote_after: float = 0.0
+
+
+def check_silence(promote_after: float | None) -> None:
+    """Raises ValueError if a deputy would take over too soon."""
+    if promote_after is not None and not SHORTEST_SILENCE <= promote_after <= LONGEST_SILENCE:
+        raise ValueError(
+            f"promote_after is {promote_after} s, and a seed may be silent for a moment because its machine is busy: "
+            f"expected {SHORTEST_SILENCE:g} to {LONGEST_SILENCE:g} s, or None"
+        )
 
 
 class Start(msgspec.Struct, frozen=True):

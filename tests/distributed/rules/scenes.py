@@ -34,6 +34,7 @@ class Scene:
     hand_overs: int = 0  # of groups
     drains: int = 0  # of hosts
     promotions: int = 0  # how often a person tries to make a host the seed
+    promote_after: float = 0  # seconds of a seed's silence after which a deputy takes over; no person does, then
     forced: int = 0  # of them: also without a majority, or without the directory
     splits: int = 0  # how often a host is cut off from all others, while one of those is promoted
     expiries: int = 0  # how often a home forgets a session
@@ -123,6 +124,19 @@ SCENES = {
     "forced promotions": Scene(hosts=4, first=4, forced=3, hand_overs=12, kills=3, cuts=3, calls=20),
     "forced promotions in a storm": Scene(
         hosts=5, first=4, forced=3, promotions=2, hand_overs=12, kills=4, cuts=4, calls=20, weather=STORM
+    ),
+    "promotions by themselves": Scene(hosts=4, first=4, promote_after=2, losses=3, kills=3, cuts=2, calls=20),
+    "promotions by themselves and splits": Scene(
+        hosts=5, first=5, promote_after=1, splits=3, kills=2, hand_overs=8, calls=20, weather=Weather(delay=0.02)
+    ),
+    "promotions by themselves in a storm": Scene(
+        hosts=5, first=4, filled=2, promote_after=2, losses=2, kills=4, cuts=6, cuts_last=(2, 8), weather=STORM
+    ),
+    "promotions by themselves and by people": Scene(
+        hosts=5, first=5, promote_after=1, promotions=4, forced=1, splits=1, kills=4, hand_overs=8, calls=20
+    ),
+    "promotions by themselves of stopped hosts": Scene(
+        hosts=4, first=4, promote_after=1, losses=1, kills=2, calls=20, hand_overs=8, weather=Weather(stalls=0.02)
     ),
     "long": Scene(seconds=60, calls=40, weather=STORM),
     "slow": Scene(patience=600, all_must_work=True, weather=SLOW),

@@ -21,7 +21,13 @@ class Schedule:
     """Everything that is drawn is drawn from the seed: the same one does the same again."""
 
     def __init__(self, scene: Scene, seed: int) -> None:
-        world = World(seed, scene.weather, audit_every=scene.audit_every, sessions_last=scene.sessions_last)
+        world = World(
+            seed,
+            scene.weather,
+            audit_every=scene.audit_every,
+            sessions_last=scene.sessions_last,
+            promote_after=scene.promote_after,
+        )
         self.scene, self.world = scene, world
         self.chance = self.world.random
         self.workload = Workload(scene, self.world)
@@ -168,10 +174,14 @@ class Schedule:
         return True
 
     def find_a_seed(self, hosts: list[Host]) -> None:
-        """A person looks whether the seed's host is there, and else makes others the seed in turn."""
+        """A person looks whether the seed's host is there, and else makes others the seed in turn.
+
+        Where deputies take over by themselves, a person does so for a seed that is to be drained, and no other.
+        """
         standings = [standing for host in hosts if (standing := host.tables.standing()) is not None]
         newest = max((standing.roster for standing in standings), key=lambda roster: roster.position)
-        if any(host.id == newest.seed for host in hosts) and not newest.is_leaver(newest.seed):
+        is_there = self.scene.promote_after or any(host.id == newest.seed for host in hosts)
+        if is_there and not newest.is_leaver(newest.seed):
             return
         self.promote(self.chance.choice(hosts))
         self.world.at(3, lambda: self.find_a_seed(hosts))
@@ -197,6 +207,9 @@ class Schedule:
                 if other is not near:
                     self.world.cut(near.address, other.address)
         rest = [one for one in hosts if one not in (host, near)]
+        if self.scene.promote_after:
+            self.world.at(self.chance.choice([4, 8]), self.world.heal)
+            return
         self.world.at(0.2, lambda: self.promote(self.chance.choice(rest)))
         self.world.at(1.5, lambda: self.promote(self.chance.choice(rest)))
         self.world.at(self.chance.choice([4, 8]), self.world.heal)

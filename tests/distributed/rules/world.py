@@ -122,12 +122,23 @@ class Process:
 class World:
     """Runs steps for hosts and processes. `trace` says what happened, and `seed` makes it happen again."""
 
-    def __init__(self, seed: int, weather: Weather, *, audit_every: float = 2.0, sessions_last: float = HOUR) -> None:
+    def __init__(
+        self,
+        seed: int,
+        weather: Weather,
+        *,
+        audit_every: float = 2.0,
+        sessions_last: float = HOUR,
+        promote_after: float = 0,
+    ) -> None:
         self.random = random.Random(seed)
         self.weather = weather
         self.periods = {**PERIODS, "audit": audit_every}
         if sessions_last < HOUR:
             self.periods["end_sessions"] = sessions_last / 8
+        if promote_after:
+            self.periods |= {"beat": promote_after / 5, "stand_in": promote_after / 10}
+        self.promote_after = int(promote_after * SECOND)
         self.sessions_last = int(sessions_last * SECOND)
         self.now = 0
         self.trace: list[str] = []
@@ -213,7 +224,10 @@ class World:
         is_new = seed == host.address and not self.is_founded
         self.is_founded |= is_new
         cluster = CLUSTER if is_new else host.id
-        index = host.index = Index(member, names, clock, cluster=cluster, is_new=is_new, moved=moved)
+        after = self.promote_after
+        index = host.index = Index(
+            member, names, clock, cluster=cluster, is_new=is_new, moved=moved, promote_after=after
+        )
         index._sessions = Sessions(clock, last=self.sessions_last)  # pyright: ignore[reportPrivateUsage]
         for task, period in self.periods.items():
             self._repeat(host, index, task, period)
@@ -253,7 +267,7 @@ class World:
         is_seed = standing is not None and standing.is_seed
         if task.startswith("mirror") or task in ("appoint", "look_for"):
             return is_seed
-        if task == "ask":
+        if task in ("ask", "beat", "stand_in"):
             return not is_seed
         if task == "found":
             return standing is None
