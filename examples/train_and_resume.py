@@ -1,11 +1,11 @@
-"""A training run that is killed and continues from its last snapshot, bit for bit, even with another number of ranks.
+"""A training run that is killed and continues from its last checkpoint, bit for bit, even with another number of ranks.
 
     python examples/train_and_resume.py [--steps N] [--folder PATH]
 
 A small network learns the handwritten digits of scikit-learn (extra `demo`). First two ranks train it to the end. Then
-they train it again, and take a snapshot every few steps while training goes on; in the middle all ranks are killed. At
-last two ranks, one rank, and four ranks resume from the newest snapshot: each run must end with the same weights as the
-run that was not interrupted.
+they train it again, and a CheckpointManager saves every few steps while training goes on; in the middle all ranks are
+killed. At last two ranks, one rank, and four ranks resume from the newest checkpoint: each run must end with the same
+weights as the run that was not interrupted.
 
 Sums of floating-point numbers depend on their order. So each batch consists of four parts, whose gradients are added in
 the same order whichever rank computed them.
@@ -28,7 +28,7 @@ from sklearn.datasets import load_digits
 
 import memstore
 
-BATCH, PARTS, EVERY = 64, 4, 10  # rows, parts of a batch, steps between snapshots
+BATCH, PARTS, EVERY = 64, 4, 10  # rows, parts of a batch, steps between checkpoints
 PATIENCE = 120.0  # seconds
 
 
@@ -36,16 +36,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python examples/train_and_resume.py")
     parser.add_argument("--steps", type=int, default=100)
     default = f"{tempfile.gettempdir()}/memstore-train"
-    parser.add_argument("--folder", default=default, help="of the snapshots; what is there is removed")
+    parser.add_argument("--folder", default=default, help="of the checkpoints; what is there is removed")
     options = parser.parse_args()
     steps, folder = options.steps, options.folder
-    shutil.rmtree(folder, ignore_errors=True)  # the snapshots of a run that was killed: this one begins at step 0
+    shutil.rmtree(folder, ignore_errors=True)  # those of a run that was killed: this one begins at step 0
     os.mkdir(folder)
     try:
         undisturbed = train(2, steps, None)
         print(f"2 ranks, undisturbed    weights {undisturbed}")
         train(2, steps, folder, kill_after=steps // 2)
-        print(f"2 ranks, killed; the newest snapshot is of step {newest(folder)[1]} of {steps}")
+        print(f"2 ranks, killed; the newest checkpoint is of step {newest(folder)} of {steps}")
         for ranks in (2, 1, 4):
             resumed = train(ranks, steps, folder)
             same = "the same" if resumed == undisturbed else "OTHER WEIGHTS"
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def trainer(rank: int, ranks: int, steps: int, folder: str | None, rendezvous: str, result: Connection) -> None:
-    """One rank. Resumes from the newest snapshot in the folder, if there is one."""
+    """One rank. Resumes from the newest checkpoint in the folder, if there is one."""
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -70,28 +70,26 @@ def trainer(rank: int, ranks: int, steps: int, folder: str | None, rendezvous: s
     progress = memstore.StateDict(step=0, order=torch.zeros(len(images), dtype=torch.int64))
     app_state = {"model": model, "optimizer": optimizer, "progress": progress, "random": memstore.RNGState()}
 
-    found, _ = newest(folder)
-    if found:
-        memstore.Snapshot(found).restore(app_state)
-    takes = folder is not None and not found  # the resumed trainings only compare where they end
-    pending: memstore.PendingSnapshot | None = None
+    manager: memstore.CheckpointManager | None = None
+    if folder is not None:
+        manager = memstore.CheckpointManager(folder, save_every=EVERY, replicated=["**"])  # all ranks have the same
+        if manager.latest() is not None:
+            manager.restore(app_state)
+            manager = None  # the resumed trainings only compare where they end
     while progress["step"] < steps:
         step = progress["step"]
         per_epoch = len(images) // BATCH
         if step % per_epoch == 0:
-            progress["order"] = torch.randperm(len(images))  # from the random state, which is in the snapshot
+            progress["order"] = torch.randperm(len(images))  # from the random state, which is in the checkpoint
         start = step % per_epoch * BATCH
         rows = progress["order"][start : start + BATCH]
         set_gradients(model, images[rows], labels[rows], rank, ranks)
         optimizer.step()
         progress["step"] += 1
-        if takes and progress["step"] % EVERY == 0:
-            if pending is not None:
-                pending.wait()  # for the last one: what has failed in it raises here
-            path = f"{folder}/step-{progress['step']}"
-            pending = memstore.Snapshot.async_take(path, app_state, replicated=["**"])  # all ranks have the same
-    if pending is not None:
-        pending.wait()
+        if manager is not None:
+            manager.save(progress["step"], app_state)  # what has failed in the last one raises here
+    if manager is not None:
+        manager.close()
     weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
     result.send(hashlib.sha256(weights).hexdigest()[:16])
     dist.destroy_process_group()
@@ -122,16 +120,8 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
 
 
-def newest(folder: str | None) -> tuple[str | None, int]:
-    """The path and step of the newest snapshot that is there. A folder without its manifest is none: it isn't whole."""
-    steps = sorted((int(name.removeprefix("step-")) for name in os.listdir(folder)), reverse=True) if folder else []
-    for step in steps:
-        snapshot = memstore.Snapshot(f"{folder}/step-{step}")
-        try:
-            return snapshot.path, snapshot.read_object("0/progress/step")
-        except memstore.NotAStoreError:
-            continue
-    return None, 0
+def newest(folder: str) -> int:
+    return memstore.CheckpointManager(folder).latest() or 0
 
 
 # --- the ranks, started and killed ------------------------------------------------------------------------------------
@@ -156,7 +146,7 @@ def train(ranks: int, steps: int, folder: str | None, kill_after: int | None = N
             if len(digests) != 1:
                 raise SystemExit(f"the ranks ended with different weights: {digests}")
             return digests.pop()
-        wait_for_snapshot(folder or "", kill_after)
+        wait_for_checkpoint(folder or "", kill_after)
         return ""
     finally:
         for process in processes:
@@ -172,11 +162,11 @@ def receive(result: Connection) -> str:
     return result.recv()
 
 
-def wait_for_snapshot(folder: str, step: int) -> None:
+def wait_for_checkpoint(folder: str, step: int) -> None:
     deadline = time.monotonic() + PATIENCE
-    while newest(folder)[1] < step:
+    while newest(folder) < step:
         if time.monotonic() > deadline:
-            raise SystemExit(f"no snapshot of step {step} has come in {PATIENCE:.0f} s")
+            raise SystemExit(f"no checkpoint of step {step} has come in {PATIENCE:.0f} s")
         time.sleep(0.002)
 
 

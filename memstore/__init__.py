@@ -31,6 +31,7 @@ For who works on memstore, the layers; each imports only what stands above it:
     deferred_init/        modules whose tensors are made later, or come out of a snapshot
     aio/                  every method of a Store, awaited
     integrations/         interfaces of other libraries: TorchRL's storages, TorchStore's calls, DCP's storage
+    checkpoints/          the checkpoints of a run: saved, kept by rules, found again
     distributed/          one store across hosts: its rules
     cli/                  the command line
 
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
         StoreSummary,
         VerifyReport,
     )
+    from memstore.checkpoints import CheckpointManager
     from memstore.contents import bytes_read
     from memstore.dataloader import BlockShuffle, StoreDataset
     from memstore.datasets import Dataset
@@ -126,6 +128,7 @@ _HOMES = {
     for home, names in {
         "_info": "ClusterStatus EntryInfo HostStatus LeafInfo PendingInfo RepairReport ShardInfo StoreStats "
         "StoreSummary VerifyReport",
+        "checkpoints": "CheckpointManager",
         "contents": "bytes_read",
         "dataloader": "BlockShuffle StoreDataset",
         "datasets": "Dataset",
@@ -155,6 +158,7 @@ __all__ = [
     "AmbiguousCheckpointError",
     "AppState",
     "BlockShuffle",
+    "CheckpointManager",
     "Cluster",
     "ClusterStatus",
     "ContentionError",

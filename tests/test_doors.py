@@ -27,6 +27,7 @@ ENGINE = "memstore.engine"
 DOORS = {
     f"memstore.{name}"
     for name in (
+        "checkpoints",
         "contents",
         "convert",
         "datasets",
@@ -68,6 +69,7 @@ DOCUMENTED = {"_asdict", "_exit", "_fields", "_make", "_replace", "_name_", "_va
 # Private names of other libraries that stand elsewhere, and why.
 ELSEWHERE = {
     # names that stand in files, which others have written or will read
+    "memstore.checkpoints.folders": {"_CHECKPOINT_METADATA"},
     "memstore.convert.dcp": {"_MEM_FORMAT_ENCODING", "_StorageInfo", "_get_layout"},
     "memstore.formats.memmap": {"_class", "_format_version"},
     "memstore.formats.torch_save": {"_utils"},

@@ -46,7 +46,7 @@ LAYERS = (
     ("replay",),
     ("aio",),
     ("integrations",),
-    ("convert",),
+    ("convert", "checkpoints"),
     ("cli",),
     ("", "__main__"),  # memstore/__init__.py, which names everything
 )

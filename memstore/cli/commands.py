@@ -17,6 +17,7 @@ import click
 from click.exceptions import Exit
 from click.shell_completion import shell_complete
 
+import memstore.cli.checkpoints  # pyright: ignore[reportUnusedImport] - it registers its command
 import memstore.cli.files  # pyright: ignore[reportUnusedImport] - it registers its commands
 import memstore.cli.keys  # pyright: ignore[reportUnusedImport]
 import memstore.cli.stores  # pyright: ignore[reportUnusedImport]

@@ -161,7 +161,7 @@ allow_pickle = click.option(
 _SECTIONS = {
     "Look": ("stores", "ls", "tree", "info", "get", "diff", "watch", "top", "stats"),
     "Change": ("put", "cp", "rm", "clear", "destroy", "abort"),
-    "Other files": ("attach", "export", "convert", "snapshot"),
+    "Other files": ("attach", "export", "convert", "snapshot", "checkpoints"),
     "Upkeep": ("verify", "repair", "gc", "bench"),
     "Several hosts": ("serve", "status", "drain", "promote", "remove"),
     "Shells": ("completion",),

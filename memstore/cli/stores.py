@@ -405,7 +405,7 @@ def stores(remove: bool, force: bool, yes: bool, as_json: bool) -> None:
             f"{wording.count_of(kept, 'store stays', 'stores stay')}: open, served, or a member of a cluster"
         )
     if chosen:
-        _ask(
+        ask(
             f"Remove {wording.count_of(len(chosen), 'store', 'stores')}, {_total_size(chosen)}, with all values?",
             yes=yes,
         )
@@ -460,7 +460,7 @@ def _total_size(some: list[StoreSummary]) -> str:
     return wording.size(sum(one.nbytes for one in some))
 
 
-def _ask(question: str, *, yes: bool) -> None:
+def ask(question: str, *, yes: bool) -> None:
     """Ends the command unless the answer is yes. Where nobody can answer, the option has to."""
     if yes:
         return
@@ -482,7 +482,7 @@ def clear(root: str, prefix: str, yes: bool, as_json: bool) -> None:
         count = sum(1 for _ in entries(store, prefix))
     start = f" that start with {prefix!r}" if prefix else ""
     if count:
-        _ask(f"Delete {wording.count_of(count, 'key', 'keys')}{start} of {os.path.abspath(root)}?", yes=yes)
+        ask(f"Delete {wording.count_of(count, 'key', 'keys')}{start} of {os.path.abspath(root)}?", yes=yes)
     with open_keyspace(root, "r+") as store, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a pattern, which is told below
         deleted = store.clear(prefix)
@@ -502,7 +502,7 @@ def destroy(root: str, yes: bool, as_json: bool) -> None:
     """
     path = os.path.abspath(root)
     if os.path.lexists(f"{path}/memstore.json"):
-        _ask(f"Remove the store {path} with all values?", yes=yes)
+        ask(f"Remove the store {path} with all values?", yes=yes)
     memstore.destroy(root)
     render.tell({"removed": path}, f"{render.printable(path)} removed", as_json=as_json)
 

@@ -20,7 +20,7 @@ from memstore._threads import late_names
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.snapshot import chunks, drafts, manifest, publishing, reading, staging, storage, stored
+    from memstore.snapshot import chunks, drafts, manifest, publishing, ranks, reading, staging, storage, stored
     from memstore.snapshot.chunks import in_parallel
     from memstore.snapshot.manifest import is_snapshot, load_manifest
     from memstore.snapshot.reading import describe_snapshot, load_snapshot
@@ -59,6 +59,7 @@ __all__ = [
     "load_snapshot",
     "manifest",
     "publishing",
+    "ranks",
     "reading",
     "staging",
     "storage",

@@ -52,7 +52,7 @@ from memstore.errors import (
 from memstore.sharding import Box, Shard, StoredBox, TensorShard, narrow_to, sharded_leaf, whole
 from memstore.snapshot.chunks import CHUNK, FilePart, by_width
 from memstore.snapshot.manifest import ManifestBox, ManifestTensor, rank_of
-from memstore.snapshot.storage import SILENT, ProgressMeter
+from memstore.snapshot.storage import SILENT, ProgressMeter, hold
 from memstore.snapshot.stored import Stored, Value
 from memstore.structure import DTYPES, ExternalValue, copy_into, count, memory_of, name_of, over, takes_bytes, traits
 from memstore.view import Memory, Source, lazy_leaf
@@ -639,16 +639,17 @@ class MappedPlace(NamedTuple):
 
 
 class MappedFiles(Source):
-    """Files of a snapshot, mapped.
+    """Files of a snapshot, mapped. While they are, no CheckpointManager removes the snapshot.
 
     Args:
         path: of the snapshot.
         files: which, and as they were when it was opened, encoded.
     """
 
-    __slots__ = ("_files",)
+    __slots__ = ("_files", "_held")
 
     def __init__(self, path: str, files: bytes) -> None:
+        self._held = hold(path)
         mapping = map_external(decode_external(files))
         memory: Memory = np.zeros(0, np.uint8) if mapping is None else np.asarray(mapping)
         super().__init__(memory, mapping, path, is_on_disk=mapping is not None)

@@ -490,6 +490,29 @@ def verify_file(storage: FileStorage, name: str, size: int, sums: bytes, done: D
         storage.read(name, [FilePart(start, memory[: size - start])], sums=sums, done=done)
 
 
+HELD = "memstore_checkpoint.json"  # the record of a step that a CheckpointManager saved
+
+
+def hold(path: str) -> OwnedFile | None:
+    """Keeps the folder of a step from being removed by a CheckpointManager, until what is returned is closed.
+
+    Whoever reads a snapshot or writes its files calls this. It takes a shared lock of the step's record, and whoever
+    removes the folder takes an exclusive one (`FileStorage.unless_kept`). It never fails, and needs no right to write.
+
+    Returns:
+        None if no manager saved this folder, if it is just being removed, or if the file system has no locks.
+    """
+    try:
+        file = LockFile(f"{path}/{HELD}", os.O_RDONLY)  # a forked child closes its copy
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        if syscalls.lock_shared(file.fd) and os.path.samestat(os.stat(f"{path}/{HELD}"), os.fstat(file.fd)):
+            return file
+    file.close()
+    return None
+
+
 def _locked(lock: Callable[[], bool], *, without_locks: bool) -> bool:
     """Takes a lock (flock), which is gone when its process dies, and returns whether that succeeded.
 

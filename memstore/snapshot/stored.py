@@ -43,7 +43,7 @@ from memstore.snapshot.manifest import (
     load_manifest,
     path_of,
 )
-from memstore.snapshot.storage import FileStorage, ProgressMeter, verify_file
+from memstore.snapshot.storage import FileStorage, ProgressMeter, hold, verify_file
 from memstore.structure import DTYPES, PICKLED, name_of
 
 # --- The snapshot and its values -------------------------------------------------------------------------------------
@@ -71,6 +71,8 @@ class Value(NamedTuple):
 class Stored:
     """A snapshot, opened for reading. Raises NotAStoreError if there is none.
 
+    While it lives, no CheckpointManager removes the snapshot.
+
     Attributes:
         path: of its folder.
         storage, manifest: what is read.
@@ -80,6 +82,7 @@ class Stored:
         self.path = path
         self.manifest = load_manifest(path) if manifest is None else manifest
         self.storage = FileStorage(path)
+        self._held = hold(path)
         self._values: dict[int, Value] = {}
         self._tensors: dict[int, dict[str, ManifestTensor]] = {}
         self._by_path: dict[str, ManifestTensor] | None = None

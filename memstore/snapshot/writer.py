@@ -32,7 +32,7 @@ from memstore.engine import SharedMemory, syscalls
 from memstore.errors import MemstoreError, ResourceLimitError, StoreTimeoutError, UnknownOutcomeError
 from memstore.snapshot.chunks import FilePart
 from memstore.snapshot.publishing import finish_part
-from memstore.snapshot.storage import FileStorage
+from memstore.snapshot.storage import FileStorage, hold
 
 # --- The trainer's side ----------------------------------------------------------------------------------------------
 # The trainer's side: starts a writer when there is a job and none runs, sends it jobs, and hears of their outcomes.
@@ -293,7 +293,8 @@ def _teller(channel: socket.socket, job: WriteJob) -> Callable[[int], None]:
 
 def _carry_out(job: WriteJob, memory: SharedMemory, done: Callable[[int], None] | None) -> WriteOutcome:
     try:
-        return WriteOutcome(job.number, _write_all(job, memory.bytes, done))
+        with hold(os.fsdecode(job.folder)) or contextlib.nullcontext():  # the trainer holds it too, but may die
+            return WriteOutcome(job.number, _write_all(job, memory.bytes, done))
     except Exception as error:  # of any kind: whoever waits in the trainer raises it
         return WriteOutcome(job.number, failure=failure_of(error))
 

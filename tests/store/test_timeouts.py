@@ -111,6 +111,7 @@ CALLS: dict[str, list[Callable[[World, Any], Any]]] = {
     "ReplayBuffer.read_rows": [lambda w, t: w.buffer.read_rows([0], timeout=t)],
     "PendingPut.wait": [lambda w, t: w.put.wait(timeout=t)],
     "PendingPut.abort": [lambda w, t: w.put.abort(timeout=t)],
+    "CheckpointManager.wait": [lambda w, t: memstore.CheckpointManager(f"{w.path}/run").wait(timeout=t)],
     "PendingSnapshot.wait": [lambda w, t: w.snapshot.wait(timeout=t)],
     "Cluster.at": [lambda w, t: memstore.Cluster.at("tcp://127.0.0.1:1", timeout=t)],
     "Cluster.remove": [lambda w, t: _cluster(w.store.root).remove("10.0.0.9", timeout=t)],

@@ -1,0 +1,65 @@
+"""Backends of the manager: what writes the files of a step.
+
+`SnapshotBackend` takes snapshots; `dcp.py` has the other one, which needs more of torch, and so is imported when it is
+needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from memstore.snapshot import AppState, Snapshot
+
+
+class BackendOptions(NamedTuple):
+    """The options of all backends.
+
+    Attributes:
+        replicated: as of `Snapshot.take`.
+        storage: `storage_options` as of `Snapshot`.
+    """
+
+    replicated: Sequence[str] | None
+    storage: Mapping[str, Any]
+
+    @property
+    def allow_pickle(self) -> bool:
+        return bool(self.storage.get("allow_pickle"))
+
+
+class PendingSave(Protocol):
+    """A save that goes on while training does."""
+
+    def wait(self, timeout: float | None = None) -> object: ...
+
+    def done(self) -> bool: ...
+
+
+class CheckpointBackend(Protocol):
+    """What writes the files of a step. Every rank makes these calls."""
+
+    def save(self, path: str, app_state: AppState) -> None:
+        """Saves, and returns when all ranks have."""
+        ...
+
+    def start(self, path: str, app_state: AppState) -> PendingSave:
+        """Saves, and returns when the objects may change."""
+        ...
+
+
+class SnapshotBackend:
+    """Snapshots."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        self._given: dict[str, Any] = {
+            "replicated": None if options.replicated is None else list(options.replicated),
+            "storage_options": dict(options.storage),
+            "allow_pickle": options.allow_pickle,
+        }
+
+    def save(self, path: str, app_state: AppState) -> None:
+        Snapshot.take(path, app_state, **self._given)
+
+    def start(self, path: str, app_state: AppState) -> PendingSave:
+        return Snapshot.async_take(path, app_state, **self._given)

@@ -1,0 +1,149 @@
+"""Steps that `torch.distributed.checkpoint` saves, with memstore's storage, and what torch's own writer has saved.
+
+State dicts come by torch's own calls, by which an optimizer has the names of its model's parameters: so it can be
+restored on another mesh, and by another program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, cast
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from memstore.checkpoints.backends import PendingSave
+from memstore.errors import MemstoreError, StoreTimeoutError, UnsupportedValueError
+from memstore.integrations import dcp
+from memstore.snapshot import AppState, RNGState
+
+
+class DcpBackend:
+    """Checkpoints of `memstore.integrations.dcp`."""
+
+    def save(self, path: str, app_state: AppState) -> None:
+        try:
+            dcp.save(_state_dicts(app_state), checkpoint_id=path)
+        except CheckpointException as error:
+            raise _as_memstores(error) from error
+
+    def start(self, path: str, app_state: AppState) -> PendingSave:
+        try:
+            return _PendingDcp(path, cast("Future[Any]", dcp.async_save(_state_dicts(app_state), checkpoint_id=path)))
+        except CheckpointException as error:
+            raise _as_memstores(error) from error
+
+
+class _PendingDcp:
+    def __init__(self, path: str, future: Future[Any]) -> None:
+        self._path, self._future = path, future
+
+    def wait(self, timeout: float | None = None) -> object:
+        try:
+            return self._future.result(timeout)
+        except CheckpointException as error:
+            raise _as_memstores(error) from error
+        except FutureTimeoutError:
+            if self._future.done():
+                raise  # an error of the save that is a TimeoutError itself
+            raise StoreTimeoutError(f"{self._path} isn't saved yet after {timeout:g} s: wait longer") from None
+
+    def done(self) -> bool:
+        return self._future.done()
+
+
+def restore(path: str, app_state: AppState, *, is_torchs: bool, allow_pickle: bool) -> None:
+    """Restores a checkpoint. Every rank calls this.
+
+    Args:
+        is_torchs: whether torch's own writer saved it.
+
+    Raises:
+        UnsupportedValueError: it did, with pickle, and that isn't allowed.
+        Exception: as of `dcp.load`, without torch's CheckpointException around it.
+    """
+    if is_torchs and not allow_pickle:
+        raise UnsupportedValueError(
+            f"{path} is a checkpoint that torch's own writer saved, with pickles, which can run code: give the manager "
+            'storage_options={"allow_pickle": True} if you trust whoever saved it, or make a snapshot of it by '
+            f"`memstore convert {path} NEW`"
+        )
+    reader: Any = FileSystemReader(path) if is_torchs else dcp.StorageReader(path)
+    try:
+        state = _state_dicts(app_state)
+        flat = _flat_modules(app_state, state, set(reader.read_metadata().state_dict_metadata))
+        dcp.load(state, storage_reader=reader, planner=DefaultLoadPlanner() if is_torchs else None)
+    except CheckpointException as error:
+        raise _as_memstores(error) from error
+    _load(app_state, state, flat)
+
+
+# --- State dicts, by torch's calls -----------------------------------------------------------------------------------
+
+
+def _state_dicts(app_state: AppState) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in app_state.items():
+        module = _module_of(value, app_state)
+        if isinstance(value, torch.nn.Module):
+            found[key] = get_model_state_dict(value)
+        elif module is not None:
+            found[key] = get_optimizer_state_dict(module, value)
+        else:
+            found[key] = value.state_dict()
+    return found
+
+
+def _module_of(value: Any, app_state: AppState) -> torch.nn.Module | None:
+    """Returns the module whose parameters an optimizer has; None for what is no optimizer, or that of no module."""
+    if not isinstance(value, torch.optim.Optimizer):
+        return None
+    wanted = {id(parameter) for group in value.param_groups for parameter in group["params"]}
+    for module in app_state.values():
+        if isinstance(module, torch.nn.Module) and wanted <= {id(one) for one in module.parameters()}:
+            return module
+    return None
+
+
+def _flat_modules(app_state: AppState, state: dict[str, Any], names: set[str]) -> dict[str, dict[str, Any]]:
+    """Returns modules whose tensors stand without the module's name, as torchtitan saves them; `state` gets them so."""
+    flat: dict[str, dict[str, Any]] = {}
+    for key, value in app_state.items():
+        own = list(state[key]) if isinstance(value, torch.nn.Module) else []
+        if own and names.issuperset(own) and not any(name.startswith(f"{key}.") for name in names):
+            flat[key] = state.pop(key)
+    for tensors in flat.values():
+        state.update(tensors)
+    return flat
+
+
+def _load(app_state: AppState, state: Mapping[str, Any], flat: Mapping[str, dict[str, Any]]) -> None:
+    """Gives the objects what was loaded; the random state comes last, since others may draw numbers."""
+    for key, value in sorted(app_state.items(), key=lambda item: isinstance(item[1], RNGState)):
+        module = _module_of(value, app_state)
+        loaded = {name: state[name] for name in flat[key]} if key in flat else state[key]
+        if isinstance(value, torch.nn.Module):
+            set_model_state_dict(value, loaded)
+        elif module is not None:
+            set_optimizer_state_dict(module, value, loaded)
+        else:
+            value.load_state_dict(loaded)
+
+
+def _as_memstores(error: CheckpointException) -> Exception:
+    """Returns the first rank's error in the place of torch's, which is a BaseException."""
+    for rank, (found, _) in sorted(error.failures.items()):
+        if isinstance(found, MemstoreError | OSError | TypeError | ValueError):
+            return found
+        return MemstoreError(f"rank {rank}: {type(found).__name__}: {found}")
+    return MemstoreError(str(error))
