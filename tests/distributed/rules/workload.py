@@ -125,8 +125,8 @@ class Workload:
         self.commit(process, key, change, value, start, expect, ended)
 
     def may_fail(self, error: BaseException) -> None:
-        """Where messages are lost, a call may end before there is an answer, and says that nothing was changed."""
-        is_unlucky = isinstance(error, HomeUnavailableError) and self.scene.weather.loss
+        """Where messages are lost, a call may end before there is an answer, and says so."""
+        is_unlucky = isinstance(error, HomeUnavailableError | UnknownOutcomeError) and self.scene.weather.loss
         if self.scene.all_must_work and not is_unlucky:
             raise Fault(f"nothing is wrong, and a call fails: {error!r}", tuple(self.world.trace))
 
