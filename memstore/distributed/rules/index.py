@@ -57,6 +57,7 @@ from memstore.distributed.rules.messages import (
     Serve,
     Stale,
     Standing,
+    Stay,
     TakeOver,
     Wait,
     WaitAny,
@@ -172,6 +173,8 @@ class Index:
                 return directory.take(tables, standing, request)
             case Serve():
                 return directory.serve(tables, standing, request)
+            case Stay():
+                return draining.stay(tables, standing, request)
             case TakeOver():
                 return self._takeovers.answer(standing, request)
             case _:
