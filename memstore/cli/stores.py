@@ -703,15 +703,22 @@ def remove(root: str, host: str, force: bool, as_json: bool) -> None:
 @click.argument("host")
 @click.option("--to", default="", help="The host that is to own its groups; without it, those that stay share them.")
 @click.option("--timeout", default=600.0, show_default=True, type=Seconds(min=0.0), help="Seconds to wait for its end.")
+@click.option("--cancel", is_flag=True, help="Let it stay: what has moved stays moved, and it goes on as before.")
 @as_json
-def drain(root: str, host: str, to: str, timeout: float, as_json: bool) -> None:
+def drain(root: str, host: str, to: str, timeout: float, cancel: bool, as_json: bool) -> None:
     """Move all that HOST has to other hosts, and let it leave the cluster: its address, name or id.
 
     Its agent removes its folder then, and ends. ROOT is the store's folder on any host, or the address of one,
     tcp://IP:PORT, from anywhere. After a timeout, an error or Ctrl-C the drain goes on: the same command waits for it.
     """
+    if cancel and to:
+        raise click.UsageError("--to says who takes the groups, and with --cancel nobody does: leave one of them out")
     from memstore.distributed.serving import cluster_of
 
+    if cancel:
+        stays = cluster_of(root).cancel_drain(host, timeout=timeout)
+        render.tell({"stays": stays}, f"{stays} stays", as_json=as_json)
+        return
     said_at, said = 0.0, ""
 
     def progress(groups: int, nbytes: int) -> None:
@@ -724,7 +731,7 @@ def drain(root: str, host: str, to: str, timeout: float, as_json: bool) -> None:
     try:
         left = cluster_of(root).drain(host, to=to, timeout=timeout, progress=progress)
     except KeyboardInterrupt:
-        render.complain(f"{host} is drained all the same; the same command waits for it")
+        render.complain(f"{host} is drained all the same; the same command waits for it, and with --cancel ends it")
         raise
     render.tell({"drained": left}, f"{left} is drained, and has left", as_json=as_json)
 

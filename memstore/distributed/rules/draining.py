@@ -7,6 +7,9 @@
 5. *Leave* (`Leaver._leave`): each member has looked once more, nothing is lent: it asks the seed to remove it.
 
 A kill anywhere leaves what the tables say: the roster has the leaver, the standing the seal. Rounds begin anew.
+
+**Cancelled** (`stay`, `Leaver._stay`): the leaver notes that it stays, and isn't sealed from then on; then the seed
+notes it. What has moved stays moved. Once it is sealed, it can't stay: a question to be removed may be on its way.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from memstore.distributed.rules.messages import (
     ROWS_LIMIT,
     Answer,
     Done,
+    Drain,
     Entry,
     Failed,
     IsRoster,
@@ -31,12 +35,14 @@ from memstore.distributed.rules.messages import (
     Met,
     Refused,
     Remove,
+    Roster,
     Standing,
+    Stay,
     TakeOver,
     group_of,
 )
 from memstore.distributed.rules.owning import dispose, group_heads, is_here
-from memstore.distributed.rules.roster import leave
+from memstore.distributed.rules.roster import adopt, leave
 from memstore.distributed.rules.steps import (
     LeavingGroup,
     Steps,
@@ -98,10 +104,17 @@ class Leaver:
         self._declined: dict[bytes, tuple[int, Trouble]] = {}  # by member, until when, and why
 
     def run(self) -> Steps[bool]:
-        """Goes on as far as it comes. Returns whether this host leaves."""
+        """Goes on as far as it comes. Returns whether this host leaves, or is to hear that it stays."""
         standing = yield from view(lambda tables: tables.standing())
-        if standing is None or standing.is_removed or not standing.roster.is_leaver(standing.member):
+        if standing is None or standing.is_removed:
             return False
+        if standing.stays:
+            yield from self._stay(standing)
+            return True
+        if not standing.roster.is_leaver(standing.member):
+            if standing.is_sealed:  # a word from before that it stays came late
+                yield from send(standing.seed, Drain(standing.member))
+            return standing.is_sealed
         found: list[Trouble] = []
         self.has_marked = False
         if standing.is_sealed or not (yield from self._give_groups(standing, found)):
@@ -122,6 +135,16 @@ class Leaver:
             yield from _leave(standing, found)
         elif self._clock() - self._round > AGAIN:
             self._round = self._clock()
+
+    def _stay(self, standing: Standing) -> Steps[None]:
+        """Takes back what is on its way, if it isn't another's yet, and has the seed note that this host stays."""
+        self.trouble = None
+        for group, one in (yield from view(lambda tables: tables.all_leaving())):
+            if one.grant is None and one.taker != standing.member:
+                yield from transact(lambda tables, group=group: directory.cancel(tables, group))
+        answer = yield from send(standing.seed, Drain(standing.member, cancels=True))
+        if isinstance(answer, IsRoster) and not answer.roster.is_leaver(standing.member):
+            yield from transact(lambda tables: _stays(tables, answer.roster))
 
     # --- groups -------------------------------------------------------------------------------------------------------
 
@@ -251,10 +274,29 @@ def _silent(member: Member) -> Trouble:
 def _seal(tables: Tables) -> bool:
     """Ends what this host and its processes may change, unless it owns something, or something is on its way."""
     standing = own_standing(tables)
-    if tables.all_owned(None, 1) or tables.all_leaving() or tables.all_kept():
+    if standing.stays or tables.all_owned(None, 1) or tables.all_leaving() or tables.all_kept():
         return False
     tables.put_standing(msgspec.structs.replace(standing, is_sealed=True))
     return True
+
+
+def stay(tables: Tables, standing: Standing, request: Stay) -> Answer:
+    """Notes that this host stays, which is to leave. The answer is `Done` once the seed has noted it, too."""
+    if not standing.may_change:
+        return Refused("it has given away all that it had, and leaves: serve an empty folder there")
+    if standing.stays or standing.roster.position < (request.term, request.epoch):
+        return Later()
+    if not standing.roster.is_leaver(standing.member):
+        return Done()
+    tables.put_standing(msgspec.structs.replace(standing, stays=True))
+    return Later()
+
+
+def _stays(tables: Tables, roster: Roster) -> None:
+    adopt(tables, roster)
+    standing = own_standing(tables)
+    if not standing.roster.is_leaver(standing.member):
+        tables.put_standing(msgspec.structs.replace(standing, stays=False))
 
 
 def _leave(standing: Standing, found: list[Trouble]) -> Steps[None]:

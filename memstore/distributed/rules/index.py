@@ -59,6 +59,7 @@ from memstore.distributed.rules.messages import (
     Serve,
     Stale,
     Standing,
+    Stay,
     TakeOver,
     Wait,
     WaitAny,
@@ -178,6 +179,8 @@ class Index:
                 return directory.take(tables, standing, request)
             case Serve():
                 return directory.serve(tables, standing, request)
+            case Stay():
+                return draining.stay(tables, standing, request)
             case TakeOver():
                 return self._takeovers.answer(standing, request)
             case Heartbeat():

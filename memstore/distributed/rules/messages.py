@@ -149,6 +149,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
         unheard: of a seed that has no directory: ids of members that have not announced yet what they own.
         losses: how often a roster came without some member of the one before.
         is_sealed: it is drained, and owns nothing: it will own nothing any more, and its processes change nothing.
+        stays: its drain is cancelled, and the seed hasn't said that it has heard so. It isn't sealed then.
     """
 
     member: bytes
@@ -160,6 +161,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     unheard: tuple[bytes, ...] = ()
     losses: Number = 0
     is_sealed: bool = False
+    stays: bool = False
 
     @property
     def may_change(self) -> bool:
@@ -551,10 +553,12 @@ class Drain(msgspec.Struct, frozen=True, array_like=True, tag=28):
 
     Attributes:
         to: the member that is to take its groups; None: any that stays.
+        cancels: it stays: that member says so itself.
     """
 
     member: Id
     to: Id | None = None
+    cancels: bool = False
 
 
 # --- requests between members -----------------------------------------------------------------------------------------
@@ -616,6 +620,17 @@ class Serve(msgspec.Struct, frozen=True, array_like=True, tag=45):
 
     group: Group
     of: Number
+
+
+class Stay(msgspec.Struct, frozen=True, array_like=True, tag=48):
+    """Asks a member that is to leave to stay. Its answer is `Done`, once it is none that leaves; or `Refused`.
+
+    Attributes:
+        term, epoch: of a roster that it must have heard of.
+    """
+
+    term: Number
+    epoch: Number
 
 
 class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag=47):
@@ -831,7 +846,7 @@ Request = (
     Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
     | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
-    | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Meet | Heartbeat | AskSilence
+    | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Stay | Meet | Heartbeat | AskSilence
 )  # fmt: skip
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession

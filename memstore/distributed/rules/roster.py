@@ -606,9 +606,16 @@ def remove(tables: Tables, standing: Standing, seed: Directory, request: Remove)
 
 
 def drain(tables: Tables, standing: Standing, seed: Directory, request: Drain) -> Answer:
-    """Notes that a member leaves: `draining.py` has what follows."""
+    """Notes that a member leaves, or that it stays: `draining.py` has what follows."""
     seed.begin(standing)
     roster, taker = standing.roster, request.to or b""
+    others = tuple(one for one in roster.leavers if one[0] != request.member)
+    if request.cancels:
+        if len(others) == len(roster.leavers):
+            return IsRoster(roster) if seed.is_settled(standing) else Later()
+        if seed.is_settled(standing) and not standing.unheard:
+            propose(tables, standing, is_settled=True, leavers=others)
+        return Later()
     if request.member == standing.member:
         return Refused("the seed can't leave: promote another host first")
     if roster.member(request.member) is None or (request.member, taker) in roster.leavers:
@@ -619,7 +626,6 @@ def drain(tables: Tables, standing: Standing, seed: Directory, request: Drain) -
     if taker and taker not in stay:
         return Refused("the host that is to take its groups leaves, too, or may own none")
     if seed.is_settled(standing) and not standing.unheard:
-        others = (one for one in roster.leavers if one[0] != request.member)
         propose(tables, standing, is_settled=True, leavers=(*others, (request.member, taker)))
     return Later()
 
@@ -848,7 +854,8 @@ def _is_seed_already(seed: Directory) -> Steps[bool]:
         if _has_majority(newest, met):
             break
         yield from pause(_BETWEEN)
-    seed.is_over = newest.seed != own.id
+    if standing.is_seed:
+        seed.is_over = newest.seed != own.id
     why_not = _why_not(standing, newest, met)
     if why_not is not None:
         raise NotPromoted(why_not)

@@ -40,6 +40,7 @@ from memstore.distributed.rules import (
     Request,
     Roster,
     Standing,
+    Stay,
 )
 from memstore.distributed.serving.supervision import is_served
 from memstore.engine import Creation, Root, absolute_path, close_root, deadline_after, open_root
@@ -401,7 +402,7 @@ class Cluster:
 
         Keys stay readable and writable, and versions stay. At the end its agent removes the host's folder, and ends. If
         it is the seed, another host is made the seed first. **When this call ends by an error, a timeout or an
-        interrupt, the drain goes on**; the next call waits for it.
+        interrupt, the drain goes on**; the next call waits for it, and `cancel_drain` ends it.
 
         Args:
             host: its address, name or id.
@@ -418,6 +419,43 @@ class Cluster:
             HomeUnavailableError: the host, or the seed, doesn't answer.
         """
         return _Drain(self, host, to, timeout, progress).run()
+
+    def cancel_drain(self, host: str, *, timeout: float = 60.0) -> str:
+        """Lets a host stay that is being drained. Returns its address.
+
+        What it has given away stays where it is. The host goes on as before the drain: it may own new groups, too.
+        Nothing happens if it isn't being drained.
+
+        Args:
+            host: its address, name or id.
+            timeout: seconds.
+
+        Raises:
+            NotServedError: there is no such host; or it has given away all that it had, and leaves.
+            HomeUnavailableError: the host, or the seed, doesn't answer.
+        """
+        deadline = deadline_after(timeout)
+        known = self.roster()
+        member = _only(known, _named(known, host), host)
+        with Asker(self._secret) as asker:
+            while True:
+                seed = self.roster().member(self.roster().seed)
+                until = min(deadline, time.monotonic() + _REPORT_WITHIN)
+                met = None if seed is None else asker.ask(seed, Meet(_NOBODY, None), until, patience=0.0)
+                what = "the seed" if seed is None else f"the seed {seed.address}"
+                if isinstance(met, Met) and met.roster is not None:
+                    if met.roster.member(member.id) is None:
+                        raise NotServedError(f"{member.address} has left")
+                    what = member.address
+                    answer = asker.ask(member, Stay(*met.roster.position), until, patience=0.0)
+                    if isinstance(answer, Done):
+                        return member.address
+                    if isinstance(answer, Refused):
+                        raise NotServedError(f"{member.address} can't stay: {answer.why}")
+                if time.monotonic() + _DRAIN_EVERY > deadline:
+                    break
+                time.sleep(_DRAIN_EVERY)
+        raise HomeUnavailableError(f"{what} has not confirmed within {timeout:g} s that {member.address} stays")
 
     def promote(self, host: str = "", *, force: bool = False, timeout: float = 60.0) -> str:
         """Makes another host the seed, because the present one is lost, or will be. Returns its address.

@@ -530,7 +530,7 @@ class Duties:
             if standing is not None and standing.is_seed and not self._has_been_seed:
                 self._has_been_seed = True
                 self._begin_as_seed()
-            if standing is not None and standing.roster.leavers and not self._has_leavers:
+            if standing is not None and not self._has_leavers and (standing.roster.leavers or standing.stays):
                 self._has_leavers = True
                 self._begin("drain", self._drain, self._drains)
                 self._begin("take over", self._take_over, self._takes)

@@ -285,6 +285,9 @@ def changes_of(before: Standing | None, after: Standing, own: Member) -> list[st
     for key, _ in roster.leavers:
         if not before.roster.is_leaver(key):
             changes.append(f"{_named(new[key])} is drained: what it has goes to others, and then it leaves")
+    for key, _ in before.roster.leavers:
+        if key in new and not roster.is_leaver(key):
+            changes.append(f"{_named(new[key])} stays: its drain is cancelled")
     if before.roster.seed != roster.seed:
         changes.append(f"the seed is {roster.seed_address} now, and was {before.roster.seed_address}")
     if before.is_joining and not after.is_joining:

@@ -50,6 +50,7 @@ from memstore.distributed.rules import (
     Request,
     Resolve,
     Serve,
+    Stay,
     TakeOver,
     Wait,
     WaitAny,
@@ -494,7 +495,7 @@ class Answers:
                 self._duties.pay_soon()
             if isinstance(request, _OF_ROSTER):
                 self._at_seed.look_again()
-            if isinstance(request, (*_OF_ROSTER, Give, Serve)):
+            if isinstance(request, (*_OF_ROSTER, Give, Serve, Stay)):
                 self._duties.look_again()
             elif isinstance(request, ClaimGroups | HandOver) and isinstance(answer, Owners):
                 self._at_seed.look_at_once()  # they may be watched

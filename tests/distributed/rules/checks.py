@@ -17,8 +17,8 @@ def check_settled(world: World, hosts: Sequence[Host]) -> None:
     roster = next(one.roster for one in standings if one is not None)
     if set(roster.ids) != {host.id for host in hosts}:
         raise Fault(f"not all are members: {roster}", tuple(world.trace))
-    if roster.leavers:
-        raise Fault(f"a drain doesn't end: {roster}", tuple(world.trace))
+    if roster.leavers or any(one is not None and (one.stays or one.is_sealed) for one in standings):
+        raise Fault(f"a drain doesn't end: {standings}", tuple(world.trace))
     steady = {member.id for member in roster.owners} - {roster.seed}
     if len(roster.deputies) < (min(2, len(steady)) or min(1, len(hosts) - 1)):
         raise Fault(f"too few have the directory: {roster}", tuple(world.trace))

@@ -13,6 +13,7 @@ from memstore.distributed.rules import client, directory, draining, owning, read
 from memstore.distributed.rules.directory import Directory
 from memstore.distributed.rules.messages import (
     Done,
+    Drain,
     Failed,
     FindOwners,
     IsNamed,
@@ -25,7 +26,7 @@ from memstore.distributed.rules.messages import (
     Standing,
 )
 from memstore.distributed.rules.owning import Sessions
-from memstore.distributed.rules.steps import NotSent, send
+from memstore.distributed.rules.steps import NotSent, send, view
 from memstore.engine import attempts
 from memstore.errors import HomeUnavailableError
 from tests.distributed.rules import world
@@ -335,6 +336,40 @@ def _(patch: Patch) -> None:
         kill_index(world, host)
 
     patch.setattr(World, "kill_index", forget)
+
+
+@mutation("a host that is to stay is sealed all the same", "a drain is cancelled when all has gone")
+def _(patch: Patch) -> None:
+    seal = draining._seal  # pyright: ignore[reportPrivateUsage]
+
+    def forget(tables: Any) -> bool:
+        tables.put_standing(msgspec.structs.replace(tables.standing(), stays=False))
+        return seal(tables)
+
+    def stay(leaver: Any, standing: Standing) -> Any:
+        yield from send(standing.seed, Drain(standing.member, cancels=True))
+        yield from leaver._give_bytes(standing, [])
+
+    patch.setattr(draining, "_seal", forget)
+    patch.setattr(draining.Leaver, "_stay", stay)
+
+
+@mutation("what is on its way goes on though the host stays", "a drain is cancelled")
+def _(patch: Patch) -> None:
+    patch.setattr(directory, "cancel", lambda tables, group: None)  # pyright: ignore
+
+
+@mutation("a sealed host that the seed has stay is none that leaves", "a drain is cancelled too late")
+def _(patch: Patch) -> None:
+    run = draining.Leaver.run
+
+    def leaves(leaver: Any) -> Any:
+        standing = yield from view(lambda tables: tables.standing())
+        if standing is None or standing.stays or standing.roster.is_leaver(standing.member):
+            return (yield from run(leaver))
+        return False
+
+    patch.setattr(draining.Leaver, "run", leaves)
 
 
 # --- a drain ----------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ class Scene:
     changes: bool = False  # a host that is served again may be an owner, or a visitor, from then on
     hand_overs: int = 0  # of groups
     drains: int = 0  # of hosts
+    cancels: int = 0  # how often a person has a host stay, of which some are to leave
     promotions: int = 0  # how often a person tries to make a host the seed
     promote_after: float = 0  # seconds of a seed's silence after which a deputy takes over; no person does, then
     forced: int = 0  # of them: also without a majority, or without the directory
@@ -100,6 +101,12 @@ SCENES = {
     ),
     "drains while seeds change": Scene(hosts=5, first=4, drains=4, promotions=5, kills=4, hand_overs=8, seconds=25),
     "drains and losses": Scene(hosts=5, first=5, drains=3, losses=2, kills=2, hand_overs=6, seconds=25),
+    "drains that are cancelled": Scene(
+        hosts=4, first=4, drains=5, cancels=8, kills=4, hand_overs=4, calls=20, seconds=20
+    ),
+    "drains that are cancelled twice": Scene(
+        hosts=4, first=4, drains=4, cancels=8, promotions=2, calls=20, weather=Weather(0.05, 0.6, 0.4, 0, 0.02)
+    ),
     "drains of many puts": Scene(
         hosts=3, drains=3, processes=8, calls=60, keys=6, seconds=20, audit_every=0.3, weather=SLOW
     ),

@@ -117,6 +117,8 @@ class Schedule:
             soon(lambda: self.hand_over(chance.choice(hosts), chance.choice(hosts)))
         for _ in range(scene.drains):
             soon(lambda: self.drain(chance.choice(hosts), hosts))
+        for _ in range(scene.cancels):
+            soon(lambda: world.cancel_drain(chance.choice(hosts)))
         for _ in range(scene.promotions):
             soon(lambda: self.promote(chance.choice(hosts)))
         for _ in range(scene.forced):

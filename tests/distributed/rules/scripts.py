@@ -7,7 +7,19 @@ import copy as copy_module
 from collections.abc import Callable
 from typing import Any
 
-from memstore.distributed.rules import Change, Entry, Lent, Place, Send, Transact, directory, owning, reading, roster
+from memstore.distributed.rules import (
+    Change,
+    Entry,
+    Lent,
+    Place,
+    Send,
+    Transact,
+    directory,
+    draining,
+    owning,
+    reading,
+    roster,
+)
 from memstore.distributed.rules.directory import give
 from memstore.distributed.rules.messages import (
     Ask,
@@ -26,8 +38,11 @@ from memstore.distributed.rules.messages import (
     Lookup,
     NotOwner,
     Owners,
+    Refused,
     Remove,
     Serve,
+    Stale,
+    Stay,
     TakeOver,
 )
 from memstore.errors import MemstoreError, StoreTimeoutError
@@ -342,6 +357,86 @@ def _() -> None:
     play.world.answer = answer
     play.world.run(30)
     play.must(has_left(play, 2) and play.get(0, b"g/k") is not None, "the drain doesn't go on when there is room")
+
+
+@script("a drain is cancelled")
+def _() -> None:
+    """Some groups have gone, some are on their way, and some still there. What has gone stays where it is."""
+    play = Play(3)
+    for number in range(40):
+        play.put(2, b"own%d/k" % number)
+
+    def hold(host: Host, request: Any) -> None:
+        if isinstance(request, Give) and host is not play.hosts[2] and not is_cut and len(gone()) >= 20:
+            is_cut.append(play.cut_off(2))
+
+    def gone() -> set[bytes]:
+        return groups - play.hosts[2].tables.own_groups.keys()
+
+    groups, is_cut = set[bytes](play.hosts[2].tables.own_groups), list[None]()
+    at_once, draining.AT_ONCE = draining.AT_ONCE, 10
+    try:
+        play.before = hold
+        play.drain(2, 6)
+    finally:
+        draining.AT_ONCE = at_once
+    moved = gone()
+    play.must(is_cut and 20 <= len(moved) <= 30 and play.hosts[2].tables.leaving_groups, "it is in the middle")
+    stays = list[bool]()
+    play.world.cancel_drain(play.hosts[2], stays.append)
+    play.world.run(2)
+    play.world.heal()
+    play.world.run(10)
+    standing = play.hosts[2].tables.standing()
+    play.must(stays == [True] and standing is not None and not standing.roster.leavers, f"it leaves: {standing}")
+    play.world.run(10)
+    play.must(moved == gone() and not has_left(play, 2), "it goes on")
+    play.put(2, b"new/k")
+    play.must(b"new" in play.hosts[2].tables.own_groups, "it is no owner any more")
+    for number in range(40):
+        play.put(2, b"own%d/k" % number)
+
+
+@script("a drain is cancelled when all has gone")
+def _() -> None:
+    """The host has heard so, and the seed hasn't, when it would end what its processes change."""
+    play = Play(3)
+    play.put(2, b"own/k")
+    answer, cancelled = play.world.answer, list[None]()
+
+    def deaf(host: Host, index: Any, request: Any) -> Any:
+        if isinstance(request, TakeOver) and not cancelled:
+            cancelled.append(play.world.cancel_drain(play.hosts[2]))
+        return Stale(0) if isinstance(request, Drain) and request.cancels else answer(host, index, request)
+
+    play.world.answer = deaf
+    play.drain(2, 10)
+    play.must(cancelled, "it has come to its last steps")
+    play.world.answer = answer
+    play.world.run(10)
+    ends = play.begin(play.processes[2], put(play.processes[2], b"new/k"), 5)
+    play.world.run(8)
+    play.must(ends and not isinstance(ends[0], MemstoreError), f"a host that stays can't put: {ends}")
+
+
+@script("a drain is cancelled too late")
+def _() -> None:
+    """The host is about to ask to be removed. A late word that it stays, from before, comes to the seed."""
+    play = Play(3)
+    play.put(2, b"own/k")
+    left = play.hosts[2].id
+
+    def cancel(host: Host, request: Any) -> None:
+        standing = play.hosts[2].tables.standing()
+        if isinstance(request, TakeOver) and standing is not None and standing.is_sealed and not asked:
+            asked.append(play.answer(2, Stay(*play.hosts[0].tables.standing().roster.position)))  # pyright: ignore
+            asked.append(play.answer(0, Drain(left, cancels=True)))
+
+    asked = list[Any]()
+    play.before = cancel
+    play.drain(2, 20)
+    play.must(asked and isinstance(asked[0], Refused), f"a host that is about to leave stays: {asked}")
+    play.must(has_left(play, 2), "it doesn't leave")
 
 
 def lend(play: Play, host: int, key: bytes) -> Place:

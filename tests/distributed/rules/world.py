@@ -43,10 +43,12 @@ from memstore.distributed.rules.messages import (
     Ask,
     BringGroups,
     ClaimGroups,
+    Done,
     Drain,
     FindOwners,
     IsRoster,
     Refused,
+    Stay,
     Wait,
     WaitAny,
     WatchGroup,
@@ -274,8 +276,9 @@ class World:
         if task == "hand_over":
             return bool(tables.leaving_groups)
         if task in ("drain", "take_over"):
-            leaves = standing is not None and standing.roster.is_leaver(standing.member)
-            return standing is not None and (leaves if task == "drain" else bool(standing.roster.leavers))
+            if standing is None or task == "take_over":
+                return standing is not None and bool(standing.roster.leavers)
+            return standing.roster.is_leaver(standing.member) or standing.stays or standing.is_sealed
         return task != "pay" or bool(tables.debts or tables.pending)
 
     def kill_index(self, host: Host) -> None:
@@ -308,6 +311,23 @@ class World:
                     ended(isinstance(answer, IsRoster))
                     return
         self.at(0.5, lambda: self.drain(member, ended))
+
+    def cancel_drain(self, host: Host, ended: Callable[[bool], None] = lambda done: None) -> None:
+        """A person has a host stay, and tries it again until it is known to stay, or to leave."""
+        self._cancel_drain(host, host.id, ended)
+
+    def _cancel_drain(self, host: Host, member: bytes, ended: Callable[[bool], None]) -> None:
+        if host.id != member:
+            return
+        standings = [one for at in self.hosts.values() if at.index is not None and (one := at.tables.standing())]
+        position = max((one.roster.position for one in standings if one.is_seed and not one.is_removed), default=None)
+        if host.index is not None and position is not None:
+            answer = self.answer(host, host.index, Stay(*position))
+            if isinstance(answer, Done | Refused):
+                self.note(f"{host.address} stays: {type(answer).__name__}")
+                ended(isinstance(answer, Done))
+                return
+        self.at(0.5, lambda: self._cancel_drain(host, member, ended))
 
     def drained(self, host: Host) -> None:
         """It has left. Its agent removes the folder, and somebody serves another one there."""

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 import memstore
-from memstore.distributed.catalog import run
+from memstore.distributed.catalog import look, run
 from memstore.distributed.serving import Cluster
 from memstore.engine import Creation, close_root, open_root
 from memstore.errors import (
@@ -327,6 +327,47 @@ def test_a_command_that_is_interrupted_says_that_the_drain_goes_on(agents: Agent
     assert leaver.ended()[0] == 0
     with memstore.open(other.root) as store:
         assert store.get("rows/k")["x"].shape == (3, 2)
+
+
+def test_a_drain_is_cancelled_and_the_host_goes_on_as_an_owner(agents: Agents) -> None:
+    """A dataset holds it up; the other groups have gone by then, and stay where they are."""
+    seed, other, leaver = three(agents)
+    cluster = Cluster(seed.root)
+    assert cluster.cancel_drain(leaver.address) == leaver.address  # it isn't drained
+    with memstore.open(leaver.root) as store:
+        data = store.create_dataset("rows/k", {"x": ((2,), torch.float32)}, capacity=10)
+        version = store.put("own/k", value(1))
+        with pytest.raises(StoreTimeoutError, match="goes on"):
+            cluster.drain(leaver.address, to=other.address, timeout=1.0)
+        eventually(lambda: "1 group and" in cluster.status().hosts[2].draining, "one is left")
+        stays = command(agents, "drain", leaver.root, leaver.address, "--cancel")
+        assert stays.returncode == 0 and f"{leaver.address} stays" in stays.stdout, stays.stderr
+        eventually(lambda: "stays: its drain is cancelled" in leaver.log(), "people are told")
+        assert len(cluster.hosts) == 3 and not any(host.draining for host in cluster.status().hosts)
+        data.extend({"x": torch.ones(3, 2)})
+        assert store.info("own/k").version == version
+        store.put("new/k", value(2))
+    assert {group for group in owned(leaver) if not group.startswith("flat")} == {"rows", "new"}
+    assert owned(other) == {"own"}
+    both = command(agents, "drain", leaver.root, leaver.address, "--cancel", "--to", other.address)
+    assert both.returncode == 2 and "--to" in both.stderr
+    with pytest.raises(NotServedError, match="is no host of the cluster"):
+        cluster.cancel_drain("tcp://127.0.0.9:1")
+    with memstore.open(leaver.root) as store:
+        store.delete("rows/k")
+    cluster.drain(leaver.address, timeout=60.0)
+    with memstore.open(other.root) as store:
+        check(store, "new/k", 2)
+
+
+def owned(agent: Agent) -> set[str]:
+    """The groups that a host owns."""
+    use = open_root(agent.root, "r", Creation(), LONG)
+    try:
+        rows = look(use.root, lambda tables: tables.all_owned(None, 1000), inf)
+        return {group.decode() for group, _ in rows}
+    finally:
+        close_root(use)
 
 
 @pytest.mark.full
