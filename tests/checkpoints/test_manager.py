@@ -178,8 +178,13 @@ def test_arguments_that_cannot_be_meant(root: str, options: dict[str, Any], erro
 def test_calls_that_cannot_be_meant(root: str) -> None:
     with pytest.raises(ValueError, match="no storage 's3'"):
         CheckpointManager("s3://bucket/run")
+    memstore.open(f"{root}-store").close()
+    with pytest.raises(memstore.AlreadyExistsError, match="is a store"):
+        save(plain(f"{root}-store"), 1)
+    with pytest.raises(memstore.NotAStoreError, match="is a file"):
+        plain("/dev/null").latest()
     manager = plain(root, save_every=10)
-    for step in (-1, 1.5, True):
+    for step in (-1, 1.5, True, 10**15):
         with pytest.raises((TypeError, ValueError), match="step is"):
             manager.save(step, state())
     assert not manager.save(5, state(5)) and manager.save(5, state(5), force=True)
