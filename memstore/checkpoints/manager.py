@@ -447,9 +447,10 @@ class CheckpointManager:
             whole = current(found)
             chosen = newest(found) if step is None else next((saved for saved in whole if saved.step == step), None)
             if chosen is None:
-                there = first_of([f"{saved.step:,}" for saved in whole], _NAMED) if whole else "no whole one"
-                what = "no checkpoint" if step is None else f"no checkpoint of step {step:,}"
-                raise NoSnapshotError(f"{self.root} has {what}; there is {there}")
+                there = first_of([f"{saved.step:,}" for saved in whole], _NAMED)
+                if not there:
+                    raise NoSnapshotError(f"{self.root} has no whole checkpoint: ask latest() first, or check the path")
+                raise NoSnapshotError(f"{self.root} has no checkpoint of step {step:,}; it has {there}")
             held = self._storage.hold(chosen.name)
             if any(saved.name == chosen.name and saved.is_whole for saved in self._storage.steps()):
                 return ChosenStep(chosen.step, chosen.save, chosen.name, cast("StepFormat", chosen.format)), held

@@ -46,11 +46,11 @@ def test_a_root_without_steps(root: str) -> None:
     manager = CheckpointManager(root)
     assert (manager.steps(), manager.latest(), manager.best()) == ([], None, None)
     assert not os.path.exists(root)  # nothing is made by looking
-    with pytest.raises(NoSnapshotError, match="no checkpoint") as caught:
+    with pytest.raises(NoSnapshotError, match="no whole checkpoint") as caught:
         manager.restore(state())
     assert isinstance(caught.value, FileNotFoundError)
     save(plain(root), 5)
-    with pytest.raises(NoSnapshotError, match=r"no checkpoint of step 7; there is 5"):
+    with pytest.raises(NoSnapshotError, match=r"no checkpoint of step 7; it has 5"):
         manager.restore(state(), 7)
 
 
