@@ -38,8 +38,8 @@ import msgspec
 from msgspec import Meta
 
 from memstore._parsing import UNDECODABLE
-from memstore.engine import LockFile, OwnedFile, syscalls
-from memstore.errors import AlreadyExistsError, MemstoreError, StorageError, StoreTimeoutError
+from memstore.engine import LockFile, OwnedFile, has_settings, syscalls
+from memstore.errors import AlreadyExistsError, MemstoreError, NotAStoreError, StoreTimeoutError
 from memstore.snapshot.manifest import MANIFEST, load_manifest, local_path, others_in
 from memstore.snapshot.storage import HELD, FileStorage, file_errors, hold, is_unfinished
 
@@ -50,7 +50,7 @@ _log = logging.getLogger("memstore")
 
 VERSION = 1
 _LIMIT = 1 << 20  # bytes of a record
-_MOST_STEP = 10**15
+MOST_STEPS = 10**15
 
 Backend = Literal["snapshot", "dcp"]
 Best = Literal["max", "min"]
@@ -72,7 +72,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     """
 
     memstore_checkpoint: Annotated[int, Meta(ge=1)]
-    step: Annotated[int, Meta(ge=0, lt=_MOST_STEP)]
+    step: Annotated[int, Meta(ge=0, lt=MOST_STEPS)]
     save: Annotated[int, Meta(ge=1, lt=1 << 62)]
     created: Annotated[float, Meta(ge=0, lt=1 << 40)]
     backend: Backend = "snapshot"
@@ -294,13 +294,14 @@ class StepFolders:
         # Others save and remove meanwhile: a look may miss the step that is whole by now, and find the one before it
         # gone. It counts if no folder came or went, and none was unfinished, or the look before found the same.
         found: list[SavedStep] = []
-        seen: list[tuple[str, StepFormat | None]] | None = None
+        before: list[tuple[str, str | None]] = []
         for _ in range(_LOOKS):
             names = self._names()
             found = [saved for saved in map(self._look, names) if saved is not None]
-            before, seen = seen, [(saved.name, saved.format) for saved in found]
+            seen: list[tuple[str, str | None]] = [(saved.name, saved.format) for saved in found]
             if self._names() == names and (seen == before or all(format is not None for _, format in seen)):
                 break
+            before = seen
         self._records = {saved.name: self._records[saved.name] for saved in found if saved.name in self._records}
         return found
 
@@ -310,6 +311,8 @@ class StepFolders:
                 return sorted(os.listdir(self.root))
         except FileNotFoundError:
             return []
+        except NotADirectoryError:
+            raise NotAStoreError(f"{self.root} is a file, and the checkpoints of a run lie in a folder") from None
 
     def _look(self, name: str) -> SavedStep | None:
         """Returns what a name in the root is; None if it is no step."""
@@ -358,9 +361,14 @@ class StepFolders:
         """Takes a name for a step: `step-000100`, or `step-000100.7` while the seventh save finds that name taken.
 
         Raises:
+            AlreadyExistsError: the root is a store.
             StoreFullError, PermissionDeniedError, ReadOnlyError, OSError: of the file system.
             StoreTimeoutError: other processes removed the folder again and again.
         """
+        if has_settings(self.root):
+            raise AlreadyExistsError(
+                f"{self.root} is a store: give the manager a folder of its own, such as {self.root}-checkpoints"
+            )
         save = 1 + max((saved.save for saved in self.steps()), default=0)
         record = encode_record(step, save, metrics, rule, backend)
         name = f"step-{step:06}"
@@ -459,7 +467,7 @@ def _remove_empty(path: str) -> bool:
 def size_of(path: str, saved: SavedStep) -> int:
     """Returns the bytes of a step's files, as its manifest says, or as they are on the disk."""
     if saved.format == "memstore":
-        with contextlib.suppress(MemstoreError, StorageError):
+        with contextlib.suppress(MemstoreError, OSError):
             return load_manifest(path).nbytes
     found = 0
     for folder, _, names in os.walk(path):

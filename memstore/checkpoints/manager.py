@@ -34,6 +34,7 @@ from memstore._threads import between_forks
 from memstore._wording import an, first_of
 from memstore.checkpoints.backends import BackendOptions, CheckpointBackend, PendingSave, SnapshotBackend
 from memstore.checkpoints.folders import (
+    MOST_STEPS,
     Backend,
     Best,
     RankingRule,
@@ -214,9 +215,8 @@ class CheckpointManager:
         """
         self._check_open()
         step = whole_number("step", step)
-        if step < 0:
-            raise ValueError(f"step is 0 or more, and not {step}")
-        told = _checked_metrics(metrics)
+        if not 0 <= step < MOST_STEPS:
+            raise ValueError(f"step is 0 or more, and less than {MOST_STEPS:,}, and not {step:,}")
         is_due = flag("force", force) or self._save_every is None or step % self._save_every == 0
         if not is_due and (self._stopping or not self._signals.asks_for(step)):
             if self._running is not None and self._running.pending.done():
@@ -224,46 +224,54 @@ class CheckpointManager:
                     self._settle(0, remember=True)
             return False
 
-        ranks = RankGroup(None, self._timeout)
-        held: OwnedFile | None = None
+        # 1. The last save ends: what has failed in it raises here, on all ranks. Rank 0 claims a folder for this one.
+        #    Killed: an unfinished step.
+        name, held, is_last = self._begin(step, metrics)
+        path = self._storage.path(name)
         try:
-            # 1. The last save ends: what has failed in it raises here, on all ranks. Rank 0 claims a folder for this
-            #    one. Killed: an unfinished step.
-            with ranks.together() as word:
-                self._settle(None)
-                name = ""
-                if not ranks.rank:
-                    self._tell_of_going_back(step)
-                    name, held = self._storage.claim(step, told, self._told_rule, self._backend_name)
-                word.said = msgspec.msgpack.encode(SaveWord(step, self._signals.has_come, name))
-            heard = [msgspec.msgpack.decode(text, type=SaveWord) for text in word.heard]
-            ranks.end()
-            if len({said.step for said in heard}) > 1:
-                steps = first_of([f"{said.step:,} on rank {rank}" for rank, said in enumerate(heard)], _NAMED)
-                raise ValueError(f"the ranks save different steps: {steps}: call save with the same one on all ranks")
-            name = heard[0].name
-            held = held or self._storage.hold(name)
-            is_last = any(said.signalled for said in heard)
             # 2. The snapshot is taken. Killed before it is published: an unfinished step, or with `async_` a whole one.
-            path = self._storage.path(name)
             if self._is_async and not is_last:
                 self._running = RunningSave(self._backend.start(path, app_state), held)
                 return True
             self._backend.save(path, app_state)
-            if held is not None:
-                held.close()
-            # 3. What no rule keeps any more is removed. Killed: an unfinished step.
-            self._clean_up()
-            if is_last:
-                self._signals.has_come = False
-                self._stopping = True
-            return True
+        except BaseException:
+            _close(held)
+            self._remove_unfinished()
+            raise
+        _close(held)
+        # 3. What no rule keeps any more is removed. Killed: an unfinished step.
+        self._clean_up()
+        if is_last:
+            self._signals.has_come = False
+            self._stopping = True
+        return True
+
+    def _begin(self, step: int, metrics: object) -> tuple[str, OwnedFile | None, bool]:
+        """Takes step 1 of a save. Returns the name of its folder, what keeps that, and whether a signal has come."""
+        ranks = RankGroup(None, self._timeout)
+        held: OwnedFile | None = None
+        try:
+            with ranks.together() as word:
+                self._settle(None)
+                name = ""
+                if not ranks.rank:
+                    told = _checked_metrics(metrics)
+                    self._tell_of_going_back(step)
+                    self._remove_unfinished()  # before this one needs the room
+                    name, held = self._storage.claim(step, told, self._told_rule, self._backend_name)
+                word.said = msgspec.msgpack.encode(SaveWord(step, self._signals.has_come, name))
+            heard = [msgspec.msgpack.decode(text, type=SaveWord) for text in word.heard]
+            ranks.all_know = True  # what may fail from here on fails on all ranks alike
+            ranks.end()
+            if len({said.step for said in heard}) > 1:
+                steps = first_of([f"{said.step:,} on rank {rank}" for rank, said in enumerate(heard)], _NAMED)
+                raise ValueError(f"the ranks save different steps: {steps}: call save with the same one on all ranks")
         except BaseException as error:
             ranks.leave(error)
-            if held is not None and self._running is None:
-                held.close()
-                self._remove_unfinished()
+            _close(held)
+            self._remove_unfinished()
             raise
+        return heard[0].name, held or self._storage.hold(heard[0].name), any(said.signalled for said in heard)
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the last save has ended on all ranks; on rank 0 also until what is to be removed is gone.
@@ -342,6 +350,7 @@ class CheckpointManager:
                 if not ranks.rank:
                     chosen, held = self._choose(wanted)
                     word.said = msgspec.msgpack.encode(chosen)
+            ranks.all_know = True  # from here on the backend tells the ranks what fails on one of them
             ranks.end()
             chosen = msgspec.msgpack.decode(word.heard[0], type=ChosenStep)
             self._restore(self._storage.path(chosen.name), chosen.format, app_state)
@@ -349,8 +358,7 @@ class CheckpointManager:
             ranks.leave(error)
             raise
         finally:
-            if held is not None:
-                held.close()
+            _close(held)
         self._has_place = True
         return chosen.step
 
@@ -397,13 +405,11 @@ class CheckpointManager:
             if running.pending.done():  # else it was too long, or Ctrl-C: the save goes on
                 if not remember:
                     self._running = None
-                if running.held is not None:
-                    running.held.close()
+                _close(running.held)
                 self._remove_unfinished()
             raise
         self._running = None
-        if running.held is not None:
-            running.held.close()
+        _close(running.held)
         self._clean_up()
 
     def _clean_up(self) -> None:
@@ -441,14 +447,14 @@ class CheckpointManager:
             whole = current(found)
             chosen = newest(found) if step is None else next((saved for saved in whole if saved.step == step), None)
             if chosen is None:
-                there = first_of([f"{saved.step:,}" for saved in whole], _NAMED) if whole else "no whole one"
-                what = "no checkpoint" if step is None else f"no checkpoint of step {step:,}"
-                raise NoSnapshotError(f"{self.root} has {what}; there is {there}")
+                there = first_of([f"{saved.step:,}" for saved in whole], _NAMED)
+                if not there:
+                    raise NoSnapshotError(f"{self.root} has no whole checkpoint: ask latest() first, or check the path")
+                raise NoSnapshotError(f"{self.root} has no checkpoint of step {step:,}; it has {there}")
             held = self._storage.hold(chosen.name)
             if any(saved.name == chosen.name and saved.is_whole for saved in self._storage.steps()):
                 return ChosenStep(chosen.step, chosen.save, chosen.name, cast("StepFormat", chosen.format)), held
-            if held is not None:
-                held.close()
+            _close(held)
         raise NoSnapshotError(f"{self.root}: another process removes each step as soon as it was chosen")
 
     def _tell_of_going_back(self, step: int) -> None:
@@ -468,6 +474,11 @@ class CheckpointManager:
     def _check_open(self) -> None:
         if self._is_closed:
             raise StoreClosedError(f"{self!r} saves nothing any more: make another manager")
+
+
+def _close(held: OwnedFile | None) -> None:
+    if held is not None:
+        held.close()
 
 
 def _is_of_dcp(path: str) -> bool:

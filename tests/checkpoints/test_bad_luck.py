@@ -236,6 +236,23 @@ def test_a_full_disk_leaves_the_steps_that_are_there(async_: bool) -> None:
     on_small_tmpfs(8, _run_out_of_room, async_)
 
 
+def _find_the_room_that_an_unfinished_step_takes(folder: str) -> None:
+    root = f"{folder}/run"
+    save(plain(root), 1)
+    claimed = CheckpointManager(root)._storage.claim(2, {}, None, "snapshot")
+    with open(f"{root}/step-000002/model.safetensors", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free_bytes(folder) - (1 << 16))
+    claimed.held.close()  # its process has died
+    manager = plain(root, keep_last=2)
+    step_in(manager)
+    manager.save(3, state(3) | {"large": StateDict(x=torch.zeros(1 << 20, dtype=torch.uint8))})
+    assert folders(root) == ["step-000001", "step-000003"]
+
+
+def test_an_unfinished_step_is_removed_before_the_next_one_needs_its_room() -> None:
+    on_small_tmpfs(8, _find_the_room_that_an_unfinished_step_takes)
+
+
 def test_a_file_system_without_locks(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(fd: int) -> bool:
         raise OSError(errno.ENOLCK, "no locks here")
@@ -320,6 +337,7 @@ def _signalled(root: str) -> tuple[bool, list[int], Any]:
     manager.save_on_signal(signal.SIGUSR1)
     assert not manager.save(1, state(1)) and not manager.stopping
     with Child(_sleep) as child:  # a forked child has the handler, and is ended by the signal all the same
+        child.receive()  # a signal that comes in the middle of a fork is lost
         os.kill(child.pid, signal.SIGUSR1)
         child.process.join(60)
         assert child.process.exitcode == -signal.SIGUSR1
@@ -332,6 +350,7 @@ def _signalled(root: str) -> tuple[bool, list[int], Any]:
 
 
 def _sleep(wire: Wire) -> None:
+    wire.send()
     wire.receive()
 
 

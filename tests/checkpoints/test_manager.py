@@ -46,11 +46,11 @@ def test_a_root_without_steps(root: str) -> None:
     manager = CheckpointManager(root)
     assert (manager.steps(), manager.latest(), manager.best()) == ([], None, None)
     assert not os.path.exists(root)  # nothing is made by looking
-    with pytest.raises(NoSnapshotError, match="no checkpoint") as caught:
+    with pytest.raises(NoSnapshotError, match="no whole checkpoint") as caught:
         manager.restore(state())
     assert isinstance(caught.value, FileNotFoundError)
     save(plain(root), 5)
-    with pytest.raises(NoSnapshotError, match=r"no checkpoint of step 7; there is 5"):
+    with pytest.raises(NoSnapshotError, match=r"no checkpoint of step 7; it has 5"):
         manager.restore(state(), 7)
 
 
@@ -178,8 +178,13 @@ def test_arguments_that_cannot_be_meant(root: str, options: dict[str, Any], erro
 def test_calls_that_cannot_be_meant(root: str) -> None:
     with pytest.raises(ValueError, match="no storage 's3'"):
         CheckpointManager("s3://bucket/run")
+    memstore.open(f"{root}-store").close()
+    with pytest.raises(memstore.AlreadyExistsError, match="is a store"):
+        save(plain(f"{root}-store"), 1)
+    with pytest.raises(memstore.NotAStoreError, match="is a file"):
+        plain("/dev/null").latest()
     manager = plain(root, save_every=10)
-    for step in (-1, 1.5, True):
+    for step in (-1, 1.5, True, 10**15):
         with pytest.raises((TypeError, ValueError), match="step is"):
             manager.save(step, state())
     assert not manager.save(5, state(5)) and manager.save(5, state(5), force=True)
@@ -193,12 +198,30 @@ def test_calls_that_cannot_be_meant(root: str) -> None:
     assert step_in(manager) == 5 and "closed" in repr(manager)
 
 
+class Failed:
+    def __init__(self, pending: Any) -> None:
+        self.pending = pending
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.pending.wait()
+        raise OSError("injected")
+
+    def done(self) -> bool:
+        return True
+
+
+def fail_in_the_background(manager: CheckpointManager) -> None:
+    running = manager._running
+    assert running is not None
+    manager._running = running._replace(pending=Failed(running.pending))
+
+
 def test_what_fails_in_the_background_is_raised_by_the_next_save(root: str) -> None:
     manager = CheckpointManager(root, save_every=10)
     manager.save(10, state(10))
     manager.wait()
     manager.save(20, state(20))
-    manager._running.pending._take._write.settle(OSError("injected"))  # type: ignore[union-attr] # pyright: ignore
+    fail_in_the_background(manager)
     assert not manager.save(21, state(21))
     with pytest.raises(OSError, match="injected"):
         manager.save(30, state(30))
@@ -210,7 +233,7 @@ def test_what_fails_in_the_background_is_raised_by_the_next_save(root: str) -> N
 def test_the_error_of_a_block_is_not_hidden_by_that_of_a_save(root: str, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(KeyError, match="mine"), CheckpointManager(root) as manager:
         manager.save(1, state(1))
-        manager._running.pending._take._write.settle(OSError("injected"))  # type: ignore[union-attr] # pyright: ignore
+        fail_in_the_background(manager)
         raise KeyError("mine")
     assert "injected" in caplog.text
 

@@ -237,11 +237,11 @@ def test_what_a_person_sees(filled: str) -> None:
 
 
 def test_what_only_looks_starts_quickly_and_without_torch(filled: str, tmp_path: Path) -> None:
-    snapshot = str(tmp_path / "snapshot")
+    snapshot = str(tmp_path / "step-1")
     memstore.Snapshot.take(snapshot, {"state": memstore.StateDict(x=torch.ones(3))})
     stores = (("ls",), ("info", "policy/td"), ("stats",), ("top",), ("watch", "--count", "2", "--interval", "0.01"))
     commands = [(command, filled, *others) for command, *others in stores]
-    for arguments in (*commands, ("snapshot", "info", snapshot)):
+    for arguments in (*commands, ("snapshot", "info", snapshot), ("checkpoints", str(tmp_path))):
         script = "import sys, atexit; from memstore.cli import main; sys.argv = ['memstore', *sys.argv[1:]]\n" + (
             "atexit.register(lambda: sys.stderr.write(' '.join(sys.modules)))\nmain()"
         )
