@@ -815,7 +815,8 @@ def promote(seed: Directory, *, forced: bool = False) -> Steps[None]:
         if forced or _has_majority(newest, promised):
             break
         yield from pause(_BETWEEN)
-    seed.is_over = newest.seed != standing.member
+    if standing.is_seed:  # else another promotion of this host, by a person, may have come to its end meanwhile
+        seed.is_over = newest.seed != standing.member
     why_not = _why_not(standing, newest, promised)
     if why_not is not None and (not forced or standing.member not in newest.ids):
         raise NotPromoted(why_not)
@@ -853,7 +854,8 @@ def _is_seed_already(seed: Directory) -> Steps[bool]:
         if _has_majority(newest, met):
             break
         yield from pause(_BETWEEN)
-    seed.is_over = newest.seed != own.id
+    if standing.is_seed:
+        seed.is_over = newest.seed != own.id
     why_not = _why_not(standing, newest, met)
     if why_not is not None:
         raise NotPromoted(why_not)
