@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
 
+import msgspec
+
 from memstore._wording import of_no_place
 from memstore.engine import syscalls
 from memstore.engine.catalog.catalog import Catalog
@@ -300,23 +302,37 @@ def gone_if_new(path: str) -> Generator[None]:
         raise
 
 
-def remove_unused(path: str, *, folder_too: bool) -> None:
+def has_no_options(root: Root) -> bool:
+    """Returns whether a store is as one that was made without options, and without a capacity."""
+    found, plain = root.settings, _chosen(Creation())
+    plain = msgspec.structs.replace(plain, format=found.format, store=found.store, features=found.features)
+    return found == plain and not root.catalog.view(lambda transaction: transaction.counters().capacity)
+
+
+def remove_unused(path: str, *, folder_too: bool, is_alone: bool = False) -> None:
     """Removes a store in which nothing was ever put, unless it is open or served, or is a member of a cluster.
 
     It may have asked to be one. If the seed has just agreed, it takes the next root at this address for a new one.
+
+    Args:
+        is_alone: it is known to be a cluster by itself, and to have no key.
     """
     with contextlib.suppress(OSError, MemstoreError):
         path = os.path.realpath(path)
         with folder.locked(path, deadline_after(_REMOVED_WITHIN), roots.lock):
             settings = folder.read_settings(path)
-            if settings is None or set(settings.features) - {CLUSTER} or os.path.lexists(f"{path}/{MEMBER}"):
+            if settings is None or set(settings.features) - {CLUSTER}:
+                return
+            if not is_alone and os.path.lexists(f"{path}/{MEMBER}"):
                 return
             page = _page_of_nobody(path)
             if page is None:
                 return
             try:
                 content = syscalls.read_at(page.fd, syscalls.PAGE, 0)
-                if not is_lock_page(content) or read_notes(content).publications_rung:  # not whole: of a copy, perhaps
+                if not is_lock_page(content):  # not whole: of a copy, perhaps
+                    return
+                if not is_alone and read_notes(content).publications_rung:
                     return
                 with unserved(path):
                     discard(path, settings)

@@ -63,6 +63,7 @@ from memstore.distributed.serving import (
     is_served,
     is_served_on,
     standing_at,
+    standing_of,
     start_agent,
     turn,
     wait_until_member,
@@ -73,6 +74,7 @@ from memstore.engine import (
     boot_id,
     close_root,
     gone_if_new,
+    has_no_options,
     open_root,
     remove_unused,
     resource_errors,
@@ -282,6 +284,10 @@ _AGAIN = 60_000  # milliseconds, for an agent that is started again
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds between two starts
 _SUPERVISED = 1 << 40  # the byte of agent.log that all supervisors of a root lock together, behind its end
 _LOOK_EVERY = 0.02  # seconds
+_BY_ANOTHER = (
+    "if another job serves these hosts at this moment, serve them again when that has ended, or with join= and its "
+    "cluster; else end that agent, and take an empty folder"
+)
 
 
 class Launching:
@@ -294,7 +300,8 @@ class Launching:
     def __init__(self, ips: tuple[str, ...] = ()) -> None:
         self._ips = ips
         self._root = ""
-        self._was_there = True
+        self._was_there = self._has_options = True
+        self._is_founder = False
         self._is_shared = False  # it lies on storage that all hosts mount, where it was made before
         self._reception: Reception | None = None
         self._agent = HostAgent()
@@ -361,7 +368,7 @@ class Launching:
             self._is_shared = os.path.isdir(path) and state_folder(path) != path
             use = open_root(path, "a", Creation(shared="copy" if self._is_shared else None), _OPEN_WITHIN)
             try:
-                member = use.root.member_id()
+                member, self._has_options = use.root.member_id(), not has_no_options(use.root)
             finally:
                 close_root(use)
                 del use  # the traceback of a later error would keep the store open
@@ -398,10 +405,11 @@ class Launching:
             if is_served_on(self._root, deadline, timeout):
                 is_ours = _is_of_memstore(agent_of(self._root))
                 if (secret_of(self._root) or b"") != order.secret:
-                    raise NotServedError(f"{self._root} is served already, with another secret or none: end that agent")
+                    raise NotServedError(f"{self._root} is served already, with another secret or none: {_BY_ANOTHER}")
             else:
                 if order.secret and secret_of(self._root, and_environment=False) != order.secret:
                     write_secret(self._root, order.secret)
+                self._is_founder = order.is_new
                 self._start_agent(order, deadline, timeout)
         found = wait_until_member(self._root, deadline, timeout)
         roster, member = found.roster, found.roster.member(found.member)
@@ -409,7 +417,7 @@ class Launching:
         if order.named and known.isdisjoint(order.named):
             raise NotServedError(
                 f"{self._root} is served already, in the cluster of the seed {roster.seed_address}, not that of "
-                f"{order.named[0]}: end that agent, and take an empty folder"
+                f"{order.named[0]}: {_BY_ANOTHER}"
             )
         address = "" if member is None else member.address
         if is_ours and not order.keeps:  # what a person or a service has started is theirs to end
@@ -466,9 +474,17 @@ class Launching:
         self._take_back()
 
     def _take_back(self) -> None:
-        """Removes the store that a look has made, if there was none."""
+        """Removes the store that a look has made, if there was none.
+
+        Of a cluster that was made here nothing is left, either, unless another host has joined it. Else no call could
+        make one store of these hosts: of two jobs that serve a root at once, each may have made a cluster.
+        """
         if self._root and not self._was_there:
             remove_unused(self._root, folder_too=True)
+        if self._root and self._is_founder and not self._has_options:
+            with contextlib.suppress(MemstoreError, OSError):
+                if not is_served(self._root) and _is_alone(self._root):
+                    remove_unused(self._root, folder_too=not self._was_there, is_alone=True)
 
 
 # --- supervision ------------------------------------------------------------------------------------------------------
@@ -627,6 +643,17 @@ def _is_of_memstore(agent: int) -> bool:
             return PROGRAM.encode() in file.read().split(b"\0")
     except OSError:
         return False
+
+
+def _is_alone(root: str) -> bool:
+    """Returns whether a root is the one host of its cluster, and has no key."""
+    use = open_root(root, "r", Creation(), _END_WITHIN)
+    try:
+        standing = standing_of(use.root)
+        has_keys = use.root.catalog.view(lambda transaction: transaction.count("entries"))
+        return standing is not None and len(standing.roster.members) == 1 and not has_keys
+    finally:
+        close_root(use)
 
 
 def _is_taken(address: Address) -> bool:

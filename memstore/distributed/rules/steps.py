@@ -120,7 +120,7 @@ def side_by_side(all_steps: Sequence[Steps[Result]]) -> Steps[list[Result]]:
                     sends[number] = action
                 except StopIteration as end:
                     results[number] = end.value
-            answers = (yield Gather(tuple(sends.values()))) if sends else []
+            answers: list[Any] = (yield Gather(tuple(sends.values()))) if sends else []
             values = dict(zip(sends, answers, strict=True))
     finally:
         for steps in all_steps:

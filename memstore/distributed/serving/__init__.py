@@ -14,7 +14,14 @@ duties         what it does by itself, and how it takes the rules' steps
 from __future__ import annotations
 
 from memstore.distributed.serving.agent import serve
-from memstore.distributed.serving.cluster import Cluster, cluster_of, known_cluster, remove_member, standing_at
+from memstore.distributed.serving.cluster import (
+    Cluster,
+    cluster_of,
+    known_cluster,
+    remove_member,
+    standing_at,
+    standing_of,
+)
 from memstore.distributed.serving.joining import (
     ADDRESS_VARIABLE,
     LOG,
@@ -58,6 +65,7 @@ __all__ = [
     "remove_member",
     "serve",
     "standing_at",
+    "standing_of",
     "start_agent",
     "turn",
     "wait_until_member",

@@ -18,6 +18,7 @@ from memstore.distributed.meshes.messages import (
     LookAtRoot,
     OrderDone,
     StartAgent,
+    Started,
     Try,
     Undo,
     decode_order,
@@ -25,6 +26,7 @@ from memstore.distributed.meshes.messages import (
     encode,
 )
 from memstore.errors import CorruptionError
+from tests.distributed.serving.agents import Agents
 
 
 def test_orders_and_reports_come_back_as_they_were() -> None:
@@ -105,6 +107,28 @@ def test_a_launcher_whose_look_is_overtaken_by_an_undo_leaves_nothing(scratch: s
     assert decode_report(launching.answer(encode(Undo()))) == OrderDone()
     assert isinstance(decode_report(launching.answer(encode(LookAtRoot(VERSION, scratch)))), HostSeen)
     assert not Path(scratch).exists()
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_launcher_that_has_made_a_cluster_of_one_leaves_none_unless_it_has_a_key(
+    agents: Agents, scratch: str, *, is_alone: bool
+) -> None:
+    """Also where another job has made the folder just before."""
+    assert isinstance(decode_report(Launching().answer(encode(LookAtRoot(VERSION, scratch)))), HostSeen)
+    launching = Launching()
+    assert isinstance(decode_report(launching.answer(encode(LookAtRoot(VERSION, scratch)))), HostSeen)
+    order = StartAgent("127.0.0.1", 0, "", (), True, bytes(32), "tcp", True, True, 60_000)
+    assert isinstance(decode_report(launching.answer(encode(order))), Started)
+    other = StartAgent("127.0.0.1", 0, "", ("tcp://127.0.0.9:1",), False, bytes(32), "tcp", True, True, 60_000)
+    second = Launching()
+    assert isinstance(decode_report(second.answer(encode(LookAtRoot(VERSION, scratch)))), HostSeen)
+    failed = decode_report(second.answer(encode(other)))
+    assert isinstance(failed, HostFailed) and "serve them again when that has ended" in failed.text
+    if not is_alone:
+        with memstore.open(scratch) as store:
+            store.put("k", 1)
+    assert decode_report(launching.answer(encode(Undo()))) == OrderDone()
+    assert Path(scratch, "memstore.json").exists() is not is_alone
 
 
 def test_a_launcher_leaves_a_store_that_was_there(scratch: str, monkeypatch: pytest.MonkeyPatch) -> None:
