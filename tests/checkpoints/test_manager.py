@@ -263,6 +263,28 @@ def test_a_look_or_a_choice_in_whose_middle_another_step_takes_the_place_of_the_
     assert step_in(manager) == 2 and calls > 1
 
 
+def test_a_look_in_whose_middle_a_step_becomes_whole_and_the_one_before_is_being_removed(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = plain(root)
+    save(other, 20)
+    claimed = StepFolders(root).claim(10, {}, None, "snapshot")  # a run that has gone back
+    real = StepFolders._look
+    looked: list[str] = []
+
+    def in_the_middle(storage: StepFolders, name: str) -> Any:
+        found = real(storage, name)
+        looked.append(name)
+        if looked == ["step-000010"]:
+            Snapshot.take(f"{root}/step-000010", state(10))
+            os.remove(f"{root}/step-000020/{MANIFEST}")  # the folder is there still
+        return found
+
+    monkeypatch.setattr(StepFolders, "_look", in_the_middle)
+    assert CheckpointManager(root).latest() == 10
+    claimed.held.close()
+
+
 # --- folders of others -----------------------------------------------------------------------------------------------
 
 
