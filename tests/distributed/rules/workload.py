@@ -94,7 +94,13 @@ class Workload:
         return self.world.now / SECOND
 
     def call(
-        self, process: Process, steps: AnySteps, seconds: float, ended: Callable[[Any, BaseException | None], None]
+        self,
+        process: Process,
+        steps: AnySteps,
+        seconds: float,
+        ended: Callable[[Any, BaseException | None], None],
+        *,
+        changes: bool = False,
     ) -> Task:
         def end(result: Any, error: BaseException | None) -> None:
             self.under_way.remove(process)
@@ -105,7 +111,7 @@ class Workload:
             ended(result, error)
 
         self.under_way.append(process)
-        return self.world.call(process, steps, seconds, end)
+        return self.world.call(process, steps, seconds, end, changes=changes)
 
     def put(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
         host, start, value = process.host, self.time, next(self.values)
@@ -170,7 +176,7 @@ class Workload:
 
         seconds = 20 if self.scene.all_must_work else self.chance.choice([1, 5, 20])
         until = self.world.now + process.host.clock_offset + int(min(seconds, self.scene.patience) * SECOND)
-        task = self.call(process, process.client.commit([change], until), seconds, end)
+        task = self.call(process, process.client.commit([change], until), seconds, end, changes=True)
         if self.scene.interrupts and self.chance.random() < self.scene.interrupts:
             self.world.at(self.chance.expovariate(20), task.interrupt)
 
@@ -307,7 +313,7 @@ class Workload:
                 raise Fault(f"a put of a batch fails: {error!r}", tuple(self.world.trace))
             ended()
 
-        self.call(process, process.client.commit(changes, 1 << 62), 5, end)
+        self.call(process, process.client.commit(changes, 1 << 62), 5, end, changes=True)
 
     def get_pair(self, process: Process, ended: Callable[[], None]) -> None:
         def end(found: tuple[Entry | None, ...] | None, error: BaseException | None) -> None:
