@@ -74,13 +74,13 @@ class SeedWatch:
 
     def note_stamp(self, standing: Standing, answer: Alive | None) -> None:
         """Notes what is to be brought back. None: the last heartbeat had no answer, and the seed may have rebooted."""
-        sent = (0, 0) if answer is None else (answer.began, answer.stamp)
-        self._stamp = (standing.roster.seed, standing.roster.term, *sent)
+        began, stamp = (0, 0) if answer is None else (answer.began, answer.stamp)
+        self._stamp = (standing.roster.seed, standing.roster.term, began, stamp)
 
     def stamp(self, standing: Standing) -> tuple[int, int]:
         """Returns what the seed is to be brought back: when it began, and its stamp; zeros: nothing."""
-        is_its = self._stamp[:2] == (standing.roster.seed, standing.roster.term)
-        return self._stamp[2:] if is_its else (0, 0)
+        seed, term, began, stamp = self._stamp
+        return (began, stamp) if (seed, term) == (standing.roster.seed, standing.roster.term) else (0, 0)
 
     def answer(self, standing: Standing, request: AskSilence) -> Answer:
         """Says for how long the seed of that term hasn't been heard. Of a later one than it knows it never heard.

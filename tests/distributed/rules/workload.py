@@ -21,7 +21,18 @@ from memstore.errors import (
 from tests.distributed.rules.history import DELETE, GET, LOSS, PUT, Operation
 from tests.distributed.rules.scenes import Scene
 from tests.distributed.rules.tables import MERGED, merged_of
-from tests.distributed.rules.world import SECOND, AnySteps, Fetch, Host, Process, Task, World, read, wait
+from tests.distributed.rules.world import (
+    SECOND,
+    AnySteps,
+    FencedOutError,
+    Fetch,
+    Host,
+    Process,
+    Task,
+    World,
+    read,
+    wait,
+)
 from tests.support.explore import Fault
 
 STABLE = [f"stable{number}/x".encode() for number in range(12)]
@@ -108,6 +119,8 @@ class Workload:
             if isinstance(error, StaleMembershipError) and standing is not None and standing.is_sealed:
                 process.is_alive = False  # its host was drained: whoever runs it ends it
                 return
+            if isinstance(error, StaleMembershipError) and self.scene.remove_after:
+                error = FencedOutError("it was removed meanwhile")  # of which its owner knew: nothing was put
             ended(result, error)
 
         self.under_way.append(process)
