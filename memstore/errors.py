@@ -295,6 +295,10 @@ class TransportUnavailableError(MemstoreError):
     """The host lacks the transport with which it should be served: RDMA, without ibverbs. Nothing was created."""
 
 
+class FencedError(MemstoreError):
+    """This host has not heard from the other hosts for too long, and may have been removed: nothing was done."""
+
+
 class StaleMembershipError(MemstoreError):
     """This host was removed from the cluster, and its values are no longer part of the store."""
 

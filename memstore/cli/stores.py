@@ -579,6 +579,12 @@ def _open_fd(context: click.Context, option: click.Parameter, fd: int | None) ->
     type=Seconds(min=1.0, max=86_400.0),
     help="Seconds for which a majority may not hear the seed: then a deputy takes over by itself. Without: never.",
 )
+@click.option(
+    "--remove-after",
+    type=Seconds(min=30.0, max=86_400.0),
+    help="Seconds of a host's silence, after which the seed removes it. Hosts that hear no majority for so long refuse "
+    "all calls. Without: never.",
+)
 def serve(
     root: str,
     address: str,
@@ -593,6 +599,7 @@ def serve(
     ready_fd: int | None,
     hang_after: float,
     promote_after: float | None,
+    remove_after: float | None,
 ) -> None:
     """Serve the store to other hosts, until SIGTERM, SIGINT or SIGHUP. MEMSTORE_SECRET_FILE names the secret of all.
 
@@ -616,6 +623,7 @@ def serve(
         ready_fd=ready_fd,
         hang_after=hang_after,
         promote_after=promote_after,
+        remove_after=remove_after,
     )
 
 

@@ -62,8 +62,8 @@ from memstore.engine.root.shared import (
     storage_error,
 )
 from memstore.engine.root.storage import LocalFiles, Overlay, StorageDriver, StorePaths
-from memstore.engine.sync.pages import LockPage, is_lock_page, read_notes
-from memstore.engine.sync.primitives import Doorbell, deadline_after
+from memstore.engine.sync.pages import LeaseWord, LockPage, is_lock_page, read_notes
+from memstore.engine.sync.primitives import Doorbell, SharedPage, deadline_after
 from memstore.errors import (
     AlreadyExistsError,
     CorruptionError,
@@ -543,6 +543,12 @@ def _assemble(
         needs_files = not mappings_keep_locks(f"{path}/{DOORBELL}")
     lock = LockPage(f"{path}/{LOCK}", keep_open=needs_files) if writable else None
     watch = lock.watch if lock is not None else None
+    if lock is not None:
+        lease = lock.lease
+    else:
+        page = SharedPage(f"{path}/{LOCK}", writable=False)
+        page.close_file()
+        lease = LeaseWord.of(page)
     if settings.shared is not None:
         storage: StorageDriver = SharedStorage(places, settings)
     else:
@@ -554,6 +560,7 @@ def _assemble(
             catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
             root = Root(places, settings, lock, doorbell, catalog, on_tmpfs, storage)
             root.before_close = close_kept_file
+            root.lease = lease
             if lock is not None:
                 lock.recover = lambda: after_death(root)
             return roots.register(identity, root)

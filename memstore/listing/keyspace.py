@@ -365,6 +365,8 @@ class Keyspace:
         if root is None:
             raise StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
         root.glance()
+        if root.lease[0]:
+            root.check_lease()
         if root.catalog.is_released:  # in a forked child
             root.check_in_place()  # it is opened by its path
             with resource_errors(self.root):

@@ -457,6 +457,7 @@ class Launching:
                     owner=order.is_owner,
                     shared=self._is_shared,
                     promote_after=order.promote_after,
+                    remove_after=order.remove_after,
                     told=self._agent.note,
                 )
                 return

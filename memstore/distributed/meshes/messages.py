@@ -126,7 +126,7 @@ class StartAgent(msgspec.Struct, frozen=True, array_like=True, tag=9):
         is_new: it makes the cluster.
         is_owner: it may own keys.
         keeps: the agent goes on when the index actor is stopped.
-        promote_after: as of `serve`.
+        promote_after, remove_after: as of `serve`.
         milliseconds: in which it is a member.
     """
 
@@ -140,6 +140,7 @@ class StartAgent(msgspec.Struct, frozen=True, array_like=True, tag=9):
     is_owner: bool
     keeps: bool
     promote_after: float | None
+    remove_after: float | None
     milliseconds: int
 
 

@@ -84,6 +84,7 @@ def serve(
     transport: Transport = "auto",
     secret: str | None = None,
     promote_after: float | None = PROMOTE_AFTER,
+    remove_after: float | None = None,
     timeout: float = 60.0,
 ) -> Cluster:
     """Makes one store of the hosts of Monarch meshes. Returns when all of them are members.
@@ -111,6 +112,9 @@ def serve(
             message of Monarch, and kept in ROOT/secret on each host.
         promote_after: seconds, 1 or more, for which a majority of the hosts may not hear the seed: then a deputy makes
             itself the seed. None: a person does so, by ``memstore promote``.
+        remove_after: seconds, 30 or more, for which a host may be silent: then the seed removes it, and what it has put
+            is lost. **Hosts that don't hear a majority for so long refuse all calls with FencedError.** None: a person
+            removes hosts, or this job does, by `Cluster.remove`. See docs/hosts.md.
         timeout: seconds. If it takes longer, or fails, the agents that it started are ended, which may take some more
             seconds.
 
@@ -132,7 +136,7 @@ def serve(
         raise ValueError(f"a root of {len(path):,} characters: a path has {LONGEST_ROOT:,} at most")
     if transport not in get_args(Transport):
         raise ValueError(f"transport {transport!r} is none of {', '.join(get_args(Transport))}")
-    check_silence(promote_after)
+    promote_after = check_silence(promote_after, remove_after)
     if join is not None and not isinstance(join, Cluster):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"join is a Cluster, as memstore.serve returns it, and not {an_instance(join)}")
     if join is None and not owner:
@@ -143,7 +147,16 @@ def serve(
     actors = IndexActors(mesh, deadline)
     try:
         found = _ServeCall(
-            actors, path, join, transport, given, deadline, keeps=keep, is_owner=owner, promote_after=promote_after
+            actors,
+            path,
+            join,
+            transport,
+            given,
+            deadline,
+            keeps=keep,
+            is_owner=owner,
+            promote_after=promote_after,
+            remove_after=remove_after,
         ).run()
     except BaseException:
         actors.close()
@@ -168,10 +181,11 @@ class _ServeCall:
         keeps: bool,
         is_owner: bool,
         promote_after: float | None,
+        remove_after: float | None,
     ) -> None:
         self._actors, self._root, self._join, self._transport = actors, root, join, transport
         self._given, self._deadline, self._keeps, self._is_owner = secret, deadline, keeps, is_owner
-        self._promote_after = promote_after
+        self._promote_after, self._remove_after = promote_after, remove_after
 
     def run(self) -> Cluster:
         look, join = LookAtRoot(VERSION, self._root), self._join
@@ -273,10 +287,8 @@ class _ServeCall:
         def order(rank: int, *, is_new: bool = False) -> StartAgent:
             ip, port = places.get(rank) or (_LOOPBACK, 0)
             left, address, transport = self._milliseconds(), plan.addresses.get(rank, ""), self._transport
-            after = self._promote_after
-            return StartAgent(
-                ip, port, address, named, is_new, secret, transport, self._is_owner, self._keeps, after, left
-            )
+            how = (transport, self._is_owner, self._keeps, self._promote_after, self._remove_after)
+            return StartAgent(ip, port, address, named, is_new, secret, *how, left)
 
         started: dict[int, Started] = {}
         if plan.seed is not None:

@@ -8,7 +8,7 @@ roster     who is a member: admission, removal, a new seed
 index      the index process: all of these
 client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
-fence      what hosts do by themselves when one is silent: a deputy takes over
+fence      what hosts do by themselves when one is silent: a deputy takes over, the seed removes a member
 draining   a host that is drained: its groups and bytes go to others, then it leaves
 sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """
@@ -21,6 +21,7 @@ from memstore.distributed.rules.client import (
     failed_of,
 )
 from memstore.distributed.rules.draining import Take, replace_places
+from memstore.distributed.rules.fence import BEATS, Lease
 from memstore.distributed.rules.index import Index
 from memstore.distributed.rules.messages import (
     KEY_LIMIT,
@@ -65,6 +66,7 @@ from memstore.distributed.rules.messages import (
     Publish,
     Refused,
     Remove,
+    Renew,
     Request,
     Resolve,
     Roster,
@@ -114,6 +116,7 @@ __all__ = [
     "Answer",
     "Ask",
     "AskSilence",
+    "BEATS",
     "BringGroups",
     "Change",
     "ClaimGroups",
@@ -139,6 +142,7 @@ __all__ = [
     "LONGEST_NAME",
     "LONGEST_WAIT",
     "LastCall",
+    "Lease",
     "Later",
     "LeavingGroup",
     "Lent",
@@ -167,6 +171,7 @@ __all__ = [
     "Race",
     "Refused",
     "Remove",
+    "Renew",
     "Request",
     "Resolve",
     "Roster",

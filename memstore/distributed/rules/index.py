@@ -73,6 +73,9 @@ PIN = 10_000_000_000  # nanoseconds that the bytes of a version are kept for a g
 ALONE = 3_000_000_000  # nanoseconds that a root without a cluster waits for members of one to find it
 _MOST_NAMED = 64  # hosts, of a first boot
 _KEPT_FOR_SEED = 2_000_000_000  # nanoseconds that a seed keeps what it can't tell yet
+_OfOwner = (
+    Lookup | Wait | List | WaitAny | Commit | Named | Resolve | Prepare | Look | Renew | Publish | GiveUp
+)  # what a host that is fenced doesn't answer: somebody else may be the owner by now
 _ToSeed = ClaimGroups | FindOwners | WatchGroup | HandOver
 
 
@@ -88,6 +91,8 @@ class Index:
         moved: this root was served at another address before.
         promote_after: nanoseconds that a majority may not hear the seed, after which this host takes over, if it is a
             deputy; 0: it never does by itself.
+        remove_after: nanoseconds of the leases that members hold, while this host is the seed; 0: they hold none.
+        lease: this host's; None: one that nobody else reads.
 
     Attributes:
         refusal: the seed's last answer, if it was one: this root can't be a member.
@@ -104,6 +109,8 @@ class Index:
         is_new: bool = False,
         moved: bool = False,
         promote_after: int = 0,
+        remove_after: int = 0,
+        lease: fence.Lease | None = None,
     ) -> None:
         self.member, self._clock, self._moved = member, clock, moved
         self._addresses = list(addresses)
@@ -117,6 +124,8 @@ class Index:
         self._sessions = owning.Sessions(clock)
         self.refusal: Refused | None = None
         self._watch = fence.SeedWatch(clock, promote_after)
+        self._lease = lease or fence.Lease(clock, [0])
+        self._leases = fence.Leases(clock, remove_after)
         self.leaver = draining.Leaver(clock)
         self._takeovers = draining.Takeovers()
         self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
@@ -140,7 +149,7 @@ class Index:
         standing = tables.standing()
         if isinstance(request, Meet):
             return self._met(standing, request)
-        if standing is None:
+        if standing is None or (self._lease.is_over and isinstance(request, _OfOwner)):
             return Later()
         match request:
             case Lookup():
@@ -184,7 +193,7 @@ class Index:
             case TakeOver():
                 return self._takeovers.answer(standing, request)
             case Heartbeat():
-                return fence.answer_heartbeat(standing, request)
+                return self._leases.answer(standing, self.seed, request)
             case AskSilence():
                 return self._watch.answer(standing, request)
             case _:
@@ -467,12 +476,21 @@ class Index:
         yield from roster.appoint(self.seed)
 
     def beat(self) -> Steps[None]:
-        """Asks the seed whether it is there."""
-        return (yield from fence.beat(self._watch))
+        """Asks the seed whether it is there, and renews this host's lease."""
+        return (yield from fence.beat(self._watch, self._lease, self._leases, self.seed))
 
     def stand_in(self) -> Steps[bool]:
         """Makes this member the seed, if it is a deputy, and a majority hasn't heard the seed for too long."""
         return (yield from fence.stand_in(self.seed, self._watch))
+
+    def remove_silent(self) -> Steps[list[bytes]]:
+        """Removes members that are silent, as the seed. Returns their ids."""
+        return (yield from fence.remove_silent(self.seed, self._leases))
+
+    @property
+    def is_fenced(self) -> bool:
+        """Returns whether this host's lease is over: nothing that it owns may be told or changed."""
+        return self._lease.is_over
 
     def look_for(self) -> Steps[None]:
         """Looks for a member that is silent, as the seed."""

@@ -94,6 +94,8 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         holders: ids of members with `is_owner` False that may own groups all the same: they had some before.
         leavers: members that are drained, each with the one that is to take its groups; empty: whoever stays.
         base: of a term that was forced, until its directory is whole: the newest position that its seed has heard of.
+        lease: nanoseconds of the leases that members hold, of three members or more; 0: none. See `fence.py`.
+        leased: ids of members that obey it for sure: the seed removes no other one by itself.
     """
 
     cluster: bytes
@@ -106,6 +108,8 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     holders: tuple[bytes, ...] = ()
     leavers: tuple[tuple[bytes, bytes], ...] = ()
     base: tuple[Number, Number] = (0, 0)
+    lease: Number = 0
+    leased: tuple[bytes, ...] = ()
 
     @property
     def owners(self) -> tuple[Member, ...]:
@@ -645,10 +649,22 @@ class TakeOver(msgspec.Struct, frozen=True, array_like=True, tag=47):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=50):
-    """Asks the seed of a term whether it is there. Its answer is `Alive`, or `Stale`."""
+    """Asks the seed of a term whether it is there. Its answer is `Alive`, or `Stale`. `fence.py` says what it is for.
+
+    Attributes:
+        epoch: of the asker's roster.
+        promised: as of `Standing`.
+        obeys: nanoseconds of the lease that the asker's processes obey; 0: they obey none.
+        began, stamp: of the answer to its last heartbeat; zeros: it had none.
+    """
 
     member: Id
     term: Number
+    epoch: Number = 0
+    promised: Number = 0
+    obeys: Number = 0
+    began: Number = 0
+    stamp: Number = 0
 
 
 class AskSilence(msgspec.Struct, frozen=True, array_like=True, tag=51):
@@ -833,7 +849,17 @@ class Brought(msgspec.Struct, frozen=True, array_like=True, tag=89):
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag=52):
-    """This is the seed of that term, and the asker is a member."""
+    """This is the seed of that term, and the asker is a member.
+
+    Attributes:
+        began: when this process began the term, on its host's clock since boot.
+        stamp: that clock, now.
+        age: for so many nanoseconds at most no majority may have obeyed it; None: it doesn't hear one.
+    """
+
+    began: Number = 0
+    stamp: Number = 0
+    age: Number | None = None
 
 
 class Silence(msgspec.Struct, frozen=True, array_like=True, tag=53):

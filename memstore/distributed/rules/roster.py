@@ -77,6 +77,7 @@ from memstore.distributed.rules.steps import Steps, Tables, pause, send, send_al
 MOST_DEPUTIES = 2
 SILENT = 3_000_000_000  # nanoseconds without an answer after which a deputy is replaced
 LOOKED_FOR = 1_000_000_000  # nanoseconds after which a member that isn't heard of is looked for: less than ALONE
+FEWEST_LEASED = 3  # members: of two, no majority is left that could remove the other one
 LOST_EPOCHS = 1024  # that a seed which is lost may have made, and nobody has heard of
 _NEWCOMER_SILENT = 10_000_000_000  # nanoseconds after which another root gets a group that was noted for one
 _ROUNDS = 20  # of questions before a promotion gives up, or a root begins anew to join
@@ -402,12 +403,15 @@ def propose(
     leavers: tuple[tuple[bytes, bytes], ...] | None = None,
     epoch: int = 0,
     base: tuple[int, int] = (0, 0),
+    lease: int | None = None,
+    leased: tuple[bytes, ...] | None = None,
 ) -> Roster:
     """Writes the next roster. It counts when it has settled; only deputies may be left out before the last one has.
 
     Args:
         epoch: it is to be later than that.
         base: of a term that was forced, if its seed has heard of a later position than before.
+        lease: another one, which nobody obeys yet.
     """
     roster = standing.roster
     members = roster.members if members is None else members
@@ -420,7 +424,11 @@ def propose(
     visitors = {member.id for member in members if not member.is_owner}
     hold = tuple(one for one in (roster.holders if holders is None else holders) if one in visitors)
     leave = tuple(one for one in (roster.leavers if leavers is None else leavers) if one[0] in ids)
-    roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, kept, voters, hold, leave, base)
+    lasts = roster.lease if lease is None else lease
+    is_obeyed = lasts == roster.lease and len(members) >= FEWEST_LEASED  # of fewer, members may hold none by now
+    obey = tuple(one for one in (roster.leased if leased is None else leased) if one in ids and is_obeyed)
+    changed = (kept, voters, hold, leave, base, lasts, obey)
+    roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, *changed)
     adopt(tables, roster)
     return roster
 
@@ -919,7 +927,8 @@ def _begin_term(tables: Tables, member: bytes, newest: Roster, term: int, is_who
     # Without the directory nobody knows who owns groups, until all have announced it.
     holders = newest.holders if is_whole else tuple(one.id for one in newest.members if not one.is_owner)
     leavers, known = newest.leavers, newest.members
-    adopt(tables, Roster(newest.cluster, term, epoch, known, member, deputies, voters, holders, leavers, base))
+    changed = (deputies, voters, holders, leavers, base, newest.lease, newest.leased)
+    adopt(tables, Roster(newest.cluster, term, epoch, known, member, *changed))
     standing = tables.standing()
     assert standing is not None
     if not is_whole:

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--shared", action="store_true")
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--promote-after", type=float)
+    parser.add_argument("--remove-after", type=float)
     parser.add_argument("--ready-fd", type=int)
     try:
         serve(**vars(parser.parse_args()))

@@ -86,6 +86,7 @@ def serve(
     maps: bool = False,
     transport: str = "auto",
     promote_after: float | None = None,
+    remove_after: float | None = None,
 ) -> None:
     """Serves a root until SIGTERM, SIGINT or SIGHUP. Call it in the main thread of a process that does nothing else.
 
@@ -115,20 +116,37 @@ def serve(
         promote_after: seconds, 1 or more. If this host is a deputy, and a majority of the hosts hasn't heard the seed
             for so long, it makes itself the seed, as ``memstore promote`` would. Give it to all hosts, or none. Of two
             hosts none is a majority: neither takes over by itself. None: a person does it.
+        remove_after: seconds, 30 or more. While this host is the seed, it removes a host by itself that is silent for
+            longer, and what that has put is lost. **All hosts that don't hear a majority for so long refuse all calls
+            with FencedError**, puts and gets of their own keys, too. It is for three hosts or more: of two, none is
+            removed, and none stops. Hosts with durability="disk" aren't removed by it. Give it to all hosts, or none;
+            `promote_after` is 10 s then if it isn't given. None: a person, or a scheduler, removes hosts.
 
     Raises:
         NotServedError: the root can't be served, or no longer; the message says why.
         NotAStoreError, PermissionDeniedError, and what else `memstore.open` raises of a folder.
         MissingPackageError: a transport takes Monarch, and it isn't installed.
         TransportUnavailableError: "rdma", and this host has no ibverbs.
-        ValueError, MemstoreError: an address, or the secret; or `hang_after` or `promote_after` is too short.
+        ValueError, MemstoreError: an address, or the secret; or a time is too short.
     """
     try:
         path = os.path.realpath(absolute_path(root))
         own = str(parse_own_address(address))
         named = tuple(dict.fromkeys(one for one in (str(parse_own_address(one)) for one in join) if one != own))
-        check_silence(promote_after)
-        options = Options(path, own, named, new, moved, owner, insecure, hang_after, transport, promote_after or 0.0)
+        promote_after = check_silence(promote_after, remove_after)
+        options = Options(
+            path,
+            own,
+            named,
+            new,
+            moved,
+            owner,
+            insecure,
+            hang_after,
+            transport,
+            promote_after or 0.0,
+            remove_after or 0.0,
+        )
         if shared and transport in ("rdma", "monarch"):
             raise TransportUnavailableError(
                 f"transport {transport!r} with shared: hosts read files there, and send no bytes: leave it out"

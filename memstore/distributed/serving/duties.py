@@ -9,8 +9,9 @@
 | tell deputies rows of the directory, as the seed | as soon as there are any, or a question waits; else once a second |
 | appoint deputies, tell members of a new seed, hear what they own | 4 times a second, as the seed |
 | look for a member that is silent, as the seed | once a second, if there is any |
-| ask the seed whether it is there | 5 times in `promote_after`, where that is given |
+| ask the seed whether it is there, and renew this host's lease | 5 times in `promote_after`, 6 times in a lease |
 | take over from a seed that a majority hasn't heard, as a deputy | 10 times in `promote_after` |
+| remove members that are silent, as the seed | 12 times in `remove_after`, where there are leases |
 | pay: tell other hosts which of their segments nobody needs | once a second; when something is owed, up to 100 times |
 | drain this host | 4 times a second, while it is to leave |
 | take over bytes that lie on a host that leaves | when that asks, and once a second, until all are taken |
@@ -36,6 +37,7 @@ from typing import TypeVar
 from memstore.distributed.catalog import look_or_run, run
 from memstore.distributed.links import Begun, Links
 from memstore.distributed.rules import (
+    BEATS,
     LONGEST_WAIT,
     NOT_SENT,
     Announce,
@@ -86,6 +88,10 @@ _AT_FIRST, _SOON, _IDLE, _PAY, _AUDIT, _SESSIONS = 0.05, 0.25, 1.0, 1.0, 5.0, 30
 _NOT_SEED = 60.0  # seconds, of duties of a seed: who becomes one sets their events
 _PAY_APART = 0.01  # seconds between two payments: each takes the mutex of both hosts, and puts wait for it
 _BEATS = 5  # questions to the seed in the time of silence that is long enough
+_FENCED = (
+    "this host has heard no majority for longer than remove_after, and may have been removed: its processes refuse all "
+    "calls until it hears one"
+)
 _MIRRORS = 3  # deputies, and a member that is to be one
 
 log = logging.getLogger("memstore")
@@ -476,6 +482,7 @@ class Duties:
         self._roster, self._hands, self._owes = (threading.Event() for _ in range(3))
         self._appoints, self._looks = threading.Event(), threading.Event()
         self._drains, self._takes = threading.Event(), threading.Event()
+        self._beats, self._is_fenced = threading.Event(), False
         self._has_been_seed = self._has_leavers = False
         self._mirrors = [Mirroring(slot, index, driver, mirrored, self._fail) for slot in range(_MIRRORS)]
 
@@ -488,8 +495,8 @@ class Duties:
         self._begin("hand over", self._hand_over, self._hands)
         self._begin("pay", self._pay, self._owes)
         self._begin("audit", lambda: self._do(index.audit(), _AUDIT), threading.Event())
+        self._begin("heartbeat", self._beat, self._beats)
         if self._promote_after:
-            self._begin("heartbeat", self._beat, threading.Event())
             self._begin("stand in", self._stand_in, threading.Event())
         self._begin("sessions", lambda: self._do(index.end_sessions(self._connected), _SESSIONS), threading.Event())
 
@@ -535,7 +542,7 @@ class Duties:
                 self._begin("drain", self._drain, self._drains)
                 self._begin("take over", self._take_over, self._takes)
         self.mirror_soon()
-        for event in (self._appoints, self._looks, self._hands, self._drains):
+        for event in (self._appoints, self._looks, self._hands, self._drains, self._beats):
             event.set()
 
     def _begin_as_seed(self) -> None:
@@ -543,6 +550,7 @@ class Duties:
             self._begin(f"mirror {slot}", partial(self._mirror, mirroring), mirroring.due)
         self._begin("appoint", self._appoint, self._appoints)
         self._begin("look for", self._look_for, self._looks)
+        self._begin("remove", self._remove_silent, threading.Event())
 
     def _settle(self) -> float:
         self._look()
@@ -606,14 +614,34 @@ class Duties:
         return max(0.0, began + _IDLE - time.monotonic())  # where nobody answers it has taken that long
 
     def _beat(self) -> float:
-        began, every = time.monotonic(), self._promote_after / _BEATS
+        standing = self._standing
+        lease = 0.0 if standing is None else standing.roster.lease / 1e9
+        if not (self._promote_after or lease or self._root.lease[0]):
+            return _IDLE
+        began = time.monotonic()
         self._driver.run(self._index.beat())
+        if self._index.is_fenced != self._is_fenced:
+            self._is_fenced = not self._is_fenced
+            say(_FENCED if self._is_fenced else "this host hears the others again, and goes on")
+        times = [self._promote_after / _BEATS, lease / BEATS]
+        every = min((seconds for seconds in times if seconds), default=_IDLE)
         return max(0.0, began + every - time.monotonic())  # where nobody answers it has taken that long
 
     def _stand_in(self) -> float:
         if self._driver.run(self._index.stand_in()):
             say(f"a majority has not heard the seed for {self._promote_after:g} s: this host is the seed now")
         return self._promote_after / (2 * _BEATS)
+
+    def _remove_silent(self) -> float:
+        standing = self._standing
+        if standing is None or not standing.is_seed:
+            return _NOT_SEED
+        for removed in self._driver.run(self._index.remove_silent()):
+            member = standing.roster.member(removed)
+            name = "a host" if member is None else member.label
+            say(f"{name} has been silent for longer than remove_after: it is removed, with what it has put")
+        lease = standing.roster.lease / 1e9
+        return min(_IDLE, lease / (2 * BEATS)) if lease else _IDLE
 
     def _pay(self) -> float:
         self._driver.run(self._index.pay())

@@ -33,6 +33,7 @@ from memstore.distributed.rules import (
     Entry,
     Failed,
     Index,
+    Lease,
     Meet,
     Member,
     Met,
@@ -168,6 +169,7 @@ class Membership:
             self._ending.removes = self._ending.is_drained = True
             self._ending.end()
         elif standing.is_removed:
+            self._root.lease[0] = 0  # no new value is lost by a get: what is here can be read, and exported
             self._ending.fail(Kind.LOST, _was_removed(self._root))
         if before is None:
             tell(self._news, News(Kind.READY))
@@ -346,6 +348,8 @@ def write_cluster_file(root: Root, member: Member, standing: Standing) -> None:
         "index_process": os.getpid(),
         "is_removed": standing.is_removed,
         "is_joining": standing.is_joining,
+        "lease": roster.lease / 1e9,
+        "leased": [one.address for one in roster.members if one.id in roster.leased],
         "members": [
             {"id": one.id.hex(), "address": one.address, "name": one.name, "is_owner": one.is_owner}
             for one in roster.members
@@ -472,6 +476,8 @@ class IndexProcess:
             is_new=options.is_new,
             moved=options.moved,
             promote_after=int(options.promote_after * 1e9),
+            remove_after=int(options.remove_after * 1e9),
+            lease=Lease(boot_clock, root.lease, is_exempt=root.settings.durable),
         )
         self._links = Links(secret=secret, kind=INDEX, hello=hello, traffic=self._traffic)
         self._waits = KeyWaits(root, self._index, ending)

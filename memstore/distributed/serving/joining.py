@@ -71,6 +71,7 @@ def join(
     timeout: float = 60.0,
     shared: bool = False,
     promote_after: float | None = PROMOTE_AFTER,
+    remove_after: float | None = None,
 ) -> Cluster:
     """Joins this host's store to a cluster. Returns when it is a member. Call it on every rank, or one of each host.
 
@@ -92,6 +93,9 @@ def join(
             the store there. See docs/shared-storage.md.
         promote_after: seconds, 1 or more, for which a majority of the hosts may not hear the seed: then a deputy makes
             itself the seed. None: a person does so, by ``memstore promote``.
+        remove_after: seconds, 30 or more, for which a host may be silent: then the seed removes it, and what it has put
+            is lost. **Hosts that don't hear a majority for so long refuse all calls with FencedError.** None: a person,
+            or the launcher, removes hosts. See docs/hosts.md.
 
     Returns:
         The cluster.
@@ -104,7 +108,7 @@ def join(
         NotAStoreError, PermissionDeniedError: as `memstore.open` of the folder. Its other errors are raised too.
     """
     deadline = deadline_after(timeout)
-    check_silence(promote_after)
+    promote_after = check_silence(promote_after, remove_after)
     path = absolute_path(root)
     secret, others = given_secret(secret), list[Address]()
     if isinstance(cluster, Cluster):
@@ -134,6 +138,7 @@ def join(
                     owner=owner,
                     shared=shared,
                     promote_after=promote_after,
+                    remove_after=remove_after,
                 )
             elif secret is not None and secret_of(path) != secret:
                 raise NotServedError(f"{path} is served already, with another secret or none: end that agent first")
@@ -262,6 +267,7 @@ def start_agent(
     transport: str | None = None,
     shared: bool = False,
     promote_after: float | None = None,
+    remove_after: float | None = None,
     told: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Starts an agent. Returns when it says that the host is a member. It is ended if that takes too long.
@@ -271,7 +277,7 @@ def start_agent(
         new, moved, owner: as of `serve`.
         transport: as of `serve`; None: as MEMSTORE_TRANSPORT says, or "auto".
         shared: the store is on storage that all hosts mount.
-        promote_after: as of `serve`.
+        promote_after, remove_after: as of `serve`.
         told: gets its pid, as soon as there is one.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _OF_MONARCH_PROCS}
@@ -282,6 +288,7 @@ def start_agent(
         *(f"--join={address}" for address in named),
         f"--transport={transport or os.environ.get(TRANSPORT_VARIABLE) or 'auto'}",
         *([] if promote_after is None else [f"--promote-after={promote_after}"]),
+        *([] if remove_after is None else [f"--remove-after={remove_after}"]),
         f"--ready-fd={writer}",
     ]
     try:

@@ -47,6 +47,7 @@ from memstore.distributed.rules import (
     Promise,
     Publish,
     Remove,
+    Renew,
     Request,
     Resolve,
     Serve,
@@ -388,6 +389,7 @@ _LARGE = 1 << 16  # bytes of a change that others needn't wait for: a batch of 6
 _LONGEST = 30.0  # seconds, of a request that names no limit
 _READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver, Heartbeat, AskSilence)
 _OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey)
+_OF_OWNER = (Commit, Prepare, Renew, Publish, GiveUp, Resolve)
 _TO_SEED = (Ask, Remove, Drain, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, BringGroups)
 
 
@@ -490,6 +492,8 @@ class Answers:
             if isinstance(request, _READS):
                 return look_or_run(self._root, lambda tables: self._index.answer(tables, request), deadline)
             answer, has_owed = self._run(request, deadline, at_once=at_once)
+            if isinstance(request, _OF_OWNER) and self._index.is_fenced:
+                return None  # it came too late, perhaps: who asked finds out when this host hears the others again
             self._waits.look_again()
             if has_owed:
                 self._duties.pay_soon()

@@ -34,6 +34,7 @@ from memstore.errors import MissingPackageError, NotServedError, TransportUnavai
 HANG_AFTER = 10.0  # seconds without a word of the index process
 PROMOTE_AFTER = 10.0  # seconds, where a mesh or a launcher runs the cluster
 SHORTEST_SILENCE, LONGEST_SILENCE = 1.0, 86_400.0  # seconds after which a deputy takes over
+SHORTEST_LEASE = 30.0  # seconds of silence after which the seed removes a host
 OF_AGENTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals that an agent takes
 
 
@@ -51,6 +52,7 @@ class Options(msgspec.Struct, frozen=True):
         hang_after: seconds of silence after which the index process is killed.
         transport: which way bytes of values take.
         promote_after: seconds of the seed's silence after which this host takes over, as a deputy; 0: never by itself.
+        remove_after: seconds of a member's silence after which this host removes it, as the seed; 0: never by itself.
     """
 
     root: str
@@ -63,15 +65,33 @@ class Options(msgspec.Struct, frozen=True):
     hang_after: float = HANG_AFTER
     transport: str = "auto"
     promote_after: float = 0.0
+    remove_after: float = 0.0
 
 
-def check_silence(promote_after: float | None) -> None:
-    """Raises ValueError if a deputy would take over too soon."""
+def check_silence(promote_after: float | None, remove_after: float | None = None) -> float | None:
+    """Returns `promote_after`, which goes with `remove_after`: without a seed, all leases would be over soon.
+
+    Raises ValueError: a deputy would take over too soon or too late, or a host would be removed too soon.
+    """
     if promote_after is not None and not SHORTEST_SILENCE <= promote_after <= LONGEST_SILENCE:
         raise ValueError(
             f"promote_after is {promote_after} s, and a seed may be silent for a moment because its machine is busy: "
             f"expected {SHORTEST_SILENCE:g} to {LONGEST_SILENCE:g} s, or None"
         )
+    if remove_after is None:
+        return promote_after
+    if not SHORTEST_LEASE <= remove_after <= LONGEST_SILENCE:
+        raise ValueError(
+            f"remove_after is {remove_after} s, and a host that is removed loses what it has put: expected "
+            f"{SHORTEST_LEASE:g} to {LONGEST_SILENCE:g} s, or None"
+        )
+    most = remove_after / 3
+    if promote_after is not None and promote_after > most:
+        raise ValueError(
+            f"promote_after is {promote_after} s, with remove_after {remove_after} s: hosts that have no seed for so "
+            f"long stop; expected {most:g} s or less, or None, which is {min(PROMOTE_AFTER, most):g} s then"
+        )
+    return min(PROMOTE_AFTER, most) if promote_after is None else promote_after
 
 
 class Start(msgspec.Struct, frozen=True):

@@ -107,8 +107,13 @@ class MutableEntry:
         return "deleted" if self.page.is_gone else "sealed" if self.page.state == SEALED else ""
 
     def check_in_place(self) -> None:
-        """Raises NotAStoreError where the store was removed. Call it before rows are read or written, not in `run`."""
+        """Raises NotAStoreError where the store was removed. Call it before rows are read or written, not in `run`.
+
+        Raises FencedError where this host's lease is over.
+        """
         self.root.glance()
+        if self.root.lease[0]:
+            self.root.check_lease()
 
     def check_open(self) -> None:
         """Raises MutableEntryError where the entry was deleted or sealed. Call it before a write."""

@@ -354,17 +354,24 @@ class Committed(msgspec.Struct):
 def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Commits changes at their owner, which may be another host. Returns as `commit`, and raises what it raises.
 
-    Raises CrossHostError, HomeUnavailableError, UnknownOutcomeError and StaleMembershipError too.
+    Raises CrossHostError, HomeUnavailableError, UnknownOutcomeError, FencedError and StaleMembershipError too.
     """
     keys = (changes[0].key,) if len(changes) == 1 else tuple([change.key for change in changes])
     while True:
+        if root.lease[0]:
+            root.check_lease()
         membership = root.owners.membership_for(keys, deadline)
-        if membership is None:
-            return elsewhere_of(root).commit(changes, deadline)
         try:
-            return commit(root, changes, deadline, membership=membership)
+            if membership is None:
+                versions = elsewhere_of(root).commit(changes, deadline)
+            else:
+                versions = commit(root, changes, deadline, membership=membership)
         except MembershipChanged:
             elsewhere_of(root).take_in(deadline)
+            continue
+        if root.lease[0]:  # this process may have been stopped since it looked
+            root.confirm_lease(keys[0])
+        return versions
 
 
 def commit(

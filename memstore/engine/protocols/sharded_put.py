@@ -63,12 +63,15 @@ def outcome_of(
 ) -> AttemptOutcome | None:
     """Returns the outcome of an attempt, wherever the key's owner is: see `outcome_here`.
 
-    Raises HomeUnavailableError and StaleMembershipError too.
+    Raises HomeUnavailableError, StaleMembershipError and UnknownOutcomeError too.
     """
     if not is_served(root):
         with contextlib.suppress(MembershipChanged):
             return outcome_here(root, member, merge, waits_until, deadline)
-    return elsewhere_of(root).outcome_of(member, merge, waits_until, deadline)
+    outcome = elsewhere_of(root).outcome_of(member, merge, waits_until, deadline)
+    if outcome is not None and root.lease[0]:
+        root.confirm_lease(member.key)
+    return outcome
 
 
 def give_up(root: Root, member: Participant, failure: AttemptFailure, deadline: float) -> AttemptOutcome:

@@ -56,6 +56,7 @@ class LockNotes(Structure):
         batch: the batch that is being published, 0 if none is.
         dirty: the mutex's dirty word.
         watch: a word by which an index process hears of publications.
+        lease: until when processes of this host may use the store, on its clock since boot; 0: for ever.
     """
 
     identity: Any
@@ -68,7 +69,21 @@ class LockNotes(Structure):
         ("batch", Uint64),
         ("dirty", Uint64),
         ("watch", Uint32),
+        ("_to_144", Uint32),
+        ("lease", Uint64),
     )
+
+
+class LeaseWord(Uint64 * 1):
+    """The word `lease` of a lock page, as an array of one number. It keeps the page mapped."""
+
+    memory: object
+
+    @classmethod
+    def of(cls, page: SharedPage) -> LeaseWord:
+        word = cls.from_address(page.address + LockNotes.lease.offset)
+        word.memory = page
+        return word
 
 
 class LockPage(RobustMutex):
@@ -77,9 +92,10 @@ class LockPage(RobustMutex):
     Attributes:
         notes: its words, which are read and written in place under the mutex.
         watch: for the store's doorbell.
+        lease: its word `lease`.
     """
 
-    __slots__ = ("_page", "notes", "watch")
+    __slots__ = ("_page", "lease", "notes", "watch")
 
     def __init__(self, path: str, *, keep_open: bool = False) -> None:
         """Opens the page. With `keep_open` its file stays open as long as it: see `filesystem.mappings_keep_locks`."""
@@ -89,6 +105,7 @@ class LockPage(RobustMutex):
             page.address, name=path, dirty_at=page.address + LockNotes.dirty.offset, refusals=nothing_changed
         )
         self._page, self.notes = page, LockNotes.from_address(page.address)
+        self.lease = LeaseWord.of(page)
         self.watch = Watch(page.address + LockNotes.watch.offset, page)
         self._take_over(path)
         if not keep_open:
@@ -106,11 +123,21 @@ class LockPage(RobustMutex):
                 self.notes.publications_rung = 0  # it was no page of ours, or is damaged: what it says means nothing
             if any(written):  # else it is the page of a store that is being created
                 log.debug("%s: %s", path, _why_anew(tuple(written), identity))
+            self.notes.lease = _lease_of(tuple(written), identity, self.notes.lease)
             written[0] = 0
             self.notes.batch = 0
             self.create()
             written[:] = identity
         syscalls.lock_shared(page.fd)
+
+
+def _lease_of(written: tuple[int, ...], identity: tuple[int, ...], until: int) -> int:
+    """Returns the lease of a page that is written anew. One of another boot is over; a copy holds none."""
+    if written[0] != _LOCK_MAGIC or not until:
+        return 0
+    if written[1:3] != identity[1:3]:
+        return 1
+    return until if written[3:5] == identity[3:5] else 0
 
 
 def _why_anew(written: tuple[int, ...], identity: tuple[int, ...]) -> str:

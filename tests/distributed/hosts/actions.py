@@ -115,6 +115,33 @@ def clock(store: memstore.Store) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def try_calls(channel: Connection, root: str, key: str) -> None:
+    """Says with which errors a get and a put end; empty: with none."""
+    store, errors = memstore.open(root, "r+"), list[str]()
+    for call in (lambda: store.get(key), lambda: store.put(key, "x")):
+        try:
+            call()
+        except memstore.MemstoreError as error:
+            errors.append(type(error).__name__)
+        else:
+            errors.append("")
+    store.close()
+    channel.send(tuple(errors))
+
+
+def put_on(channel: Connection, root: str, key: str) -> None:
+    """Puts numbers again and again, until an error. Says which number was put last, and the error's name and text."""
+    with memstore.open(root, "r+", timeout=5.0) as store:
+        channel.send("begins")
+        last = 0
+        try:
+            while True:
+                store.put(key, last + 1)
+                last += 1
+        except memstore.MemstoreError as error:
+            channel.send((last, type(error).__name__, str(error)))
+
+
 # --- what is left -----------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ ROOT = "/dev/shm/store"
 PORT = 7411
 SOURCES = Path(__file__).parent.parent.parent.parent
 AGENT = "memstore.distributed.serving"
+QUICK_AGENT = "tests.distributed.hosts.quick_agent"
 LONG = 60.0  # seconds; nothing takes so long
 
 
@@ -51,13 +52,21 @@ class ServedHosts:
     def address(self, number: int) -> str:
         return f"tcp://{self.hosts[number].address}:{PORT}"
 
-    def serve(self, number: int, *options: str, before: Sequence[str] = (), named: Sequence[int] | None = None) -> None:
+    def serve(
+        self,
+        number: int,
+        *options: str,
+        before: Sequence[str] = (),
+        named: Sequence[int] | None = None,
+        agent: str = "memstore",
+    ) -> None:
         """Starts the agent of a host.
 
         Args:
             options: of its command line.
             before: words before the commands of this agent, and of workers that are started there from now on.
             named: the hosts that it is told of; None: all, but the first host that is served makes the cluster.
+            agent: the program, if there are options: the command line, or one that takes the options of AGENT.
         """
         self._options[number], self._before[number] = options, before
         told = [one for one in range(len(self.hosts)) if one != number] if named is None else named
@@ -65,7 +74,9 @@ class ServedHosts:
         if named is None and not self._is_founded:
             joins = ["--new"]
         self._is_founded = True
-        if options:  # as people do; else without the command line's own imports
+        if options and agent != "memstore":
+            words = [agent, ROOT, self.address(number), *joins, *options]
+        elif options:  # as people do; else without the command line's own imports
             words = ["memstore", "serve", ROOT, "--address", self.address(number), *joins, *options]
         else:
             words = [AGENT, ROOT, self.address(number), *joins]

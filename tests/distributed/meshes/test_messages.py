@@ -33,7 +33,7 @@ def test_orders_and_reports_come_back_as_they_were() -> None:
     for order in (
         LookAtRoot(VERSION, "/dev/shm/x"),
         Try(("tcp://10.0.0.1:1",), b"t" * 16, 5),
-        StartAgent("10.0.0.1", 0, "", ("tcp://10.0.0.2:7411",), True, b"s" * 32, "auto", True, False, 10.0, 9),
+        StartAgent("10.0.0.1", 0, "", ("tcp://10.0.0.2:7411",), True, b"s" * 32, "auto", True, False, 10.0, None, 9),
     ):
         assert decode_order(encode(order)) == order
     for report in (OrderDone(), HostFailed("host", "NotServedError", "why")):

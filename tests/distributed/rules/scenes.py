@@ -26,6 +26,7 @@ class Scene:
     kills: int = 0
     losses: int = 0
     cuts: int = 0
+    cut_offs: int = 0  # how often a host is cut off from all others, or all but one
     filled: int = 0
     cuts_last: tuple[float, ...] = (2, 2, 15)  # seconds
     visitors: int = 0  # of the hosts: members that are never owners
@@ -36,6 +37,7 @@ class Scene:
     cancels: int = 0  # how often a person has a host stay, of which some are to leave
     promotions: int = 0  # how often a person tries to make a host the seed
     promote_after: float = 0  # seconds of a seed's silence after which a deputy takes over; no person does, then
+    remove_after: float = 0  # seconds of a lease: the seed removes who is silent for longer, and nobody else does
     forced: int = 0  # of them: also without a majority, or without the directory
     splits: int = 0  # how often a host is cut off from all others, while one of those is promoted
     expiries: int = 0  # how often a home forgets a session
@@ -144,6 +146,71 @@ SCENES = {
     ),
     "promotions by themselves of stopped hosts": Scene(
         hosts=4, first=4, promote_after=1, losses=1, kills=2, calls=20, hand_overs=8, weather=Weather(stalls=0.02)
+    ),
+    "removals by themselves": Scene(
+        hosts=5,
+        first=5,
+        promote_after=1,
+        remove_after=3,
+        cut_offs=4,
+        cuts_last=(3, 6, 9),
+        kills=2,
+        calls=60,
+        seconds=40,
+    ),
+    "removals by themselves of lost hosts": Scene(
+        hosts=5, first=4, filled=2, promote_after=1, remove_after=3, losses=2, cuts=2, calls=30, seconds=30
+    ),
+    "removals by themselves of stopped hosts": Scene(
+        hosts=4,
+        first=4,
+        promote_after=1,
+        remove_after=2,
+        cut_offs=2,
+        cuts_last=(4, 8),
+        calls=60,
+        seconds=40,
+        weather=Weather(stalls=0.03),
+    ),
+    "removals by themselves and splits": Scene(
+        hosts=5, first=5, promote_after=1, remove_after=3, splits=4, kills=2, hand_overs=8, calls=40, seconds=40
+    ),
+    "removals by themselves in a storm": Scene(
+        hosts=5,
+        first=5,
+        promote_after=2,
+        remove_after=4,
+        cut_offs=4,
+        cuts_last=(4, 8),
+        kills=4,
+        calls=30,
+        seconds=40,
+        weather=STORM,
+    ),
+    "removals by themselves while hosts come and go": Scene(
+        hosts=4,
+        first=2,
+        filled=2,
+        promote_after=1,
+        remove_after=3,
+        cut_offs=4,
+        cuts_last=(4, 8),
+        losses=1,
+        kills=3,
+        calls=40,
+        seconds=40,
+    ),
+    "removals by themselves and hand-overs": Scene(
+        hosts=5,
+        first=5,
+        promote_after=1,
+        remove_after=3,
+        cut_offs=3,
+        cuts_last=(5, 8),
+        hand_overs=20,
+        calls=40,
+        seconds=30,
+        weather=Weather(delay=0.02),
     ),
     "long": Scene(seconds=60, calls=40, weather=STORM),
     "slow": Scene(patience=600, all_must_work=True, weather=SLOW),

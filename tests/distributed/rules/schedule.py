@@ -27,6 +27,7 @@ class Schedule:
             audit_every=scene.audit_every,
             sessions_last=scene.sessions_last,
             promote_after=scene.promote_after,
+            remove_after=scene.remove_after,
         )
         self.scene, self.world = scene, world
         self.chance = self.world.random
@@ -34,6 +35,7 @@ class Schedule:
         self.shards = ShardedPuts(self.workload)
         self.no_owners: set[str] = set()
         self.is_promoting = False
+        world.left_out = self.note_loss
         world.taken = lambda value, host: self.workload.origin[value].add(host)
 
     def run(self) -> None:
@@ -113,6 +115,8 @@ class Schedule:
             soon(lambda: self.lose(chance.choice(spots), hosts))
         for _ in range(scene.cuts):
             soon(lambda: self.cut(hosts, chance.choice(spots) if scene.spot else None))
+        for _ in range(scene.cut_offs):
+            soon(lambda: self.cut_off(hosts))
         for _ in range(scene.hand_overs):
             soon(lambda: self.hand_over(chance.choice(hosts), chance.choice(hosts)))
         for _ in range(scene.drains):
@@ -145,9 +149,18 @@ class Schedule:
         """A host is lost, unless it would be the last one of a majority. A person removes it, and it comes back."""
         if host.index is None or host.tables.standing() is None or not self.may_be_lost(host, hosts):
             return
+        lost = host.id
+        self.note_loss(host)
+        self.world.lose(host)
+        late = 8 * self.scene.remove_after  # one that was lost before the seed knew that it holds a lease stays
+        self.world.at(self.chance.uniform(0.2, 5) + late, lambda: self.world.remove(lost))
+        self.world.at(self.chance.uniform(0.2, 5), lambda: self.find_a_seed(hosts))
+        self.world.at(self.chance.uniform(0.5, 8), lambda: self.serve(host))
+
+    def note_loss(self, host: Host) -> None:
+        """Notes that what a host has may be lost, from now on."""
         start, lost = self.world.now / SECOND, host.id
         groups = {*host.tables.own_groups, *host.tables.kept_groups, *host.tables.leaving_groups}
-        self.world.lose(host)
         self.shards.lose()
         values = frozenset(value for value, origin in self.workload.origin.items() if lost in origin)
         for key, history in self.workload.histories.items():
@@ -156,9 +169,6 @@ class Schedule:
                 Operation(LOSS, start, math.inf, lost=frozenset(self.workload.origin) if was_owner else values)
             )
         self.workload.stable = {key for key in self.workload.stable if key.partition(b"/")[0] not in groups}
-        self.world.at(self.chance.uniform(0.2, 5), lambda: self.world.remove(lost))
-        self.world.at(self.chance.uniform(0.2, 5), lambda: self.find_a_seed(hosts))
-        self.world.at(self.chance.uniform(0.5, 8), lambda: self.serve(host))
 
     def may_be_lost(self, host: Host, hosts: list[Host]) -> bool:
         """So that a majority of each roster that somebody has lives, and a deputy in it if the seed is lost."""
@@ -224,6 +234,15 @@ class Schedule:
             one, others = spot, [host for host in hosts if host is not spot]
         for other in others:
             self.world.cut(one.address, other.address, one_way=one_way)
+        self.world.at(self.chance.choice(self.scene.cuts_last), self.world.heal)
+
+    def cut_off(self, hosts: list[Host]) -> None:
+        """Cuts off a host from all others, or all but one, often the seed. Its own processes go on."""
+        seeds = [one for one in hosts if (it := one.tables.standing()) is not None and it.is_seed]
+        host, near = self.chance.choice([*hosts, *seeds]), self.chance.choice([None, None, *hosts])
+        for other in hosts:
+            if other not in (host, near):
+                self.world.cut(host.address, other.address, one_way=self.chance.random() < 0.2)
         self.world.at(self.chance.choice(self.scene.cuts_last), self.world.heal)
 
     def hand_over(self, host: Host, taker: Host) -> None:

@@ -65,8 +65,8 @@ def script(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
 class Play:
     """A cluster of a few hosts and a process on each. `before` is called with each request before it is answered."""
 
-    def __init__(self, hosts: int, promote_after: float = 0) -> None:
-        self.world: World = cluster(hosts, promote_after)
+    def __init__(self, hosts: int, promote_after: float = 0, remove_after: float = 0) -> None:
+        self.world: World = cluster(hosts, promote_after, remove_after)
         self.hosts = list(self.world.hosts.values())
         self.processes = [self.world.start_process(host) for host in self.hosts]
         self.before: Callable[[Host, Any], None] = lambda host, request: None

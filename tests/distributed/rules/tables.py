@@ -17,6 +17,7 @@ from memstore.distributed.rules import (
     Lent,
     Ownership,
     Place,
+    Roster,
     Standing,
     dispose,
     group_of,
@@ -73,6 +74,7 @@ class SimTables:
     ends: dict[tuple[bytes, str], AttemptOutcome] = field(default_factory=dict[tuple[bytes, str], AttemptOutcome])
     published: dict[bytes, int] = field(default_factory=dict[bytes, int])  # the latest attempt of each key
     clock: Callable[[], int] = lambda: 0
+    changed: Callable[[Roster, Roster], None] = lambda before, after: None  # told of each roster that is written
     owns: Callable[[bytes], None] = lambda group: None  # told of each group that this host begins to own
 
     # --- records ------------------------------------------------------------------------------------------------------
@@ -140,6 +142,8 @@ class SimTables:
         if old is None or standing.is_removed or old.is_joining != standing.is_joining or standing.is_sealed:
             self.changes += 1
         self.own_standing = standing
+        if old is not None and old.roster != standing.roster:
+            self.changed(old.roster, standing.roster)
         if old is None:
             for group in self.own_groups:
                 self.owns(group)

@@ -21,7 +21,18 @@ from memstore.errors import (
 from tests.distributed.rules.history import DELETE, GET, LOSS, PUT, Operation
 from tests.distributed.rules.scenes import Scene
 from tests.distributed.rules.tables import MERGED, merged_of
-from tests.distributed.rules.world import SECOND, AnySteps, Fetch, Host, Process, Task, World, read, wait
+from tests.distributed.rules.world import (
+    SECOND,
+    AnySteps,
+    FencedOutError,
+    Fetch,
+    Host,
+    Process,
+    Task,
+    World,
+    read,
+    wait,
+)
 from tests.support.explore import Fault
 
 STABLE = [f"stable{number}/x".encode() for number in range(12)]
@@ -99,7 +110,13 @@ class Workload:
         return self.world.now / SECOND
 
     def call(
-        self, process: Process, steps: AnySteps, seconds: float, ended: Callable[[Any, BaseException | None], None]
+        self,
+        process: Process,
+        steps: AnySteps,
+        seconds: float,
+        ended: Callable[[Any, BaseException | None], None],
+        *,
+        changes: bool = False,
     ) -> Task:
         def end(result: Any, error: BaseException | None) -> None:
             self.under_way.remove(process)
@@ -107,10 +124,12 @@ class Workload:
             if isinstance(error, StaleMembershipError) and standing is not None and standing.is_sealed:
                 process.is_alive = False  # its host was drained: whoever runs it ends it
                 return
+            if isinstance(error, StaleMembershipError) and self.scene.remove_after:
+                error = FencedOutError("it was removed meanwhile")  # of which its owner knew: nothing was put
             ended(result, error)
 
         self.under_way.append(process)
-        return self.world.call(process, steps, seconds, end)
+        return self.world.call(process, steps, seconds, end, changes=changes)
 
     def put(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
         host, start, value = process.host, self.time, next(self.values)
@@ -175,7 +194,7 @@ class Workload:
 
         seconds = 20 if self.scene.all_must_work else self.chance.choice([1, 5, 20])
         until = self.world.now + process.host.clock_offset + int(min(seconds, self.scene.patience) * SECOND)
-        task = self.call(process, process.client.commit([change], until), seconds, end)
+        task = self.call(process, process.client.commit([change], until), seconds, end, changes=True)
         if self.scene.interrupts and self.chance.random() < self.scene.interrupts:
             self.world.at(self.chance.expovariate(20), task.interrupt)
 
@@ -314,7 +333,7 @@ class Workload:
                 raise Fault(f"a put of a batch fails: {error!r}", tuple(self.world.trace))
             ended()
 
-        self.call(process, process.client.commit(changes, 1 << 62), 5, end)
+        self.call(process, process.client.commit(changes, 1 << 62), 5, end, changes=True)
 
     def get_pair(self, process: Process, ended: Callable[[], None]) -> None:
         def end(found: tuple[Entry | None, ...] | None, error: BaseException | None) -> None:

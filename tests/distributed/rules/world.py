@@ -39,6 +39,7 @@ from memstore.distributed.rules import (
     session_of,
 )
 from memstore.distributed.rules.draining import replace_places
+from memstore.distributed.rules.fence import BEATS, Lease
 from memstore.distributed.rules.messages import (
     Ask,
     BringGroups,
@@ -48,6 +49,7 @@ from memstore.distributed.rules.messages import (
     FindOwners,
     IsRoster,
     Refused,
+    Roster,
     Stay,
     Wait,
     WaitAny,
@@ -55,7 +57,14 @@ from memstore.distributed.rules.messages import (
 )
 from memstore.distributed.rules.owning import Sessions
 from memstore.distributed.rules.steps import Tables, send, transact
-from memstore.errors import CorruptionError, MemstoreError, StoreTimeoutError, UnknownOutcomeError
+from memstore.errors import (
+    CorruptionError,
+    FencedError,
+    HomeUnavailableError,
+    MemstoreError,
+    StoreTimeoutError,
+    UnknownOutcomeError,
+)
 from tests.distributed.rules.tables import MERGED, SimTables, body_of, merged_of
 from tests.support.explore import Fault
 
@@ -78,6 +87,10 @@ PERIODS = {  # seconds
 }
 
 AnySteps = Generator[Any, Any, Any]
+
+
+class FencedOutError(FencedError, HomeUnavailableError, StoreTimeoutError):
+    """Of a process whose host's lease is over. Whoever expects that nobody answers expects this."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,7 @@ class Host:
     clock_offset: int
     tables: SimTables
     index: Index | None = None
+    word: list[int] = field(default_factory=lambda: [0])  # until when its processes may use the store
     roots: int = 1
     clients: list[Process] = field(default_factory=list["Process"])
 
@@ -132,15 +146,18 @@ class World:
         audit_every: float = 2.0,
         sessions_last: float = HOUR,
         promote_after: float = 0,
+        remove_after: float = 0,
     ) -> None:
         self.random = random.Random(seed)
         self.weather = weather
         self.periods = {**PERIODS, "audit": audit_every}
         if sessions_last < HOUR:
             self.periods["end_sessions"] = sessions_last / 8
+        if remove_after:
+            self.periods |= {"beat": remove_after / BEATS, "remove_silent": remove_after / 16}
         if promote_after:
             self.periods |= {"beat": promote_after / 5, "stand_in": promote_after / 10}
-        self.promote_after = int(promote_after * SECOND)
+        self.promote_after, self.remove_after = int(promote_after * SECOND), int(remove_after * SECOND)
         self.sessions_last = int(sessions_last * SECOND)
         self.now = 0
         self.trace: list[str] = []
@@ -149,6 +166,7 @@ class World:
         self.answers: set[type[Any]] = set()  # the kinds that were given
         self.stepped: Callable[[Host, str], None] = lambda host, step: None  # told before and after each step of a host
         self.taken: Callable[[int, bytes], None] = lambda value, host: None  # told of a value's copy on another host
+        self.left_out: Callable[[Host], None] = lambda host: None  # told when the clock removes a host
         self.left: Callable[[Host], None] = lambda host: None  # told when a host was drained
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -156,6 +174,7 @@ class World:
         self._replies: dict[int, Callable[[Answer | int | None], None]] = {}
         self._kept: dict[int, tuple[str, Index]] = {}  # who asked, and who keeps it
         self._cut: set[tuple[str, str]] = set()
+        self._seen: set[tuple[int, int]] = set()  # positions of rosters
         self.gone: set[bytes] = set()  # roots that are lost, or to be removed
         self._clients: dict[tuple[bytes, int], tuple[str, Callable[[], bool]]] = {}  # by member and session
 
@@ -187,6 +206,7 @@ class World:
         tables = host.tables
         tables.clock = lambda: self.now + host.clock_offset
         tables.owns = lambda group: self._check_owners(host, tables, group)
+        tables.changed = self._look_at_removals
 
     def _check_owners(self, host: Host, tables: SimTables, group: bytes) -> None:
         """No two members own a group at one time."""
@@ -196,6 +216,24 @@ class World:
             is_member = other.id not in self.gone and other.tables.standing() is not None
             if other is not host and group in other.tables.own_groups and is_member:
                 raise Fault(f"{group!r} is owned by {host.address} and {other.address}", tuple(self.trace))
+
+    def _look_at_removals(self, before: Roster, after: Roster) -> None:
+        """Notes members that a seed leaves out by itself: of a roster that never counts one may be left out again."""
+        if self.remove_after and before.term == after.term and after.position not in self._seen:
+            self._seen.add(after.position)
+            for host in self.hosts.values():
+                if host.id in before.ids - after.ids:
+                    self.note(f"{host.address} is left out by the clock, in the epoch {after.epoch}")
+                    self.left_out(host)
+                    self.gone.add(host.id)
+
+    def is_fenced(self, host: Host) -> bool:
+        """Whether its processes refuse calls, since the host's lease is over."""
+        return 0 < host.word[0] < self.now + host.clock_offset
+
+    def is_unsure(self, host: Host) -> bool:
+        """The same after a call that has changed something: perhaps too late."""
+        return 0 < host.word[0] < self.now + host.clock_offset
 
     def _new_id(self, address: str, root: int) -> bytes:
         return f"{address}/{root}".encode().ljust(16, b"\0")
@@ -226,9 +264,16 @@ class World:
         is_new = seed == host.address and not self.is_founded
         self.is_founded |= is_new
         cluster = CLUSTER if is_new else host.id
-        after = self.promote_after
         index = host.index = Index(
-            member, names, clock, cluster=cluster, is_new=is_new, moved=moved, promote_after=after
+            member,
+            names,
+            clock,
+            cluster=cluster,
+            is_new=is_new,
+            moved=moved,
+            promote_after=self.promote_after,
+            remove_after=self.remove_after,
+            lease=Lease(clock, host.word),
         )
         index._sessions = Sessions(clock, last=self.sessions_last)  # pyright: ignore[reportPrivateUsage]
         for task, period in self.periods.items():
@@ -245,6 +290,10 @@ class World:
             standing = host.tables.standing()
             if standing is not None and standing.is_removed and standing.is_sealed and host.index is index:
                 self.drained(host)
+            elif self.remove_after and standing is not None and standing.is_removed and host.index is index:
+                self.note(f"{host.address} hears that it was removed")  # its agent ends
+                self.lose(host)
+                self.at(1, lambda: self.serve(host, "h0"))
             again()
 
         def start() -> None:
@@ -267,9 +316,9 @@ class World:
         """Whether a duty would do anything: most have nothing to do most of the time."""
         tables, standing = host.tables, host.tables.standing()
         is_seed = standing is not None and standing.is_seed
-        if task.startswith("mirror") or task in ("appoint", "look_for"):
+        if task.startswith("mirror") or task in ("appoint", "look_for", "remove_silent"):
             return is_seed
-        if task in ("ask", "beat", "stand_in"):
+        if task in ("ask", "stand_in"):
             return not is_seed
         if task == "found":
             return standing is None
@@ -297,6 +346,7 @@ class World:
             process.is_alive = False
         host.clients.clear()
         host.roots += 1
+        host.word = [0]
         host.tables = SimTables(self._new_id(host.address, host.roots))
         self._set_up(host)
 
@@ -379,10 +429,27 @@ class World:
         return process
 
     def call(
-        self, process: Process, steps: AnySteps, seconds: float, ended: Callable[[Any, BaseException | None], None]
+        self,
+        process: Process,
+        steps: AnySteps,
+        seconds: float,
+        ended: Callable[[Any, BaseException | None], None],
+        *,
+        changes: bool = False,
     ) -> Task:
-        """Runs a call of a process, with a deadline. `ended` gets its result or its error."""
-        task = Task(self, process.host, steps, lambda: process.is_alive, lambda result: ended(result, None))
+        """Runs a call of a process, with a deadline. `ended` gets its result or its error.
+
+        The process looks at its host's lease before the call, and after one that changes something.
+        """
+        host = process.host
+
+        def end(result: Any) -> None:
+            if changes and self.is_unsure(host):
+                ended(None, UnknownOutcomeError("the lease was over before the call was"))
+            else:
+                ended(result, None)
+
+        task = Task(self, host, fenced_out() if self.is_fenced(host) else steps, lambda: process.is_alive, end)
         task.failed = lambda error: ended(None, error)
         task.start()
         self.at(seconds, task.pass_deadline)
@@ -626,6 +693,11 @@ class Task:
 def read(client: Client, key: bytes, fetch: Callable[[Entry], Steps[Any]]) -> Steps[tuple[int, Any] | None]:
     (found,) = yield from reading.read_all(client, [key], lambda _, entry: fetch(entry))
     return found
+
+
+def fenced_out() -> Steps[Any]:
+    raise FencedOutError("the lease of this host is over")
+    yield
 
 
 def wait(client: Client, key: bytes, newer_than: int) -> Steps[int]:
