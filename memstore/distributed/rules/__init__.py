@@ -8,6 +8,7 @@ roster     who is a member: admission, removal, a new seed
 index      the index process: all of these
 client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
+recovery   what hosts keep of what others own, and how a removed owner's groups are made of it
 draining   a host that is drained: its groups and bytes go to others, then it leaves
 sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """

@@ -48,6 +48,7 @@ from memstore.distributed.rules.messages import (
     BringGroups,
     Brought,
     ClaimGroups,
+    Departed,
     Done,
     Drain,
     Entry,
@@ -64,6 +65,7 @@ from memstore.distributed.rules.messages import (
     Ownership,
     Promise,
     Promised,
+    Recovered,
     Refused,
     Remove,
     Roster,
@@ -71,6 +73,7 @@ from memstore.distributed.rules.messages import (
     Standing,
 )
 from memstore.distributed.rules.owning import dispose, group_heads, passing_over, record_grant
+from memstore.distributed.rules.recovery import heirs, is_pending
 from memstore.distributed.rules.sharded import end_strays
 from memstore.distributed.rules.steps import Steps, Tables, pause, send, send_all, transact, view
 
@@ -373,6 +376,8 @@ def _lost_rows(tables: Tables, after: int) -> tuple[list[bytes], int | None]:
 
 
 def _counts_for_nothing(standing: Standing, row: Ownership) -> bool:
+    if standing.roster.departed_of(row.owner) is not None:
+        return False
     is_known = row.grant.epoch <= standing.roster.epoch  # else its owner may be a member that is new, or to be one
     return is_known and not {row.owner, row.giver} & standing.roster.ids
 
@@ -401,6 +406,7 @@ def propose(
     leavers: tuple[tuple[bytes, bytes], ...] | None = None,
     epoch: int = 0,
     base: tuple[int, int] = (0, 0),
+    departed: tuple[Departed, ...] | None = None,
 ) -> Roster:
     """Writes the next roster. It counts when it has settled; only deputies may be left out before the last one has.
 
@@ -419,7 +425,9 @@ def propose(
     visitors = {member.id for member in members if not member.is_owner}
     hold = tuple(one for one in (roster.holders if holders is None else holders) if one in visitors)
     leave = tuple(one for one in (roster.leavers if leavers is None else leavers) if one[0] in ids)
-    roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, kept, voters, hold, leave, base)
+    gone = heirs(roster, members, roster.departed if departed is None else departed)
+    hold = (*hold, *(one.heir for one in gone if one.heir in visitors and one.heir not in hold))
+    roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, kept, voters, hold, leave, base, gone)
     adopt(tables, roster)
     return roster
 
@@ -496,6 +504,8 @@ def note_groups(tables: Tables, standing: Standing, seed: Directory, request: Br
     if newcomer is None:
         return Stale(*roster.position)
     newcomer.heard_at = seed.clock()
+    if is_pending(tables, roster, request.groups):
+        return Later()
     owned = [row for group in request.groups if (row := owner_row(tables, roster, group)) is not None]
     if owned:
         del seed.newcomers[member]
@@ -626,6 +636,19 @@ def finish(tables: Tables, standing: Standing, seed: Directory, request: Finish)
         return IsRoster(standing.roster)
     if standing.is_seed and seed.is_settled(standing) and not standing.unheard:
         propose(tables, standing, is_settled=True)
+    return Later()
+
+
+def recovered(tables: Tables, standing: Standing, seed: Directory, request: Recovered) -> Answer:
+    """Notes how far the heir of a removed member is: see `recovery.py`."""
+    seed.begin(standing)
+    one = standing.roster.departed_of(request.member)
+    if one is None or one.heir != request.heir or (one.is_ready and not request.is_over):
+        return IsRoster(standing.roster)
+    if standing.is_seed and seed.is_settled(standing) and not standing.unheard:
+        others = tuple(other for other in standing.roster.departed if other != one)
+        ready = () if request.is_over else (msgspec.structs.replace(one, is_ready=True),)
+        propose(tables, standing, is_settled=True, departed=(*others, *ready))
     return Later()
 
 
@@ -848,7 +871,8 @@ def _begin_term(tables: Tables, member: bytes, newest: Roster, term: int, is_who
     # Without the directory nobody knows who owns groups, until all have announced it.
     holders = newest.holders if is_whole else tuple(one.id for one in newest.members if not one.is_owner)
     leavers, known = newest.leavers, newest.members
-    adopt(tables, Roster(newest.cluster, term, epoch, known, member, deputies, voters, holders, leavers, base))
+    gone = newest.departed
+    adopt(tables, Roster(newest.cluster, term, epoch, known, member, deputies, voters, holders, leavers, base, gone))
     standing = tables.standing()
     assert standing is not None
     if not is_whole:

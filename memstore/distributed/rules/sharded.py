@@ -152,7 +152,8 @@ def publish(tables: Tables, standing: Standing, request: Publish) -> AttemptOutc
     except VersionConflictError as error:
         return attempts.end(tables, parts, attempts.failure_of(error))
     places = tuple(itertools.chain.from_iterable(part.places for part in parts))
-    answer = apply(tables, standing, [Change(key, request.body, places, expect)])
+    keepers = sorted({place.host for place in places} - {standing.member})
+    answer = apply(tables, standing, [Change(key, request.body, places, expect)], keepers)
     if isinstance(answer, Committed):
         return attempts.settle(tables, parts, answer.versions[0])
     name, details = key.decode(errors="replace"), FailureDetails(expected=answer.expected, found=answer.found)

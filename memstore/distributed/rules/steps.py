@@ -17,6 +17,7 @@ import msgspec
 
 from memstore.distributed.rules.messages import (
     Answer,
+    Backup,
     Entry,
     Grant,
     Member,
@@ -36,11 +37,13 @@ class Send(msgspec.Struct, frozen=True):
 
     Attributes:
         member: that must answer there; None: whoever does.
+        within: seconds that the answer may take, at most; None: as long as there is time.
     """
 
     address: str
     member: bytes | None
     request: Request
+    within: float | None = None
 
 
 class Race(msgspec.Struct, frozen=True):
@@ -219,9 +222,10 @@ class Tables(AttemptRows, Protocol):
     def kept(self, group: bytes) -> KeptGroup | None: ...
     def put_kept(self, group: bytes, kept: KeptGroup) -> None: ...
     def drop_kept(self, group: bytes) -> None: ...  # with all that is kept of it
-    def all_kept(self) -> list[tuple[bytes, KeptGroup]]: ...
+    def all_kept(self, after: bytes | None = None, limit: int = 1 << 20) -> list[tuple[bytes, KeptGroup]]: ...
     def keep(self, key: bytes, entry: Entry | None) -> None: ...  # None: its record is damaged
     def kept_page(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]: ...
+    def kept_record(self, key: bytes) -> Entry | None: ...
     def forget_kept(self, key: bytes) -> None: ...
 
     # the directory, of the seed and its deputies
@@ -253,6 +257,21 @@ class Tables(AttemptRows, Protocol):
     def retire(self, place: Place) -> None: ...  # nothing names it; nothing happens if it is gone
     def lent(self, place: Place) -> Lent | None: ...
     def all_lent(self, after: int, limit: int) -> list[tuple[Place, Lent]]: ...  # beyond a put id
+
+    # what this host has put, and others own; and what others keep of what this host owns: see recovery.py
+    def backup(self, key: bytes) -> Backup | None: ...
+    def put_backup(self, key: bytes, backup: Backup) -> None: ...
+    def drop_backup(self, key: bytes) -> None: ...
+    def backups_of(self, group: bytes, after: bytes, limit: int) -> list[tuple[bytes, Backup]]: ...  # beyond that key
+    def all_backups(self, after: bytes, limit: int) -> list[tuple[bytes, Backup]]: ...
+    def void(self, key: bytes) -> tuple[int, int]: ...  # no version up to this one is to be kept; and since when: or 0
+    def put_void(self, key: bytes, version: int) -> None: ...
+    def drop_voids(self, until: int, limit: int) -> None: ...  # that are older than a time on this host's clock
+    def keepers(self, key: bytes) -> tuple[tuple[bytes, int], ...]: ...  # hosts, and which version each may keep
+    def put_keepers(self, key: bytes, keepers: Sequence[tuple[bytes, int]]) -> None: ...  # none: the row goes
+    def is_unnoted(self, key: bytes) -> bool: ...  # a keeper may have an older version
+    def put_unnoted(self, key: bytes, unnoted: bool) -> None: ...
+    def all_unnoted(self, after: bytes, limit: int) -> list[bytes]: ...
 
     # segments of other hosts that are to be told that nothing names them
     def owe(self, place: Place) -> None: ...

@@ -137,16 +137,18 @@ class Schedule:
         """A host is lost, unless it would be the last one of a majority. A person removes it, and it comes back."""
         if host.index is None or host.tables.standing() is None or not self.may_be_lost(host, hosts):
             return
-        start, lost = self.world.now / SECOND, host.id
+        world, start, lost = self.world, self.world.now / SECOND, host.id
         groups = {*host.tables.own_groups, *host.tables.kept_groups, *host.tables.leaving_groups}
         self.world.lose(host)
         self.shards.lose()
         values = frozenset(value for value, origin in self.workload.origin.items() if lost in origin)
+        everything = frozenset(self.workload.origin)
         for key, history in self.workload.histories.items():
-            was_owner = key.partition(b"/")[0] in groups
-            history.append(
-                Operation(LOSS, start, math.inf, lost=frozenset(self.workload.origin) if was_owner else values)
-            )
+            group = key.partition(b"/")[0]
+            history.append(Operation(LOSS, start, math.inf, lost=values))
+            if group in groups:
+                lost_here = everything if group in world.handed else values | self.shards.values
+                history.append(Operation(LOSS, start, start, lost=lost_here, undoes=True))
         self.workload.stable = {key for key in self.workload.stable if key.partition(b"/")[0] not in groups}
         self.world.at(self.chance.uniform(0.2, 5), lambda: self.world.remove(lost))
         self.world.at(self.chance.uniform(0.2, 5), lambda: self.find_a_seed(hosts))

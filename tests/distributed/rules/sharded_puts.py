@@ -70,6 +70,10 @@ class ShardedPuts:
             late = chance.uniform(0, self.scene.stragglers)
             self.world.at(late, functools.partial(self.begin_rank, attempt, rank, host))
 
+    @property
+    def values(self) -> frozenset[int]:
+        return frozenset(attempt.value for attempt in self.attempts)
+
     def attempt(self, key: bytes, world_size: int, expect: int | None, seconds: float) -> Attempt:
         workload = self.workload
         value = next(workload.values)

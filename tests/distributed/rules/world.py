@@ -65,6 +65,7 @@ PERIODS = {  # seconds
     "found": 0.1,
     "settle": 0.25,
     "hand_over": 0.1,
+    "note": 0.1,
     "mirror 0": 0.1,
     "mirror 1": 0.1,
     "mirror 2": 0.1,
@@ -144,6 +145,7 @@ class World:
         self._kept: dict[int, tuple[str, Index]] = {}  # who asked, and who keeps it
         self._cut: set[tuple[str, str]] = set()
         self.gone: set[bytes] = set()  # roots that are lost, or to be removed
+        self.handed: set[bytes] = set()  # groups that were handed over: what others kept of them doesn't count
         self._clients: dict[tuple[bytes, int], tuple[str, Callable[[], bool]]] = {}  # by member and session
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -174,6 +176,7 @@ class World:
         tables = host.tables
         tables.clock = lambda: self.now + host.clock_offset
         tables.owns = lambda group: self._check_owners(host, tables, group)
+        tables.hands = self.handed.add
 
     def _check_owners(self, host: Host, tables: SimTables, group: bytes) -> None:
         """No two members own a group at one time."""
@@ -259,6 +262,8 @@ class World:
             return standing is None
         if task == "hand_over":
             return bool(tables.leaving_groups)
+        if task == "note":
+            return bool(tables.unnoted)
         if task in ("drain", "take_over"):
             leaves = standing is not None and standing.roster.is_leaver(standing.member)
             return standing is not None and (leaves if task == "drain" else bool(standing.roster.leavers))

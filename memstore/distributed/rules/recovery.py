@@ -1,0 +1,471 @@
+"""What a death leaves: each host keeps what it has put and others own, and an heir makes of that a dead owner's groups.
+
+**Backups.** A host whose process puts a value of another owner keeps a row of its own, the version with its record, before
+the put returns (`keep`). So of each version whose put has returned there is a record beside the owner's, on the host
+that has its bytes. The owner remembers for each key which hosts may keep a version, its *keepers*. A change that it
+makes itself or for another host is acknowledged once the keepers of older versions have been told (`Note`): a replaced
+or deleted value doesn't come back. A keeper that gives no answer for a while counts as lost, and is told later.
+
+A process may be stopped between the owner's answer and its row, while the owner tells its host that the version is
+replaced. So a note leaves a mark, the *void*, for longer than a process may take for its row (`WINDOW`); who has taken
+longer asks the owner once more (`Keep`).
+
+**Recovery.** The roster that removes a member names its *heir*. The heir asks the seed which groups the member owned,
+and all members what they keep of them (`Recovery`). Of each key the largest version is the newest one that was
+acknowledged, unless the dead host had a newer one, whose keepers had been told. What it finds it keeps beside its own
+records, as a hand-over from the dead member. When all have answered, the seed writes so into the roster, and from then
+on gives it the groups, which it opens as it would those of a hand-over.
+
+A member answers only when it knows that the owner was removed. From then on its processes write no row of that owner's:
+their puts raise UnknownOutcomeError. Rows of an owner before a hand-over don't count (`Ownership.since`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from zlib import crc32
+
+import msgspec
+
+from memstore.distributed.rules.messages import (
+    BYTES_LIMIT,
+    PORTION,
+    ROWS_LIMIT,
+    Answer,
+    BackedUp,
+    Backup,
+    Change,
+    Departed,
+    Done,
+    Entry,
+    FindBackups,
+    Found,
+    Grant,
+    Inherit,
+    Inherited,
+    Keep,
+    Later,
+    Member,
+    Note,
+    NotOwner,
+    Ownership,
+    Recovered,
+    Refused,
+    Roster,
+    Standing,
+    group_of,
+)
+from memstore.distributed.rules.steps import (
+    KeptGroup,
+    Send,
+    Steps,
+    Tables,
+    own_standing,
+    pause,
+    send,
+    send_all,
+    transact,
+    view,
+)
+from memstore.errors import CorruptionError
+
+LARGEST = 4096 + 1024  # bytes of a value without a segment, with what its record says, that is kept
+WINDOW = 10_000_000_000  # nanoseconds from the question to the owner until the row of its answer is written, at most
+VOIDS_LAST = 3 * WINDOW
+NOTE_WITHIN = 1.0  # seconds that a keeper may take for one answer
+NOTE_TRIES = 20  # after which a process goes on without a keeper that can't be reached
+NOTE_SILENT = 2_000_000_000  # nanoseconds after which an index process does
+_AGAIN = 0.1  # seconds between two tries
+_BETWEEN = 0.002  # seconds between two portions, in which puts come to the mutex
+
+
+def is_kept(change: Change) -> bool:
+    """Returns whether the host that puts a value keeps its record."""
+    if change.body is None or change.renews:
+        return False
+    return bool(change.places) or len(change.body) <= LARGEST
+
+
+# --- the owner --------------------------------------------------------------------------------------------------------
+
+
+def note_change(
+    tables: Tables, standing: Standing, change: Change, version: int, keepers: Collection[bytes] = ()
+) -> None:
+    """Notes, in the transaction of a change, which hosts are to be told of it before it is acknowledged.
+
+    Args:
+        version: the new one; 0: the key was deleted.
+        keepers: hosts that keep the new version, once they have heard of it.
+    """
+    known, keep = tables.keepers(change.key), is_kept(change)
+    if not known and not (keepers and keep):
+        return
+    rows = {host: at for host, at in known if host in standing.roster.ids}
+    if keep:
+        rows.update((host, version) for host in keepers)
+    tables.put_keepers(change.key, tuple(rows.items()))
+    tables.put_unnoted(change.key, any(at != version for at in rows.values()))
+
+
+def keep_current(tables: Tables, request: Keep) -> Answer:
+    """Returns the record that another host keeps from now on, if that is still the present version."""
+    entry = tables.record(request.key)
+    if entry is None or entry.version != request.version:
+        return Found((None,))
+    rows = {**dict(tables.keepers(request.key)), request.keeper: entry.version}
+    tables.put_keepers(request.key, tuple(rows.items()))
+    return Found((entry,))
+
+
+def forget_keepers(tables: Tables, key: bytes) -> None:
+    """Notes that what hosts keep of a key is to be replaced, though its version stays: its bytes lie elsewhere now."""
+    known = tables.keepers(key)
+    if known:
+        tables.put_keepers(key, tuple((host, 0) for host, _ in known))
+        tables.put_unnoted(key, True)
+
+
+def due(tables: Tables, keys: Collection[bytes]) -> dict[bytes, list[tuple[bytes, int]]]:
+    """Returns, by host, keys of which it may keep older versions, and up to which version these are replaced."""
+    found: dict[bytes, list[tuple[bytes, int]]] = {}
+    standing = tables.standing()
+    for key in keys if standing is not None else ():
+        if not tables.is_unnoted(key):
+            continue
+        version = _version_of(tables, key)
+        for host, at in tables.keepers(key):
+            if at != version and standing is not None and host in standing.roster.ids:
+                upto = tables.version if not version else version if not at else version - 1
+                found.setdefault(host, []).append((key, upto))
+    return found
+
+
+def _version_of(tables: Tables, key: bytes) -> int:
+    try:
+        entry = tables.head(key)
+    except CorruptionError:  # nobody can read it any more
+        return 0
+    return 0 if entry is None else entry.version
+
+
+def noted(tables: Tables, host: bytes, rows: Sequence[tuple[bytes, int]]) -> None:
+    """Notes that a host was told."""
+    ids = own_standing(tables).roster.ids
+    for key, upto in rows:
+        left = tuple((one, at) for one, at in tables.keepers(key) if one in ids and (one != host or at > upto))
+        tables.put_keepers(key, left)
+        tables.put_unnoted(key, any(at != _version_of(tables, key) for _, at in left))
+
+
+def tell_keepers(keys: Sequence[bytes], silent: set[bytes]) -> Steps[None]:
+    """Tells hosts of a change that a process of the owner's host has made, before it is acknowledged.
+
+    Args:
+        silent: keepers that gave no answer before: they are asked once more, and not waited for.
+    """
+    tries: dict[bytes, int] = {}
+    while True:
+        standing, rows_of = yield from view(lambda tables: (tables.standing(), due(tables, keys)))
+        left = {host: rows for host, rows in rows_of.items() if tries.get(host, 0) < NOTE_TRIES}
+        if standing is None or not left:
+            return
+        for host, rows in left.items():
+            member = standing.roster.member(host)
+            assert member is not None, "those that are due are members"
+            some = tuple(rows[:ROWS_LIMIT])
+            answer = yield Send(member.address, member.id, Note(some), NOTE_WITHIN)
+            if isinstance(answer, Done):
+                silent.discard(host)
+                tries.pop(host, None)
+                yield from transact(lambda tables, host=host, some=some: noted(tables, host, some))
+                continue
+            took = 1 if answer is not None else int(NOTE_WITHIN / _AGAIN)
+            tries[host] = NOTE_TRIES if host in silent else tries.get(host, 0) + took
+            if tries[host] >= NOTE_TRIES:
+                silent.add(host)
+        if any(count < NOTE_TRIES for count in tries.values()):
+            yield from pause(_AGAIN)
+
+
+class Notes:
+    """What an index process tells keepers, since it was started.
+
+    Args:
+        clock: nanoseconds of this host's clock since boot.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._failing: dict[bytes, int] = {}  # keepers that gave no answer, and since when
+
+    def are_due(self, tables: Tables, keys: Collection[bytes]) -> bool:
+        """Returns whether a change of these keys can't be acknowledged yet."""
+        if not tables.all_unnoted(b"", 1):
+            return False
+        return any(self._clock() - self._failing.get(host, self._clock()) < NOTE_SILENT for host in due(tables, keys))
+
+    def run(self) -> Steps[bool]:
+        """Tells keepers what they haven't been told. Returns whether some is left."""
+        standing, keys, rows_of = yield from view(_all_due)
+        if standing is None or not keys:
+            return False
+        told: list[tuple[bytes, tuple[tuple[bytes, int], ...]]] = [
+            (host, tuple(rows[:ROWS_LIMIT])) for host, rows in rows_of.items()
+        ]
+        members = [(standing.roster.member(host), Note(rows)) for host, rows in told]
+        answers = yield from send_all([(member, note) for member, note in members if member is not None])
+        for (host, rows), answer in zip(told, answers, strict=True):
+            if isinstance(answer, Done):
+                self._failing.pop(host, None)
+                yield from transact(lambda tables, host=host, rows=rows: noted(tables, host, rows))
+            else:
+                self._failing.setdefault(host, self._clock())
+        stray = [key for key in keys if not any(key == one for rows in rows_of.values() for one, _ in rows)]
+        if stray:  # their keepers were removed
+            yield from transact(lambda tables: _drop_strays(tables, stray))
+        return True
+
+
+def _all_due(tables: Tables) -> tuple[Standing | None, list[bytes], dict[bytes, list[tuple[bytes, int]]]]:
+    keys = tables.all_unnoted(b"", PORTION)
+    return tables.standing(), keys, due(tables, keys)
+
+
+def _drop_strays(tables: Tables, keys: Sequence[bytes]) -> None:
+    for key in keys:
+        noted(tables, b"", [(key, 0)])
+
+
+# --- a keeper ---------------------------------------------------------------------------------------------------------
+
+
+def take_note(tables: Tables, request: Note) -> Answer:
+    """Drops what is replaced, and marks it for who has not written a row of it yet."""
+    for key, upto in request.rows:
+        backup = tables.backup(key)
+        if backup is not None and backup.version <= upto:
+            tables.drop_backup(key)
+        if tables.void(key)[0] < upto:
+            tables.put_void(key, upto)
+    return Done()
+
+
+class ToKeep(msgspec.Struct):
+    """A version that this host is to keep. `backup`: None: its owner is to be asked for it."""
+
+    key: bytes
+    version: int
+    grant: Grant
+    backup: Backup | None = None
+
+
+def keep(owner: Member, rows: Sequence[ToKeep], began: int) -> Steps[bool]:
+    """Writes rows of what the owner has acknowledged, before the put returns. False: the owner was removed before.
+
+    Args:
+        began: a time on this host's clock, before the owner was asked.
+    """
+    left = list(rows)
+    while left:
+        asked = [row for row in left if row.backup is None]
+        if asked:
+            began, member = yield from view(lambda tables: (tables.now(), own_standing(tables).member))
+        for row in asked:
+            answer = yield from send(owner, Keep(row.key, row.version, row.grant, member))
+            if isinstance(answer, Found) and answer.entries:
+                entry = answer.entries[0]
+                if entry is None:
+                    left.remove(row)
+                else:
+                    row.backup = Backup(
+                        entry.version, row.grant.number, entry.body, entry.places, entry.is_mutable
+                    )
+            elif isinstance(answer, NotOwner | Refused):
+                left.remove(row)
+        if all(row.backup is not None for row in left):
+            written = yield from transact(lambda tables, at=began: _write_backups(tables, owner, left, at))
+            if written is None:
+                for row in left:
+                    row.backup = None
+                continue
+            return written
+        yield from pause(_AGAIN)
+        if (yield from view(lambda tables: owner.id not in own_standing(tables).roster.ids)):
+            return False
+    return True
+
+
+def _write_backups(tables: Tables, owner: Member, rows: Sequence[ToKeep], began: int) -> bool | None:
+    """None: it took too long since the owner was asked: a note that came meanwhile may be forgotten."""
+    if owner.id not in own_standing(tables).roster.ids:
+        return False
+    if not 0 <= tables.now() - began <= WINDOW:
+        return None
+    for row in rows:
+        known = tables.backup(row.key)
+        assert row.backup is not None
+        if max(known.version if known else 0, tables.void(row.key)[0]) < row.version:
+            tables.put_backup(row.key, row.backup)
+    return True
+
+
+def find_backups(tables: Tables, standing: Standing, request: FindBackups) -> Answer:
+    """Says what this host keeps of a removed member's groups. What it has no bytes of any more is left out."""
+    if request.member in standing.roster.ids:
+        return Later()
+    rows: list[tuple[bytes, Backup]] = []
+    nbytes = 0
+    for group in request.groups:
+        after = request.after if group == group_of(request.after) else b""
+        while page := tables.backups_of(group, after, ROWS_LIMIT):
+            for key, backup in page:
+                after = key
+                if any(place.host == standing.member and not tables.is_there(place) for place in backup.places):
+                    continue
+                nbytes += backup.nbytes
+                if rows and (nbytes > BYTES_LIMIT or len(rows) == ROWS_LIMIT):
+                    return BackedUp(tuple(rows), rows[-1][0])
+                rows.append((key, backup))
+    return BackedUp(tuple(rows))
+
+
+def drop_named(tables: Tables, key: bytes, place: object) -> None:
+    """Forgets what is kept of a key, if it names bytes that go."""
+    backup = tables.backup(key)
+    if backup is not None and place in backup.places:
+        tables.drop_backup(key)
+
+
+# --- the seed ---------------------------------------------------------------------------------------------------------
+
+
+def heirs(roster: Roster, members: Sequence[Member], departed: Sequence[Departed]) -> tuple[Departed, ...]:
+    """Returns the members without whom the next roster is, and whose groups have no owner, with their heirs."""
+    ids = {member.id for member in members}
+    able = [member for member in members if member.is_owner and not roster.is_leaver(member.id)]
+    able = able or [member for member in members if member.is_owner or member.id in roster.holders] or list(members)
+    found = [one for one in departed if one.member.id not in ids]
+    for member in roster.members:
+        is_owner = member.is_owner or member.id in roster.holders
+        if member.id not in ids and is_owner:
+            found.append(Departed(member, b""))
+    return tuple(
+        one if one.heir in ids else Departed(one.member, able[crc32(one.member.id) % len(able)].id) for one in found
+    )
+
+
+def is_pending(tables: Tables, roster: Roster, groups: Collection[bytes]) -> bool:
+    """Returns whether one of these groups was a removed member's, and isn't its heir's yet."""
+    waiting = {one.member.id for one in roster.departed if not one.is_ready}
+    if not waiting:
+        return False
+    rows = (tables.ownership(group) for group in groups)
+    return any(row is not None and row.owner in waiting and row.giver not in roster.ids for row in rows)
+
+
+# --- the heir ---------------------------------------------------------------------------------------------------------
+
+
+class Recovery:
+    """What this host does as an heir, since its index process was started.
+
+    Attributes:
+        silent: members that have not said yet what they keep.
+    """
+
+    def __init__(self) -> None:
+        self.silent: tuple[Member, ...] = ()
+
+    def run(self) -> Steps[bool]:
+        """Goes on as far as it comes. Returns whether this host is to open groups."""
+        standing = yield from view(lambda tables: tables.standing())
+        if standing is None or not standing.may_change:
+            return False
+        own = [one for one in standing.roster.departed if one.heir == standing.member]
+        for one in own:
+            if not one.is_ready:
+                found = yield from self._collect(standing, one.member.id)
+                if found is not None:
+                    yield from send(standing.seed, Recovered(one.member.id, standing.member, is_over=not found))
+            elif not (yield from view(lambda tables, one=one: _has_kept(tables, one.member.id))):
+                yield from send(standing.seed, Recovered(one.member.id, standing.member, is_over=True))
+        if not own:
+            self.silent = ()
+        return bool(own)
+
+    def _collect(self, standing: Standing, dead: bytes) -> Steps[bool | None]:
+        """Asks all members what they keep of a member's groups. Returns whether it had any; None: not all have said."""
+        after, found = 0, False
+        while True:
+            answer = yield from self._ask_seed(standing, Inherit(dead, after))
+            if not isinstance(answer, Inherited):
+                return None
+            rows = {row.group: row for row in answer.rows}
+            found = found or bool(rows)
+            if rows and not (yield from self._collect_groups(standing, dead, rows)):
+                return None
+            if not answer.after:
+                return found
+            after = answer.after
+
+    def _ask_seed(self, standing: Standing, request: Inherit) -> Steps[Answer | None]:
+        return (yield from send(standing.seed, request))
+
+    def _collect_groups(self, standing: Standing, dead: bytes, rows: Mapping[bytes, Ownership]) -> Steps[bool]:
+        asked = [(member, FindBackups(dead, tuple(sorted(rows)))) for member in standing.roster.members]
+        while asked:
+            others = [(member, request) for member, request in asked if member.id != standing.member]
+            answers = list(zip(others, (yield from send_all(others)), strict=True))
+            for member, request in asked:
+                if member.id == standing.member:
+                    here = yield from view(lambda tables, it=request: find_backups(tables, own_standing(tables), it))
+                    answers.append(((member, request), here))
+            self.silent = tuple(member for (member, _), answer in answers if not isinstance(answer, BackedUp))
+            if self.silent:
+                return False
+            asked = []
+            for (member, request), answer in answers:
+                assert isinstance(answer, BackedUp)
+                for first in range(0, len(answer.rows), PORTION):
+                    some = answer.rows[first : first + PORTION]
+                    yield from transact(lambda tables, host=member.id, some=some: _merge(tables, dead, host, rows, some))
+                    yield from pause(_BETWEEN)
+                if answer.after:
+                    left = tuple(group for group in request.groups if group >= group_of(answer.after))
+                    asked.append((member, FindBackups(dead, left, answer.after)))
+        return True
+
+
+def _has_kept(tables: Tables, dead: bytes) -> bool:
+    after: bytes | None = None
+    while page := tables.all_kept(after, ROWS_LIMIT):
+        if any(kept.giver == dead for _, kept in page):
+            return True
+        after = page[-1][0]
+    return False
+
+
+def _merge(
+    tables: Tables,
+    dead: bytes,
+    host: bytes,
+    groups: Mapping[bytes, Ownership],
+    rows: Sequence[tuple[bytes, Backup]],
+) -> None:
+    """Keeps the largest version of each key, and notes who else keeps one."""
+    for key, backup in rows:
+        row = groups.get(group_of(key))
+        if row is None or backup.number < row.first or tables.owned(row.group) is not None:
+            continue
+        kept = tables.kept(row.group)
+        if kept is not None and kept.of != row.grant.number:  # of a hand-over that came to nothing
+            tables.drop_kept(row.group)
+        if kept is None or kept.of != row.grant.number or kept.version is None:
+            tables.put_kept(row.group, KeptGroup(dead, row.grant.number, 0, is_free=True))
+        known = tables.kept_record(key)
+        if known is None or known.version < backup.version:
+            tables.keep(key, Entry(backup.version, backup.body, backup.places, backup.is_mutable))
+        if host != own_standing(tables).member:
+            keepers = dict(tables.keepers(key))
+            tables.put_keepers(key, tuple({**keepers, host: backup.version}.items()))
