@@ -508,6 +508,7 @@ class Index:
         """Ends the sharded puts whose time is over, and tells other hosts what they are owed."""
         if (yield from view(attempts.expired)):
             yield from transact(attempts.expire)
+        yield from recovery.drop_voids()
         yield from owning.pay(self.is_pinned)
 
     def audit(self) -> Steps[None]:

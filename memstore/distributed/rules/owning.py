@@ -31,6 +31,7 @@ from memstore.distributed.rules.messages import (
     List,
     Listed,
     Lookup,
+    Member,
     Named,
     Never,
     NoSession,
@@ -51,7 +52,7 @@ from memstore.distributed.rules.messages import (
     group_of,
     groups_of,
 )
-from memstore.distributed.rules.recovery import drop_named, due, note_change
+from memstore.distributed.rules.recovery import ToKeep, drop_named, due, keep, note_change
 from memstore.distributed.rules.steps import LastCall, Lent, Steps, Tables, own_standing, send, transact, view
 from memstore.errors import CorruptionError, MemstoreError
 
@@ -615,7 +616,15 @@ class Audit:
         elif answer == IsNamed(named=False):
             yield from transact(lambda tables: self._retire(tables, place, lent))
         elif isinstance(answer, IsNamed):
+            if owner is not None and owner.id != standing.member:
+                yield from self._keep(owner, row, place, lent)
             self._seen.add(place)
+
+    def _keep(self, owner: Member, row: Ownership, place: Place, lent: Lent) -> Steps[None]:
+        """Keeps what the owner names, if the process that put it was killed before it could."""
+        backup, now = yield from view(lambda tables: (tables.backup(lent.key), tables.now()))
+        if backup is None or place not in backup.places:
+            yield from keep(owner, [ToKeep(lent.key, 0, row.grant)], now, tries=1)
 
     def _resolved(self, standing: Standing, lent: Lent) -> Steps[bool]:
         """Returns whether it is known that the call isn't under way any more."""

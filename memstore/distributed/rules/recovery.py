@@ -109,9 +109,9 @@ def note_change(
 
 
 def keep_current(tables: Tables, request: Keep) -> Answer:
-    """Returns the record that another host keeps from now on, if that is still the present version."""
+    """Returns the record that another host keeps from now on, if that is still the present version (0: whatever is)."""
     entry = tables.record(request.key)
-    if entry is None or entry.version != request.version:
+    if entry is None or request.version not in (0, entry.version):
         return Found((None,))
     rows = {**dict(tables.keepers(request.key)), request.keeper: entry.version}
     tables.put_keepers(request.key, tuple(rows.items()))
@@ -260,14 +260,16 @@ class ToKeep(msgspec.Struct):
     backup: Backup | None = None
 
 
-def keep(owner: Member, rows: Sequence[ToKeep], began: int) -> Steps[bool]:
+def keep(owner: Member, rows: Sequence[ToKeep], began: int, tries: int | None = None) -> Steps[bool]:
     """Writes rows of what the owner has acknowledged, before the put returns. False: the owner was removed before.
 
     Args:
         began: a time on this host's clock, before the owner was asked.
+        tries: how often it asks; None: until it is answered.
     """
     left = list(rows)
-    while left:
+    while left and tries != 0:
+        tries = None if tries is None else tries - 1
         asked = [row for row in left if row.backup is None]
         if asked:
             began, member = yield from view(lambda tables: (tables.now(), own_standing(tables).member))
@@ -305,7 +307,7 @@ def _write_backups(tables: Tables, owner: Member, rows: Sequence[ToKeep], began:
     for row in rows:
         known = tables.backup(row.key)
         assert row.backup is not None
-        if max(known.version if known else 0, tables.void(row.key)[0]) < row.version:
+        if max(known.version if known else 0, tables.void(row.key)[0]) < row.backup.version:
             tables.put_backup(row.key, row.backup)
     return True
 
@@ -330,6 +332,13 @@ def find_backups(tables: Tables, standing: Standing, request: FindBackups) -> An
     return BackedUp(tuple(rows))
 
 
+def drop_voids() -> Steps[None]:
+    """Forgets marks that no process of this host needs any more."""
+    while (yield from view(lambda tables: tables.has_voids(tables.now() - VOIDS_LAST))):
+        yield from transact(lambda tables: tables.drop_voids(tables.now() - VOIDS_LAST, PORTION))
+        yield from pause(_BETWEEN)
+
+
 def drop_named(tables: Tables, key: bytes, place: object) -> None:
     """Forgets what is kept of a key, if it names bytes that go."""
     backup = tables.backup(key)
@@ -345,6 +354,7 @@ def heirs(roster: Roster, members: Sequence[Member], departed: Sequence[Departed
     ids = {member.id for member in members}
     able = [member for member in members if member.is_owner and not roster.is_leaver(member.id)]
     able = able or [member for member in members if member.is_owner or member.id in roster.holders] or list(members)
+    able.sort(key=lambda member: member.id)
     found = [one for one in departed if one.member.id not in ids]
     for member in roster.members:
         is_owner = member.is_owner or member.id in roster.holders

@@ -266,7 +266,8 @@ class Tables(AttemptRows, Protocol):
     def all_backups(self, after: bytes, limit: int) -> list[tuple[bytes, Backup]]: ...
     def void(self, key: bytes) -> tuple[int, int]: ...  # no version up to this one is to be kept; and since when: or 0
     def put_void(self, key: bytes, version: int) -> None: ...
-    def drop_voids(self, until: int, limit: int) -> None: ...  # that are older than a time on this host's clock
+    def has_voids(self, until: int) -> bool: ...  # that are older than a time on this host's clock
+    def drop_voids(self, until: int, limit: int) -> None: ...
     def keepers(self, key: bytes) -> tuple[tuple[bytes, int], ...]: ...  # hosts, and which version each may keep
     def put_keepers(self, key: bytes, keepers: Sequence[tuple[bytes, int]]) -> None: ...  # none: the row goes
     def is_unnoted(self, key: bytes) -> bool: ...  # a keeper may have an older version

@@ -58,7 +58,10 @@ def check_directory(world: World, hosts: Sequence[Host]) -> None:
 
 
 def check_backups(world: World, hosts: Sequence[Host], seed: bytes) -> None:
-    """What a host keeps of another's group is what that has, and the owner knows who keeps it."""
+    """What a host keeps of another's group is what that has, and the owner knows who keeps it.
+
+    Or it is an older version, where the process that has put the present one was killed before it wrote what it keeps.
+    """
     tables = {host.id: host.tables for host in hosts}
     for host in hosts:
         for key, backup in host.tables.backups.items():
@@ -66,9 +69,10 @@ def check_backups(world: World, hosts: Sequence[Host], seed: bytes) -> None:
             if row is None or backup.number < row.first or row.owner in (host.id, *world.gone):
                 continue
             record = tables[row.owner].records.get(key)
-            if record is None or (record.version, record.places) != (backup.version, backup.places):
+            is_it = record is not None and (record.version, record.places) == (backup.version, backup.places)
+            if record is None or not (is_it or backup.version < record.version):
                 raise Fault(f"{host.address} keeps {backup} of {key!r}, and its owner {record}", tuple(world.trace))
-            if (host.id, backup.version) not in tables[row.owner].keeping.get(key, ()):
+            if (host.id, record.version) not in tables[row.owner].keeping.get(key, ()):
                 raise Fault(f"nobody knows that {host.address} keeps {key!r}", tuple(world.trace))
 
 

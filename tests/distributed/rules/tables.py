@@ -362,10 +362,12 @@ class SimTables:
     def put_void(self, key: bytes, version: int) -> None:
         self.voids[key] = (version, self.clock())
 
+    def has_voids(self, until: int) -> bool:
+        return any(since < until for _, since in self.voids.values())
+
     def drop_voids(self, until: int, limit: int) -> None:
-        for key, (_, since) in list(self.voids.items())[:limit]:
-            if since < until:
-                del self.voids[key]
+        for key in [key for key, (_, since) in self.voids.items() if since < until][:limit]:
+            del self.voids[key]
 
     def keepers(self, key: bytes) -> tuple[tuple[bytes, int], ...]:
         return self.keeping.get(key, ())

@@ -267,7 +267,7 @@ class World:
         if task in ("drain", "take_over"):
             leaves = standing is not None and standing.roster.is_leaver(standing.member)
             return standing is not None and (leaves if task == "drain" else bool(standing.roster.leavers))
-        return task != "pay" or bool(tables.debts or tables.pending)
+        return task != "pay" or bool(tables.debts or tables.pending or tables.voids)
 
     def kill_index(self, host: Host) -> None:
         self.note(f"the index process of {host.address} is killed")
