@@ -156,7 +156,8 @@ class _Call(Generic[Result]):
     def _send(self, step: Send) -> Answer | NotSent | None:
         self._asked = step.address
         message = encode_request(step)
-        answer = self._refusals.sent(lambda: self._links.send(step.address, step.member, message, self._deadline))
+        until = self._deadline if step.within is None else min(self._deadline, time.monotonic() + step.within)
+        answer = self._refusals.sent(lambda: self._links.send(step.address, step.member, message, until))
         return answer if answer is None or isinstance(answer, NotSent) else self._heard(answer)
 
     def _heard(self, answer: bytes) -> Answer | None:

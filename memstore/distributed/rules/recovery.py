@@ -206,25 +206,38 @@ class Notes:
         return any(self._clock() - self._failing.get(host, self._clock()) < NOTE_SILENT for host in due(tables, keys))
 
     def run(self) -> Steps[bool]:
-        """Tells keepers what they haven't been told. Returns whether some is left."""
+        """Tells keepers what they haven't been told. Returns whether some is left: one gave no answer."""
+        while (told := (yield from self._tell())) is not False:
+            if told is None:
+                return True
+        return False
+
+    def _tell(self) -> Steps[bool | None]:
+        """Tells a portion. Returns whether there was any; None: somebody gave no answer."""
         standing, keys, rows_of = yield from view(_all_due)
         if standing is None or not keys:
             return False
+        is_whole = True
         told: list[tuple[bytes, tuple[tuple[bytes, int], ...]]] = [
             (host, tuple(rows[:ROWS_LIMIT])) for host, rows in rows_of.items()
         ]
         members = [(standing.roster.member(host), Note(rows)) for host, rows in told]
-        answers = yield from send_all([(member, note) for member, note in members if member is not None])
+        requests = [(member, note) for member, note in members if member is not None]
+        if len(requests) == 1:
+            answers = [(yield from send(*requests[0]))]
+        else:
+            answers = yield from send_all(requests)
         for (host, rows), answer in zip(told, answers, strict=True):
             if isinstance(answer, Done):
                 self._failing.pop(host, None)
                 yield from transact(lambda tables, host=host, rows=rows: noted(tables, host, rows))
             else:
+                is_whole = False
                 self._failing.setdefault(host, self._clock())
         stray = [key for key in keys if not any(key == one for rows in rows_of.values() for one, _ in rows)]
         if stray:  # their keepers were removed
             yield from transact(lambda tables: _drop_strays(tables, stray))
-        return True
+        return True if is_whole else None
 
 
 def _all_due(tables: Tables) -> tuple[Standing | None, list[bytes], dict[bytes, list[tuple[bytes, int]]]]:

@@ -458,6 +458,7 @@ class IndexProcess:
             has_asked=self._membership.has_asked,
             connected=connections.sessions,
             mirrored=lambda: self._at_seed.look_at_once(),
+            noted=lambda: self._at_seed.look_at_once(),
             take=self._take,
         )
         self._at_seed = SeedWaits(

@@ -27,12 +27,14 @@ from memstore.distributed.rules import (
     Done,
     Drain,
     Entry,
+    FindBackups,
     FindOwners,
     Finish,
     Give,
     GiveUp,
     HandOver,
     Index,
+    Inherit,
     Later,
     List,
     Look,
@@ -44,11 +46,13 @@ from memstore.distributed.rules import (
     Prepare,
     Promise,
     Publish,
+    Recovered,
     Remove,
     Request,
     Resolve,
     Serve,
     TakeOver,
+    Unnoted,
     Wait,
     WaitAny,
     WatchGroup,
@@ -287,7 +291,7 @@ class SeedWaits:
             if not has_news:
                 self._unanswered.add(ticket)
         asked.on_close(lambda: self._forget(ticket))
-        if isinstance(request, Ask) or not self._is_asked():  # else it is looked at after the deputies' answers
+        if isinstance(request, Ask | Commit | Publish) or not self._is_asked():  # else it is looked at after the deputies' answers
             self._due.set()  # what it waits for may have come since its first look
 
     def look_again(self) -> None:
@@ -383,9 +387,12 @@ _CHANGERS = 4  # threads that wait for the mutex
 _AT_ONCE = 0.05  # seconds that a thread which reads may wait for it
 _LARGE = 1 << 16  # bytes of a change that others needn't wait for: a batch of 65,536 keys takes a second
 _LONGEST = 30.0  # seconds, of a request that names no limit
-_READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver)
-_OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey)
-_TO_SEED = (Ask, Remove, Drain, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, BringGroups)
+_READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver, FindBackups)
+_OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey, Recovered)
+_TO_SEED = (
+    *(Ask, Remove, Drain, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, BringGroups),
+    *(Inherit, Recovered),
+)
 
 
 class Connections:
@@ -488,6 +495,8 @@ class Answers:
                 return look_or_run(self._root, lambda tables: self._index.answer(tables, request), deadline)
             answer, has_owed = self._run(request, deadline, at_once=at_once)
             self._waits.look_again()
+            if isinstance(answer, Unnoted):
+                self._duties.note_soon()
             if has_owed:
                 self._duties.pay_soon()
             if isinstance(request, _OF_ROSTER):

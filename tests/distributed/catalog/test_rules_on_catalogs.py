@@ -16,6 +16,7 @@ from memstore.engine import Change, MembershipChanged
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.records import LIVE
 from memstore.engine.protocols.put import commit
+from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from tests.distributed.catalog.direct import Host, Hosts
 from tests.distributed.catalog.filling import asked, fill, given_up
@@ -61,11 +62,17 @@ def test_a_local_put_over_a_value_that_lies_elsewhere_owes_its_release(hosts: Ho
         owner, owed = host.root, hosts.owed(host)
         membership = look(owner, lambda tables: tables.membership(), deadline_after(10))
         inline = bytes_store.draft(owner, key, b"inline").content
-        hosts.put(a, key, value(key, 1))
+
+        def put(number: int, key: bytes = key, owner: Root = owner) -> None:
+            """Puts a value of which no other host keeps the record."""
+            hosts.put(a, key, value(key, number))
+            run(owner, lambda tables: tables.put_keepers(key, ()), deadline_after(10))
+
+        put(1)
         commit(owner, [Change(key, inline)], deadline_after(10), membership=membership)
-        hosts.put(a, key, value(key, 3))
+        put(3)
         commit(owner, [Change(key, inline), Change(b"beside", inline)], deadline_after(10), membership=membership)
-        hosts.put(a, key, value(key, 5))
+        put(5)
         commit(owner, [Change(key, None)], deadline_after(10), membership=membership)
         assert hosts.owed(host) == owed + 3
     assert len(hosts.lent(a)) == 6

@@ -56,7 +56,8 @@ def check_history(operations: Sequence[Operation]) -> str | None:
         ):
             return f"{operation}: this value had version {versions[operation.value]} before"
     told = {version for one in operations for version in (one.version, one.old) if version}
-    if told <= set(versions.values()):  # what nobody ever saw, and nobody was told of, explains nothing, unless lost
+    undone = any(operation.undoes for operation in operations)
+    if told <= set(versions.values()) and not undone:  # what nobody ever saw, and was told of, explains nothing
         seen = {operation.value for operation in operations if operation.kind == GET} | set(versions)
         seen |= {value for operation in operations for value in operation.lost}
         operations = [one for one in operations if one.kind != PUT or not one.may_not_happen or one.value in seen]

@@ -1267,7 +1267,6 @@ def _() -> None:
     play = Play(6)
     play.put(1, b"g/own")
     play.put(3, b"g/k", b"old")
-    late = asked_to_keep(play, 3, b"g/k")
     ask = Index.ask
     behind = play.hosts[3].index
 
@@ -1276,8 +1275,10 @@ def _() -> None:
             yield from ask(index)
 
     with mock.patch.object(Index, "ask", held_up):
+        play.world.run(15)  # for the question that is open at the seed
+        late = asked_to_keep(play, 3, b"g/k")
         die_with_heir(play, 1)
-        play.world.run(20)
+        play.world.run(4)
         told = go_on(play, 3, late)
     play.world.run(15)
     found = got(play, b"g/k")
