@@ -14,6 +14,7 @@ from memstore.distributed.rules import (
     Answer,
     Client,
     Entry,
+    Gather,
     Index,
     Member,
     Pause,
@@ -96,6 +97,8 @@ class Hosts:
                 answer = transact(host, action, filled)
             elif isinstance(action, Send):
                 answer = self.send(action)
+            elif isinstance(action, Gather):
+                answer = [self.send(one) for one in action.sends]
             elif isinstance(action, Pause) and action.seconds <= BETWEEN:
                 pass  # it lets others come to the mutex
             elif alone:
