@@ -597,6 +597,18 @@ class CatalogTables:
     def all_unnoted(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key, _ in self._transaction.rows_with(tables.UNNOTED, b"", limit, after)]
 
+    def note_lost(self, name: bytes, who: str) -> None:
+        check_encoded(name)
+        self._put(tables.LOST, name, who.encode(errors="replace"))
+
+    def count_lost(self) -> int:
+        return self._transaction.count(tables.LOST)
+
+    def all_lost(self, limit: int) -> list[tuple[bytes, str]]:
+        return self._readable(
+            tables.LOST, lambda key, stored: tables.body_of(key, stored).decode(errors="replace"), limit
+        )
+
     # --- segments of other hosts that are to be told ------------------------------------------------------------------
 
     def owe(self, place: Place) -> None:

@@ -40,6 +40,7 @@ from memstore.distributed.rules.messages import (
     List,
     Look,
     Lookup,
+    Lost,
     Meet,
     Member,
     Met,
@@ -168,6 +169,9 @@ class Index:
             case Keep():
                 refused = owning.admit(tables, standing, [group_of(request.key)], [request.grant], changes=True)
                 return refused or recovery.keep_current(tables, request)
+            case Lost():
+                recovery.note_lost(tables, request.who, request.names)
+                return Done()
             case FindBackups():
                 return recovery.find_backups(tables, standing, request)
             case Named():

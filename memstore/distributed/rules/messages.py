@@ -728,6 +728,18 @@ class Recovered(msgspec.Struct, frozen=True, array_like=True, tag=59):
     is_over: bool
 
 
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag=60):
+    """Tells a member by name what was lost with a removed one, for people. Its answer is `Done`.
+
+    Attributes:
+        who: the removed member, for people.
+        names: keys; and groups that it owned, of which what it has put itself is lost.
+    """
+
+    who: Text
+    names: Annotated[tuple[Key, ...], Meta(max_length=ROWS_LIMIT)]
+
+
 class Meet(msgspec.Struct, frozen=True, array_like=True, tag=46):
     """Asks a host who it is, and says which cluster the asker knows. Its answer is `Met`.
 
@@ -922,7 +934,7 @@ Request = (
     | Prepare | Look | Renew | Publish | GiveUp
     | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
     | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Meet
-    | Note | Keep | Inherit | FindBackups | Recovered
+    | Note | Keep | Inherit | FindBackups | Recovered | Lost
 )  # fmt: skip
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession

@@ -22,6 +22,7 @@ their puts raise UnknownOutcomeError. Rows of an owner before a hand-over don't 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from zlib import crc32
 
@@ -45,6 +46,7 @@ from memstore.distributed.rules.messages import (
     Inherited,
     Keep,
     Later,
+    Lost,
     Member,
     Note,
     NotOwner,
@@ -75,7 +77,12 @@ VOIDS_LAST = 3 * WINDOW
 NOTE_WITHIN = 1.0  # seconds that a keeper may take for one answer
 NOTE_TRIES = 20  # after which a process goes on without a keeper that can't be reached
 NOTE_SILENT = 2_000_000_000  # nanoseconds after which an index process does
+LOST_LIMIT = 1000  # names that a host remembers of what was lost
 _AGAIN = 0.1  # seconds between two tries
+_SHOWN = 20  # names in a line of the log
+_LONGEST_WHO = 400  # characters
+
+log = logging.getLogger("memstore")
 _BETWEEN = 0.002  # seconds between two portions, in which puts come to the mutex
 
 
@@ -399,6 +406,7 @@ class Recovery:
 
     def __init__(self) -> None:
         self.silent: tuple[Member, ...] = ()
+        self._groups: dict[bytes, list[bytes]] = {}  # by member, names of the groups that it owned, for people
 
     def run(self) -> Steps[bool]:
         """Goes on as far as it comes. Returns whether this host is to open groups."""
@@ -412,6 +420,7 @@ class Recovery:
                 if found is not None:
                     yield from send(standing.seed, Recovered(one.member.id, standing.member, is_over=not found))
             elif not (yield from view(lambda tables, one=one: _has_kept(tables, one.member.id))):
+                yield from tell_lost(one.member.label, self._groups.pop(one.member.id, []))
                 yield from send(standing.seed, Recovered(one.member.id, standing.member, is_over=True))
         if not own:
             self.silent = ()
@@ -425,6 +434,9 @@ class Recovery:
             if not isinstance(answer, Inherited):
                 return None
             rows = {row.group: row for row in answer.rows}
+            if not after:
+                self._groups[dead] = []
+            self._groups[dead] += [*rows][: LOST_LIMIT - len(self._groups[dead])]
             found = found or bool(rows)
             if rows and not (yield from self._collect_groups(standing, dead, rows)):
                 return None
@@ -458,6 +470,27 @@ class Recovery:
                     left = tuple(group for group in request.groups if group >= group_of(answer.after))
                     asked.append((member, FindBackups(dead, left, answer.after)))
         return True
+
+
+def tell_lost(who: str, names: Sequence[bytes]) -> Steps[None]:
+    """Tells all members, once, what was lost with a host that was removed: people ask any of them."""
+    names = [name for name in names if name][:LOST_LIMIT]
+    if not names:
+        return
+    shown = ", ".join(repr(name.decode(errors="replace")) for name in names[:_SHOWN])
+    more = ", ..." if len(names) > _SHOWN else ""
+    log.warning("%s was removed, and what lay there alone is lost, of: %s%s", who, shown, more)
+    standing = yield from transact(lambda tables: note_lost(tables, who, names))
+    if standing is not None:
+        others = [member for member in standing.roster.members if member.id != standing.member]
+        yield from send_all([(member, Lost(who[:_LONGEST_WHO], tuple(names))) for member in others])
+
+
+def note_lost(tables: Tables, who: str, names: Sequence[bytes]) -> Standing | None:
+    left = LOST_LIMIT - tables.count_lost()
+    for name in names[: max(left, 0)]:
+        tables.note_lost(name, who)
+    return tables.standing()
 
 
 def _has_kept(tables: Tables, dead: bytes) -> bool:

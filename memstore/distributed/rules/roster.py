@@ -73,9 +73,9 @@ from memstore.distributed.rules.messages import (
     Standing,
 )
 from memstore.distributed.rules.owning import dispose, group_heads, passing_over, record_grant
-from memstore.distributed.rules.recovery import heirs, is_pending
+from memstore.distributed.rules.recovery import LOST_LIMIT, heirs, is_pending, tell_lost
 from memstore.distributed.rules.sharded import end_strays
-from memstore.distributed.rules.steps import Steps, Tables, pause, send, send_all, transact, view
+from memstore.distributed.rules.steps import Steps, Tables, own_standing, pause, send, send_all, transact, view
 
 MOST_DEPUTIES = 2
 SILENT = 3_000_000_000  # nanoseconds without an answer after which a deputy is replaced
@@ -328,9 +328,15 @@ def _has_joined(tables: Tables) -> None:
 def drop_lost(seed: Directory) -> Steps[None]:
     """Drops records whose bytes lay on hosts that are no members any more, and rows of the directory that name them."""
     after: bytes | None = b""
+    names: list[bytes] = []
     while after is not None:
         lost, after = yield from view(lambda tables, start=after: _lost_page(tables, start))
         yield from _in_portions(_drop_records, lost)
+        names += lost[: LOST_LIMIT - len(names)]
+    if names:
+        standing = yield from view(own_standing)
+        gone = [one.member.label for one in standing.roster.departed]
+        yield from tell_lost(" or ".join(gone) or "a host", names)
     number: int | None = 0
     while number is not None:
         groups, number = yield from view(lambda tables, start=number: _lost_rows(tables, start))

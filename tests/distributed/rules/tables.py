@@ -79,6 +79,7 @@ class SimTables:
         default_factory=dict[bytes, tuple[tuple[bytes, int], ...]]
     )
     unnoted: set[bytes] = field(default_factory=set[bytes])
+    lost: dict[bytes, str] = field(default_factory=dict[bytes, str])
     clock: Callable[[], int] = lambda: 0
     owns: Callable[[bytes], None] = lambda group: None  # told of each group that this host begins to own
     hands: Callable[[bytes], None] = lambda group: None  # and of each that it begins to hand over
@@ -389,6 +390,12 @@ class SimTables:
 
     def all_unnoted(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key in sorted(self.unnoted) if key > after][:limit]
+
+    def note_lost(self, name: bytes, who: str) -> None:
+        self.lost[name] = who
+
+    def count_lost(self) -> int:
+        return len(self.lost)
 
     # --- debts --------------------------------------------------------------------------------------------------------
 
