@@ -160,6 +160,7 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
         if any(place.host not in standing.roster.ids for place in entry.places):
             with passing_over(tables, key):  # that host was removed while the group was on its way
                 dispose(tables, standing, entry.places)
+            note_change(tables, standing, Change(key, None), 0)
             continue
         try:
             tables.put_record(key, entry)
@@ -352,13 +353,18 @@ def commit_here(
 
 
 def apply(
-    tables: Tables, standing: Standing | None, changes: Sequence[Change], keepers: Collection[bytes] = ()
+    tables: Tables,
+    standing: Standing | None,
+    changes: Sequence[Change],
+    keepers: Collection[bytes] = (),
+    *,
+    is_alone: bool = True,
 ) -> Committed | Failed:
     """Makes all changes, or none.
 
     Args:
         standing: None where nobody serves the root.
-        keepers: hosts that keep what is put: see `recovery.py`.
+        keepers, is_alone: hosts that keep what is put: see `recovery.note_change`.
     """
     found = [tables.head(change.key) for change in changes]
     here = ((one.key, place) for one in changes for place in one.places if is_here(standing, place))
@@ -376,7 +382,7 @@ def apply(
             tables.version += 1
             versions.append(tables.version)
             if standing is not None:
-                note_change(tables, standing, change, tables.version, keepers)
+                note_change(tables, standing, change, tables.version, keepers, is_alone=is_alone)
             whole = tables.record(change.key) if change.renews else None
             if whole is not None:
                 tables.put_record(change.key, msgspec.structs.replace(whole, version=tables.version))
@@ -624,7 +630,7 @@ class Audit:
         """Keeps what the owner names, if the process that put it was killed before it could."""
         backup, now = yield from view(lambda tables: (tables.backup(lent.key), tables.now()))
         if backup is None or place not in backup.places:
-            yield from keep(owner, [ToKeep(lent.key, 0, row.grant)], now, tries=1)
+            yield from keep(owner, [ToKeep(lent.key, 0, row.grant, place=place)], now, tries=1)
 
     def _resolved(self, standing: Standing, lent: Lent) -> Steps[bool]:
         """Returns whether it is known that the call isn't under way any more."""

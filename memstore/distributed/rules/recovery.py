@@ -51,6 +51,7 @@ from memstore.distributed.rules.messages import (
     Note,
     NotOwner,
     Ownership,
+    Place,
     Recovered,
     Refused,
     Roster,
@@ -97,22 +98,25 @@ def is_kept(change: Change) -> bool:
 
 
 def note_change(
-    tables: Tables, standing: Standing, change: Change, version: int, keepers: Collection[bytes] = ()
+    tables: Tables, standing: Standing, change: Change, version: int, keepers: Collection[bytes] = (), *, is_alone: bool = True
 ) -> None:
     """Notes, in the transaction of a change, which hosts are to be told of it before it is acknowledged.
 
     Args:
         version: the new one; 0: the key was deleted.
         keepers: hosts that keep the new version, once they have heard of it.
+        is_alone: it is one, which writes it over an older one before anybody hears that it was put. One of several
+            need not have when a rank of another host returns: it is told of the older one.
     """
     known, keep = tables.keepers(change.key), is_kept(change)
     if not known and not (keepers and keep):
         return
-    rows = {host: at for host, at in known if host in standing.roster.ids}
+    rows = [row for row in known if row[0] in standing.roster.ids]
     if keep:
-        rows.update((host, version) for host in keepers)
-    tables.put_keepers(change.key, tuple(rows.items()))
-    tables.put_unnoted(change.key, any(at != version for at in rows.values()))
+        rows = [(host, at) for host, at in rows if not (is_alone and host in keepers)]
+        rows += [(host, version) for host in keepers]
+    tables.put_keepers(change.key, rows)
+    tables.put_unnoted(change.key, any(at != version for _, at in rows))
 
 
 def keep_current(tables: Tables, request: Keep) -> Answer:
@@ -120,16 +124,21 @@ def keep_current(tables: Tables, request: Keep) -> Answer:
     entry = tables.record(request.key)
     if entry is None or request.version not in (0, entry.version):
         return Found((None,))
-    rows = {**dict(tables.keepers(request.key)), request.keeper: entry.version}
-    tables.put_keepers(request.key, tuple(rows.items()))
+    _add_keeper(tables, request.key, request.keeper, entry.version)
     return Found((entry,))
+
+
+def _add_keeper(tables: Tables, key: bytes, host: bytes, version: int) -> None:
+    rows = tables.keepers(key)
+    if (host, version) not in rows:
+        tables.put_keepers(key, (*rows, (host, version)))
 
 
 def forget_keepers(tables: Tables, key: bytes) -> None:
     """Notes that what hosts keep of a key is to be replaced, though its version stays: its bytes lie elsewhere now."""
     known = tables.keepers(key)
     if known:
-        tables.put_keepers(key, tuple((host, 0) for host, _ in known))
+        tables.put_keepers(key, tuple((host, 0) for host in dict(known)))
         tables.put_unnoted(key, True)
 
 
@@ -141,10 +150,13 @@ def due(tables: Tables, keys: Collection[bytes]) -> dict[bytes, list[tuple[bytes
         if not tables.is_unnoted(key):
             continue
         version = _version_of(tables, key)
+        uptos: dict[bytes, int] = {}
         for host, at in tables.keepers(key):
             if at != version and standing is not None and host in standing.roster.ids:
                 upto = tables.version if not version else version if not at else version - 1
-                found.setdefault(host, []).append((key, upto))
+                uptos[host] = max(upto, uptos.get(host, 0))
+        for host, upto in uptos.items():
+            found.setdefault(host, []).append((key, upto))
     return found
 
 
@@ -272,12 +284,18 @@ def take_note(tables: Tables, request: Note) -> Answer:
 
 
 class ToKeep(msgspec.Struct):
-    """A version that this host is to keep. `backup`: None: its owner is to be asked for it."""
+    """A version that this host is to keep.
+
+    Attributes:
+        version: 0: the one that names `place`.
+        backup: None: its owner is to be asked for it.
+    """
 
     key: bytes
     version: int
     grant: Grant
     backup: Backup | None = None
+    place: Place | None = None
 
 
 def keep(owner: Member, rows: Sequence[ToKeep], began: int, tries: int | None = None) -> Steps[bool]:
@@ -297,7 +315,7 @@ def keep(owner: Member, rows: Sequence[ToKeep], began: int, tries: int | None = 
             answer = yield from send(owner, Keep(row.key, row.version, row.grant, member))
             if isinstance(answer, Found) and answer.entries:
                 entry = answer.entries[0]
-                if entry is None:
+                if entry is None or (row.place is not None and row.place not in entry.places):
                     left.remove(row)
                 else:
                     row.backup = Backup(
@@ -523,5 +541,4 @@ def _merge(
         if known is None or known.version < backup.version:
             tables.keep(key, Entry(backup.version, backup.body, backup.places, backup.is_mutable))
         if host != own_standing(tables).member:
-            keepers = dict(tables.keepers(key))
-            tables.put_keepers(key, tuple({**keepers, host: backup.version}.items()))
+            _add_keeper(tables, key, host, backup.version)

@@ -47,6 +47,7 @@ from memstore.distributed.rules.messages import (
     Ask,
     BringGroups,
     Brought,
+    Change,
     ClaimGroups,
     Departed,
     Done,
@@ -73,7 +74,7 @@ from memstore.distributed.rules.messages import (
     Standing,
 )
 from memstore.distributed.rules.owning import dispose, group_heads, passing_over, record_grant
-from memstore.distributed.rules.recovery import LOST_LIMIT, heirs, is_pending, tell_lost
+from memstore.distributed.rules.recovery import LOST_LIMIT, heirs, is_pending, note_change, tell_lost
 from memstore.distributed.rules.sharded import end_strays
 from memstore.distributed.rules.steps import Steps, Tables, own_standing, pause, send, send_all, transact, view
 
@@ -369,6 +370,7 @@ def _drop_records(tables: Tables, keys: Sequence[bytes]) -> None:
             if entry is None or not _is_lost(standing, entry):  # it was put anew
                 continue
             tables.delete_record(key)
+            note_change(tables, standing, Change(key, None), 0)
             for place in entry.places:
                 with passing_over(tables, key):
                     dispose(tables, standing, (place,))

@@ -609,6 +609,15 @@ def _(patch: Patch) -> None:
     patch.setattr(client, "keep", nothing)
 
 
+@mutation("a rank returns before its host keeps the version", "deaths and shards")
+def _(patch: Patch) -> None:
+    def nothing(one: Any, own: Any, outcome: Any) -> Any:
+        return
+        yield
+
+    patch.setattr(sharded, "keep_published", nothing)
+
+
 @mutation("an heir waits for nobody", "deaths in a storm")
 def _(patch: Patch) -> None:
     send_all = recovery.send_all

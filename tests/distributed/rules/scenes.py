@@ -123,6 +123,7 @@ SCENES = {
     "deaths of slow hosts": Scene(hosts=4, first=4, processes=8, calls=60, losses=2, weather=SLOW),
     "deaths and hand-overs": Scene(hosts=4, first=4, processes=8, calls=40, losses=2, hand_overs=16, kills=2),
     "deaths while hosts come": Scene(hosts=6, first=4, filled=2, processes=8, calls=30, losses=3, kills=3),
+    "deaths and shards": Scene(hosts=4, first=4, attempts=40, calls=6, losses=2, kills=2, weather=Weather(delay=0.02)),
     "deaths of many": Scene(hosts=7, first=7, processes=10, calls=40, losses=4, seconds=20),
     "promotions": Scene(hosts=4, first=3, promotions=6, kills=3, calls=20),
     "promotions in a storm": Scene(hosts=5, first=5, promotions=8, kills=4, cuts=4, calls=20, weather=STORM),

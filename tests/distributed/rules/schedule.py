@@ -154,7 +154,7 @@ class Schedule:
             group = key.partition(b"/")[0]
             history.append(Operation(LOSS, start, math.inf, lost=values))
             if group in groups:
-                lost_here = everything if group in world.handed else values | self.shards.values
+                lost_here = everything if group in world.handed else values
                 history.append(Operation(LOSS, start, start, lost=lost_here, undoes=True))
         self.workload.stable = {key for key in self.workload.stable if key.partition(b"/")[0] not in groups}
         self.world.at(self.chance.uniform(0.2, 5), lambda: self.world.remove(lost))

@@ -70,10 +70,6 @@ class ShardedPuts:
             late = chance.uniform(0, self.scene.stragglers)
             self.world.at(late, functools.partial(self.begin_rank, attempt, rank, host))
 
-    @property
-    def values(self) -> frozenset[int]:
-        return frozenset(attempt.value for attempt in self.attempts)
-
     def attempt(self, key: bytes, world_size: int, expect: int | None, seconds: float) -> Attempt:
         workload = self.workload
         value = next(workload.values)
@@ -190,7 +186,7 @@ class OneRank:
             self.turn(0, publishes=True)
 
     def turn(self, milliseconds: int, *, publishes: bool) -> None:
-        steps = turn(self.own, self.merge, milliseconds, was_complete=self.was_complete, publishes=publishes)
+        steps = turn(self.process.client, self.own, self.merge, milliseconds, was_complete=self.was_complete, publishes=publishes)
         self.call(steps, max(self.left, 1.0), self.turned)
 
     def merge(self, parts: Sequence[PendingPart], contents: Sequence[bytes]) -> bytes | Failure:
