@@ -82,7 +82,7 @@ _KEPT_FOR_SEED = 2_000_000_000  # nanoseconds that a seed keeps what it can't te
 _ToSeed = ClaimGroups | FindOwners | WatchGroup | HandOver | Inherit
 
 
-class Unnoted(Later, tag=75):
+class Unnoted(Later, frozen=True, array_like=True, tag=75):
     """A change is made, and hosts that keep what it has replaced are to be told first."""
 
 

@@ -915,15 +915,22 @@ class Brought(msgspec.Struct, frozen=True, array_like=True, tag=89):
 
 
 class Inherited(msgspec.Struct, frozen=True, array_like=True, tag=100):
-    """Groups of a removed member, by the numbers of their grants. `after`: where the next ones begin; 0: that was all."""
+    """Groups of a removed member, by the numbers of their grants.
+
+    Attributes:
+        after: where the next ones begin; 0: that was all.
+    """
 
     rows: Annotated[tuple[Ownership, ...], Meta(max_length=ROWS_LIMIT)]
     after: Number = 0
 
 
 class BackedUp(msgspec.Struct, frozen=True, array_like=True, tag=101):
-    """What a host keeps, by the groups that were asked for. `after`: the last key, if there is more of its group or of
-    those behind it; empty: that was all."""
+    """What a host keeps, by the groups that were asked for.
+
+    Attributes:
+        after: the last key, if there is more of its group or of those behind it; empty: that was all.
+    """
 
     rows: Annotated[tuple[tuple[Key, Backup], ...], Meta(max_length=ROWS_LIMIT)]
     after: Prefix = b""

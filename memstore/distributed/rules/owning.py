@@ -558,7 +558,11 @@ def release(tables: Tables, standing: Standing, request: Release) -> Answer:
 def pay(is_pinned: Callable[[Place], bool]) -> Steps[None]:
     """Tells other hosts what they are owed, once."""
     standing, owed, untold = yield from view(
-        lambda tables: (tables.standing(), tables.owed(ROWS_LIMIT), set(due(tables, tables.all_unnoted(b"", ROWS_LIMIT))))
+        lambda tables: (
+            tables.standing(),
+            tables.owed(ROWS_LIMIT),
+            set(due(tables, tables.all_unnoted(b"", ROWS_LIMIT))),
+        )
     )
     if standing is None:
         return

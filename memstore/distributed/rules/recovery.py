@@ -1,10 +1,11 @@
 """What a death leaves: each host keeps what it has put and others own, and an heir makes of that a dead owner's groups.
 
-**Backups.** A host whose process puts a value of another owner keeps a row of its own, the version with its record, before
-the put returns (`keep`). So of each version whose put has returned there is a record beside the owner's, on the host
-that has its bytes. The owner remembers for each key which hosts may keep a version, its *keepers*. A change that it
-makes itself or for another host is acknowledged once the keepers of older versions have been told (`Note`): a replaced
-or deleted value doesn't come back. A keeper that gives no answer for a while counts as lost, and is told later.
+**Backups.** A host whose process puts a value of another owner keeps a row of its own, the version with its record,
+before the put returns (`keep`). So of each version whose put has returned there is a record beside the owner's, on the
+host that has its bytes. The owner remembers for each key which hosts may keep a version, its *keepers*. A change that
+it makes itself or for another host is acknowledged once the keepers of older versions have been told (`Note`): a
+replaced or deleted value doesn't come back. A keeper that gives no answer for a while counts as lost, and is told
+later.
 
 A process may be stopped between the owner's answer and its row, while the owner tells its host that the version is
 replaced. So a note leaves a mark, the *void*, for longer than a process may take for its row (`WINDOW`); who has taken
@@ -98,7 +99,13 @@ def is_kept(change: Change) -> bool:
 
 
 def note_change(
-    tables: Tables, standing: Standing, change: Change, version: int, keepers: Collection[bytes] = (), *, is_alone: bool = True
+    tables: Tables,
+    standing: Standing,
+    change: Change,
+    version: int,
+    keepers: Collection[bytes] = (),
+    *,
+    is_alone: bool = True,
 ) -> None:
     """Notes, in the transaction of a change, which hosts are to be told of it before it is acknowledged.
 
@@ -305,7 +312,7 @@ def keep(owner: Member, rows: Sequence[ToKeep], began: int, tries: int | None = 
         began: a time on this host's clock, before the owner was asked.
         tries: how often it asks; None: until it is answered.
     """
-    left = list(rows)
+    left, member = list(rows), b""
     while left and tries != 0:
         tries = None if tries is None else tries - 1
         asked = [row for row in left if row.backup is None]
@@ -318,9 +325,7 @@ def keep(owner: Member, rows: Sequence[ToKeep], began: int, tries: int | None = 
                 if entry is None or (row.place is not None and row.place not in entry.places):
                     left.remove(row)
                 else:
-                    row.backup = Backup(
-                        entry.version, row.grant.number, entry.body, entry.places, entry.is_mutable
-                    )
+                    row.backup = Backup(entry.version, row.grant.number, entry.body, entry.places, entry.is_mutable)
             elif isinstance(answer, NotOwner | Refused):
                 left.remove(row)
         if all(row.backup is not None for row in left):
@@ -466,7 +471,8 @@ class Recovery:
         return (yield from send(standing.seed, request))
 
     def _collect_groups(self, standing: Standing, dead: bytes, rows: Mapping[bytes, Ownership]) -> Steps[bool]:
-        asked = [(member, FindBackups(dead, tuple(sorted(rows)))) for member in standing.roster.members]
+        first_asked = FindBackups(dead, tuple(sorted(rows)))
+        asked: list[tuple[Member, FindBackups]] = [(member, first_asked) for member in standing.roster.members]
         while asked:
             others = [(member, request) for member, request in asked if member.id != standing.member]
             answers = list(zip(others, (yield from send_all(others)), strict=True))
@@ -482,7 +488,9 @@ class Recovery:
                 assert isinstance(answer, BackedUp)
                 for first in range(0, len(answer.rows), PORTION):
                     some = answer.rows[first : first + PORTION]
-                    yield from transact(lambda tables, host=member.id, some=some: _merge(tables, dead, host, rows, some))
+                    yield from transact(
+                        lambda tables, host=member.id, some=some: _merge(tables, dead, host, rows, some)
+                    )
                     yield from pause(_BETWEEN)
                 if answer.after:
                     left = tuple(group for group in request.groups if group >= group_of(answer.after))

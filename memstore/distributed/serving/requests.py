@@ -291,7 +291,9 @@ class SeedWaits:
             if not has_news:
                 self._unanswered.add(ticket)
         asked.on_close(lambda: self._forget(ticket))
-        if isinstance(request, Ask | Commit | Publish) or not self._is_asked():  # else it is looked at after the deputies' answers
+        if (
+            isinstance(request, Ask | Commit | Publish) or not self._is_asked()
+        ):  # else it is looked at after the deputies' answers
             self._due.set()  # what it waits for may have come since its first look
 
     def look_again(self) -> None:

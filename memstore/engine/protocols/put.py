@@ -383,8 +383,8 @@ def commit(
 
     `membership` is the counters' number under which this host was found to own the keys.
 
-    Raises MembershipChanged, KeptElsewhere, VersionConflictError, KeyNotFoundError or MutableEntryError before anything is changed;
-    and NotAStoreError if the store was removed or moved: nothing is acknowledged then.
+    Raises MembershipChanged, KeptElsewhere, VersionConflictError, KeyNotFoundError or MutableEntryError before anything
+    is changed; and NotAStoreError if the store was removed or moved: nothing is acknowledged then.
     """
     first, mutex, bell = changes[0], root.mutex, root.doorbell.bell
     content, is_alone = first.content, len(changes) == 1 and publication is None

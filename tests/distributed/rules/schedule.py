@@ -33,7 +33,7 @@ class Schedule:
         world.taken = lambda value, host: self.workload.origin[value].add(host)
 
     def run(self) -> None:
-        """Runs it. Keepers that don't answer are waited for, however long: to go on without them is a second failure."""
+        """Runs it. Keepers are waited for, however long: to go on without one that is silent is a second failure."""
         with mock.patch.object(recovery, "NOTE_TRIES", FOR_EVER), mock.patch.object(recovery, "NOTE_SILENT", FOR_EVER):
             self.run_all()
 

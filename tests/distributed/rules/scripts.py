@@ -1214,7 +1214,7 @@ def got(play: Play, key: bytes) -> Entry | None:
 
 
 def asked_to_keep(play: Play, host: int, key: bytes) -> Any:
-    """Steps of a put, up to the moment when its host is to write what it keeps. They go on when they are sent a value."""
+    """Steps of a put, up to the transaction in which its host is to write what it keeps."""
     steps = play.processes[host].client.commit([Change(key, b"late")], 1 << 62)
     value: Any = None
     while True:
