@@ -491,7 +491,7 @@ def _to_keep(changes: Sequence[Change], owner: GroupOwner, answer: Committed) ->
         if change.body is not None and is_kept(change):
             grant = owner.grants[group_of(change.key)]
             backup = Backup(version, grant.number, change.body, change.places, change.is_mutable)
-            rows.append(ToKeep(change.key, version, grant, backup))
+            rows.append(ToKeep(change.key, version, grant, None if change.renews else backup))
     return rows
 
 

@@ -90,9 +90,7 @@ _BETWEEN = 0.002  # seconds between two portions, in which puts come to the mute
 
 def is_kept(change: Change) -> bool:
     """Returns whether the host that puts a value keeps its record."""
-    if change.body is None or change.renews:
-        return False
-    return bool(change.places) or len(change.body) <= LARGEST
+    return change.body is not None and (change.renews or bool(change.places) or len(change.body) <= LARGEST)
 
 
 # --- the owner --------------------------------------------------------------------------------------------------------

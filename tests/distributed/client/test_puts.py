@@ -74,25 +74,28 @@ def test_a_put_is_one_message(pair: Cluster) -> None:
     assert [type(one) for one in home.asked if not isinstance(one, Lookup)] == [Commit, Commit]
 
 
-def test_of_a_value_without_a_segment_this_host_keeps_a_small_one_in_one_transaction(pair: Cluster) -> None:
-    here = pair.stores[0]
-    root = root_of(here)
+def test_of_a_value_without_a_segment_this_host_keeps_a_small_one_in_one_transaction(scratch: str) -> None:
+    for number in range(2):
+        memstore.open(f"{scratch}-{number}", inline_limit=1 << 16).close()
+    with cluster_of(scratch, False, True) as homes:
+        here = homes.stores[0]
+        root = root_of(here)
 
-    def moment() -> int:
-        return root.catalog.view(lambda transaction: transaction.moment)
+        def moment() -> int:
+            return root.catalog.view(lambda transaction: transaction.moment)
 
-    def kept() -> list[bytes]:
-        return [key for key, _ in catalog.look(root, lambda tables: tables.all_backups(b"", 9), deadline_after(9))]
+        def kept() -> list[bytes]:
+            return [key for key, _ in catalog.look(root, lambda tables: tables.all_backups(b"", 9), deadline_after(9))]
 
-    here.put("large", bytes(20_000))
-    here.put("k", 1)
-    began = moment()
-    here.put("k", 2)
-    assert (moment(), kept()) == (began + 1, [b"k"])
-    here.put("large", bytes(20_001))
-    assert moment() == began + 1
-    here.delete("k")
-    assert kept() == []
+        here.put("large", torch.zeros(5_000))
+        here.put("k", 1)
+        began = moment()
+        here.put("k", 2)
+        assert (moment(), kept()) == (began + 1, [b"k"])
+        here.put("large", torch.ones(5_000))
+        assert moment() == began + 1
+        here.delete("k")
+        assert kept() == []
 
 
 def test_who_lends_a_segment_claims_a_file_for_the_next_put(pair: Cluster) -> None:

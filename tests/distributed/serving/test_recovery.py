@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ import memstore
 from memstore.distributed.catalog import look
 from memstore.distributed.serving import Cluster
 from memstore.engine import Creation, close_root, open_root
-from tests.distributed.serving.agents import Agent, Agents
+from tests.distributed.serving.agents import Agent, Agents, eventually
 
 BIG = torch.arange(100_000, dtype=torch.float32)
 
@@ -71,6 +74,74 @@ def test_what_living_hosts_have_put_is_there_after_the_removal_and_nothing_else(
         assert a.get("run/small") == {"step": 3}
         c.delete("run/tensor")
         assert "run/tensor" not in a
+
+
+def test_a_sharded_value_and_a_sealed_dataset_are_there_after_the_removal(agents: Agents) -> None:
+    seed, dies, other = three(agents)
+    with memstore.open(dies.root) as owner:
+        owner.put("run/own", 1)
+
+    def shard(rank: int, step: int) -> dict[str, memstore.TensorShard]:
+        local = torch.full((4, 5_000), float(10 * step + rank))
+        return {"w": memstore.TensorShard(local, (8, 5_000), (4 * rank, 0))}
+
+    with memstore.open(seed.root) as a, memstore.open(other.root) as c, ThreadPoolExecutor(2) as threads:
+        for step in range(2):
+
+            def put(rank: int, step: int = step) -> int:
+                store = (a, c)[rank]
+                value, attempt = shard(rank, step), f"step{step}"
+                return store.put_sharded("run/w", value, attempt=attempt, rank=rank, world_size=2)
+
+            versions = set(threads.map(put, range(2)))
+        data = c.create_dataset("run/rows", {"x": torch.zeros(3)}, capacity=10)
+        data.extend({"x": torch.ones(4, 3)})
+        data.seal()
+        unsealed = c.create_dataset("run/open", {"x": torch.zeros(3)}, capacity=10)
+        unsealed.extend({"x": torch.ones(2, 3)})
+
+        die(dies)
+        Cluster(seed.root).remove(dies.address)
+        for store in (a, c):
+            found = store.get("run/w", timeout=60.0)["w"]
+            assert (
+                torch.equal(found[:, 0], torch.tensor([10.0] * 4 + [11.0] * 4)) and {store.version("run/w")} == versions
+            )
+            assert torch.equal(store.get("run/rows")["x"], torch.ones(4, 3))
+        unsealed.extend({"x": torch.zeros(1, 3)})
+        unsealed.seal()
+        assert len(a.get("run/open")["x"]) == 3
+
+
+def test_what_is_lost_is_told_by_name(agents: Agents) -> None:
+    seed, dies, other = three(agents)
+    with memstore.open(dies.root) as owner, memstore.open(other.root) as c:
+        owner.put("flat", 1)
+        owner.put("run/own", 2)
+        c.put("run/kept", 3)
+        c.put("mine/first", 4)
+        owner.put("mine/there", BIG)
+    die(dies)
+    cluster = Cluster(seed.root)
+    cluster.remove(dies.address)
+    lost = eventually(lambda: {**cluster.status().lost} if len(cluster.status().lost) == 3 else None, "it is told")
+    assert set(lost) == {"flat", "run", "mine/there"} and all(dies.address in who for who in lost.values())
+    assert not cluster.status().recovering
+    with memstore.open(other.root) as c, memstore.open(seed.root) as a:
+        for store in (a, c):
+            assert store.get("run/kept") == 3
+            for key in ("flat", "run/own", "mine/there"):
+                with pytest.raises(memstore.KeyNotFoundError, match=f"at {dies.address} had it.*lost when"):
+                    store.get(key)
+            with pytest.raises(memstore.KeyNotFoundError) as error:
+                store.get("other")
+            assert dies.address not in str(error.value)
+    shown = subprocess.run(
+        [sys.executable, "-m", "memstore", "status", seed.root], env=agents.environment, capture_output=True, text=True
+    )
+    text = " ".join(shown.stdout.split())
+    assert f"{dies.address} was removed, and what lay there alone is lost, of: 'flat'" in text
+    assert "what lay there alone is lost" in seed.log() + other.log()
 
 
 def test_the_heir_dies_too(agents: Agents) -> None:
