@@ -11,6 +11,7 @@ from memstore.distributed.rules.messages import (
     BYTES_LIMIT,
     KEY_LIMIT,
     OUTCOMES_LIMIT,
+    PORTION,
     ROWS_LIMIT,
     TERM_BITS,
     Answer,
@@ -50,6 +51,7 @@ from memstore.distributed.rules.steps import (
     Steps,
     Tables,
     own_standing,
+    pause,
     send,
     transact,
     view,
@@ -672,15 +674,34 @@ def _settle_page(standing: Standing, kept_of: Mapping[bytes, KeptGroup], refused
     answer = yield from send(standing.seed, FindOwners(groups, numbers))
     if not isinstance(answer, Owners):
         return False
+    mine: list[tuple[Ownership, KeptGroup]] = []
     for group, row in zip(groups, answer.rows, strict=True):
         kept = kept_of[group]
         if row is not None and row.owner == standing.member and row.grant.after == kept.of:
-            opened = yield from transact(lambda tables, row=row, kept=kept: _open(tables, row, kept))
-            if isinstance(opened, NotOwner):
-                refused[group] = row.grant.number
+            mine.append((row, kept))
         elif row is None or row.owner != kept.giver or kept.of <= row.grant.after:  # a late duplicate has brought it
             yield from transact(lambda tables, group=group, kept=kept: _forget(tables, group, kept))
+    while mine:
+        done = yield from transact(lambda tables, some=mine: _open_some(tables, some, refused))
+        mine = mine[done:]
+        yield from pause(BETWEEN)
     return True
+
+
+def _open_some(tables: Tables, rows: Sequence[tuple[Ownership, KeptGroup]], refused: dict[bytes, int]) -> int:
+    """Opens a portion. Returns how many of these groups are open, or can't be opened yet."""
+    done = 0
+    for row, kept in rows[:PORTION]:
+        before = tables.kept_page(row.group, 2)
+        opened = _open(tables, row, kept)
+        if isinstance(opened, NotOwner):
+            refused[row.group] = row.grant.number
+        if isinstance(opened, Later) and tables.kept_page(row.group, 2) != before:
+            break  # there is more of it
+        done += 1
+        if len(before) > 1:
+            break
+    return done
 
 
 def _open(tables: Tables, row: Ownership, kept: KeptGroup) -> Answer | None:
