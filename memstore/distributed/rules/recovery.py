@@ -534,17 +534,29 @@ def _merge(
     rows: Sequence[tuple[bytes, Backup]],
 ) -> None:
     """Keeps the largest version of each key, and notes who else keeps one."""
+    is_elsewhere, taken = host != own_standing(tables).member, dict[bytes, bool]()
     for key, backup in rows:
         row = groups.get(group_of(key))
-        if row is None or backup.number < row.first or tables.owned(row.group) is not None:
+        if row is None or backup.number < row.first:
             continue
-        kept = tables.kept(row.group)
-        if kept is not None and kept.of != row.grant.number:  # of a hand-over that came to nothing
-            tables.drop_kept(row.group)
-        if kept is None or kept.of != row.grant.number or kept.version is None:
-            tables.put_kept(row.group, KeptGroup(dead, row.grant.number, 0, is_free=True))
+        if row.group not in taken:
+            taken[row.group] = _begin(tables, dead, row)
+        if not taken[row.group]:
+            continue
         known = tables.kept_record(key)
         if known is None or known.version < backup.version:
             tables.keep(key, Entry(backup.version, backup.body, backup.places, backup.is_mutable))
-        if host != own_standing(tables).member:
+        if is_elsewhere:
             _add_keeper(tables, key, host, backup.version)
+
+
+def _begin(tables: Tables, dead: bytes, row: Ownership) -> bool:
+    """Notes that records of a group are kept here, as of a hand-over. Returns whether they are to be."""
+    if tables.owned(row.group) is not None:
+        return False
+    kept = tables.kept(row.group)
+    if kept is not None and kept.of != row.grant.number:  # of a hand-over that came to nothing
+        tables.drop_kept(row.group)
+    if kept is None or kept.of != row.grant.number or kept.version is None:
+        tables.put_kept(row.group, KeptGroup(dead, row.grant.number, 0, is_free=True))
+    return True
