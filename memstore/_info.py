@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from memstore._wording import ROWS, age, count_of, runs, shown, size, table_html, table_text
@@ -331,12 +331,18 @@ class ClusterStatus:
         epoch: of the members, as the host that was asked knows it.
         hosts: the members, each as it says itself.
         deputies: the addresses of the hosts that can be the seed without loss, since they have a copy of its directory.
+        recovering: of each host that was removed and whose groups aren't back yet: who recovers them, and what for it
+            waits.
+        lost: keys that were lost with a removed host, and groups that it owned, of which what it has put itself was
+            lost; each with that host. 100 of them at most.
     """
 
     seed: str
     epoch: int
     hosts: tuple[HostStatus, ...]
     deputies: tuple[str, ...] = ()
+    recovering: tuple[str, ...] = ()
+    lost: dict[str, str] = field(default_factory=dict[str, str])
 
     def __repr__(self) -> str:
         return table_text(_HOST_COLUMNS, map(_host_cells, self.hosts), f"memstore.{self._caption()}")

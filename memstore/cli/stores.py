@@ -660,6 +660,11 @@ def _show_status(found: ClusterStatus) -> None:
             render.console.print(render.printable(f"{host.address} does not answer: {host.trouble}"), soft_wrap=True)
         if host.draining:
             render.console.print(render.printable(f"{host.address} is drained: {host.draining}"), soft_wrap=True)
+    for line in found.recovering:
+        render.console.print(render.printable(line), soft_wrap=True)
+    for who in dict.fromkeys(found.lost.values()):
+        names = ", ".join(repr(name) for name, one in found.lost.items() if one == who)
+        render.console.print(render.printable(f"{who} was removed, and what lay there alone is lost, of: {names}"))
     alive = [host for host in found.hosts if host.alive]
     deputies = f", deputies {' '.join(found.deputies)}" if found.deputies else ""
     answers = f"{len(alive)} of {len(found.hosts)} hosts answer"

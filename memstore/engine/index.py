@@ -94,6 +94,19 @@ def record_here(root: Root, name: bytes) -> Record | None:
     return root.catalog.read(name)
 
 
+def lost_with(root: Root, name: bytes) -> str:
+    """Returns the host with which a key was lost, or what that had put under its group, for people; empty: none."""
+
+    def read(transaction: Transaction) -> str:
+        for one in (name, name.partition(b"/")[0]):
+            said = tables.read_body(transaction, tables.LOST, one) if one else None
+            if said is not None:
+                return said.decode(errors="replace")
+        return ""
+
+    return root.catalog.view(read)
+
+
 def keys_of_bytes_here(root: Root) -> Iterator[bytes]:
     """Yields the keys whose bytes lie on this host, sorted; other hosts may own them."""
     try:

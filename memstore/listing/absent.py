@@ -100,6 +100,9 @@ def not_in_time(root: Root, name: bytes, error: StoreTimeoutError) -> StoreTimeo
 
 
 def _advice(root: Root, key: str) -> str:
+    lost = index.lost_with(root, key.encode())
+    if lost:
+        return f"{lost} had it, or owned its group, and what lay there alone was lost when that host was removed"
     inside = list(_inside(root, key))
     for whole, rest, path, _ in inside:
         if path:

@@ -69,7 +69,7 @@ class Home:
         *,
         is_owner: bool = True,
         secret: bytes | None = None,
-        duties: Sequence[str] = ("pay", "settle", "hand_over", "audit"),
+        duties: Sequence[str] = ("note", "pay", "settle", "hand_over", "audit"),
     ) -> None:
         self._use = open_root(path, "a", Creation(), 10.0)
         self.root = self._use.root

@@ -13,6 +13,7 @@ import msgspec
 from memstore import engine
 from memstore._parsing import UNDECODABLE
 from memstore.distributed.rules import (
+    Backup,
     Change,
     Entry,
     Grant,
@@ -215,7 +216,8 @@ class _KeptCall(msgspec.Struct, frozen=True, array_like=True):
     answer: msgspec.Raw
 
 
-_kinds = (Copy, Entry, Grant, KeptGroup, LastCall, LeavingGroup, Ownership, Standing, _KeptCall, _Lent)
+Keepers = tuple[tuple[bytes, int], ...]
+_kinds = (Backup, Copy, Entry, Grant, KeptGroup, LastCall, LeavingGroup, Ownership, Standing, _KeptCall, _Lent)
 _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(kind) for kind in _kinds}
 
 
@@ -223,6 +225,17 @@ def decode(kind: type[Row], said: bytes) -> Row:
     """Reads a row that is nothing but a struct of this kind, as `encode` has written it. Raises CorruptionError."""
     try:
         return _decoders[kind].decode(said)
+    except UNDECODABLE as error:
+        raise CorruptionError(f"a row of the catalog of a served store can't be read: {error}") from None
+
+
+_decode_keepers = msgspec.msgpack.Decoder(Keepers).decode
+
+
+def keepers_of(said: bytes) -> Keepers:
+    """Reads a row of `keepers`. Raises CorruptionError."""
+    try:
+        return _decode_keepers(said)
     except UNDECODABLE as error:
         raise CorruptionError(f"a row of the catalog of a served store can't be read: {error}") from None
 

@@ -20,6 +20,7 @@ from memstore.distributed.catalog.rows import (
     encode_lent,
     entry_of,
     head_of,
+    keepers_of,
     last_call_of,
     lent_of,
     record_of,
@@ -27,6 +28,7 @@ from memstore.distributed.catalog.rows import (
     tell,
 )
 from memstore.distributed.rules import (
+    Backup,
     Entry,
     Grant,
     KeptGroup,
@@ -66,6 +68,7 @@ Result = TypeVar("Result")
 Row = TypeVar("Row")
 
 _MOST_ROWS = 1 << 20
+_A_PAGE = 1024  # rows
 _LANES = 256
 _LANE = 1  # byte
 _DAMAGED = b""  # the body of a row of `given` whose record was damaged at the owner before
@@ -84,6 +87,7 @@ class CatalogTables:
 
     Attributes:
         has_owed: another host is owed something by what was done here.
+        has_unnoted: hosts that keep what it has replaced are to be told.
     """
 
     def __init__(
@@ -99,7 +103,7 @@ class CatalogTables:
         self._sealed = {(one.segment, one.put_id): one for one in sealed}
         self._versions: dict[bytes, int] = {}  # of the records that were written here
         self._standing: Standing | None = None  # read once: a look at a thousand waits asks for it as often
-        self.has_owed = False
+        self.has_owed = self.has_unnoted = False
 
     @property
     def version(self) -> int:
@@ -254,8 +258,8 @@ class CatalogTables:
         for key, _ in self.kept_page(group, _MOST_ROWS):
             self._delete(tables.GIVEN, key)
 
-    def all_kept(self) -> list[tuple[bytes, KeptGroup]]:
-        return self._groups(tables.KEPT, KeptGroup)
+    def all_kept(self, after: bytes | None = None, limit: int = _MOST_ROWS) -> list[tuple[bytes, KeptGroup]]:
+        return self._groups(tables.KEPT, KeptGroup, limit, after)
 
     def keep(self, key: bytes, entry: Entry | None) -> None:
         self._put(tables.GIVEN, key, _DAMAGED if entry is None else encode(entry), adds=True)
@@ -266,6 +270,10 @@ class CatalogTables:
             rows.append((group, stored))
         rows += self._transaction.rows_with(tables.GIVEN, group + b"/", limit)
         return [(key, _kept_entry(key, stored)) for key, stored in rows[:limit]]
+
+    def kept_record(self, key: bytes) -> Entry | None:
+        stored = self._transaction.row(tables.GIVEN, key)
+        return None if stored is None else _kept_entry(key, stored)
 
     def forget_kept(self, key: bytes) -> None:
         self._delete(tables.GIVEN, key)
@@ -496,6 +504,111 @@ class CatalogTables:
 
         return self._readable(tables.COPIES, read, limit, after)
 
+    # --- what hosts keep of what others own ---------------------------------------------------------------------------
+
+    def backup(self, key: bytes) -> Backup | None:
+        """Returns what this host keeps of a key. None, too, if its row is damaged."""
+        try:
+            said = tables.read_body(self._transaction, tables.BACKUPS, key)
+            return None if said is None else decode(Backup, said)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            return None
+
+    def put_backup(self, key: bytes, backup: Backup) -> None:
+        check_encoded(key)
+        self._put(tables.BACKUPS, key, backup, adds=True)
+
+    def drop_backup(self, key: bytes) -> None:
+        if self._transaction.row(tables.BACKUPS, key) is not None:
+            self._delete(tables.BACKUPS, key)
+
+    def backups_of(self, group: bytes, after: bytes, limit: int) -> list[tuple[bytes, Backup]]:
+        found: list[tuple[bytes, Backup]] = []
+        if group and after < group and (backup := self.backup(group)) is not None:
+            found.append((group, backup))
+        start = group + b"/"
+        return found + self._readable(tables.BACKUPS, _backup_of, limit, max(after, start), prefix=start)
+
+    def all_backups(self, after: bytes, limit: int) -> list[tuple[bytes, Backup]]:
+        return self._readable(tables.BACKUPS, _backup_of, limit, after)
+
+    def void(self, key: bytes) -> tuple[int, int]:
+        """Returns a version up to which nothing of a key is to be kept, and since when; zeros: there is none."""
+        try:
+            said = tables.read_body(self._transaction, tables.VOIDS, key)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            said = None
+        return (0, 0) if said is None else _void_of(said)
+
+    def put_void(self, key: bytes, version: int) -> None:
+        check_encoded(key)
+        self._put(tables.VOIDS, key, tables.pack_number(version) + tables.pack_number(self.now()))
+
+    def has_voids(self, until: int) -> bool:
+        return bool(self._old_voids(until, 1))
+
+    def drop_voids(self, until: int, limit: int) -> None:
+        for key in self._old_voids(until, limit):
+            self._delete(tables.VOIDS, key)
+
+    def _old_voids(self, until: int, limit: int) -> list[bytes]:
+        """Returns keys of marks from before a time, or of another boot, whose processes are gone."""
+        found: list[bytes] = []
+        after, now = b"", self.now()
+        while len(found) < limit and (rows := self._transaction.rows_with(tables.VOIDS, b"", _A_PAGE, after)):
+            after = rows[-1][0]
+            for key, stored in rows:
+                try:
+                    _, since = _void_of(tables.body_of(key, stored))
+                except CorruptionError:
+                    since = 0
+                if since < until or since > now:
+                    found.append(key)
+        return found[:limit]
+
+    def keepers(self, key: bytes) -> tuple[tuple[bytes, int], ...]:
+        """Returns hosts that may keep a version of a key. None of them, if the row is damaged."""
+        try:
+            said = tables.read_body(self._transaction, tables.KEEPERS, key)
+            return () if said is None else keepers_of(said)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            return ()
+
+    def put_keepers(self, key: bytes, keepers: Sequence[tuple[bytes, int]]) -> None:
+        if keepers:
+            self._put(tables.KEEPERS, key, encode(tuple(keepers)), adds=True)
+        elif self._transaction.row(tables.KEEPERS, key) is not None:
+            self._delete(tables.KEEPERS, key)
+
+    def is_unnoted(self, key: bytes) -> bool:
+        return self._transaction.row(tables.UNNOTED, key) is not None
+
+    def put_unnoted(self, key: bytes, unnoted: bool) -> None:
+        if unnoted != self.is_unnoted(key):
+            if unnoted:
+                self._put(tables.UNNOTED, key, b"")
+                self.has_unnoted = True
+            else:
+                self._delete(tables.UNNOTED, key)
+
+    def all_unnoted(self, after: bytes, limit: int) -> list[bytes]:
+        return [key for key, _ in self._transaction.rows_with(tables.UNNOTED, b"", limit, after)]
+
+    def note_lost(self, name: bytes, who: str) -> None:
+        check_encoded(name)
+        self._put(tables.LOST, name, who.encode(errors="replace"))
+
+    def count_lost(self) -> int:
+        return self._transaction.count(tables.LOST)
+
+    def all_lost(self, limit: int) -> list[tuple[bytes, str]]:
+        return self._readable(
+            tables.LOST, lambda key, stored: tables.body_of(key, stored).decode(errors="replace"), limit
+        )
+
     # --- segments of other hosts that are to be told ------------------------------------------------------------------
 
     def owe(self, place: Place) -> None:
@@ -595,11 +708,16 @@ class CatalogTables:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _readable(
-        self, table: str, read: Callable[[bytes, bytes], Row], limit: int = _MOST_ROWS, after: bytes = b""
+        self,
+        table: str,
+        read: Callable[[bytes, bytes], Row],
+        limit: int = _MOST_ROWS,
+        after: bytes = b"",
+        prefix: bytes = b"",
     ) -> list[tuple[bytes, Row]]:
         """Returns rows of a table, in order, beyond `after`. Those that `read` calls damaged are passed over."""
         found: list[tuple[bytes, Row]] = []
-        while len(found) < limit and (rows := self._transaction.rows_with(table, b"", limit, after)):
+        while len(found) < limit and (rows := self._transaction.rows_with(table, prefix, limit, after)):
             after = rows[-1][0]
             for key, stored in rows:
                 try:
@@ -616,6 +734,14 @@ class CatalogTables:
     def _delete(self, table: str, key: bytes) -> None:
         self._transaction.delete_row(table, key)
         self._effects.is_change = True
+
+
+def _backup_of(key: bytes, stored: bytes) -> Backup:
+    return decode(Backup, tables.body_of(key, stored))
+
+
+def _void_of(said: bytes) -> tuple[int, int]:
+    return int.from_bytes(said[: tables.NUMBER_SIZE], "big"), int.from_bytes(said[tables.NUMBER_SIZE :], "big")
 
 
 def _number_row(row: Ownership) -> bytes:

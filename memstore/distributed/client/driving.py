@@ -132,7 +132,6 @@ class _Call(Generic[Result]):
 
     def _take(self, step: Send | Race | Gather | Transact | Pause) -> Callable[[], Any]:
         """Does what a step asks for. Returns how the steps go on."""
-        assert not isinstance(step, Gather), "only a seed's duties gather answers"
         if isinstance(step, Transact):
             return partial(self._steps.send, self._transact(step))
         if time.monotonic() >= self._deadline:
@@ -144,6 +143,8 @@ class _Call(Generic[Result]):
         if isinstance(step, Pause):
             time.sleep(max(min(step.seconds, self._deadline - time.monotonic()), 0))
             return partial(next, self._steps)
+        if isinstance(step, Gather):
+            return partial(self._steps.send, [self._send(one) for one in step.sends])
         answer = self._race(step.sends) if isinstance(step, Race) else self._send(step)
         return partial(self._steps.send, answer)
 
@@ -156,7 +157,8 @@ class _Call(Generic[Result]):
     def _send(self, step: Send) -> Answer | NotSent | None:
         self._asked = step.address
         message = encode_request(step)
-        answer = self._refusals.sent(lambda: self._links.send(step.address, step.member, message, self._deadline))
+        until = self._deadline if step.within is None else min(self._deadline, time.monotonic() + step.within)
+        answer = self._refusals.sent(lambda: self._links.send(step.address, step.member, message, until))
         return answer if answer is None or isinstance(answer, NotSent) else self._heard(answer)
 
     def _heard(self, answer: bytes) -> Answer | None:

@@ -541,7 +541,7 @@ class OtherHosts:
         while True:
             seen = doorbell.load(bell)
             publishes = time.monotonic() >= min(publish_at, waits_until)
-            steps = turn(own, body_of, milliseconds, was_complete=was_complete, publishes=publishes)
+            steps = turn(self._client, own, body_of, milliseconds, was_complete=was_complete, publishes=publishes)
             found = drive(steps, self._root, self._links, max(waits_until + _TO_ANSWER, deadline))
             if isinstance(found, AttemptOutcome):
                 return found

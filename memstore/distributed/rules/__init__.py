@@ -9,6 +9,7 @@ index      the index process: all of these
 client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
 fence      what hosts do by themselves when one is silent: a deputy takes over, the seed removes a member
+recovery   what hosts keep of what others own, and how a removed owner's groups are made of it
 draining   a host that is drained: its groups and bytes go to others, then it leaves
 sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """
@@ -22,7 +23,7 @@ from memstore.distributed.rules.client import (
 )
 from memstore.distributed.rules.draining import Take, replace_places
 from memstore.distributed.rules.fence import BEATS, Lease
-from memstore.distributed.rules.index import Index
+from memstore.distributed.rules.index import Index, Unnoted
 from memstore.distributed.rules.messages import (
     KEY_LIMIT,
     LONGEST_NAME,
@@ -32,14 +33,17 @@ from memstore.distributed.rules.messages import (
     Answer,
     Ask,
     AskSilence,
+    Backup,
     BringGroups,
     Change,
     ClaimGroups,
     Commit,
+    Departed,
     Done,
     Drain,
     Entry,
     Failed,
+    FindBackups,
     FindOwners,
     Finish,
     Give,
@@ -47,7 +51,9 @@ from memstore.distributed.rules.messages import (
     Grant,
     HandOver,
     Heartbeat,
+    Inherit,
     IsRoster,
+    Keep,
     Later,
     List,
     Look,
@@ -57,6 +63,7 @@ from memstore.distributed.rules.messages import (
     Met,
     Named,
     NoSession,
+    Note,
     Obey,
     Owners,
     Ownership,
@@ -64,6 +71,7 @@ from memstore.distributed.rules.messages import (
     Prepare,
     Promise,
     Publish,
+    Recovered,
     Refused,
     Remove,
     Renew,
@@ -117,16 +125,19 @@ __all__ = [
     "Ask",
     "AskSilence",
     "BEATS",
+    "Backup",
     "BringGroups",
     "Change",
     "ClaimGroups",
     "Client",
     "Commit",
+    "Departed",
     "DeadlinePassed",
     "Done",
     "Drain",
     "Entry",
     "Failed",
+    "FindBackups",
     "FindOwners",
     "Finish",
     "Gather",
@@ -136,8 +147,10 @@ __all__ = [
     "HandOver",
     "Heartbeat",
     "Index",
+    "Inherit",
     "IsRoster",
     "KEY_LIMIT",
+    "Keep",
     "KeptGroup",
     "LONGEST_NAME",
     "LONGEST_WAIT",
@@ -155,6 +168,7 @@ __all__ = [
     "Met",
     "NOT_SENT",
     "Named",
+    "Note",
     "NoSession",
     "NotPromoted",
     "NotSent",
@@ -167,6 +181,7 @@ __all__ = [
     "Promise",
     "Publish",
     "PutPart",
+    "Recovered",
     "ROWS_LIMIT",
     "Race",
     "Refused",
@@ -185,6 +200,7 @@ __all__ = [
     "Take",
     "TakeOver",
     "Transact",
+    "Unnoted",
     "Wait",
     "WaitAny",
     "WatchGroup",

@@ -26,6 +26,7 @@ from memstore.distributed.rules.messages import (
     KEY_LIMIT,
     LANES,
     Answer,
+    Backup,
     Call,
     Change,
     ClaimGroups,
@@ -50,9 +51,11 @@ from memstore.distributed.rules.messages import (
     Refused,
     Request,
     Standing,
+    group_of,
     groups_of,
 )
 from memstore.distributed.rules.owning import give_back
+from memstore.distributed.rules.recovery import ToKeep, is_kept, keep, tell_keepers
 from memstore.distributed.rules.steps import Lent, NotSent, Steps, Tables, pause, send, sent, transact, view
 from memstore.errors import (
     CrossHostError,
@@ -90,6 +93,7 @@ class CatalogView(msgspec.Struct):
     owned: dict[bytes, Grant] = {}
     leaving: frozenset[bytes] = frozenset()
     is_unclaimed: bool = False
+    now: int = 0  # on this host's clock since boot
 
 
 def look_at(tables: Tables, keys: Sequence[bytes], groups: Sequence[bytes] | None = None) -> CatalogView:
@@ -107,7 +111,8 @@ def look_at(tables: Tables, keys: Sequence[bytes], groups: Sequence[bytes] | Non
     if standing is not None and standing.is_joining:
         asked = groups_of(keys) if groups is None else groups
         is_unclaimed = any(owning.is_unclaimed(tables, standing, group) for group in asked)
-    return CatalogView(entries, standing, tables.membership(), owned, leaving, is_unclaimed)
+    now = 0 if standing is None else tables.now()
+    return CatalogView(entries, standing, tables.membership(), owned, leaving, is_unclaimed, now)
 
 
 # --- owners -----------------------------------------------------------------------------------------------------------
@@ -138,6 +143,16 @@ class Seed(msgspec.Struct, frozen=True):
     owns: bool = False
 
 
+class Heir(msgspec.Struct, frozen=True):
+    """Whoever is waited for to recover the groups of a member that was removed."""
+
+    member: Member
+    dead: Member
+
+
+Asked = Member | Seed | Heir | None
+
+
 def asked_of(standing: Standing, member: Member) -> Member | Seed:
     """Returns a member that is asked for keys that it owns, as errors name it: the seed can't be removed."""
     return Seed(member, owns=True) if member.id == standing.roster.seed else member
@@ -148,15 +163,17 @@ class Client:
 
     Attributes:
         asked: whom a question was sent to last, for errors; None: this host.
+        silent: hosts that keep what this host has replaced, and gave no answer: see `recovery.tell_keepers`.
     """
 
     def __init__(self) -> None:
+        self.silent: set[bytes] = set()
         self._owners: dict[bytes, Ownership] = {}
         self._refused: dict[bytes, int] = {}  # the number of the grant that a group's owner has refused
         self._sessions: dict[bytes, int] = {}
         self._numbers = itertools.count(1)
         self._free_lanes = list(range(LANES))
-        self.asked: Member | Seed | None = None
+        self.asked: Asked = None
 
     def owner_of(self, seen: CatalogView, groups: Sequence[bytes], *, claims: bool = False) -> Steps[GroupOwner | None]:
         """Finds the one owner of groups: here, as remembered, or by the directory.
@@ -262,6 +279,10 @@ class Client:
             self.asked = Seed(seed)
             answer = yield from send(seed, request)
             if not isinstance(answer, Owners) or len(answer.rows) != len(some):
+                waiting = next((one for one in standing.roster.departed if not one.is_ready), None)
+                if isinstance(answer, Later) and waiting is not None:
+                    heir = standing.roster.member(waiting.heir)
+                    self.asked = Seed(seed) if heir is None else Heir(heir, waiting.member)
                 yield from try_again(answer)
                 return None
             for group, row in zip(some, answer.rows, strict=True):
@@ -301,6 +322,8 @@ class Client:
             return (yield from self._commit(attempt))
         except DeadlinePassed as passed:
             why: Exception = passed
+            if attempt.is_made:
+                raise unknown_replaced(changes[0].key, passed) from None
             is_same = isinstance(self.asked, Seed) and self.asked.member == attempt.owner
             asked = self.asked if is_same or attempt.owner is None else attempt.owner
             error: MemstoreError = unavailable(changes[0].key, asked, passed)
@@ -348,6 +371,9 @@ class Client:
             return None
         new = [(group, grant) for group, grant in owner.grants.items() if group not in seen.owned]
         answer = yield from transact(lambda tables: owning.commit_here(tables, seen.membership, attempt.changes, new))
+        if isinstance(answer, Committed):
+            attempt.is_made = True
+            yield from tell_keepers([change.key for change in attempt.changes], self.silent)
         return (yield from self.heard(answer, owner))
 
     def _commit_there(self, seen: CatalogView, owner: GroupOwner, attempt: _Attempt) -> Steps[Answer | None]:
@@ -371,7 +397,8 @@ class Client:
                 answer = yield from transact(lambda tables: lend(tables, seen.membership, lent))
                 if not isinstance(answer, Done):
                     return answer
-            request = Commit(call, changes, owner.of([change.key for change in changes]))
+            keeper = seen.standing.member if any(map(is_kept, changes)) else None
+            request = Commit(call, changes, owner.of([change.key for change in changes]), keeper)
             answer = yield from repeated(member, request, attempt)
         finally:
             # Also if nobody knows what became of the call: the lane's next one has a larger number, and once the owner
@@ -386,6 +413,11 @@ class Client:
         attempt.is_sent = False
         if isinstance(answer, Never):
             return Failed("StoreTimeoutError", "its time was over before its owner had heard of it")
+        if isinstance(answer, Committed):
+            attempt.is_sent = True
+            if not (yield from keep(member, _to_keep(changes, owner, answer), seen.now)):
+                raise unknown(changes[0].key, member, DeadlinePassed("it was removed"))
+            attempt.is_sent = False
         return (yield from self.heard(answer, owner))
 
     def heard(self, answer: Answer | None, owner: GroupOwner) -> Steps[Answer | None]:
@@ -443,12 +475,24 @@ class Delivery:
 
 
 class _Attempt(Delivery):
-    """A commit under way. `owner`: that was asked last; None: this host."""
+    """A commit under way. `owner`: that was asked last; None: this host. `is_made`: this host has made it."""
 
     def __init__(self, changes: Sequence[Change], until: int) -> None:
         super().__init__()
         self.changes, self.until = changes, until
         self.owner: Member | None = None
+        self.is_made = False
+
+
+def _to_keep(changes: Sequence[Change], owner: GroupOwner, answer: Committed) -> list[ToKeep]:
+    """Returns what this host keeps of changes that another host has made."""
+    rows: list[ToKeep] = []
+    for change, version in zip(changes, answer.versions, strict=True):
+        if change.body is not None and is_kept(change):
+            grant = owner.grants[group_of(change.key)]
+            backup = Backup(version, grant.number, change.body, change.places, change.is_mutable)
+            rows.append(ToKeep(change.key, version, grant, None if change.renews else backup))
+    return rows
 
 
 def repeated(owner: Member, request: Request, delivery: Delivery) -> Steps[Answer | None]:
@@ -534,7 +578,7 @@ def _several(standing: Standing, owners: dict[bytes, bytes]) -> CrossHostError:
     )
 
 
-def unavailable(what: bytes, owner: Member | Seed | None, why: DeadlinePassed) -> HomeUnavailableError:
+def unavailable(what: bytes, owner: Asked, why: DeadlinePassed) -> HomeUnavailableError:
     """Makes what a call ends with that has changed nothing.
 
     Args:
@@ -548,12 +592,12 @@ def unavailable(what: bytes, owner: Member | Seed | None, why: DeadlinePassed) -
     )
 
 
-def no_answer(owner: Member | Seed | None, why: DeadlinePassed) -> str:
+def no_answer(owner: Asked, why: DeadlinePassed) -> str:
     """Makes the part of an error that names the host which was waited for. None: this host."""
     return f"{_name(owner)} did not answer within the timeout{_reason(why)}"
 
 
-def not_listed(prefix: bytes, owner: Member | Seed | None, why: DeadlinePassed, what: str = "") -> HomeUnavailableError:
+def not_listed(prefix: bytes, owner: Asked, why: DeadlinePassed, what: str = "") -> HomeUnavailableError:
     """Makes what a listing of the keys with this prefix ends with.
 
     Args:
@@ -563,7 +607,7 @@ def not_listed(prefix: bytes, owner: Member | Seed | None, why: DeadlinePassed, 
     keys = what or (f"the keys that start with {prefix.decode(errors='replace')!r}" if prefix else "all keys")
     if owner is None:
         who = "this host, if it still gets its keys, may own some, and"
-    elif isinstance(owner, Seed) and not owner.owns:
+    elif isinstance(owner, Heir) or (isinstance(owner, Seed) and not owner.owns):
         who = _name(owner)
     else:
         member, too = (owner.member, ", which is the seed too,") if isinstance(owner, Seed) else (owner, "")
@@ -582,19 +626,30 @@ def unknown(what: bytes, owner: Member, why: Exception | None = None) -> Unknown
     )
 
 
+def unknown_replaced(what: bytes, why: Exception) -> UnknownOutcomeError:
+    key = what.decode(errors="replace")
+    return UnknownOutcomeError(
+        f"{key!r}: it was changed here, and a host that keeps the version before could not be told of it within the "
+        f"timeout{_reason(why)}: that may come back if this host is removed now",
+        key=key,
+    )
+
+
 def _reason(why: Exception | None) -> str:
     return f" ({why})" if why is not None and str(why) else ""
 
 
-def _what_to_do(owner: Member | Seed | None) -> str:
+def _what_to_do(owner: Asked) -> str:
     if isinstance(owner, Seed):
         return _LOST_OWNER if owner.owns else _LOST_SEED
     return _LOST
 
 
-def _name(owner: Member | Seed | None) -> str:
+def _name(owner: Asked) -> str:
     if owner is None:
         return "its owner (this host, if it is being handed over)"
+    if isinstance(owner, Heir):
+        return f"{owner.member.label}, which recovers what {owner.dead.label} owned before it was removed,"
     if isinstance(owner, Seed) and owner.owns:
         return f"its owner, {owner.member.label}, which is the seed too,"
     if isinstance(owner, Seed):

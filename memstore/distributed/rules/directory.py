@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 import msgspec
@@ -11,6 +11,7 @@ from memstore.distributed.rules.messages import (
     BYTES_LIMIT,
     KEY_LIMIT,
     OUTCOMES_LIMIT,
+    PORTION,
     ROWS_LIMIT,
     TERM_BITS,
     Answer,
@@ -23,6 +24,8 @@ from memstore.distributed.rules.messages import (
     Give,
     Grant,
     HandOver,
+    Inherit,
+    Inherited,
     IsAt,
     Later,
     Member,
@@ -39,6 +42,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import REMOVED, admit, group_page, passing_over, record_grant
+from memstore.distributed.rules.recovery import is_pending
 from memstore.distributed.rules.sharded import end_attempts_of, remember
 from memstore.distributed.rules.steps import (
     KeptGroup,
@@ -47,6 +51,7 @@ from memstore.distributed.rules.steps import (
     Steps,
     Tables,
     own_standing,
+    pause,
     send,
     side_by_side,
     transact,
@@ -82,7 +87,7 @@ AHEAD = 64  # epochs that may pass until a newcomer is admitted: if there are mo
 
 
 def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
-    """Returns the row of a group, if its owner is a member.
+    """Returns the row of a group, if its owner is a member. One that was removed may have an heir.
 
     A group whose owner was removed is its giver's again: that one may not have heard yet that it was handed over, and
     have all of its records, which its own processes read.
@@ -91,7 +96,10 @@ def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
     if row is None or row.owner in roster.ids:
         return row
     if row.giver is None or row.giver not in roster.ids:
-        return None
+        heir = roster.departed_of(row.owner)
+        if heir is None or not heir.is_ready:
+            return None
+        return give(tables, roster, group, heir.heir, row.grant.number, since=row.first)
     return give(tables, roster, group, row.giver, row.grant.after)
 
 
@@ -188,7 +196,7 @@ class Directory:
         self,
         tables: Tables,
         standing: Standing,
-        request: ClaimGroups | FindOwners | WatchGroup | HandOver,
+        request: ClaimGroups | FindOwners | WatchGroup | HandOver | Inherit,
         question: int | None,
     ) -> Answer:
         """Answers a request; `Later` if it can't be told yet.
@@ -200,6 +208,11 @@ class Directory:
         if standing.unheard or not self.is_settled(standing):
             return Later()
         roster = standing.roster
+        if isinstance(request, Inherit):
+            return self._inherited(tables, standing, request)
+        groups = (request.group,) if isinstance(request, WatchGroup | HandOver) else request.groups
+        if is_pending(tables, roster, groups):
+            return Later()
         match request:
             case ClaimGroups():
                 rows = self._claim(tables, roster, request)
@@ -259,7 +272,7 @@ class Directory:
         for group, refused in zip(request.groups, request.refused, strict=True):
             row = owner_row(tables, roster, group)
             if row is not None and row.grant.number == refused:  # its owner has forgotten it, and still is the owner
-                row = give(tables, roster, group, row.owner, row.grant.after, row.giver)
+                row = give(tables, roster, group, row.owner, row.grant.after, row.giver, row.first)
             rows.append(row)
         return rows
 
@@ -279,8 +292,22 @@ class Directory:
             if request.taker != request.giver and _may_own(roster, request.taker):
                 row = give(tables, roster, request.group, request.taker, request.of, request.giver)
             else:  # it stays, by a grant which tells a taker that what it keeps was never handed over to the end
-                row = give(tables, roster, request.group, request.giver, request.of)
+                row = give(tables, roster, request.group, request.giver, request.of, since=row.first)
         return [row]
+
+    def _inherited(self, tables: Tables, standing: Standing, request: Inherit) -> Answer:
+        """Says which groups a removed member had that are its heir's. The heir is told what deputies have, too."""
+        if standing.roster.departed_of(request.member) is None:
+            return Stale(*standing.roster.position)
+        page = tables.ownerships(request.after, ROWS_LIMIT)
+        ids = standing.roster.ids
+        told = self.tell(
+            tables, standing, [row for row in page if row.owner == request.member and row.giver not in ids]
+        )
+        if isinstance(told, Later):
+            return told
+        rows = tuple(row for row in told.rows if row is not None)
+        return Inherited(rows, page[-1].grant.number if len(page) == ROWS_LIMIT else 0)
 
     # --- mirrors ------------------------------------------------------------------------------------------------------
 
@@ -338,19 +365,31 @@ class Directory:
 
 
 def give(
-    tables: Tables, roster: Roster, group: bytes, member: bytes, after: int = 0, giver: bytes | None = None
+    tables: Tables,
+    roster: Roster,
+    group: bytes,
+    member: bytes,
+    after: int = 0,
+    giver: bytes | None = None,
+    since: int = 0,
 ) -> Ownership:
     """Writes a row with a new grant."""
-    return _write(tables, roster, [group], member, Grant(0, roster.epoch, after), giver)[0]
+    return _write(tables, roster, [group], member, Grant(0, roster.epoch, after), giver, since)[0]
 
 
 def _write(
-    tables: Tables, roster: Roster, groups: Sequence[bytes], member: bytes, like: Grant, giver: bytes | None = None
+    tables: Tables,
+    roster: Roster,
+    groups: Sequence[bytes],
+    member: bytes,
+    like: Grant,
+    giver: bytes | None = None,
+    since: int = 0,
 ) -> list[Ownership]:
     """Writes a row for each group. Their grants are like this one, but for its number."""
     last = max(tables.granted, roster.term << TERM_BITS)
     rows = [
-        Ownership(group, member, Grant(number, like.epoch, like.after), giver)
+        Ownership(group, member, Grant(number, like.epoch, like.after), giver, since)
         for number, group in enumerate(groups, last + 1)
     ]
     for row in rows:
@@ -633,23 +672,50 @@ def settle_kept(standing: Standing, refused: dict[bytes, int]) -> Steps[bool]:
     Args:
         refused: of each group the number of a grant that was dead here.
     """
-    kept_of = dict((yield from view(lambda tables: tables.all_kept())))
+    after: bytes | None = None
+    has_kept = False
+    while page := (yield from view(lambda tables, start=after: tables.all_kept(start, ROWS_LIMIT))):
+        after, has_kept = page[-1][0], True
+        if not (yield from _settle_page(standing, dict(page), refused)):
+            break
+    return has_kept
+
+
+def _settle_page(standing: Standing, kept_of: Mapping[bytes, KeptGroup], refused: dict[bytes, int]) -> Steps[bool]:
+    """Returns whether the directory has answered."""
     groups = tuple(kept_of)
-    if not groups:
-        return False
     numbers = tuple(refused.get(group, 0) for group in groups)
     answer = yield from send(standing.seed, FindOwners(groups, numbers))
     if not isinstance(answer, Owners):
-        return True
+        return False
+    mine: list[tuple[Ownership, KeptGroup]] = []
     for group, row in zip(groups, answer.rows, strict=True):
         kept = kept_of[group]
         if row is not None and row.owner == standing.member and row.grant.after == kept.of:
-            opened = yield from transact(lambda tables, row=row, kept=kept: _open(tables, row, kept))
-            if isinstance(opened, NotOwner):
-                refused[group] = row.grant.number
+            mine.append((row, kept))
         elif row is None or row.owner != kept.giver or kept.of <= row.grant.after:  # a late duplicate has brought it
             yield from transact(lambda tables, group=group, kept=kept: _forget(tables, group, kept))
+    while mine:
+        done = yield from transact(lambda tables, some=mine: _open_some(tables, some, refused))
+        mine = mine[done:]
+        yield from pause(BETWEEN)
     return True
+
+
+def _open_some(tables: Tables, rows: Sequence[tuple[Ownership, KeptGroup]], refused: dict[bytes, int]) -> int:
+    """Opens a portion. Returns how many of these groups are open, or can't be opened yet."""
+    done = 0
+    for row, kept in rows[:PORTION]:
+        before = tables.kept_page(row.group, 2)
+        opened = _open(tables, row, kept)
+        if isinstance(opened, NotOwner):
+            refused[row.group] = row.grant.number
+        if isinstance(opened, Later) and tables.kept_page(row.group, 2) != before:
+            break  # there is more of it
+        done += 1
+        if len(before) > 1:
+            break
+    return done
 
 
 def _open(tables: Tables, row: Ownership, kept: KeptGroup) -> Answer | None:

@@ -42,6 +42,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import dispose, group_heads, is_here
+from memstore.distributed.rules.recovery import forget_keepers
 from memstore.distributed.rules.roster import adopt, leave
 from memstore.distributed.rules.steps import (
     LeavingGroup,
@@ -394,5 +395,6 @@ def replace_places(tables: Tables, key: bytes, before: Entry, after: Entry) -> b
     for place in after.places:
         if is_here(standing, place) and place not in before.places:
             tables.own(place, key)
+    forget_keepers(tables, key)
     dispose(tables, standing, [place for place in before.places if place not in after.places])
     return True

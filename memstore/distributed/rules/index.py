@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules import directory, draining, fence, owning, roster, sharded
+from memstore.distributed.rules import directory, draining, fence, owning, recovery, roster, sharded
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
     LONGEST_WAIT,
@@ -23,25 +23,32 @@ from memstore.distributed.rules.messages import (
     ClaimGroups,
     Close,
     Commit,
+    Committed,
     Done,
     Drain,
+    Ended,
+    FindBackups,
     FindOwners,
     Finish,
     Give,
     GiveUp,
     HandOver,
     Heartbeat,
+    Inherit,
     IsAt,
     IsRoster,
+    Keep,
     Later,
     List,
     Look,
     Lookup,
+    Lost,
     Meet,
     Member,
     Met,
     Mirror,
     Named,
+    Note,
     Obey,
     Open,
     Opened,
@@ -49,6 +56,7 @@ from memstore.distributed.rules.messages import (
     Prepare,
     Promise,
     Publish,
+    Recovered,
     Refused,
     Release,
     Remove,
@@ -64,6 +72,7 @@ from memstore.distributed.rules.messages import (
     Wait,
     WaitAny,
     WatchGroup,
+    group_of,
 )
 from memstore.distributed.rules.steps import Steps, Tables, pause, send, transact, view
 from memstore.engine import attempts
@@ -76,7 +85,11 @@ _KEPT_FOR_SEED = 2_000_000_000  # nanoseconds that a seed keeps what it can't te
 _OfOwner = (
     Lookup | Wait | List | WaitAny | Commit | Named | Resolve | Prepare | Look | Renew | Publish | GiveUp
 )  # what a host that is fenced doesn't answer: somebody else may be the owner by now
-_ToSeed = ClaimGroups | FindOwners | WatchGroup | HandOver
+_ToSeed = ClaimGroups | FindOwners | WatchGroup | HandOver | Inherit
+
+
+class Unnoted(Later, frozen=True, array_like=True, tag=75):
+    """A change is made, and hosts that keep what it has replaced are to be told first."""
 
 
 class Index:
@@ -128,6 +141,8 @@ class Index:
         self._leases = fence.Leases(clock, remove_after)
         self.leaver = draining.Leaver(clock)
         self._takeovers = draining.Takeovers()
+        self.notes = recovery.Notes(clock)
+        self.recovery = recovery.Recovery()
         self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
@@ -163,7 +178,18 @@ class Index:
             case List():
                 return owning.list_page(tables, standing, request)
             case Commit():
-                return owning.commit(tables, standing, request)
+                keys = [change.key for change in request.changes]
+                return self._once_noted(tables, keys, owning.commit(tables, standing, request))
+            case Note():
+                return recovery.take_note(tables, request)
+            case Keep():
+                refused = owning.admit(tables, standing, [group_of(request.key)], [request.grant], changes=True)
+                return refused or recovery.keep_current(tables, request)
+            case Lost():
+                recovery.note_lost(tables, request.who, request.names)
+                return Done()
+            case FindBackups():
+                return recovery.find_backups(tables, standing, request)
             case Named():
                 return owning.are_named(tables, standing, request)
             case Resolve():
@@ -176,8 +202,10 @@ class Index:
             case Release():
                 return owning.release(tables, standing, request)
             case Prepare() | Look() | Renew() | Publish() | GiveUp():
-                return sharded.answer(tables, standing, request)
-            case ClaimGroups() | FindOwners() | WatchGroup() | HandOver():
+                answer = sharded.answer(tables, standing, request)
+                key = getattr(request, "key", None)
+                return self._once_noted(tables, [key], answer) if key else answer
+            case ClaimGroups() | FindOwners() | WatchGroup() | HandOver() | Inherit():
                 answer = self.seed.answer(tables, standing, request, question)
                 if roster.let_own(tables, self.seed):
                     answer = self.seed.answer(tables, tables.standing() or standing, request, question)
@@ -203,7 +231,7 @@ class Index:
         self,
         tables: Tables,
         standing: Standing,
-        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce,
+        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered,
     ) -> Answer:
         match request:
             case Ask():
@@ -214,6 +242,8 @@ class Index:
                 return roster.drain(tables, standing, self.seed, request)
             case Finish():
                 return roster.finish(tables, standing, self.seed, request)
+            case Recovered():
+                return roster.recovered(tables, standing, self.seed, request)
             case Mirror():
                 return directory.take_mirror(tables, standing, request)
             case Promise():
@@ -229,6 +259,11 @@ class Index:
             self._hint = request.roster
             self._addresses = [one.address for one in request.roster.members if one.address != self.member.address]
         return Met(self.member, None if standing is None else standing.roster, tuple(self._addresses))
+
+    def _once_noted(self, tables: Tables, keys: Sequence[bytes], answer: Answer) -> Answer:
+        """Returns the answer of a change once those are told who keep what it has replaced."""
+        is_made = isinstance(answer, Committed) or (isinstance(answer, Ended) and answer.outcome.version)
+        return Unnoted() if is_made and self.notes.are_due(tables, keys) else answer
 
     def _pin(self, tables: Tables, request: Lookup) -> None:
         now = self._clock()
@@ -260,6 +295,10 @@ class Index:
                 return isinstance(answer, Later) and request.milliseconds > 0
             case ClaimGroups() | FindOwners() | HandOver() | Remove() | Drain() | Finish() | BringGroups():
                 return isinstance(answer, Later)
+            case Inherit() | Recovered():
+                return isinstance(answer, Later)
+            case Commit() | Publish():
+                return isinstance(answer, Unnoted)
             case _:
                 return False
 
@@ -446,13 +485,17 @@ class Index:
         standing = yield from view(lambda tables: tables.standing())
         if standing is None or standing.is_removed:
             return False
+        is_heir = yield from self.recovery.run()
         if standing.is_joining:
             yield from roster.finish_joining(standing)
         elif self._swept != standing.losses:
             yield from roster.drop_lost(self.seed)
             self._swept = standing.losses
         has_kept = yield from directory.settle_kept(standing, self._refused)
-        return standing.is_joining or has_kept
+        return standing.is_joining or has_kept or is_heir
+
+    def note(self) -> Steps[bool]:
+        return (yield from self.notes.run())
 
     def hand_over(self) -> Steps[bool]:
         return (yield from directory.go_on(self.leaver.refused))
@@ -510,6 +553,7 @@ class Index:
         """Ends the sharded puts whose time is over, and tells other hosts what they are owed."""
         if (yield from view(attempts.expired)):
             yield from transact(attempts.expire)
+        yield from recovery.drop_voids()
         yield from owning.pay(self.is_pinned)
 
     def audit(self) -> Steps[None]:

@@ -82,6 +82,19 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.name or 'the host'} at {self.address}"
 
 
+class Departed(msgspec.Struct, frozen=True, array_like=True):
+    """A member that was removed, and whose groups have no owner yet: see `recovery.py`.
+
+    Attributes:
+        heir: the member that is to own them.
+        is_ready: all members have told the heir what they keep of them: it opens them.
+    """
+
+    member: Member
+    heir: Id
+    is_ready: bool = False
+
+
 class Roster(msgspec.Struct, frozen=True, array_like=True):
     """The members of an epoch. Only the seed makes another one.
 
@@ -96,6 +109,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         base: of a term that was forced, until its directory is whole: the newest position that its seed has heard of.
         lease: nanoseconds of the leases that members hold, of three members or more; 0: none. See `fence.py`.
         leased: ids of members that obey it for sure: the seed removes no other one by itself.
+        departed: members that were removed, until their groups have owners again.
     """
 
     cluster: bytes
@@ -110,6 +124,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     base: tuple[Number, Number] = (0, 0)
     lease: Number = 0
     leased: tuple[bytes, ...] = ()
+    departed: tuple[Departed, ...] = ()
 
     @property
     def owners(self) -> tuple[Member, ...]:
@@ -135,6 +150,10 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
 
     def member(self, member: bytes) -> Member | None:
         return next((one for one in self.members if one.id == member), None)
+
+    def departed_of(self, member: bytes) -> Departed | None:
+        """Returns a member that was removed, if its groups have no owner yet."""
+        return next((one for one in self.departed if one.member.id == member), None)
 
     @property
     def seed_address(self) -> str:
@@ -207,12 +226,19 @@ class Ownership(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         giver: who has handed it over, and may have it still. If the owner is removed, it is the giver's again.
+        since: the number of the first grant from which on other hosts' backups of the group count: the owner has told
+            them of each change since. 0: this grant's.
     """
 
     group: Group
     owner: Id
     grant: Grant
     giver: Id | None = None
+    since: Number = 0
+
+    @property
+    def first(self) -> int:
+        return self.since or self.grant.number
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
@@ -269,6 +295,26 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     def nbytes(self) -> int:
         """The bytes that it takes in a message, at most."""
         return len(self.body or b"") + _PLACE * len(self.places) + KEY_LIMIT + _NUMBERS
+
+
+class Backup(msgspec.Struct, frozen=True, array_like=True):
+    """What a host keeps of a version that it has put, and that another host owns.
+
+    Attributes:
+        number: of the grant by which the owner was asked.
+        body, places, is_mutable: as of `Entry`.
+    """
+
+    version: Number
+    number: Number
+    body: bytes
+    places: Annotated[tuple[Place, ...], Meta(max_length=1 << 16)] = ()
+    is_mutable: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes in a message, with its key, at most."""
+        return len(self.body) + _PLACE * len(self.places) + KEY_LIMIT + _NUMBERS
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
@@ -335,9 +381,12 @@ class List(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Asks for changes. `keeper`: the host that keeps what it puts, once it is answered; None: none does."""
+
     call: Call
     changes: Annotated[tuple[Change, ...], Meta(min_length=1, max_length=BATCH_LIMIT)]
     grants: Grants
+    keeper: Id | None = None
 
 
 class Resolve(msgspec.Struct, frozen=True, array_like=True, tag=7):
@@ -674,6 +723,68 @@ class AskSilence(msgspec.Struct, frozen=True, array_like=True, tag=51):
     term: Number
 
 
+class Note(msgspec.Struct, frozen=True, array_like=True, tag=55):
+    """Tells a host which keeps versions of these keys that they are replaced: up to this one. Its answer is `Done`."""
+
+    rows: Annotated[tuple[tuple[Key, Number], ...], Meta(max_length=ROWS_LIMIT)]
+
+
+class Keep(msgspec.Struct, frozen=True, array_like=True, tag=56):
+    """Says that a host is to keep a version of a key, and asks for its record.
+
+    Its answer is `Found`, with nothing if the version is no longer the present one.
+    """
+
+    key: Key
+    version: Number
+    grant: Grant
+    keeper: Id
+
+
+class Inherit(msgspec.Struct, frozen=True, array_like=True, tag=57):
+    """Asks the seed which groups a removed member owned, by the numbers of their grants. Its answer is `Inherited`."""
+
+    member: Id
+    after: Number
+
+
+class FindBackups(msgspec.Struct, frozen=True, array_like=True, tag=58):
+    """Asks a member what it keeps of groups of a removed one. Its answer is `BackedUp`.
+
+    Attributes:
+        groups: sorted.
+        after: a key of the first of them, beyond which the answer goes on; empty: from the beginning.
+    """
+
+    member: Id
+    groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
+    after: Prefix = b""
+
+
+class Recovered(msgspec.Struct, frozen=True, array_like=True, tag=59):
+    """Tells the seed that the heir of a removed member has heard all members. Its answer is `IsRoster`.
+
+    Attributes:
+        is_over: it has opened all of the groups, too.
+    """
+
+    member: Id
+    heir: Id
+    is_over: bool
+
+
+class Lost(msgspec.Struct, frozen=True, array_like=True, tag=60):
+    """Tells a member by name what was lost with a removed one, for people. Its answer is `Done`.
+
+    Attributes:
+        who: the removed member, for people.
+        names: keys; and groups that it owned, of which what it has put itself is lost.
+    """
+
+    who: Text
+    names: Annotated[tuple[Key, ...], Meta(max_length=ROWS_LIMIT)]
+
+
 class Meet(msgspec.Struct, frozen=True, array_like=True, tag=46):
     """Asks a host who it is, and says which cluster the asker knows. Its answer is `Met`.
 
@@ -868,14 +979,37 @@ class Silence(msgspec.Struct, frozen=True, array_like=True, tag=53):
     nanoseconds: Number
 
 
+class Inherited(msgspec.Struct, frozen=True, array_like=True, tag=100):
+    """Groups of a removed member, by the numbers of their grants.
+
+    Attributes:
+        after: where the next ones begin; 0: that was all.
+    """
+
+    rows: Annotated[tuple[Ownership, ...], Meta(max_length=ROWS_LIMIT)]
+    after: Number = 0
+
+
+class BackedUp(msgspec.Struct, frozen=True, array_like=True, tag=101):
+    """What a host keeps, by the groups that were asked for.
+
+    Attributes:
+        after: the last key, if there is more of its group or of those behind it; empty: that was all.
+    """
+
+    rows: Annotated[tuple[tuple[Key, Backup], ...], Meta(max_length=ROWS_LIMIT)]
+    after: Prefix = b""
+
+
 Request = (
     Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
     | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
     | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Stay | Meet | Heartbeat | AskSilence
+    | Note | Keep | Inherit | FindBackups | Recovered | Lost
 )  # fmt: skip
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession
     | Refused | Prepared | Pending | Ended | PartsChanged | Forgotten | NotOwner | Owners | Mirrored | Promised
-    | Announced | Met | Brought | Alive | Silence
+    | Announced | Met | Brought | Alive | Silence | Inherited | BackedUp
 )  # fmt: skip

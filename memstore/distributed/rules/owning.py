@@ -31,6 +31,7 @@ from memstore.distributed.rules.messages import (
     List,
     Listed,
     Lookup,
+    Member,
     Named,
     Never,
     NoSession,
@@ -51,6 +52,7 @@ from memstore.distributed.rules.messages import (
     group_of,
     groups_of,
 )
+from memstore.distributed.rules.recovery import ToKeep, drop_named, due, keep, note_change
 from memstore.distributed.rules.steps import LastCall, Lent, Steps, Tables, own_standing, send, transact, view
 from memstore.errors import CorruptionError, MemstoreError
 
@@ -158,6 +160,7 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
         if any(place.host not in standing.roster.ids for place in entry.places):
             with passing_over(tables, key):  # that host was removed while the group was on its way
                 dispose(tables, standing, entry.places)
+            note_change(tables, standing, Change(key, None), 0)
             continue
         try:
             tables.put_record(key, entry)
@@ -165,6 +168,7 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
             tables.pass_over(key, error)
             tables.put_damaged(key)
             continue
+        tables.drop_backup(key)
         for place in entry.places:
             if is_here(standing, place):
                 with passing_over(tables, key):
@@ -244,8 +248,10 @@ def _admit_listing(tables: Tables, standing: Standing, request: List | WaitAny) 
     if position != standing.roster.position:
         return Stale(*standing.roster.position) if position < standing.roster.position else Later()
     is_on_its_way = any(leaving.grant is not None for _, leaving in tables.all_leaving())
+    if standing.is_joining or is_on_its_way or any(one.heir == standing.member for one in standing.roster.departed):
+        return Later()
     is_left = any(kept.giver not in standing.roster.ids for _, kept in tables.all_kept())
-    return Later() if standing.is_joining or is_on_its_way or is_left else None
+    return Later() if is_left else None
 
 
 def are_named(tables: Tables, standing: Standing, request: Named) -> Answer:
@@ -305,7 +311,8 @@ def commit(tables: Tables, standing: Standing, request: Commit) -> Answer:
     refused = admit(tables, standing, groups_of(keys), request.grants, changes=strange is None)
     if refused is not None:
         return refused
-    return keep_answer(tables, request.call, strange or apply(tables, standing, request.changes))
+    keepers = () if request.keeper is None else (request.keeper,)
+    return keep_answer(tables, request.call, strange or apply(tables, standing, request.changes, keepers))
 
 
 def are_strange(standing: Standing, call: Call, places: Iterable[Place], key: bytes) -> Failed | Later | None:
@@ -345,8 +352,20 @@ def commit_here(
     return apply(tables, standing, changes)
 
 
-def apply(tables: Tables, standing: Standing | None, changes: Sequence[Change]) -> Committed | Failed:
-    """Makes all changes, or none. `standing` is None where nobody serves the root."""
+def apply(
+    tables: Tables,
+    standing: Standing | None,
+    changes: Sequence[Change],
+    keepers: Collection[bytes] = (),
+    *,
+    is_alone: bool = True,
+) -> Committed | Failed:
+    """Makes all changes, or none.
+
+    Args:
+        standing: None where nobody serves the root.
+        keepers, is_alone: hosts that keep what is put: see `recovery.note_change`.
+    """
     found = [tables.head(change.key) for change in changes]
     here = ((one.key, place) for one in changes for place in one.places if is_here(standing, place))
     refused = next(filter(None, map(refused_change, changes, found)), None) or bytes_gone(tables, here)
@@ -357,9 +376,13 @@ def apply(tables: Tables, standing: Standing | None, changes: Sequence[Change]) 
         if change.body is None:
             versions.append(old.version if old is not None else 0)
             tables.delete_record(change.key)
+            if standing is not None:
+                note_change(tables, standing, change, 0)
         else:
             tables.version += 1
             versions.append(tables.version)
+            if standing is not None:
+                note_change(tables, standing, change, tables.version, keepers, is_alone=is_alone)
             whole = tables.record(change.key) if change.renews else None
             if whole is not None:
                 tables.put_record(change.key, msgspec.structs.replace(whole, version=tables.version))
@@ -525,17 +548,25 @@ def release(tables: Tables, standing: Standing, request: Release) -> Answer:
     """Retires what is lent. What records of this host name by now is not: the release is an old one then."""
     for place in request.places:
         with passing_over(tables, b"segment %016x" % place.segment):
-            if place.host == standing.member and tables.lent(place) is not None:
+            lent = tables.lent(place) if place.host == standing.member else None
+            if lent is not None:
+                drop_named(tables, lent.key, place)
                 tables.retire(place)
     return Done()
 
 
 def pay(is_pinned: Callable[[Place], bool]) -> Steps[None]:
     """Tells other hosts what they are owed, once."""
-    standing, owed = yield from view(lambda tables: (tables.standing(), tables.owed(ROWS_LIMIT)))
+    standing, owed, untold = yield from view(
+        lambda tables: (
+            tables.standing(),
+            tables.owed(ROWS_LIMIT),
+            set(due(tables, tables.all_unnoted(b"", ROWS_LIMIT))),
+        )
+    )
     if standing is None:
         return
-    for host in sorted({place.host for place in owed}):
+    for host in sorted({place.host for place in owed} - untold):  # what it keeps it is told of first
         places = tuple(place for place in owed if place.host == host and not is_pinned(place))
         member = standing.roster.member(host)
         answer = Done() if member is None else None
@@ -595,7 +626,15 @@ class Audit:
         elif answer == IsNamed(named=False):
             yield from transact(lambda tables: self._retire(tables, place, lent))
         elif isinstance(answer, IsNamed):
+            if owner is not None and owner.id != standing.member:
+                yield from self._keep(owner, row, place, lent)
             self._seen.add(place)
+
+    def _keep(self, owner: Member, row: Ownership, place: Place, lent: Lent) -> Steps[None]:
+        """Keeps what the owner names, if the process that put it was killed before it could."""
+        backup, now = yield from view(lambda tables: (tables.backup(lent.key), tables.now()))
+        if backup is None or place not in backup.places:
+            yield from keep(owner, [ToKeep(lent.key, 0, row.grant, place=place)], now, tries=1)
 
     def _resolved(self, standing: Standing, lent: Lent) -> Steps[bool]:
         """Returns whether it is known that the call isn't under way any more."""
@@ -613,6 +652,7 @@ class Audit:
         """Retires it, unless its client has lent it anew meanwhile, or a record here names it, or a part does."""
         with passing_over(tables, lent.key):
             if tables.lent(place) == lent and not is_named(tables, lent.key, place):
+                drop_named(tables, lent.key, place)
                 tables.retire(place)
 
 

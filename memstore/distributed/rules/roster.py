@@ -47,7 +47,9 @@ from memstore.distributed.rules.messages import (
     Ask,
     BringGroups,
     Brought,
+    Change,
     ClaimGroups,
+    Departed,
     Done,
     Drain,
     Entry,
@@ -64,6 +66,7 @@ from memstore.distributed.rules.messages import (
     Ownership,
     Promise,
     Promised,
+    Recovered,
     Refused,
     Remove,
     Roster,
@@ -71,8 +74,9 @@ from memstore.distributed.rules.messages import (
     Standing,
 )
 from memstore.distributed.rules.owning import dispose, group_heads, passing_over, record_grant
+from memstore.distributed.rules.recovery import LOST_LIMIT, heirs, is_pending, note_change, tell_lost
 from memstore.distributed.rules.sharded import end_strays
-from memstore.distributed.rules.steps import Steps, Tables, pause, send, send_all, transact, view
+from memstore.distributed.rules.steps import Steps, Tables, own_standing, pause, send, send_all, transact, view
 
 MOST_DEPUTIES = 2
 SILENT = 3_000_000_000  # nanoseconds without an answer after which a deputy is replaced
@@ -326,9 +330,15 @@ def _has_joined(tables: Tables) -> None:
 def drop_lost(seed: Directory) -> Steps[None]:
     """Drops records whose bytes lay on hosts that are no members any more, and rows of the directory that name them."""
     after: bytes | None = b""
+    names: list[bytes] = []
     while after is not None:
         lost, after = yield from view(lambda tables, start=after: _lost_page(tables, start))
         yield from _in_portions(_drop_records, lost)
+        names += lost[: LOST_LIMIT - len(names)]
+    if names:
+        standing = yield from view(own_standing)
+        gone = [one.member.label for one in standing.roster.departed]
+        yield from tell_lost(" or ".join(gone) or "a host", names)
     number: int | None = 0
     while number is not None:
         groups, number = yield from view(lambda tables, start=number: _lost_rows(tables, start))
@@ -362,6 +372,7 @@ def _drop_records(tables: Tables, keys: Sequence[bytes]) -> None:
             if entry is None or not _is_lost(standing, entry):  # it was put anew
                 continue
             tables.delete_record(key)
+            note_change(tables, standing, Change(key, None), 0)
             for place in entry.places:
                 with passing_over(tables, key):
                     dispose(tables, standing, (place,))
@@ -375,6 +386,8 @@ def _lost_rows(tables: Tables, after: int) -> tuple[list[bytes], int | None]:
 
 
 def _counts_for_nothing(standing: Standing, row: Ownership) -> bool:
+    if standing.roster.departed_of(row.owner) is not None:
+        return False
     is_known = row.grant.epoch <= standing.roster.epoch  # else its owner may be a member that is new, or to be one
     return is_known and not {row.owner, row.giver} & standing.roster.ids
 
@@ -405,6 +418,7 @@ def propose(
     base: tuple[int, int] = (0, 0),
     lease: int | None = None,
     leased: tuple[bytes, ...] | None = None,
+    departed: tuple[Departed, ...] | None = None,
 ) -> Roster:
     """Writes the next roster. It counts when it has settled; only deputies may be left out before the last one has.
 
@@ -424,10 +438,12 @@ def propose(
     visitors = {member.id for member in members if not member.is_owner}
     hold = tuple(one for one in (roster.holders if holders is None else holders) if one in visitors)
     leave = tuple(one for one in (roster.leavers if leavers is None else leavers) if one[0] in ids)
+    gone = heirs(roster, members, roster.departed if departed is None else departed)
+    hold = (*hold, *(one.heir for one in gone if one.heir in visitors and one.heir not in hold))
     lasts = roster.lease if lease is None else lease
     is_obeyed = lasts == roster.lease and len(members) >= FEWEST_LEASED  # of fewer, members may hold none by now
     obey = tuple(one for one in (roster.leased if leased is None else leased) if one in ids and is_obeyed)
-    changed = (kept, voters, hold, leave, base, lasts, obey)
+    changed = (kept, voters, hold, leave, base, lasts, obey, gone)
     roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, *changed)
     adopt(tables, roster)
     return roster
@@ -509,6 +525,8 @@ def note_groups(tables: Tables, standing: Standing, seed: Directory, request: Br
     if newcomer is None:
         return Stale(*roster.position)
     newcomer.heard_at = seed.clock()
+    if is_pending(tables, roster, request.groups):
+        return Later()
     owned = [row for group in request.groups if (row := owner_row(tables, roster, group)) is not None]
     if owned:
         del seed.newcomers[member]
@@ -645,6 +663,19 @@ def finish(tables: Tables, standing: Standing, seed: Directory, request: Finish)
         return IsRoster(standing.roster)
     if standing.is_seed and seed.is_settled(standing) and not standing.unheard:
         propose(tables, standing, is_settled=True)
+    return Later()
+
+
+def recovered(tables: Tables, standing: Standing, seed: Directory, request: Recovered) -> Answer:
+    """Notes how far the heir of a removed member is: see `recovery.py`."""
+    seed.begin(standing)
+    one = standing.roster.departed_of(request.member)
+    if one is None or one.heir != request.heir or (one.is_ready and not request.is_over):
+        return IsRoster(standing.roster)
+    if standing.is_seed and seed.is_settled(standing) and not standing.unheard:
+        others = tuple(other for other in standing.roster.departed if other != one)
+        ready = () if request.is_over else (msgspec.structs.replace(one, is_ready=True),)
+        propose(tables, standing, is_settled=True, departed=(*others, *ready))
     return Later()
 
 
@@ -927,7 +958,7 @@ def _begin_term(tables: Tables, member: bytes, newest: Roster, term: int, is_who
     # Without the directory nobody knows who owns groups, until all have announced it.
     holders = newest.holders if is_whole else tuple(one.id for one in newest.members if not one.is_owner)
     leavers, known = newest.leavers, newest.members
-    changed = (deputies, voters, holders, leavers, base, newest.lease, newest.leased)
+    changed = (deputies, voters, holders, leavers, base, newest.lease, newest.leased, newest.departed)
     adopt(tables, Roster(newest.cluster, term, epoch, known, member, *changed))
     standing = tables.standing()
     assert standing is not None

@@ -61,6 +61,7 @@ from memstore.distributed.rules.owning import (
     give_back,
     keep_answer,
 )
+from memstore.distributed.rules.recovery import ToKeep, keep, tell_keepers
 from memstore.distributed.rules.steps import Lent, Steps, Tables, own_standing, pause, send, transact, view
 from memstore.engine import AttemptOutcome, Failure, FailureDetails, PendingPart, attempts
 from memstore.errors import MemstoreError, VersionConflictError
@@ -152,7 +153,8 @@ def publish(tables: Tables, standing: Standing, request: Publish) -> AttemptOutc
     except VersionConflictError as error:
         return attempts.end(tables, parts, attempts.failure_of(error))
     places = tuple(itertools.chain.from_iterable(part.places for part in parts))
-    answer = apply(tables, standing, [Change(key, request.body, places, expect)])
+    keepers = sorted({place.host for place in places} - {standing.member})
+    answer = apply(tables, standing, [Change(key, request.body, places, expect)], keepers, is_alone=False)
     if isinstance(answer, Committed):
         return attempts.settle(tables, parts, answer.versions[0])
     name, details = key.decode(errors="replace"), FailureDetails(expected=answer.expected, found=answer.found)
@@ -324,6 +326,7 @@ def put_part(client: Client, own: PutPart, content: bytes, until: int) -> Steps[
     else:
         if found is not None:
             yield from give_back(own.part.places)
+            yield from keep_published(client, own, found)
         return found
     if own.lane is None:
         yield from give_back(own.part.places)
@@ -423,6 +426,7 @@ def give_up_part(client: Client, own: PutPart, failure: Failure) -> Steps[Attemp
         why = f"{no_answer(own.waits_for, passed)}, so it could not be given up, and others may still complete it"
         raise attempts.unknown_outcome(part, why) from None
     if isinstance(answer, Ended):
+        yield from keep_published(client, own, answer.outcome)
         return answer.outcome
     raise attempts.unknown_outcome(part)
 
@@ -488,9 +492,9 @@ def _ask_owner(own: PutPart, request: Look | Renew | Publish | GiveUp) -> Steps[
 
 
 def turn(
-    own: PutPart, merge: Merge, milliseconds: int, *, was_complete: bool, publishes: bool
+    client: Client, own: PutPart, merge: Merge, milliseconds: int, *, was_complete: bool, publishes: bool
 ) -> Steps[AttemptOutcome | Pending]:
-    """One look at an attempt of which this process has a part.
+    """One look at an attempt of which this process has a part. What it has become this host keeps.
 
     Args:
         milliseconds: that another host may wait for news.
@@ -500,6 +504,15 @@ def turn(
     Raises:
         UnknownOutcomeError: nothing is known of it any more.
     """
+    found = yield from _turn(own, merge, milliseconds, was_complete=was_complete, publishes=publishes)
+    if isinstance(found, AttemptOutcome):
+        yield from keep_published(client, own, found)
+    return found
+
+
+def _turn(
+    own: PutPart, merge: Merge, milliseconds: int, *, was_complete: bool, publishes: bool
+) -> Steps[AttemptOutcome | Pending]:
     part = own.part
     look = Look(part.key, part.attempt, own.number, milliseconds, was_complete)
     try:
@@ -517,6 +530,44 @@ def turn(
         with contextlib.suppress(DeadlinePassed):  # the next turn renews it, or the rank gives up
             yield from _renew(own, found)
     return found
+
+
+def keep_published(client: Client, own: PutPart, outcome: AttemptOutcome) -> Steps[None]:
+    """Keeps what an attempt has become before a rank returns: see `recovery.py`.
+
+    So if one rank has returned, there is a record of the version on its host. If this host is the owner, it tells who
+    keeps what is replaced instead.
+
+    Raises UnknownOutcomeError: the owner was removed, or doesn't answer.
+    """
+    part, group = own.part, group_of(own.part.key)
+    if not outcome.version:
+        return
+    try:
+        while True:
+            seen = yield from view(lambda tables: look_at(tables, [], [group]))
+            if seen.standing is None:
+                return
+            if group in seen.owned:
+                yield from tell_keepers([part.key], client.silent)
+                return
+            if own.owner not in seen.standing.roster.ids:
+                raise attempts.unknown_outcome(part, "the host where it began was removed")
+            backup = yield from view(lambda tables: tables.backup(part.key))
+            if backup is not None and backup.version >= outcome.version:
+                return
+            owner = yield from client.owner_of(seen, [group])
+            if owner is None or owner.member is None or owner.member.id == seen.standing.member:
+                yield from pause(AGAIN)
+                continue
+            own.waits_for = owner.member
+            row = ToKeep(part.key, outcome.version, owner.grants[group])
+            if not (yield from keep(owner.member, [row], seen.now)):
+                raise attempts.unknown_outcome(part, "the host where it began was removed")
+            return
+    except DeadlinePassed as passed:
+        why = f"{no_answer(own.waits_for, passed)} when this host was to keep the version"
+        raise attempts.unknown_outcome(part, why) from None
 
 
 def waiting(client: Client, key: bytes | None) -> Steps[list[Pending]]:

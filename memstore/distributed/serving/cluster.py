@@ -129,6 +129,8 @@ class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
         sent, received: bytes on the network, of this process since it was started.
         memstore, torch, monarch: versions; empty: it isn't installed.
         leaving: what it still has, if it is drained.
+        lost: names of keys and groups, with the hosts with which they were lost.
+        recovering: what it waits for, as the heir of a removed host; empty: it is none.
     """
 
     name: Text
@@ -145,6 +147,8 @@ class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
     torch: Text
     monarch: Text
     leaving: Leaving | None = None
+    lost: tuple[tuple[Text, Text], ...] = ()
+    recovering: Text = ""
 
 
 Asking: TypeAlias = Request | Report | Halt | Promote
@@ -267,6 +271,7 @@ class Asker:
 # --- The cluster -----------------------------------------------------------------------------------------------------
 
 
+LOST_NAMED = 100  # keys and groups that a status names
 _OPEN_WITHIN = 10.0  # seconds
 _REPORT_WITHIN = 3.0  # seconds: who doesn't answer in this time is told as not alive
 _BACK_WITHIN = 1.0  # seconds: an index process that was killed is
@@ -357,7 +362,16 @@ class Cluster:
         roster, answers = self._reports()
         hosts = tuple(_host_status(member, answers[member.id]) for member in roster.members)
         deputies = tuple(member.address for member in roster.members if member.id in roster.deputies)
-        return ClusterStatus(roster.seed_address, roster.epoch, hosts, deputies)
+        reports = [answer for answer in answers.values() if isinstance(answer, Reported)]
+        lost = {name: who for report in reports for name, who in report.lost}
+        return ClusterStatus(
+            roster.seed_address,
+            roster.epoch,
+            hosts,
+            deputies,
+            tuple(report.recovering for report in reports if report.recovering),
+            dict(sorted(lost.items())[:LOST_NAMED]),
+        )
 
     def settled(self, addresses: Iterable[str]) -> list[str]:
         """Returns those of these addresses that are no members yet, or have not finished joining."""

@@ -9,6 +9,7 @@
 | tell deputies rows of the directory, as the seed | as soon as there are any, or a question waits; else once a second |
 | appoint deputies, tell members of a new seed, hear what they own | 4 times a second, as the seed |
 | look for a member that is silent, as the seed | once a second, if there is any |
+| note: tell hosts what replaces that which they keep | when there is any; 10 times a second, if one gave no answer |
 | ask the seed whether it is there, and renew this host's lease | 5 times in `promote_after`, 6 times in a lease |
 | take over from a seed that a majority hasn't heard, as a deputy | 10 times in `promote_after` |
 | remove members that are silent, as the seed | 12 times in `remove_after`, where there are leases |
@@ -295,7 +296,7 @@ class Driver:
         return None if isinstance(answer, Reported) else answer
 
     def _received(self, send: Send) -> bytes | NotSent | None:
-        within = _TELL_WITHIN if isinstance(send.request, _TO_MANY) else _ANSWER_WITHIN
+        within = _TELL_WITHIN if isinstance(send.request, _TO_MANY) else send.within or _ANSWER_WITHIN
         if isinstance(send.request, Meet):
             within = _MEET_WITHIN
         try:
@@ -453,6 +454,7 @@ class Duties:
         has_asked: called after each question to the seed, with the standing.
         connected: sessions that have a connection, or had one since it was last called.
         mirrored: called after each message to a deputy.
+        noted: called when hosts were told what replaces that which they keep.
         take: copies bytes of a host that leaves.
         promote_after: seconds of the seed's silence after which this host takes over, as a deputy; 0: never by itself.
     """
@@ -468,20 +470,21 @@ class Duties:
         has_asked: Callable[[Standing | None], None],
         connected: Callable[[], Collection[int]],
         mirrored: Callable[[], None],
+        noted: Callable[[], None],
         take: Take,
         promote_after: float = 0.0,
     ) -> None:
         self._promote_after = promote_after
         self._root, self._index, self._driver, self._ending = root, index, driver, ending
         self._has_changed, self._has_asked = has_changed, has_asked
-        self._connected, self._take = connected, take
+        self._connected, self._take, self._noted = connected, take, noted
         self._standing: Standing | None = None
         self._seed = b""
         self._asked = ""  # the seed that a root without a cluster asks
         self._looking = threading.Lock()
         self._roster, self._hands, self._owes = (threading.Event() for _ in range(3))
         self._appoints, self._looks = threading.Event(), threading.Event()
-        self._drains, self._takes = threading.Event(), threading.Event()
+        self._drains, self._takes, self._notes = threading.Event(), threading.Event(), threading.Event()
         self._beats, self._is_fenced = threading.Event(), False
         self._has_been_seed = self._has_leavers = False
         self._mirrors = [Mirroring(slot, index, driver, mirrored, self._fail) for slot in range(_MIRRORS)]
@@ -493,6 +496,7 @@ class Duties:
         self._begin("ask", self._ask, threading.Event())
         self._begin("found", self._found, threading.Event())
         self._begin("hand over", self._hand_over, self._hands)
+        self._begin("note", self._note, self._notes)
         self._begin("pay", self._pay, self._owes)
         self._begin("audit", lambda: self._do(index.audit(), _AUDIT), threading.Event())
         self._begin("heartbeat", self._beat, self._beats)
@@ -507,6 +511,10 @@ class Duties:
     def take_over_soon(self) -> None:
         """Notes that a host that leaves has asked for it."""
         self._takes.set()
+
+    def note_soon(self) -> None:
+        """Notes that hosts are to be told what replaces that which they keep."""
+        self._notes.set()
 
     def pay_soon(self) -> None:
         """Notes that there is something to pay."""
@@ -612,6 +620,11 @@ class Duties:
         began = time.monotonic()
         self._driver.run(self._index.look_for())
         return max(0.0, began + _IDLE - time.monotonic())  # where nobody answers it has taken that long
+
+    def _note(self) -> float:
+        is_left = self._driver.run(self._index.note())
+        self._noted()
+        return _HANDS if is_left else _IDLE
 
     def _beat(self) -> float:
         standing = self._standing

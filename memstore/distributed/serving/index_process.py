@@ -46,7 +46,7 @@ from memstore.distributed.rules import (
     replace_places,
     send,
 )
-from memstore.distributed.serving.cluster import Leaving, Promote, Reported, standing_of
+from memstore.distributed.serving.cluster import LOST_NAMED, Leaving, Promote, Reported, standing_of
 from memstore.distributed.serving.duties import Driver, Duties, Ended, Ending
 from memstore.distributed.serving.requests import Answers, Connections, KeyWaits, SeedWaits
 from memstore.distributed.serving.supervision import (
@@ -290,6 +290,7 @@ def changes_of(before: Standing | None, after: Standing, own: Member) -> list[st
     for key, _ in before.roster.leavers:
         if key in new and not roster.is_leaver(key):
             changes.append(f"{_named(new[key])} stays: its drain is cancelled")
+    changes += recovered_of(before.roster, roster)
     if before.roster.seed != roster.seed:
         changes.append(f"the seed is {roster.seed_address} now, and was {before.roster.seed_address}")
     if before.is_joining and not after.is_joining:
@@ -300,6 +301,18 @@ def changes_of(before: Standing | None, after: Standing, own: Member) -> list[st
     elif before.unheard and not after.unheard:
         changes.append("the directory is made anew: all members have said what they own")
     return [f"epoch {roster.epoch}: {change}" for change in changes]
+
+
+def recovered_of(before: Roster, roster: Roster) -> list[str]:
+    """Returns what has changed of the recovery of removed members' groups."""
+    old, new = ({one.member.id: one for one in each.departed} for each in (before, roster))
+    changes: list[str] = []
+    for key, one in new.items():
+        heir = roster.member(one.heir)
+        if heir is not None and (key not in old or old[key].heir != one.heir):
+            changes.append(f"{_named(heir)} recovers what {_named(one.member)} owned: calls for it wait until then")
+    changes += [f"what {_named(one.member)} owned is recovered" for key, one in old.items() if key not in new]
+    return changes
 
 
 def _names_of(roster: Roster, members: tuple[bytes, ...]) -> str:
@@ -495,6 +508,7 @@ class IndexProcess:
             has_asked=self._membership.has_asked,
             connected=connections.sessions,
             mirrored=lambda: self._at_seed.look_at_once(),
+            noted=lambda: self._at_seed.look_at_once(),
             take=self._take,
             promote_after=options.promote_after,
         )
@@ -594,7 +608,19 @@ class IndexProcess:
             torch=self._hello.torch,
             monarch=self._hello.monarch,
             leaving=None if standing is None or not standing.roster.is_leaver(self._member.id) else self._leaving(),
+            lost=self._lost(),
+            recovering="" if standing is None else self._recovering(standing),
         )
+
+    def _lost(self) -> tuple[tuple[str, str], ...]:
+        found = look(self._root, lambda tables: tables.all_lost(LOST_NAMED), time.monotonic() + _OPEN_WITHIN)
+        return tuple((name.decode(errors="replace"), who) for name, who in found)
+
+    def _recovering(self, standing: Standing) -> str:
+        own = [one.member.label for one in standing.roster.departed if one.heir == self._member.id]
+        silent = ", ".join(member.label for member in self._index.recovery.silent)
+        waits = f"; it waits for {silent}" if silent else ""
+        return f"{_named(self._member)} recovers what {' and '.join(own)} owned{waits}" if own else ""
 
     def _leaving(self) -> Leaving:
         groups, live = self._root.catalog.view(

@@ -28,6 +28,7 @@ from memstore.distributed.rules import (
     Done,
     Drain,
     Entry,
+    FindBackups,
     FindOwners,
     Finish,
     Give,
@@ -35,6 +36,7 @@ from memstore.distributed.rules import (
     HandOver,
     Heartbeat,
     Index,
+    Inherit,
     Later,
     List,
     Look,
@@ -46,6 +48,7 @@ from memstore.distributed.rules import (
     Prepare,
     Promise,
     Publish,
+    Recovered,
     Remove,
     Renew,
     Request,
@@ -53,6 +56,7 @@ from memstore.distributed.rules import (
     Serve,
     Stay,
     TakeOver,
+    Unnoted,
     Wait,
     WaitAny,
     WatchGroup,
@@ -291,7 +295,9 @@ class SeedWaits:
             if not has_news:
                 self._unanswered.add(ticket)
         asked.on_close(lambda: self._forget(ticket))
-        if isinstance(request, Ask) or not self._is_asked():  # else it is looked at after the deputies' answers
+        if (
+            isinstance(request, Ask | Commit | Publish) or not self._is_asked()
+        ):  # else it is looked at after the deputies' answers
             self._due.set()  # what it waits for may have come since its first look
 
     def look_again(self) -> None:
@@ -387,10 +393,13 @@ _CHANGERS = 4  # threads that wait for the mutex
 _AT_ONCE = 0.05  # seconds that a thread which reads may wait for it
 _LARGE = 1 << 16  # bytes of a change that others needn't wait for: a batch of 65,536 keys takes a second
 _LONGEST = 30.0  # seconds, of a request that names no limit
-_READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver, Heartbeat, AskSilence)
-_OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey)
+_READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver, FindBackups, Heartbeat, AskSilence)
+_OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey, Recovered)
 _OF_OWNER = (Commit, Prepare, Renew, Publish, GiveUp, Resolve)
-_TO_SEED = (Ask, Remove, Drain, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, BringGroups)
+_TO_SEED = (
+    *(Ask, Remove, Drain, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, BringGroups),
+    *(Inherit, Recovered),
+)
 
 
 class Connections:
@@ -495,6 +504,8 @@ class Answers:
             if isinstance(request, _OF_OWNER) and self._index.is_fenced:
                 return None  # it came too late, perhaps: who asked finds out when this host hears the others again
             self._waits.look_again()
+            if isinstance(answer, Unnoted):
+                self._duties.note_soon()
             if has_owed:
                 self._duties.pay_soon()
             if isinstance(request, _OF_ROSTER):

@@ -183,7 +183,7 @@ class Catalog:
     @property
     def is_served(self) -> bool:
         """Returns whether this process knows these tables."""
-        return SERVED[0] in self._environment.tables
+        return SERVED[-1] in self._environment.tables
 
     def open_served(self) -> None:
         """Opens the tables that another process has made since this one opened the store. Under the store's mutex."""

@@ -124,10 +124,11 @@ class Environment:
 
     def open_served(self) -> None:
         """Opens the tables of a store that is served, if they are there. Under the store's mutex, as any opening."""
-        if tables.SERVED[0] in self.tables:
+        if tables.SERVED[-1] in self.tables:
             return
         with contextlib.suppress(lmdb.NotFoundError):  # the first one, mostly: the store was never served
-            self.tables |= {name: self.handle.open_db(name.encode(), create=False) for name in tables.SERVED}
+            for name in tables.SERVED:  # an older version has made some of them
+                self.tables[name] = self.handle.open_db(name.encode(), create=False)
 
     def _check_identity(self, status: os.stat_result) -> None:
         """Raises NotAStoreError if the path, which a forked child opens again, leads to another store by now."""

@@ -29,6 +29,11 @@ names. A group is the text of a key before its first "/", which may be empty; it
     given      key -> a record of such a group, or nothing if it was damaged
     directory  group -> its owner and grant; at the seed and its deputies
     grants     number of the grant (8 bytes) | group, as above -> nothing
+    backups    key -> what this host has put and another one owns: its version and record
+    voids      key -> a version (8 bytes), since when (8): up to it nothing is to be written into `backups`
+    keepers    key -> hosts that may have a row of `backups` for what this one owns or owned, each with the version
+    unnoted    key -> nothing: one of these hosts is to be told that its version is replaced
+    lost       key, or group, as above -> the host with which it was lost, for people
 """
 
 from __future__ import annotations
@@ -69,6 +74,7 @@ OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes")
 SERVED: tuple[str, ...] = (
     *("cluster", "sessions", "calls", "lent", "owed", "copies"),
     *("owned", "leaving", "kept", "given", "directory", "grants"),
+    *("backups", "voids", "keepers", "unnoted", "lost"),
 )
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
 _U64 = struct.Struct(">Q")
@@ -314,7 +320,12 @@ class Transaction(msgspec.Struct, eq=False):
     @property
     def is_served(self) -> bool:
         """Whether this process knows the tables of a store that is served."""
-        return SERVED[0] in self._tables
+        return SERVED[-1] in self._tables
+
+    def has_keepers(self, key: bytes) -> bool:
+        """Whether other hosts may keep a version of this key: they are told before a change of it is acknowledged."""
+        table = self._tables.get(KEEPERS)
+        return table is not None and self._handle.get(key, None, table) is not None
 
     def clear(self, table: str) -> None:
         self._handle.drop(self._tables[table], delete=False)
@@ -585,7 +596,8 @@ def _name_digest(text: bytes) -> bytes:
 # --- a store that is served to other hosts ---------------------------------------------------------------------------
 
 
-CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, OWNED, LEAVING, KEPT, GIVEN, DIRECTORY, GRANTS = SERVED
+CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, OWNED, LEAVING, KEPT, GIVEN, DIRECTORY, GRANTS = SERVED[:12]
+BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST = SERVED[12:]
 KEEPING = (LENT, COPIES)  # tables whose rows keep segments
 MEMBERS, GRANTED, MIRRORED = b"cluster", b"granted", b"mirrored"  # the keys of the rows of `cluster`
 _HOST_SIZE, NUMBER_SIZE = 16, 8  # bytes

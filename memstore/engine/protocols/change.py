@@ -69,6 +69,13 @@ class MembershipChanged(Refusal):
     """
 
 
+class KeptElsewhere(Refusal):
+    """Raised by a commit that has changed nothing: other hosts keep versions of its keys, and are to be told.
+
+    Its caller makes it by the way that tells them. It is never seen by users.
+    """
+
+
 def record_of(content: Content, segments: Sequence[SealedSegment], version: int, put_id: int) -> Record:
     """Makes the record of a change; `put_id` is that of a value without a segment."""
     assert len(segments) < 2 or content.parts is not None, "a record names one segment, or has parts"

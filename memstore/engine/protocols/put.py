@@ -43,7 +43,8 @@ Whether this host owns a key is known to `root.owners`, under the number `member
 transaction of a commit compares that number, which it reads anyway, and gives up before it has changed anything where
 it differs. So a store that nobody serves, whose number is 0, pays a comparison of two integers, and a served one a look
 into a set. `Elsewhere.commit` makes the other changes: of keys that another host owns, and the first one of a group,
-which claims it, and records the grant in the transaction that makes the change.
+which claims it, and records the grant in the transaction that makes the change; and of keys of which another host keeps
+a version, which is told of the change before it is acknowledged.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ from memstore.engine.protocols.change import (
     SMALL,
     Change,
     Content,
+    KeptElsewhere,
     MembershipChanged,
     check_mutable,
     check_versions,
@@ -369,6 +371,8 @@ def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]
         except MembershipChanged:
             elsewhere_of(root).take_in(deadline)
             continue
+        except KeptElsewhere:
+            versions = elsewhere_of(root).commit(changes, deadline)
         if root.lease[0]:  # this process may have been stopped since it looked
             root.confirm_lease(keys[0])
         return versions
@@ -386,8 +390,8 @@ def commit(
 
     `membership` is the counters' number under which this host was found to own the keys.
 
-    Raises MembershipChanged, VersionConflictError, KeyNotFoundError or MutableEntryError before anything is changed;
-    and NotAStoreError if the store was removed or moved: nothing is acknowledged then.
+    Raises MembershipChanged, KeptElsewhere, VersionConflictError, KeyNotFoundError or MutableEntryError before anything
+    is changed; and NotAStoreError if the store was removed or moved: nothing is acknowledged then.
     """
     first, mutex, bell = changes[0], root.mutex, root.doorbell.bell
     content, is_alone = first.content, len(changes) == 1 and publication is None
@@ -466,6 +470,8 @@ def _commit_inline_locked(
         counters = transaction.counters()
         if counters.membership != membership:
             raise MembershipChanged
+        if membership and transaction.has_keepers(key):
+            raise KeptElsewhere
         counters.version += 1
         counters.number += 1
         counters.publications += 1
@@ -507,6 +513,8 @@ def _write_changes(
     counters = transaction.counters()
     if counters.membership != membership:
         raise MembershipChanged
+    if membership and any(transaction.has_keepers(change.key) for change in changes):
+        raise KeptElsewhere
     if publication is not None:
         publication.check(transaction)
     found = [transaction.record(change.key) for change in changes]

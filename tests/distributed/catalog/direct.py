@@ -36,7 +36,7 @@ from tests.distributed.catalog.filling import Filled, asked, fill, given_up, pub
 from tests.distributed.catalog.operations import damage_of
 
 CLUSTER = b"C" * 16
-TASKS = ("ask", "settle", "hand_over", "mirror 0", "mirror 1", "mirror 2", "appoint", "pay")
+TASKS = ("ask", "settle", "hand_over", "note", "mirror 0", "mirror 1", "mirror 2", "appoint", "pay")
 _MIRRORS = 20  # rounds until a claim is answered
 _PATIENCE = 200  # pauses of one call
 

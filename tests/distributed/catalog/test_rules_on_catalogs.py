@@ -9,13 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from memstore.distributed.catalog import look, run
-from memstore.distributed.rules import group_of
+from memstore.distributed.rules import group_of, look_up
 from memstore.distributed.rules.directory import begin
 from memstore.distributed.rules.messages import Commit, Never, Remove
 from memstore.engine import Change, MembershipChanged
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.records import LIVE
 from memstore.engine.protocols.put import commit
+from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from tests.distributed.catalog.direct import Host, Hosts
 from tests.distributed.catalog.filling import asked, fill, given_up
@@ -61,11 +62,17 @@ def test_a_local_put_over_a_value_that_lies_elsewhere_owes_its_release(hosts: Ho
         owner, owed = host.root, hosts.owed(host)
         membership = look(owner, lambda tables: tables.membership(), deadline_after(10))
         inline = bytes_store.draft(owner, key, b"inline").content
-        hosts.put(a, key, value(key, 1))
+
+        def put(number: int, key: bytes = key, owner: Root = owner) -> None:
+            """Puts a value of which no other host keeps the record."""
+            hosts.put(a, key, value(key, number))
+            run(owner, lambda tables: tables.put_keepers(key, ()), deadline_after(10))
+
+        put(1)
         commit(owner, [Change(key, inline)], deadline_after(10), membership=membership)
-        hosts.put(a, key, value(key, 3))
+        put(3)
         commit(owner, [Change(key, inline), Change(b"beside", inline)], deadline_after(10), membership=membership)
-        hosts.put(a, key, value(key, 5))
+        put(5)
         commit(owner, [Change(key, None)], deadline_after(10), membership=membership)
         assert hosts.owed(host) == owed + 3
     assert len(hosts.lent(a)) == 6
@@ -159,6 +166,44 @@ def test_a_removed_host_takes_what_it_owned_and_what_lay_there(hosts: Hosts) -> 
     hosts.settle(3)
     hosts.audit()
     assert sum(map(live_bytes, (a, b))) == 12 * 12_288
+    hosts.check()
+
+
+def version(hosts: Hosts, host: Host, key: bytes) -> int:
+    (entry,) = hosts.drive(host, look_up(host.client, [key]))
+    return 0 if entry is None else entry.version
+
+
+@pytest.mark.parametrize("size", [100, LARGE], ids=["inline", "in a segment"])
+def test_what_others_have_put_into_groups_of_a_removed_host_is_there(hosts: Hosts, size: int) -> None:
+    a, b, c = hosts.all.values()
+    keys = [b"of c/%d" % number for number in range(200)]
+    hosts.put(c, b"of c/own", value(b"own", 0))
+    for key in keys:
+        hosts.put(a, key, value(key, 1, size))
+        hosts.put(a, key, value(key, 2, size))
+    hosts.put(b, keys[0], value(keys[0], 3, size))  # instead of a's
+    hosts.put(c, keys[1], value(keys[1], 4, size))
+    hosts.delete(c, keys[2])
+    hosts.delete(b, keys[3])
+    versions = {key: version(hosts, a, key) for key in keys}
+    del hosts.all["c"]
+    for _ in range(3):
+        run(a.root, lambda tables: a.index.answer(tables, Remove(c.member.id)), deadline_after(10))
+        hosts.settle(5)
+    for host in (a, b):
+        assert hosts.get(host, keys[0]) == value(keys[0], 3, size)
+        assert [hosts.get(host, key) for key in keys[1:4]] == [None] * 3
+        for key in keys[4:]:
+            assert hosts.get(host, key) == value(key, 2, size)
+            assert version(hosts, host, key) == versions[key]
+    for number, key in enumerate(keys):
+        hosts.put((a, b)[number % 2], key, value(key, 7, size))
+        assert hosts.get(b, key) == value(key, 7, size)
+        assert version(hosts, a, key) > versions[key]
+    hosts.settle(3)
+    hosts.audit()
+    assert sum(map(live_bytes, (a, b))) == (len(keys) * 12_288 if size == LARGE else 0)
     hosts.check()
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import memstore
+from memstore.distributed import catalog
 from memstore.distributed.catalog import CatalogTables
 from memstore.distributed.client import elsewhere
 from memstore.distributed.links import CLIENT, Links, hello_of_this_process
@@ -20,7 +21,7 @@ from memstore.distributed.rules import Client, Pause
 from memstore.distributed.rules import client as rules_client
 from memstore.distributed.rules.messages import Commit, Committed, Failed, Lookup, Open, Request, Resolve
 from memstore.distributed.rules.roster import leave
-from memstore.engine import Participant
+from memstore.engine import Participant, deadline_after
 from memstore.engine.catalog.tables import Transaction
 from memstore.errors import CrossHostError
 from tests.children import in_child
@@ -73,13 +74,28 @@ def test_a_put_is_one_message(pair: Cluster) -> None:
     assert [type(one) for one in home.asked if not isinstance(one, Lookup)] == [Commit, Commit]
 
 
-def test_a_value_without_a_segment_changes_nothing_in_the_catalog_here(pair: Cluster) -> None:
-    here = pair.stores[0]
-    here.put("k", 1)
-    moment = root_of(here).catalog.view(lambda transaction: transaction.moment)
-    here.put("k", 2)
-    here.delete("k")
-    assert root_of(here).catalog.view(lambda transaction: transaction.moment) == moment
+def test_of_a_value_without_a_segment_this_host_keeps_a_small_one_in_one_transaction(scratch: str) -> None:
+    for number in range(2):
+        memstore.open(f"{scratch}-{number}", inline_limit=1 << 16).close()
+    with cluster_of(scratch, False, True) as homes:
+        here = homes.stores[0]
+        root = root_of(here)
+
+        def moment() -> int:
+            return root.catalog.view(lambda transaction: transaction.moment)
+
+        def kept() -> list[bytes]:
+            return [key for key, _ in catalog.look(root, lambda tables: tables.all_backups(b"", 9), deadline_after(9))]
+
+        here.put("large", torch.zeros(5_000))
+        here.put("k", 1)
+        began = moment()
+        here.put("k", 2)
+        assert (moment(), kept()) == (began + 1, [b"k"])
+        here.put("large", torch.ones(5_000))
+        assert moment() == began + 1
+        here.delete("k")
+        assert kept() == []
 
 
 def test_who_lends_a_segment_claims_a_file_for_the_next_put(pair: Cluster) -> None:

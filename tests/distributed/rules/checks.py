@@ -24,6 +24,11 @@ def check_settled(world: World, hosts: Sequence[Host]) -> None:
         raise Fault(f"too few have the directory: {roster}", tuple(world.trace))
     if steady and not steady.issuperset(roster.deputies):
         raise Fault(f"deputies are no owners: {roster}", tuple(world.trace))
+    if roster.departed:
+        raise Fault(f"a recovery doesn't end: {roster}", tuple(world.trace))
+    if any(host.tables.unnoted for host in hosts):
+        raise Fault(f"hosts aren't told: {[host.tables.unnoted for host in hosts]}", tuple(world.trace))
+    check_backups(world, hosts, roster.seed)
     on_their_way = [*(host.tables.leaving_groups for host in hosts), *(host.tables.kept_groups for host in hosts)]
     if any(on_their_way):
         raise Fault(f"hand-overs don't end: {on_their_way}", tuple(world.trace))
@@ -50,6 +55,25 @@ def check_directory(world: World, hosts: Sequence[Host]) -> None:
         missing = {row for row in rows.values() if row.owner in standing.roster.ids} - {*directories[deputy].values()}
         if missing:
             raise Fault(f"{deputy!r} hasn't {missing}", tuple(world.trace))
+
+
+def check_backups(world: World, hosts: Sequence[Host], seed: bytes) -> None:
+    """What a host keeps of another's group is what that has, and the owner knows who keeps it.
+
+    Or it is an older version, where the process that has put the present one was killed before it wrote what it keeps.
+    """
+    tables = {host.id: host.tables for host in hosts}
+    for host in hosts:
+        for key, backup in host.tables.backups.items():
+            row = tables[seed].directory.get(group_of(key))
+            if row is None or backup.number < row.first or row.owner in (host.id, *world.gone):
+                continue
+            record = tables[row.owner].records.get(key)
+            is_it = record is not None and (record.version, record.places) == (backup.version, backup.places)
+            if record is None or not (is_it or backup.version < record.version):
+                raise Fault(f"{host.address} keeps {backup} of {key!r}, and its owner {record}", tuple(world.trace))
+            if (host.id, record.version) not in tables[row.owner].keeping.get(key, ()):
+                raise Fault(f"nobody knows that {host.address} keeps {key!r}", tuple(world.trace))
 
 
 def check_bytes(world: World, hosts: Sequence[Host]) -> None:

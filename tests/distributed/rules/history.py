@@ -1,7 +1,8 @@
 """Histories of one key, and whether some order of its operations explains them.
 
 An operation has an effect at one moment between its start and its end. One whose outcome is unknown may have it at any
-time after its start, or never. A *loss* is such an operation too: a host died, and with it a value that it had.
+time after its start, or never. A *loss* is such an operation too: a host died, and with it a value that it had. If it
+owned the key, a change that was not acknowledged may be undone: then the key has the last value that was, or none.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Operation:
         old: of a put or delete: the version that it must have replaced; None: any.
         end: math.inf: its outcome is unknown.
         lost: of a loss: the values that may be lost.
+        undoes: of a loss: what was not acknowledged may be undone.
     """
 
     kind: str
@@ -32,6 +34,7 @@ class Operation:
     version: int | None = None
     old: int | None = None
     lost: frozenset[int] = frozenset()
+    undoes: bool = False
 
     @property
     def may_not_happen(self) -> bool:
@@ -53,7 +56,8 @@ def check_history(operations: Sequence[Operation]) -> str | None:
         ):
             return f"{operation}: this value had version {versions[operation.value]} before"
     told = {version for one in operations for version in (one.version, one.old) if version}
-    if told <= set(versions.values()):  # what nobody ever saw, and nobody was told of, explains nothing, unless lost
+    undone = any(operation.undoes for operation in operations)
+    if told <= set(versions.values()) and not undone:  # what nobody ever saw, and was told of, explains nothing
         seen = {operation.value for operation in operations if operation.kind == GET} | set(versions)
         seen |= {value for operation in operations for value in operation.lost}
         operations = [one for one in operations if one.kind != PUT or not one.may_not_happen or one.value in seen]
@@ -66,11 +70,12 @@ def _search(operations: Sequence[Operation], versions: dict[int, int]) -> Operat
     operations = sorted(operations, key=lambda operation: operation.start)
     everything = (1 << len(operations)) - 1
     needed = sum(1 << number for number, operation in enumerate(operations) if not operation.may_not_happen)
-    waiting: list[tuple[int, int | None, int]] = [(0, None, 0)]  # done, the value, the largest version so far
+    # done, the value, the largest version so far, and the last value that was acknowledged
+    waiting: list[tuple[int, int | None, int, int | None]] = [(0, None, 0, None)]
     known = set(waiting)
     best, stuck = -1, None
     while waiting:
-        done, value, largest = waiting.pop()
+        done, value, largest, sure = waiting.pop()
         if done & needed == needed:
             return None
         left = [number for number in range(len(operations)) if not done >> number & 1]
@@ -82,36 +87,41 @@ def _search(operations: Sequence[Operation], versions: dict[int, int]) -> Operat
             operation = operations[number]
             if operation.start > first_end:
                 break
-            after = _apply(operation, value, largest, versions)
-            if after is None:
-                continue
-            following = (done | 1 << number, *after)
-            if following not in known:
-                known.add(following)
-                waiting.append(following)
+            for after in _apply(operation, value, largest, sure, versions):
+                following = (done | 1 << number, *after)
+                if following not in known:
+                    known.add(following)
+                    waiting.append(following)
     assert everything, "an empty history is explained"
     return stuck
 
 
 def _apply(
-    operation: Operation, value: int | None, largest: int, versions: dict[int, int]
-) -> tuple[int | None, int] | None:
-    """The value and the largest version afterwards; None: it can't happen here."""
+    operation: Operation, value: int | None, largest: int, sure: int | None, versions: dict[int, int]
+) -> list[tuple[int | None, int, int | None]]:
+    """The value, the largest version and the acknowledged value afterwards, in all ways in which it can happen here."""
     at = 0 if value is None else versions.get(value)
     if operation.old is not None and at is not None and at != operation.old:
-        return None
+        return []
     if operation.kind == LOSS:
-        return (None, largest) if value in operation.lost else None
+        after = [] if operation.may_not_happen else [value]
+        if value in operation.lost:
+            after.append(None)
+        if operation.undoes and value != sure:
+            after += [sure, None]
+        return [(one, largest, one) for one in after]
     if operation.kind == DELETE:
-        return (None, largest)
+        return [(None, largest, sure if operation.may_not_happen else None)]
     if operation.kind == PUT:
         assert operation.value is not None
         version = versions.get(operation.value, largest)
-        return (operation.value, version) if version > largest or operation.value not in versions else None
+        if version <= largest and operation.value in versions:
+            return []
+        return [(operation.value, version, sure if operation.may_not_happen else operation.value)]
     if operation.version == 0 and value is not None:
-        return None
+        return []
     if operation.value is not None and operation.value != value:
-        return None
+        return []
     if operation.version is not None and at is not None and operation.version != at:
-        return None
-    return (value, largest)
+        return []
+    return [(value, largest, sure)]

@@ -9,12 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from memstore.distributed.rules import client, directory, draining, owning, reading, roster, sharded
+from memstore.distributed.rules import client, directory, draining, owning, reading, recovery, roster, sharded
 from memstore.distributed.rules.directory import Directory
 from memstore.distributed.rules.messages import (
+    BackedUp,
     Done,
     Drain,
     Failed,
+    FindBackups,
     FindOwners,
     IsNamed,
     IsRoster,
@@ -650,6 +652,128 @@ def _(patch: Patch) -> None:
 def _never(seed: Directory) -> Any:
     return False
     yield
+
+
+# --- a death ----------------------------------------------------------------------------------------------------------
+
+
+@mutation("a change is acknowledged before keepers are told", "deaths of slow hosts")
+def _(patch: Patch) -> None:
+    def nobody(keys: Any, silent: Any) -> Any:
+        return
+        yield
+
+    patch.setattr(client, "tell_keepers", nobody)
+    patch.setattr(recovery.Notes, "are_due", lambda one, tables, keys: False)  # pyright: ignore
+
+
+@mutation("keepers aren't told", "deaths")
+def _(patch: Patch) -> None:
+    patch.setattr(SimTables, "put_unnoted", lambda tables, key, unnoted: None)  # pyright: ignore
+
+
+@mutation("a put returns before its host keeps it", "deaths")
+def _(patch: Patch) -> None:
+    def nothing(owner: Any, rows: Any, began: int) -> Any:
+        return True
+        yield
+
+    patch.setattr(client, "keep", nothing)
+
+
+@mutation("a rank returns before its host keeps the version", "deaths and shards")
+def _(patch: Patch) -> None:
+    def nothing(one: Any, own: Any, outcome: Any) -> Any:
+        return
+        yield
+
+    patch.setattr(sharded, "keep_published", nothing)
+
+
+@mutation("an heir waits for nobody", "deaths in a storm")
+def _(patch: Patch) -> None:
+    send_all = recovery.send_all
+
+    def hasty(requests: Any) -> Any:
+        answers = yield from send_all(requests)
+        asked = [request for _, request in requests]
+        return [
+            BackedUp(()) if isinstance(request, FindBackups) and not isinstance(answer, BackedUp) else answer
+            for request, answer in zip(asked, answers, strict=True)
+        ]
+
+    patch.setattr(recovery, "send_all", hasty)
+
+
+@mutation("a group of a dead owner is nobody's until its heir has it", "deaths")
+def _(patch: Patch) -> None:
+    for module in (directory, roster):
+        patch.setattr(module, "is_pending", lambda tables, cluster, groups: False)  # pyright: ignore
+
+
+@mutation("a row is written for an owner that was removed", "a put that is heard of after a recovery")
+def _(patch: Patch) -> None:
+    write = recovery._write_backups  # pyright: ignore[reportPrivateUsage]
+
+    def anyway(tables: Any, owner: Any, rows: Any, began: int) -> Any:
+        with Patch.context() as inner:
+            inner.setattr(Roster, "ids", property(lambda cluster: {owner.id}))
+            return write(tables, owner, rows, began)
+
+    patch.setattr(recovery, "_write_backups", anyway)
+
+
+@mutation("a member says what it keeps before it knows of the removal", "a member that hears of a removal late")
+def _(patch: Patch) -> None:
+    find = recovery.find_backups
+
+    def at_once(tables: Any, standing: Any, request: Any) -> Any:
+        return find(tables, standing, msgspec.structs.replace(request, member=bytes(16)))
+
+    patch.setattr(recovery, "find_backups", at_once)
+
+
+@mutation("a note leaves no mark", "a put that is heard of after it was replaced")
+def _(patch: Patch) -> None:
+    patch.setattr(SimTables, "void", lambda tables, key: (0, 0))  # pyright: ignore
+
+
+@mutation("a row is written after its mark is gone", "a put that is heard of long after it was replaced")
+def _(patch: Patch) -> None:
+    patch.setattr(recovery, "WINDOW", 1 << 62)
+
+
+@mutation("rows of before a hand-over count", "a group that comes back to an owner which dies")
+def _(patch: Patch) -> None:
+    patch.setattr(directory.Ownership, "first", property(lambda row: 0))
+
+
+@mutation("an heir doesn't know who keeps what it has got", "deaths")
+def _(patch: Patch) -> None:
+    merge = recovery._merge  # pyright: ignore[reportPrivateUsage]
+
+    def forget(tables: Any, *arguments: Any) -> None:
+        with Patch.context() as inner:
+            inner.setattr(SimTables, "put_keepers", lambda tables, key, keepers: None)  # pyright: ignore
+            merge(tables, *arguments)
+
+    patch.setattr(recovery, "_merge", forget)
+
+
+@mutation("what hosts keep stays when bytes are taken over", "drains")
+def _(patch: Patch) -> None:
+    patch.setattr(draining, "forget_keepers", lambda tables, key: None)  # pyright: ignore
+
+
+@mutation("a second death leaves the heir as it was", "an heir that dies")
+def _(patch: Patch) -> None:
+    heirs = recovery.heirs
+
+    def stays(cluster: Any, members: Any, departed: Any) -> Any:
+        known = {one.member.id: one for one in departed}
+        return tuple(known.get(one.member.id, one) for one in heirs(cluster, members, departed))
+
+    patch.setattr(roster, "heirs", stays)
 
 
 # --- hand-overs -------------------------------------------------------------------------------------------------------

@@ -123,6 +123,18 @@ SCENES = {
     ),
     "losses": Scene(hosts=4, first=4, losses=3, kills=2),
     "lost while hosts join": Scene(hosts=5, first=3, losses=3, kills=2, cuts=2),
+    "deaths": Scene(hosts=4, first=4, processes=8, calls=40, losses=2, weather=CALM),
+    "deaths and kills": Scene(hosts=5, first=5, processes=8, calls=40, losses=2, kills=8),
+    "deaths and cuts": Scene(hosts=5, first=5, processes=8, calls=40, losses=2, cuts=3, kills=2),
+    "deaths in a storm": Scene(hosts=5, first=5, processes=8, calls=30, losses=2, kills=4, weather=STORM),
+    "deaths of stopped hosts": Scene(
+        hosts=4, first=4, processes=8, calls=40, losses=2, patience=0, audit_every=0.3, weather=Weather(stalls=0.1)
+    ),
+    "deaths of slow hosts": Scene(hosts=4, first=4, processes=8, calls=60, losses=2, weather=SLOW),
+    "deaths and hand-overs": Scene(hosts=4, first=4, processes=8, calls=40, losses=2, hand_overs=16, kills=2),
+    "deaths while hosts come": Scene(hosts=6, first=4, filled=2, processes=8, calls=30, losses=3, kills=3),
+    "deaths and shards": Scene(hosts=4, first=4, attempts=40, calls=6, losses=2, kills=2, weather=Weather(delay=0.02)),
+    "deaths of many": Scene(hosts=7, first=7, processes=10, calls=40, losses=4, seconds=20),
     "promotions": Scene(hosts=4, first=3, promotions=6, kills=3, calls=20),
     "promotions in a storm": Scene(hosts=5, first=5, promotions=8, kills=4, cuts=4, calls=20, weather=STORM),
     "promotions and hand-overs": Scene(hosts=4, first=4, promotions=5, hand_overs=12, kills=3, cuts=3),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from unittest import mock
 
-from memstore.distributed.rules import directory
+from memstore.distributed.rules import directory, recovery
 from tests.distributed.rules.checks import check_bytes, check_sessions, check_settled
 from tests.distributed.rules.history import LOSS, Operation, check_history
 from tests.distributed.rules.scenes import CALM, Scene
@@ -15,6 +16,7 @@ from tests.distributed.rules.world import HOUR, SECOND, Host, World
 from tests.support.explore import Fault
 
 LATEST = 25  # seconds
+FOR_EVER = 1 << 62
 
 
 class Schedule:
@@ -39,6 +41,11 @@ class Schedule:
         world.taken = lambda value, host: self.workload.origin[value].add(host)
 
     def run(self) -> None:
+        """Runs it. Keepers are waited for, however long: to go on without one that is silent is a second failure."""
+        with mock.patch.object(recovery, "NOTE_TRIES", FOR_EVER), mock.patch.object(recovery, "NOTE_SILENT", FOR_EVER):
+            self.run_all()
+
+    def run_all(self) -> None:
         scene, world = self.scene, self.world
         hosts = [world.add_host(f"h{number}") for number in range(scene.hosts)]
         self.no_owners = {host.address for host in hosts[scene.hosts - scene.visitors :]}
@@ -159,15 +166,17 @@ class Schedule:
 
     def note_loss(self, host: Host) -> None:
         """Notes that what a host has may be lost, from now on."""
-        start, lost = self.world.now / SECOND, host.id
+        world, start, lost = self.world, self.world.now / SECOND, host.id
         groups = {*host.tables.own_groups, *host.tables.kept_groups, *host.tables.leaving_groups}
         self.shards.lose()
         values = frozenset(value for value, origin in self.workload.origin.items() if lost in origin)
+        everything = frozenset(self.workload.origin)
         for key, history in self.workload.histories.items():
-            was_owner = key.partition(b"/")[0] in groups
-            history.append(
-                Operation(LOSS, start, math.inf, lost=frozenset(self.workload.origin) if was_owner else values)
-            )
+            group = key.partition(b"/")[0]
+            history.append(Operation(LOSS, start, math.inf, lost=values))
+            if group in groups:
+                lost_here = everything if group in world.handed else values
+                history.append(Operation(LOSS, start, start, lost=lost_here, undoes=True))
         self.workload.stable = {key for key in self.workload.stable if key.partition(b"/")[0] not in groups}
 
     def may_be_lost(self, host: Host, hosts: list[Host]) -> bool:

@@ -6,18 +6,22 @@ import contextlib
 import copy as copy_module
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from memstore.distributed.rules import (
     Change,
     Entry,
+    Index,
     Lent,
     Place,
     Send,
+    Steps,
     Transact,
     directory,
     draining,
     owning,
     reading,
+    recovery,
     roster,
 )
 from memstore.distributed.rules.directory import give
@@ -39,13 +43,14 @@ from memstore.distributed.rules.messages import (
     NotOwner,
     Owners,
     Refused,
+    Release,
     Remove,
     Serve,
     Stale,
     Stay,
     TakeOver,
 )
-from memstore.errors import MemstoreError, StoreTimeoutError
+from memstore.errors import HomeUnavailableError, MemstoreError, StoreTimeoutError
 from tests.distributed.rules.checks import check_directory
 from tests.distributed.rules.test_membership import cluster, get, put, remove, root_with, run
 from tests.distributed.rules.world import Host, Process, World
@@ -646,12 +651,19 @@ def _() -> None:
     place = Place(data.member, data.fill(7))
     run(play.world, play.processes[2], play.processes[2].client.commit([Change(b"g/k", b"", (place,))], 1 << 62))
     play.world.run(5)  # an audit finds that it is named
-    play.world.cut("h1", "h2")
+    send, lost = play.world.send, list[Send]()
+
+    def lose(host: Host, one: Send, is_alive: Callable[[], bool], reply: Callable[[Any], None]) -> None:
+        if isinstance(one.request, Release) and not lost:
+            lost.append(one)
+            play.world.at(1, lambda: reply(None))
+        else:
+            send(host, one, is_alive, reply)
+
+    play.world.send = lose
     play.put(1, b"g/k")
     play.world.run(5)
-    play.world.heal()
-    play.world.run(5)
-    play.must(not data.is_there(place), "nobody gives back bytes that nothing names")
+    play.must(lost and not data.is_there(place), "nobody gives back bytes that nothing names")
 
 
 def promote(play: Play, host: int, *, forced: bool = False) -> None:
@@ -1329,3 +1341,183 @@ def _() -> None:
     play.world.heal()
     play.world.run(15)
     play.must(play.get(0, b"g/k") is not None, "what was put is lost")
+
+
+# --- a death ----------------------------------------------------------------------------------------------------------
+
+
+def die(play: Play, host: int) -> bytes:
+    """A host is lost, and a person removes it."""
+    lost = play.hosts[host].id
+    play.world.lose(play.hosts[host])
+    play.world.remove(lost)
+    return lost
+
+
+def die_with_heir(play: Play, host: int) -> None:
+    """Its heir is the first of those behind it, of which the first host is none."""
+    with mock.patch.object(recovery, "crc32", lambda member: 1):
+        die(play, host)
+        play.world.run(3)
+
+
+def got(play: Play, key: bytes) -> Entry | None:
+    try:
+        return play.get(0, key)
+    except HomeUnavailableError as error:
+        raise Fault(f"a key can't be read: {error}", tuple(play.world.trace)) from None
+
+
+def asked_to_keep(play: Play, host: int, key: bytes) -> Any:
+    """Steps of a put, up to the transaction in which its host is to write what it keeps."""
+    steps = play.processes[host].client.commit([Change(key, b"late")], 1 << 62)
+    value: Any = None
+    while True:
+        step = steps.send(value)
+        value = None
+        if isinstance(step, Transact):
+            if not step.is_read:
+                return steps, step
+            value = step.action(play.hosts[host].tables)
+        elif isinstance(step, Send):
+            asked = next(at for at, one in enumerate(play.hosts) if one.address == step.address)
+            value = play.answer(asked, step.request)
+
+
+def go_on(play: Play, host: int, begun: tuple[Any, Any]) -> Any:
+    steps, step = begun
+    try:
+        value = step.action(play.hosts[host].tables)
+        while True:
+            step = steps.send(value)
+            value = None
+            if isinstance(step, Transact):
+                value = step.action(play.hosts[host].tables)
+            elif isinstance(step, Send):
+                asked = next(at for at, one in enumerate(play.hosts) if one.address == step.address)
+                value = play.answer(asked, step.request)
+    except StopIteration as end:
+        return end.value
+    except MemstoreError as error:
+        return error
+
+
+@script("a put that is heard of after a recovery")
+def _() -> None:
+    """Its owner has made it, and its host was asked before it knew. It may not say that it was put."""
+    play = Play(4)
+    play.put(1, b"g/own")
+    play.put(2, b"g/k", b"old")
+    late = asked_to_keep(play, 2, b"g/k")
+    die(play, 1)
+    play.world.run(10)
+    told = go_on(play, 2, late)
+    found = got(play, b"g/k")
+    was_put = not isinstance(told, MemstoreError)
+    play.must(found is not None and found.body == (b"late" if was_put else b"old"), f"{told}, and {found}")
+
+
+@script("a member that hears of a removal late")
+def _() -> None:
+    play = Play(6)
+    play.put(1, b"g/own")
+    play.put(3, b"g/k", b"old")
+    ask = Index.ask
+    behind = play.hosts[3].index
+
+    def held_up(index: Index) -> Steps[None]:
+        if index is not behind:
+            yield from ask(index)
+
+    with mock.patch.object(Index, "ask", held_up):
+        play.world.run(15)  # for the question that is open at the seed
+        late = asked_to_keep(play, 3, b"g/k")
+        die_with_heir(play, 1)
+        play.world.run(4)
+        told = go_on(play, 3, late)
+    play.world.run(15)
+    found = got(play, b"g/k")
+    was_put = not isinstance(told, MemstoreError)
+    play.must(found is not None and found.body == (b"late" if was_put else b"old"), f"{told}, and {found}")
+
+
+@script("a put that is heard of after it was replaced")
+def _() -> None:
+    replaced(0)
+
+
+@script("a put that is heard of long after it was replaced")
+def _() -> None:
+    replaced(60)
+
+
+def replaced(seconds: float) -> None:
+    play = Play(4)
+    play.put(1, b"g/own")
+    play.put(2, b"g/k", b"old")
+    late = asked_to_keep(play, 2, b"g/k")
+    run(play.world, play.processes[1], play.processes[1].client.commit([Change(b"g/k", None)], 1 << 62))
+    play.world.run(seconds)
+    go_on(play, 2, late)
+    die(play, 1)
+    play.world.run(10)
+    found = got(play, b"g/k")
+    play.must(found is None, f"what was deleted comes back: {found}")
+
+
+@script("a group that comes back to an owner which dies")
+def _() -> None:
+    play = Play(7)
+    play.put(1, b"g/own")
+    play.put(2, b"g/k", b"old")
+    play.hand_over(b"g", 1, 3)
+    run(play.world, play.processes[3], play.processes[3].client.commit([Change(b"g/k", None)], 1 << 62))
+    play.hand_over(b"g", 3, 1)
+    play.must(b"g" in play.hosts[1].tables.own_groups, "it is handed over")
+    die(play, 3)
+    play.world.run(10)
+    die(play, 1)
+    play.world.run(10)
+    found = got(play, b"g/k")
+    play.must(found is None, f"what was deleted comes back: {found}")
+
+
+@script("an heir that dies")
+def _() -> None:
+    """Before it has heard all; and the next one when it owns the group."""
+    play = Play(6)
+    play.put(1, b"g/own")
+    play.put(0, b"g/k", b"kept")
+    play.world.cut("h2", "h5")
+    die_with_heir(play, 1)
+    play.world.run(5)
+    die_with_heir(play, 2)
+    play.world.heal()
+    play.world.run(20)
+    found = got(play, b"g/k")
+    play.must(found is not None and found.body == b"kept", f"a put is lost: {found}")
+    play.must(b"g" in play.hosts[3].tables.own_groups, "the next one is the heir")
+    die(play, 3)
+    play.world.run(20)
+    found = got(play, b"g/k")
+    play.must(found is not None and found.body == b"kept", f"a put is lost: {found}")
+
+
+@script("a keeper that is silent")
+def _() -> None:
+    """It isn't waited for, and is told when it answers: a change of an owner needs nobody else for long."""
+    play = Play(4)
+    play.put(1, b"g/own")
+    play.put(2, b"g/k", b"old")
+    play.put(2, b"g/other", b"old")
+    play.world.kill_index(play.hosts[2])
+    for key in (b"g/k", b"g/other"):
+        ends = play.begin(play.processes[1], put(play.processes[1], key, b"new"), 10)
+        play.world.run(5)
+        play.must(ends and not isinstance(ends[0], Exception), f"a put waits for a dead host: {ends}")
+    there = play.begin(play.processes[3], put(play.processes[3], b"g/k", b"newer"), 10)
+    play.world.run(6)
+    play.must(there and not isinstance(there[0], Exception), f"a put waits for a dead host: {there}")
+    play.world.serve(play.hosts[2], "h0")
+    play.world.run(5)
+    play.must(not play.hosts[1].tables.unnoted and not play.hosts[2].tables.backups, "it is never told")

@@ -186,7 +186,9 @@ class OneRank:
             self.turn(0, publishes=True)
 
     def turn(self, milliseconds: int, *, publishes: bool) -> None:
-        steps = turn(self.own, self.merge, milliseconds, was_complete=self.was_complete, publishes=publishes)
+        steps = turn(
+            self.process.client, self.own, self.merge, milliseconds, was_complete=self.was_complete, publishes=publishes
+        )
         self.call(steps, max(self.left, 1.0), self.turned)
 
     def merge(self, parts: Sequence[PendingPart], contents: Sequence[bytes]) -> bytes | Failure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,6 +22,7 @@ from memstore.distributed.rules import (
     dispose,
     group_of,
 )
+from memstore.distributed.rules.messages import Backup
 from memstore.engine import AttemptOutcome, PendingPart
 from memstore.errors import CorruptionError
 from tests.support.explore import Fault
@@ -73,9 +74,17 @@ class SimTables:
     )
     ends: dict[tuple[bytes, str], AttemptOutcome] = field(default_factory=dict[tuple[bytes, str], AttemptOutcome])
     published: dict[bytes, int] = field(default_factory=dict[bytes, int])  # the latest attempt of each key
+    backups: dict[bytes, Backup] = field(default_factory=dict[bytes, Backup])
+    voids: dict[bytes, tuple[int, int]] = field(default_factory=dict[bytes, tuple[int, int]])
+    keeping: dict[bytes, tuple[tuple[bytes, int], ...]] = field(
+        default_factory=dict[bytes, tuple[tuple[bytes, int], ...]]
+    )
+    unnoted: set[bytes] = field(default_factory=set[bytes])
+    lost: dict[bytes, str] = field(default_factory=dict[bytes, str])
     clock: Callable[[], int] = lambda: 0
     changed: Callable[[Roster, Roster], None] = lambda before, after: None  # told of each roster that is written
     owns: Callable[[bytes], None] = lambda group: None  # told of each group that this host begins to own
+    hands: Callable[[bytes], None] = lambda group: None  # and of each that it begins to hand over
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -169,6 +178,7 @@ class SimTables:
         return self.leaving_groups.get(group)
 
     def put_leaving(self, group: bytes, leaving: LeavingGroup) -> None:
+        self.hands(group)
         self.leaving_groups[group] = leaving
         self.changes += 1
 
@@ -189,14 +199,17 @@ class SimTables:
         for key in [key for key in self.kept_records if group_of(key) == group]:
             del self.kept_records[key]
 
-    def all_kept(self) -> list[tuple[bytes, KeptGroup]]:
-        return list(self.kept_groups.items())
+    def all_kept(self, after: bytes | None = None, limit: int = 1 << 20) -> list[tuple[bytes, KeptGroup]]:
+        return [row for row in sorted(self.kept_groups.items()) if after is None or row[0] > after][:limit]
 
     def keep(self, key: bytes, entry: Entry | None) -> None:
         self.kept_records[key] = entry
 
     def kept_page(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]:
         return sorted(row for row in self.kept_records.items() if group_of(row[0]) == group)[:limit]
+
+    def kept_record(self, key: bytes) -> Entry | None:
+        return self.kept_records.get(key)
 
     def forget_kept(self, key: bytes) -> None:
         del self.kept_records[key]
@@ -329,6 +342,64 @@ class SimTables:
 
     def tell(self, key: bytes) -> None:
         """Who waits looks again and again."""
+
+    # --- backups ------------------------------------------------------------------------------------------------------
+
+    def backup(self, key: bytes) -> Backup | None:
+        return self.backups.get(key)
+
+    def put_backup(self, key: bytes, backup: Backup) -> None:
+        self.backups[key] = backup
+
+    def drop_backup(self, key: bytes) -> None:
+        self.backups.pop(key, None)
+
+    def backups_of(self, group: bytes, after: bytes, limit: int) -> list[tuple[bytes, Backup]]:
+        rows = [row for row in sorted(self.backups.items()) if group_of(row[0]) == group]
+        return [row for row in rows if row[0] > after][:limit]
+
+    def all_backups(self, after: bytes, limit: int) -> list[tuple[bytes, Backup]]:
+        return [row for row in sorted(self.backups.items()) if row[0] > after][:limit]
+
+    def void(self, key: bytes) -> tuple[int, int]:
+        return self.voids.get(key, (0, 0))
+
+    def put_void(self, key: bytes, version: int) -> None:
+        self.voids[key] = (version, self.clock())
+
+    def has_voids(self, until: int) -> bool:
+        return any(since < until for _, since in self.voids.values())
+
+    def drop_voids(self, until: int, limit: int) -> None:
+        for key in [key for key, (_, since) in self.voids.items() if since < until][:limit]:
+            del self.voids[key]
+
+    def keepers(self, key: bytes) -> tuple[tuple[bytes, int], ...]:
+        return self.keeping.get(key, ())
+
+    def put_keepers(self, key: bytes, keepers: Sequence[tuple[bytes, int]]) -> None:
+        if keepers:
+            self.keeping[key] = tuple(keepers)
+        else:
+            self.keeping.pop(key, None)
+
+    def is_unnoted(self, key: bytes) -> bool:
+        return key in self.unnoted
+
+    def put_unnoted(self, key: bytes, unnoted: bool) -> None:
+        if unnoted:
+            self.unnoted.add(key)
+        else:
+            self.unnoted.discard(key)
+
+    def all_unnoted(self, after: bytes, limit: int) -> list[bytes]:
+        return [key for key in sorted(self.unnoted) if key > after][:limit]
+
+    def note_lost(self, name: bytes, who: str) -> None:
+        self.lost[name] = who
+
+    def count_lost(self) -> int:
+        return len(self.lost)
 
     # --- debts --------------------------------------------------------------------------------------------------------
 

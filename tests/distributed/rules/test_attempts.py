@@ -37,7 +37,7 @@ def look(world: World, process: Process, own: PutPart) -> AttemptOutcome | Pendi
     def merge(parts: Any, contents: Any) -> bytes:
         return b"7"
 
-    return run(world, process, turn(own, merge, 0, was_complete=False, publishes=True), seconds=0.5)
+    return run(world, process, turn(process.client, own, merge, 0, was_complete=False, publishes=True), seconds=0.5)
 
 
 def asked(host: Host, world: World, request: Any) -> Any:

@@ -76,6 +76,7 @@ PERIODS = {  # seconds
     "found": 0.1,
     "settle": 0.25,
     "hand_over": 0.1,
+    "note": 0.1,
     "mirror 0": 0.1,
     "mirror 1": 0.1,
     "mirror 2": 0.1,
@@ -176,6 +177,7 @@ class World:
         self._cut: set[tuple[str, str]] = set()
         self._seen: set[tuple[int, int]] = set()  # positions of rosters
         self.gone: set[bytes] = set()  # roots that are lost, or to be removed
+        self.handed: set[bytes] = set()  # groups that were handed over: what others kept of them doesn't count
         self._clients: dict[tuple[bytes, int], tuple[str, Callable[[], bool]]] = {}  # by member and session
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -207,6 +209,7 @@ class World:
         tables.clock = lambda: self.now + host.clock_offset
         tables.owns = lambda group: self._check_owners(host, tables, group)
         tables.changed = self._look_at_removals
+        tables.hands = self.handed.add
 
     def _check_owners(self, host: Host, tables: SimTables, group: bytes) -> None:
         """No two members own a group at one time."""
@@ -324,11 +327,13 @@ class World:
             return standing is None
         if task == "hand_over":
             return bool(tables.leaving_groups)
+        if task == "note":
+            return bool(tables.unnoted)
         if task in ("drain", "take_over"):
             if standing is None or task == "take_over":
                 return standing is not None and bool(standing.roster.leavers)
             return standing.roster.is_leaver(standing.member) or standing.stays or standing.is_sealed
-        return task != "pay" or bool(tables.debts or tables.pending)
+        return task != "pay" or bool(tables.debts or tables.pending or tables.voids)
 
     def kill_index(self, host: Host) -> None:
         self.note(f"the index process of {host.address} is killed")

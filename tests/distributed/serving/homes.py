@@ -87,6 +87,7 @@ def answering(path: str, *, with_waits: bool = False) -> Generator[AnsweringHome
         has_asked=lambda _: None,
         connected=connections.sessions,
         mirrored=lambda: None,
+        noted=lambda: None,
         take=_not_here,
     )
     at_seed = SeedWaits(root, index, ending, is_asked=lambda: None, changed=lambda: None)
