@@ -274,7 +274,7 @@ def _(patch: Patch) -> None:
 @script("a seed that was replaced, and gives leases on")
 def _() -> None:
     """It hears one host; the others have another seed, which removes both."""
-    play = Play(5, promote_after=1, remove_after=3 * LEASE)
+    play = Play(5, promote_after=1, remove_after=5 * LEASE)
     play.put(1, b"g/k", b"old")
     for near in (0, 1):
         for other in (2, 3, 4):

@@ -1258,6 +1258,7 @@ def _() -> None:
     """The directory has given it the group, and the giver has not heard of it."""
     play = Play(4)
     play.put(1, b"g/k")
+    play.put(1, b"g/stays")
 
     def silence(host: Host, request: Any, answer: Any) -> None:
         if isinstance(request, HandOver) and host is play.hosts[0] and request.taker != request.giver:
@@ -1277,6 +1278,7 @@ def _() -> None:
     play.world.heal()
     play.world.run(25)
     play.must(ends and not isinstance(ends[0], MemstoreError), f"{ends}")
+    play.must(play.get(3, b"g/stays") is not None, "what the giver has is lost")
 
 
 @script("a taker whose removal doesn't count")
