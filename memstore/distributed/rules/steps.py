@@ -123,7 +123,11 @@ def side_by_side(all_steps: Sequence[Steps[Result]]) -> Steps[list[Result]]:
                     sends[number] = action
                 except StopIteration as end:
                     results[number] = end.value
-            answers: list[Any] = (yield Gather(tuple(sends.values()))) if sends else []
+            answers: list[Any] = []
+            if len(sends) == 1:
+                answers.append((yield next(iter(sends.values()))))
+            elif sends:
+                answers += yield Gather(tuple(sends.values()))
             values = dict(zip(sends, answers, strict=True))
     finally:
         for steps in all_steps:

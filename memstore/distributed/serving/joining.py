@@ -168,7 +168,7 @@ def _check_cluster(path: str, standing: Standing, named: str, deadline: float) -
     if other.roster().cluster != standing.roster.cluster:
         raise NotServedError(
             f"{path} is served already, in the cluster of the seed {standing.roster.seed_address}, and not in that of "
-            f"{named}: end that agent, and take an empty folder"
+            f"{named}: jobs that share a root name the same host; else end that agent, and take an empty folder"
         )
 
 
