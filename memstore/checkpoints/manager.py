@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import msgspec
 import torch
@@ -41,7 +41,6 @@ from memstore.checkpoints.folders import (
     Retention,
     SavedStep,
     StepFolders,
-    StepFormat,
     StepStorage,
     current,
     newest,
@@ -74,12 +73,11 @@ class SaveWord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChosenStep(msgspec.Struct, frozen=True, array_like=True):
-    """The step that rank 0 has chosen to restore."""
+    """The step that rank 0 has chosen to restore, and how it is read: as a snapshot, by `dcp.load`, or by torch's."""
 
     step: int
-    save: int
     name: str
-    format: StepFormat
+    reader: Literal["snapshot", "dcp", "torch"]
 
 
 class RunningSave(NamedTuple):
@@ -353,7 +351,14 @@ class CheckpointManager:
             ranks.all_know = True  # from here on the backend tells the ranks what fails on one of them
             ranks.end()
             chosen = msgspec.msgpack.decode(word.heard[0], type=ChosenStep)
-            self._restore(self._storage.path(chosen.name), chosen.format, app_state)
+            path = self._storage.path(chosen.name)
+            if chosen.reader == "snapshot":
+                Snapshot(path, storage_options=dict(self._options.storage)).restore(app_state)
+            else:
+                with between_forks():
+                    from memstore.checkpoints import dcp
+                is_torchs = chosen.reader == "torch"
+                dcp.restore(path, app_state, is_torchs=is_torchs, allow_pickle=self._options.allow_pickle)
         except BaseException as error:
             ranks.leave(error)
             raise
@@ -361,15 +366,6 @@ class CheckpointManager:
             _close(held)
         self._has_place = True
         return chosen.step
-
-    def _restore(self, path: str, format: StepFormat, app_state: AppState) -> None:
-        """Restores what is in a folder, whichever backend this manager has."""
-        if format == "memstore" and not _is_of_dcp(path):
-            Snapshot(path, storage_options=dict(self._options.storage)).restore(app_state)
-            return
-        with between_forks():
-            from memstore.checkpoints import dcp
-        dcp.restore(path, app_state, is_torchs=format == "dcp", allow_pickle=self._options.allow_pickle)
 
     def latest(self) -> int | None:
         """Returns the number of the newest whole step, from which a run continues; None if there is none."""
@@ -453,7 +449,9 @@ class CheckpointManager:
                 raise NoSnapshotError(f"{self.root} has no checkpoint of step {step:,}; it has {there}")
             held = self._storage.hold(chosen.name)
             if any(saved.name == chosen.name and saved.is_whole for saved in self._storage.steps()):
-                return ChosenStep(chosen.step, chosen.save, chosen.name, cast("StepFormat", chosen.format)), held
+                is_dcps = chosen.format == "memstore" and _is_of_dcp(self._storage.path(chosen.name))
+                reader = "torch" if chosen.format == "dcp" else "dcp" if is_dcps else "snapshot"
+                return ChosenStep(chosen.step, chosen.name, reader), held
             _close(held)
         raise NoSnapshotError(f"{self.root}: another process removes each step as soon as it was chosen")
 

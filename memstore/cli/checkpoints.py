@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from memstore.checkpoints.folders import (
 from memstore.cli import render
 from memstore.cli.group import REFUSED, as_json, cli, root
 from memstore.cli.stores import ask, yes
+from memstore.snapshot import is_snapshot
 
 _STEP_TITLES = ("step", "size", "age", "state", "metrics")
 _NAMED = 10  # steps
@@ -86,7 +88,10 @@ def checkpoints(
         for saved, states in sorted(told, key=lambda one: (one[0].step, one[0].order))
     ]
     if not render.write_rows(_STEP_TITLES, rows, right=("step", "size", "age")):
-        render.console.print(f"no checkpoint in {render.printable(storage.root)}")
+        why = "" if os.path.isdir(storage.root) else ": there is no such folder"
+        if is_snapshot(storage.root):
+            why = ": it is one itself; say the folder that it is in"
+        render.console.print(f"no checkpoint in {render.printable(storage.root)}{why}")
 
 
 def _ranking_rule(found: Sequence[SavedStep], metric: str | None, best: Any) -> RankingRule | None:

@@ -50,7 +50,8 @@ def test_the_list_as_json(steps: str) -> None:
     assert found[50]["format"] == "orbax" and found[10]["path"] == f"{steps}/step-000010"
     assert found[10]["nbytes"] == memstore.Snapshot(found[10]["path"]).metadata.nbytes
     assert call_json("checkpoints", f"{steps}/nothing") == []
-    assert "no checkpoint in" in call("checkpoints", f"{steps}/nothing")
+    assert "no such folder" in call("checkpoints", f"{steps}/nothing")
+    assert "it is one itself" in call("checkpoints", f"{steps}/step-000010")
 
 
 def test_a_step_that_is_being_written_is_told(steps: str) -> None:
