@@ -91,6 +91,25 @@ TABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "hosts/test_silences.py::test_of_two_hosts_neither_takes_over_by_itself",
         ),
     ),
+    "a host is cut off, or stopped, and the clock removes it": (
+        (
+            "scene removals by themselves",
+            "scene removals by themselves of stopped hosts",
+            "scene removals by themselves and splits",
+            "scene removals by themselves and hand-overs",
+            "script a host that is cut off is removed, and has stopped before",
+            "script a put that is stopped between its look at the lease and its commit",
+            "script a seed that was replaced, and gives leases on",
+            "script a seed whose host was suspended",
+        ),
+        (
+            "hosts/test_silences.py::"
+            "test_a_host_that_is_cut_off_stops_before_it_is_removed_and_what_it_said_is_put_is_not_said_in_vain",
+            "hosts/test_silences.py::test_a_put_of_a_process_that_is_stopped_beyond_the_lease_is_not_acknowledged",
+            "hosts/test_silences.py::test_a_host_whose_lease_was_over_and_that_was_not_removed_goes_on",
+            "hosts/test_silences.py::test_of_two_hosts_the_clock_removes_neither_and_both_go_on",
+        ),
+    ),
     "there are 100,000 keys in 10,000 groups at each host": (
         ("rules/test_many_groups.py::test_changes_of_members_take_as_many_messages_as_the_directory_has_pages",),
         (MANY,),

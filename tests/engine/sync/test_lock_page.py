@@ -78,6 +78,28 @@ def test_a_page_of_a_copied_store_is_written_anew(folder: Path) -> None:
     open_page(folder)
 
 
+def test_a_lease_of_another_boot_is_over_and_a_copy_holds_none(folder: Path) -> None:
+    def write(at: int, content: bytes) -> None:
+        with open(folder / "lock", "r+b") as file:
+            file.seek(at)
+            file.write(content)
+
+    page = open_page(folder)
+    page.lease[0] = later = 1 << 62
+    del page
+    assert open_page(folder).lease[0] == later
+    write(IDENTITY + 40, b"a pid ns")  # as of a container that was started again
+    assert open_page(folder).lease[0] == later
+    write(IDENTITY + 8, b"another boot's id")
+    assert open_page(folder).lease[0] == 1
+    page = open_page(folder)
+    page.lease[0] = later
+    del page
+    shutil.copy(folder / "lock", folder / "copy")
+    os.rename(folder / "copy", folder / "lock")
+    assert open_page(folder).lease[0] == 0
+
+
 def test_a_page_in_use_is_left_alone(folder: Path) -> None:
     page = open_page(folder)
     page.notes.publications_rung = 17
