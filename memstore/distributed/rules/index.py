@@ -271,7 +271,9 @@ class Index:
                 return isinstance(answer, Done | Later) and request.milliseconds > 0
             case WatchGroup():
                 return isinstance(answer, Later) and request.milliseconds > 0
-            case ClaimGroups() | FindOwners() | HandOver() | Remove() | Drain() | Finish() | BringGroups():
+            case ClaimGroups() | FindOwners() | HandOver():
+                return isinstance(answer, Later) and not isinstance(answer, recovery.NotRecovered)
+            case Remove() | Drain() | Finish() | BringGroups():
                 return isinstance(answer, Later)
             case Inherit() | Recovered():
                 return isinstance(answer, Later)

@@ -88,6 +88,10 @@ log = logging.getLogger("memstore")
 _BETWEEN = 0.002  # seconds between two portions, in which puts come to the mutex
 
 
+class NotRecovered(Later, frozen=True, array_like=True, tag=75):
+    """A group was a removed member's, and isn't its heir's yet. Whoever asks is told so at once, to name the heir."""
+
+
 def is_kept(change: Change) -> bool:
     """Returns whether the host that puts a value keeps its record."""
     return change.body is not None and (change.renews or bool(change.places) or len(change.body) <= LARGEST)
