@@ -323,7 +323,7 @@ class Client:
             UnknownOutcomeError: the changes may have been made, or will be.
             VersionConflictError, KeyNotFoundError, CrossHostError, HomeUnavailableError, StaleMembershipError.
         """
-        attempt, self.asked = _Attempt(changes, until), None
+        attempt = _Attempt(changes, until)
         try:
             return (yield from self._commit(attempt))
         except DeadlinePassed as passed:
@@ -342,7 +342,7 @@ class Client:
         raise error
 
     def _commit(self, attempt: _Attempt) -> Steps[tuple[int, ...]]:
-        changes = attempt.changes
+        changes, self.asked = attempt.changes, None
         groups = groups_of(change.key for change in changes)
         claims = any(change.may_create for change in changes)
         while True:
