@@ -81,6 +81,7 @@ NOTE_TRIES = 20  # after which a process goes on without a keeper that can't be 
 NOTE_SILENT = 2_000_000_000  # nanoseconds after which an index process does
 LOST_LIMIT = 1000  # names that a host remembers of what was lost
 _AGAIN = 0.1  # seconds between two tries
+_AT_ONCE = 512  # rows of one transaction of an heir: puts of its host wait for it, some 7 ms
 _SHOWN = 20  # names in a line of the log
 _LONGEST_WHO = 400  # characters
 
@@ -488,8 +489,8 @@ class Recovery:
             asked = []
             for (member, request), answer in answers:
                 assert isinstance(answer, BackedUp)
-                for first in range(0, len(answer.rows), PORTION):
-                    some = answer.rows[first : first + PORTION]
+                for first in range(0, len(answer.rows), _AT_ONCE):
+                    some = answer.rows[first : first + _AT_ONCE]
                     yield from transact(
                         lambda tables, host=member.id, some=some: _merge(tables, dead, host, rows, some)
                     )
