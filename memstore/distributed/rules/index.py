@@ -128,6 +128,7 @@ class Index:
         self.notes = recovery.Notes(clock)
         self.recovery = recovery.Recovery()
         self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
+        self._stale: int | None = None  # the same, for backups that don't count any more
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
         self._waits: dict[int, tuple[Request, int, int | None]] = {}
@@ -469,6 +470,8 @@ class Index:
         elif self._swept != standing.losses:
             yield from roster.drop_lost(self.seed)
             self._swept = standing.losses
+        elif self._stale != standing.losses and not standing.roster.departed and (yield from recovery.drop_stale()):
+            self._stale = standing.losses
         has_kept = yield from directory.settle_kept(standing, self._refused)
         return standing.is_joining or has_kept or is_heir
 

@@ -41,6 +41,7 @@ from memstore.distributed.rules.messages import (
     Done,
     Entry,
     FindBackups,
+    FindOwners,
     Found,
     Grant,
     Inherit,
@@ -51,6 +52,7 @@ from memstore.distributed.rules.messages import (
     Member,
     Note,
     NotOwner,
+    Owners,
     Ownership,
     Place,
     Recovered,
@@ -58,6 +60,7 @@ from memstore.distributed.rules.messages import (
     Roster,
     Standing,
     group_of,
+    groups_of,
 )
 from memstore.distributed.rules.steps import (
     KeptGroup,
@@ -390,6 +393,37 @@ def drop_named(tables: Tables, key: bytes, place: object) -> None:
     backup = tables.backup(key)
     if backup is not None and place in backup.places:
         tables.drop_backup(key)
+
+
+def drop_stale() -> Steps[bool]:
+    """Drops what this host keeps of groups that were handed over since, or are its own, or nobody's.
+
+    Returns whether the directory has answered for all of them.
+    """
+    standing = yield from view(own_standing)
+    after: bytes = b""
+    while page := (yield from view(lambda tables, start=after: tables.all_backups(start, ROWS_LIMIT))):
+        after = page[-1][0]
+        groups = groups_of(key for key, _ in page)
+        answer = yield from send(standing.seed, FindOwners(groups, (0,) * len(groups)))
+        if not isinstance(answer, Owners):
+            return False
+        row_of = dict(zip(groups, answer.rows, strict=True))
+        stale: list[tuple[bytes, Backup]] = []
+        for key, backup in page:
+            row = row_of[group_of(key)]
+            if row is None or row.owner == standing.member or backup.number < row.first:
+                stale.append((key, backup))
+        if stale:
+            yield from transact(lambda tables, some=stale: _drop_backups(tables, some))
+        yield from pause(_BETWEEN)
+    return True
+
+
+def _drop_backups(tables: Tables, rows: Sequence[tuple[bytes, Backup]]) -> None:
+    for key, backup in rows:
+        if tables.backup(key) == backup:
+            tables.drop_backup(key)
 
 
 # --- the seed ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.rules import Change, Departed, Member, Place, recovery
+from memstore.distributed.rules import Change, Departed, Member, Place, directory, recovery
 from memstore.distributed.rules.messages import FindBackups, IsRoster, Later, Lost, Note, Recovered, Roster
 from memstore.errors import HomeUnavailableError, UnknownOutcomeError
 from tests.distributed.rules.test_membership import cluster, get, key_at, put, run
@@ -149,3 +149,17 @@ def test_a_note_goes_back_for_no_version() -> None:
     for upto in (7, 3):
         world.answer(host, host.index, Note(((b"k", upto),)))
     assert host.tables.voids[b"k"][0] == 7
+
+
+def test_what_is_kept_of_a_group_that_was_handed_over_goes_when_a_host_has_left() -> None:
+    world = cluster(4)
+    owner, putter, taker = (world.hosts[f"h{number}"] for number in (1, 2, 3))
+    key, process = key_at(world, owner), world.start_process(putter)
+    run(world, process, put(process, key))
+    run(world, process, put(process, key_at(world, taker)))
+    directory.begin(owner.tables, key, taker.id)
+    world.run(5)
+    assert len(putter.tables.backups) == 2
+    kill(world, owner)
+    world.run(10)
+    assert set(putter.tables.backups) == {b"of-h3"}
